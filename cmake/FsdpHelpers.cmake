@@ -1,0 +1,71 @@
+# Building blocks of the build: layers, the library, tests, and what makes builds fast.
+
+# ccache and mold where they are installed.
+macro(fsdp_use_fast_tools)
+  find_program(CCACHE_PROGRAM ccache)
+  if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+  endif()
+  find_program(MOLD_PROGRAM mold)
+  if(MOLD_PROGRAM)
+    add_link_options(-fuse-ld=mold)
+  endif()
+endmacro()
+
+macro(fsdp_use_sanitizers names)
+  if(NOT "${names}" STREQUAL "")
+    add_compile_options(-fsanitize=${names} -fno-omit-frame-pointer)
+    add_link_options(-fsanitize=${names})
+  endif()
+endmacro()
+
+# Two precompiled headers, one for the library and one for tests, each compiled once.
+function(fsdp_add_precompiled_headers)
+  add_library(fsdp_pch OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp")
+  target_link_libraries(fsdp_pch PUBLIC LibTorch::LibTorch)
+  target_precompile_headers(fsdp_pch PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.h")
+  fsdp_set_options(fsdp_pch)
+endfunction()
+
+function(fsdp_set_options target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
+endfunction()
+
+# fsdp_add_layer(NAME [DEPENDS layer...]): src/NAME/*.cpp as the object library fsdp_NAME, and src/NAME/*_test.cpp
+# as the sources of the test program NAME_test (built in tests/).
+function(fsdp_add_layer name)
+  cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
+  set(test_sources ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER test_sources INCLUDE REGEX "_test\\.cpp$")
+  add_library(fsdp_${name} OBJECT ${sources})
+  target_include_directories(fsdp_${name} PUBLIC
+    "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_link_libraries(fsdp_${name} PUBLIC LibTorch::LibTorch nlohmann_json::nlohmann_json Threads::Threads)
+  foreach(dependency ${arg_DEPENDS})
+    target_link_libraries(fsdp_${name} PUBLIC $<COMPILE_ONLY:fsdp_${dependency}>)
+  endforeach()
+  target_precompile_headers(fsdp_${name} REUSE_FROM fsdp_pch)
+  fsdp_set_options(fsdp_${name})
+  set_property(GLOBAL APPEND PROPERTY FSDP_LAYERS ${name})
+  if(test_sources)
+    set_property(GLOBAL PROPERTY FSDP_TESTS_${name} "${test_sources}")
+    set_property(GLOBAL APPEND PROPERTY FSDP_TESTED_LAYERS ${name})
+  endif()
+endfunction()
+
+# The one library: all layers together, shared, because the dispatcher takes one fallback for a key in a process.
+function(fsdp_add_library)
+  get_property(layers GLOBAL PROPERTY FSDP_LAYERS)
+  set(objects "")
+  foreach(layer ${layers})
+    list(APPEND objects $<TARGET_OBJECTS:fsdp_${layer}>)
+  endforeach()
+  add_library(fsdp SHARED ${objects})
+  add_library(fsdp::fsdp ALIAS fsdp)
+  set_target_properties(fsdp PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION 0)
+  target_include_directories(fsdp PUBLIC
+    $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  target_link_libraries(fsdp PUBLIC LibTorch::LibTorch PRIVATE Threads::Threads)
+endfunction()

@@ -1,0 +1,123 @@
+// fully_shard: shards a module's parameters in place.
+//
+//   auto sharded = fsdp::fully_shard(*model, options);
+//   torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(1e-4));
+//   for (…) { sharded->zero_grad(); auto loss = model->forward(batch); loss.backward();
+//             sharded->clip_grad_norm_(1.0); optimizer.step(); }
+//
+// The module keeps its structure, its FQNs and its parameters' shapes. Each parameter turns into a view of memory that
+// is empty until an operator first touches it: that operator gathers the parameter's unit. So every operator on a
+// parameter may be a collective: all ranks must run the same operators on sharded parameters in the same order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/options.h"
+
+namespace fsdp {
+
+class Engine;
+
+// The part of one original parameter that this rank holds: elements [begin, end) of the parameter in row-major order.
+struct ShardSlice {
+  std::string fqn;             // original name; the first of them for a shared parameter
+  std::vector<int64_t> sizes;  // of the whole parameter
+  int64_t begin = 0;
+  int64_t end = 0;   // begin == end: this rank holds nothing of it
+  at::Tensor data;   // 1-D view of the shard, end - begin elements, writable under NoGradGuard
+};
+
+// Counters since fully_shard; what tests and benchmarks look at.
+struct EngineStats {
+  int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
+  int64_t all_reduces = 0;
+  int64_t gathered_bytes = 0;       // held by unsharded buffers now
+  int64_t peak_gathered_bytes = 0;
+  int64_t gathered_units = 0;       // now, the root included
+  int64_t peak_gathered_units = 0;
+  int64_t gradient_buffer_bytes = 0;
+  int64_t peak_gradient_buffer_bytes = 0;
+};
+
+// A module whose parameters are sharded. Obtained from fully_shard; a handle of an inner module stays valid after an
+// outer one was annotated and then speaks for the whole tree. The handle need not be kept: parameters hold what they
+// need.
+//
+// Threads: one thread trains; inference from several threads is safe on one rank.
+class ShardedModule {
+ public:
+  explicit ShardedModule(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+
+  // The leaves to build an optimizer on, in unit order. Not the module's own parameters: an optimizer built on those
+  // gets an error at its first step.
+  std::vector<at::Tensor> parameters() const;
+  // The same with names: original FQNs (use_orig_params), or "<unit>.flat_param" ("flat_param_frozen", …).
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
+  // What this rank holds of each original parameter, for either use_orig_params. Touches no other rank.
+  std::vector<ShardSlice> shard_slices() const;
+
+  // Clears the gradients of the shards.
+  void zero_grad(bool set_to_none = true);
+
+  // Scales the gradients so that their norm over all ranks is at most max_norm; returns the norm before. norm_type may
+  // be infinity. Call it on all ranks. error_if_nonfinite: throw (on all ranks) when the norm is not finite.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
+
+  // Gathers one unit after the other and calls `visit` with each of its parameters, whole, in the dtype of the shards.
+  // A tensor is valid during its call only. Collective: all ranks take part; `visit` may do nothing on some.
+  void for_each_full_parameter(const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit);
+
+  // Runs `body` while all units are gathered and may be written; what was written goes back to the shards afterwards
+  // (only the elements that changed), unless `writeback` is false. All ranks must write the same values.
+  void with_full_params(const std::function<void()>& body, bool writeback = true);
+
+  // Keeps the units of these parameters gathered during `body`, so that their raw memory may be read by code that
+  // bypasses the dispatcher (data_ptr, numpy, dlpack). Empty list: all units.
+  void pin(const std::vector<at::Tensor>& parameters, const std::function<void()>& body);
+
+  // Gathers or releases every unit now. A release never fails: units in use are left gathered.
+  void unshard();
+  void reshard();
+
+  // Forgets gradients that a failed backward left half captured. Shards and their gradients stay as they are.
+  void reset();
+
+  // A table of units: FQNs, shapes, sizes, padding, and which rank owns which part.
+  std::string describe_units() const;
+  EngineStats stats() const;
+
+  // Compares the plan (units, FQNs, shapes, dtypes, options, world size) over the ranks; a difference is an error on
+  // all of them that names ranks and the first difference. Runs by itself before the first gather.
+  void verify_plan();
+
+  Engine& engine() const { return *engine_; }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+};
+
+// Makes a unit of all parameters below `module` that no unit has taken, after the modules that options.auto_wrap_policy
+// picks below it have become units. Annotate bottom-up. Shared parameters go to the unit of the lowest common ancestor
+// of the modules that hold them. Errors list the FQNs concerned: a module annotated twice, a parameter in two units, a
+// unit without parameters (when nothing below it is sharded either), parameters on several devices.
+//
+// Meta parameters are given uninitialised shards on options.device: fill them through shard_slices().
+std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Options& options);
+// Several modules as one unit (siblings, without their parent).
+std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                                           const Options& options);
+template <typename Impl>
+std::shared_ptr<ShardedModule> fully_shard(const torch::nn::ModuleHolder<Impl>& holder, const Options& options) {
+  return fully_shard(static_cast<torch::nn::Module&>(*holder), options);
+}
+
+}  // namespace fsdp
