@@ -49,6 +49,20 @@ const char* to_string(Pass pass) {
   return "unknown pass";
 }
 
+const char* to_string(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kGatherBytes:
+      return "all-gather of bytes";
+  }
+  return "unknown collective";
+}
+
 std::string describe(const std::string& kind, const CollectiveId& id) {
   return c10::str(kind, " of '", id.name, "' (", to_string(id.pass), ", generation ", id.generation, ")");
 }
