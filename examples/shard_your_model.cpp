@@ -23,7 +23,7 @@ int main() {
   fsdp::Options options;
   options.communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
   options.auto_wrap_policy = fsdp::module_class_policy<BlockImpl>();
-  auto sharded = fsdp::fully_shard(model, options);
+  auto sharded = fsdp::fully_shard(*model, options);
   torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(1e-3));
 
   torch::manual_seed(1 + options.communicator->rank());

@@ -8,7 +8,7 @@ int main() {
   torch::nn::Sequential model(torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::Linear(5, 1));
   fsdp::Options options;
   options.communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
-  auto sharded = fsdp::fully_shard(model, options);
+  auto sharded = fsdp::fully_shard(*model, options);
   torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.1));
   const at::Tensor input = torch::ones({4, 3});
   const auto step = [&] {
