@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "config/config_schema.h"
+#include "config/config_writer.h"
 #include "config/errors.h"
 #include "test_folder.h"
 
@@ -92,6 +93,8 @@ TEST_F(ConfigReader, ResolvedConfigReadsBackAsTheSame) {
       read(R"({"model_path": "m", "learning_rate": 0.1, "wrap_classes": ["Linear"], "adam_beta2": 0.95,
       "eval_dataset": "dummy", "sharding_strategy": "no_shard", "mixed_precision_reduce_dtype": "fp32"})");
   EXPECT_EQ(read(to_json(c).dump(2)), c);
+  write_config(c, folder_.path("resolved_config.json"));
+  EXPECT_EQ(read_config(folder_.path("resolved_config.json"), {}), c);
 }
 
 TEST_F(ConfigReader, SyntaxErrorsHaveLineAndColumn) {
