@@ -1,0 +1,24 @@
+// Host memory for headers and for contributions that wait to be summed, used again and again.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp {
+
+// Not thread-safe.
+class BufferPool {
+ public:
+  // At least `bytes` bytes of host memory (kByte, 1-D). The smallest free buffer that is large enough, else a
+  // new one.
+  at::Tensor take(int64_t bytes);
+  // Returns what take() gave, once nobody reads or writes it any more.
+  void give_back(at::Tensor buffer);
+
+ private:
+  std::vector<at::Tensor> free_;
+};
+
+}  // namespace fsdp

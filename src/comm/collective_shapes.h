@@ -1,0 +1,34 @@
+// What every communicator demands of the tensors of a collective, and how they are split over ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+// "all-gather of 'layer.3' (forward, generation 7)"
+std::string describe(const std::string& kind, const CollectiveId& id);
+
+// Each throws, naming collective and sizes, unless the tensors are 1-D, contiguous, and fit together as
+// communicator.h says.
+void check_all_gather(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
+void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size,
+                          const CollectiveId& id);
+void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id);
+
+// Copies `part` into the slice of `whole` that belongs to `rank`; nothing if it lies there already.
+void copy_into_slice(at::Tensor& whole, int rank, const at::Tensor& part);
+
+// The contiguous part of `numel` elements that `rank` reduces; the first numel % size ranks have one element
+// more.
+struct Part {
+  int64_t begin = 0;
+  int64_t numel = 0;
+};
+Part part_of(int64_t numel, int rank, int size);
+
+}  // namespace fsdp

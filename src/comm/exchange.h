@@ -1,0 +1,99 @@
+// One collective's messages: headers with all peers, and payloads that flow only where the headers agree.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/buffer_pool.h"
+#include "comm/collective_header.h"
+#include "comm/gloo_transport.h"
+
+namespace fsdp {
+
+// What the collectives of one communicator share.
+struct ExchangeContext {
+  std::shared_ptr<GlooTransport> transport;
+  BufferPool buffers;
+  uint64_t next_sequence = 0;
+  uint64_t payload_bytes_sent = 0;
+};
+
+// Posting never blocks. Every failure is an error that names this rank, the other rank and the collective; it
+// marks the group as failed on all ranks. An exchange that is dropped before it is finished leaves its
+// messages to the transport.
+class Exchange {
+ public:
+  // Takes the next sequence number and posts the headers. `flags`: identity.flag_words words, or null.
+  Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity,
+           std::vector<uint64_t>* flags);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  int rank() const;
+  int size() const;
+  uint64_t sequence() const { return sequence_; }
+
+  // Posts a payload of one step (0, 1, …); nothing for an empty tensor. Both sides must name the same step.
+  void send(int peer, const at::Tensor& payload, int step = 0);
+  void receive(int peer, const at::Tensor& payload, int step = 0);
+
+  // Memory that stays valid until the exchange is finished.
+  at::Tensor staging(int64_t bytes);
+
+  // Starts the clock of the timeout, unless it runs.
+  void start_clock();
+  // Waits for all headers and compares them: throws when another rank issues another collective. ORs the
+  // flags.
+  void agree();
+  // numel of the header of each rank, after agree().
+  const std::vector<int64_t>& numels() const { return numels_; }
+  // Waits for the payloads of all steps up to this one.
+  void wait_received(int step = 0);
+  // Waits for all that was sent too, and takes the buffers back.
+  void finish();
+
+ private:
+  struct Receipt {
+    int step;
+    std::unique_ptr<Message> message;
+  };
+
+  void post_headers();
+  void post_long_flags();
+  void wait_for(Message& message);
+  void settle_losses();
+  void settle_loss(int peer);
+  void release_messages();
+  void check_agrees(const Header& other, int peer) const;
+  void merge_flags(const std::vector<Header>& headers);
+  void merge_long_flags();
+  [[noreturn]] void fail_lost(const PeerLost& error) const;
+  [[noreturn]] void fail_late(const PeerLate& error) const;
+  [[noreturn]] void fail(const std::string& reason) const;
+  std::string subject() const;
+  at::Tensor header_row(int rank) const;
+  at::Tensor long_flags_row(int rank) const;
+
+  std::shared_ptr<ExchangeContext> context_;
+  GlooTransport& transport_;
+  CollectiveIdentity identity_;
+  uint64_t identity_hash_;
+  uint64_t sequence_;
+  std::vector<uint64_t>* flags_;
+  std::vector<at::Tensor> buffers_;
+  at::Tensor headers_;     // a row for each rank
+  at::Tensor long_flags_;  // a row for each rank; undefined if all flags fit into the header
+  std::vector<int64_t> numels_;
+  std::vector<std::unique_ptr<Message>> received_headers_;  // by rank
+  std::vector<Receipt> received_;
+  std::vector<std::unique_ptr<Message>> sent_;
+  GlooTransport::Clock::time_point started_{};
+  size_t known_losses_ = 0;
+};
+
+}  // namespace fsdp

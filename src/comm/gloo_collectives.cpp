@@ -1,0 +1,155 @@
+#include "comm/gloo_collectives.h"
+
+#include <cstring>
+#include <utility>
+
+#include "comm/collective_shapes.h"
+#include "comm/reduce_kernels.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kReduceStep = 0;
+constexpr int kGatherStep = 1;
+
+CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const at::Tensor& larger,
+                            at::ScalarType output_dtype, double scale, const std::vector<uint64_t>* flags) {
+  CollectiveIdentity identity;
+  identity.kind = kind;
+  identity.id = id;
+  identity.numel = larger.numel();
+  identity.dtype = larger.scalar_type();
+  identity.output_dtype = output_dtype;
+  identity.scale = scale;
+  identity.flag_words = flags == nullptr ? 0 : static_cast<uint32_t>(flags->size());
+  return identity;
+}
+
+CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& id) {
+  CollectiveIdentity identity;
+  identity.kind = CollectiveKind::kGatherBytes;
+  identity.id = id;
+  identity.numel = static_cast<int64_t>(bytes.size());
+  return identity;
+}
+
+// Room in staging memory for what each other rank contributes to `own`, and `own` itself, in rank order.
+std::vector<at::Tensor> make_parts(Exchange& exchange, const at::Tensor& own) {
+  const auto bytes = static_cast<int64_t>(own.nbytes());
+  const at::Tensor staging = exchange.staging(bytes * (exchange.size() - 1));
+  std::vector<at::Tensor> parts;
+  int64_t begin = 0;
+  for (int rank = 0; rank < exchange.size(); ++rank) {
+    if (rank == exchange.rank()) {
+      parts.push_back(own);
+      continue;
+    }
+    parts.push_back(staging.narrow(0, begin, bytes).view(own.scalar_type()));
+    begin += bytes;
+  }
+  return parts;
+}
+
+}  // namespace
+
+AllGather::AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
+                     const CollectiveId& id)
+    : Collective(std::move(context),
+                 identify(CollectiveKind::kAllGather, id, output, output.scalar_type(), 1.0, nullptr),
+                 nullptr) {
+  const auto n = input.numel();
+  for_each_peer([&](int peer) { exchange_.receive(peer, output.narrow(0, peer * n, n)); });
+  for_each_peer([&](int peer) { exchange_.send(peer, input); });
+  copy_into_slice(output, exchange_.rank(), input);
+}
+
+void AllGather::finish() {
+  exchange_.agree();
+  exchange_.wait_received();
+  exchange_.finish();
+}
+
+ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tensor output,
+                             const at::Tensor& input, const ReduceOptions& options, const CollectiveId& id,
+                             std::vector<uint64_t>* flags)
+    : Collective(
+          std::move(context),
+          identify(CollectiveKind::kReduceScatter, id, input, output.scalar_type(), options.scale, flags),
+          flags),
+      output_(std::move(output)),
+      scale_(options.scale) {
+  const auto n = output_.numel();
+  parts_ = make_parts(exchange_, input.narrow(0, exchange_.rank() * n, n));
+  for_each_peer([&](int peer) { exchange_.receive(peer, parts_[static_cast<size_t>(peer)]); });
+  for_each_peer([&](int peer) { exchange_.send(peer, input.narrow(0, peer * n, n)); });
+}
+
+void ReduceScatter::finish() {
+  exchange_.agree();
+  exchange_.wait_received();
+  sum_in_order(output_, parts_, scale_);
+  exchange_.finish();
+}
+
+AllReduce::AllReduce(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& tensor,
+                     const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags)
+    : Collective(std::move(context),
+                 identify(CollectiveKind::kAllReduce, id, tensor, output.scalar_type(), options.scale, flags),
+                 flags),
+      output_(std::move(output)),
+      scale_(options.scale) {
+  parts_ = make_parts(exchange_, own_slice(tensor, exchange_.rank()));
+  for_each_peer([&](int peer) { exchange_.receive(peer, parts_[static_cast<size_t>(peer)], kReduceStep); });
+  // The sum of a part comes back only after this rank's contribution to it has left: so `output` may be
+  // `tensor`.
+  for_each_peer([&](int peer) { exchange_.receive(peer, own_slice(output_, peer), kGatherStep); });
+  for_each_peer([&](int peer) { exchange_.send(peer, own_slice(tensor, peer), kReduceStep); });
+}
+
+at::Tensor AllReduce::own_slice(const at::Tensor& tensor, int rank) const {
+  const auto part = part_of(tensor.numel(), rank, exchange_.size());
+  return tensor.narrow(0, part.begin, part.numel);
+}
+
+void AllReduce::advance() {
+  if (std::exchange(reduced_, true)) return;
+  exchange_.agree();
+  exchange_.wait_received(kReduceStep);
+  const at::Tensor sum = own_slice(output_, exchange_.rank());
+  sum_in_order(sum, parts_, scale_);
+  for_each_peer([&](int peer) { exchange_.send(peer, sum, kGatherStep); });
+}
+
+void AllReduce::finish() {
+  advance();
+  exchange_.wait_received(kGatherStep);
+  exchange_.finish();
+}
+
+GatherBytes::GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes,
+                         const CollectiveId& id)
+    : Collective(std::move(context), identify_bytes(bytes, id), nullptr),
+      result_(static_cast<size_t>(exchange_.size())) {
+  result_[static_cast<size_t>(exchange_.rank())] = bytes;
+  const at::Tensor own = exchange_.staging(static_cast<int64_t>(bytes.size()));
+  if (!bytes.empty()) std::memcpy(own.mutable_data_ptr(), bytes.data(), bytes.size());
+  for_each_peer([&](int peer) { exchange_.send(peer, own); });
+}
+
+void GatherBytes::finish() {
+  exchange_.agree();
+  std::vector<at::Tensor> received(result_.size());
+  for_each_peer([&](int peer) {
+    received[static_cast<size_t>(peer)] = exchange_.staging(exchange_.numels()[static_cast<size_t>(peer)]);
+    exchange_.receive(peer, received[static_cast<size_t>(peer)]);
+  });
+  exchange_.wait_received();
+  for_each_peer([&](int peer) {
+    const auto& bytes = received[static_cast<size_t>(peer)];
+    result_[static_cast<size_t>(peer)].assign(static_cast<const char*>(bytes.const_data_ptr()),
+                                              bytes.nbytes());
+  });
+  exchange_.finish();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,89 @@
+// The collectives in flight, in terms of messages. Each posts its messages when it is made, without blocking.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/exchange.h"
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+class Collective {
+ public:
+  Collective(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity,
+             std::vector<uint64_t>* flags)
+      : exchange_(std::move(context), std::move(identity), flags) {}
+  virtual ~Collective() = default;
+
+  uint64_t sequence() const { return exchange_.sequence(); }
+  // Does what other ranks need from this one to finish, which is all that needs nothing but their having
+  // issued the collective.
+  virtual void advance() {}
+  // Blocks until the result is in place.
+  virtual void finish() = 0;
+
+ protected:
+  // Calls `action` for each other rank, the next one first, so that not all ranks turn to the same one at
+  // once.
+  template <typename Action>
+  void for_each_peer(Action action) {
+    for (int step = 1; step < exchange_.size(); ++step) action((exchange_.rank() + step) % exchange_.size());
+  }
+
+  Exchange exchange_;
+};
+
+// Each shard goes from its owner straight into its slice of the others' outputs.
+class AllGather final : public Collective {
+ public:
+  AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
+            const CollectiveId& id);
+  void finish() override;
+};
+
+// Each rank receives the others' contributions to its slice into staging memory and sums them in rank order.
+class ReduceScatter final : public Collective {
+ public:
+  ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
+                const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags);
+  void finish() override;
+
+ private:
+  at::Tensor output_;
+  std::vector<at::Tensor> parts_;
+  double scale_;
+};
+
+// A reduce-scatter over contiguous parts of nearly equal size, then an all-gather of the sums.
+class AllReduce final : public Collective {
+ public:
+  AllReduce(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& tensor,
+            const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags);
+  void advance() override;
+  void finish() override;
+
+ private:
+  at::Tensor own_slice(const at::Tensor& tensor, int rank) const;
+
+  at::Tensor output_;
+  std::vector<at::Tensor> parts_;
+  double scale_;
+  bool reduced_ = false;
+};
+
+class GatherBytes final : public Collective {
+ public:
+  GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes, const CollectiveId& id);
+  void finish() override;
+  std::vector<std::string> take_result() { return std::move(result_); }
+
+ private:
+  std::vector<std::string> result_;
+};
+
+}  // namespace fsdp

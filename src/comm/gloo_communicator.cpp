@@ -1,0 +1,135 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/collective_shapes.h"
+#include "comm/exchange.h"
+#include "comm/fake_communicator.h"
+#include "comm/gloo_collectives.h"
+#include "comm/meeting_point.h"
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+namespace {
+
+// The all-reduces in flight, in order of issue. While a rank waits for one collective, others may wait for
+// another: nobody gets stuck if each rank first does its part in those that were issued before.
+class Advancing {
+ public:
+  void add(std::weak_ptr<Collective> collective) { queue_.push_back(std::move(collective)); }
+
+  void advance_up_to(uint64_t sequence) {
+    while (!queue_.empty()) {
+      const auto collective = queue_.front().lock();
+      if (collective && collective->sequence() > sequence) return;
+      queue_.pop_front();
+      if (collective) collective->advance();
+    }
+  }
+
+ private:
+  std::deque<std::weak_ptr<Collective>> queue_;
+};
+
+class GlooWork final : public Work {
+ public:
+  GlooWork(std::shared_ptr<Collective> collective, std::shared_ptr<Advancing> advancing)
+      : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
+
+  void wait() override {
+    TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto collective = std::exchange(collective_, nullptr);
+    advancing_->advance_up_to(collective->sequence());
+    collective->finish();
+  }
+
+ private:
+  std::shared_ptr<Collective> collective_;
+  std::shared_ptr<Advancing> advancing_;
+};
+
+class GlooCommunicator final : public Communicator {
+ public:
+  explicit GlooCommunicator(std::shared_ptr<GlooTransport> transport)
+      : context_(std::make_shared<ExchangeContext>()), advancing_(std::make_shared<Advancing>()) {
+    context_->transport = std::move(transport);
+  }
+
+  int rank() const override { return context_->transport->rank(); }
+  int size() const override { return context_->transport->size(); }
+  std::string backend() const override { return "gloo"; }
+
+  std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
+    check_all_gather(output, input, size(), id);
+    check_on_host(input, "all-gather", id);
+    return issue<AllGather>(std::move(output), input, id);
+  }
+
+  std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
+                                       const CollectiveId& id, std::vector<uint64_t>* flags) override {
+    check_reduce_scatter(output, input, size(), id);
+    check_on_host(input, "reduce-scatter", id);
+    return issue<ReduceScatter>(std::move(output), input, options, id, flags);
+  }
+
+  std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                   const CollectiveId& id, std::vector<uint64_t>* flags) override {
+    check_all_reduce(output, tensor, id);
+    check_on_host(tensor, "all-reduce", id);
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    auto collective = std::make_shared<AllReduce>(context_, std::move(output), tensor, options, id, flags);
+    advancing_->add(collective);
+    return std::make_unique<GlooWork>(std::move(collective), advancing_);
+  }
+
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    GatherBytes collective(context_, bytes, id);
+    advancing_->advance_up_to(collective.sequence());
+    collective.finish();
+    return collective.take_result();
+  }
+
+  uint64_t bytes_sent() const override { return context_->payload_bytes_sent; }
+
+ private:
+  static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
+    TORCH_CHECK(tensor.is_cpu(), describe(kind, id),
+                ": Gloo exchanges tensors in host memory; this one is on ", tensor.device());
+  }
+
+  template <typename C, typename... Arguments>
+  std::unique_ptr<Work> issue(Arguments&&... arguments) {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return std::make_unique<GlooWork>(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...),
+                                      advancing_);
+  }
+
+  std::shared_ptr<ExchangeContext> context_;
+  std::shared_ptr<Advancing> advancing_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank,
+                                                     int size, const GlooOptions& options) {
+  TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");
+  if (size == 1) return make_local_communicator(0, 1, "gloo");
+  return std::make_shared<GlooCommunicator>(std::make_shared<GlooTransport>(*point, rank, size, options));
+}
+
+std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment,
+                                                     const GlooOptions& options) {
+  if (environment.world_size == 1) return make_gloo_communicator(nullptr, environment.rank, 1, options);
+  const auto point = make_tcp_meeting_point(environment, options.timeout);
+  return make_gloo_communicator(point, environment.rank, environment.world_size, options);
+}
+
+}  // namespace fsdp

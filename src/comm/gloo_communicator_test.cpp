@@ -1,0 +1,104 @@
+// Results and byte counts of the Gloo communicator against plain concatenation and summation.
+#include <numeric>
+
+#include "comm/collective_shapes.h"
+#include "fsdp/communicator.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::Combine;
+using testing::run_ranks;
+using ::testing::Values;
+
+using RankBody = std::function<void(Communicator&)>;
+
+void with_ranks(int size, const RankBody& body) {
+  run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); });
+}
+
+// What rank `rank` contributes: different for each rank, exact in every dtype.
+at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
+  return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
+}
+
+at::Tensor sum_of_contributions(int size, int64_t numel, double scale) {
+  auto sum = torch::zeros({numel}, torch::kDouble);
+  for (int rank = 0; rank < size; ++rank) sum += contribution(rank, numel, torch::kDouble);
+  return sum * scale;
+}
+
+CollectiveId id(const std::string& name, uint64_t generation = 0) {
+  return {name, generation, Pass::kForward};
+}
+
+class GlooSizes : public ::testing::TestWithParam<std::tuple<int, int64_t, at::ScalarType>> {
+ protected:
+  int size() const { return std::get<0>(GetParam()); }
+  int64_t numel() const { return std::get<1>(GetParam()); }
+  at::ScalarType dtype() const { return std::get<2>(GetParam()); }
+};
+
+TEST_P(GlooSizes, AllGatherConcatenates) {
+  with_ranks(size(), [&](Communicator& comm) {
+    std::vector<at::Tensor> all;
+    for (int rank = 0; rank < size(); ++rank) all.push_back(contribution(rank, numel(), dtype()));
+    auto output = torch::full({size() * numel()}, 99, dtype());
+    comm.all_gather(output, all[static_cast<size_t>(comm.rank())].clone(), id("u"))->wait();
+    EXPECT_TRUE(torch::equal(output, torch::cat(all)));
+    EXPECT_EQ(comm.bytes_sent(), (size() - 1) * numel() * output.element_size());
+  });
+}
+
+TEST_P(GlooSizes, AllGatherInPlace) {
+  with_ranks(size(), [&](Communicator& comm) {
+    std::vector<at::Tensor> all;
+    for (int rank = 0; rank < size(); ++rank) all.push_back(contribution(rank, numel(), dtype()));
+    auto output = torch::full({size() * numel()}, 99, dtype());
+    auto own = output.narrow(0, comm.rank() * numel(), numel());
+    own.copy_(all[static_cast<size_t>(comm.rank())]);
+    comm.all_gather(output, own, id("u"))->wait();
+    EXPECT_TRUE(torch::equal(output, torch::cat(all)));
+  });
+}
+
+TEST_P(GlooSizes, ReduceScatterSumsTheOwnPart) {
+  with_ranks(size(), [&](Communicator& comm) {
+    auto input = contribution(comm.rank(), numel() * size(), dtype());
+    auto output = torch::full({numel()}, 99, dtype());
+    comm.reduce_scatter(output, input, {0.5}, id("u"))->wait();
+    auto expected =
+        sum_of_contributions(size(), numel() * size(), 0.5).narrow(0, comm.rank() * numel(), numel());
+    EXPECT_TRUE(torch::equal(output, expected.to(dtype())));
+    EXPECT_EQ(comm.bytes_sent(), (size() - 1) * numel() * output.element_size());
+  });
+}
+
+TEST_P(GlooSizes, AllReduceSumsInPlaceAndOutOfPlace) {
+  with_ranks(size(), [&](Communicator& comm) {
+    auto tensor = contribution(comm.rank(), numel(), dtype());
+    auto output = torch::full({numel()}, 99, torch::kFloat);
+    comm.all_reduce(output, tensor, {0.25}, id("out"))->wait();
+    comm.all_reduce(tensor, tensor, {0.25}, id("in"))->wait();
+    auto expected = sum_of_contributions(size(), numel(), 0.25);
+    EXPECT_TRUE(torch::equal(output, expected.to(torch::kFloat)));
+    EXPECT_TRUE(torch::equal(tensor, expected.to(dtype())));
+  });
+}
+
+TEST_P(GlooSizes, AllReduceSendsWhatTheOthersLack) {
+  with_ranks(size(), [&](Communicator& comm) {
+    auto tensor = contribution(comm.rank(), numel(), dtype());
+    comm.all_reduce(tensor, tensor, {}, id("u"))->wait();
+    const auto own = part_of(numel(), comm.rank(), size()).numel;
+    EXPECT_EQ(comm.bytes_sent(), ((numel() - own) + (size() - 1) * own) * tensor.element_size());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GlooSizes,
+                         Combine(Values(1, 2, 3, 4), Values<int64_t>(0, 1, 2, 7, 1025, 70001),
+                                 Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf)));
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,315 @@
+#ifndef USE_DISTRIBUTED
+#define USE_DISTRIBUTED
+#endif
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO
+#endif
+#include "comm/gloo_transport.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <signal.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "comm/meeting_point_impl.h"
+
+namespace fsdp {
+namespace {
+
+constexpr auto kWatchPeriod = std::chrono::milliseconds(50);
+constexpr auto kForever = std::chrono::hours(24 * 30);
+constexpr auto kFarewellLimit = std::chrono::seconds(1);
+constexpr int kNoticeTag = GlooTransport::kTagLimit + 1;
+constexpr int kCloseTag = GlooTransport::kTagLimit + 2;
+// A notice is the reason of a failure, padded with zeros, and a last byte that is 1.
+constexpr int64_t kNoticeBytes = 2048;
+
+class GlooMessage final : public Message {
+ public:
+  GlooMessage(int peer, c10::intrusive_ptr<c10d::Work> work) : Message(peer), work_(std::move(work)) {}
+  c10d::Work& work() { return *work_; }
+  void mark_done() { done_ = true; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+void ignore_sigpipe() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action {};
+    if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+  });
+}
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank, int size,
+                                                   const GlooOptions& options) {
+  ignore_sigpipe();
+  auto store = point.join(rank, size, options.timeout);
+  const std::string host = options.host.empty() ? "127.0.0.1" : options.host;
+  auto settings = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  settings->threads = 1;
+  try {
+    settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
+                " (met at ", point.name(), "): ", error.what());
+  }
+}
+
+// Gloo's reasons carry source positions and advice for others; keep the fact.
+std::string plain_reason(const std::string& what) {
+  const bool closed = what.find("closed by peer") != std::string::npos ||
+                      what.find("Socket closed") != std::string::npos ||
+                      what.find("reset by peer") != std::string::npos;
+  return closed ? "its connection closed (did the process end?)" : what;
+}
+
+at::Tensor make_notice(const std::string& reason) {
+  at::Tensor notice = at::zeros({kNoticeBytes}, at::kByte);
+  char* text = static_cast<char*>(notice.mutable_data_ptr());
+  std::memcpy(text, reason.data(), std::min<size_t>(reason.size(), kNoticeBytes - 2));
+  text[kNoticeBytes - 1] = 1;
+  return notice;
+}
+
+}  // namespace
+
+class GlooTransport::Impl {
+ public:
+  Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options)
+      : rank_(rank), size_(size), timeout_(options.timeout), group_(connect(point, rank, size, options)) {
+    for (int peer = 0; peer < size_; ++peer) watches_.push_back(watch(peer));
+    watcher_ = std::thread([this] { watch_peers(); });
+  }
+
+  ~Impl() {
+    send_farewell();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopped_ = true;
+    }
+    wake_.notify_all();
+    watcher_.join();
+    if (!buried_.empty()) close_connections();
+  }
+
+  std::unique_ptr<GlooMessage> post(int peer, int tag, const at::Tensor& tensor, bool send) {
+    std::vector<at::Tensor> tensors{tensor};
+    try {
+      return std::make_unique<GlooMessage>(
+          peer, send ? group_->send(tensors, peer, tag) : group_->recv(tensors, peer, tag));
+    } catch (const std::exception& error) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      look_at(peer);
+      mark_lost(peer, plain_reason(error.what()));
+      throw PeerLost(peer, *lost_[peer]);
+    }
+  }
+
+  bool wait(GlooMessage& message, Clock::time_point deadline, size_t known_losses) {
+    for (bool interrupted = false;; interrupted = true) {
+      if (message.done()) return true;
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (losses_.size() > known_losses) return false;
+      // One interruption may have come just when the message was done: only the second one counts.
+      if (interrupted && lost_[message.peer()]) throw PeerLost(message.peer(), *lost_[message.peer()]);
+      if (interrupted && Clock::now() >= deadline) throw PeerLate(message.peer());
+      waiting_ = Waiting{&message, deadline, known_losses};
+      lock.unlock();
+      block_on(message);
+    }
+  }
+
+  std::vector<int> losses() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return losses_;
+  }
+
+  void fail(const std::string& reason) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (failure_) return;
+      failure_ = reason;
+    }
+    const at::Tensor notice = make_notice(reason);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      try {
+        farewells_.push_back(post(peer, kNoticeTag, notice, /*send=*/true));
+      } catch (const PeerLost&) {
+        // It knows already, or never will.
+      }
+    }
+  }
+
+  void check_alive() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!failure_, "this group of ranks has failed before and cannot be used any more: ", *failure_);
+    if (!losses_.empty()) throw PeerLost(losses_.front(), *lost_[losses_.front()]);
+  }
+
+  void bury(std::vector<std::unique_ptr<Message>> messages) {
+    for (auto& message : messages) {
+      if (message && !message->done()) buried_.push_back(std::move(message));
+    }
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+ private:
+  // A receive that only ever ends when the peer fails: by its notice, or by an error of the connection. Gloo
+  // does not tell messages that are half way through a connection that it closed, and says nothing to those
+  // who wait for others.
+  struct Watch {
+    at::Tensor notice;
+    std::unique_ptr<GlooMessage> message;
+  };
+
+  struct Waiting {
+    GlooMessage* message;
+    Clock::time_point deadline;
+    size_t known_losses;
+  };
+
+  Watch watch(int peer) {
+    if (peer == rank_) return {};
+    at::Tensor notice = at::zeros({kNoticeBytes}, at::kByte);
+    return {notice, post(peer, kNoticeTag, notice, /*send=*/false)};
+  }
+
+  void block_on(GlooMessage& message) {
+    try {
+      if (message.work().wait(kForever)) message.mark_done();
+    } catch (const std::exception& error) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      waiting_.reset();
+      look_at(message.peer());
+      mark_lost(message.peer(), plain_reason(error.what()));
+      throw PeerLost(message.peer(), *lost_[message.peer()]);
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.reset();
+  }
+
+  void watch_peers() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stopped_) {
+      wake_.wait_for(lock, kWatchPeriod);
+      for (int peer = 0; peer < size_; ++peer) look_at(peer);
+      if (waiting_ && must_interrupt(*waiting_)) waiting_->message->work().abort();
+    }
+  }
+
+  bool must_interrupt(const Waiting& waiting) const {
+    return losses_.size() > waiting.known_losses || lost_[waiting.message->peer()] ||
+           Clock::now() >= waiting.deadline;
+  }
+
+  // Finds out, without blocking, whether `peer` has failed.
+  void look_at(int peer) {
+    if (peer == rank_ || lost_[peer] || peer >= static_cast<int>(watches_.size())) return;
+    auto& work = watches_[peer].message->work();
+    const char* notice = static_cast<const char*>(watches_[peer].notice.const_data_ptr());
+    try {
+      if (*static_cast<const volatile char*>(notice + kNoticeBytes - 1) == 0) {
+        work.abort();
+        work.wait(kForever);
+        return;
+      }
+      while (!work.wait(kForever)) {
+      }
+      mark_lost(peer, c10::str("it failed: ", notice));
+    } catch (const std::exception& error) {
+      mark_lost(peer, plain_reason(error.what()));
+    }
+  }
+
+  void mark_lost(int peer, const std::string& why) {
+    if (lost_[peer]) return;
+    lost_[peer] = why;
+    losses_.push_back(peer);
+  }
+
+  // Gives the notices a moment to leave, so that the others learn more than that a connection closed.
+  void send_farewell() {
+    const auto deadline = Clock::now() + kFarewellLimit;
+    for (auto& farewell : farewells_) {
+      try {
+        wait(*farewell, deadline, static_cast<size_t>(size_));
+      } catch (const std::exception&) {
+        buried_.push_back(std::move(farewell));
+      }
+    }
+  }
+
+  // Gloo closes all connections of a group when an operation times out: so let one time out.
+  void close_connections() {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      try {
+        at::Tensor nothing = at::zeros({1}, at::kByte);
+        post(peer, kCloseTag, nothing, /*send=*/false)->work().wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+      }
+    }
+  }
+
+  const int rank_;
+  const int size_;
+  const std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::optional<std::string>> lost_ = std::vector<std::optional<std::string>>(size_);
+  std::vector<int> losses_;
+  std::optional<std::string> failure_;
+  std::optional<Waiting> waiting_;
+  bool stopped_ = false;
+
+  std::vector<Watch> watches_;
+  std::vector<std::unique_ptr<GlooMessage>> farewells_;
+  std::vector<std::unique_ptr<Message>> buried_;
+  std::thread watcher_;
+};
+
+GlooTransport::GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options)
+    : impl_(std::make_unique<Impl>(point, rank, size, options)) {}
+GlooTransport::~GlooTransport() = default;
+
+int GlooTransport::rank() const { return impl_->rank(); }
+int GlooTransport::size() const { return impl_->size(); }
+std::chrono::milliseconds GlooTransport::timeout() const { return impl_->timeout(); }
+
+std::unique_ptr<Message> GlooTransport::send(int peer, int tag, const at::Tensor& tensor) {
+  return impl_->post(peer, tag, tensor, /*send=*/true);
+}
+
+std::unique_ptr<Message> GlooTransport::receive(int peer, int tag, const at::Tensor& tensor) {
+  return impl_->post(peer, tag, tensor, /*send=*/false);
+}
+
+bool GlooTransport::wait(Message& message, Clock::time_point deadline, size_t known_losses) {
+  return impl_->wait(static_cast<GlooMessage&>(message), deadline, known_losses);
+}
+
+std::vector<int> GlooTransport::losses() const { return impl_->losses(); }
+void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
+void GlooTransport::check_alive() const { impl_->check_alive(); }
+void GlooTransport::bury(std::vector<std::unique_ptr<Message>> messages) { impl_->bury(std::move(messages)); }
+
+}  // namespace fsdp

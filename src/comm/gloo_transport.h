@@ -1,0 +1,97 @@
+// Messages between two ranks over Gloo, and what becomes of them when a rank fails.
+//
+// Messages are sent and received by Gloo's own thread, straight from and into the memory of the tensors. A
+// message that was posted must not be destroyed before it is done or its connection is closed: `bury` those
+// that nobody waits for any more.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+class MeetingPoint;
+
+// A message in flight; holds a reference to its tensor.
+class Message {
+ public:
+  explicit Message(int peer) : peer_(peer) {}
+  virtual ~Message() = default;
+  int peer() const { return peer_; }
+  bool done() const { return done_; }
+
+ protected:
+  int peer_;
+  bool done_ = false;
+};
+
+// A rank that can no longer take part. what() says why, without naming the collective.
+class PeerLost : public std::runtime_error {
+ public:
+  PeerLost(int peer, const std::string& why) : std::runtime_error(why), peer_(peer) {}
+  int peer() const { return peer_; }
+
+ private:
+  int peer_;
+};
+
+// A rank that did not do its part before the deadline.
+class PeerLate : public std::runtime_error {
+ public:
+  explicit PeerLate(int peer) : std::runtime_error("late"), peer_(peer) {}
+  int peer() const { return peer_; }
+
+ private:
+  int peer_;
+};
+
+class GlooTransport {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Connects to all other ranks. Sets the process's SIGPIPE from its default to ignored: Gloo writes to
+  // connections that a dying rank may just have closed, which must be an error, not the end of this process.
+  GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options);
+  // Closes all connections, and only then releases buried messages.
+  ~GlooTransport();
+  GlooTransport(const GlooTransport&) = delete;
+  GlooTransport& operator=(const GlooTransport&) = delete;
+
+  int rank() const;
+  int size() const;
+  std::chrono::milliseconds timeout() const;
+
+  // Tags are below kTagLimit. A message is received by the receive of the same tag, in the order of posting;
+  // both sides must give equal numbers of bytes. Throw PeerLost.
+  static constexpr int kTagLimit = 1 << 30;
+  std::unique_ptr<Message> send(int peer, int tag, const at::Tensor& tensor);
+  std::unique_ptr<Message> receive(int peer, int tag, const at::Tensor& tensor);
+
+  // Blocks until `message` is done: true. Returns false when more than `known_losses` ranks are lost: the
+  // caller then finds out whether these concern it. Throws PeerLost or PeerLate.
+  bool wait(Message& message, Clock::time_point deadline, size_t known_losses);
+
+  // The ranks lost so far, in the order in which this rank noticed.
+  std::vector<int> losses() const;
+
+  // Marks the group as failed and tells the other ranks why. The first reason stays.
+  void fail(const std::string& reason);
+  // Throws the reason if the group has failed or another rank said so.
+  void check_alive() const;
+
+  // Keeps messages whose memory Gloo may still touch until the connections are closed.
+  void bury(std::vector<std::unique_ptr<Message>> messages);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,124 @@
+#include "comm/meeting_point.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <array>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/meeting_point_impl.h"
+
+namespace fsdp {
+namespace {
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+// Sets `key` to `value` if it has none; returns what it is then.
+std::string claim(c10d::Store& store, const std::string& key, const std::string& value) {
+  const auto now = store.compareSet(key, {}, bytes_of(value));
+  return {now.begin(), now.end()};
+}
+
+// Names this process among all that may come to a meeting point.
+const std::string& process_name() {
+  static const std::string name = [] {
+    std::array<char, 256> host{};
+    gethostname(host.data(), host.size() - 1);
+    return c10::str("process ", getpid(), " on ", host.data(), " #", std::random_device{}());
+  }();
+  return name;
+}
+
+bool is_set(const char* variable, const std::string& value) {
+  const char* text = std::getenv(variable);
+  return text != nullptr && value == text;
+}
+
+std::string value_or(const char* variable, const std::string& otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? text : otherwise;
+}
+
+double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> MeetingPoint::join(int rank, int size, std::chrono::milliseconds timeout) {
+  claim_rank(rank, size);
+  agree_on_size(rank, size);
+  const auto visit = store_->add(c10::str("rank/", rank, "/visits"), 1);
+  auto group = c10::make_intrusive<c10d::PrefixStore>(c10::str("group/", visit), store_);
+  group->setTimeout(timeout);
+  wait_for_others(*group, rank, size, timeout);
+  return group;
+}
+
+void MeetingPoint::claim_rank(int rank, int size) {
+  const auto owner = claim(*store_, c10::str("rank/", rank, "/owner"), process_name());
+  TORCH_CHECK(owner == process_name(), "two processes claim rank ", rank, " of ", size, " at ", name_, ": ",
+              owner, " and ", process_name(),
+              "; give each process its own RANK, or each job its own MASTER_PORT");
+}
+
+void MeetingPoint::agree_on_size(int rank, int size) {
+  const auto first = claim(*store_, "size", c10::str(size, " (rank ", rank, ")"));
+  TORCH_CHECK(std::atoi(first.c_str()) == size, "the ranks at ", name_,
+              " disagree about the number of ranks: ", first, " and ", size, " (rank ", rank,
+              "); check WORLD_SIZE on every host");
+}
+
+void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size,
+                                   std::chrono::milliseconds timeout) {
+  std::vector<std::string> keys;
+  for (int other = 0; other < size; ++other) keys.push_back(c10::str("present/", other));
+  store.set(keys[static_cast<size_t>(rank)], bytes_of("yes"));
+  try {
+    store.wait(keys, timeout);
+  } catch (const std::exception& error) {
+    std::vector<int> missing;
+    for (int other = 0; other < size; ++other) {
+      if (!store.check({keys[static_cast<size_t>(other)]})) missing.push_back(other);
+    }
+    TORCH_CHECK(false, "rank ", rank, " waited ", seconds(timeout), " s at ", name_, " for rank(s) ",
+                c10::Join(", ", missing), " of ", size, " ranks, which did not come (", error.what(), ")");
+  }
+}
+
+std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {
+  return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::HashStore>(), "memory");
+}
+
+std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& environment,
+                                                     std::chrono::milliseconds timeout) {
+  const bool agent_store = is_set("TORCHELASTIC_USE_AGENT_STORE", "True");
+  const auto name = c10::str(environment.master_address, ":", environment.master_port);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = environment.rank == 0 && !agent_store;
+  options.waitWorkers = false;
+  options.multiTenant = true;
+  options.timeout = timeout;
+  c10::intrusive_ptr<c10d::Store> store;
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(!options.isServer, "rank 0 cannot open the store at ", name,
+                "; is the port in use? Choose another MASTER_PORT (", error.what(), ")");
+    TORCH_CHECK(false, "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ",
+                seconds(timeout), " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs (",
+                error.what(), ")");
+  }
+  // One agent's store serves all jobs and restarts that it runs.
+  const auto prefix = c10::str("fsdp/", value_or("TORCHELASTIC_RUN_ID", "none"), "/",
+                               value_or("TORCHELASTIC_RESTART_COUNT", "0"));
+  return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(prefix, store), name);
+}
+
+}  // namespace fsdp

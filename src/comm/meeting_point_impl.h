@@ -1,0 +1,35 @@
+// The definition of MeetingPoint, for the files of this folder that include c10d.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+#include "comm/meeting_point.h"
+
+namespace fsdp {
+
+class MeetingPoint {
+ public:
+  MeetingPoint(c10::intrusive_ptr<c10d::Store> store, std::string name)
+      : store_(std::move(store)), name_(std::move(name)) {}
+
+  // Registers this rank, waits for the others, and returns the part of the store that belongs to this group
+  // alone.
+  c10::intrusive_ptr<c10d::Store> join(int rank, int size, std::chrono::milliseconds timeout);
+
+  // Where this is, for errors: "127.0.0.1:29500", "memory".
+  const std::string& name() const { return name_; }
+
+ private:
+  void claim_rank(int rank, int size);
+  void agree_on_size(int rank, int size);
+  void wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string name_;
+};
+
+}  // namespace fsdp

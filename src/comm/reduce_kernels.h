@@ -1,0 +1,17 @@
+// The arithmetic of reductions: sums over ranks in rank order, in one pass over memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fsdp {
+
+// output[i] = scale * (parts[0][i] + parts[1][i] + …), summed from left to right: in double for double parts,
+// else in fp32, and rounded once to the dtype of `output`. All parts have one dtype; parts and output are
+// 1-D, contiguous, of one length and on one device. `output` may be one of the parts. Float, double, bfloat16
+// and half CPU tensors take one vectorised pass; others go through ATen (integers need scale 1 and an output
+// of their dtype).
+void sum_in_order(at::Tensor output, const std::vector<at::Tensor>& parts, double scale);
+
+}  // namespace fsdp

@@ -1,0 +1,56 @@
+#include "support/thread_ranks.h"
+
+#include <ATen/Parallel.h>
+
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/meeting_point.h"
+
+namespace fsdp::testing {
+namespace {
+
+class Errors {
+ public:
+  void add(int rank, const char* what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    text_ += "rank " + std::to_string(rank) + ": " + what + "\n";
+  }
+  void rethrow() const {
+    if (!text_.empty()) throw std::runtime_error(text_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+}  // namespace
+
+void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body,
+               const RankOptions& options) {
+  const auto point = make_in_memory_meeting_point();
+  GlooOptions gloo;
+  gloo.timeout = options.timeout;
+  Errors errors;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      try {
+        body(make_gloo_communicator(point, rank, world_size, gloo));
+      } catch (const std::exception& error) {
+        errors.add(rank, error.what());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  errors.rethrow();
+}
+
+}  // namespace fsdp::testing
