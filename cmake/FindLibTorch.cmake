@@ -29,7 +29,7 @@ find_package_handle_standard_args(
   VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE
   "set TORCH_DIR to a LibTorch folder or to the torch folder of a Python environment \
-(python -c 'import torch, os; print(os.path.dirname(torch.__file__))')")
+(python -c 'print(__import__(\"torch\").__path__[0])')")
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
   target_include_directories(LibTorch::LibTorch SYSTEM INTERFACE

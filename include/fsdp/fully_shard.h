@@ -26,10 +26,12 @@ namespace fsdp {
 
 class Engine;
 
-// The part of one original parameter that this rank holds: elements [begin, end) of the parameter in row-major order.
+// The part of one original parameter that this rank holds: elements [begin, end) in the order in which the parameter
+// lies in memory, which is row-major unless it had another memory format (see strides).
 struct ShardSlice {
   std::string fqn;             // original name; the first of them for a shared parameter
-  std::vector<int64_t> sizes;  // of the whole parameter
+  std::vector<int64_t> sizes;    // of the whole parameter
+  std::vector<int64_t> strides;  // likewise
   int64_t begin = 0;
   int64_t end = 0;   // begin == end: this rank holds nothing of it
   at::Tensor data;   // 1-D view of the shard, end - begin elements, writable under NoGradGuard
@@ -99,7 +101,8 @@ class ShardedModule {
   // all of them that names ranks and the first difference. Runs by itself before the first gather.
   void verify_plan();
 
-  Engine& engine() const { return *engine_; }
+  // The engine of the tree that this module is part of.
+  Engine& engine() const;
 
  private:
   std::shared_ptr<Engine> engine_;

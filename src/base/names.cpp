@@ -1,0 +1,28 @@
+#include <c10/util/Exception.h>
+
+#include "fsdp/communicator.h"
+#include "fsdp/options.h"
+
+namespace fsdp {
+
+const char* to_string(Pass pass) {
+  switch (pass) {
+    case Pass::kSetup: return "setup";
+    case Pass::kForward: return "forward";
+    case Pass::kBackward: return "backward";
+    case Pass::kReduce: return "reduce";
+    case Pass::kUser: return "user";
+  }
+  TORCH_CHECK(false, "fsdp: unknown pass ", static_cast<int>(pass));
+}
+
+const char* to_string(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::kFullShard: return "FULL_SHARD";
+    case ShardingStrategy::kShardGradOp: return "SHARD_GRAD_OP";
+    case ShardingStrategy::kNoShard: return "NO_SHARD";
+  }
+  TORCH_CHECK(false, "fsdp: unknown sharding strategy ", static_cast<int>(strategy));
+}
+
+}  // namespace fsdp

@@ -1,0 +1,102 @@
+#include "checkpoint/safetensors_writer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/json_text.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// Larger elements first: then every tensor is aligned for its dtype. Otherwise the given order.
+std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
+  });
+  return tensors;
+}
+
+// The 8-byte length and the header, padded with spaces to a multiple of 8 bytes.
+std::string encode_header(const std::vector<TensorInfo>& tensors,
+                          const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) {
+    header["__metadata__"] = metadata;
+  }
+  int64_t offset = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const int64_t end = offset + tensor.nbytes();
+    header[tensor.name] = {
+        {"dtype", safetensors_dtype(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::string encoded(sizeof(length), '\0');
+  std::memcpy(encoded.data(), &length, sizeof(length));
+  return encoded + text;
+}
+
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vector<TensorInfo>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(std::move(path)) {
+  std::vector<TensorInfo> layout = aligned_layout(tensors);
+  for (const TensorInfo& tensor : layout) {
+    TORCH_CHECK(tensor.name != "__metadata__" && index_.emplace(tensor.name, index_.size()).second,
+                file_.target().string(), ": tensor name ", quoted_name(tensor.name), " is reserved or occurs twice");
+  }
+  const std::string header = encode_header(layout, metadata);
+  uint64_t offset = header.size();
+  for (TensorInfo& tensor : layout) {
+    const auto bytes = static_cast<uint64_t>(tensor.nbytes());
+    slots_.push_back({std::move(tensor), offset});
+    offset += bytes;
+  }
+  file_.reserve(offset);
+  file_.write(0, header);
+}
+
+void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
+  const auto found = index_.find(name);
+  TORCH_CHECK(found != index_.end(), file_.target().string(), ": tensor ", quoted_name(name),
+              " is not in the layout of this file");
+  Slot& slot = slots_[found->second];
+  TORCH_CHECK(!slot.written, file_.target().string(), ": tensor ", quoted_name(name), " was written twice");
+  TORCH_CHECK(tensor.sizes() == c10::IntArrayRef(slot.info.shape), file_.target().string(), ": tensor ",
+              quoted_name(name), " has shape ", tensor.sizes(), ", the layout says ",
+              c10::IntArrayRef(slot.info.shape));
+  const at::NoGradGuard no_grad;
+  write_values(slot.offset, tensor.detach().contiguous().view(-1), slot.info.dtype);
+  slot.written = true;
+}
+
+// Converts and writes in blocks, so that a large tensor is never held twice.
+void SafetensorsWriter::write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype) {
+  constexpr int64_t kBlock = int64_t{4} << 20;
+  for (int64_t first = 0; first < flat.numel(); first += kBlock) {
+    const int64_t count = std::min(kBlock, flat.numel() - first);
+    const at::Tensor block =
+        flat.narrow(0, first, count).to(at::TensorOptions().dtype(dtype).device(at::kCPU)).contiguous();
+    file_.write(offset, {static_cast<const char*>(block.const_data_ptr()), block.nbytes()});
+    offset += block.nbytes();
+  }
+}
+
+void SafetensorsWriter::finish() {
+  for (const Slot& slot : slots_) {
+    TORCH_CHECK(slot.written, file_.target().string(), ": tensor ", quoted_name(slot.info.name),
+                " of the layout was never written");
+  }
+  file_.commit();
+}
+
+}  // namespace fsdp::checkpoint

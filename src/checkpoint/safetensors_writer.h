@@ -1,0 +1,49 @@
+// Writes safetensors files, tensor by tensor, without ever holding the whole file in memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/output_file.h"
+#include "checkpoint/tensor_info.h"
+
+namespace fsdp::checkpoint {
+
+// The file appears under its name, complete and on the disk, when finish() returns; before that it has a
+// temporary name in the same folder, which is removed when anything fails or the writer is destroyed
+// unfinished. Errors name the file and the reason ("No space left on device"). Used by one thread.
+class SafetensorsWriter {
+ public:
+  // Lays the file out, takes its disk space and writes the header. Data lie in the order of `tensors`, except that
+  // dtypes with larger elements come first, from a multiple of 8 bytes on: so every tensor is aligned. Names must be
+  // unique and not "__metadata__".
+  SafetensorsWriter(std::filesystem::path path, const std::vector<TensorInfo>& tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+
+  // Stores one tensor: any device, strides and dtype (converted to the dtype of the layout), with the shape
+  // of the layout. Any order; each once.
+  void write(const std::string& name, const at::Tensor& tensor);
+
+  // Every tensor must have been written.
+  void finish();
+
+ private:
+  void write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype);
+
+  struct Slot {
+    TensorInfo info;
+    uint64_t offset;  // in the file
+    bool written = false;
+  };
+  std::vector<Slot> slots_;
+  std::unordered_map<std::string, size_t> index_;
+  OutputFile file_;
+};
+
+}  // namespace fsdp::checkpoint

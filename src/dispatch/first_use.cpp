@@ -1,0 +1,175 @@
+#include "dispatch/first_use.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "dispatch/operator_info.h"
+#include "engine/engine.h"
+#include "torch_seams/dispatch_key.h"
+#include "torch_seams/keyed_storage.h"
+
+namespace fsdp {
+namespace {
+
+using seams::StorageOwner;
+
+Unit& unit_of(const StorageOwner& owner) {
+  auto* unit = static_cast<Unit*>(owner.unit.load());
+  TORCH_CHECK(unit, "fsdp: a sharded parameter was used after its sharded module was destroyed");
+  return *unit;
+}
+
+// Units that stay gathered while one operator runs (rule R3).
+class PinnedUnits {
+ public:
+  PinnedUnits() = default;
+  PinnedUnits(const PinnedUnits&) = delete;
+  ~PinnedUnits() {
+    for (Unit* unit : units_) {
+      unit->engine->leave(*unit);
+    }
+  }
+  void add(Unit& unit) {
+    for (Unit* pinned : units_) {
+      if (pinned == &unit) {
+        return;
+      }
+    }
+    unit.engine->enter(unit);
+    units_.push_back(&unit);
+  }
+
+ private:
+  c10::SmallVector<Unit*, 4> units_;
+};
+
+template <typename Visit>
+void visit_tensors(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      visit_tensors(element, visit);
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      visit_tensors(element, visit);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      visit_tensors(entry.value(), visit);
+    }
+  }
+}
+
+[[noreturn]] void refuse_sentinel(const StorageOwner& owner, const c10::OperatorHandle& op) {
+  Unit& unit = unit_of(owner);
+  TORCH_CHECK(false, "fsdp: ", unit.where(), ": the gradient of parameter '", unit.parameter(owner.index).fqn,
+              "' was used on the module by ", op.schema().name(),
+              ". It lives in the shards: build optimizers on ShardedModule::parameters() and clip with "
+              "ShardedModule::clip_grad_norm_");
+}
+
+void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
+  TORCH_CHECK(unit.engine->writes_allowed(), "fsdp: ", unit.where(), ": parameter '",
+              unit.parameter(owner.index).fqn, "' was written by ", op.schema().name(),
+              " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
+              "inside that scope, or to shard_slices()");
+}
+
+const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle& op) {
+  const StorageOwner* owner = seams::storage_owner(tensor);
+  TORCH_CHECK(owner, "fsdp: a tensor of shape ", tensor.sizes(), " carries the key of sharded parameters but not their "
+              "storage (argument of ", op.schema().name(), "): its data was replaced after fully_shard");
+  return *owner;
+}
+
+void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack,
+                   PinnedUnits& pinned) {
+  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  for (const OperatorInfo::Argument& argument : info.tensors) {
+    visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
+      if (!seams::has_sharded_key(tensor)) {
+        return;
+      }
+      const StorageOwner& owner = owner_of(tensor, op);
+      if (owner.kind == StorageOwner::Kind::kGradientSentinel) {
+        refuse_sentinel(owner, op);
+      }
+      Unit& unit = unit_of(owner);
+      if (argument.written) {
+        check_write(unit, owner, op);
+      }
+      pinned.add(unit);
+    });
+  }
+}
+
+bool is_sentinel(const at::Tensor& tensor) {
+  const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  return owner && owner->kind == StorageOwner::Kind::kGradientSentinel;
+}
+
+void clear_gradient_of(const at::Tensor& sentinel) {
+  const StorageOwner& owner = *seams::storage_owner(sentinel);
+  Unit::Place place = unit_of(owner).place(owner.index);
+  place.gradient->clear_leaf(place.parameter);
+}
+
+// zero_(sentinel) and _foreach_zero_({…, sentinel, …}): clears the shards' gradients and takes the sentinels out of the
+// call. Returns whether nothing is left to do.
+bool zero_sentinels(torch::jit::Stack& stack) {
+  c10::IValue& argument = stack.back();
+  if (argument.isTensor()) {
+    if (!is_sentinel(argument.toTensor())) {
+      return false;
+    }
+    clear_gradient_of(argument.toTensor());
+    return true;  // zero_ returns its argument, which is on the stack
+  }
+  c10::List<at::Tensor> others;
+  for (const at::Tensor& tensor : argument.toTensorVector()) {
+    if (is_sentinel(tensor)) {
+      clear_gradient_of(tensor);
+    } else {
+      others.push_back(tensor);
+    }
+  }
+  if (others.empty()) {
+    stack.pop_back();  // _foreach_zero_ returns nothing
+    return true;
+  }
+  argument = c10::IValue(others);
+  return false;
+}
+
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack, bool exclude) {
+  auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, seams::kShardedKey);
+  if (exclude) {
+    c10::impl::ExcludeDispatchKeyGuard nested(seams::kShardedKey);
+    op.redispatchBoxed(below, stack);
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const OperatorInfo& info = operator_info(op);
+  if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
+    redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
+    return;
+  }
+  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack)) {
+    return;
+  }
+  PinnedUnits pinned;
+  pin_arguments(op, info, *stack, pinned);
+  redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&first_use>()); }
+
+}  // namespace fsdp

@@ -1,0 +1,91 @@
+#include "dispatch/operator_info.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+namespace fsdp {
+namespace {
+
+// ATen operators whose kernels never read or write elements of their arguments, by name without overload.
+bool is_pure_view(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::alias", "aten::as_strided", "aten::detach", "aten::diagonal", "aten::expand", "aten::lift_fresh",
+      "aten::permute", "aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::squeeze",
+      "aten::t", "aten::transpose", "aten::unbind", "aten::unfold", "aten::unsqueeze", "aten::view",
+      "aten::view_as_complex", "aten::view_as_real", "aten::_reshape_alias",
+      // Metadata, though their schemas claim a write.
+      "aten::requires_grad_", "aten::detach_", "aten::retain_grad", "aten::_version", "aten::is_leaf",
+      "aten::output_nr", "aten::_has_compatible_shallow_copy_type", "aten::retains_grad", "aten::record_stream", "aten::is_same_size", "aten::is_set_to"};
+  return names.count(name) > 0;
+}
+
+bool is_transparent_by_name(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"aten::_backward"};
+  return names.count(name) > 0;
+}
+
+// Every result may alias an argument and nothing is written: a view, or a copy made by operators inside.
+bool may_return_views(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.alias_info() && argument.alias_info()->isWrite()) {
+      return false;
+    }
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    if (!result.alias_info()) {
+      return false;
+    }
+  }
+  return !schema.returns().empty();
+}
+
+OperatorKind kind_of(const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (name.rfind("aten::", 0) != 0) {
+    return OperatorKind::kCustom;
+  }
+  if (is_pure_view(name)) {
+    return OperatorKind::kView;
+  }
+  if (name == "aten::zero_" || name == "aten::_foreach_zero_") {
+    return OperatorKind::kZero;
+  }
+  return is_transparent_by_name(name) || may_return_views(op.schema()) ? OperatorKind::kTransparent
+                                                                       : OperatorKind::kCompute;
+}
+
+OperatorInfo read(const c10::OperatorHandle& op) {
+  OperatorInfo info;
+  info.kind = kind_of(op);
+  const auto& arguments = op.schema().arguments();
+  info.num_arguments = static_cast<int32_t>(arguments.size());
+  for (int32_t i = 0; i < info.num_arguments; ++i) {
+    // Everything but plain values: a custom operator may take tensors in a list, a dictionary or as `Any`.
+    switch (arguments[i].type()->kind()) {
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::FloatType:
+      case c10::TypeKind::BoolType:
+      case c10::TypeKind::NumberType:
+      case c10::TypeKind::StringType:
+      case c10::TypeKind::SymIntType: continue;
+      default: break;
+    }
+    bool written = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
+    info.tensors.push_back({i, written});
+  }
+  return info;
+}
+
+}  // namespace
+
+const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<const void*, OperatorInfo> cache;
+  const void* key = &op.operator_name();
+  auto it = cache.find(key);
+  if (it == cache.end()) {
+    it = cache.emplace(key, read(op)).first;
+  }
+  return it->second;
+}
+
+}  // namespace fsdp

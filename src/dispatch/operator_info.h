@@ -1,0 +1,38 @@
+// What the first-use fallback needs to know of an operator, read once from its schema.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+namespace fsdp {
+
+enum class OperatorKind : uint8_t {
+  // Reads or writes elements: its units are gathered and pinned, and nested operators are not looked at.
+  kCompute,
+  // An operator that is not ATen's: gathered and pinned as well, but nested operators are looked at too, since it may
+  // hold parameters that are not among its arguments, or run a backward (rule R2).
+  kCustom,
+  // Only makes a view, or only changes or reads metadata: touches nothing.
+  kView,
+  // May make a view or a copy, or runs other operators that are to be seen one by one (contiguous, reshape, backward).
+  kTransparent,
+  // zero_ and _foreach_zero_: on a gradient sentinel they clear the shards' gradient.
+  kZero,
+};
+
+struct OperatorInfo {
+  OperatorKind kind = OperatorKind::kCompute;
+  struct Argument {
+    int32_t position;  // from the left
+    bool written;
+  };
+  c10::SmallVector<Argument, 8> tensors;  // arguments that are, or may hold, tensors
+  int32_t num_arguments = 0;
+};
+
+// Cached for each thread; the reference stays valid.
+const OperatorInfo& operator_info(const c10::OperatorHandle& op);
+
+}  // namespace fsdp

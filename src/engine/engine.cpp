@@ -1,0 +1,303 @@
+#include "engine/engine.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "engine/plan.h"
+#include "torch_seams/dispatch_key.h"
+#include "torch_seams/gradient_hooks.h"
+
+namespace fsdp {
+
+Engine::Engine(const EngineOptions& options)
+    : options_(options),
+      parameter_pool_(options.device),
+      gradient_pool_(options.device),
+      backward_({[this] { notice_cleared_gradients(); }, [this] { finish_backward(); },
+                 [this] { discard_captures(); }}) {}
+
+Engine::~Engine() {
+  // Parameters may outlive the engine: from now on a touch says so.
+  for (auto& unit : units_) {
+    for (auto& flat : unit->flat_parameters()) {
+      for (ShardedParameter& parameter : flat->parameters()) {
+        if (flat->attached()) {
+          seams::empty_storage(parameter.storage(), parameter.owner);
+        }
+        parameter.owner->unit = nullptr;
+        if (parameter.sentinel_owner) {
+          parameter.sentinel_owner->unit = nullptr;
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- building
+
+namespace {
+
+// The hooks hold the owner, not the unit: they may outlive it.
+void hook_gradients(Unit& unit, ShardedParameter& parameter, int64_t index) {
+  seams::StorageOwnerPtr owner = parameter.owner;
+  parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner, index](const at::Tensor& gradient) {
+    auto* owning = static_cast<Unit*>(owner->unit.load());
+    TORCH_CHECK(owning, "fsdp: a gradient arrived at a parameter whose sharded module is gone");
+    owning->engine->capture(*owning, index, gradient);
+  });
+  seams::add_gradient_tripwire(parameter.tensor, [owner, index] {
+    if (auto* owning = static_cast<Unit*>(owner->unit.load())) {
+      owning->check_membership(owning->parameter(index));
+    }
+  });
+  (void)unit;
+}
+
+}  // namespace
+
+Unit& Engine::add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
+                       std::vector<std::vector<ShardedParameter>> groups) {
+  units_.push_back(std::make_unique<Unit>(*this, std::move(modules), options, std::move(groups), options_.device));
+  Unit& unit = *units_.back();
+  int64_t index = 0;
+  for (auto& flat : unit.flat_parameters()) {
+    for (ShardedParameter& parameter : flat->parameters()) {
+      if (flat->requires_grad()) {
+        hook_gradients(unit, parameter, index);
+      }
+      ++index;
+    }
+  }
+  prepared_ = false;
+  return unit;
+}
+
+void Engine::absorb(Engine& inner) {
+  inner.reshard();
+  for (auto& unit : inner.units_) {
+    unit->engine = this;
+    unit->is_root = false;
+    units_.push_back(std::move(unit));
+  }
+  inner.units_.clear();
+  inner.absorbed_into_ = shared_from_this();
+  prepared_ = false;
+}
+
+Engine& Engine::current() {
+  Engine* engine = this;
+  while (engine->absorbed_into_) {
+    engine = engine->absorbed_into_.get();
+  }
+  return *engine;
+}
+
+bool Engine::unused() const {
+  for (const auto& unit : units_) {
+    for (const auto& flat : unit->flat_parameters()) {
+      for (const ShardedParameter& parameter : flat->parameters()) {
+        // The engine's own references: the parameter, and its gradient accumulator's.
+        size_t own = parameter.capture_hook ? 2 : 1;
+        if (parameter.tensor.use_count() > own) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+// ---------------------------------------------------------------- touches
+
+void Engine::prepare() {
+  std::lock_guard lock(prepare_mutex_);
+  if (!prepared_) {
+    compare_plans(*this);
+    prepared_ = true;
+  }
+}
+
+void Engine::verify_plan() { compare_plans(*this); }
+
+void Engine::enter(Unit& unit) {
+  if (!prepared_) {
+    prepare();
+  }
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
+  }
+  if (last_entered_.exchange(&unit) != &unit) {
+    make_room_for(unit);
+  }
+  std::lock_guard lock(unit.mutex);
+  ensure_gathered(unit);
+  ++unit.pins;
+}
+
+void Engine::leave(Unit& unit) {
+  std::lock_guard lock(unit.mutex);
+  if (--unit.pins == 0 && unit.gathered() && (strict_ || unit.release_when_unpinned)) {
+    release(unit);
+  }
+}
+
+// [Note: release without hooks]
+// A unit is released when an operator of another unit comes that is neither its ancestor nor its descendant: module
+// trees run depth first, so such an operator means that the unit's module has ended. Of the related ones only the most
+// recent stays, so that beside the root (and units that stay gathered on purpose) no more than two are gathered at a
+// time. A unit released too early is gathered again at its next use: that costs time, never correctness.
+void Engine::make_room_for(Unit& unit) {
+  std::vector<Unit*> victims;
+  {
+    std::lock_guard lock(mutex_);
+    bool related_seen = false;
+    for (auto it = gathered_.rbegin(); it != gathered_.rend(); ++it) {
+      Unit* other = *it;
+      if (other == &unit || other->keeps_gathered_after_forward()) {
+        continue;
+      }
+      bool stays = other->is_related_to(unit) && !related_seen;
+      related_seen |= stays;
+      if (!stays) {
+        victims.push_back(other);
+      }
+    }
+    if (auto it = std::find(gathered_.begin(), gathered_.end(), &unit); it != gathered_.end()) {
+      std::rotate(it, it + 1, gathered_.end());
+    }
+  }
+  for (Unit* victim : victims) {
+    release_if_idle(*victim);
+  }
+}
+
+void Engine::ensure_gathered(Unit& unit) {
+  bool in_backward = seams::current_backward() != -1;
+  uint64_t version = unit.shard_version();
+  if (unit.stamp && *unit.stamp != version) {
+    TORCH_CHECK(!in_backward, "fsdp: ", unit.where(),
+                ": its shards were written between forward and backward (an optimizer step?), so that this backward "
+                "would use other values than its forward. Run backward before the step, or forward again");
+    unit.invalidate_saved_values();
+    if (unit.gathered() && unit.unsharded_nbytes() > 0) {
+      TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
+      release(unit);
+    }
+  }
+  if (!unit.gathered()) {
+    unit.gather(communicator(), parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
+    std::lock_guard lock(mutex_);
+    gathered_.push_back(&unit);
+    stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
+  }
+  unit.stamp = version;
+}
+
+void Engine::release(Unit& unit) {
+  unit.release(parameter_pool_);
+  std::lock_guard lock(mutex_);
+  std::erase(gathered_, &unit);
+}
+
+void Engine::release_if_idle(Unit& unit) {
+  std::lock_guard lock(unit.mutex);
+  if (unit.gathered() && unit.pins == 0) {
+    release(unit);
+  }
+}
+
+// ---------------------------------------------------------------- gradients
+
+void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
+  }
+  TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
+              "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
+              "torch::autograd::grad, which returns local gradients");
+  // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
+  at::Tensor plain = seams::has_sharded_key(gradient) ? gradient.clone() : gradient;
+  std::lock_guard lock(unit.mutex);
+  Unit::Place place = unit.place(index);
+  ShardedParameter& parameter = place.flat.parameters()[place.parameter];
+  unit.check_membership(parameter);
+  if (!plain.defined()) {
+    return;
+  }
+  place.gradient->capture(place.parameter, plain, gradient_pool_);
+  unit.install_sentinel(parameter);
+  if (place.gradient->complete()) {
+    release_after_backward(unit);
+    issue_reduction(unit, *place.gradient);
+  }
+}
+
+// The unit has all its gradients, so this backward will hardly use it again.
+void Engine::release_after_backward(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    FlatGradient* gradient = unit.gradient(i);
+    if (gradient && gradient->capturing() && !gradient->complete()) {
+      return;
+    }
+  }
+  if (!unit.gathered() || unit.unsharded_nbytes() == 0) {
+    return;
+  }
+  if (unit.pins == 0) {
+    release(unit);
+  } else {
+    unit.release_when_unpinned = true;
+  }
+}
+
+void Engine::issue_reduction(Unit& unit, FlatGradient& gradient) {
+  std::lock_guard lock(reduction_mutex_);
+  finish_reductions(/*leave_in_flight=*/0);
+  ++(unit.options().strategy == ShardingStrategy::kNoShard ? stats_.all_reduces : stats_.reduce_scatters);
+  reductions_.push_back({&gradient, gradient.issue(communicator(), gradient_pool_, unit.next_id(Pass::kReduce))});
+}
+
+void Engine::finish_reductions(size_t leave_in_flight) {
+  std::lock_guard lock(reduction_mutex_);
+  while (reductions_.size() > leave_in_flight) {
+    InFlight oldest = std::move(reductions_.front());
+    reductions_.pop_front();
+    oldest.gradient->finish(*oldest.reduction, gradient_pool_);
+  }
+}
+
+void Engine::finish_backward() {
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      if (FlatGradient* gradient = unit->gradient(i); gradient && gradient->capturing()) {
+        issue_reduction(*unit, *gradient);
+      }
+    }
+  }
+  finish_reductions(0);
+  reshard();
+}
+
+void Engine::discard_captures() {
+  finish_reductions(0);
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      if (FlatGradient* gradient = unit->gradient(i)) {
+        gradient->discard(gradient_pool_);
+      }
+    }
+  }
+}
+
+void Engine::notice_cleared_gradients() {
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    unit->check_membership();
+    unit->notice_cleared_gradients();
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,114 @@
+// The engine: the units of one tree, and the policy that gathers, releases and reduces them.
+//
+// It takes tensors and names, not modules; the dispatcher tells it what is touched, autograd tells it what gradients
+// arrive.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/backward_tracker.h"
+#include "engine/buffer_pool.h"
+#include "engine/unit.h"
+#include "fsdp/communicator.h"
+#include "fsdp/fully_shard.h"
+
+namespace fsdp {
+
+// Options that all units of a tree share.
+struct EngineOptions {
+  std::shared_ptr<Communicator> communicator;
+  bool use_orig_params = true;
+  c10::Device device = c10::kCPU;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  explicit Engine(const EngineOptions& options);
+  ~Engine();
+
+  // -- building --
+  const EngineOptions& options() const { return options_; }
+  Communicator& communicator() const { return *options_.communicator; }
+  Unit& add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
+                 std::vector<std::vector<ShardedParameter>> groups);
+  // Takes over the units of an engine that was made for modules below this one's; rename them afterwards.
+  void absorb(Engine& inner);
+  // The engine that has absorbed this one, or this.
+  Engine& current();
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  std::vector<Unit*> all_units() const;
+  // Whether nobody but the engine holds its parameters any more.
+  bool unused() const;
+
+  // -- what the dispatcher and autograd tell --
+  // Gathers and pins a unit that an operator is about to use. Waits for other ranks.
+  void enter(Unit& unit);
+  void leave(Unit& unit);
+  bool writes_allowed() const { return write_scopes_ > 0; }
+  // A gradient has reached a parameter (its index in the unit).
+  void capture(Unit& unit, int64_t index, const at::Tensor& gradient);
+
+  // -- what the user asks --
+  void verify_plan();
+  void check_membership();
+  void unshard();
+  void reshard();
+  void reset();
+  void pin(const std::vector<Unit*>& units, const std::function<void()>& body);
+  void with_full_params(const std::function<void()>& body, bool writeback);
+  void for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit);
+  void notice_cleared_gradients();
+  EngineStats stats() const;
+  void count_all_gather() { ++stats_.all_gathers; }
+
+  // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
+  // memory is overwritten with NaN and refilled at other addresses, and shards never serve as unsharded buffers.
+  void set_strict_release(bool on);
+
+ private:
+  struct InFlight {
+    FlatGradient* gradient;
+    std::unique_ptr<Reduction> reduction;
+  };
+
+  void prepare();
+  void make_room_for(Unit& unit);
+  void ensure_gathered(Unit& unit);
+  void release(Unit& unit);  // under unit.mutex
+  void release_if_idle(Unit& unit);
+  void release_after_backward(Unit& unit);
+  void issue_reduction(Unit& unit, FlatGradient& gradient);
+  void finish_reductions(size_t leave_in_flight);
+  void finish_backward();
+  void discard_captures();
+  void write_back(Unit& unit);
+
+  EngineOptions options_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::shared_ptr<Engine> absorbed_into_;
+  std::atomic<bool> prepared_{false};
+  std::mutex prepare_mutex_;
+
+  BufferPool parameter_pool_;
+  BufferPool gradient_pool_;
+  BackwardTracker backward_;
+
+  mutable std::mutex mutex_;     // guards gathered_ and the peaks
+  std::vector<Unit*> gathered_;  // least recently entered first
+  std::atomic<Unit*> last_entered_{nullptr};
+
+  std::recursive_mutex reduction_mutex_;
+  std::deque<InFlight> reductions_;
+
+  std::atomic<int> write_scopes_{0};
+  std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself
+  bool strict_ = false;
+  EngineStats stats_;
+};
+
+}  // namespace fsdp

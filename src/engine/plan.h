@@ -1,0 +1,17 @@
+// The plan: everything that all ranks must agree on before they exchange parameters.
+#pragma once
+
+#include <string>
+
+namespace fsdp {
+
+class Engine;
+
+// One line for each fact: world size, options, units, parameters.
+std::string plan_text(const Engine& engine);
+
+// Compares the ranks' plans. On a difference all ranks throw an error that names the ranks and the first line in which
+// they differ. Collective.
+void compare_plans(Engine& engine);
+
+}  // namespace fsdp

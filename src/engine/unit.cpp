@@ -1,0 +1,249 @@
+#include "engine/unit.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "torch_seams/clean_dispatch.h"
+#include "torch_seams/dispatch_key.h"
+#include "torch_seams/gradient_hooks.h"
+#include "torch_seams/shard_version.h"
+
+namespace fsdp {
+namespace {
+
+bool is_path_prefix(const std::string& prefix, const std::string& path) {
+  return prefix.empty() || path == prefix ||
+         (path.size() > prefix.size() && path.compare(0, prefix.size(), prefix) == 0 && path[prefix.size()] == '.');
+}
+
+}  // namespace
+
+Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOptions& options,
+           std::vector<std::vector<ShardedParameter>> groups, c10::Device device)
+    : engine(&engine_),
+      modules_(std::move(modules)),
+      options_(options),
+      state_(UnitState::kSharded, unit_transitions()) {
+  name_from_modules();
+  const Communicator& communicator = engine->communicator();
+  ShardPosition position = options_.strategy == ShardingStrategy::kNoShard
+                               ? ShardPosition{0, 1}
+                               : ShardPosition{communicator.rank(), communicator.size()};
+  int64_t first_index = 0;
+  for (std::vector<ShardedParameter>& group : groups) {
+    at::ScalarType original = group.front().tensor.scalar_type();
+    bool floating = c10::isFloatingType(original);
+    at::ScalarType compute = floating ? options_.param_dtype.value_or(original) : original;
+    at::ScalarType reduce = floating ? options_.reduce_dtype.value_or(compute) : original;
+    int64_t count = static_cast<int64_t>(group.size());
+    flat_parameters_.push_back(std::make_unique<FlatParameter>(
+        std::move(group), FlatDtypes{original, compute, reduce}, position, device, this, first_index));
+    FlatParameter& flat = *flat_parameters_.back();
+    gradients_.push_back(flat.requires_grad()
+                             ? std::make_unique<FlatGradient>(flat, engine->options().use_orig_params,
+                                                              [this] { return where(); })
+                             : nullptr);
+    first_index += count;
+  }
+  unsharded_.resize(flat_parameters_.size());
+  name_storages();
+}
+
+void Unit::name_from_modules() {
+  std::vector<std::string> fqns;
+  for (const AnnotatedModule& module : modules_) {
+    fqns.push_back(module.fqn.empty() ? "root" : module.fqn);
+  }
+  name_ = c10::Join("+", fqns);
+}
+
+void Unit::rename(const std::vector<std::string>& module_fqns,
+                  const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns) {
+  for (size_t i = 0; i < modules_.size(); ++i) {
+    modules_[i].fqn = module_fqns.at(i);
+  }
+  name_from_modules();
+  for (auto& flat : flat_parameters_) {
+    for (ShardedParameter& parameter : flat->parameters()) {
+      std::vector<std::string> fqns = parameter_fqns(parameter.tensor);
+      parameter.fqn = fqns.at(0);
+      parameter.other_fqns.assign(fqns.begin() + 1, fqns.end());
+    }
+  }
+  name_storages();
+}
+
+void Unit::name_storages() {
+  for (auto& flat : flat_parameters_) {
+    flat->name_storages(name_);
+  }
+}
+
+std::string Unit::where() const {
+  return c10::str("rank ", engine->communicator().rank(), ": unit '", name_, "'");
+}
+
+bool Unit::is_ancestor_of(const Unit& other) const {
+  auto below_one_of_mine = [&](const AnnotatedModule& module) {
+    return std::any_of(modules_.begin(), modules_.end(),
+                       [&](const AnnotatedModule& mine) { return is_path_prefix(mine.fqn, module.fqn); });
+  };
+  return this != &other && std::all_of(other.modules_.begin(), other.modules_.end(), below_one_of_mine);
+}
+
+Unit::Place Unit::place(int64_t index) {
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    int64_t count = flat_parameters_[i]->layout().num_parameters();
+    if (index < count) {
+      return {*flat_parameters_[i], gradients_[i].get(), index};
+    }
+    index -= count;
+  }
+  TORCH_CHECK(false, "fsdp: ", where(), ": no parameter with index ", index);
+}
+
+ShardedParameter& Unit::parameter(int64_t index) {
+  Place p = place(index);
+  return p.flat.parameters()[p.parameter];
+}
+
+bool Unit::keeps_gathered_after_forward() const {
+  if (options_.reshard_after_forward.has_value()) {
+    return !*options_.reshard_after_forward;
+  }
+  return is_root || options_.strategy != ShardingStrategy::kFullShard;
+}
+
+CollectiveId Unit::next_id(Pass pass) {
+  return {name_, generations_[static_cast<size_t>(pass)]++, pass};
+}
+
+void Unit::gather(Communicator& communicator, BufferPool& pool, Pass pass, bool may_alias) {
+  check_membership();
+  state_.transition(UnitState::kGathering, [this] { return where(); });
+  unsharded_nbytes_ = 0;
+  try {
+    seams::CleanDispatchGuard clean;
+    for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+      gather_flat(i, communicator, pool, next_id(pass), may_alias);
+    }
+  } catch (...) {
+    for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+      if (flat_parameters_[i]->attached()) {
+        flat_parameters_[i]->detach();
+      }
+      unsharded_[i].reset();
+    }
+    state_.transition(UnitState::kSharded, [this] { return where(); });
+    throw;
+  }
+  state_.transition(UnitState::kUnsharded, [this] { return where(); });
+}
+
+void Unit::gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id,
+                       bool may_alias) {
+  FlatParameter& flat = *flat_parameters_[index];
+  if (may_alias && flat.shard_is_whole()) {
+    flat.attach(flat.shard());
+    return;
+  }
+  at::Tensor full = pool.acquire(flat.layout().padded_numel(), flat.dtypes().compute);
+  unsharded_[index] = full;
+  unsharded_nbytes_ += static_cast<int64_t>(full.nbytes());
+  const ShardPosition& position = flat.position();
+  bool same_dtype = flat.dtypes().shard == flat.dtypes().compute;
+  int64_t n = flat.layout().shard_numel();
+  at::Tensor own = full.narrow(0, position.rank * n, n);
+  if (position.factor == 1 || !same_dtype) {
+    own.copy_(flat.shard());  // the one cast of a unit and pass
+  }
+  if (position.factor > 1) {
+    engine->count_all_gather();
+    communicator.all_gather(full, same_dtype ? flat.shard() : own, id)->wait();
+  }
+  flat.attach(full);
+}
+
+void Unit::release(BufferPool& pool) {
+  state_.transition(UnitState::kSharded, [this] { return where(); });
+  release_when_unpinned = false;
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    flat_parameters_[i]->detach();
+    if (unsharded_[i].defined()) {
+      pool.release(unsharded_[i]);
+      unsharded_[i].reset();
+    }
+  }
+}
+
+const at::Tensor& Unit::unsharded(const FlatParameter& flat) const {
+  size_t index = 0;
+  while (flat_parameters_.at(index).get() != &flat) {
+    ++index;
+  }
+  return unsharded_[index];
+}
+
+uint64_t Unit::shard_version() const {
+  uint64_t sum = 0;
+  for (const auto& flat : flat_parameters_) {
+    sum += seams::version_of(flat->shard());
+  }
+  return sum;
+}
+
+void Unit::invalidate_saved_values() {
+  for (auto& flat : flat_parameters_) {
+    for (ShardedParameter& parameter : flat->parameters()) {
+      seams::bump_version(parameter.tensor);
+    }
+  }
+}
+
+void Unit::check_membership() {
+  for (auto& flat : flat_parameters_) {
+    for (const ShardedParameter& parameter : flat->parameters()) {
+      check_membership(parameter);
+    }
+  }
+}
+
+void Unit::check_membership(const ShardedParameter& p) const {
+  const at::Tensor& tensor = p.tensor;
+  bool member = seams::has_sharded_key(tensor) && seams::storage_owner(tensor) == p.owner.get();
+  TORCH_CHECK(member, "fsdp: ", where(), ": parameter '", p.fqn,
+              "' has left the engine: its data was replaced after fully_shard (assignment to .data, a conversion of "
+              "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
+              "fully_shard, or write inside ShardedModule::with_full_params");
+  TORCH_CHECK(tensor.requires_grad() == p.gradient_sentinel.defined(), "fsdp: ", where(), ": parameter '", p.fqn,
+              "': requires_grad was changed to ", tensor.requires_grad(),
+              " after fully_shard. Freeze or unfreeze before fully_shard");
+}
+
+void Unit::notice_cleared_gradients() {
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    if (!gradients_[i]) {
+      continue;
+    }
+    std::vector<ShardedParameter>& parameters = flat_parameters_[i]->parameters();
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      if (parameters[k].sentinel_installed && !parameters[k].tensor.grad().defined()) {
+        parameters[k].sentinel_installed = false;
+        gradients_[i]->clear_leaf(static_cast<int64_t>(k));
+      }
+    }
+  }
+}
+
+void Unit::install_sentinel(ShardedParameter& p) {
+  at::Tensor& gradient = p.tensor.mutable_grad();
+  TORCH_CHECK(!gradient.defined() || gradient.is_same(p.gradient_sentinel), "fsdp: ", where(),
+              ": a gradient was assigned to the module's parameter '", p.fqn,
+              "'. Gradients live in the shards: assign to the grad() of ShardedModule::parameters()");
+  gradient = p.gradient_sentinel;
+  p.sentinel_installed = true;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,122 @@
+// A unit: parameters that are gathered and released together.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/transitions.h"
+#include "engine/buffer_pool.h"
+#include "engine/reduction.h"
+#include "engine/unit_state.h"
+#include "flat/flat_parameter.h"
+#include "fsdp/communicator.h"
+#include "fsdp/options.h"
+
+namespace fsdp {
+
+class Engine;
+
+// Options of one unit, resolved.
+struct UnitOptions {
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  std::optional<bool> reshard_after_forward;
+  std::optional<at::ScalarType> param_dtype;
+  std::optional<at::ScalarType> reduce_dtype;
+};
+
+// A module that a unit was made for: its FQN ("" for the one that fully_shard was called on), and what identifies it.
+struct AnnotatedModule {
+  std::string fqn;
+  const void* identity;
+};
+
+// Threads: `mutex` guards gathering, releasing, pins and captures of the unit (rule R3: pin and gather, unpin and
+// release are each one critical section).
+class Unit {
+ public:
+  // `groups`: the unit's parameters, one group for each FlatParameter.
+  Unit(Engine& engine, std::vector<AnnotatedModule> modules, const UnitOptions& options,
+       std::vector<std::vector<ShardedParameter>> groups, c10::Device device);
+
+  // -- identity --
+  const std::string& name() const { return name_; }
+  const std::vector<AnnotatedModule>& modules() const { return modules_; }
+  const UnitOptions& options() const { return options_; }
+  // Gives modules and parameters the names that they have below a new root: `module_fqns` in the order of modules(),
+  // `parameter_fqns` by the identity of the tensor, the first name first.
+  void rename(const std::vector<std::string>& module_fqns,
+              const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns);
+  // "rank 1: unit 'layers.0'"
+  std::string where() const;
+  bool is_ancestor_of(const Unit& other) const;
+  bool is_related_to(const Unit& other) const { return is_ancestor_of(other) || other.is_ancestor_of(*this); }
+
+  std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
+  const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
+  FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
+  struct Place {
+    FlatParameter& flat;
+    FlatGradient* gradient;
+    int64_t parameter;  // within flat
+  };
+  // The parameter with this index in the unit.
+  Place place(int64_t index);
+  ShardedParameter& parameter(int64_t index);
+
+  // -- policy --
+  bool keeps_gathered_after_forward() const;
+  bool is_root = false;
+
+  // -- gathering; all under `mutex` --
+  std::mutex mutex;
+  int pins = 0;
+  bool release_when_unpinned = false;
+  bool gathered() const { return state_.is(UnitState::kUnsharded); }
+  // Gathers and waits. The unit must be sharded.
+  void gather(Communicator& communicator, BufferPool& pool, Pass pass, bool may_alias);
+  // The unit must be gathered and unpinned.
+  void release(BufferPool& pool);
+  // The unsharded buffer of a FlatParameter; undefined where its shard serves, or while the unit is sharded.
+  const at::Tensor& unsharded(const FlatParameter& flat) const;
+  // Bytes of the unsharded buffers that gather() takes from the pool.
+  int64_t unsharded_nbytes() const { return unsharded_nbytes_; }
+
+  // -- versions (rule R4) --
+  uint64_t shard_version() const;
+  // The shard's version when it was last gathered or used in forward.
+  std::optional<uint64_t> stamp;
+  void invalidate_saved_values();
+
+  // Throws when a parameter has left the engine (rule R6).
+  void check_membership();
+  void check_membership(const ShardedParameter& parameter) const;
+
+  // Gives the module's parameters of which zero_grad has removed the sentinel a cleared shard gradient.
+  void notice_cleared_gradients();
+  void install_sentinel(ShardedParameter& parameter);
+  void name_storages();
+
+  CollectiveId next_id(Pass pass);
+  Engine* engine;  // changes when an outer module is annotated
+
+ private:
+  void name_from_modules();
+  void gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id,
+                   bool may_alias);
+
+  std::vector<AnnotatedModule> modules_;
+  std::string name_;
+  UnitOptions options_;
+  std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
+  std::vector<std::unique_ptr<FlatGradient>> gradients_;
+  std::vector<at::Tensor> unsharded_;  // one for each FlatParameter; undefined where the shard itself serves
+  int64_t unsharded_nbytes_ = 0;
+  StateMachine<UnitState> state_;
+  uint64_t generations_[5] = {};
+};
+
+}  // namespace fsdp

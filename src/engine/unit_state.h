@@ -1,0 +1,22 @@
+// The states of a unit and of a FlatParameter's gradient, and the legal transitions between them.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+
+enum class UnitState : uint8_t { kSharded, kGathering, kUnsharded };
+enum class GradientState : uint8_t { kNone, kCapturing, kReducing, kReduced };
+
+const char* to_string(UnitState state);
+const char* to_string(GradientState state);
+
+// kGathering -> kSharded: the gather failed.
+const std::vector<std::pair<UnitState, UnitState>>& unit_transitions();
+// kReducing -> kCapturing and kReduced -> kCapturing: more gradients arrive in the same backward; they are added.
+// kCapturing -> kNone: the backward threw, what was captured is discarded.
+const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions();
+
+}  // namespace fsdp

@@ -1,0 +1,150 @@
+#include "flat/flat_parameter.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "torch_seams/dispatch_key.h"
+
+
+namespace fsdp {
+namespace {
+
+std::vector<int64_t> numels_of(const std::vector<ShardedParameter>& parameters) {
+  std::vector<int64_t> numels;
+  for (const ShardedParameter& parameter : parameters) {
+    numels.push_back(parameter.tensor.numel());
+  }
+  return numels;
+}
+
+std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
+}
+
+// The order in which a parameter's elements lie in the flat buffer: memory formats are kept.
+std::vector<int64_t> flat_strides(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 ? tensor.strides().vec()
+                                                                     : row_major_strides(tensor.sizes());
+}
+
+std::string quoted_names(const ShardedParameter& parameter) {
+  std::string names = "'" + parameter.fqn + "'";
+  for (const std::string& other : parameter.other_fqns) {
+    names += " (also '" + other + "')";
+  }
+  return names;
+}
+
+}  // namespace
+
+FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes,
+                             ShardPosition position, c10::Device device, void* unit, int64_t first_index)
+    : parameters_(std::move(parameters)),
+      dtypes_(dtypes),
+      position_(position),
+      device_(device),
+      requires_grad_(parameters_.front().tensor.requires_grad()),
+      layout_(numels_of(parameters_), position.factor) {
+  c10::InferenceMode no_inference(false);
+  c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);  // set_data runs operators on the new views
+  at::NoGradGuard no_grad;
+  shard_ = at::zeros({layout_.shard_numel()}, at::TensorOptions().dtype(dtypes_.shard).device(device_));
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    ShardedParameter& parameter = parameters_[i];
+    parameter.sizes = parameter.tensor.sizes().vec();
+    parameter.strides = flat_strides(parameter.tensor);
+    copy_into_shard(i);
+    replace_by_keyed_view(i, unit, first_index + i);
+  }
+  make_leaves();
+}
+
+void FlatParameter::copy_into_shard(int64_t parameter) {
+  const at::Tensor& tensor = parameters_[parameter].tensor;
+  ParameterSlice part = slice(parameter);
+  if (tensor.is_meta() || part.numel() == 0) {
+    return;
+  }
+  // A view of the elements in flat order; a copy only of a tensor whose memory is not dense.
+  at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+  at::Tensor ordered = dense.as_strided({dense.numel()}, {1});
+  slice_of(shard_, parameter).copy_(ordered.slice(0, part.begin, part.end));
+}
+
+void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t index) {
+  using Kind = seams::StorageOwner::Kind;
+  ShardedParameter& p = parameters_[parameter];
+  size_t nbytes = layout_.numel(parameter) * c10::elementSize(dtypes_.compute);
+  auto make_view = [&](Kind kind, seams::StorageOwnerPtr& owner, const char* message) {
+    owner = c10::make_intrusive<seams::StorageOwner>(kind, unit, index);
+    c10::Storage storage = seams::make_empty_storage(owner, nbytes, device_, message);
+    return seams::make_keyed_tensor(storage, dtypes_.compute, p.sizes, p.strides);
+  };
+  at::Tensor view = make_view(Kind::kParameter, p.owner, "fsdp: a sharded parameter was read");
+  if (requires_grad_) {
+    p.gradient_sentinel = make_view(Kind::kGradientSentinel, p.sentinel_owner, "fsdp: a sentinel was read");
+  }
+  p.tensor.set_data(view);
+}
+
+void FlatParameter::make_leaves() {
+  auto leaf_of = [&](const at::Tensor& part) { return part.detach().set_requires_grad(requires_grad_); };
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    original_leaves_.push_back(leaf_of(slice_of(shard_, i)));
+  }
+  flat_leaf_ = leaf_of(shard_);
+}
+
+at::Tensor FlatParameter::slice_of(const at::Tensor& like_shard, int64_t parameter) const {
+  ParameterSlice part = slice(parameter);
+  return like_shard.narrow(0, part.shard_offset, part.numel());
+}
+
+at::Tensor FlatParameter::view_in(const at::Tensor& flat, int64_t parameter) const {
+  const ShardedParameter& p = parameters_[parameter];
+  return flat.as_strided(p.sizes, p.strides, flat.storage_offset() + layout_.offset(parameter));
+}
+
+void FlatParameter::attach(const at::Tensor& flat) {
+  char* base = static_cast<char*>(flat.data_ptr());
+  size_t itemsize = c10::elementSize(dtypes_.compute);
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    seams::fill_storage(parameters_[i].storage(), parameters_[i].owner, base + layout_.offset(i) * itemsize);
+  }
+  attached_ = true;
+}
+
+void FlatParameter::detach() {
+  for (ShardedParameter& parameter : parameters_) {
+    seams::empty_storage(parameter.storage(), parameter.owner);
+  }
+  attached_ = false;
+}
+
+void FlatParameter::name_storages(const std::string& unit_name) {
+  for (ShardedParameter& p : parameters_) {
+    if (!attached_) {
+      seams::set_empty_message(
+          p.storage(), "fsdp: the memory of parameter " + quoted_names(p) + " (unit '" + unit_name +
+                           "') was read while the unit is sharded, by code that bypasses the dispatcher (data_ptr, "
+                           "numpy, serialization): run it inside ShardedModule::pin");
+    }
+    if (p.gradient_sentinel.defined()) {
+      seams::set_empty_message(*p.gradient_sentinel.storage().unsafeGetStorageImpl(),
+                               "fsdp: the gradient of parameter " + quoted_names(p) + " (unit '" + unit_name +
+                                   "') was read on the module: it lives in the shards; use "
+                                   "ShardedModule::parameters() and ShardedModule::clip_grad_norm_");
+    }
+  }
+}
+
+}  // namespace fsdp

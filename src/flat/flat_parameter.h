@@ -1,0 +1,100 @@
+// FlatParameter: a unit's parameters of one dtype and one requires_grad, flattened, padded and sharded.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flat/flat_layout.h"
+#include "torch_seams/keyed_storage.h"
+
+namespace fsdp {
+
+// One original parameter. `tensor` is the module's own: a keyed view, full shape, without memory while sharded.
+struct ShardedParameter {
+  at::Tensor tensor;
+  std::string fqn;                       // the first name; under which the optimizer sees it
+  std::vector<std::string> other_fqns;   // of a shared parameter
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;          // dense; row-major unless the original had another memory format
+  seams::StorageOwnerPtr owner;
+  seams::StorageOwnerPtr sentinel_owner;
+  at::Tensor gradient_sentinel;          // what tensor.grad() holds after a capture
+  bool sentinel_installed = false;
+  std::shared_ptr<void> capture_hook;    // keeps the gradient accumulator alive
+
+  c10::StorageImpl& storage() const { return *tensor.storage().unsafeGetStorageImpl(); }
+};
+
+// dtypes of one FlatParameter.
+struct FlatDtypes {
+  at::ScalarType shard;    // of shards, their gradients and the optimizer
+  at::ScalarType compute;  // of the unsharded buffer
+  at::ScalarType reduce;   // of captured gradients
+};
+
+// Where one rank stands in the group over which a FlatParameter is sharded.
+struct ShardPosition {
+  int64_t rank = 0;
+  int64_t factor = 1;
+};
+
+class FlatParameter {
+ public:
+  // Takes over `parameters` (all of one dtype, device and requires_grad): copies this rank's part into a shard on
+  // `device` and turns each tensor into a keyed view without memory. `unit` and the index of the first parameter in
+  // the unit go into the storages' owners. Meta tensors leave the shard uninitialised.
+  FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
+                c10::Device device, void* unit, int64_t first_index);
+
+  const FlatLayout& layout() const { return layout_; }
+  const FlatDtypes& dtypes() const { return dtypes_; }
+  const ShardPosition& position() const { return position_; }
+  bool requires_grad() const { return requires_grad_; }
+  std::vector<ShardedParameter>& parameters() { return parameters_; }
+  const std::vector<ShardedParameter>& parameters() const { return parameters_; }
+
+  // This rank's part: 1-D, layout().shard_numel() elements, the padding zero.
+  const at::Tensor& shard() const { return shard_; }
+  // The part of one parameter in a tensor laid out like the shard.
+  at::Tensor slice_of(const at::Tensor& like_shard, int64_t parameter) const;
+  ParameterSlice slice(int64_t parameter) const { return layout_.slice(parameter, position_.rank); }
+  // One parameter, full shape, in a tensor laid out like the padded unsharded buffer (any dtype).
+  at::Tensor view_in(const at::Tensor& flat, int64_t parameter) const;
+
+  // Optimizer leaves: one a parameter, and one for the whole shard. Each set shares the shard's memory and version.
+  const std::vector<at::Tensor>& original_leaves() const { return original_leaves_; }
+  const at::Tensor& flat_leaf() const { return flat_leaf_; }
+
+  // Points every parameter at its place in `flat` (padded_numel elements of the compute dtype), which must stay alive
+  // and in place until detach().
+  void attach(const at::Tensor& flat);
+  void detach();
+  bool attached() const { return attached_; }
+
+  // Writes unit names and FQNs into the messages that readers of released memory get.
+  void name_storages(const std::string& unit_name);
+
+  // Whether the shard may serve as the unsharded buffer itself.
+  bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute; }
+
+ private:
+  void copy_into_shard(int64_t parameter);
+  void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
+  void make_leaves();
+
+  std::vector<ShardedParameter> parameters_;
+  FlatDtypes dtypes_;
+  ShardPosition position_;
+  c10::Device device_;
+  bool requires_grad_;
+  FlatLayout layout_;
+  at::Tensor shard_;
+  std::vector<at::Tensor> original_leaves_;
+  at::Tensor flat_leaf_;
+  bool attached_ = false;
+};
+
+}  // namespace fsdp

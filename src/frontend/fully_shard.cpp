@@ -1,0 +1,295 @@
+#include "fsdp/fully_shard.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_set>
+
+#include "frontend/engine_registry.h"
+#include "frontend/unit_assignment.h"
+#include "torch_seams/dispatch_key.h"
+#include "torch_seams/keyed_storage.h"
+#include "torch_seams/self_check.h"
+
+namespace fsdp {
+namespace {
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 20;
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kShown; ++i) {
+    text += (i ? ", '" : "'") + names[i] + "'";
+  }
+  return names.size() > kShown ? c10::str(text, " and ", names.size() - kShown, " more") : text;
+}
+
+Unit* unit_of(const at::Tensor& tensor) {
+  seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  return owner ? static_cast<Unit*>(owner->unit.load()) : nullptr;
+}
+
+// What lies below the module(s) of one fully_shard call.
+struct Survey {
+  ModuleTree tree;
+  std::vector<FoundParameter> unassigned;
+  std::vector<Engine*> inner;  // of inner modules that were annotated before, in module order
+};
+
+Survey survey(const torch::nn::Module& root) {
+  Survey result{survey_modules(root), {}, {}};
+  for (const FoundParameter& parameter : result.tree.parameters) {
+    Unit* unit = unit_of(parameter.tensor);
+    if (!unit) {
+      TORCH_CHECK(!seams::has_sharded_key(parameter.tensor), "fsdp: parameter '", parameter.fqn(),
+                  "' belongs to a sharded module that is gone");
+      result.unassigned.push_back(parameter);
+    } else if (std::find(result.inner.begin(), result.inner.end(), unit->engine) == result.inner.end()) {
+      result.inner.push_back(unit->engine);
+    }
+  }
+  return result;
+}
+
+std::unordered_set<const void*> annotated_modules(const Survey& surveyed) {
+  std::unordered_set<const void*> modules;
+  for (const Engine* engine : surveyed.inner) {
+    for (const auto& unit : engine->units()) {
+      for (const AnnotatedModule& module : unit->modules()) {
+        modules.insert(module.identity);
+      }
+    }
+  }
+  return modules;
+}
+
+void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module) {
+  if (annotated_modules(surveyed).count(&module) == 0) {
+    return;
+  }
+  std::vector<std::string> fqns;
+  for (const FoundParameter& parameter : survey_modules(module).parameters) {
+    fqns.push_back(parameter.fqn());
+  }
+  TORCH_CHECK(false, "fsdp: fully_shard was called twice on the same module of class ", module_class_name(module),
+              "; its parameters ", quoted_list(fqns), " are sharded already");
+}
+
+// Inner units must lie below this call's modules whole, and a parameter that one of them took must not be held outside
+// of it as well: it would be in two units' reach.
+void check_inner_units(const Survey& surveyed) {
+  const ModuleTree& tree = surveyed.tree;
+  for (const FoundParameter& parameter : tree.parameters) {
+    Unit* unit = unit_of(parameter.tensor);
+    if (!unit) {
+      continue;
+    }
+    for (const ParameterSite& site : parameter.sites) {
+      bool inside = false;
+      for (const AnnotatedModule& module : unit->modules()) {
+        auto path = tree.paths.find(module.identity);
+        inside |= path != tree.paths.end() && is_at_or_below(site.module, path->second);
+      }
+      TORCH_CHECK(inside, "fsdp: parameter '", site.fqn, "' (first registered as '", parameter.fqn(),
+                  "') already belongs to unit '", unit->name(), "', which does not contain this registration: a "
+                  "parameter cannot be in two units. Annotate the modules that share it together, "
+                  "fully_shard({a, b}, options), or only a module above both");
+    }
+  }
+}
+
+void rename_inner_units(Engine& engine, const ModuleTree& tree) {
+  for (const auto& unit : engine.units()) {
+    std::vector<std::string> module_fqns;
+    for (const AnnotatedModule& module : unit->modules()) {
+      auto path = tree.paths.find(module.identity);
+      TORCH_CHECK(path != tree.paths.end(), "fsdp: unit '", unit->name(),
+                  "' was annotated on a module that is not below the module of this fully_shard call");
+      module_fqns.push_back(path->second);
+    }
+    unit->rename(module_fqns, [&](const at::Tensor& tensor) {
+      std::vector<std::string> fqns;
+      for (const ParameterSite& site : tree.find(tensor)->sites) {
+        fqns.push_back(site.fqn);
+      }
+      return fqns;
+    });
+  }
+}
+
+void check_one_device(const std::vector<FoundParameter>& parameters) {
+  std::map<std::string, std::vector<std::string>> by_device;
+  for (const FoundParameter& parameter : parameters) {
+    by_device[parameter.tensor.device().str()].push_back(parameter.fqn());
+  }
+  if (by_device.size() > 1) {
+    std::string text;
+    for (const auto& [device, fqns] : by_device) {
+      text += c10::str(text.empty() ? "" : "; ", device, ": ", quoted_list(fqns));
+    }
+    TORCH_CHECK(false, "fsdp: the parameters of one fully_shard call must be on one device, but they are on ", text,
+                ". Move the module before sharding it");
+  }
+}
+
+void check_fresh(const std::vector<FoundParameter>& parameters) {
+  for (const FoundParameter& parameter : parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    TORCH_CHECK(tensor.is_leaf(), "fsdp: parameter '", parameter.fqn(), "' is not a leaf of the autograd graph");
+    TORCH_CHECK(tensor.layout() == c10::Layout::Strided && !c10::isQIntType(tensor.scalar_type()),
+                "fsdp: parameter '", parameter.fqn(), "' has layout ", tensor.layout(), " and dtype ",
+                tensor.scalar_type(), ": only dense, strided parameters can be sharded");
+    TORCH_CHECK(!c10::isComplexType(tensor.scalar_type()), "fsdp: parameter '", parameter.fqn(), "' has dtype ",
+                tensor.scalar_type(), ": complex parameters are not supported; store real and imaginary parts");
+    TORCH_CHECK(!tensor.grad().defined(), "fsdp: parameter '", parameter.fqn(),
+                "' already has a gradient: call zero_grad() before fully_shard");
+  }
+}
+
+void check_unit_options(const Options& options, const std::string& name) {
+  TORCH_CHECK(options.communicator, "fsdp: unit '", name, "': Options::communicator is not set");
+  bool reshards = options.sharding_strategy == ShardingStrategy::kFullShard;
+  TORCH_CHECK(reshards || !options.reshard_after_forward.value_or(false), "fsdp: unit '", name,
+              "': reshard_after_forward=true contradicts ", to_string(options.sharding_strategy),
+              ", which keeps parameters gathered after forward; use FULL_SHARD");
+  for (auto dtype : {options.param_dtype, options.reduce_dtype}) {
+    TORCH_CHECK(!dtype || c10::isFloatingType(*dtype), "fsdp: unit '", name, "': ", *dtype,
+                ": param_dtype and reduce_dtype must be floating point");
+  }
+}
+
+UnitOptions unit_options(const Options& options) {
+  return {options.sharding_strategy, options.reshard_after_forward, options.param_dtype, options.reduce_dtype};
+}
+
+c10::Device shard_device(const Options& options, const std::vector<FoundParameter>& parameters,
+                         const Survey& surveyed) {
+  if (options.device) {
+    TORCH_CHECK(*options.device != c10::kMeta, "fsdp: Options::device must not be meta");
+    return *options.device;
+  }
+  if (parameters.empty()) {
+    return surveyed.inner.front()->options().device;
+  }
+  c10::Device device = parameters.front().tensor.device();
+  TORCH_CHECK(device != c10::kMeta, "fsdp: parameter '", parameters.front().fqn(),
+              "' is on the meta device: set Options::device to say where its shards shall live");
+  return device;
+}
+
+// Options that must be the same over the tree.
+void check_agrees(const EngineOptions& outer, const Engine& inner) {
+  const EngineOptions& other = inner.options();
+  auto require = [&](bool equal, const char* option) {
+    TORCH_CHECK(equal, "fsdp: option ", option, " must be the same for all units of a tree, but unit '",
+                inner.units().front()->name(), "' was annotated with another value than the module above it");
+  };
+  require(outer.communicator == other.communicator, "communicator");
+  require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
+  require(outer.device == other.device, "device");
+}
+
+// One group for each dtype and requires_grad, in order of first appearance.
+std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters) {
+  std::vector<std::pair<std::pair<at::ScalarType, bool>, std::vector<ShardedParameter>>> groups;
+  for (const FoundParameter& parameter : parameters) {
+    std::pair<at::ScalarType, bool> key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad()};
+    auto it = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == key; });
+    if (it == groups.end()) {
+      it = groups.insert(groups.end(), {key, {}});
+    }
+    ShardedParameter sharded;
+    sharded.tensor = parameter.tensor;
+    sharded.fqn = parameter.fqn();
+    for (size_t i = 1; i < parameter.sites.size(); ++i) {
+      sharded.other_fqns.push_back(parameter.sites[i].fqn);
+    }
+    it->second.push_back(std::move(sharded));
+  }
+  std::vector<std::vector<ShardedParameter>> result;
+  for (auto& group : groups) {
+    result.push_back(std::move(group.second));
+  }
+  return result;
+}
+
+void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
+  bool has_children = module && !module->children().empty();
+  if (engine.units().size() == 1 && has_children && engine.communicator().size() > 1 &&
+      engine.units().front()->options().strategy == ShardingStrategy::kFullShard) {
+    TORCH_WARN("fsdp: one unit holds the whole model, so all of its parameters are gathered at once and sharding saves "
+               "only optimizer and gradient memory. Set Options::auto_wrap_policy or annotate inner modules first");
+  }
+}
+
+std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const Survey& surveyed,
+                                     const Options& options) {
+  EngineOptions shared{options.communicator, options.use_orig_params,
+                       shard_device(options, surveyed.unassigned, surveyed)};
+  for (const Engine* inner : surveyed.inner) {
+    check_agrees(shared, *inner);
+  }
+  auto engine = std::make_shared<Engine>(shared);
+  for (Engine* inner : surveyed.inner) {
+    std::shared_ptr<Engine> keep = inner->shared_from_this();
+    engine->absorb(*inner);
+    unregister_engine(*inner);
+  }
+  rename_inner_units(*engine, surveyed.tree);
+  for (const UnitPlan& plan : plans) {
+    Unit& unit = engine->add_unit(plan.modules, unit_options(options), group_parameters(plan.parameters));
+    unit.is_root = plan.modules.front().fqn.empty();
+  }
+  register_engine(engine);
+  return std::make_shared<ShardedModule>(engine);
+}
+
+}  // namespace
+
+std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Options& options) {
+  seams::self_check();
+  check_unit_options(options, module_class_name(module));
+  Survey surveyed = survey(module);
+  TORCH_CHECK(!surveyed.tree.parameters.empty(), "fsdp: fully_shard was called on a module of class ",
+              module_class_name(module), " that has no parameters: an empty unit");
+  check_not_annotated(surveyed, module);
+  check_inner_units(surveyed);
+  check_one_device(surveyed.unassigned);
+  check_fresh(surveyed.unassigned);
+  auto plans = assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
+  auto sharded = build(plans, surveyed, options);
+  warn_if_one_unit(sharded->engine(), &module);
+  return sharded;
+}
+
+std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                                           const Options& options) {
+  seams::self_check();
+  TORCH_CHECK(!modules.empty(), "fsdp: fully_shard was called with an empty list of modules");
+  TORCH_CHECK(!options.auto_wrap_policy, "fsdp: auto_wrap_policy cannot be used with a list of modules: their "
+              "parameters become one unit. Annotate inner modules first");
+  // A stand-in for the parent that siblings do not have here; its names last until an outer module is annotated.
+  torch::nn::Module parent;
+  UnitPlan plan;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
+    TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i,
+                " of class ", module_class_name(*modules[i]), " stands twice in the list");
+    plan.modules.push_back({std::to_string(i), modules[i].get()});
+    parent.register_module(std::to_string(i), modules[i]);
+  }
+  check_unit_options(options, "the list of modules");
+  Survey surveyed = survey(parent);
+  for (const auto& module : modules) {
+    check_not_annotated(surveyed, *module);
+  }
+  check_inner_units(surveyed);
+  TORCH_CHECK(!surveyed.unassigned.empty(), "fsdp: fully_shard was called on modules without parameters, or of which "
+              "all parameters are sharded already: an empty unit");
+  check_one_device(surveyed.unassigned);
+  check_fresh(surveyed.unassigned);
+  plan.parameters = surveyed.unassigned;
+  return build({plan}, surveyed, options);
+}
+
+}  // namespace fsdp

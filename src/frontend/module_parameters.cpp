@@ -1,0 +1,75 @@
+#include "frontend/module_parameters.h"
+
+
+namespace fsdp {
+namespace {
+
+class Collector {
+ public:
+  void visit(const torch::nn::Module& module, const std::string& path) {
+    tree_.paths.emplace(&module, path);
+    for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
+      add(entry.value(), {path, join_path(path, entry.key())});
+    }
+    for (const auto& child : module.named_children()) {
+      visit(*child.value(), join_path(path, child.key()));
+    }
+  }
+  ModuleTree take() { return std::move(tree_); }
+
+ private:
+  void add(const at::Tensor& tensor, ParameterSite site) {
+    auto [it, is_new] = index_.emplace(tensor.unsafeGetTensorImpl(), tree_.parameters.size());
+    if (is_new) {
+      tree_.parameters.push_back({tensor, {}});
+    }
+    tree_.parameters[it->second].sites.push_back(std::move(site));
+  }
+
+  ModuleTree tree_;
+  std::unordered_map<const void*, size_t> index_;
+};
+
+std::string parent_path(const std::string& path) {
+  size_t dot = path.rfind('.');
+  return dot == std::string::npos ? std::string() : path.substr(0, dot);
+}
+
+}  // namespace
+
+std::string join_path(const std::string& prefix, const std::string& name) {
+  return name.empty() ? prefix : prefix.empty() ? name : prefix + "." + name;
+}
+
+bool is_at_or_below(const std::string& path, const std::string& ancestor) {
+  return ancestor.empty() || path == ancestor ||
+         (path.size() > ancestor.size() && path.compare(0, ancestor.size(), ancestor) == 0 &&
+          path[ancestor.size()] == '.');
+}
+
+std::string FoundParameter::lowest_common_ancestor() const {
+  std::string ancestor = sites.front().module;
+  for (const ParameterSite& site : sites) {
+    while (!is_at_or_below(site.module, ancestor)) {
+      ancestor = parent_path(ancestor);
+    }
+  }
+  return ancestor;
+}
+
+const FoundParameter* ModuleTree::find(const at::Tensor& tensor) const {
+  for (const FoundParameter& parameter : parameters) {
+    if (parameter.tensor.is_same(tensor)) {
+      return &parameter;
+    }
+  }
+  return nullptr;
+}
+
+ModuleTree survey_modules(const torch::nn::Module& root) {
+  Collector collector;
+  collector.visit(root, "");
+  return collector.take();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,43 @@
+// The parameters of a module tree, each once, with every place where it is registered.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace fsdp {
+
+// One registration of a parameter: the FQN of the module that holds it, and its own.
+struct ParameterSite {
+  std::string module;
+  std::string fqn;
+};
+
+struct FoundParameter {
+  at::Tensor tensor;
+  std::vector<ParameterSite> sites;  // in module order; more than one for a shared parameter
+
+  const std::string& fqn() const { return sites.front().fqn; }
+  // FQN of the lowest module below which all sites lie.
+  std::string lowest_common_ancestor() const;
+};
+
+// A module tree seen from its root.
+struct ModuleTree {
+  std::vector<FoundParameter> parameters;  // in module order: a module's own, then its children's
+  std::unordered_map<const void*, std::string> paths;  // of modules; the first one for a module registered twice
+
+  // Null when the tensor is not among the parameters.
+  const FoundParameter* find(const at::Tensor& tensor) const;
+};
+ModuleTree survey_modules(const torch::nn::Module& root);
+
+// Whether the module `path` is `ancestor` or lies below it; "" is the root.
+bool is_at_or_below(const std::string& path, const std::string& ancestor);
+
+std::string join_path(const std::string& prefix, const std::string& name);
+
+}  // namespace fsdp

@@ -1,0 +1,98 @@
+#include "models/config_reader.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "checkpoint/json_text.h"
+
+namespace fsdp::models {
+
+using checkpoint::json_text;
+using nlohmann::json;
+
+ConfigReader::ConfigReader(const json& object, std::string where)
+    : object_(object), where_(std::move(where)) {
+  TORCH_CHECK(object_.is_object(), where_, ": expected a JSON object, got ", json_text(object_));
+}
+
+bool ConfigReader::has(const std::string& key) const { return !at(key).is_null(); }
+
+const json& ConfigReader::at(const std::string& key) const {
+  static const json kNull;
+  const auto found = object_.find(key);
+  return found == object_.end() ? kNull : *found;
+}
+
+void ConfigReader::refuse(const std::string& key, const std::string& expected) const {
+  TORCH_CHECK(false, where_, ": ", key, " is ", json_text(at(key)), "; it must be ", expected);
+}
+
+void ConfigReader::missing(const std::string& key, const std::string& expected) const {
+  TORCH_CHECK(false, where_, ": ", key, " is missing; it must be ", expected);
+}
+
+int64_t ConfigReader::positive_integer(const std::string& key, std::optional<int64_t> default_value) const {
+  const std::string expected = "an integer from 1 to 2^31-1";
+  if (!has(key)) {
+    return default_value ? *default_value : (missing(key, expected), 0);
+  }
+  const json& value = at(key);
+  if (!value.is_number_integer() || value < 1 || value > std::numeric_limits<int32_t>::max()) {
+    refuse(key, expected);
+  }
+  return value.get<int64_t>();
+}
+
+std::optional<int64_t> ConfigReader::integer(const std::string& key) const {
+  if (!has(key)) {
+    return std::nullopt;
+  }
+  if (!at(key).is_number_integer()) {
+    refuse(key, "an integer");
+  }
+  return at(key).get<int64_t>();
+}
+
+double ConfigReader::number(const std::string& key, std::optional<double> default_value, double minimum,
+                            double maximum) const {
+  const std::string expected = c10::str("a number from ", minimum, " to ", maximum);
+  if (!has(key)) {
+    return default_value ? *default_value : (missing(key, expected), 0.0);
+  }
+  if (!at(key).is_number()) {
+    refuse(key, expected);
+  }
+  const double value = at(key).get<double>();
+  if (!(value >= minimum && value <= maximum)) {
+    refuse(key, expected);
+  }
+  return value;
+}
+
+bool ConfigReader::boolean(const std::string& key, bool default_value) const {
+  if (!has(key)) {
+    return default_value;
+  }
+  if (!at(key).is_boolean()) {
+    refuse(key, "true or false");
+  }
+  return at(key).get<bool>();
+}
+
+std::string ConfigReader::choice(const std::string& key, const std::string& default_value,
+                                 const std::vector<std::string>& accepted) const {
+  if (!has(key)) {
+    return default_value;
+  }
+  const json& value = at(key);
+  if (!value.is_string() || std::find(accepted.begin(), accepted.end(), value) == accepted.end()) {
+    refuse(key, "one of: " + c10::Join(", ", accepted));
+  }
+  return value.get<std::string>();
+}
+
+}  // namespace fsdp::models

@@ -1,0 +1,60 @@
+// Layers that several models are built from. Parameters are allocated uninitialised with a dtype and on a
+// device, which torch::nn's own layers cannot do: on the meta device they take no memory, and nothing draws
+// random numbers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fsdp::models {
+
+// y = x Wᵀ + b. Parameters: weight [out_features, in_features], bias [out_features].
+class LinearImpl : public torch::nn::Module {
+ public:
+  LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const at::TensorOptions& options);
+  // Without bias, over a parameter that another layer owns too.
+  explicit LinearImpl(const at::Tensor& shared_weight);
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight;
+  at::Tensor bias;  // undefined without bias
+};
+TORCH_MODULE(Linear);
+
+// Rows of `weight` [num_embeddings, dim] by index. The row `padding_idx` gets no gradient.
+class EmbeddingImpl : public torch::nn::Module {
+ public:
+  EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,
+                const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& indices);
+
+  at::Tensor weight;
+  std::optional<int64_t> padding_idx;  // from 0 to num_embeddings - 1
+};
+TORCH_MODULE(Embedding);
+
+// weight * x / rms(x) over the last dimension. The quotient is formed in fp32 (fp64 for fp64 input) and
+// rounded to the dtype of the input before the product with the weight.
+class RMSNormImpl : public torch::nn::Module {
+ public:
+  RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight;
+
+ private:
+  double eps_;
+};
+TORCH_MODULE(RMSNorm);
+
+// Initialises the layers above anywhere below `module` as transformers does: normal(0, std) for the weights
+// of Linear and Embedding (zero for the padding row), zero biases, one for RMSNorm weights; random numbers
+// come from the default generator of the device, in module order. A parameter shared by several layers is
+// initialised by the first.
+void initialize_parameters(torch::nn::Module& module, double std);
+
+}  // namespace fsdp::models

@@ -1,0 +1,83 @@
+// ShardedModule::clip_grad_norm_: the norm over all ranks, and the same scaling on each of them.
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "engine/engine.h"
+#include "fsdp/fully_shard.h"
+
+namespace fsdp {
+namespace {
+
+// Norms add up as powers; the infinity norm as a maximum.
+struct NormSum {
+  explicit NormSum(double norm_type) : type(norm_type) {}
+  void add(double norm) { merge(std::isinf(type) ? norm : std::pow(norm, type)); }
+  void merge(double other) { sum = std::isinf(type) ? nan_max(sum, other) : sum + other; }
+  double norm() const { return std::isinf(type) ? sum : std::pow(sum, 1.0 / type); }
+
+  static double nan_max(double a, double b) { return std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b); }
+
+  double type;
+  double sum = 0;
+};
+
+std::vector<at::Tensor> leaves_of(const Engine& engine, const FlatParameter& flat) {
+  return engine.options().use_orig_params ? flat.original_leaves() : std::vector<at::Tensor>{flat.flat_leaf()};
+}
+
+void add_gradients(const Engine& engine, const FlatParameter& flat, NormSum& sum) {
+  for (const at::Tensor& leaf : leaves_of(engine, flat)) {
+    if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {
+      auto dtype = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+      double norm = at::linalg_vector_norm(gradient, sum.type, std::nullopt, false, dtype).item<double>();
+      sum.add(norm);
+    }
+  }
+}
+
+// The sum of all ranks' parts, added in rank order: the same bits on every rank.
+double combine(Communicator& communicator, NormSum local) {
+  std::string mine(reinterpret_cast<const char*>(&local.sum), sizeof(double));
+  NormSum total(local.type);
+  for (const std::string& bytes : communicator.all_gather_bytes(mine, {"clip_grad_norm_", 0, Pass::kUser})) {
+    double part = 0;
+    std::memcpy(&part, bytes.data(), sizeof(double));
+    total.merge(part);
+  }
+  return total.sum;
+}
+
+}  // namespace
+
+at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {
+  TORCH_CHECK(max_norm > 0 && norm_type > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " and norm_type ",
+              norm_type, " must be positive");
+  at::NoGradGuard no_grad;
+  engine().notice_cleared_gradients();
+  NormSum sharded(norm_type), replicated(norm_type);
+  for (const auto& unit : engine().units()) {
+    for (const auto& flat : unit->flat_parameters()) {
+      add_gradients(engine(), *flat, flat->position().factor == 1 ? replicated : sharded);
+    }
+  }
+  NormSum total(norm_type);
+  total.merge(engine().communicator().size() > 1 ? combine(engine().communicator(), sharded) : sharded.sum);
+  total.merge(replicated.sum);
+  double norm = total.norm();
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: clip_grad_norm_: the norm of the gradients is ", norm);
+  double scale = max_norm / (norm + 1e-6);
+  if (!(scale >= 1)) {
+    for (const at::Tensor& leaf : parameters()) {
+      if (leaf.grad().defined()) {
+        leaf.mutable_grad().mul_(scale);
+      }
+    }
+  }
+  return at::full({}, norm, at::kDouble);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,58 @@
+#include "torch_seams/gradient_hooks.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace fsdp::seams {
+namespace {
+
+using torch::autograd::variable_list;
+
+class CaptureHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit CaptureHook(std::function<void(const at::Tensor&)> capture) : capture_(std::move(capture)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    capture_(gradients.at(0));
+    return {at::Tensor()};
+  }
+
+ private:
+  std::function<void(const at::Tensor&)> capture_;
+};
+
+class TripwireHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit TripwireHook(std::function<void()> visit) : visit_(std::move(visit)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    visit_();
+    return gradients;
+  }
+
+ private:
+  std::function<void()> visit_;
+};
+
+}  // namespace
+
+std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor,
+                                           std::function<void(const at::Tensor&)> capture) {
+  // `auto`: the accumulator is held by an intrusive_ptr or a shared_ptr, depending on the version.
+  auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
+  accumulator->add_pre_hook(std::make_unique<CaptureHook>(std::move(capture)));
+  return std::make_shared<decltype(accumulator)>(std::move(accumulator));
+}
+
+void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit) {
+  torch::autograd::impl::add_hook(tensor, std::make_unique<TripwireHook>(std::move(visit)));
+}
+
+int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+void at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace fsdp::seams

@@ -1,0 +1,14 @@
+// Version counters: how the engine sees that somebody wrote to a shard, and says so to autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::seams {
+
+// How often the tensor, or any leaf or view made of it, was written in place.
+uint32_t version_of(const at::Tensor& tensor);
+
+// Makes autograd refuse values of this tensor that were saved for backward so far, as after an in-place write.
+void bump_version(const at::Tensor& tensor);
+
+}  // namespace fsdp::seams

@@ -1,0 +1,71 @@
+#include "support/models.h"
+
+#include <mutex>
+
+namespace fsdp::testing {
+
+namespace {
+
+// A head that registers a parameter that another module registers too.
+struct TiedHeadImpl : torch::nn::LinearImpl {
+  explicit TiedHeadImpl(const torch::Tensor& shared)
+      : LinearImpl(torch::nn::LinearOptions(shared.size(1), shared.size(0)).bias(false)) {
+    weight = shared;
+    parameters_["weight"] = shared;
+  }
+};
+
+}  // namespace
+
+BlockImpl::BlockImpl(int64_t width, int64_t hidden) {
+  norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+  up = register_module("up", torch::nn::Linear(width, hidden));
+  down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(hidden, width).bias(false)));
+  gate = register_parameter("gate", torch::ones({}));
+}
+
+torch::Tensor BlockImpl::forward(const torch::Tensor& x) {
+  return x + gate * down(torch::gelu(up(norm(x))));
+}
+
+TinyLMImpl::TinyLMImpl(const Config& config) {
+  embed = register_module("embed", torch::nn::Embedding(config.vocabulary, config.width));
+  blocks = register_module("blocks", torch::nn::ModuleList());
+  for (int64_t i = 0; i < config.blocks; ++i) {
+    blocks->push_back(Block(config.width, config.hidden));
+  }
+  norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})));
+  head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(config.width, config.vocabulary)
+                                                       .bias(false)));
+  if (config.tied) {
+    head = replace_module("head", torch::nn::Linear(std::shared_ptr<torch::nn::LinearImpl>(std::make_shared<TiedHeadImpl>(embed->weight))));
+  }
+}
+
+torch::Tensor TinyLMImpl::forward(const torch::Tensor& ids) {
+  torch::Tensor x = embed(ids);
+  for (const auto& block : *blocks) {
+    x = block->as<Block>()->forward(x);
+  }
+  return head(norm(x));
+}
+
+torch::Tensor TinyLMImpl::loss(const torch::Tensor& ids) {
+  torch::Tensor logits = forward(ids.narrow(1, 0, ids.size(1) - 1));
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), ids.narrow(1, 1, ids.size(1) - 1).flatten());
+}
+
+TinyLM make_tiny_lm(const TinyLMImpl::Config& config, at::ScalarType dtype) {
+  static std::mutex mutex;  // the seed is global
+  std::lock_guard lock(mutex);
+  torch::manual_seed(17);
+  TinyLM model(config);
+  model->to(dtype);
+  return model;
+}
+
+torch::Tensor batch_of(int64_t rank, int64_t step, int64_t vocabulary) {
+  return (torch::arange(10).view({2, 5}) * 3 + rank * 5 + step * 7 + rank * step) % vocabulary;
+}
+
+}  // namespace fsdp::testing
