@@ -41,6 +41,21 @@ void OutputFile::fail(const char* action, int error) {
               "; nothing was left behind");
 }
 
+void OutputFile::reserve(uint64_t bytes) {
+  TORCH_CHECK(fd_ >= 0, target_.string(), ": is no longer open for writing");
+  if (bytes == 0) {
+    return;
+  }
+  int result = 0;
+  do {
+    result = ::fallocate(fd_, 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    const int error = errno;
+    fail(c10::str("reserving ", bytes, " bytes").c_str(), error);
+  }
+}
+
 void OutputFile::write(uint64_t offset, std::string_view bytes) {
   TORCH_CHECK(fd_ >= 0, target_.string(), ": is no longer open for writing");
   while (!bytes.empty()) {

@@ -14,6 +14,14 @@
 namespace fsdp::checkpoint {
 namespace {
 
+// Larger elements first: then every tensor is aligned for its dtype. Otherwise the given order.
+std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
+  });
+  return tensors;
+}
+
 // The 8-byte length and the header, padded with spaces to a multiple of 8 bytes.
 std::string encode_header(const std::vector<TensorInfo>& tensors,
                           const std::map<std::string, std::string>& metadata) {
@@ -38,22 +46,23 @@ std::string encode_header(const std::vector<TensorInfo>& tensors,
 
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorInfo> tensors,
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vector<TensorInfo>& tensors,
                                      const std::map<std::string, std::string>& metadata)
     : file_(std::move(path)) {
-  for (const TensorInfo& tensor : tensors) {
+  std::vector<TensorInfo> layout = aligned_layout(tensors);
+  for (const TensorInfo& tensor : layout) {
     TORCH_CHECK(tensor.name != "__metadata__" && index_.emplace(tensor.name, index_.size()).second,
-                file_.target().string(), ": tensor name ", quoted_name(tensor.name),
-                " is reserved or occurs twice");
+                file_.target().string(), ": tensor name ", quoted_name(tensor.name), " is reserved or occurs twice");
   }
-  const std::string header = encode_header(tensors, metadata);
-  file_.write(0, header);
+  const std::string header = encode_header(layout, metadata);
   uint64_t offset = header.size();
-  for (TensorInfo& tensor : tensors) {
+  for (TensorInfo& tensor : layout) {
     const auto bytes = static_cast<uint64_t>(tensor.nbytes());
     slots_.push_back({std::move(tensor), offset});
     offset += bytes;
   }
+  file_.reserve(offset);
+  file_.write(0, header);
 }
 
 void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {

@@ -20,9 +20,10 @@ namespace fsdp::checkpoint {
 // unfinished. Errors name the file and the reason ("No space left on device"). Used by one thread.
 class SafetensorsWriter {
  public:
-  // Lays the file out in the order of `tensors` and writes the header, padded so that the data begin at a
-  // multiple of 8 bytes. Names must be unique and not "__metadata__".
-  SafetensorsWriter(std::filesystem::path path, std::vector<TensorInfo> tensors,
+  // Lays the file out, takes its disk space and writes the header. Data lie in the order of `tensors`, except that
+  // dtypes with larger elements come first, from a multiple of 8 bytes on: so every tensor is aligned. Names must be
+  // unique and not "__metadata__".
+  SafetensorsWriter(std::filesystem::path path, const std::vector<TensorInfo>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
 
   // Stores one tensor: any device, strides and dtype (converted to the dtype of the layout), with the shape

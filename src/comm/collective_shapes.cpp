@@ -33,22 +33,6 @@ void check_reducible(const at::Tensor& output, const at::Tensor& input, const ch
 
 }  // namespace
 
-const char* to_string(Pass pass) {
-  switch (pass) {
-    case Pass::kSetup:
-      return "setup";
-    case Pass::kForward:
-      return "forward";
-    case Pass::kBackward:
-      return "backward";
-    case Pass::kReduce:
-      return "reduce";
-    case Pass::kUser:
-      return "user";
-  }
-  return "unknown pass";
-}
-
 std::string describe(const std::string& kind, const CollectiveId& id) {
   return c10::str(kind, " of '", id.name, "' (", to_string(id.pass), ", generation ", id.generation, ")");
 }

@@ -47,12 +47,13 @@ void check_aliases(const HfFolder& folder, const std::unordered_map<std::string,
 
 }  // namespace
 
-std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model) {
+std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::optional<c10::ScalarType> dtype) {
   const auto aliases = alias_names(model);
   std::vector<TensorInfo> tensors;
   for (const auto& parameter : model.named_parameters()) {
     if (aliases.count(parameter.key()) == 0) {
-      tensors.push_back({parameter.key(), parameter.value().scalar_type(), parameter.value().sizes().vec()});
+      const at::Tensor& value = parameter.value();
+      tensors.push_back({parameter.key(), dtype.value_or(value.scalar_type()), value.sizes().vec()});
     }
   }
   return tensors;

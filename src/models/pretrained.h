@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/hf_folder.h"
@@ -14,9 +15,11 @@
 namespace fsdp::models {
 
 // Name, dtype and shape of every parameter of a model, in module order, as a checkpoint of it holds them: a
-// parameter with several names (a tied head) once, under its first name. Reads no parameter: works on the
-// meta device, and gathers nothing when the model is sharded.
-std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& model);
+// parameter with several names (a tied head) once, under its first name. `dtype`: of the checkpoint, if not
+// that of the parameters. Reads no parameter: works on the meta device, and gathers nothing when the model is
+// sharded.
+std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
+                                                       std::optional<c10::ScalarType> dtype = {});
 
 // Throws unless the folder holds exactly the model's tensors, with the right shapes; the error lists what is
 // missing, misshapen or extra. As in transformers, buffers "…rotary_emb.inv_freq" of old folders are let be;

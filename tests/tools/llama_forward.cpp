@@ -6,8 +6,6 @@
 #include <c10/util/Exception.h>
 
 #include <cstdio>
-#include <exception>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -15,20 +13,13 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
 #include "models/pretrained.h"
+#include "tools/dtype_argument.h"
 
 namespace {
 
 using fsdp::checkpoint::SafetensorsFile;
 using fsdp::checkpoint::SafetensorsWriter;
 using fsdp::checkpoint::TensorInfo;
-
-c10::ScalarType parse_dtype(const std::string& name) {
-  const std::map<std::string, c10::ScalarType> dtypes{
-      {"fp32", at::kFloat}, {"fp64", at::kDouble}, {"bf16", at::kBFloat16}};
-  const auto found = dtypes.find(name);
-  TORCH_CHECK(found != dtypes.end(), "dtype must be fp32, fp64 or bf16, not ", name);
-  return found->second;
-}
 
 void write_results(const std::string& path, const std::vector<std::pair<std::string, at::Tensor>>& results) {
   std::vector<TensorInfo> layout;
@@ -45,7 +36,7 @@ void write_results(const std::string& path, const std::vector<std::pair<std::str
 void run_forward(const std::string& folder, const std::string& dtype, const std::string& input,
                  const std::string& output) {
   const auto model =
-      fsdp::models::load_causal_lm(fsdp::checkpoint::HfFolder(folder), parse_dtype(dtype), at::kCPU);
+      fsdp::models::load_causal_lm(fsdp::checkpoint::HfFolder(folder), parse_dtype_argument(dtype), at::kCPU);
   const SafetensorsFile inputs(input);
   const at::Tensor input_ids = inputs.tensor("input_ids");
   const at::Tensor labels = inputs.contains("labels") ? inputs.tensor("labels") : input_ids;

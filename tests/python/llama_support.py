@@ -1,0 +1,56 @@
+"""Helpers of the Llama tests: reference models, and the programs that run ours."""
+
+import os
+import pathlib
+import subprocess
+
+import safetensors.torch
+import torch
+
+TOOLS = pathlib.Path(os.environ["FSDP_BUILD_DIR"])
+
+
+def run_tool(name, *arguments):
+    """Runs a test program; returns the finished process, whatever its exit status."""
+    return subprocess.run([TOOLS / name, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+
+
+def check_tool(name, *arguments):
+    result = run_tool(name, *arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def our_results(folder, dtype, input_ids, work_folder, labels=None):
+    """loss, logits and grad.NAME of every parameter, from our model."""
+    tensors = {"input_ids": input_ids}
+    if labels is not None:
+        tensors["labels"] = labels
+    safetensors.torch.save_file(tensors, work_folder / "in.safetensors")
+    check_tool("llama_forward", folder, dtype, work_folder / "in.safetensors", work_folder / "out.safetensors")
+    return safetensors.torch.load_file(work_folder / "out.safetensors")
+
+
+def reference_results(model, input_ids, labels=None):
+    """The same from a transformers model. Parameters that share memory appear under each of their names."""
+    model.eval()
+    model.zero_grad()
+    output = model(input_ids=input_ids, labels=input_ids if labels is None else labels)
+    output.loss.backward()
+    results = {"loss": output.loss.detach(), "logits": output.logits.detach()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        results["grad." + name] = parameter.grad
+    return results
+
+
+def relative_error(ours, reference):
+    norm = reference.double().norm()
+    return ((ours.double() - reference.double()).norm() / norm.clamp_min(1e-30)).item()
+
+
+def assert_same_results(ours, reference, tolerance):
+    """Every result within `tolerance` of the reference, relative to the norm of the tensor."""
+    assert ours.keys() == reference.keys()
+    errors = {name: relative_error(ours[name], reference[name]) for name in reference}
+    too_large = {name: error for name, error in errors.items() if not error <= tolerance}
+    assert not too_large

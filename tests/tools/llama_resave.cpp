@@ -1,0 +1,39 @@
+// llama_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads a Hugging Face folder's model in DTYPE (fp32, fp64 or bf16)
+// and saves it, with the tokenizer's files, as the folder TARGET.
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf_folder.h"
+#include "checkpoint/hf_folder_writer.h"
+#include "models/pretrained.h"
+#include "tools/dtype_argument.h"
+
+namespace {
+
+void resave(const std::string& source, c10::ScalarType dtype, const std::string& target, int64_t max_shard_size) {
+  const fsdp::checkpoint::HfFolder folder(source);
+  const auto model = fsdp::models::load_causal_lm(folder, dtype, at::kCPU);
+  const auto tensors = fsdp::models::checkpoint_tensors(*model);
+  fsdp::checkpoint::HfFolderWriter writer(target, folder.config(), tensors, {max_shard_size, source});
+  const auto parameters = model->named_parameters();
+  for (const auto& tensor : tensors) {
+    writer.write(tensor.name, parameters[tensor.name]);
+  }
+  writer.finish();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  try {
+    TORCH_CHECK(arguments.size() == 4, "usage: llama_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES");
+    resave(arguments[0], parse_dtype_argument(arguments[1]), arguments[2], std::stoll(arguments[3]));
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+    return 1;
+  }
+}
