@@ -33,6 +33,20 @@ void check_reducible(const at::Tensor& output, const at::Tensor& input, const ch
 
 }  // namespace
 
+const char* to_string(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kGatherBytes:
+      return "all-gather of bytes";
+  }
+  return "unknown collective";
+}
+
 std::string describe(const std::string& kind, const CollectiveId& id) {
   return c10::str(kind, " of '", id.name, "' (", to_string(id.pass), ", generation ", id.generation, ")");
 }

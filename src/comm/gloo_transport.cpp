@@ -56,7 +56,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank
                                                    const GlooOptions& options) {
   ignore_sigpipe();
   auto store = point.join(rank, size, options.timeout);
-  const std::string host = options.host.empty() ? "127.0.0.1" : options.host;
+  const std::string host = options.host.empty() ? point.local_address() : options.host;
   auto settings = c10d::ProcessGroupGloo::Options::create(options.timeout);
   settings->threads = 1;
   try {
@@ -154,9 +154,13 @@ class GlooTransport::Impl {
     }
   }
 
-  void check_alive() const {
+  void check_not_failed() const {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!failure_, "this group of ranks has failed before and cannot be used any more: ", *failure_);
+  }
+
+  void check_complete() const {
+    std::lock_guard<std::mutex> lock(mutex_);
     if (!losses_.empty()) throw PeerLost(losses_.front(), *lost_[losses_.front()]);
   }
 
@@ -309,7 +313,8 @@ bool GlooTransport::wait(Message& message, Clock::time_point deadline, size_t kn
 
 std::vector<int> GlooTransport::losses() const { return impl_->losses(); }
 void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
-void GlooTransport::check_alive() const { impl_->check_alive(); }
+void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
+void GlooTransport::check_complete() const { impl_->check_complete(); }
 void GlooTransport::bury(std::vector<std::unique_ptr<Message>> messages) { impl_->bury(std::move(messages)); }
 
 }  // namespace fsdp
