@@ -11,7 +11,7 @@
 #include <sstream>
 #include <thread>
 
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {

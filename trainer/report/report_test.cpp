@@ -13,7 +13,7 @@
 #include "report/metrics_file.h"
 #include "report/process_memory.h"
 #include "report/progress.h"
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {
