@@ -46,20 +46,6 @@ uint64_t hash_of(const std::string& text) {
 
 }  // namespace
 
-const char* to_string(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllGather:
-      return "all-gather";
-    case CollectiveKind::kReduceScatter:
-      return "reduce-scatter";
-    case CollectiveKind::kAllReduce:
-      return "all-reduce";
-    case CollectiveKind::kGatherBytes:
-      return "all-gather of bytes";
-  }
-  return "unknown collective";
-}
-
 std::string CollectiveIdentity::describe() const {
   auto text = fsdp::describe(to_string(kind), id);
   if (kind == CollectiveKind::kGatherBytes) return text;

@@ -9,12 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
-
-enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes };
-const char* to_string(CollectiveKind kind);
 
 // Everything that must be equal on all ranks, except `numel` of a gather of bytes.
 struct CollectiveIdentity {

@@ -33,20 +33,18 @@ void check_reducible(const at::Tensor& output, const at::Tensor& input, const ch
 
 }  // namespace
 
-const char* to_string(Pass pass) {
-  switch (pass) {
-    case Pass::kSetup:
-      return "setup";
-    case Pass::kForward:
-      return "forward";
-    case Pass::kBackward:
-      return "backward";
-    case Pass::kReduce:
-      return "reduce";
-    case Pass::kUser:
-      return "user";
+const char* to_string(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kGatherBytes:
+      return "all-gather of bytes";
   }
-  return "unknown pass";
+  return "unknown collective";
 }
 
 std::string describe(const std::string& kind, const CollectiveId& id) {

@@ -1,4 +1,4 @@
-// What every communicator demands of the tensors of a collective, and how they are split over ranks.
+// The kinds of collectives, what each demands of its tensors, and how tensors are split over ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,9 @@
 #include "fsdp/communicator.h"
 
 namespace fsdp {
+
+enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes };
+const char* to_string(CollectiveKind kind);
 
 // "all-gather of 'layer.3' (forward, generation 7)"
 std::string describe(const std::string& kind, const CollectiveId& id);

@@ -28,7 +28,8 @@ Exchange::Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity 
       sequence_(context_->next_sequence),
       flags_(flags) {
   try {
-    transport_.check_alive();
+    transport_.check_not_failed();
+    transport_.check_complete();
     ++context_->next_sequence;
     post_headers();
     post_long_flags();
@@ -121,6 +122,7 @@ void Exchange::start_clock() {
 }
 
 void Exchange::agree() {
+  transport_.check_not_failed();
   start_clock();
   if (!numels_.empty()) return;
   std::vector<Header> headers;

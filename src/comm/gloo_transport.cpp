@@ -21,6 +21,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/error_text.h"
 #include "comm/meeting_point_impl.h"
 
 namespace fsdp {
@@ -56,7 +57,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank
                                                    const GlooOptions& options) {
   ignore_sigpipe();
   auto store = point.join(rank, size, options.timeout);
-  const std::string host = options.host.empty() ? "127.0.0.1" : options.host;
+  const std::string host = options.host.empty() ? point.local_address() : options.host;
   auto settings = c10d::ProcessGroupGloo::Options::create(options.timeout);
   settings->threads = 1;
   try {
@@ -64,7 +65,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
-                " (met at ", point.name(), "): ", error.what());
+                " (met at ", point.name(), "): ", first_line(error));
   }
 }
 
@@ -113,7 +114,7 @@ class GlooTransport::Impl {
     } catch (const std::exception& error) {
       std::lock_guard<std::mutex> lock(mutex_);
       look_at(peer);
-      mark_lost(peer, plain_reason(error.what()));
+      mark_lost(peer, plain_reason(first_line(error)));
       throw PeerLost(peer, *lost_[peer]);
     }
   }
@@ -154,9 +155,13 @@ class GlooTransport::Impl {
     }
   }
 
-  void check_alive() const {
+  void check_not_failed() const {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!failure_, "this group of ranks has failed before and cannot be used any more: ", *failure_);
+  }
+
+  void check_complete() const {
+    std::lock_guard<std::mutex> lock(mutex_);
     if (!losses_.empty()) throw PeerLost(losses_.front(), *lost_[losses_.front()]);
   }
 
@@ -198,7 +203,7 @@ class GlooTransport::Impl {
       std::lock_guard<std::mutex> lock(mutex_);
       waiting_.reset();
       look_at(message.peer());
-      mark_lost(message.peer(), plain_reason(error.what()));
+      mark_lost(message.peer(), plain_reason(first_line(error)));
       throw PeerLost(message.peer(), *lost_[message.peer()]);
     }
     std::lock_guard<std::mutex> lock(mutex_);
@@ -234,7 +239,7 @@ class GlooTransport::Impl {
       }
       mark_lost(peer, c10::str("it failed: ", notice));
     } catch (const std::exception& error) {
-      mark_lost(peer, plain_reason(error.what()));
+      mark_lost(peer, plain_reason(first_line(error)));
     }
   }
 
@@ -309,7 +314,8 @@ bool GlooTransport::wait(Message& message, Clock::time_point deadline, size_t kn
 
 std::vector<int> GlooTransport::losses() const { return impl_->losses(); }
 void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
-void GlooTransport::check_alive() const { impl_->check_alive(); }
+void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
+void GlooTransport::check_complete() const { impl_->check_complete(); }
 void GlooTransport::bury(std::vector<std::unique_ptr<Message>> messages) { impl_->bury(std::move(messages)); }
 
 }  // namespace fsdp

@@ -83,8 +83,10 @@ class GlooTransport {
 
   // Marks the group as failed and tells the other ranks why. The first reason stays.
   void fail(const std::string& reason);
-  // Throws the reason if the group has failed or another rank said so.
-  void check_alive() const;
+  // Throws the reason if the group was marked as failed.
+  void check_not_failed() const;
+  // Throws PeerLost if a rank is lost, so that nothing new can succeed.
+  void check_complete() const;
 
   // Keeps messages whose memory Gloo may still touch until the connections are closed.
   void bury(std::vector<std::unique_ptr<Message>> messages);

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "comm/meeting_point.h"
 
@@ -13,8 +14,9 @@ namespace fsdp {
 
 class MeetingPoint {
  public:
-  MeetingPoint(c10::intrusive_ptr<c10d::Store> store, std::string name)
-      : store_(std::move(store)), name_(std::move(name)) {}
+  // `local_address`: the address of this host that is on the way to the store.
+  MeetingPoint(c10::intrusive_ptr<c10d::Store> store, std::string name, std::string local_address)
+      : store_(std::move(store)), name_(std::move(name)), local_address_(std::move(local_address)) {}
 
   // Registers this rank, waits for the others, and returns the part of the store that belongs to this group
   // alone.
@@ -22,6 +24,7 @@ class MeetingPoint {
 
   // Where this is, for errors: "127.0.0.1:29500", "memory".
   const std::string& name() const { return name_; }
+  const std::string& local_address() const { return local_address_; }
 
  private:
   void claim_rank(int rank, int size);
@@ -30,6 +33,7 @@ class MeetingPoint {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
+  std::string local_address_;
 };
 
 }  // namespace fsdp

@@ -15,7 +15,7 @@ bool is_pure_view(const std::string& name) {
       "aten::view_as_complex", "aten::view_as_real", "aten::_reshape_alias",
       // Metadata, though their schemas claim a write.
       "aten::requires_grad_", "aten::detach_", "aten::retain_grad", "aten::_version", "aten::is_leaf",
-      "aten::output_nr", "aten::retains_grad", "aten::record_stream", "aten::is_same_size", "aten::is_set_to"};
+      "aten::output_nr", "aten::_has_compatible_shallow_copy_type", "aten::retains_grad", "aten::record_stream", "aten::is_same_size", "aten::is_set_to"};
   return names.count(name) > 0;
 }
 

@@ -4,6 +4,9 @@
 #include <c10/core/InferenceMode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "torch_seams/dispatch_key.h"
 
 
 namespace fsdp {
@@ -52,6 +55,7 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
       requires_grad_(parameters_.front().tensor.requires_grad()),
       layout_(numels_of(parameters_), position.factor) {
   c10::InferenceMode no_inference(false);
+  c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);  // set_data runs operators on the new views
   at::NoGradGuard no_grad;
   shard_ = at::zeros({layout_.shard_numel()}, at::TensorOptions().dtype(dtypes_.shard).device(device_));
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {

@@ -1,5 +1,6 @@
 #include "torch_seams/keyed_storage.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
@@ -64,7 +65,10 @@ StorageOwner* storage_owner(const at::TensorBase& tensor) {
 
 at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                              at::IntArrayRef strides) {
-  c10::DispatchKeySet keys(c10::computeDispatchKey(dtype, c10::Layout::Strided, storage.device()));
+  // The view constructor takes keys as they are, so they come from a tensor that was made the ordinary way: with those
+  // of autograd.
+  at::Tensor ordinary = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
+  c10::DispatchKeySet keys = ordinary.key_set();
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage),
                                                          keys | c10::DispatchKeySet(kShardedKey),
                                                          c10::scalarTypeToTypeMeta(dtype));

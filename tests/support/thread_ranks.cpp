@@ -1,6 +1,7 @@
 #include "support/thread_ranks.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include <exception>
 #include <mutex>
@@ -44,6 +45,8 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
       at::set_num_threads(1);
       try {
         body(make_gloo_communicator(point, rank, world_size, gloo));
+      } catch (const c10::Error& error) {
+        errors.add(rank, error.what_without_backtrace());
       } catch (const std::exception& error) {
         errors.add(rank, error.what());
       }

@@ -1,0 +1,44 @@
+# make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, JOBS, VENV (all may stay unset).
+SHELL := /bin/bash
+BUILD_DIR ?= $(CURDIR)/build
+VENV ?= $(CURDIR)/.venv
+export BUILD_DIR VENV TORCH_DIR BUILD_TYPE JOBS
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test train bench format format-check sanitize clean
+
+help:  ## This list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
+	@echo "TORCH_DIR=…        builds with that LibTorch;  JOBS=N  compilers at a time;  BUILD_TYPE=Debug"
+
+setup:  ## Install what is missing: Debian packages, LibTorch, transformers, a model
+	@scripts/setup.sh all
+
+build:  ## Build the library, the program build/fsdp and the tests
+	@scripts/setup.sh build
+	@scripts/build.sh
+
+test: setup  ## Set up, build and run every test
+	@scripts/build.sh
+	@$(VENV)/bin/python scripts/run_tests.py --build-dir $(BUILD_DIR) --pytest tests/python
+
+train: setup  ## Fine-tune a real Llama on real text over two ranks
+	@scripts/build.sh
+	@scripts/train.sh
+
+bench: setup  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
+	@scripts/build.sh
+	@$(VENV)/bin/python benchmarks/run.py
+
+format:  ## Format all C++ files
+	@scripts/format.sh
+
+format-check:  ## Fail when a C++ file is not formatted
+	@scripts/format.sh --check
+
+sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@scripts/setup.sh all
+	@scripts/sanitize.sh
+
+clean:  ## Remove what was built (not the environment, the model or the data)
+	rm -rf $(BUILD_DIR) build-sanitize build-debug

@@ -1,0 +1,119 @@
+// Host time that one unit adds to forward and backward: a chain of small blocks, plain and sharded over a
+// fake group of eight ranks. The time of a unit is the slope between a short and a long chain, so that what a
+// step costs once falls out. Steps of all variants take turns. Prints one JSON object a line; host_time.py is
+// PyTorch's side.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "fsdp/communicator.h"
+#include "fsdp/fully_shard.h"
+
+namespace {
+
+constexpr int kRanks = 8;
+constexpr int64_t kWidth = 32;
+constexpr int64_t kRows = 4;
+constexpr int kFewUnits = 4;
+constexpr int kManyUnits = 12;
+constexpr int kWarmUpSteps = 20;
+
+// Six small parameters.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl()
+      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
+        up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))),
+        down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
+
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Block);
+
+struct Variant {
+  std::string name;
+  bool sharded = true;
+  fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::kFullShard;
+  bool use_orig_params = true;
+};
+
+// A chain of blocks of one variant, and the times of its steps.
+class Chain {
+ public:
+  Chain(const Variant& variant, int units) {
+    torch::manual_seed(0);
+    for (int unit = 0; unit < units; ++unit) model_->push_back(Block());
+    if (!variant.sharded) return;
+    fsdp::Options options;
+    options.communicator = fsdp::make_fake_communicator(0, kRanks);
+    options.auto_wrap_policy = fsdp::module_class_policy<BlockImpl>();
+    options.sharding_strategy = variant.strategy;
+    options.use_orig_params = variant.use_orig_params;
+    sharded_ = fsdp::fully_shard(*model_, options);
+  }
+
+  void step(const at::Tensor& input, bool keep_time) {
+    const auto start = std::chrono::steady_clock::now();
+    model_->forward(input).sum().backward();
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+    if (keep_time) times_.push_back(elapsed.count());
+    if (sharded_) {
+      sharded_->zero_grad();
+    } else {
+      model_->zero_grad();
+    }
+  }
+
+  double median_milliseconds() {
+    auto middle = times_.begin() + static_cast<std::ptrdiff_t>(times_.size() / 2);
+    std::nth_element(times_.begin(), middle, times_.end());
+    return *middle;
+  }
+
+ private:
+  torch::nn::Sequential model_;
+  std::shared_ptr<fsdp::ShardedModule> sharded_;
+  std::vector<double> times_;
+};
+
+struct Measurement {
+  explicit Measurement(const Variant& variant) : few(variant, kFewUnits), many(variant, kManyUnits) {}
+
+  double milliseconds_per_unit() {
+    return (many.median_milliseconds() - few.median_milliseconds()) / (kManyUnits - kFewUnits);
+  }
+
+  Chain few, many;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int steps = argc > 1 ? std::stoi(argv[1]) : 150;
+  at::set_num_threads(1);
+  using enum fsdp::ShardingStrategy;
+  const std::vector<Variant> variants = {{.name = "plain", .sharded = false},
+                                         {.name = "fsdp.cpp full_shard"},
+                                         {.name = "fsdp.cpp full_shard, flat", .use_orig_params = false},
+                                         {.name = "fsdp.cpp shard_grad_op", .strategy = kShardGradOp},
+                                         {.name = "fsdp.cpp no_shard", .strategy = kNoShard}};
+  std::vector<Measurement> measurements;
+  for (const Variant& variant : variants) measurements.emplace_back(variant);
+  const at::Tensor input = torch::randn({kRows, kWidth});
+  for (int step = 0; step < kWarmUpSteps + steps; ++step) {
+    for (Measurement& measurement : measurements) {
+      measurement.few.step(input, step >= kWarmUpSteps);
+      measurement.many.step(input, step >= kWarmUpSteps);
+    }
+  }
+  const double plain = measurements.front().milliseconds_per_unit();
+  for (size_t index = 1; index < variants.size(); ++index) {
+    std::printf("{\"variant\": \"%s\", \"plain_ms\": %.6f, \"added_ms\": %.6f}\n",
+                variants[index].name.c_str(), plain, measurements[index].milliseconds_per_unit() - plain);
+  }
+}

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Host time that one unit adds to forward and backward in PyTorch's FSDP1, FSDP2 and DDP.
+
+The like of host_time.cpp: the same block, a fake process group of 8 ranks, one thread. Prints one JSON object a line.
+"""
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+RANKS = 8
+WIDTH = 32
+ROWS = 4
+FEW, MANY = 4, 12  # units; what one adds is the slope between
+
+
+class Block(nn.Module):
+    """Six small parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def blocks(count):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(count)))
+
+
+def fsdp1(count, use_orig_params):
+    policy = lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, Block)
+    return FullyShardedDataParallel(blocks(count), auto_wrap_policy=policy, use_orig_params=use_orig_params,
+                                    device_id=torch.device("cpu"))
+
+
+def fsdp2(count):
+    model = blocks(count)
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def all_reduce(_, bucket):
+    """What DDP does by itself; the fake group's own futures carry no result, so DDP must be handed one that does."""
+    dist.all_reduce(bucket.buffer().div_(RANKS), async_op=True)
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def ddp(count):
+    model = DistributedDataParallel(blocks(count))
+    model.register_comm_hook(None, all_reduce)
+    return model
+
+
+VARIANTS = {
+    "plain": blocks,
+    "DDP": ddp,
+    "FSDP1, flat parameters": lambda count: fsdp1(count, False),
+    "FSDP1, use_orig_params": lambda count: fsdp1(count, True),
+    "FSDP2": fsdp2,
+}
+
+
+def time_step(model, x):
+    start = time.perf_counter()
+    model(x).sum().backward()
+    seconds = time.perf_counter() - start
+    model.zero_grad()
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=150)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    models = {(name, count): make(count) for name, make in VARIANTS.items() for count in (FEW, MANY)}
+    x = torch.randn(ROWS, WIDTH)
+    times = {key: [] for key in models}
+    for step in range(options.steps + 20):
+        for key, model in models.items():
+            seconds = time_step(model, x)
+            if step >= 20:
+                times[key].append(seconds)
+    per_unit = {name: (statistics.median(times[name, MANY]) - statistics.median(times[name, FEW])) / (MANY - FEW) * 1e3
+                for name in VARIANTS}
+    for name, milliseconds in per_unit.items():
+        if name != "plain":
+            print(json.dumps({"variant": name, "plain_ms": per_unit["plain"],
+                              "added_ms": milliseconds - per_unit["plain"]}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# build.sh [CMake option...]: configures BUILD_DIR where settings changed, and builds it.
+source "$(dirname "$0")/common.sh"
+
+# ccache must look past time stamps to use what it has with precompiled headers.
+export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+
+torch=$(torch_dir)
+settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch" "$@")
+stamp=$BUILD_DIR/.configured-with
+
+configure() {
+  say "Configuring $BUILD_DIR with LibTorch in $torch"
+  cmake -G Ninja -S "$ROOT" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
+    die "CMake could not configure the build" "What is missing is named above; make setup installs it." \
+      "Another LibTorch: make build TORCH_DIR=…   Old settings: make clean"
+  printf '%s\n' "${settings[*]}" >"$stamp"
+}
+
+if [[ ! -f $BUILD_DIR/build.ninja || ! -f $stamp || $(<"$stamp") != "${settings[*]}" ]]; then configure; fi
+cmake --build "$BUILD_DIR" --parallel "${JOBS:-$(default_jobs)}" ||
+  die "the build failed: the first error above is the one to look at" \
+    "Compiler killed, or no memory: make build JOBS=1   After changes to the system: make clean build"

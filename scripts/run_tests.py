@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Runs the C++ test programs of a build and, with --pytest, the Python tests; counts test cases over all of them.
+
+The last line reads "N passed, N failed", with ", N skipped" when any were. A program that crashes, runs out of time or
+runs no test counts as failed. The exit status is 0 only when nothing failed.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+@dataclasses.dataclass
+class Outcome:
+    passed: int = 0
+    skipped: int = 0
+    failed: list = dataclasses.field(default_factory=list)  # names
+
+    @property
+    def total(self):
+        return self.passed + self.skipped + len(self.failed)
+
+
+@dataclasses.dataclass
+class Program:
+    name: str
+    command: list
+    report: Path
+    parse: object  # (Path) -> Outcome
+
+
+@dataclasses.dataclass
+class Run:
+    program: Program
+    outcome: Outcome
+    output: str
+    seconds: float
+
+
+def parse_gtest_json(path):
+    outcome = Outcome()
+    for suite in json.loads(path.read_text())["testsuites"]:
+        for case in suite["testsuite"]:
+            if case["status"] == "NOTRUN":
+                continue
+            if case.get("failures"):
+                outcome.failed.append(f"{suite['name']}.{case['name']}")
+            elif case["result"] == "SKIPPED":
+                outcome.skipped += 1
+            else:
+                outcome.passed += 1
+    return outcome
+
+
+def parse_junit_xml(path):
+    outcome = Outcome()
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.failed.append(f"{case.get('classname')}.{case.get('name')}")
+        elif case.find("skipped") is not None:
+            outcome.skipped += 1
+        else:
+            outcome.passed += 1
+    return outcome
+
+
+def parse_gtest_output(text):
+    """What a program that left no report had done by its own word; the test it was in is the one that failed."""
+    outcome, running = Outcome(), None
+    for mark, name in re.findall(r"^\[( RUN      |       OK |  FAILED  |  SKIPPED )\] (\S+?\.\S+)", text, re.M):
+        mark, name = mark.strip(), name.rstrip(",")
+        if mark == "RUN":
+            running = name
+        elif name == running:
+            running = None
+            if mark == "FAILED":
+                outcome.failed.append(name)
+            elif mark == "SKIPPED":
+                outcome.skipped += 1
+            else:
+                outcome.passed += 1
+    if running:
+        outcome.failed.append(running)
+    return outcome
+
+
+def gtest_programs(build_dir, reports):
+    """The test programs that CMake registered in this build."""
+    listing = subprocess.run(["ctest", "--test-dir", str(build_dir), "--show-only=json-v1"],
+                             capture_output=True, text=True, check=True)
+    programs = []
+    for test in json.loads(listing.stdout)["tests"]:
+        name = test["name"]
+        if "command" not in test:
+            sys.exit(f"error: the test program {name} is not built: run make build")
+        report = reports / f"{name}.json"
+        command = [test["command"][0], f"--gtest_output=json:{report}"]
+        programs.append(Program(name, command, report, parse_gtest_json))
+    return programs
+
+
+def pytest_program(folder, reports):
+    report = reports / "pytest.xml"
+    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-ra", f"--junitxml={report}"]
+    return Program("pytest", command, report, parse_junit_xml)
+
+
+def end_group(process):
+    """Ends a program and whatever it started, which lives in its process group."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, signum)
+        except ProcessLookupError:
+            return
+        time.sleep(1)
+
+
+def execute(command, timeout, log):
+    """Returns what went wrong with the program as a whole, or None."""
+    with open(log, "wb") as sink:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            end_group(process)
+            process.wait()
+            return f"ran out of time ({timeout} s)"
+    if code < 0:
+        return f"crashed with {signal.Signals(-code).name}"
+    return f"exited with status {code}" if code else None
+
+
+def run_program(program, timeout, reports):
+    start = time.monotonic()
+    log = reports / f"{program.name}.log"
+    trouble = execute(program.command, timeout, log)
+    output = log.read_text(errors="replace")
+    try:
+        outcome = program.parse(program.report)
+    except (OSError, ValueError, KeyError, ElementTree.ParseError):
+        trouble = trouble or "left no report"
+        outcome = parse_gtest_output(output)
+    if not trouble and outcome.total == 0:
+        trouble = "ran no test"
+    if trouble and not outcome.failed:
+        outcome.failed.append(f"({program.name} {trouble})")
+    elif trouble and not trouble.startswith("exited"):
+        outcome.failed[-1] += f" ({program.name} {trouble})"
+    return Run(program, outcome, output, time.monotonic() - start)
+
+
+def failing_part(output, limit=20000):
+    """The output without the lines of tests that passed."""
+    kept = re.sub(r"^\[ RUN      \] (\S+)\n(?:(?!\[ RUN      \]).*\n)*?\[       OK \] \1.*\n", "", output, flags=re.M)
+    return kept if len(kept) <= limit else kept[: limit // 2] + "\n[…]\n" + kept[-limit // 2:]
+
+
+def report_run(run):
+    outcome = run.outcome
+    parts = [f"{outcome.passed} passed"]
+    if outcome.failed:
+        parts.append(f"{len(outcome.failed)} failed")
+    if outcome.skipped:
+        parts.append(f"{outcome.skipped} skipped")
+    print(f"{run.program.name}: {', '.join(parts)} ({run.seconds:.1f} s)", flush=True)
+    if outcome.failed:
+        print(failing_part(run.output), flush=True)
+
+
+def select(programs, pattern):
+    chosen = [program for program in programs if re.search(pattern, program.name)]
+    return chosen or sys.exit(f"error: no test program matches {pattern!r}; there are: "
+                              + ", ".join(program.name for program in programs))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build-dir", type=Path, required=True)
+    parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")
+    parser.add_argument("--only", metavar="REGEX", default="", help="only programs whose name matches")
+    parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
+    parser.add_argument("--timeout", type=float, default=1500, help="seconds for one program")
+    options = parser.parse_args()
+    os.environ["FSDP_BUILD_DIR"] = str(options.build_dir.resolve())
+
+    with tempfile.TemporaryDirectory(prefix="fsdp-tests-") as folder:
+        reports = Path(folder)
+        # The Python tests take longest, so they start first.
+        programs = [pytest_program(options.pytest, reports)] if options.pytest else []
+        programs = select(programs + gtest_programs(options.build_dir, reports), options.only)
+        runs = []
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            started = [pool.submit(run_program, program, options.timeout, reports) for program in programs]
+            for finished in concurrent.futures.as_completed(started):
+                runs.append(finished.result())
+                report_run(runs[-1])
+
+    failed = [f"{run.program.name}: {name}" for run in runs for name in run.outcome.failed]
+    skipped = sum(run.outcome.skipped for run in runs)
+    for name in failed:
+        print(f"FAILED {name}")
+    print(f"{sum(run.outcome.passed for run in runs)} passed, {len(failed)} failed"
+          + (f", {skipped} skipped" if skipped else ""))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+#include "comm/faulty_communicator.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "comm/fake_communicator.h"
+
+namespace fsdp {
+namespace {
+
+bool is(const Fault* fault, Fault::What what) { return fault != nullptr && fault->what == what; }
+
+void before_issue(const Fault* fault) {
+  if (is(fault, Fault::What::kDelayIssue)) std::this_thread::sleep_for(fault->delay);
+  if (is(fault, Fault::What::kFailIssue)) throw std::runtime_error(fault->message);
+}
+
+void before_wait(const Fault* fault) {
+  if (is(fault, Fault::What::kDelayWait)) std::this_thread::sleep_for(fault->delay);
+  if (is(fault, Fault::What::kFailWait)) throw std::runtime_error(fault->message);
+}
+
+}  // namespace
+
+class FaultyCommunicator::FaultyWork final : public Work {
+ public:
+  FaultyWork(std::unique_ptr<Work> inner, Fault fault) : inner_(std::move(inner)), fault_(std::move(fault)) {}
+
+  void wait() override {
+    before_wait(&fault_);
+    inner_->wait();
+  }
+
+ private:
+  std::unique_ptr<Work> inner_;
+  Fault fault_;
+};
+
+FaultyCommunicator::FaultyCommunicator(std::shared_ptr<Communicator> inner, std::vector<Fault> faults)
+    : inner_(std::move(inner)), faults_(std::move(faults)) {}
+
+const Fault* FaultyCommunicator::next_fault() {
+  const auto index = next_index_++;
+  const auto found =
+      std::find_if(faults_.begin(), faults_.end(), [&](const Fault& fault) { return fault.index == index; });
+  return found == faults_.end() ? nullptr : &*found;
+}
+
+template <typename Issue>
+std::unique_ptr<Work> FaultyCommunicator::issue_with_faults(Issue issue) {
+  const Fault* fault = next_fault();
+  before_issue(fault);
+  if (is(fault, Fault::What::kSkip)) return make_done_work();
+  auto work = issue();
+  return fault == nullptr ? std::move(work) : std::make_unique<FaultyWork>(std::move(work), *fault);
+}
+
+std::unique_ptr<Work> FaultyCommunicator::all_gather(at::Tensor output, at::Tensor input,
+                                                     const CollectiveId& id) {
+  return issue_with_faults([&] { return inner_->all_gather(output, input, id); });
+}
+
+std::unique_ptr<Work> FaultyCommunicator::reduce_scatter(at::Tensor output, at::Tensor input,
+                                                         const ReduceOptions& options, const CollectiveId& id,
+                                                         std::vector<uint64_t>* flags) {
+  return issue_with_faults([&] { return inner_->reduce_scatter(output, input, options, id, flags); });
+}
+
+std::unique_ptr<Work> FaultyCommunicator::all_reduce(at::Tensor output, at::Tensor tensor,
+                                                     const ReduceOptions& options, const CollectiveId& id,
+                                                     std::vector<uint64_t>* flags) {
+  return issue_with_faults([&] { return inner_->all_reduce(output, tensor, options, id, flags); });
+}
+
+std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string& bytes,
+                                                              const CollectiveId& id) {
+  const Fault* fault = next_fault();
+  before_issue(fault);
+  if (is(fault, Fault::What::kSkip)) return std::vector<std::string>(static_cast<size_t>(size()), bytes);
+  before_wait(fault);
+  return inner_->all_gather_bytes(bytes, id);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,60 @@
+// A communicator in which chosen collectives come late, fail or are left out: what a test of errors needs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+struct Fault {
+  enum class What : uint8_t {
+    kDelayIssue,  // sleeps for `delay`, then issues
+    kDelayWait,   // sleeps for `delay` before it waits
+    kFailIssue,   // throws `message` instead of issuing: the other ranks wait for this one
+    kFailWait,    // issues, then throws `message` instead of waiting
+    kSkip,        // does nothing and says that it is done: this rank goes on to its next collective
+  };
+  int64_t index = 0;  // which collective: they count from 0, all kinds together, in order of issue
+  What what = What::kFailIssue;
+  std::chrono::milliseconds delay{0};
+  std::string message = "injected fault";
+};
+
+class FaultyCommunicator final : public Communicator {
+ public:
+  FaultyCommunicator(std::shared_ptr<Communicator> inner, std::vector<Fault> faults);
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string backend() const override { return inner_->backend(); }
+  std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override;
+  std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
+                                       const CollectiveId& id,
+                                       std::vector<uint64_t>* flags = nullptr) override;
+  std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                   const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
+  // For this one, which blocks, waiting begins when it is issued; left out, it returns this rank's bytes for
+  // each rank.
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
+  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+ private:
+  class FaultyWork;
+
+  const Fault* next_fault();
+  template <typename Issue>
+  std::unique_ptr<Work> issue_with_faults(Issue issue);
+
+  std::shared_ptr<Communicator> inner_;
+  std::vector<Fault> faults_;
+  int64_t next_index_ = 0;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,57 @@
+#include "optim/fused_adamw.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <map>
+#include <optional>
+#include <tuple>
+
+namespace fsdp {
+
+FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options)
+    : options_(options), parameters_(std::move(parameters)), states_(parameters_.size()) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& p = parameters_[i];
+    TORCH_CHECK(p.is_leaf() && p.is_contiguous() && p.is_floating_point(), "FusedAdamW: parameter ", i,
+                " must be a leaf, contiguous, and of a floating dtype, but has sizes ", p.sizes(),
+                " and dtype ", p.scalar_type());
+  }
+}
+
+void FusedAdamW::step() {
+  const at::NoGradGuard no_grad;
+  // The kernel takes tensors of one device and dtype.
+  std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, c10::ScalarType>, Batch> batches;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i];
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined() || parameter.numel() == 0) continue;
+    State& state = states_[i];
+    if (!state.steps.defined()) {
+      state = {at::zeros({}, parameter.options().dtype(at::kFloat)), at::zeros_like(parameter),
+               at::zeros_like(parameter)};
+    }
+    const c10::Device device = parameter.device();
+    Batch& batch = batches[{device.type(), device.index(), parameter.scalar_type()}];
+    batch.parameters.push_back(parameter);
+    batch.gradients.push_back(gradient);
+    batch.means.push_back(state.mean);
+    batch.square_means.push_back(state.square_mean);
+    batch.steps.push_back(state.steps);
+  }
+  for (auto& [key, batch] : batches) update(batch);
+}
+
+void FusedAdamW::update(Batch& batch) const {
+  at::_foreach_add_(batch.steps, 1);
+  at::_fused_adamw_(
+      batch.parameters, batch.gradients, batch.means, batch.square_means, /*max_exp_avg_sqs=*/{}, batch.steps,
+      options_.learning_rate, options_.beta1, options_.beta2, options_.weight_decay, options_.epsilon,
+      /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/std::nullopt);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,50 @@
+// AdamW over shards, by ATen's fused kernels: one pass over parameter, gradient and state.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fsdp {
+
+// Defaults are those of torch.optim.AdamW, but for weight decay, which is off.
+struct FusedAdamWOptions {
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.0;  // decoupled, on all parameters
+};
+
+// Computes what torch.optim.AdamW(…, fused=True) does. State has the dtype and device of its parameter.
+class FusedAdamW {
+ public:
+  // `parameters`: leaves, dense and contiguous, of floating dtypes; they may be empty.
+  FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options);
+
+  // Updates the parameters whose gradient is defined; the others and their state stay as they are.
+  void step();
+
+  void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
+  double learning_rate() const { return options_.learning_rate; }
+
+ private:
+  // State of one parameter; undefined until its first gradient.
+  struct State {
+    at::Tensor steps;  // scalar fp32: how often it was updated
+    at::Tensor mean;
+    at::Tensor square_mean;
+  };
+  // Lists of equal length, as the kernel takes them.
+  struct Batch {
+    std::vector<at::Tensor> parameters, gradients, means, square_means, steps;
+  };
+
+  void update(Batch& batch) const;
+
+  FusedAdamWOptions options_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<State> states_;
+};
+
+}  // namespace fsdp

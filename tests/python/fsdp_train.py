@@ -1,0 +1,40 @@
+"""Runs `fsdp train` and reads what it left."""
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+
+
+@dataclasses.dataclass
+class Run:
+    steps: list  # the rows of metrics.jsonl that report a step
+    eval_loss: float | None
+    final: Path  # the saved folder
+
+    @property
+    def losses(self):
+        return [row["loss"] for row in self.steps]
+
+    def weights(self):
+        from safetensors.torch import load_file
+
+        weights = {}
+        for file in sorted(self.final.glob("*.safetensors")):
+            weights.update(load_file(file))
+        return weights
+
+
+def fsdp_train(program, config, world_size, folder, timeout=300):
+    """Trains over `world_size` local ranks with one thread each; `folder` receives config, metrics and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**config, "output_dir": str(folder / "output")}))
+    result = subprocess.run(
+        [program, "train", "--config-path", file, "--nproc-per-node", str(world_size)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout)
+    assert result.returncode == 0, f"fsdp train failed with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+    rows = [json.loads(line) for line in (folder / "output/metrics.jsonl").read_text().splitlines()]
+    evaluations = [row["eval_loss"] for row in rows if "eval_loss" in row]
+    return Run([row for row in rows if "loss" in row], evaluations[-1] if evaluations else None, folder / "output/final")

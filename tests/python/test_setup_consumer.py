@@ -1,0 +1,46 @@
+"""The installed library serves a project of its own through find_package(fsdp)."""
+
+import os
+import subprocess
+
+import pytest
+
+
+def call(*command, **options):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=900, **options)
+    assert result.returncode == 0, f"{command} failed:\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def environment_without(*names):
+    return {key: value for key, value in os.environ.items() if key not in names}
+
+
+@pytest.fixture(scope="module")
+def prefix(build_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prefix")
+    call("cmake", "--install", build_dir, "--prefix", folder)
+    return folder
+
+
+def test_consumer_builds_and_trains(prefix, source_dir, tmp_path):
+    plain = environment_without("TORCH_DIR", "LD_LIBRARY_PATH")
+    call("cmake", "-G", "Ninja", "-S", source_dir / "tests/consumer", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}",
+         env=plain)
+    call("cmake", "--build", tmp_path, env=plain)
+    output = call(tmp_path / "consumer", env=plain)
+    assert "loss" in output and "0.weight" in output
+
+
+def test_another_minor_version_is_refused(prefix, tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\nproject(other LANGUAGES CXX)\nfind_package(fsdp 0.99 REQUIRED)\n")
+    result = subprocess.run(["cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build",
+                             f"-DCMAKE_PREFIX_PATH={prefix}"], capture_output=True, text=True, timeout=300)
+    assert result.returncode != 0
+    assert "0.99" in result.stderr
+
+
+def test_installed_program_runs_where_it_is_put(prefix):
+    output = call(prefix / "bin/fsdp", "--help", env=environment_without("LD_LIBRARY_PATH"))
+    assert "train" in output

@@ -1,0 +1,97 @@
+"""scripts/run_tests.py counts test cases over programs, and takes a crash for the failure it is."""
+
+import subprocess
+import sys
+
+import pytest
+
+PASSING = """print("[ RUN      ] Suite.One\\n[       OK ] Suite.One (0 ms)")
+report([("One", {"result": "COMPLETED"}), ("Two", {"result": "SKIPPED"})])"""
+FAILING = """print("[ RUN      ] Suite.Bad\\nwhat went wrong\\n[  FAILED  ] Suite.Bad (0 ms)")
+report([("Good", {"result": "COMPLETED"}), ("Bad", {"result": "COMPLETED", "failures": [{"failure": "x"}]})])
+sys.exit(1)"""
+CRASHING = """print("[ RUN      ] Suite.Fine\\n[       OK ] Suite.Fine (0 ms)\\n[ RUN      ] Suite.Dies", flush=True)
+os.abort()"""
+CRASHING_AT_EXIT = """report([("One", {"result": "COMPLETED"})])
+os.abort()"""
+HANGING = """print("[ RUN      ] Suite.Hangs", flush=True)
+time.sleep(60)"""
+EMPTY = "report([])"
+
+PROGRAM = """#!{python}
+import json, os, sys, time
+def report(cases):
+    path = sys.argv[1].removeprefix("--gtest_output=json:")
+    tests = [dict(name=name, status="RUN", **rest) for name, rest in cases]
+    json.dump({{"testsuites": [{{"name": "Suite", "testsuite": tests}}]}}, open(path, "w"))
+{body}
+"""
+
+
+@pytest.fixture
+def run_tests(tmp_path, source_dir):
+    """Runs the script over programs with the given bodies, through a CTest file as CMake writes it."""
+
+    def run(bodies, *options):
+        lines = []
+        for name, body in bodies.items():
+            program = tmp_path / name
+            program.write_text(PROGRAM.format(python=sys.executable, body=body))
+            program.chmod(0o755)
+            lines.append(f'add_test([=[{name}]=] "{program}" "--gtest_brief=1")\n')
+        (tmp_path / "CTestTestfile.cmake").write_text("".join(lines))
+        return subprocess.run([sys.executable, source_dir / "scripts/run_tests.py", "--build-dir", tmp_path, *options],
+                              capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def last_line(result):
+    return result.stdout.splitlines()[-1]
+
+
+def test_counts_cases_over_programs(run_tests):
+    result = run_tests({"a_test": PASSING, "b_test": PASSING})
+    assert last_line(result) == "2 passed, 0 failed, 2 skipped"
+    assert result.returncode == 0
+
+
+def test_failure_is_counted_named_and_shown(run_tests):
+    result = run_tests({"a_test": PASSING, "b_test": FAILING})
+    assert last_line(result) == "2 passed, 1 failed, 1 skipped"
+    assert "FAILED b_test: Suite.Bad" in result.stdout
+    assert "what went wrong" in result.stdout
+    assert result.returncode == 1
+
+
+def test_crash_fails_the_running_test_and_keeps_those_before_it(run_tests):
+    result = run_tests({"a_test": CRASHING})
+    assert last_line(result) == "1 passed, 1 failed"
+    assert "Suite.Dies (a_test crashed with SIGABRT)" in result.stdout
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize("body, reason", [(CRASHING_AT_EXIT, "crashed with SIGABRT"), (EMPTY, "ran no test")])
+def test_trouble_outside_any_test_is_a_failure(run_tests, body, reason):
+    result = run_tests({"a_test": body})
+    assert last_line(result).endswith(" passed, 1 failed")
+    assert reason in result.stdout
+    assert result.returncode == 1
+
+
+def test_program_that_hangs_is_ended(run_tests):
+    result = run_tests({"a_test": HANGING}, "--timeout", "1")
+    assert last_line(result) == "0 passed, 1 failed"
+    assert "ran out of time" in result.stdout
+
+
+def test_python_tests_are_counted_with_the_programs(run_tests, tmp_path):
+    folder = tmp_path / "python"
+    folder.mkdir()
+    (folder / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('value', [1, 2])\n"
+        "def test_small(value): assert value < 2\n")
+    result = run_tests({"a_test": PASSING}, "--pytest", folder)
+    assert last_line(result) == "2 passed, 1 failed, 1 skipped"
+    assert "test_small[2]" in result.stdout

@@ -1,0 +1,144 @@
+"""`fsdp train` trains as PyTorch does: the same losses, gradient norms and final weights, on the same data.
+
+The reference is a single process that goes through every rank's batches with plain PyTorch and transformers; PyTorch's
+DDP, FSDP1 and FSDP2 must agree with it too, or the comparison says nothing.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+import torch_fsdp_reference as reference
+from fsdp_train import fsdp_train
+
+VOCABULARY = 97
+LLAMA = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64)
+TOLERANCE = 1e-5
+
+STRATEGIES = ("full_shard", "shard_grad_op", "no_shard")
+FORMS = tuple(itertools.product(("transformer", "size", "none"), (True, False)))  # wrap_policy, use_orig_params
+
+
+def combinations():
+    """Each world size with each strategy, and with each policy and form of parameters; two of these at a time."""
+    for world_size, (row, strategy) in itertools.product((1, 2, 3, 4), enumerate(STRATEGIES)):
+        for offset in (0, 3):
+            policy, use_orig_params = FORMS[(row + world_size + offset) % len(FORMS)]
+            yield pytest.param(world_size, strategy, policy, use_orig_params,
+                               id=f"{world_size}-{strategy}-{policy}-{'orig' if use_orig_params else 'flat'}")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Models with untied and with tied embeddings, and token files."""
+    folder = tmp_path_factory.mktemp("parity")
+    reference.make_llama(folder / "untied", tie_word_embeddings=False, **LLAMA)
+    reference.make_llama(folder / "tied", seed=1, tie_word_embeddings=True, **LLAMA)
+    reference.make_tokens(folder / "train.bin", 12 * 50 + 5, VOCABULARY)
+    reference.make_tokens(folder / "eval.bin", 12 * 7 + 1, VOCABULARY, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base_config(inputs):
+    return dict(model_path=str(inputs / "untied"), dataset=str(inputs / "train.bin"), dtype="fp32", max_seq_length=12,
+                train_batch_size=2, max_steps=10, learning_rate=1e-3, lr_scheduler_type="cosine", warmup_steps=3,
+                weight_decay=0.1, clip_grad_norm=0.5, seed=7, size_min_params=5000, save_final=True)
+
+
+@pytest.fixture(scope="module")
+def single_process():
+    """The reference run of a config, computed once for each."""
+    known = {}
+
+    def run(config, world_size):
+        key = (world_size, *sorted((name, str(value)) for name, value in config.items()))
+        if key not in known:
+            known[key] = reference.train(config, world_size, "single")
+        return known[key]
+
+    return run
+
+
+def distance(actual, expected):
+    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def assert_same_training(losses, norms, weights, expected):
+    assert losses == pytest.approx(expected.losses, rel=TOLERANCE)
+    assert norms == pytest.approx(expected.grad_norms, rel=10 * TOLERANCE)
+    assert weights.keys() == expected.weights.keys()
+    far = {name: distance(weights[name], whole) for name, whole in expected.weights.items()
+           if distance(weights[name], whole) > TOLERANCE}
+    assert not far, f"weights differ by more than {TOLERANCE} of their norm: {far}"
+
+
+def assert_trains_like(run, expected):
+    weights = run.weights()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert_same_training(run.losses, [row["grad_norm"] for row in run.steps], weights, expected)
+    assert [row["learning_rate"] for row in run.steps] == pytest.approx(expected.learning_rates, rel=1e-9)
+
+
+def test_reference_learns(base_config, single_process):
+    expected = single_process(base_config, 2)
+    start = reference.LlamaForCausalLM.from_pretrained(base_config["model_path"])
+    assert expected.losses[-1] < expected.losses[0] - 0.01
+    moved = {name: distance(expected.weights[name], tensor) for name, tensor in start.named_parameters()}
+    assert min(moved.values()) > 100 * TOLERANCE, "training must move every tensor for a comparison to mean something"
+
+
+@pytest.mark.parametrize("method, changes", [
+    ("ddp", {}),
+    ("fsdp1", {}),
+    ("fsdp1", {"sharding_strategy": "shard_grad_op", "use_orig_params": False}),
+    ("fsdp2", {}),
+])
+def test_pytorch_agrees_with_the_reference(base_config, single_process, method, changes):
+    run = reference.train({**base_config, **changes}, 2, method)
+    assert_same_training(run.losses, run.grad_norms, run.weights, single_process(base_config, 2))
+
+
+@pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", list(combinations()))
+def test_matches_single_process(fsdp_program, base_config, single_process, tmp_path, world_size, strategy, policy,
+                                use_orig_params):
+    config = dict(sharding_strategy=strategy, wrap_policy=policy, use_orig_params=use_orig_params)
+    run = fsdp_train(fsdp_program, {**base_config, **config}, world_size, tmp_path)
+    assert_trains_like(run, single_process(base_config, world_size))
+
+
+@pytest.mark.parametrize("changes", [
+    pytest.param({"gradient_accumulation_steps": 3}, id="accumulation"),
+    pytest.param({"shuffle": False, "lr_scheduler_type": "linear"}, id="in order, linear"),
+    pytest.param({"clip_grad_norm": 0, "lr_scheduler_type": "constant", "warmup_steps": 0}, id="no clipping, constant"),
+    pytest.param({"max_steps": 30, "learning_rate": 1e-4}, id="several epochs"),
+    pytest.param({"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}, id="adam"),
+    pytest.param({"wrap_classes": ["Embedding"]}, id="embedding as a unit"),
+])
+def test_keys_mean_what_they_mean_in_pytorch(fsdp_program, base_config, single_process, tmp_path, changes):
+    config = {**base_config, **changes}
+    without_wrapping = {key: value for key, value in config.items() if key != "wrap_classes"}
+    assert_trains_like(fsdp_train(fsdp_program, config, 2, tmp_path), single_process(without_wrapping, 2))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_tied_embeddings_and_evaluation(fsdp_program, base_config, inputs, single_process, tmp_path, world_size):
+    config = {**base_config, "model_path": str(inputs / "tied"), "do_eval": True, "eval_dataset": str(inputs / "eval.bin"),
+              "eval_batch_size": 3}
+    run, expected = fsdp_train(fsdp_program, config, world_size, tmp_path), single_process(config, world_size)
+    weights = {name: tensor for name, tensor in expected.weights.items() if name != "lm_head.weight"}
+    assert run.losses == pytest.approx(expected.losses, rel=TOLERANCE)
+    assert run.eval_loss == pytest.approx(expected.eval_loss, rel=TOLERANCE)
+    assert {name: distance(run.weights()[name], whole) for name, whole in weights.items()} == {
+        name: pytest.approx(0, abs=TOLERANCE) for name in weights}
+
+
+def test_saved_folder_is_one_that_transformers_loads(fsdp_program, base_config, inputs, single_process, tmp_path):
+    config = {**base_config, "do_eval": True, "eval_dataset": str(inputs / "eval.bin")}
+    run = fsdp_train(fsdp_program, config, 2, tmp_path)
+    model = reference.LlamaForCausalLM.from_pretrained(run.final)
+    assert model.dtype == torch.float32
+    evaluated = reference.evaluate(model, {**reference.DEFAULTS, **config})
+    assert evaluated == pytest.approx(run.eval_loss, rel=TOLERANCE)

@@ -1,0 +1,252 @@
+"""Trains a Hugging Face Llama with PyTorch the way `fsdp train` does it, for tests and benchmarks to compare with.
+
+It reads the same config keys and token files, and is written on PyTorch's and transformers' own parts: DistributedSampler,
+get_scheduler, AdamW, DDP, FSDP1, FSDP2. A run is fp32 over Gloo; ranks are forked processes.
+"""
+
+import dataclasses
+import functools
+import itertools
+import socket
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
+from transformers.models.llama import modeling_llama
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+warnings.filterwarnings("ignore", "The `NO_SHARD` sharding strategy is deprecated")
+
+# `single` is one process that goes through every rank's batches itself, with no sharding and no communication.
+METHODS = ("single", "ddp", "fsdp1", "fsdp2")
+
+# The trainer's defaults, for the keys that matter here.
+DEFAULTS = dict(eval_dataset=None, max_seq_length=1024, train_batch_size=4, eval_batch_size=4, shuffle=True, seed=42,
+                max_steps=100, gradient_accumulation_steps=1, learning_rate=5e-5, lr_scheduler_type="linear",
+                warmup_steps=0, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
+                clip_grad_norm=1.0, sharding_strategy="full_shard", wrap_policy="transformer", wrap_classes=[],
+                size_min_params=30_000_000, use_orig_params=True, do_eval=False)
+
+
+@dataclasses.dataclass
+class Run:
+    losses: list  # mean over the global batch, one a step
+    grad_norms: list
+    learning_rates: list
+    step_seconds: list  # of rank 0
+    eval_loss: float | None
+    peak_memory_bytes: int  # of the rank that needed most
+    start_memory_bytes: int  # of that, what a rank held before it made the model
+    weights: dict | None  # whole tensors by Hugging Face name
+
+
+def make_llama(folder, seed=0, **sizes):
+    """Writes a Llama with random fp32 weights to `folder`."""
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    return folder
+
+
+def make_tokens(path, count, vocab_size, seed=0):
+    """Writes `count` token ids with a skewed distribution, so that there is something to learn."""
+    uniform = numpy.random.default_rng(seed).random(count)
+    (vocab_size * uniform**3).astype(numpy.uint16 if vocab_size <= 1 << 16 else numpy.uint32).tofile(path)
+    return path
+
+
+class TokenFile(Dataset):
+    """Sample i is tokens [i*length, (i+1)*length)."""
+
+    def __init__(self, path, length, vocab_size):
+        tokens = numpy.fromfile(path, dtype=numpy.uint16 if vocab_size <= 1 << 16 else numpy.uint32)
+        samples = len(tokens) // length
+        self.samples = torch.from_numpy(tokens[: samples * length].astype(numpy.int64)).view(samples, length)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def rank_batches(dataset, config, rank, world_size):
+    """The batches of one rank, epoch after epoch; an epoch's incomplete last global batch is dropped."""
+    sampler = DistributedSampler(dataset, world_size, rank, shuffle=config["shuffle"], seed=config["seed"], drop_last=True)
+    loader = DataLoader(dataset, config["train_batch_size"], sampler=sampler, drop_last=True)
+    whole = len(loader) - len(loader) % config["gradient_accumulation_steps"]
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        yield from itertools.islice(loader, whole)
+
+
+def wrap_classes(config):
+    names = ["LlamaDecoderLayer", *config["wrap_classes"]]
+    return {getattr(modeling_llama, name, None) or getattr(torch.nn, name) for name in names}
+
+
+def wrap_fsdp1(model, config, prefetch):
+    policies = {
+        "none": None,
+        "size": functools.partial(size_based_auto_wrap_policy, min_num_params=config["size_min_params"]),
+        "transformer": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=wrap_classes(config)),
+    }
+    return FullyShardedDataParallel(
+        model, sharding_strategy=ShardingStrategy[config["sharding_strategy"].upper()],
+        auto_wrap_policy=policies[config["wrap_policy"]], use_orig_params=config["use_orig_params"],
+        backward_prefetch=BackwardPrefetch.BACKWARD_PRE if prefetch else None, limit_all_gathers=prefetch,
+        device_id=torch.device("cpu"))
+
+
+def wrap_fsdp2(model, config):
+    reshard = {"full_shard": True, "shard_grad_op": False}[config["sharding_strategy"]]
+    classes = tuple(wrap_classes(config)) if config["wrap_policy"] == "transformer" else ()
+    for module in model.modules():
+        if isinstance(module, classes):
+            fully_shard(module, reshard_after_forward=reshard)
+    return fully_shard(model, reshard_after_forward=False)
+
+
+def wrap(model, method, config, prefetch):
+    if method == "ddp":
+        return DistributedDataParallel(model)
+    if method == "fsdp1":
+        return wrap_fsdp1(model, config, prefetch)
+    if method == "fsdp2":
+        return wrap_fsdp2(model, config)
+    return model
+
+
+def clip(model, parameters, max_norm):
+    bound = max_norm or float("inf")
+    if isinstance(model, FullyShardedDataParallel):
+        return model.clip_grad_norm_(bound)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, bound)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def whole_weights(model):
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {name: tensor.detach().clone() for name, tensor in clean_names(model)}
+    return {name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+            for name, tensor in clean_names(model)}
+
+
+def clean_names(model):
+    for name, tensor in model.named_parameters():
+        yield name.replace("_fsdp_wrapped_module.", "").removeprefix("module."), tensor
+
+
+def mean_over_ranks(value):
+    value = value.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(value)
+        value /= dist.get_world_size()
+    return value.item()
+
+
+def evaluate(model, config):
+    """Mean loss of all predicted tokens."""
+    data = TokenFile(config["eval_dataset"], config["max_seq_length"], model.config.vocab_size)
+    with torch.no_grad():
+        losses = [model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in data]
+    return sum(losses) / len(losses)
+
+
+def status_bytes(key):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+class Training:
+    """One rank's training; with `single`, that of all ranks of a world of `world_size`."""
+
+    def __init__(self, config, method, rank, world_size, prefetch):
+        self.config = config
+        plain = LlamaForCausalLM.from_pretrained(config["model_path"], dtype=torch.float32)
+        plain.config.use_cache = False
+        plain.train()
+        dataset = TokenFile(config["dataset"], config["max_seq_length"], plain.config.vocab_size)
+        ranks = range(world_size) if method == "single" else [rank]
+        self.batches = [rank_batches(dataset, config, one, world_size) for one in ranks]
+        self.model = wrap(plain, method, config, prefetch)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config["learning_rate"], betas=(config["adam_beta1"], config["adam_beta2"]),
+            eps=config["adam_epsilon"], weight_decay=config["weight_decay"], fused=True)
+        schedule = config["lr_scheduler_type"]
+        self.schedule = get_scheduler("constant_with_warmup" if schedule == "constant" else schedule, self.optimizer,
+                                      config["warmup_steps"], config["max_steps"])
+
+    def step(self):
+        """Returns loss (mean over the global batch), gradient norm before clipping, and learning rate."""
+        passes = self.config["gradient_accumulation_steps"] * len(self.batches)
+        self.optimizer.zero_grad()
+        total = torch.zeros(())
+        for source in self.batches:
+            for tokens in itertools.islice(source, self.config["gradient_accumulation_steps"]):
+                loss = self.model(input_ids=tokens, labels=tokens).loss / passes
+                loss.backward()
+                total += loss.detach()
+        norm = clip(self.model, self.parameters, self.config["clip_grad_norm"])
+        rate = self.schedule.get_last_lr()[0]
+        self.optimizer.step()
+        self.schedule.step()
+        return mean_over_ranks(total), float(norm), rate
+
+
+def run_rank(rank, world_size, method, config, options, result):
+    torch.set_num_threads(options["threads"])
+    if method != "single":
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{options['port']}", rank=rank, world_size=world_size)
+    start_memory = status_bytes("VmRSS")
+    training = Training(config, method, rank, world_size, options["prefetch"])
+    rows, seconds = [], []
+    for _ in range(config["max_steps"]):
+        start = time.perf_counter()
+        rows.append(training.step())
+        seconds.append(time.perf_counter() - start)
+    memory = torch.tensor([status_bytes("VmHWM"), start_memory])
+    if method != "single":
+        dist.all_reduce(memory, dist.ReduceOp.MAX)
+    weights = whole_weights(training.model) if options["keep_weights"] else None
+    eval_loss = evaluate(training.model, config) if config["do_eval"] and method == "single" else None
+    if rank == 0:
+        losses, norms, rates = map(list, zip(*rows))
+        torch.save(dataclasses.asdict(Run(losses, norms, rates, seconds, eval_loss, *memory.tolist(), weights)), result)
+    if method != "single":
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def train(config, world_size, method, threads=1, prefetch=False, keep_weights=True):
+    """Trains as `config` says. `prefetch`: PyTorch's default prefetching, where the method has a choice."""
+    unknown = set(config) - set(DEFAULTS) - {"model_path", "dataset", "output_dir", "save_final", "logging_steps", "dtype"}
+    if method not in METHODS or unknown or config.get("dtype", "fp32") != "fp32":
+        raise ValueError(f"the reference does not know method {method}, keys {sorted(unknown)} or the dtype")
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "run.pt"
+        options = dict(threads=threads, prefetch=prefetch, keep_weights=keep_weights, port=free_port())
+        multiprocessing.start_processes(
+            run_rank, (world_size, method, {**DEFAULTS, **config}, options, result),
+            nprocs=1 if method == "single" else world_size, start_method="fork")
+        return Run(**torch.load(result))

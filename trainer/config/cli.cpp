@@ -1,0 +1,65 @@
+#include "config/cli.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "config/config_doc.h"
+#include "config/errors.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+constexpr const char* kVersion = "fsdp " FSDP_VERSION " (LibTorch " FSDP_LIBTORCH_VERSION ")";
+
+constexpr const char* kDescription =
+    "Fine-tunes a Hugging Face language model, its parameters sharded over ranks (FSDP).\n\n"
+    "  fsdp train --config-path config.json --nproc-per-node 2\n"
+    "  torchrun --no-python --nproc-per-node 2 fsdp train --config-path config.json\n"
+    "  MASTER_ADDR=localhost MASTER_PORT=29500 mpirun -n 2 fsdp train --config-path config.json\n";
+
+CLI::App* add_train(CLI::App& app, TrainCommand& command) {
+  CLI::App* train = app.add_subcommand("train", "Train the model that a config file describes");
+  train->add_option("--config-path", command.config_path, "The config: a JSON file")
+      ->required()
+      ->type_name("FILE");
+  train->add_option("--set", command.overrides, "Overrides a key of the config; may be given several times")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  train->add_flag("--save-config", command.save_config,
+                  "Write the config with all its keys to output_dir/resolved_config.json");
+  train
+      ->add_option("--nproc-per-node", command.nproc_per_node,
+                   "Start this many ranks on this machine; without it the "
+                   "ranks are those of torchrun or mpirun, or one")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096));
+  train->footer(config_help());
+  return train;
+}
+
+}  // namespace
+
+std::variant<TrainCommand, Finished> parse_command_line(int argc, const char* const* argv) {
+  TrainCommand command;
+  CLI::App app(kDescription, "fsdp");
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  app.footer(config_help());
+  add_train(app, command);
+  CLI::App* doc = app.add_subcommand("config-doc", "Print the keys as Markdown tables")->group("");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const bool is_answer = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
+    app.exit(error, std::cout, std::cerr);
+    return Finished{is_answer ? kExitSuccess : kExitUsage};
+  }
+  if (*doc) {
+    std::cout << config_markdown();
+    return Finished{kExitSuccess};
+  }
+  return command;
+}
+
+}  // namespace fsdp::trainer

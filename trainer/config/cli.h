@@ -1,0 +1,27 @@
+// The command line.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace fsdp::trainer {
+
+// fsdp train
+struct TrainCommand {
+  std::string config_path;
+  std::vector<std::string> overrides;  // KEY=VALUE
+  bool save_config = false;
+  std::optional<int> nproc_per_node;
+};
+
+// Nothing is left to do: what was asked for (help, version) or what is wrong was printed.
+struct Finished {
+  int exit_status = 0;
+};
+
+// Prints help and version to stdout, and errors of usage (exit status 2) to stderr.
+std::variant<TrainCommand, Finished> parse_command_line(int argc, const char* const* argv);
+
+}  // namespace fsdp::trainer

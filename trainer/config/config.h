@@ -1,0 +1,62 @@
+// What one training run is told to do. The keys, their types, accepted values and meanings are described in
+// one table, config_schema.h; the defaults are the initialisers below.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::trainer {
+
+struct Config {
+  // Model and data.
+  std::string model_path;
+  std::string dataset = "dummy";
+  std::optional<std::string> eval_dataset;
+  int64_t max_seq_length = 1024;
+  int64_t train_batch_size = 4;
+  int64_t eval_batch_size = 4;
+  bool shuffle = true;
+  int64_t seed = 42;
+
+  // Optimization.
+  int64_t max_steps = 100;
+  int64_t gradient_accumulation_steps = 1;
+  double learning_rate = 5e-5;
+  std::string lr_scheduler_type = "linear";
+  int64_t warmup_steps = 0;
+  double weight_decay = 0.0;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_epsilon = 1e-8;
+  double clip_grad_norm = 1.0;
+
+  // Precision.
+  std::string dtype = "bf16";
+  std::string master_dtype = "fp32";
+  std::optional<std::string> mixed_precision_reduce_dtype;
+
+  // Sharding.
+  std::string sharding_strategy = "full_shard";
+  std::optional<int64_t> sharding_factor;
+  std::string wrap_policy = "transformer";
+  std::vector<std::string> wrap_classes;
+  int64_t size_min_params = 30'000'000;
+  bool use_orig_params = true;
+  bool cpu_offload = false;
+  std::string backward_prefetch = "none";
+  bool forward_prefetch = false;
+  bool limit_all_gathers = false;
+  bool activation_checkpointing = false;
+
+  // Output.
+  std::string output_dir = "output";
+  int64_t logging_steps = 1;
+  bool do_eval = false;
+  bool save_final = false;
+
+  bool operator==(const Config&) const = default;
+};
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,35 @@
+// Help and documentation come from the schema and cannot fall behind it.
+#include "config/config_doc.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "config/config_schema.h"
+
+namespace fsdp::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ConfigDoc, HelpListsEveryKeyWithTypeDefaultAndMeaning) {
+  const std::string help = config_help();
+  for (const ConfigKey& key : config_schema()) {
+    const std::string default_text = key.required ? "required" : "default: " + value_of(key, Config{}).dump();
+    EXPECT_THAT(help, HasSubstr("  " + key.name + " (" + type_name(key) + "; " + default_text + ")\n"));
+    EXPECT_THAT(help, HasSubstr(key.meaning.substr(0, 30)));
+  }
+}
+
+TEST(ConfigDoc, DocsHoldTheTablesOfTheSchema) {
+  std::ifstream file(FSDP_SOURCE_DIR "/docs/config.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_NE(text.str().find(config_markdown()), std::string::npos)
+      << "docs/config.md is out of date: put the output of `fsdp config-doc` between its two markers";
+}
+
+}  // namespace
+}  // namespace fsdp::trainer

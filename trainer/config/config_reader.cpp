@@ -1,0 +1,146 @@
+#include "config/config_reader.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "checkpoint/json_text.h"
+#include "config/config_schema.h"
+#include "config/errors.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+json parse(const std::string& text, const std::string& path) {
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
+    throw ConfigError(path + ": the file is empty; it must hold one JSON object, {…}");
+  }
+  if (text.rfind("\xEF\xBB\xBF", 0) == 0) {
+    throw ConfigError(path + ":1:1: the file starts with a byte-order mark; save it as UTF-8 without one");
+  }
+  try {
+    return checkpoint::parse_json(text, path);
+  } catch (const c10::Error& error) {
+    throw ConfigError(error.what_without_backtrace());
+  }
+}
+
+json read_object(const std::string& path) {
+  std::error_code failure;
+  if (fs::exists(path, failure) && !fs::is_regular_file(path, failure))
+    throw ConfigError(path + ": is not a file");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw ConfigError(c10::str(path, ": cannot open the config file: ", std::strerror(errno)));
+  json object = parse({std::istreambuf_iterator<char>(file), {}}, path);
+  if (!object.is_object()) throw ConfigError(path + ":1:1: the file must hold one JSON object, {…}");
+  return object;
+}
+
+const ConfigKey& known_key(const std::string& name, const std::string& where) {
+  const ConfigKey* key = find_config_key(name);
+  if (key != nullptr) return *key;
+  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name),
+                             "; the nearest known one is \"", nearest_config_key(name.substr(0, 100)),
+                             "\" (`fsdp train --help` lists all)"));
+}
+
+void apply_file(const std::string& path, Config& config, json& given) {
+  given = read_object(path);
+  for (const auto& [name, value] : given.items()) set_value(known_key(name, path), value, path, config);
+}
+
+// The JSON value that the text of an override stands for.
+json override_value(const ConfigKey& key, const std::string& text) {
+  const std::string type = type_name(key);
+  if (type == "list of strings" && text.rfind('[', 0) != 0) {
+    json list = json::array();
+    std::istringstream items(text);
+    for (std::string item; std::getline(items, item, ',');) list.push_back(item);
+    return list;
+  }
+  if (type == "string" || (type == "string or null" && text != "null")) return text;
+  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? json(text) : value;
+}
+
+void apply_override(const std::string& override, Config& config, json& given) {
+  const size_t equals = override.find('=');
+  if (equals == std::string::npos) {
+    throw ConfigError("--set " + override + ": must have the form KEY=VALUE");
+  }
+  const std::string name = override.substr(0, equals);
+  const std::string where = "--set " + override.substr(0, 200);
+  const ConfigKey& key = known_key(name, where);
+  const json value = override_value(key, override.substr(equals + 1));
+  set_value(key, value, where, config);
+  given[name] = value;
+}
+
+void check_required(const std::string& path, const json& given) {
+  for (const ConfigKey& key : config_schema()) {
+    if (key.required && !given.contains(key.name)) {
+      throw ConfigError(c10::str(path, ": key \"", key.name, "\" is missing: ", key.meaning));
+    }
+  }
+}
+
+[[noreturn]] void contradiction(const std::string& path, const std::string& what) {
+  throw ConfigError(path + ": " + what);
+}
+
+void check_combinations(const std::string& path, const Config& c) {
+  if (c.do_eval && !c.eval_dataset) {
+    contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
+  }
+  if (c.warmup_steps > c.max_steps) {
+    contradiction(path, c10::str("key \"warmup_steps\" is ", c.warmup_steps, ", more than \"max_steps\", ",
+                                 c.max_steps, "; accepted: 0 to max_steps"));
+  }
+  const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
+  if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
+    contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
+  }
+  if (c.size_min_params != Config{}.size_min_params && c.wrap_policy != "size") {
+    contradiction(path, c10::str("key \"size_min_params\" is ", c.size_min_params, policy,
+                                 "size_min_params needs \"size\""));
+  }
+}
+
+}  // namespace
+
+Config read_config(const std::string& path, const std::vector<std::string>& overrides) {
+  Config config;
+  json given = json::object();
+  apply_file(path, config, given);
+  for (const std::string& override : overrides) apply_override(override, config, given);
+  check_required(path, given);
+  check_combinations(path, config);
+  return config;
+}
+
+void check_for_world_size(const Config& config, int64_t world_size) {
+  if (!config.sharding_factor) return;
+  const int64_t factor = *config.sharding_factor;
+  const int64_t accepted = config.sharding_strategy == "no_shard" ? 1 : world_size;
+  if (factor == accepted) return;
+  throw ConfigError(c10::str("key \"sharding_factor\": ", factor, " does not fit sharding_strategy \"",
+                             config.sharding_strategy, "\" on ", world_size,
+                             " rank(s); accepted by this version: ", accepted, " or null"));
+}
+
+nlohmann::ordered_json to_json(const Config& config) {
+  nlohmann::ordered_json result;
+  for (const ConfigKey& key : config_schema()) result[key.name] = value_of(key, config);
+  return result;
+}
+
+}  // namespace fsdp::trainer

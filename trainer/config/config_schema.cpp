@@ -1,0 +1,280 @@
+#include "config/config_schema.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+constexpr Range kPositive{.lower = 0, .lower_open = true};
+constexpr Range kAtLeastZero{.lower = 0};
+constexpr Range kAtLeastOne{.lower = 1};
+constexpr Range kBeta{.lower = 0, .upper = 1, .upper_open = true};
+
+// Written with the section as a running heading, so that the table below reads like its documentation.
+std::vector<ConfigKey> model_and_data_keys() {
+  const std::string section = "Model and data";
+  return {
+      {.section = section,
+       .name = "model_path",
+       .member = &Config::model_path,
+       .meaning =
+           "Hugging Face folder with the pretrained model: config.json and safetensors (one file, or several "
+           "with model.safetensors.index.json).",
+       .required = true},
+      {.section = section,
+       .name = "dataset",
+       .member = &Config::dataset,
+       .meaning =
+           "What to train on. `dummy`: 1024 samples of random tokens drawn from `seed` (`dummy:N`: N "
+           "samples). A "
+           "file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the model's "
+           "vocabulary "
+           "has more than 65536 entries. Any other file: its bytes are the token ids. Sample i is tokens "
+           "[i*max_seq_length, (i+1)*max_seq_length)."},
+      {.section = section,
+       .name = "eval_dataset",
+       .member = &Config::eval_dataset,
+       .meaning = "What to evaluate on when `do_eval` is true; the same forms as `dataset`. `dummy` draws "
+                  "other tokens "
+                  "than the training set's."},
+      {.section = section,
+       .name = "max_seq_length",
+       .member = &Config::max_seq_length,
+       .meaning = "Tokens in a sample. At most what the model can attend to.",
+       .range = Range{.lower = 2}},
+      {.section = section,
+       .name = "train_batch_size",
+       .member = &Config::train_batch_size,
+       .meaning =
+           "Samples that one rank takes for one forward and backward. The global batch is train_batch_size * "
+           "ranks * gradient_accumulation_steps samples.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "eval_batch_size",
+       .member = &Config::eval_batch_size,
+       .meaning = "Samples that one rank takes for one forward of the evaluation.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "shuffle",
+       .member = &Config::shuffle,
+       .meaning = "Whether training samples are permuted anew in each epoch: by torch.randperm with a "
+                  "generator seeded "
+                  "with seed + epoch, as DistributedSampler does. Evaluation never shuffles."},
+      {.section = section,
+       .name = "seed",
+       .member = &Config::seed,
+       .meaning = "Seed of the dummy data, of shuffling and of the model's random operators.",
+       .range = kAtLeastZero},
+  };
+}
+
+std::vector<ConfigKey> optimization_keys() {
+  const std::string section = "Optimization";
+  return {
+      {.section = section,
+       .name = "max_steps",
+       .member = &Config::max_steps,
+       .meaning = "Optimizer steps to train for. The data is repeated as often as needed.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "gradient_accumulation_steps",
+       .member = &Config::gradient_accumulation_steps,
+       .meaning = "Forward and backward passes for one optimizer step; their losses are averaged. Gradients "
+                  "are reduced "
+                  "over the ranks in each pass.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "learning_rate",
+       .member = &Config::learning_rate,
+       .meaning = "Learning rate of AdamW after warm-up.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "lr_scheduler_type",
+       .member = &Config::lr_scheduler_type,
+       .meaning =
+           "The learning rate after warm-up: `constant`, or falling to 0 at max_steps along a line or a half "
+           "cosine.",
+       .choices = {"constant", "linear", "cosine"}},
+      {.section = section,
+       .name = "warmup_steps",
+       .member = &Config::warmup_steps,
+       .meaning = "Steps over which the learning rate rises linearly from 0, with every schedule (`constant` "
+                  "then is "
+                  "Hugging Face's constant_with_warmup). At most max_steps.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "weight_decay",
+       .member = &Config::weight_decay,
+       .meaning = "Decoupled weight decay of AdamW, on all parameters.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "adam_beta1",
+       .member = &Config::adam_beta1,
+       .meaning = "Decay of AdamW's running mean of gradients.",
+       .range = kBeta},
+      {.section = section,
+       .name = "adam_beta2",
+       .member = &Config::adam_beta2,
+       .meaning = "Decay of AdamW's running mean of squared gradients.",
+       .range = kBeta},
+      {.section = section,
+       .name = "adam_epsilon",
+       .member = &Config::adam_epsilon,
+       .meaning = "Added to AdamW's denominator.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "clip_grad_norm",
+       .member = &Config::clip_grad_norm,
+       .meaning = "Largest 2-norm of the gradients of all parameters over all ranks; larger ones are scaled "
+                  "down. 0: no "
+                  "clipping.",
+       .range = kAtLeastZero},
+  };
+}
+
+std::vector<ConfigKey> precision_keys() {
+  const std::string section = "Precision";
+  return {
+      {.section = section,
+       .name = "dtype",
+       .member = &Config::dtype,
+       .meaning = "dtype of compute and communication: parameters are gathered and used in it.",
+       .choices = {"fp32", "bf16"},
+       .later = {"fp16"}},
+      {.section = section,
+       .name = "master_dtype",
+       .member = &Config::master_dtype,
+       .meaning = "dtype of the shards, their gradients and AdamW's state.",
+       .choices = {"fp32", "bf16"},
+       .later = {"fp16"}},
+      {.section = section,
+       .name = "mixed_precision_reduce_dtype",
+       .member = &Config::mixed_precision_reduce_dtype,
+       .meaning = "dtype in which gradients are reduced over the ranks. null: that of `dtype`.",
+       .choices = {"fp32", "bf16"},
+       .later = {"fp16"}},
+  };
+}
+
+std::vector<ConfigKey> sharding_keys() {
+  const std::string section = "Sharding";
+  return {
+      {.section = section,
+       .name = "sharding_strategy",
+       .member = &Config::sharding_strategy,
+       .meaning =
+           "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
+           "same, "
+           "but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank holds "
+           "everything (data parallelism).",
+       .choices = {"full_shard", "shard_grad_op", "no_shard"},
+       .later = {"hybrid_shard", "hybrid_shard_zero2"}},
+      {.section = section,
+       .name = "sharding_factor",
+       .member = &Config::sharding_factor,
+       .meaning = "Ranks that share one copy of the parameters. null: all of them. Another number than that "
+                  "of all ranks "
+                  "needs a hybrid strategy, which a later version brings.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "wrap_policy",
+       .member = &Config::wrap_policy,
+       .meaning =
+           "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`. "
+           "`size`: modules with at least `size_min_params` parameters. `none`: the whole model is one unit.",
+       .choices = {"transformer", "size", "none"}},
+      {.section = section,
+       .name = "wrap_classes",
+       .member = &Config::wrap_classes,
+       .meaning = "Further module classes to make units of with wrap_policy `transformer`, for embeddings or "
+                  "heads."},
+      {.section = section,
+       .name = "size_min_params",
+       .member = &Config::size_min_params,
+       .meaning = "Smallest number of parameters of a unit with wrap_policy `size`.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "use_orig_params",
+       .member = &Config::use_orig_params,
+       .meaning = "Whether the optimizer works on one tensor for each original parameter, or on one for each "
+                  "flattened "
+                  "unit. The result is the same."},
+      {.section = section,
+       .name = "cpu_offload",
+       .member = &Config::cpu_offload,
+       .meaning = "Whether shards rest in host memory while compute is on another device.",
+       .later = {true}},
+      {.section = section,
+       .name = "backward_prefetch",
+       .member = &Config::backward_prefetch,
+       .meaning = "When the next unit's gather is issued during backward: before or after the current unit's "
+                  "gradients "
+                  "are computed, or when it is needed (`none`).",
+       .choices = {"none"},
+       .later = {"backward_pre", "backward_post"}},
+      {.section = section,
+       .name = "forward_prefetch",
+       .member = &Config::forward_prefetch,
+       .meaning = "Whether the next unit's gather is issued before the current unit's forward.",
+       .later = {true}},
+      {.section = section,
+       .name = "limit_all_gathers",
+       .member = &Config::limit_all_gathers,
+       .meaning = "Whether the number of gathers issued ahead of the device is limited.",
+       .later = {true}},
+      {.section = section,
+       .name = "activation_checkpointing",
+       .member = &Config::activation_checkpointing,
+       .meaning = "Whether blocks recompute their activations in backward instead of keeping them.",
+       .later = {true}},
+  };
+}
+
+std::vector<ConfigKey> output_keys() {
+  const std::string section = "Output";
+  return {
+      {.section = section,
+       .name = "output_dir",
+       .member = &Config::output_dir,
+       .meaning = "Folder for metrics.jsonl, resolved_config.json and final/; created when missing."},
+      {.section = section,
+       .name = "logging_steps",
+       .member = &Config::logging_steps,
+       .meaning = "Steps from one line of metrics to the next; the last step is always logged.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "do_eval",
+       .member = &Config::do_eval,
+       .meaning = "Whether the loss on `eval_dataset` is computed after training."},
+      {.section = section,
+       .name = "save_final",
+       .member = &Config::save_final,
+       .meaning =
+           "Whether the trained model is written to output_dir/final as a Hugging Face folder, with the "
+           "tokenizer's files of model_path."},
+  };
+}
+
+std::vector<ConfigKey> all_keys() {
+  std::vector<ConfigKey> keys;
+  for (auto section :
+       {model_and_data_keys(), optimization_keys(), precision_keys(), sharding_keys(), output_keys()}) {
+    keys.insert(keys.end(), section.begin(), section.end());
+  }
+  return keys;
+}
+
+}  // namespace
+
+const std::vector<ConfigKey>& config_schema() {
+  static const std::vector<ConfigKey> keys = all_keys();
+  return keys;
+}
+
+const ConfigKey* find_config_key(const std::string& name) {
+  for (const ConfigKey& key : config_schema()) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,169 @@
+// Values of config keys: types, ranges and choices, in words and as checks.
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint/json_text.h"
+#include "config/config_schema.h"
+#include "config/edit_distance.h"
+#include "config/errors.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+using nlohmann::json;
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+bool accepts_null(const ConfigKey& key) {
+  return std::holds_alternative<std::optional<std::string> Config::*>(key.member) ||
+         std::holds_alternative<std::optional<int64_t> Config::*>(key.member);
+}
+
+std::string base_type_name(const ConfigKey& key) {
+  return std::visit(
+      Overloaded{[](std::string Config::*) { return "string"; },
+                 [](std::optional<std::string> Config::*) { return "string"; },
+                 [](bool Config::*) { return "boolean"; }, [](int64_t Config::*) { return "integer"; },
+                 [](std::optional<int64_t> Config::*) { return "integer"; },
+                 [](double Config::*) { return "number"; },
+                 [](std::vector<std::string> Config::*) { return "list of strings"; }},
+      key.member);
+}
+
+bool has_base_type(const ConfigKey& key, const json& value) {
+  const std::string type = base_type_name(key);
+  if (type == "string") return value.is_string();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "integer") return value.is_number_integer();
+  if (type == "number") return value.is_number();
+  return value.is_array() &&
+         std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
+}
+
+// Values as in "a, b or c".
+std::string join_or(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " or " : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+std::string describe(const Range& range) {
+  std::string text;
+  if (std::isfinite(range.lower)) text = c10::str(range.lower_open ? "> " : ">= ", range.lower);
+  if (std::isfinite(range.upper)) {
+    text += c10::str(text.empty() ? "" : " and ", range.upper_open ? "< " : "<= ", range.upper);
+  }
+  return text;
+}
+
+[[noreturn]] void refuse(const ConfigKey& key, const json& value, const std::string& where,
+                         const std::string& why) {
+  throw ConfigError(c10::str(where, ": key \"", key.name, "\": ", checkpoint::json_text(value), " ", why,
+                             "; accepted: ", accepted_values(key)));
+}
+
+void check_type(const ConfigKey& key, const json& value, const std::string& where) {
+  if (has_base_type(key, value) || (value.is_null() && accepts_null(key))) return;
+  const bool too_large =
+      base_type_name(key) == "integer" && value.is_number_float() && std::abs(value.get<double>()) >= 9.2e18;
+  if (too_large) refuse(key, value, where, "is out of range");
+  refuse(key, value, where, "is not of type " + type_name(key));
+}
+
+void check_range(const ConfigKey& key, const json& value, const std::string& where) {
+  if (!value.is_number()) return;
+  const bool above_int64 = value.is_number_unsigned() &&
+                           value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  const bool overflows = above_int64 && base_type_name(key) == "integer";
+  const double number = value.get<double>();
+  if (overflows || !std::isfinite(number) || (key.range && !key.range->contains(number))) {
+    refuse(key, value, where, "is out of range");
+  }
+}
+
+void check_choice(const ConfigKey& key, const json& value, const std::string& where) {
+  if (std::find(key.later.begin(), key.later.end(), value) != key.later.end()) {
+    refuse(key, value, where, "is not supported by this version");
+  }
+  if (!value.is_string()) return;
+  const std::string text = value.get<std::string>();
+  if (text.empty()) refuse(key, value, where, "is empty");
+  if (text.find('\0') != std::string::npos) refuse(key, value, where, "holds a NUL character");
+  const bool known = std::find(key.choices.begin(), key.choices.end(), text) != key.choices.end();
+  if (!key.choices.empty() && !known) refuse(key, value, where, "is not an accepted value");
+}
+
+}  // namespace
+
+bool Range::contains(double value) const {
+  return (lower_open ? value > lower : value >= lower) && (upper_open ? value < upper : value <= upper);
+}
+
+std::string type_name(const ConfigKey& key) {
+  return base_type_name(key) + (accepts_null(key) ? " or null" : "");
+}
+
+std::string accepted_values(const ConfigKey& key) {
+  const std::string or_null = accepts_null(key) ? " or null" : "";
+  const std::string type = base_type_name(key);
+  if (type == "boolean")
+    return key.later.empty() ? "true or false" : key.later.front() == true ? "false" : "true";
+  if (type == "list of strings") return "a list of strings";
+  if (!key.choices.empty()) {
+    std::vector<std::string> words = key.choices;
+    if (accepts_null(key)) words.emplace_back("null");
+    return join_or(words);
+  }
+  if (type == "string") return "a string that is not empty" + or_null;
+  const std::string noun = type == "integer" ? "an integer" : "a number";
+  return noun + (key.range ? " " + describe(*key.range) : "") + or_null;
+}
+
+json value_of(const ConfigKey& key, const Config& config) {
+  return std::visit(Overloaded{[&](auto member) -> json { return config.*member; },
+                               [&](std::optional<std::string> Config::*member) -> json {
+                                 return (config.*member) ? json(*(config.*member)) : json();
+                               },
+                               [&](std::optional<int64_t> Config::*member) -> json {
+                                 return (config.*member) ? json(*(config.*member)) : json();
+                               }},
+                    key.member);
+}
+
+void set_value(const ConfigKey& key, const json& value, const std::string& where, Config& config) {
+  check_type(key, value, where);
+  check_range(key, value, where);
+  check_choice(key, value, where);
+  std::visit(
+      Overloaded{[&](auto member) { (config.*member) = value.get<std::decay_t<decltype(config.*member)>>(); },
+                 [&](std::optional<std::string> Config::*member) {
+                   (config.*member) =
+                       value.is_null() ? std::nullopt : std::optional(value.get<std::string>());
+                 },
+                 [&](std::optional<int64_t> Config::*member) {
+                   (config.*member) = value.is_null() ? std::nullopt : std::optional(value.get<int64_t>());
+                 }},
+      key.member);
+}
+
+std::string nearest_config_key(const std::string& name) {
+  const auto& keys = config_schema();
+  const auto nearest =
+      std::min_element(keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) {
+        return edit_distance(name, a.name) < edit_distance(name, b.name);
+      });
+  return nearest->name;
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,24 @@
+#include "config/config_writer.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+
+#include "config/config_reader.h"
+
+namespace fsdp::trainer {
+
+void write_config(const Config& config, const std::string& path) {
+  const std::string unfinished = path + ".tmp";
+  std::ofstream file(unfinished);
+  file << to_json(config).dump(2) << "\n";
+  file.close();
+  if (!file) throw std::runtime_error(c10::str(path, ": cannot write: ", std::strerror(errno)));
+  std::filesystem::rename(unfinished, path);
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,18 @@
+// Errors of the trainer that end the program with a status of their own.
+#pragma once
+
+#include <stdexcept>
+
+namespace fsdp::trainer {
+
+// Exit statuses of the program.
+inline constexpr int kExitSuccess = 0;
+inline constexpr int kExitFailure = 1;  // something failed while running
+inline constexpr int kExitUsage = 2;    // command line, config file or rank environment
+
+// The command line, the config or the rank environment is wrong: nothing was started. Exit status kExitUsage.
+struct ConfigError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,77 @@
+#include "data/batches.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "data/distributed_sampler.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+std::vector<int64_t> slice(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
+  return {values.begin() + begin, values.begin() + end};
+}
+
+}  // namespace
+
+int64_t GlobalBatch::samples() const {
+  constexpr int64_t kMost = int64_t{1} << 62;
+  int64_t product = batch_size;
+  for (int64_t factor : {world_size, accumulation_steps}) {
+    product = product > kMost / factor ? kMost : product * factor;
+  }
+  return product;
+}
+
+void GlobalBatch::check_fits(const Dataset& dataset) const {
+  TORCH_CHECK(dataset.size() >= samples(), dataset.name(), ": holds ", dataset.size(), " samples of ",
+              dataset.sequence_length(), " tokens, fewer than one global batch: ", samples(),
+              " samples = train_batch_size ", batch_size, " * ", world_size,
+              " rank(s) * gradient_accumulation_steps ", accumulation_steps);
+}
+
+TrainBatches::TrainBatches(const Dataset& dataset, const Options& options)
+    : dataset_(dataset),
+      options_(options),
+      batches_per_epoch_(dataset.size() / options.global.samples() * options.global.accumulation_steps) {
+  options.global.check_fits(dataset);
+  start_epoch(0);
+}
+
+void TrainBatches::start_epoch(int64_t epoch) {
+  epoch_ = epoch;
+  next_batch_ = 0;
+  indices_ = DistributedSampler({.samples = dataset_.size(),
+                                 .rank = options_.rank,
+                                 .world_size = static_cast<int>(options_.global.world_size),
+                                 .shuffle = options_.shuffle,
+                                 .seed = options_.seed})
+                 .indices(epoch);
+}
+
+at::Tensor TrainBatches::next() {
+  if (next_batch_ == batches_per_epoch_) start_epoch(epoch_ + 1);
+  const int64_t begin = next_batch_++ * options_.global.batch_size;
+  return dataset_.batch(slice(indices_, begin, begin + options_.global.batch_size));
+}
+
+EvalBatches::EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size)
+    : dataset_(dataset),
+      batch_size_(batch_size),
+      rounds_(divide_up(divide_up(dataset.size(), world_size), batch_size)),
+      indices_(DistributedSampler({.samples = dataset.size(), .rank = rank, .world_size = world_size})
+                   .indices(0)) {}
+
+EvalBatches::Batch EvalBatches::batch(int64_t round) const {
+  const auto available = static_cast<int64_t>(indices_.size());
+  const int64_t begin = std::min(round * batch_size_, available);
+  const int64_t count = std::min(batch_size_, available - begin);
+  if (count == 0) return {dataset_.batch({0}), 0};
+  return {dataset_.batch(slice(indices_, begin, begin + count)), count};
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,75 @@
+// The batches that one rank runs, for training and for evaluation.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "data/dataset.h"
+
+namespace fsdp::trainer {
+
+// Samples in one optimizer step over all ranks.
+struct GlobalBatch {
+  int64_t batch_size = 1;  // of one rank and pass
+  int64_t world_size = 1;
+  int64_t accumulation_steps = 1;
+
+  // Throws, naming numbers and keys, when `dataset` holds fewer samples than one global batch.
+  void check_fits(const Dataset& dataset) const;
+  // batch_size * world_size * accumulation_steps; at most 2^62.
+  int64_t samples() const;
+};
+
+// This rank's batches of training data, epoch after epoch without end. An epoch's incomplete last global
+// batch is dropped.
+class TrainBatches {
+ public:
+  struct Options {
+    GlobalBatch global;
+    int rank = 0;
+    bool shuffle = true;
+    uint64_t seed = 0;
+  };
+  // `dataset` must outlive this object.
+  TrainBatches(const Dataset& dataset, const Options& options);
+
+  // The next batch, [batch_size, sequence_length].
+  at::Tensor next();
+  // Of the batch that next() returned last, from 0.
+  int64_t epoch() const { return epoch_; }
+
+ private:
+  void start_epoch(int64_t epoch);
+
+  const Dataset& dataset_;
+  Options options_;
+  int64_t batches_per_epoch_;
+  int64_t epoch_ = 0;
+  int64_t next_batch_ = 0;
+  std::vector<int64_t> indices_;  // of this rank in this epoch
+};
+
+// This rank's batches of evaluation data: every sample is on one rank once. All ranks have the same number of
+// rounds, as sharded models need; where a rank has nothing left its batch is a filler that counts nothing.
+class EvalBatches {
+ public:
+  struct Batch {
+    at::Tensor tokens;            // [1…batch_size, sequence_length]
+    int64_t counted_samples = 0;  // 0 for a filler
+  };
+  // `dataset` must outlive this object.
+  EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size);
+
+  int64_t rounds() const { return rounds_; }
+  Batch batch(int64_t round) const;
+
+ private:
+  const Dataset& dataset_;
+  int64_t batch_size_;
+  int64_t rounds_;
+  std::vector<int64_t> indices_;
+};
+
+}  // namespace fsdp::trainer

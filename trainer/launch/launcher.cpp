@@ -1,0 +1,102 @@
+#include "launch/launcher.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "launch/rank_processes.h"
+#include "launch/signal_queue.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Watches over the ranks until the last one has ended.
+class Supervisor {
+ public:
+  Supervisor(const LaunchRequest& request, SignalQueue& signals)
+      : request_(request), signals_(signals), processes_(request.program, request.arguments, request.ranks) {}
+
+  int run();
+
+ private:
+  void handle(int signal);
+  void note_deaths();
+  void end_the_others();
+  std::chrono::milliseconds time_to_next_deadline() const;
+
+  const LaunchRequest& request_;
+  SignalQueue& signals_;
+  RankProcesses processes_;
+  int status_ = 0;
+  bool terminated_ = false;
+  std::optional<Clock::time_point> terminate_at_;
+  std::optional<Clock::time_point> kill_at_;
+};
+
+int Supervisor::run() {
+  while (processes_.alive() > 0) {
+    if (const int signal = signals_.wait(time_to_next_deadline())) handle(signal);
+    note_deaths();
+    end_the_others();
+  }
+  return status_;
+}
+
+void Supervisor::handle(int signal) {
+  if (signal == SIGCHLD) return;
+  std::fprintf(stderr, "fsdp: %s: ending %d rank(s)\n", strsignal(signal), processes_.alive());
+  processes_.signal_all(signal);
+  if (status_ == 0) status_ = 128 + signal;
+  if (!kill_at_) kill_at_ = Clock::now() + request_.grace_to_kill;
+  terminated_ = true;
+}
+
+void Supervisor::note_deaths() {
+  for (const RankDeath& death : processes_.reap()) {
+    if (death.status() == 0 || status_ != 0) continue;
+    status_ = death.status();
+    std::fprintf(stderr, "fsdp: rank %d %s%s\n", death.rank, death.describe().c_str(),
+                 processes_.alive() > 0 ? "; ending the other ranks" : "");
+    terminate_at_ = Clock::now() + request_.grace_to_end;
+  }
+}
+
+void Supervisor::end_the_others() {
+  const auto now = Clock::now();
+  if (terminate_at_ && !terminated_ && now >= *terminate_at_) {
+    processes_.signal_all(SIGTERM);
+    terminated_ = true;
+    kill_at_ = now + request_.grace_to_kill;
+  }
+  if (kill_at_ && now >= *kill_at_) {
+    processes_.signal_all(SIGKILL);
+    kill_at_ = now + request_.grace_to_kill;
+  }
+}
+
+std::chrono::milliseconds Supervisor::time_to_next_deadline() const {
+  const auto& next = kill_at_ ? kill_at_ : terminate_at_;
+  if (!next) return std::chrono::hours(1);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+  return std::max(left, std::chrono::milliseconds(0));
+}
+
+}  // namespace
+
+int launch_ranks(const LaunchRequest& request) {
+  SignalQueue signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP});
+  return Supervisor(request, signals).run();
+}
+
+std::optional<std::string> rank_variable_present() {
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
+                           "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
+    if (std::getenv(name) != nullptr) return name;
+  }
+  return std::nullopt;
+}
+
+}  // namespace fsdp::trainer

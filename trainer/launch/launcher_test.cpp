@@ -1,0 +1,147 @@
+// The launcher, with shell scripts as ranks.
+#include "launch/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "testing/test_folder.h"
+
+namespace fsdp::trainer {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Launcher : public ::testing::Test {
+ protected:
+  static LaunchRequest shell(const std::string& script, int ranks) {
+    return {.program = "/bin/sh",
+            .arguments = {"-c", script},
+            .ranks = ranks,
+            .grace_to_end = milliseconds(100),
+            .grace_to_kill = milliseconds(200)};
+  }
+  struct Outcome {
+    int status = -1;
+    std::string messages;
+  };
+  static Outcome launch(const LaunchRequest& request) {
+    ::testing::internal::CaptureStderr();
+    const int status = launch_ranks(request);
+    return {status, ::testing::internal::GetCapturedStderr()};
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream file(folder_.path(name));
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+  // Waits until the file has content.
+  void await(const std::string& name) const {
+    while (read(name).empty()) std::this_thread::sleep_for(milliseconds(5));
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(Launcher, GivesEachRankItsEnvironment) {
+  const std::string script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR > " +
+                             folder_.path("") +
+                             "env$RANK; test $MASTER_PORT -gt 0 && test $OMP_NUM_THREADS -ge 1";
+  EXPECT_EQ(launch_ranks(shell(script, 3)), 0);
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string r = std::to_string(rank);
+    EXPECT_EQ(read("env" + r), r + " 3 " + r + " 3 127.0.0.1\n");
+  }
+}
+
+TEST_F(Launcher, KeepsTheUsersNumberOfThreads) {
+  setenv("OMP_NUM_THREADS", "77", 1);
+  EXPECT_EQ(launch_ranks(shell("test $OMP_NUM_THREADS = 77", 1)), 0);
+  unsetenv("OMP_NUM_THREADS");
+}
+
+TEST_F(Launcher, NamesTheRankThatFailsAndEndsTheOthers) {
+  const Outcome outcome = launch(shell("test $RANK = 1 && exit 3; exec sleep 1000", 3));
+  EXPECT_EQ(outcome.status, 3);
+  EXPECT_THAT(outcome.messages, HasSubstr("rank 1 exited with status 3"));
+}
+
+TEST_F(Launcher, NamesTheSignalThatKilledARank) {
+  const Outcome outcome = launch(shell("test $RANK = 0 && kill -9 $$; exec sleep 1000", 2));
+  EXPECT_EQ(outcome.status, 128 + SIGKILL);
+  EXPECT_THAT(outcome.messages, HasSubstr("rank 0 was killed by signal 9 (Killed)"));
+}
+
+TEST_F(Launcher, KillsRanksThatIgnoreSigterm) {
+  EXPECT_EQ(launch(shell("test $RANK = 1 && exit 5; trap '' TERM; while :; do sleep 0.01; done", 2)).status,
+            5);
+}
+
+TEST_F(Launcher, LetsRanksEndByThemselvesFirst) {
+  LaunchRequest request = shell("test $RANK = 1 && exit 5; sleep 0.2; echo done > " + folder_.path("log"), 2);
+  request.grace_to_end = std::chrono::seconds(20);
+  EXPECT_EQ(launch(request).status, 5);
+  EXPECT_EQ(read("log"), "done\n");
+}
+
+TEST_F(Launcher, FailsWhenTheProgramCannotStart) {
+  const Outcome outcome = launch({.program = "/no/such/program", .arguments = {}, .ranks = 2});
+  EXPECT_EQ(outcome.status, 127);
+  EXPECT_THAT(outcome.messages, AllOf(HasSubstr("cannot start a rank"), HasSubstr("exited with status 127")));
+}
+
+TEST_F(Launcher, PassesSignalsOn) {
+  const std::string script = "trap 'echo got > " + folder_.path("got") + "$RANK; exit 0' TERM; echo up > " +
+                             folder_.path("up") + "$RANK; while :; do sleep 0.01; done";
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    LaunchRequest request = shell(script, 2);
+    request.grace_to_kill = std::chrono::seconds(20);
+    _exit(launch_ranks(request));
+  }
+  await("up0");
+  await("up1");
+  kill(launcher, SIGTERM);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_EQ(read("got0") + read("got1"), "got\ngot\n");
+}
+
+TEST_F(Launcher, RanksDieWithTheirParent) {
+  const std::string script = "echo $$ > " + folder_.path("pid.tmp") + "; mv " + folder_.path("pid.tmp") +
+                             " " + folder_.path("pid") + "; exec sleep 1000";
+  const pid_t launcher = fork();
+  if (launcher == 0) _exit(launch_ranks(shell(script, 1)));
+  await("pid");
+  const pid_t rank = std::stoi(read("pid"));
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  // The orphan is dead, or a zombie that nobody has reaped yet.
+  const auto alive = [rank] {
+    std::ifstream stat("/proc/" + std::to_string(rank) + "/stat");
+    std::string id, name, state;
+    return (stat >> id >> name >> state) && state != "Z";
+  };
+  for (int tries = 0; alive() && tries < 1000; ++tries) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_FALSE(alive());
+}
+
+TEST_F(Launcher, SeesTheVariablesOfOtherLaunchers) {
+  EXPECT_EQ(rank_variable_present(), std::nullopt);
+  setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  EXPECT_EQ(rank_variable_present(), "OMPI_COMM_WORLD_RANK");
+  unsetenv("OMPI_COMM_WORLD_RANK");
+}
+
+}  // namespace
+}  // namespace fsdp::trainer

@@ -1,0 +1,14 @@
+// The program `fsdp`.
+#include <cstdio>
+#include <exception>
+
+#include "config/cli.h"
+#include "config/errors.h"
+#include "training/train_command.h"
+
+int main(int argc, char** argv) {
+  using namespace fsdp::trainer;
+  const auto command = parse_command_line(argc, argv);
+  if (const auto* finished = std::get_if<Finished>(&command)) return finished->exit_status;
+  return run_train_command(std::get<TrainCommand>(command));
+}

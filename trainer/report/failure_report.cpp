@@ -1,0 +1,29 @@
+#include "report/failure_report.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace fsdp::trainer {
+
+namespace {
+
+// The form in which torch.distributed.elastic records exceptions of Python workers.
+void write_elastic_error_file(const char* path, const std::string& message) {
+  const nlohmann::json extra = {{"py_callstack", message}, {"timestamp", std::to_string(std::time(nullptr))}};
+  const nlohmann::json record = {{"message", {{"message", message}, {"extraInfo", extra}}}};
+  std::ofstream(path) << record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+void report_failure(int rank, const std::string& message) {
+  const std::string line = "rank " + std::to_string(rank) + ": " + message + "\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE")) write_elastic_error_file(path, message);
+}
+
+}  // namespace fsdp::trainer

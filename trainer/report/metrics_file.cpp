@@ -1,0 +1,59 @@
+#include "report/metrics_file.h"
+
+#include <c10/util/StringUtil.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace fsdp::trainer {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw std::runtime_error(c10::str(path, ": ", what, ": ", std::strerror(errno)));
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(const std::string& path)
+    : path_(path), descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) fail(path_, "cannot create the file");
+  if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    close(descriptor_);
+    throw std::runtime_error(path_ + ": another run is writing to this folder; set another output_dir");
+  }
+  if (ftruncate(descriptor_, 0) != 0) fail(path_, "cannot empty the file");
+}
+
+MetricsFile::~MetricsFile() { close(descriptor_); }
+
+void MetricsFile::write(const StepMetrics& metrics) {
+  append(nlohmann::ordered_json{{"step", metrics.step},
+                                {"loss", metrics.loss},
+                                {"grad_norm", metrics.grad_norm},
+                                {"learning_rate", metrics.learning_rate},
+                                {"tokens_per_second", metrics.tokens_per_second},
+                                {"tflops", metrics.tflops},
+                                {"peak_memory_bytes", metrics.peak_memory_bytes}}
+             .dump());
+}
+
+void MetricsFile::write(const EvalMetrics& metrics) {
+  append(nlohmann::ordered_json{{"step", metrics.step}, {"eval_loss", metrics.eval_loss}}.dump());
+}
+
+void MetricsFile::append(const std::string& line) {
+  const std::string text = line + "\n";
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t written = ::write(descriptor_, text.data() + done, text.size() - done);
+    if (written < 0 && errno != EINTR) fail(path_, "cannot write");
+    if (written > 0) done += static_cast<size_t>(written);
+  }
+}
+
+}  // namespace fsdp::trainer

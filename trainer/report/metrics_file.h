@@ -1,0 +1,46 @@
+// output_dir/metrics.jsonl: one JSON object a line, for each logged step and each evaluation.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace fsdp::trainer {
+
+// What is reported of an optimizer step.
+struct StepMetrics {
+  int64_t step = 0;               // from 1
+  double loss = 0;                // mean over the global batch
+  double grad_norm = 0;           // before clipping
+  double learning_rate = 0;       // that the step used
+  double tokens_per_second = 0;   // of all ranks together, since the last report
+  double tflops = 0;              // 10^12 floating point operations a second, of all ranks together
+  int64_t peak_memory_bytes = 0;  // of the rank that needed most
+};
+
+struct EvalMetrics {
+  int64_t step = 0;  // optimizer steps before it
+  double eval_loss = 0;
+};
+
+class MetricsFile {
+ public:
+  // Creates or empties the file. An error when another run is writing it.
+  explicit MetricsFile(const std::string& path);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  // Each appends a whole line and hands it to the operating system at once. Numbers that are not finite
+  // become null.
+  void write(const StepMetrics& metrics);
+  void write(const EvalMetrics& metrics);
+
+ private:
+  void append(const std::string& line);
+
+  std::string path_;
+  int descriptor_;
+};
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,19 @@
+#include "report/process_memory.h"
+
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+namespace fsdp::trainer {
+
+// Not from getrusage: its maximum outlives exec and would count the process that launched this one.
+int64_t peak_memory_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    constexpr const char* kPeak = "VmHWM:";
+    if (line.rfind(kPeak, 0) == 0) return std::stoll(line.substr(std::string(kPeak).size())) * 1024;
+  }
+  throw std::runtime_error("/proc/self/status has no line VmHWM");
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,126 @@
+// What a run writes for people and programs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "report/failure_report.h"
+#include "report/metrics_file.h"
+#include "report/process_memory.h"
+#include "report/progress.h"
+#include "testing/test_folder.h"
+
+namespace fsdp::trainer {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string content(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+const StepMetrics kMetrics{.step = 3,
+                           .loss = 2.5,
+                           .grad_norm = 1.25,
+                           .learning_rate = 5e-5,
+                           .tokens_per_second = 812.4,
+                           .tflops = 0.6612,
+                           .peak_memory_bytes = int64_t{3} << 29};
+
+TEST(MetricsFile, WritesALineAtOnce) {
+  TestFolder folder;
+  MetricsFile file(folder.path("metrics.jsonl"));
+  file.write(kMetrics);
+  EXPECT_EQ(
+      content(folder.path("metrics.jsonl")),
+      R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
+      R"("peak_memory_bytes":1610612736})"
+      "\n");
+  file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
+  EXPECT_THAT(content(folder.path("metrics.jsonl")),
+              ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
+}
+
+TEST(MetricsFile, StaysJsonWhenTheLossIsNoNumber) {
+  TestFolder folder;
+  MetricsFile file(folder.path("m"));
+  file.write(EvalMetrics{.step = 1, .eval_loss = std::nan("")});
+  EXPECT_TRUE(nlohmann::json::parse(content(folder.path("m")))["eval_loss"].is_null());
+}
+
+TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
+  TestFolder folder;
+  const std::string path = folder.write("m", "old\n");
+  MetricsFile file(path);
+  EXPECT_EQ(content(path), "");
+  EXPECT_THROW(MetricsFile{path}, std::runtime_error);
+}
+
+TEST(MetricsFile, NamesThePathThatCannotBeWritten) {
+  try {
+    MetricsFile file("/no/such/folder/m");
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/no/such/folder/m: cannot create the file: No such file"));
+  }
+}
+
+std::string shown(bool is_terminal) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* out = open_memstream(&text, &size);
+  Progress progress(out, is_terminal, 4);
+  progress.show(kMetrics);
+  StepMetrics last = kMetrics;
+  last.step = 4;
+  progress.show(last);
+  progress.say("saved");
+  std::fclose(out);
+  const std::string result(text, size);
+  std::free(text);
+  return result;
+}
+
+TEST(Progress, IsOneLineAStepInAFile) {
+  const std::string tail =
+      " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB\n";
+  EXPECT_EQ(shown(false), "step 3/4" + tail + "step 4/4" + tail + "saved\n");
+}
+
+TEST(Progress, RewritesItsLineOnATerminal) {
+  const std::string tail =
+      " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB";
+  EXPECT_EQ(shown(true), "\r\033[Kstep 3/4" + tail + "\r\033[Kstep 4/4" + tail + "\nsaved\n");
+}
+
+TEST(ProcessMemory, SeesWhatWasTouched) {
+  constexpr int64_t kSize = int64_t{256} << 20;
+  { std::vector<char> block(kSize, 1); }
+  EXPECT_GT(peak_memory_bytes(), kSize);
+  EXPECT_LT(peak_memory_bytes(), kSize * 64);
+}
+
+TEST(FailureReport, GoesToStderrAndToTorchrun) {
+  TestFolder folder;
+  setenv("TORCHELASTIC_ERROR_FILE", folder.path("error.json").c_str(), 1);
+  ::testing::internal::CaptureStderr();
+  report_failure(2, "no memory \xff");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "rank 2: no memory \xff\n");
+  unsetenv("TORCHELASTIC_ERROR_FILE");
+  const auto record = nlohmann::json::parse(content(folder.path("error.json")))["message"];
+  EXPECT_THAT(record["message"].get<std::string>(), HasSubstr("no memory"));
+  EXPECT_THAT(record["extraInfo"]["py_callstack"].get<std::string>(), HasSubstr("no memory"));
+  EXPECT_GT(std::stoll(record["extraInfo"]["timestamp"].get<std::string>()), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::trainer

@@ -1,0 +1,29 @@
+// The learning rate over the steps of a run, by the formulas of transformers' get_scheduler.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fsdp::trainer {
+
+class LrSchedule {
+ public:
+  // type: "constant", "linear" or "cosine".
+  LrSchedule(const std::string& type, double base, int64_t warmup_steps, int64_t max_steps);
+
+  // The rate of optimizer step `step`, counted from 0. During warm-up base * step / warmup_steps (so 0 at
+  // first).
+  double at(int64_t step) const;
+
+ private:
+  enum class Type : uint8_t { kConstant, kLinear, kCosine };
+  static Type parse(const std::string& type);
+  double factor_after_warmup(int64_t step) const;
+
+  Type type_;
+  double base_;
+  int64_t warmup_steps_;
+  int64_t max_steps_;
+};
+
+}  // namespace fsdp::trainer

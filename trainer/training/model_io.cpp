@@ -1,0 +1,43 @@
+#include "training/model_io.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <optional>
+#include <vector>
+
+#include "checkpoint/hf_folder_writer.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded) {
+  std::vector<checkpoint::TensorInfo> tensors;
+  for (const ShardSlice& slice : sharded.shard_slices()) {
+    tensors.push_back({slice.fqn, slice.data.scalar_type(), slice.sizes});
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded) {
+  const at::NoGradGuard no_grad;
+  for (const ShardSlice& slice : sharded.shard_slices()) {
+    if (slice.begin < slice.end) folder.read_range(slice.fqn, slice.begin, slice.end, slice.data);
+  }
+}
+
+void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source,
+                 ShardedModule& sharded, bool is_writer) {
+  std::optional<checkpoint::HfFolderWriter> writer;
+  if (is_writer)
+    writer.emplace(path, source.config(), tensors_of(sharded),
+                   checkpoint::HfFolderWriterOptions{.tokenizer_source = source.path()});
+  sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {
+    if (writer) writer->write(fqn, full);
+  });
+  if (writer) writer->finish();
+}
+
+}  // namespace fsdp::trainer

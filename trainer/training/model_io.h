@@ -1,0 +1,21 @@
+// Weights from a Hugging Face folder into shards, and back.
+#pragma once
+
+#include <filesystem>
+
+#include "checkpoint/hf_folder.h"
+#include "fsdp/fully_shard.h"
+
+namespace fsdp::trainer {
+
+// Fills this rank's shards from the folder, whose tensors must be those of the model. Reads only what this
+// rank holds; touches no other rank.
+void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded);
+
+// Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards;
+// config.json and the tokenizer's files as in `source`. Collective; rank 0 of `sharded`'s communicator
+// writes.
+void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source,
+                 ShardedModule& sharded, bool is_writer);
+
+}  // namespace fsdp::trainer

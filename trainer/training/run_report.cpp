@@ -1,0 +1,59 @@
+#include "training/run_report.h"
+
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "report/process_memory.h"
+#include "training/exchange.h"
+
+namespace fsdp::trainer {
+
+RunReport::RunReport(const Config& config, const StepWork& work, Communicator& communicator)
+    : config_(config), work_(work), communicator_(communicator) {
+  if (communicator.rank() != 0) return;
+  std::filesystem::create_directories(config.output_dir);
+  file_.emplace((std::filesystem::path(config.output_dir) / "metrics.jsonl").string());
+  progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.max_steps);
+}
+
+void RunReport::after_step(int64_t step, const StepResult& result) {
+  if (step % config_.logging_steps != 0 && step != config_.max_steps) return;
+  const StepMetrics metrics = measure(step, result);
+  if (!file_) return;
+  file_->write(metrics);
+  progress_->show(metrics);
+}
+
+void RunReport::after_evaluation(int64_t step, double eval_loss) {
+  if (!file_) return;
+  file_->write(EvalMetrics{.step = step, .eval_loss = eval_loss});
+  progress_->say(c10::str("eval loss ", eval_loss));
+}
+
+void RunReport::say(const std::string& text) {
+  if (progress_) progress_->say(text);
+}
+
+StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
+  const auto memory = static_cast<double>(peak_memory_bytes());
+  const auto all = gather_values(communicator_, {result.loss, memory},
+                                 {.name = "metrics", .generation = static_cast<uint64_t>(step)});
+  StepMetrics metrics{.step = step, .grad_norm = result.grad_norm, .learning_rate = result.learning_rate};
+  for (const auto& values : all) {
+    metrics.loss += values[0] / static_cast<double>(all.size());
+    metrics.peak_memory_bytes = std::max(metrics.peak_memory_bytes, static_cast<int64_t>(values[1]));
+  }
+  const auto now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_time_).count();
+  metrics.tokens_per_second = static_cast<double>((step - last_step_) * work_.tokens) / seconds;
+  metrics.tflops = metrics.tokens_per_second * work_.flops_per_token * 1e-12;
+  last_step_ = step;
+  last_time_ = now;
+  return metrics;
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,48 @@
+// The figures of a run: gathered from all ranks, shown and written by rank 0.
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "config/config.h"
+#include "fsdp/communicator.h"
+#include "report/metrics_file.h"
+#include "report/progress.h"
+#include "training/training_run.h"
+
+namespace fsdp::trainer {
+
+// The work of one optimizer step over all ranks.
+struct StepWork {
+  int64_t tokens = 0;
+  double flops_per_token = 0;
+};
+
+class RunReport {
+ public:
+  // On rank 0 creates output_dir and metrics.jsonl in it. `config` and `communicator` must outlive this
+  // object.
+  RunReport(const Config& config, const StepWork& work, Communicator& communicator);
+
+  // Starts the clock of the first report.
+  void start() { last_time_ = Clock::now(); }
+  // To be called after every step (counted from 1) on all ranks; reports every logging_steps and the last.
+  void after_step(int64_t step, const StepResult& result);
+  void after_evaluation(int64_t step, double eval_loss);
+  // A line of text, on rank 0.
+  void say(const std::string& text);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  StepMetrics measure(int64_t step, const StepResult& result);
+
+  const Config& config_;
+  StepWork work_;
+  Communicator& communicator_;
+  std::optional<MetricsFile> file_;   // on rank 0
+  std::optional<Progress> progress_;  // on rank 0
+  int64_t last_step_ = 0;
+  Clock::time_point last_time_;
+};
+
+}  // namespace fsdp::trainer

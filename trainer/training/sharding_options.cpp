@@ -1,0 +1,65 @@
+#include "training/sharding_options.h"
+
+#include <c10/util/Exception.h>
+
+#include <set>
+#include <vector>
+
+#include "config/errors.h"
+#include "fsdp/wrap_policy.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+ShardingStrategy sharding_strategy(const std::string& name) {
+  if (name == "full_shard") return ShardingStrategy::kFullShard;
+  if (name == "shard_grad_op") return ShardingStrategy::kShardGradOp;
+  if (name == "no_shard") return ShardingStrategy::kNoShard;
+  TORCH_CHECK(false, "sharding_strategy: \"", name, "\" is unknown");
+}
+
+void check_wrap_classes(const std::vector<std::string>& names, const models::CausalLM& model) {
+  std::set<std::string> known;
+  for (const auto& module : model.modules()) known.insert(module_class_name(*module));
+  for (const std::string& name : names) {
+    if (known.count(name)) continue;
+    std::string list;
+    for (const std::string& k : known) list += (list.empty() ? "" : ", ") + k;
+    throw ConfigError("key \"wrap_classes\": the model has no module of class \"" + name +
+                      "\"; it has: " + list);
+  }
+}
+
+WrapPolicy wrap_policy(const Config& config, const models::CausalLM& model) {
+  if (config.wrap_policy == "none") return {};
+  if (config.wrap_policy == "size") return size_policy(config.size_min_params);
+  TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
+  check_wrap_classes(config.wrap_classes, model);
+  std::vector<std::string> classes = model.block_class_names();
+  classes.insert(classes.end(), config.wrap_classes.begin(), config.wrap_classes.end());
+  return module_name_policy(classes);
+}
+
+}  // namespace
+
+c10::ScalarType scalar_type(const std::string& dtype) {
+  if (dtype == "fp32") return c10::kFloat;
+  if (dtype == "bf16") return c10::kBFloat16;
+  TORCH_CHECK(false, "dtype: \"", dtype, "\" is unknown");
+}
+
+Options sharding_options(const Config& config, const models::CausalLM& model,
+                         std::shared_ptr<Communicator> communicator) {
+  Options options;
+  options.communicator = std::move(communicator);
+  options.use_orig_params = config.use_orig_params;
+  options.device = c10::Device(c10::kCPU);
+  options.sharding_strategy = sharding_strategy(config.sharding_strategy);
+  options.param_dtype = scalar_type(config.dtype);
+  options.reduce_dtype = scalar_type(config.mixed_precision_reduce_dtype.value_or(config.dtype));
+  options.auto_wrap_policy = wrap_policy(config, model);
+  return options;
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,24 @@
+// From config values to the engine's options.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <string>
+
+#include "config/config.h"
+#include "fsdp/communicator.h"
+#include "fsdp/options.h"
+#include "models/causal_lm.h"
+
+namespace fsdp::trainer {
+
+// "fp32", "bf16".
+c10::ScalarType scalar_type(const std::string& dtype);
+
+// How `model`, on the meta device and with parameters of master_dtype, is to be sharded. A name in
+// wrap_classes that no module of the model has is a ConfigError that lists those it has.
+Options sharding_options(const Config& config, const models::CausalLM& model,
+                         std::shared_ptr<Communicator> communicator);
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,97 @@
+#include "training/train_command.h"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "config/config_reader.h"
+#include "config/errors.h"
+#include "fsdp/communicator.h"
+#include "launch/launcher.h"
+#include "report/failure_report.h"
+#include "training/train_rank.h"
+#include "training/training_inputs.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+constexpr const char* kThisProgram = "/proc/self/exe";
+
+// What went wrong, without the stack of C++ calls that LibTorch's errors carry.
+std::string message_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error ? torch_error->what_without_backtrace() : error.what();
+}
+
+int status_of(const std::exception& error) {
+  return dynamic_cast<const ConfigError*>(&error) ? kExitUsage : kExitFailure;
+}
+
+// The command line of a rank: the same without --nproc-per-node.
+std::vector<std::string> rank_arguments(const TrainCommand& command) {
+  std::vector<std::string> arguments = {"train", "--config-path", command.config_path};
+  if (command.save_config) arguments.emplace_back("--save-config");
+  for (const std::string& override : command.overrides)
+    arguments.insert(arguments.end(), {"--set", override});
+  return arguments;
+}
+
+// Checks everything that can be checked before ranks exist, so that a mistake is one message and not one a
+// rank.
+int launch(const TrainCommand& command) {
+  const int ranks = *command.nproc_per_node;
+  if (const auto variable = rank_variable_present()) {
+    throw ConfigError(
+        "--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
+        *variable + "; give one of the two");
+  }
+  const Config config = read_config(command.config_path, command.overrides);
+  check_for_world_size(config, ranks);
+  open_training_inputs(config, ranks);
+  return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
+}
+
+RankEnvironment read_rank_environment() {
+  try {
+    return rank_environment();
+  } catch (const std::exception& error) {
+    throw ConfigError(message_of(error));
+  }
+}
+
+// Peers may be waiting for this rank, and threads of the communicator for them: the process ends without
+// tearing anything down, which closes its connections and so wakes the peers.
+[[noreturn]] void end_failed_rank(int rank, const std::exception& error) {
+  std::fflush(stdout);
+  report_failure(rank, message_of(error));
+  std::_Exit(status_of(error));
+}
+
+int run_as_rank(const TrainCommand& command) {
+  const RankEnvironment environment = read_rank_environment();
+  try {
+    const Config config = read_config(command.config_path, command.overrides);
+    check_for_world_size(config, environment.world_size);
+    train_rank(config, environment, {.save_config = command.save_config});
+  } catch (const std::exception& error) {
+    end_failed_rank(environment.rank, error);
+  }
+  return kExitSuccess;
+}
+
+}  // namespace
+
+int run_train_command(const TrainCommand& command) {
+  try {
+    return command.nproc_per_node ? launch(command) : run_as_rank(command);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fsdp: error: %s\n", message_of(error).c_str());
+    return status_of(error);
+  }
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,101 @@
+#include "training/train_rank.h"
+
+#include <ATen/Context.h>
+
+#include <filesystem>
+
+#include "config/config_writer.h"
+#include "data/batches.h"
+#include "fsdp/fully_shard.h"
+#include "training/evaluation.h"
+#include "training/model_io.h"
+#include "training/run_report.h"
+#include "training/sharding_options.h"
+#include "training/training_inputs.h"
+#include "training/training_run.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// One rank's run, from the first step to the saved model.
+class RankRun {
+ public:
+  RankRun(const Config& config, TrainingInputs inputs, std::shared_ptr<Communicator> communicator);
+
+  void save_config() const;
+  void train();
+  void evaluate_model();
+  void save_model();
+
+ private:
+  bool is_first() const { return communicator_->rank() == 0; }
+
+  const Config& config_;
+  TrainingInputs inputs_;
+  std::shared_ptr<Communicator> communicator_;
+  RunReport report_;
+  std::shared_ptr<ShardedModule> sharded_;
+};
+
+GlobalBatch global_batch_of(const Config& config, int world_size) {
+  return {config.train_batch_size, world_size, config.gradient_accumulation_steps};
+}
+
+StepWork work_of(const Config& config, const models::CausalLM& model, int world_size) {
+  return {.tokens = global_batch_of(config, world_size).samples() * config.max_seq_length,
+          .flops_per_token = model.flops_per_token(config.max_seq_length)};
+}
+
+RankRun::RankRun(const Config& config, TrainingInputs inputs, std::shared_ptr<Communicator> communicator)
+    : config_(config),
+      inputs_(std::move(inputs)),
+      communicator_(std::move(communicator)),
+      report_(config, work_of(config, *inputs_.model, communicator_->size()), *communicator_) {
+  sharded_ = fully_shard(*inputs_.model, sharding_options(config, *inputs_.model, communicator_));
+  sharded_->verify_plan();
+  load_into_shards(inputs_.folder, *sharded_);
+  inputs_.model->train();
+}
+
+void RankRun::save_config() const {
+  if (is_first()) write_config(config_, (fs::path(config_.output_dir) / "resolved_config.json").string());
+}
+
+void RankRun::train() {
+  TrainBatches batches(inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
+                                       .rank = communicator_->rank(),
+                                       .shuffle = config_.shuffle,
+                                       .seed = static_cast<uint64_t>(config_.seed)});
+  TrainingRun run(config_, *inputs_.model, *sharded_, batches);
+  report_.start();
+  for (int64_t step = 1; step <= config_.max_steps; ++step) report_.after_step(step, run.step());
+}
+
+void RankRun::evaluate_model() {
+  const double loss = evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_);
+  report_.after_evaluation(config_.max_steps, loss);
+}
+
+void RankRun::save_model() {
+  const fs::path path = fs::path(config_.output_dir) / "final";
+  save_folder(path, inputs_.folder, *sharded_, is_first());
+  report_.say("saved the model to " + path.string());
+}
+
+}  // namespace
+
+void train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
+  TrainingInputs inputs = open_training_inputs(config, environment.world_size);
+  // Random operators of the model (dropout) differ from rank to rank, as the samples do.
+  at::manual_seed(static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(environment.rank));
+  RankRun run(config, std::move(inputs), make_gloo_communicator(environment));
+  if (request.save_config) run.save_config();
+  run.train();
+  if (config.do_eval) run.evaluate_model();
+  if (config.save_final) run.save_model();
+}
+
+}  // namespace fsdp::trainer
