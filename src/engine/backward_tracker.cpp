@@ -6,14 +6,12 @@
 
 namespace fsdp {
 
-void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
-  int id = seams::current_backward();
-  if (id != last_seen_.load(std::memory_order_relaxed)) {
-    observe_change(id, owner);
-  }
+bool BackwardTracker::changed() const {
+  return seams::current_backward() != last_seen_.load(std::memory_order_relaxed);
 }
 
-void BackwardTracker::observe_change(int id, const std::shared_ptr<void>& owner) {
+void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
+  int id = seams::current_backward();
   std::lock_guard lock(mutex_);
   if (forget_abandoned() && open_.empty()) {
     events_.abandoned();

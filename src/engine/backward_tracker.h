@@ -26,7 +26,9 @@ class BackwardTracker {
   };
   explicit BackwardTracker(Events events) : events_(std::move(events)) {}
 
-  // Call at each touch and capture. `owner` is kept alive until the end of the pass.
+  // Whether this thread runs another pass (or none) than was last seen: then observe() is due.
+  bool changed() const;
+  // Call at each touch and capture after which changed(). `owner` is kept alive until the end of the pass.
   void observe(const std::shared_ptr<void>& owner);
 
  private:
@@ -34,7 +36,6 @@ class BackwardTracker {
     int id;
     std::thread::id thread;
   };
-  void observe_change(int id, const std::shared_ptr<void>& owner);
   bool forget_abandoned();
   void finish(const std::shared_ptr<Token>& token);
 

@@ -124,7 +124,9 @@ void Engine::enter(Unit& unit) {
   if (!prepared_) {
     prepare();
   }
-  backward_.observe(shared_from_this());
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
+  }
   if (last_entered_.exchange(&unit) != &unit) {
     make_room_for(unit);
   }
@@ -184,7 +186,7 @@ void Engine::ensure_gathered(Unit& unit) {
     }
   }
   if (!unit.gathered()) {
-    unit.gather(communicator(), parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, !strict_);
+    unit.gather(communicator(), parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
     std::lock_guard lock(mutex_);
     gathered_.push_back(&unit);
     stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
@@ -208,7 +210,9 @@ void Engine::release_if_idle(Unit& unit) {
 // ---------------------------------------------------------------- gradients
 
 void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
-  backward_.observe(shared_from_this());
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
+  }
   TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
               "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
               "torch::autograd::grad, which returns local gradients");

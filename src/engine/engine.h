@@ -41,6 +41,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The engine that has absorbed this one, or this.
   Engine& current();
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  std::vector<Unit*> all_units() const;
   // Whether nobody but the engine holds its parameters any more.
   bool unused() const;
 
@@ -105,6 +106,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<InFlight> reductions_;
 
   std::atomic<int> write_scopes_{0};
+  std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself
   bool strict_ = false;
   EngineStats stats_;
 };

@@ -71,23 +71,38 @@ void Engine::pin(const std::vector<Unit*>& units, const std::function<void()>& b
   body();
 }
 
-void Engine::with_full_params(const std::function<void()>& body, bool writeback) {
+std::vector<Unit*> Engine::all_units() const {
   std::vector<Unit*> all;
-  for (auto& unit : units_) {
+  for (const auto& unit : units_) {
     all.push_back(unit.get());
   }
+  return all;
+}
+
+void Engine::with_full_params(const std::function<void()>& body, bool writeback) {
+  // Writes that are to be dropped must not go to the shards themselves.
+  bool may_alias = may_alias_;
+  Finally restore([&] { may_alias_ = may_alias; });
+  if (!writeback) {
+    reshard();
+    may_alias_ = false;
+  }
+  std::vector<Unit*> all = all_units();
   pin(all, [&] {
-    {
-      ++write_scopes_;
-      Finally close([&] { --write_scopes_; });
-      body();
-    }
-    for (Unit* unit : all) {
-      if (writeback) {
-        write_back(*unit);
-      } else if (unit->unsharded_nbytes() > 0) {
-        unit->release_when_unpinned = true;
+    ++write_scopes_;
+    bool keep = false;  // what was written; not after an exception
+    Finally close([&] {
+      --write_scopes_;
+      for (Unit* unit : all) {
+        unit->release_when_unpinned |= !keep;
       }
+    });
+    body();
+    if (writeback) {
+      for (Unit* unit : all) {
+        write_back(*unit);
+      }
+      keep = true;
     }
   });
 }
@@ -144,6 +159,7 @@ EngineStats Engine::stats() const {
 void Engine::set_strict_release(bool on) {
   reshard();
   strict_ = on;
+  may_alias_ = !on;
   parameter_pool_.set_poison(on);
 }
 

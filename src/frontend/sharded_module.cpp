@@ -77,12 +77,7 @@ void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::fu
                 " is not a sharded parameter or a view of one");
     units.push_back(static_cast<Unit*>(owner->unit.load()));
   }
-  if (parameters.empty()) {
-    for (const auto& unit : engine().units()) {
-      units.push_back(unit.get());
-    }
-  }
-  engine().pin(units, body);
+  engine().pin(parameters.empty() ? engine().all_units() : units, body);
 }
 
 void ShardedModule::unshard() { engine().unshard(); }

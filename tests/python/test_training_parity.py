@@ -101,7 +101,7 @@ def test_pytorch_agrees_with_the_reference(base_config, single_process, method, 
     assert_same_training(run.losses, run.grad_norms, run.weights, single_process(base_config, 2))
 
 
-@pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", combinations())
+@pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", list(combinations()))
 def test_matches_single_process(fsdp_program, base_config, single_process, tmp_path, world_size, strategy, policy,
                                 use_orig_params):
     config = dict(sharding_strategy=strategy, wrap_policy=policy, use_orig_params=use_orig_params)
