@@ -94,7 +94,8 @@ int launch_ranks(const LaunchRequest& request) {
 std::optional<std::string> rank_variable_present() {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
-    if (std::getenv(name) != nullptr) return name;
+    const char* value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return name;
   }
   return std::nullopt;
 }
