@@ -80,13 +80,11 @@ std::vector<Unit*> Engine::all_units() const {
 }
 
 void Engine::with_full_params(const std::function<void()>& body, bool writeback) {
-  // Writes that are to be dropped must not go to the shards themselves.
+  // Writes that are dropped in the end (no write-back, or an exception) must not go to the shards themselves.
   bool may_alias = may_alias_;
   Finally restore([&] { may_alias_ = may_alias; });
-  if (!writeback) {
-    reshard();
-    may_alias_ = false;
-  }
+  reshard();
+  may_alias_ = false;
   std::vector<Unit*> all = all_units();
   pin(all, [&] {
     ++write_scopes_;
