@@ -20,6 +20,16 @@ class Finally {
   std::function<void()> action_;
 };
 
+// The elements' bit patterns: comparing them tells -0 from 0, and finds a NaN equal to itself.
+at::Tensor bits_of(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1: return tensor.view(at::kByte);
+    case 2: return tensor.view(at::kShort);
+    case 4: return tensor.view(at::kInt);
+    default: return tensor.view(at::kLong);
+  }
+}
+
 at::Tensor gather_in_shard_dtype(const FlatParameter& flat, Communicator& communicator, const CollectiveId& id) {
   if (flat.position().factor == 1) {
     return flat.shard().detach();
@@ -121,7 +131,7 @@ void Engine::write_back(Unit& unit) {
     }
     int64_t n = flat->layout().shard_numel();
     at::Tensor own = full.narrow(0, flat->position().rank * n, n);
-    at::Tensor written = own.ne(flat->shard().to(flat->dtypes().compute));
+    at::Tensor written = bits_of(own).ne(bits_of(flat->shard().to(flat->dtypes().compute)));
     flat->shard().copy_(at::where(written, own.to(flat->dtypes().shard), flat->shard()));
     seams::bump_version(flat->shard());
   }
