@@ -26,8 +26,8 @@ Engine::~Engine() {
           seams::empty_storage(parameter.storage(), parameter.owner);
         }
         parameter.owner->unit = nullptr;
-        if (parameter.sentinel_owner) {
-          parameter.sentinel_owner->unit = nullptr;
+        if (seams::StorageOwnerPtr sentinel = parameter.sentinel_owner.lock()) {
+          sentinel->unit = nullptr;
         }
       }
     }
@@ -226,7 +226,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
     return;
   }
   place.gradient->capture(place.parameter, plain, gradient_pool_);
-  unit.install_sentinel(parameter);
+  unit.install_sentinel(place.flat, place.parameter);
   if (place.gradient->complete()) {
     release_after_backward(unit);
     issue_reduction(unit, *place.gradient);
