@@ -280,8 +280,17 @@ void Engine::finish_backward() {
   reshard();
 }
 
+// What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
+// gradients since.
 void Engine::discard_captures() {
-  finish_reductions(0);
+  {
+    std::lock_guard lock(reduction_mutex_);
+    while (!reductions_.empty()) {
+      InFlight oldest = std::move(reductions_.front());
+      reductions_.pop_front();
+      oldest.gradient->drop(*oldest.reduction, gradient_pool_);
+    }
+  }
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {

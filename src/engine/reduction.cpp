@@ -95,7 +95,6 @@ std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, Buffe
 void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
   reduction.work->wait();
   seams::CleanDispatchGuard clean;
-  --in_flight_;
   pool.release(reduction.buffer);
   if (use_orig_params_) {
     add_to_original_leaves(reduction);
@@ -105,8 +104,22 @@ void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
   if (!reduction.output.is_alias_of(shard_gradient_)) {
     pool.release(reduction.output);
   }
+  end_reduction();
+}
+
+void FlatGradient::end_reduction() {
+  --in_flight_;
   if (state_.is(GradientState::kReducing) && in_flight_ == 0) {
     state_.transition(GradientState::kReduced, where_);
+  }
+}
+
+void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
+  end_reduction();
+  reduction.work->wait();
+  pool.release(reduction.buffer);
+  if (!reduction.output.is_alias_of(shard_gradient_)) {
+    pool.release(reduction.output);
   }
 }
 

@@ -57,6 +57,8 @@ class FlatGradient {
   void finish(Reduction& reduction, BufferPool& pool);
   // Drops a round that was captured only in part.
   void discard(BufferPool& pool);
+  // Waits, and drops what comes.
+  void drop(Reduction& reduction, BufferPool& pool);
 
   // Clears what the optimizer would see of one parameter's gradient.
   void clear_leaf(int64_t parameter);
@@ -64,6 +66,7 @@ class FlatGradient {
  private:
   bool replicated() const { return flat_.position().factor == 1; }
   void begin_round(BufferPool& pool);
+  void end_reduction();
   void fill_gaps();
   bool leaves_hold_gradients() const;
   const at::Tensor& shard_gradient();
