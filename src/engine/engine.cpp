@@ -129,6 +129,7 @@ void Engine::enter(Unit& unit) {
   }
   if (last_entered_.exchange(&unit) != &unit) {
     make_room_for(unit);
+    reduce_before(unit);
   }
   std::lock_guard lock(unit.mutex);
   ensure_gathered(unit);
@@ -229,7 +230,30 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   unit.install_sentinel(place.flat, place.parameter);
   if (place.gradient->complete()) {
     release_after_backward(unit);
-    issue_reduction(unit, *place.gradient);
+  }
+}
+
+// [Note: when gradients are reduced]
+// A unit's gradients are reduced when an operator of an unrelated unit comes (that is the point where make_room_for
+// releases it), else at the end of backward. Not when the last of its gradients arrives: a parameter may take no part
+// on one rank only, and then the ranks would issue their collectives in different orders.
+void Engine::reduce_before(Unit& unit) {
+  if (seams::current_backward() == -1) {
+    return;
+  }
+  for (auto& other : units_) {
+    if (other.get() != &unit && !other->is_related_to(unit)) {
+      std::lock_guard lock(other->mutex);
+      reduce_captured(*other);
+    }
+  }
+}
+
+void Engine::reduce_captured(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    if (FlatGradient* gradient = unit.gradient(i); gradient && gradient->capturing()) {
+      issue_reduction(unit, *gradient);
+    }
   }
 }
 
@@ -270,11 +294,7 @@ void Engine::finish_reductions(size_t leave_in_flight) {
 void Engine::finish_backward() {
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i); gradient && gradient->capturing()) {
-        issue_reduction(*unit, *gradient);
-      }
-    }
+    reduce_captured(*unit);
   }
   finish_reductions(0);
   reshard();
