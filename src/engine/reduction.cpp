@@ -31,9 +31,19 @@ FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::funct
       where_(std::move(where)),
       state_(GradientState::kNone, gradient_transitions()) {}
 
+bool FlatGradient::captures_in_place() const {
+  return replicated() && flat_.dtypes().reduce == flat_.dtypes().shard && in_flight_ == 0 && !leaves_hold_gradients();
+}
+
+void FlatGradient::give_back(const at::Tensor& buffer, BufferPool& pool) {
+  if (!shard_gradient_.defined() || !buffer.is_alias_of(shard_gradient_)) {
+    pool.release(buffer);
+  }
+}
+
 void FlatGradient::begin_round(BufferPool& pool) {
   state_.transition(GradientState::kCapturing, where_);
-  buffer_ = pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce);
+  buffer_ = captures_in_place() ? shard_gradient() : pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce);
   captured_ = std::make_unique<ParameterMask>(flat_.layout().num_parameters());
 }
 
@@ -92,15 +102,13 @@ void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
   reduction.work->wait();
   seams::CleanDispatchGuard clean;
   --in_flight_;
-  pool.release(reduction.buffer);
+  give_back(reduction.buffer, pool);
   if (use_orig_params_) {
     add_to_original_leaves(reduction);
   } else {
     add_to_flat_leaf(reduction);
   }
-  if (!reduction.output.is_alias_of(shard_gradient_)) {
-    pool.release(reduction.output);
-  }
+  give_back(reduction.output, pool);
   if (state_.is(GradientState::kReducing) && in_flight_ == 0) {
     state_.transition(GradientState::kReduced, where_);
   }
@@ -109,7 +117,7 @@ void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
 void FlatGradient::discard(BufferPool& pool) {
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
-    pool.release(buffer_);
+    give_back(buffer_, pool);
     buffer_.reset();
     captured_.reset();
   }

@@ -64,6 +64,9 @@ class FlatGradient {
  private:
   bool replicated() const { return flat_.position().factor == 1; }
   void begin_round(BufferPool& pool);
+  // Whether gradients can be captured and reduced where the leaves' gradients live.
+  bool captures_in_place() const;
+  void give_back(const at::Tensor& buffer, BufferPool& pool);
   void fill_gaps();
   bool leaves_hold_gradients() const;
   const at::Tensor& shard_gradient();
