@@ -21,6 +21,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/error_text.h"
 #include "comm/meeting_point_impl.h"
 
 namespace fsdp {
@@ -64,7 +65,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
-                " (met at ", point.name(), "): ", error.what());
+                " (met at ", point.name(), "): ", first_line(error));
   }
 }
 
@@ -113,7 +114,7 @@ class GlooTransport::Impl {
     } catch (const std::exception& error) {
       std::lock_guard<std::mutex> lock(mutex_);
       look_at(peer);
-      mark_lost(peer, plain_reason(error.what()));
+      mark_lost(peer, plain_reason(first_line(error)));
       throw PeerLost(peer, *lost_[peer]);
     }
   }
@@ -202,7 +203,7 @@ class GlooTransport::Impl {
       std::lock_guard<std::mutex> lock(mutex_);
       waiting_.reset();
       look_at(message.peer());
-      mark_lost(message.peer(), plain_reason(error.what()));
+      mark_lost(message.peer(), plain_reason(first_line(error)));
       throw PeerLost(message.peer(), *lost_[message.peer()]);
     }
     std::lock_guard<std::mutex> lock(mutex_);
@@ -238,7 +239,7 @@ class GlooTransport::Impl {
       }
       mark_lost(peer, c10::str("it failed: ", notice));
     } catch (const std::exception& error) {
-      mark_lost(peer, plain_reason(error.what()));
+      mark_lost(peer, plain_reason(first_line(error)));
     }
   }
 

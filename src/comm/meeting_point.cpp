@@ -9,18 +9,23 @@
 
 #include <array>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/env.h"
-#include "comm/local_address.h"
+#include "comm/error_text.h"
 #include "comm/meeting_point_impl.h"
+#include "comm/network.h"
 
 namespace fsdp {
 namespace {
+
+constexpr auto kPollPeriod = std::chrono::milliseconds(20);
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -50,14 +55,17 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environmen
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = timeout;
+  TORCH_CHECK(
+      options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout),
+      "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
+      " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
   } catch (const std::exception& error) {
-    TORCH_CHECK(!options.isServer, "rank 0 cannot open the store at ", name,
-                "; is the port in use? Choose another MASTER_PORT (", error.what(), ")");
-    TORCH_CHECK(false, "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ",
-                seconds(timeout), " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs (",
-                error.what(), ")");
+    TORCH_CHECK(false, "rank ", environment.rank, options.isServer ? " cannot open" : " cannot use",
+                " the store at ", name,
+                options.isServer ? "; is the port in use? Choose another MASTER_PORT" : "", " (",
+                first_line(error), ")");
   }
 }
 
@@ -89,19 +97,24 @@ void MeetingPoint::agree_on_size(int rank, int size) {
 
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size,
                                    std::chrono::milliseconds timeout) {
-  std::vector<std::string> keys;
-  for (int other = 0; other < size; ++other) keys.push_back(c10::str("present/", other));
-  store.set(keys[static_cast<size_t>(rank)], bytes_of("yes"));
+  const auto key = [](int other) { return c10::str("present/", other); };
+  std::vector<int> missing(static_cast<size_t>(size));
+  std::iota(missing.begin(), missing.end(), 0);
+  std::string trouble;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   try {
-    store.wait(keys, timeout);
-  } catch (const std::exception& error) {
-    std::vector<int> missing;
-    for (int other = 0; other < size; ++other) {
-      if (!store.check({keys[static_cast<size_t>(other)]})) missing.push_back(other);
+    store.set(key(rank), bytes_of("yes"));
+    while (true) {
+      std::erase_if(missing, [&](int other) { return store.check({key(other)}); });
+      if (missing.empty()) return;
+      if (std::chrono::steady_clock::now() >= deadline) break;
+      std::this_thread::sleep_for(kPollPeriod);
     }
-    TORCH_CHECK(false, "rank ", rank, " waited ", seconds(timeout), " s at ", name_, " for rank(s) ",
-                c10::Join(", ", missing), " of ", size, " ranks, which did not come (", error.what(), ")");
+  } catch (const std::exception& error) {
+    trouble = c10::str("; the store was lost, did rank 0 end? (", first_line(error), ")");
   }
+  TORCH_CHECK(false, "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
+              c10::Join(", ", missing), " of ", size, " ranks, which did not come", trouble);
 }
 
 std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {
@@ -111,6 +124,7 @@ std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {
 std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& environment,
                                                      std::chrono::milliseconds timeout) {
   const auto name = c10::str(environment.master_address, ":", environment.master_port);
+  auto local_address = local_address_towards(environment.master_address);
   auto store = open_tcp_store(environment, name, timeout);
   // One agent's store serves all jobs and restarts that it runs.
   const auto prefix = c10::str("fsdp/", env_string("TORCHELASTIC_RUN_ID").value_or("none"), "/",

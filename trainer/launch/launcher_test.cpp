@@ -8,10 +8,9 @@
 
 #include <csignal>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {
@@ -38,12 +37,7 @@ class Launcher : public ::testing::Test {
     const int status = launch_ranks(request);
     return {status, ::testing::internal::GetCapturedStderr()};
   }
-  std::string read(const std::string& name) const {
-    std::ifstream file(folder_.path(name));
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
+  std::string read(const std::string& name) const { return folder_.read(name); }
   // Waits until the file has content.
   void await(const std::string& name) const {
     while (read(name).empty()) std::this_thread::sleep_for(milliseconds(5));

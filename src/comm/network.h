@@ -1,6 +1,7 @@
-// Which address of this host others can reach.
+// Addresses of hosts.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 namespace fsdp {
@@ -8,5 +9,9 @@ namespace fsdp {
 // The numeric address of the interface through which this host reaches `host` (a name or an address); IPv4 if
 // there is a choice. Sends nothing. Throws, naming `host`, if the name is unknown or there is no route.
 std::string local_address_towards(const std::string& host);
+
+// Blocks until something listens at host:port; false after `timeout`. Throws, naming `host`, if the name is
+// unknown.
+bool wait_until_listening(const std::string& host, int port, std::chrono::milliseconds timeout);
 
 }  // namespace fsdp
