@@ -85,6 +85,10 @@ std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, Buffe
   fill_gaps();
   state_.transition(GradientState::kReducing, where_);
   bool direct = in_flight_ == 0 && !leaves_hold_gradients();
+  if (direct && shard_gradient_.defined() &&
+      (shard_gradient_.use_count() > 1 || shard_gradient_.storage().use_count() > 1)) {
+    shard_gradient_.reset();  // somebody has kept a gradient that was cleared since: that memory is his
+  }
   at::Tensor output = direct ? shard_gradient()
                              : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().shard);
   auto reduction = std::make_unique<Reduction>(Reduction{buffer_, output, std::move(*captured_), nullptr});
