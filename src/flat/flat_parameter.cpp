@@ -93,7 +93,7 @@ void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t
   if (requires_grad_) {
     p.gradient_sentinel = make_view(Kind::kGradientSentinel, p.sentinel_owner, "fsdp: a sentinel was read");
   }
-  p.tensor.set_data(view);
+  seams::replace_data(p.tensor, view);
 }
 
 void FlatParameter::make_leaves() {

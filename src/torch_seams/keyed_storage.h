@@ -49,4 +49,8 @@ StorageOwner* storage_owner(const at::TensorBase& tensor);
 at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                              at::IntArrayRef strides);
 
+// Makes `tensor`, a leaf without a gradient, show what `view` shows; like set_data, and also from the meta device to a
+// real one, which set_data refuses.
+void replace_data(const at::Tensor& tensor, const at::Tensor& view);
+
 }  // namespace fsdp::seams
