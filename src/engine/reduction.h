@@ -70,6 +70,7 @@ class FlatGradient {
   void fill_gaps();
   bool leaves_hold_gradients() const;
   const at::Tensor& shard_gradient();
+  const at::Tensor& unshared_shard_gradient();
   void add_to_original_leaves(const Reduction& reduction);
   void add_to_flat_leaf(const Reduction& reduction);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
