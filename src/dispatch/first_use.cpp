@@ -111,27 +111,30 @@ bool is_sentinel(const at::Tensor& tensor) {
   return owner && owner->kind == StorageOwner::Kind::kGradientSentinel;
 }
 
-void clear_gradient_of(const at::Tensor& sentinel) {
+void clear_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op) {
   const StorageOwner& owner = *seams::storage_owner(sentinel);
   Unit::Place place = unit_of(owner).place(owner.index);
+  if (sentinel.numel() != place.flat.layout().numel(place.parameter)) {
+    refuse_sentinel(owner, op);  // a part of it: whoever does that works on gradients
+  }
   place.gradient->clear_leaf(place.parameter);
 }
 
 // zero_(sentinel) and _foreach_zero_({…, sentinel, …}): clears the shards' gradients and takes the sentinels out of the
 // call. Returns whether nothing is left to do.
-bool zero_sentinels(torch::jit::Stack& stack) {
+bool zero_sentinels(torch::jit::Stack& stack, const c10::OperatorHandle& op) {
   c10::IValue& argument = stack.back();
   if (argument.isTensor()) {
     if (!is_sentinel(argument.toTensor())) {
       return false;
     }
-    clear_gradient_of(argument.toTensor());
+    clear_gradient_of(argument.toTensor(), op);
     return true;  // zero_ returns its argument, which is on the stack
   }
   c10::List<at::Tensor> others;
   for (const at::Tensor& tensor : argument.toTensorVector()) {
     if (is_sentinel(tensor)) {
-      clear_gradient_of(tensor);
+      clear_gradient_of(tensor, op);
     } else {
       others.push_back(tensor);
     }
@@ -160,7 +163,7 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
     return;
   }
-  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack)) {
+  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
     return;
   }
   PinnedUnits pinned;

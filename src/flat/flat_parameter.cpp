@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "torch_seams/dispatch_key.h"
+#include "torch_seams/shard_version.h"
 
 
 namespace fsdp {
@@ -97,7 +98,7 @@ void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t
 }
 
 void FlatParameter::make_leaves() {
-  auto leaf_of = [&](const at::Tensor& part) { return part.detach().set_requires_grad(requires_grad_); };
+  auto leaf_of = [&](const at::Tensor& part) { return seams::make_versioned_leaf(part).set_requires_grad(requires_grad_); };
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     original_leaves_.push_back(leaf_of(slice_of(shard_, i)));
   }
