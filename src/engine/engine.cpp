@@ -301,6 +301,7 @@ void Engine::discard_captures() {
 }
 
 void Engine::notice_cleared_gradients() {
+  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     unit->check_membership();
