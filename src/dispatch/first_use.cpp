@@ -75,7 +75,7 @@ void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandl
   TORCH_CHECK(unit.engine->writes_allowed(), "fsdp: ", unit.where(), ": parameter '",
               unit.parameter(owner.index).fqn, "' was written by ", op.schema().name(),
               " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
-              "inside that scope, or to shard_slices()");
+              "inside that scope, or to shard_slices(); build optimizers on ShardedModule::parameters()");
 }
 
 const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle& op) {

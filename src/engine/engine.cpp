@@ -275,9 +275,17 @@ void Engine::release_after_backward(Unit& unit) {
   }
 }
 
+// [Note: reductions in flight]
+// A reduction goes on while backward computes the next unit's gradients, and is finished when that unit's is issued: two
+// gradient buffers at a time. An all-reduce has two steps (sums to their owners, and back); its second one is started
+// when the next is issued and gets one unit's time as well: three at a time.
 void Engine::issue_reduction(Unit& unit, FlatGradient& gradient) {
   std::lock_guard lock(reduction_mutex_);
-  finish_reductions(/*leave_in_flight=*/0);
+  bool two_steps = unit.options().strategy == ShardingStrategy::kNoShard;
+  finish_reductions(/*leave_in_flight=*/two_steps ? 1 : 0);
+  if (!reductions_.empty()) {
+    reductions_.back().reduction->work->advance();
+  }
   ++(unit.options().strategy == ShardingStrategy::kNoShard ? stats_.all_reduces : stats_.reduce_scatters);
   reductions_.push_back({&gradient, gradient.issue(communicator(), gradient_pool_, unit.next_id(Pass::kReduce))});
 }
@@ -322,6 +330,7 @@ void Engine::discard_captures() {
 }
 
 void Engine::notice_cleared_gradients() {
+  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     unit->check_membership();

@@ -1,6 +1,7 @@
 // The launcher, with shell scripts as ranks.
 #include "launch/launcher.h"
 
+#include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -53,7 +54,7 @@ TEST_F(Launcher, GivesEachRankItsEnvironment) {
   EXPECT_EQ(launch_ranks(shell(script, 3)), 0);
   for (int rank = 0; rank < 3; ++rank) {
     const std::string r = std::to_string(rank);
-    EXPECT_EQ(read("env" + r), r + " 3 " + r + " 3 127.0.0.1\n");
+    EXPECT_EQ(read("env" + r), c10::str(rank, " 3 ", rank, " 3 127.0.0.1\n"));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/thread_ranks.h"
@@ -48,6 +49,17 @@ TrainBatches batches_of(const Config& config, const Dataset& dataset, int rank, 
            .seed = static_cast<uint64_t>(config.seed)}};
 }
 
+// Each parameter once: LibTorch lists a shared one under each of its names.
+std::vector<at::Tensor> distinct_parameters(const models::CausalLM& model) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& parameter : model.parameters()) {
+    const bool known =
+        std::any_of(result.begin(), result.end(), [&](const at::Tensor& p) { return p.is_same(parameter); });
+    if (!known) result.push_back(parameter);
+  }
+  return result;
+}
+
 // Plain training of the same global batches with LibTorch's AdamW and clipping: no code of this project but
 // the model and the choice of samples.
 Training reference(Config config, int world_size, bool tied) {
@@ -56,7 +68,8 @@ Training reference(Config config, int world_size, bool tied) {
   const Dataset dataset = data();
   TrainBatches batches = batches_of(config, dataset, 0, 1);
   auto model = make_tiny_llama(tied, kModelSeed);
-  torch::optim::AdamW optimizer(model->parameters(),
+  const auto parameters = distinct_parameters(*model);
+  torch::optim::AdamW optimizer(parameters,
                                 torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay));
   Training training;
   for (int64_t step = 0; step < config.max_steps; ++step) {
@@ -68,8 +81,7 @@ Training reference(Config config, int world_size, bool tied) {
     const at::Tensor loss = model->forward(tokens, tokens).loss;
     loss.backward();
     training.losses.push_back(loss.item<double>());
-    training.grad_norms.push_back(
-        torch::nn::utils::clip_grad_norm_(model->parameters(), config.clip_grad_norm));
+    training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.clip_grad_norm));
     optimizer.step();
   }
   for (const auto& p : model->named_parameters()) training.weights[p.key()] = p.value().detach().clone();
