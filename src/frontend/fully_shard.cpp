@@ -132,9 +132,38 @@ void check_one_device(const std::vector<FoundParameter>& parameters) {
   }
 }
 
+// Two tensors over the same memory are tied in one process; as shards they would drift apart in silence.
+void check_no_overlap(const std::vector<FoundParameter>& parameters) {
+  struct Range {
+    const char* begin;
+    const char* end;
+    const FoundParameter* parameter;
+  };
+  std::vector<Range> ranges;
+  for (const FoundParameter& parameter : parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (tensor.has_storage() && tensor.numel() > 0 && !tensor.is_meta()) {
+      int64_t last = 0;
+      for (int64_t d = 0; d < tensor.dim(); ++d) {
+        last += (tensor.size(d) - 1) * tensor.stride(d);
+      }
+      const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+      ranges.push_back({begin, begin + (last + 1) * tensor.element_size(), &parameter});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    TORCH_CHECK(ranges[i].begin >= ranges[i - 1].end, "fsdp: parameters '", ranges[i - 1].parameter->fqn(), "' and '",
+                ranges[i].parameter->fqn(), "' lie over the same memory but are two tensors: sharded, they would no "
+                "longer share values. Register one tensor under both names, or clone one of them");
+  }
+}
+
 void check_fresh(const std::vector<FoundParameter>& parameters) {
   for (const FoundParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
+    TORCH_CHECK(!tensor.is_inference(), "fsdp: parameter '", parameter.fqn(),
+                "' was created in InferenceMode, so writes to it cannot be tracked: create the module outside of it");
     TORCH_CHECK(tensor.is_leaf(), "fsdp: parameter '", parameter.fqn(), "' is not a leaf of the autograd graph");
     TORCH_CHECK(tensor.layout() == c10::Layout::Strided && !c10::isQIntType(tensor.scalar_type()),
                 "fsdp: parameter '", parameter.fqn(), "' has layout ", tensor.layout(), " and dtype ",
@@ -144,6 +173,7 @@ void check_fresh(const std::vector<FoundParameter>& parameters) {
     TORCH_CHECK(!tensor.grad().defined(), "fsdp: parameter '", parameter.fqn(),
                 "' already has a gradient: call zero_grad() before fully_shard");
   }
+  check_no_overlap(parameters);
 }
 
 void check_unit_options(const Options& options, const std::string& name) {
@@ -272,6 +302,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   torch::nn::Module parent;
   UnitPlan plan;
   for (size_t i = 0; i < modules.size(); ++i) {
+    TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
     TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i,
                 " of class ", module_class_name(*modules[i]), " stands twice in the list");
