@@ -124,7 +124,10 @@ void Engine::prepare() {
   }
 }
 
-void Engine::verify_plan() { compare_plans(*this); }
+void Engine::verify_plan() {
+  prepared_ = false;
+  prepare();
+}
 
 void Engine::enter(Unit& unit) {
   if (!prepared_) {
