@@ -6,6 +6,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "flat/shardable.h"
 #include "frontend/engine_registry.h"
 #include "frontend/unit_assignment.h"
 #include "torch_seams/dispatch_key.h"
@@ -159,19 +160,9 @@ void check_no_overlap(const std::vector<FoundParameter>& parameters) {
   }
 }
 
-void check_fresh(const std::vector<FoundParameter>& parameters) {
+void check_all_shardable(const std::vector<FoundParameter>& parameters) {
   for (const FoundParameter& parameter : parameters) {
-    const at::Tensor& tensor = parameter.tensor;
-    TORCH_CHECK(!tensor.is_inference(), "fsdp: parameter '", parameter.fqn(),
-                "' was created in InferenceMode, so writes to it cannot be tracked: create the module outside of it");
-    TORCH_CHECK(tensor.is_leaf(), "fsdp: parameter '", parameter.fqn(), "' is not a leaf of the autograd graph");
-    TORCH_CHECK(tensor.layout() == c10::Layout::Strided && !c10::isQIntType(tensor.scalar_type()),
-                "fsdp: parameter '", parameter.fqn(), "' has layout ", tensor.layout(), " and dtype ",
-                tensor.scalar_type(), ": only dense, strided parameters can be sharded");
-    TORCH_CHECK(!c10::isComplexType(tensor.scalar_type()), "fsdp: parameter '", parameter.fqn(), "' has dtype ",
-                tensor.scalar_type(), ": complex parameters are not supported; store real and imaginary parts");
-    TORCH_CHECK(!tensor.grad().defined(), "fsdp: parameter '", parameter.fqn(),
-                "' already has a gradient: call zero_grad() before fully_shard");
+    check_shardable(parameter.tensor, parameter.fqn());
   }
   check_no_overlap(parameters);
 }
@@ -285,7 +276,7 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
   check_not_annotated(surveyed, module);
   check_inner_units(surveyed);
   check_one_device(surveyed.unassigned);
-  check_fresh(surveyed.unassigned);
+  check_all_shardable(surveyed.unassigned);
   auto plans = assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
   auto sharded = build(plans, surveyed, options);
   warn_if_one_unit(sharded->engine(), &module);
@@ -318,7 +309,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   TORCH_CHECK(!surveyed.unassigned.empty(), "fsdp: fully_shard was called on modules without parameters, or of which "
               "all parameters are sharded already: an empty unit");
   check_one_device(surveyed.unassigned);
-  check_fresh(surveyed.unassigned);
+  check_all_shardable(surveyed.unassigned);
   plan.parameters = surveyed.unassigned;
   return build({plan}, surveyed, options);
 }
