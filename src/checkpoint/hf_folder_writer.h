@@ -20,21 +20,24 @@ namespace fsdp::checkpoint {
 struct HfFolderWriterOptions {
   // Bytes of tensors in one file before the next is begun; a larger tensor gets a file of its own.
   int64_t max_shard_size = 5'000'000'000;
-  // Folder that the tokenizer's files, generation_config.json and chat templates are copied from; empty: none.
+  // Folder that the tokenizer's files, generation_config.json and chat templates are copied from; empty:
+  // none.
   std::filesystem::path tokenizer_source;
 };
 
-// The folder appears under its name, complete, when finish() returns; nothing is left behind when anything fails or the
-// writer is destroyed before. Errors name the file and the reason. Used by one thread, of one process.
+// The folder appears under its name, complete, when finish() returns; nothing is left behind when anything
+// fails or the writer is destroyed before. Errors name the file and the reason. Used by one thread, of one
+// process.
 class HfFolderWriter {
  public:
-  // `tensors`: all that will be written, in the order of the files. config.json is `config` with the dtype of the
-  // tensors. An existing target is replaced at the end, with everything in it: it must be empty or hold a config.json,
-  // so that a wrong path does not cost somebody's files.
+  // `tensors`: all that will be written, in the order of the files. config.json is `config` with the dtype of
+  // the tensors. An existing target is replaced at the end, with everything in it: it must be empty or hold a
+  // config.json, so that a wrong path does not cost somebody's files.
   HfFolderWriter(const std::filesystem::path& target, const nlohmann::json& config,
                  const std::vector<TensorInfo>& tensors, const HfFolderWriterOptions& options = {});
 
-  // Stores one tensor: any device, strides and dtype (converted). Any order; each once. Nothing of it is kept.
+  // Stores one tensor: any device, strides and dtype (converted). Any order; each once. Nothing of it is
+  // kept.
   void write(const std::string& name, const at::Tensor& tensor);
 
   // Every tensor must have been written.

@@ -48,10 +48,16 @@ std::string location(std::string_view text, size_t offset, const std::string& so
   return c10::str(source, ":", line, ":", before.size() - line_start + 1);
 }
 
-// The parser's explanation without its own prefix and position.
-std::string explanation(const std::string& what) {
-  const size_t colon = what.find(": ");
-  return what.compare(0, 1, "[") == 0 && colon != std::string::npos ? what.substr(colon + 2) : what;
+// The parser's explanation without its own prefix, "[json.exception.NAME] parse error at POSITION: ".
+std::string explanation(std::string what) {
+  if (const size_t prefix = what.find("] "); what.compare(0, 1, "[") == 0 && prefix != std::string::npos) {
+    what.erase(0, prefix + 2);
+  }
+  if (const size_t position = what.find(": ");
+      what.compare(0, 11, "parse error") == 0 && position != std::string::npos) {
+    what.erase(0, position + 2);
+  }
+  return what;
 }
 
 // Sees every key of every object and refuses what a DOM would silently merge or nest without end.

@@ -17,8 +17,8 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Sets the file's size and takes the disk space for it, where the file system can do that, so that a full disk is
-  // known before the first byte is written.
+  // Sets the file's size and takes the disk space for it, where the file system can do that, so that a full
+  // disk is known before the first byte is written.
   void reserve(uint64_t bytes);
   // Writes all bytes at `offset` from the start of the file.
   void write(uint64_t offset, std::string_view bytes);

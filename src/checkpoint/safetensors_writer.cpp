@@ -52,7 +52,8 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vect
   std::vector<TensorInfo> layout = aligned_layout(tensors);
   for (const TensorInfo& tensor : layout) {
     TORCH_CHECK(tensor.name != "__metadata__" && index_.emplace(tensor.name, index_.size()).second,
-                file_.target().string(), ": tensor name ", quoted_name(tensor.name), " is reserved or occurs twice");
+                file_.target().string(), ": tensor name ", quoted_name(tensor.name),
+                " is reserved or occurs twice");
   }
   const std::string header = encode_header(layout, metadata);
   uint64_t offset = header.size();

@@ -20,9 +20,9 @@ namespace fsdp::checkpoint {
 // unfinished. Errors name the file and the reason ("No space left on device"). Used by one thread.
 class SafetensorsWriter {
  public:
-  // Lays the file out, takes its disk space and writes the header. Data lie in the order of `tensors`, except that
-  // dtypes with larger elements come first, from a multiple of 8 bytes on: so every tensor is aligned. Names must be
-  // unique and not "__metadata__".
+  // Lays the file out, takes its disk space and writes the header. Data lie in the order of `tensors`, except
+  // that dtypes with larger elements come first, from a multiple of 8 bytes on: so every tensor is aligned.
+  // Names must be unique and not "__metadata__".
   SafetensorsWriter(std::filesystem::path path, const std::vector<TensorInfo>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
 

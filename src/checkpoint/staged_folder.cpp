@@ -19,8 +19,8 @@ bool exchange(const fs::path& a, const fs::path& b) {
 }
 
 void rename_folder(const fs::path& from, const fs::path& to) {
-  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, to.string(), ": putting the finished folder in place failed: ",
-              std::strerror(errno));
+  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, to.string(),
+              ": putting the finished folder in place failed: ", std::strerror(errno));
 }
 
 fs::path resolve(const fs::path& target) {
@@ -32,7 +32,8 @@ fs::path resolve(const fs::path& target) {
 
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target) : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
+StagedFolder::StagedFolder(const fs::path& target)
+    : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
   std::error_code failure;
   fs::create_directories(target_.parent_path(), failure);
   TORCH_CHECK(!failure, target_.parent_path().string(), ": cannot be created: ", failure.message());
@@ -55,9 +56,10 @@ void StagedFolder::commit() {
   sync_folder(target_.parent_path());
 }
 
-// The destructor removes what then lies under the temporary name.
 void StagedFolder::replace_target() {
+  std::error_code ignored;
   if (exchange(temporary_, target_)) {
+    fs::remove_all(temporary_, ignored);
     return;
   }
   const fs::path old = temporary_sibling(target_);
@@ -68,7 +70,6 @@ void StagedFolder::replace_target() {
     ::rename(old.c_str(), target_.c_str());
     throw;
   }
-  std::error_code ignored;
   fs::remove_all(old, ignored);
 }
 

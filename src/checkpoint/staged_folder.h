@@ -5,11 +5,13 @@
 
 namespace fsdp::checkpoint {
 
-// Files are written into a temporary folder beside the target, which commit() puts in the target's place. Destroyed
-// before that, it is removed with all that is in it and the target is as it was. Used by one thread.
+// Files are written into a temporary folder beside the target, which commit() puts in the target's place.
+// Destroyed before that, it is removed with all that is in it and the target is as it was. Used by one
+// thread.
 class StagedFolder {
  public:
-  // Creates the temporary folder, and the folders above it where they are missing. A link as target is followed.
+  // Creates the temporary folder, and the folders above it where they are missing. A link as target is
+  // followed.
   explicit StagedFolder(const std::filesystem::path& target);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
@@ -19,8 +21,8 @@ class StagedFolder {
   const std::filesystem::path& path() const { return temporary_; }
   const std::filesystem::path& target() const { return target_; }
 
-  // Gives the folder its name. A folder that has it is exchanged in one step where the file system can do that, and
-  // then removed with everything in it.
+  // Gives the folder its name. A folder that has it is exchanged in one step where the file system can do
+  // that, and then removed with everything in it.
   void commit();
 
  private:

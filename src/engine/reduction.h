@@ -57,6 +57,8 @@ class FlatGradient {
   void finish(Reduction& reduction, BufferPool& pool);
   // Drops a round that was captured only in part.
   void discard(BufferPool& pool);
+  // Waits, and drops what comes.
+  void drop(Reduction& reduction, BufferPool& pool);
 
   // Clears what the optimizer would see of one parameter's gradient.
   void clear_leaf(int64_t parameter);
@@ -64,9 +66,14 @@ class FlatGradient {
  private:
   bool replicated() const { return flat_.position().factor == 1; }
   void begin_round(BufferPool& pool);
+  void end_reduction();
+  // Whether gradients can be captured and reduced where the leaves' gradients live.
+  bool captures_in_place() const;
+  void give_back(const at::Tensor& buffer, BufferPool& pool);
   void fill_gaps();
   bool leaves_hold_gradients() const;
   const at::Tensor& shard_gradient();
+  const at::Tensor& unshared_shard_gradient();
   void add_to_original_leaves(const Reduction& reduction);
   void add_to_flat_leaf(const Reduction& reduction);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);

@@ -47,7 +47,8 @@ void check_aliases(const HfFolder& folder, const std::unordered_map<std::string,
 
 }  // namespace
 
-std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::optional<c10::ScalarType> dtype) {
+std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
+                                           std::optional<c10::ScalarType> dtype) {
   const auto aliases = alias_names(model);
   std::vector<TensorInfo> tensors;
   for (const auto& parameter : model.named_parameters()) {

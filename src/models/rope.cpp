@@ -107,7 +107,8 @@ RotaryFactors rotary_factors(const RopeConfig& rope, int64_t head_dim, int64_t s
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryFactors& factors) {
-  return at::addcmul(x * factors.cos, x.roll(x.size(-1) / 2, -1), factors.sin);
+  // Not addcmul: it rounds once where transformers rounds twice.
+  return x * factors.cos + x.roll(x.size(-1) / 2, -1) * factors.sin;
 }
 
 }  // namespace fsdp::models

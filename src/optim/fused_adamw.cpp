@@ -29,7 +29,7 @@ void FusedAdamW::step() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
     const at::Tensor& gradient = parameter.grad();
-    if (!gradient.defined() || parameter.numel() == 0) continue;
+    if (!gradient.defined()) continue;
     State& state = states_[i];
     if (!state.steps.defined()) {
       state = {at::zeros({}, parameter.options().dtype(at::kFloat)), at::zeros_like(parameter),

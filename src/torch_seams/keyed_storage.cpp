@@ -76,4 +76,12 @@ at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, 
   return tensor;
 }
 
+void replace_data(const at::Tensor& tensor, const at::Tensor& view) {
+  if (tensor.is_meta()) {
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  } else {
+    tensor.set_data(view);
+  }
+}
+
 }  // namespace fsdp::seams

@@ -11,7 +11,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 
 namespace fsdp::seams {
 
@@ -20,11 +22,24 @@ struct StorageOwner : c10::intrusive_ptr_target {
   enum class Kind : uint8_t { kParameter, kGradientSentinel };
 
   StorageOwner(Kind kind_, void* unit_, int64_t index_) : kind(kind_), unit(unit_), index(index_) {}
+  ~StorageOwner() override { notify(); }
 
   const Kind kind;
   // The unit (fsdp::Unit) and the parameter's position in it. Null once the engine is gone.
   std::atomic<void*> unit;
   const int64_t index;
+  // Called once, when the last reference goes.
+  std::function<void()> gone;
+
+  // Runs before the destructor while weak references are left.
+  void release_resources() override { notify(); }
+
+ private:
+  void notify() {
+    if (auto callback = std::exchange(gone, nullptr)) {
+      callback();
+    }
+  }
 };
 
 using StorageOwnerPtr = c10::intrusive_ptr<StorageOwner>;
@@ -48,5 +63,9 @@ StorageOwner* storage_owner(const at::TensorBase& tensor);
 // A tensor with the sharded key over `storage`, of the given geometry and offset 0.
 at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                              at::IntArrayRef strides);
+
+// Makes `tensor`, a leaf without a gradient, show what `view` shows; like set_data, and also from the meta device to a
+// real one, which set_data refuses.
+void replace_data(const at::Tensor& tensor, const at::Tensor& view);
 
 }  // namespace fsdp::seams

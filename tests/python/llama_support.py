@@ -50,7 +50,7 @@ def relative_error(ours, reference):
 
 def assert_same_results(ours, reference, tolerance):
     """Every result within `tolerance` of the reference, relative to the norm of the tensor."""
-    assert ours.keys() == reference.keys()
+    assert ours.keys() == reference.keys(), ours.keys() ^ reference.keys()
     errors = {name: relative_error(ours[name], reference[name]) for name in reference}
     too_large = {name: error for name, error in errors.items() if not error <= tolerance}
-    assert not too_large
+    assert not too_large, too_large

@@ -45,7 +45,7 @@ def inputs(tmp_path_factory):
 def base_config(inputs):
     return dict(model_path=str(inputs / "untied"), dataset=str(inputs / "train.bin"), dtype="fp32", max_seq_length=12,
                 train_batch_size=2, max_steps=10, learning_rate=1e-3, lr_scheduler_type="cosine", warmup_steps=3,
-                weight_decay=0.1, clip_grad_norm=0.5, seed=7, size_min_params=5000, save_final=True)
+                weight_decay=0.1, clip_grad_norm=0.5, seed=7, save_final=True)
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,12 @@ def test_pytorch_agrees_with_the_reference(base_config, single_process, method, 
     assert_same_training(run.losses, run.grad_norms, run.weights, single_process(base_config, 2))
 
 
-@pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", combinations())
+@pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", list(combinations()))
 def test_matches_single_process(fsdp_program, base_config, single_process, tmp_path, world_size, strategy, policy,
                                 use_orig_params):
     config = dict(sharding_strategy=strategy, wrap_policy=policy, use_orig_params=use_orig_params)
+    if policy == "size":
+        config["size_min_params"] = 5000
     run = fsdp_train(fsdp_program, {**base_config, **config}, world_size, tmp_path)
     assert_trains_like(run, single_process(base_config, world_size))
 

@@ -1,5 +1,5 @@
-// llama_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads a Hugging Face folder's model in DTYPE (fp32, fp64 or bf16)
-// and saves it, with the tokenizer's files, as the folder TARGET.
+// llama_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads a Hugging Face folder's model in DTYPE (fp32, fp64
+// or bf16) and saves it, with the tokenizer's files, as the folder TARGET.
 #include <c10/util/Exception.h>
 
 #include <cstdio>
@@ -13,7 +13,8 @@
 
 namespace {
 
-void resave(const std::string& source, c10::ScalarType dtype, const std::string& target, int64_t max_shard_size) {
+void resave(const std::string& source, c10::ScalarType dtype, const std::string& target,
+            int64_t max_shard_size) {
   const fsdp::checkpoint::HfFolder folder(source);
   const auto model = fsdp::models::load_causal_lm(folder, dtype, at::kCPU);
   const auto tensors = fsdp::models::checkpoint_tensors(*model);

@@ -1,6 +1,6 @@
 #include "config/config_doc.h"
 
-#include <fmt/format.h>
+#include <c10/util/StringUtil.h>
 
 #include <sstream>
 
@@ -58,12 +58,12 @@ std::string in_table(std::string text) {
 
 std::string config_help() {
   std::string help = "Keys of the config file, one JSON object; each may also be given as --set KEY=VALUE.\n";
-  walk([&](const std::string& section) { help += fmt::format("\n{}:\n", section); },
+  walk([&](const std::string& section) { help += c10::str("\n", section, ":\n"); },
        [&](const ConfigKey& key) {
-         help += fmt::format("  {} ({}; {}{})\n", key.name, type_name(key),
-                             key.required ? "" : "default: ", default_text(key));
-         help += wrapped(
-             fmt::format("{} Accepted: {}. {}", key.meaning, accepted_values(key), later_text(key)), 6, 100);
+         help += c10::str("  ", key.name, " (", type_name(key),
+                          key.required ? "; " : "; default: ", default_text(key), ")\n");
+         help += wrapped(c10::str(key.meaning, " Accepted: ", accepted_values(key), ". ", later_text(key)), 6,
+                         100);
        });
   return help;
 }
@@ -72,16 +72,15 @@ std::string config_markdown() {
   std::string text;
   walk(
       [&](const std::string& section) {
-        text += fmt::format(
-            "{}### {}\n\n| Key | Type | Default | Accepted | Meaning |\n| --- | --- | --- | --- | --- |\n",
-            text.empty() ? "" : "\n", section);
+        text += c10::str(text.empty() ? "" : "\n", "### ", section, "\n\n");
+        text += "| Key | Type | Default | Accepted | Meaning |\n| --- | --- | --- | --- | --- |\n";
       },
       [&](const ConfigKey& key) {
         const std::string later = later_text(key);
-        text += fmt::format("| `{}` | {} | {} | {} | {}{} |\n", key.name, type_name(key),
-                            key.required ? "required" : "`" + default_text(key) + "`",
-                            in_table(accepted_values(key)), in_table(key.meaning),
-                            later.empty() ? "" : " " + later);
+        const std::string default_cell = key.required ? "required" : "`" + default_text(key) + "`";
+        text += c10::str("| `", key.name, "` | ", type_name(key), " | ", default_cell, " | ",
+                         in_table(accepted_values(key)), " | ", in_table(key.meaning),
+                         later.empty() ? "" : " " + later, " |\n");
       });
   return text;
 }

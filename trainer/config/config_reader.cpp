@@ -1,6 +1,7 @@
 #include "config/config_reader.h"
 
-#include <fmt/format.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <cerrno>
 #include <cstring>
@@ -8,48 +9,53 @@
 #include <fstream>
 #include <sstream>
 
+#include "checkpoint/json_text.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
-#include "config/strict_json.h"
 
 namespace fsdp::trainer {
 
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
-std::string read_text(const std::string& path) {
-  constexpr size_t kLargest = 16 << 20;
-  std::error_code code;
-  if (std::filesystem::is_directory(path, code))
-    throw ConfigError(fmt::format("{}: is a folder, not a config file", path));
+json parse(const std::string& text, const std::string& path) {
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
+    throw ConfigError(path + ": the file is empty; it must hold one JSON object, {…}");
+  }
+  if (text.rfind("\xEF\xBB\xBF", 0) == 0) {
+    throw ConfigError(path + ":1:1: the file starts with a byte-order mark; save it as UTF-8 without one");
+  }
+  try {
+    return checkpoint::parse_json(text, path);
+  } catch (const c10::Error& error) {
+    throw ConfigError(error.what_without_backtrace());
+  }
+}
+
+json read_object(const std::string& path) {
+  std::error_code failure;
+  if (fs::exists(path, failure) && !fs::is_regular_file(path, failure))
+    throw ConfigError(path + ": is not a file");
   std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw ConfigError(fmt::format("{}: cannot open the config file: {}", path, std::strerror(errno)));
-  std::string text(kLargest + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kLargest)
-    throw ConfigError(fmt::format("{}: is larger than 16 MiB: not a config file", path));
-  return text;
+  if (!file) throw ConfigError(c10::str(path, ": cannot open the config file: ", std::strerror(errno)));
+  json object = parse({std::istreambuf_iterator<char>(file), {}}, path);
+  if (!object.is_object()) throw ConfigError(path + ":1:1: the file must hold one JSON object, {…}");
+  return object;
 }
 
 const ConfigKey& known_key(const std::string& name, const std::string& where) {
   const ConfigKey* key = find_config_key(name);
   if (key != nullptr) return *key;
-  const std::string shown = name.substr(0, 100);
-  throw ConfigError(
-      fmt::format("{}: unknown key \"{}\"; the nearest known one is \"{}\" (`fsdp train --help` lists all)",
-                  where, shown, nearest_config_key(shown)));
+  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name),
+                             "; the nearest known one is \"", nearest_config_key(name.substr(0, 100)),
+                             "\" (`fsdp train --help` lists all)"));
 }
 
 void apply_file(const std::string& path, Config& config, json& given) {
-  const StrictJson file = parse_strict_json(read_text(path), path);
-  for (const auto& [name, value] : file.object.items()) {
-    const std::string where = fmt::format("{}: line {}", path, file.key_lines.at(name));
-    set_value(known_key(name, where), value, where, config);
-  }
-  given.update(file.object);
+  given = read_object(path);
+  for (const auto& [name, value] : given.items()) set_value(known_key(name, path), value, path, config);
 }
 
 // The JSON value that the text of an override stands for.
@@ -69,10 +75,10 @@ json override_value(const ConfigKey& key, const std::string& text) {
 void apply_override(const std::string& override, Config& config, json& given) {
   const size_t equals = override.find('=');
   if (equals == std::string::npos) {
-    throw ConfigError(fmt::format("--set {}: must have the form KEY=VALUE", override));
+    throw ConfigError("--set " + override + ": must have the form KEY=VALUE");
   }
   const std::string name = override.substr(0, equals);
-  const std::string where = fmt::format("--set {}", override.substr(0, 200));
+  const std::string where = "--set " + override.substr(0, 200);
   const ConfigKey& key = known_key(name, where);
   const json value = override_value(key, override.substr(equals + 1));
   set_value(key, value, where, config);
@@ -82,13 +88,13 @@ void apply_override(const std::string& override, Config& config, json& given) {
 void check_required(const std::string& path, const json& given) {
   for (const ConfigKey& key : config_schema()) {
     if (key.required && !given.contains(key.name)) {
-      throw ConfigError(fmt::format("{}: key \"{}\" is missing: {}", path, key.name, key.meaning));
+      throw ConfigError(c10::str(path, ": key \"", key.name, "\" is missing: ", key.meaning));
     }
   }
 }
 
 [[noreturn]] void contradiction(const std::string& path, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", path, what));
+  throw ConfigError(path + ": " + what);
 }
 
 void check_combinations(const std::string& path, const Config& c) {
@@ -96,23 +102,16 @@ void check_combinations(const std::string& path, const Config& c) {
     contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
   }
   if (c.warmup_steps > c.max_steps) {
-    contradiction(
-        path, fmt::format("key \"warmup_steps\" is {}, more than \"max_steps\", {}; accepted: 0 to max_steps",
-                          c.warmup_steps, c.max_steps));
+    contradiction(path, c10::str("key \"warmup_steps\" is ", c.warmup_steps, ", more than \"max_steps\", ",
+                                 c.max_steps, "; accepted: 0 to max_steps"));
   }
+  const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
   if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
-    contradiction(
-        path,
-        fmt::format("key \"wrap_classes\" is set to {}, but \"wrap_policy\" is \"{}\"; wrap_classes needs "
-                    "\"transformer\"",
-                    json(c.wrap_classes).dump(), c.wrap_policy));
+    contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
   }
   if (c.size_min_params != Config{}.size_min_params && c.wrap_policy != "size") {
-    contradiction(
-        path,
-        fmt::format("key \"size_min_params\" is set to {}, but \"wrap_policy\" is \"{}\"; size_min_params "
-                    "needs \"size\"",
-                    c.size_min_params, c.wrap_policy));
+    contradiction(path, c10::str("key \"size_min_params\" is ", c.size_min_params, policy,
+                                 "size_min_params needs \"size\""));
   }
 }
 
@@ -133,10 +132,9 @@ void check_for_world_size(const Config& config, int64_t world_size) {
   const int64_t factor = *config.sharding_factor;
   const int64_t accepted = config.sharding_strategy == "no_shard" ? 1 : world_size;
   if (factor == accepted) return;
-  throw ConfigError(
-      fmt::format("key \"sharding_factor\": {} does not fit sharding_strategy \"{}\" on {} rank(s); accepted "
-                  "by this version: {} or null",
-                  factor, config.sharding_strategy, world_size, accepted));
+  throw ConfigError(c10::str("key \"sharding_factor\": ", factor, " does not fit sharding_strategy \"",
+                             config.sharding_strategy, "\" on ", world_size,
+                             " rank(s); accepted by this version: ", accepted, " or null"));
 }
 
 nlohmann::ordered_json to_json(const Config& config) {

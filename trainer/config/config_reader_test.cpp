@@ -9,7 +9,7 @@
 #include "config/config_schema.h"
 #include "config/config_writer.h"
 #include "config/errors.h"
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {
@@ -99,11 +99,11 @@ TEST_F(ConfigReader, ResolvedConfigReadsBackAsTheSame) {
 
 TEST_F(ConfigReader, SyntaxErrorsHaveLineAndColumn) {
   EXPECT_THAT(error_of("{\"model_path\": \"m\",\n  \"max_steps\": }"),
-              AllOf(HasSubstr("config.json"), HasSubstr("line 2, column 16")));
-  EXPECT_THAT(error_of("{\"model_path\": \"m\",\n\n  \"seed\": NaN}"), HasSubstr("line 3, column 11"));
-  EXPECT_THAT(error_of("{\"model_path\": \"m\"} x"), HasSubstr("line 1, column 21"));
+              AllOf(HasSubstr("config.json"), HasSubstr("config.json:2:16: ")));
+  EXPECT_THAT(error_of("{\"model_path\": \"m\",\n\n  \"seed\": NaN}"), HasSubstr("config.json:3:11: "));
+  EXPECT_THAT(error_of("{\"model_path\": \"m\"} x"), HasSubstr("config.json:1:21: "));
   EXPECT_THAT(error_of("{\"model_path\": \"m\""), HasSubstr("unexpected end of input"));
-  EXPECT_THAT(error_of("{\"model_path\": \"\xff\"}"), HasSubstr("line 1, column 17"));
+  EXPECT_THAT(error_of("{\"model_path\": \"\xff\"}"), HasSubstr("config.json:1:17: "));
 }
 
 TEST_F(ConfigReader, FilesThatHoldNoObjectAreRefused) {
@@ -112,7 +112,7 @@ TEST_F(ConfigReader, FilesThatHoldNoObjectAreRefused) {
   EXPECT_THAT(error_of("[1]"), HasSubstr("one JSON object"));
   EXPECT_THAT(error_of("3"), HasSubstr("one JSON object"));
   EXPECT_THAT(error_of("\xEF\xBB\xBF{}"), HasSubstr("byte-order mark"));
-  EXPECT_THAT(error_of(std::string(200000, '[')), HasSubstr("one JSON object"));
+  EXPECT_THAT(error_of(std::string(200000, '[')), HasSubstr("nested"));
   EXPECT_THAT(error_of("{\"a\":" + std::string(200000, '[')), HasSubstr("nested"));
 }
 
@@ -126,23 +126,23 @@ TEST_F(ConfigReader, MissingFilesAndFoldersAreNamed) {
     return std::string();
   };
   EXPECT_THAT(error(folder_.path("none.json")), AllOf(HasSubstr("none.json"), HasSubstr("No such file")));
-  EXPECT_THAT(error(folder_.path("")), HasSubstr("is a folder"));
+  EXPECT_THAT(error(folder_.path("")), HasSubstr("is not a file"));
 }
 
 TEST_F(ConfigReader, UnknownAndDuplicateKeys) {
-  EXPECT_THAT(error_with(R"("learning_rat": 1)"),
-              AllOf(HasSubstr("line 2"), HasSubstr("\"learning_rat\""), HasSubstr("\"learning_rate\"")));
+  EXPECT_THAT(
+      error_with(R"("learning_rat": 1)"),
+      AllOf(HasSubstr("config.json: "), HasSubstr("\"learning_rat\""), HasSubstr("\"learning_rate\"")));
   EXPECT_THAT(error_with(R"("shcedule": 1)"), HasSubstr("unknown key"));
   EXPECT_THAT(error_with(R"("seed": 1, "seed": 1)"),
-              AllOf(HasSubstr("line 2"), HasSubstr("\"seed\""), HasSubstr("second time")));
-  EXPECT_THAT(error_with(R"("wrap_classes": {"a": 1, "a": 2})"), HasSubstr("second time"));
+              AllOf(HasSubstr("config.json:2:"), HasSubstr("\"seed\""), HasSubstr("duplicate key")));
+  EXPECT_THAT(error_with(R"("wrap_classes": {"a": 1, "a": 2})"), HasSubstr("duplicate key"));
   EXPECT_THAT(error_of("{}"), HasSubstr("\"model_path\" is missing"));
 }
 
 TEST_F(ConfigReader, WrongTypesNameKeyValueAndType) {
-  EXPECT_THAT(
-      error_with(R"("max_steps": "5")"),
-      AllOf(HasSubstr("config.json: line 2"), HasSubstr("\"max_steps\": \"5\""), HasSubstr("integer")));
+  EXPECT_THAT(error_with(R"("max_steps": "5")"),
+              AllOf(HasSubstr("config.json: "), HasSubstr("\"max_steps\": \"5\""), HasSubstr("integer")));
   EXPECT_THAT(error_with(R"("max_steps": 5.5)"), HasSubstr("is not of type integer"));
   EXPECT_THAT(error_with(R"("max_steps": true)"), HasSubstr("is not of type integer"));
   EXPECT_THAT(error_with(R"("shuffle": 1)"), HasSubstr("is not of type boolean"));
@@ -155,7 +155,7 @@ TEST_F(ConfigReader, NumbersOutOfRangeNameTheRange) {
               AllOf(HasSubstr("0 is out of range"), HasSubstr("an integer >= 1")));
   EXPECT_THAT(error_with(R"("learning_rate": -1e-3)"), HasSubstr("a number >= 0"));
   EXPECT_THAT(error_with(R"("adam_beta1": 1.0)"), HasSubstr(">= 0 and < 1"));
-  EXPECT_THAT(error_with(R"("learning_rate": 1e999)"), HasSubstr("line 2"));
+  EXPECT_THAT(error_with(R"("learning_rate": 1e999)"), HasSubstr("config.json:2:"));
   EXPECT_THAT(error_with(R"("max_steps": 9223372036854775808)"), HasSubstr("is out of range"));
   EXPECT_THAT(error_with(R"("max_steps": 99999999999999999999999)"), HasSubstr("is out of range"));
   EXPECT_THAT(error_with(R"("seed": -1)"), HasSubstr("is out of range"));
@@ -214,8 +214,8 @@ TEST(ConfigSchema, NamesAreUniqueAndMeaningsGiven) {
 TEST(ConfigSchema, AcceptsItsOwnDefaults) {
   for (const ConfigKey& key : config_schema()) {
     Config config;
-    if (!key.required)
-      EXPECT_NO_THROW(set_value(key, value_of(key, Config{}), "default", config)) << key.name;
+    if (key.required) continue;
+    EXPECT_NO_THROW(set_value(key, value_of(key, Config{}), "default", config)) << key.name;
   }
 }
 

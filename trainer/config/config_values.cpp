@@ -1,10 +1,10 @@
 // Values of config keys: types, ranges and choices, in words and as checks.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "checkpoint/json_text.h"
 #include "config/config_schema.h"
 #include "config/edit_distance.h"
 #include "config/errors.h"
@@ -50,31 +50,27 @@ bool has_base_type(const ConfigKey& key, const json& value) {
 
 // Values as in "a, b or c".
 std::string join_or(const std::vector<std::string>& words) {
-  if (words.size() < 2) return fmt::format("{}", fmt::join(words, ""));
-  return fmt::format("{} or {}", fmt::join(words.begin(), words.end() - 1, ", "), words.back());
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " or " : ", ";
+    text += words[i];
+  }
+  return text;
 }
 
 std::string describe(const Range& range) {
-  std::vector<std::string> bounds;
-  if (std::isfinite(range.lower))
-    bounds.push_back(fmt::format("{} {}", range.lower_open ? ">" : ">=", range.lower));
-  if (std::isfinite(range.upper))
-    bounds.push_back(fmt::format("{} {}", range.upper_open ? "<" : "<=", range.upper));
-  return fmt::format("{}", fmt::join(bounds, " and "));
-}
-
-// JSON text of a value, cut when it is long.
-std::string shown(const json& value) {
-  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  constexpr size_t kLongest = 200;
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "…";
+  std::string text;
+  if (std::isfinite(range.lower)) text = c10::str(range.lower_open ? "> " : ">= ", range.lower);
+  if (std::isfinite(range.upper)) {
+    text += c10::str(text.empty() ? "" : " and ", range.upper_open ? "< " : "<= ", range.upper);
+  }
   return text;
 }
 
 [[noreturn]] void refuse(const ConfigKey& key, const json& value, const std::string& where,
                          const std::string& why) {
-  throw ConfigError(fmt::format("{}: key \"{}\": {} {}; accepted: {}", where, key.name, shown(value), why,
-                                accepted_values(key)));
+  throw ConfigError(c10::str(where, ": key \"", key.name, "\": ", checkpoint::json_text(value), " ", why,
+                             "; accepted: ", accepted_values(key)));
 }
 
 void check_type(const ConfigKey& key, const json& value, const std::string& where) {
@@ -82,7 +78,7 @@ void check_type(const ConfigKey& key, const json& value, const std::string& wher
   const bool too_large =
       base_type_name(key) == "integer" && value.is_number_float() && std::abs(value.get<double>()) >= 9.2e18;
   if (too_large) refuse(key, value, where, "is out of range");
-  refuse(key, value, where, fmt::format("is not of type {}", type_name(key)));
+  refuse(key, value, where, "is not of type " + type_name(key));
 }
 
 void check_range(const ConfigKey& key, const json& value, const std::string& where) {

@@ -1,6 +1,6 @@
 #include "config/config_writer.h"
 
-#include <fmt/format.h>
+#include <c10/util/StringUtil.h>
 
 #include <cerrno>
 #include <cstring>
@@ -17,7 +17,7 @@ void write_config(const Config& config, const std::string& path) {
   std::ofstream file(unfinished);
   file << to_json(config).dump(2) << "\n";
   file.close();
-  if (!file) throw std::runtime_error(fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
+  if (!file) throw std::runtime_error(c10::str(path, ": cannot write: ", std::strerror(errno)));
   std::filesystem::rename(unfinished, path);
 }
 

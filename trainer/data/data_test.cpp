@@ -9,7 +9,7 @@
 #include "data/batches.h"
 #include "data/dataset.h"
 #include "data/distributed_sampler.h"
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {

@@ -7,6 +7,8 @@
 #include <limits>
 #include <optional>
 
+#include "config/errors.h"
+
 namespace fsdp::trainer {
 
 namespace {
@@ -15,6 +17,10 @@ constexpr int64_t kDummySamples = 1024;
 constexpr const char* kDummy = "dummy";
 
 const char* key_of(DatasetRole role) { return role == DatasetRole::kTrain ? "dataset" : "eval_dataset"; }
+
+[[noreturn]] void refuse(const std::string& spec, DatasetRole role, const std::string& why) {
+  throw ConfigError(c10::str("key \"", key_of(role), "\": \"", spec, "\" ", why));
+}
 
 // The number of samples that "dummy" or "dummy:N" asks for; nothing when `spec` is something else.
 std::optional<int64_t> dummy_samples(const std::string& spec, DatasetRole role) {
@@ -25,8 +31,9 @@ std::optional<int64_t> dummy_samples(const std::string& spec, DatasetRole role) 
   const char* begin = spec.data() + prefix.size();
   const char* end = spec.data() + spec.size();
   const auto [stop, error] = std::from_chars(begin, end, samples);
-  TORCH_CHECK(error == std::errc() && stop == end && samples > 0, "key \"", key_of(role), "\": \"", spec,
-              "\" must be dummy:N with a whole number N > 0 of samples");
+  if (error != std::errc() || stop != end || samples <= 0) {
+    refuse(spec, role, "must be dummy:N with a whole number N > 0 of samples");
+  }
   return samples;
 }
 
@@ -52,8 +59,9 @@ at::Tensor Dataset::batch(const std::vector<int64_t>& indices) const {
 Dataset open_dataset(const std::string& spec, DatasetRole role, int64_t sequence_length, int64_t vocab_size,
                      uint64_t seed) {
   if (const auto samples = dummy_samples(spec, role)) {
-    TORCH_CHECK(*samples <= std::numeric_limits<int64_t>::max() / sequence_length, "key \"", key_of(role),
-                "\": \"", spec, "\" asks for too many samples");
+    if (*samples > std::numeric_limits<int64_t>::max() / sequence_length) {
+      refuse(spec, role, "asks for too many samples");
+    }
     return {
         make_dummy_tokens(spec, *samples * sequence_length, vocab_size, seed, static_cast<uint64_t>(role)),
         sequence_length};

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "data/mapped_file.h"
+#include "checkpoint/mapped_file.h"
 #include "data/token_source.h"
 
 namespace fsdp::trainer {
@@ -16,25 +16,27 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 template <typename Id>
 class TokenFile : public TokenSource {
  public:
-  TokenFile(const std::string& path, int64_t vocab_size) : path_(path), file_(path) {
-    TORCH_CHECK(file_.size() % sizeof(Id) == 0, path, ": the size, ", file_.size(),
-                " bytes, is no multiple of ", sizeof(Id),
-                ", the bytes of a token id when the vocabulary size is ", vocab_size);
+  TokenFile(const std::string& path, int64_t vocab_size)
+      : path_(path), file_(checkpoint::MappedFile::open(path)) {
+    TORCH_CHECK(bytes() > 0, path, ": the file is empty");
+    TORCH_CHECK(bytes() % sizeof(Id) == 0, path, ": the size, ", bytes(), " bytes, is no multiple of ",
+                sizeof(Id), ", the bytes of a token id when the vocabulary size is ", vocab_size);
     check_ids(vocab_size);
   }
 
   std::string name() const override { return path_; }
-  int64_t size() const override { return static_cast<int64_t>(file_.size() / sizeof(Id)); }
+  int64_t size() const override { return static_cast<int64_t>(bytes() / sizeof(Id)); }
   void read(int64_t begin, int64_t count, int64_t* out) const override {
     std::copy_n(ids() + begin, count, out);
   }
 
  private:
-  const Id* ids() const { return static_cast<const Id*>(file_.data()); }
+  size_t bytes() const { return file_->bytes().size(); }
+  const Id* ids() const { return reinterpret_cast<const Id*>(file_->bytes().data()); }
   void check_ids(int64_t vocab_size) const;
 
   std::string path_;
-  MappedFile file_;
+  std::shared_ptr<const checkpoint::MappedFile> file_;
 };
 
 template <typename Id>

@@ -1,7 +1,6 @@
 #include "launch/launcher.h"
 
-#include <fmt/format.h>
-
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -48,7 +47,7 @@ int Supervisor::run() {
 
 void Supervisor::handle(int signal) {
   if (signal == SIGCHLD) return;
-  fmt::print(stderr, "fsdp: {}: ending {} rank(s)\n", strsignal(signal), processes_.alive());
+  std::fprintf(stderr, "fsdp: %s: ending %d rank(s)\n", strsignal(signal), processes_.alive());
   processes_.signal_all(signal);
   if (status_ == 0) status_ = 128 + signal;
   if (!kill_at_) kill_at_ = Clock::now() + request_.grace_to_kill;
@@ -59,8 +58,8 @@ void Supervisor::note_deaths() {
   for (const RankDeath& death : processes_.reap()) {
     if (death.status() == 0 || status_ != 0) continue;
     status_ = death.status();
-    fmt::print(stderr, "fsdp: rank {} {}{}\n", death.rank, death.describe(),
-               processes_.alive() > 0 ? "; ending the other ranks" : "");
+    std::fprintf(stderr, "fsdp: rank %d %s%s\n", death.rank, death.describe().c_str(),
+                 processes_.alive() > 0 ? "; ending the other ranks" : "");
     terminate_at_ = Clock::now() + request_.grace_to_end;
   }
 }
@@ -95,7 +94,8 @@ int launch_ranks(const LaunchRequest& request) {
 std::optional<std::string> rank_variable_present() {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
-    if (std::getenv(name) != nullptr) return name;
+    const char* value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return name;
   }
   return std::nullopt;
 }

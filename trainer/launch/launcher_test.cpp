@@ -1,6 +1,7 @@
 // The launcher, with shell scripts as ranks.
 #include "launch/launcher.h"
 
+#include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,10 +9,9 @@
 
 #include <csignal>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {
@@ -38,12 +38,7 @@ class Launcher : public ::testing::Test {
     const int status = launch_ranks(request);
     return {status, ::testing::internal::GetCapturedStderr()};
   }
-  std::string read(const std::string& name) const {
-    std::ifstream file(folder_.path(name));
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
+  std::string read(const std::string& name) const { return folder_.read(name); }
   // Waits until the file has content.
   void await(const std::string& name) const {
     while (read(name).empty()) std::this_thread::sleep_for(milliseconds(5));
@@ -59,7 +54,7 @@ TEST_F(Launcher, GivesEachRankItsEnvironment) {
   EXPECT_EQ(launch_ranks(shell(script, 3)), 0);
   for (int rank = 0; rank < 3; ++rank) {
     const std::string r = std::to_string(rank);
-    EXPECT_EQ(read("env" + r), r + " 3 " + r + " 3 127.0.0.1\n");
+    EXPECT_EQ(read("env" + r), c10::str(rank, " 3 ", rank, " 3 127.0.0.1\n"));
   }
 }
 

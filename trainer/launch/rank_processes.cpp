@@ -1,6 +1,6 @@
 #include "launch/rank_processes.h"
 
-#include <fmt/format.h>
+#include <c10/util/StringUtil.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -94,9 +94,9 @@ int RankDeath::status() const {
 }
 
 std::string RankDeath::describe() const {
-  if (!WIFSIGNALED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
+  if (!WIFSIGNALED(wait_status)) return c10::str("exited with status ", WEXITSTATUS(wait_status));
   const int signal = WTERMSIG(wait_status);
-  return fmt::format("was killed by signal {} ({})", signal, strsignal(signal));
+  return c10::str("was killed by signal ", signal, " (", strsignal(signal), ")");
 }
 
 RankProcesses::RankProcesses(const std::string& program, const std::vector<std::string>& arguments,

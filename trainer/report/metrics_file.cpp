@@ -1,7 +1,7 @@
 #include "report/metrics_file.h"
 
+#include <c10/util/StringUtil.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace fsdp::trainer {
 namespace {
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
-  throw std::runtime_error(fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
+  throw std::runtime_error(c10::str(path, ": ", what, ": ", std::strerror(errno)));
 }
 
 }  // namespace
@@ -25,8 +25,7 @@ MetricsFile::MetricsFile(const std::string& path)
   if (descriptor_ < 0) fail(path_, "cannot create the file");
   if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     close(descriptor_);
-    throw std::runtime_error(
-        fmt::format("{}: another run is writing to this folder; set another output_dir", path_));
+    throw std::runtime_error(path_ + ": another run is writing to this folder; set another output_dir");
   }
   if (ftruncate(descriptor_, 0) != 0) fail(path_, "cannot empty the file");
 }

@@ -1,6 +1,6 @@
 #include "report/progress.h"
 
-#include <fmt/format.h>
+#include <array>
 
 namespace fsdp::trainer {
 
@@ -8,23 +8,30 @@ namespace {
 
 std::string memory_text(int64_t bytes) {
   const double mebibytes = static_cast<double>(bytes) / (1 << 20);
-  return mebibytes < 1024 ? fmt::format("{:.0f} MiB", mebibytes)
-                          : fmt::format("{:.1f} GiB", mebibytes / 1024);
+  std::array<char, 64> text{};
+  if (mebibytes < 1024) {
+    std::snprintf(text.data(), text.size(), "%.0f MiB", mebibytes);
+  } else {
+    std::snprintf(text.data(), text.size(), "%.1f GiB", mebibytes / 1024);
+  }
+  return text.data();
 }
 
 }  // namespace
 
 std::string progress_text(const StepMetrics& m, int64_t max_steps) {
-  return fmt::format(
-      "step {}/{} | loss {:.4f} | grad norm {:.3g} | lr {:.2e} | {:.0f} tokens/s | {:.3g} TFLOPS | {}",
-      m.step, max_steps, m.loss, m.grad_norm, m.learning_rate, m.tokens_per_second, m.tflops,
-      memory_text(m.peak_memory_bytes));
+  std::array<char, 400> text{};
+  std::snprintf(text.data(), text.size(),
+                "step %lld/%lld | loss %.4f | grad norm %.3g | lr %.2e | %.0f tokens/s | %.3g TFLOPS | %s",
+                static_cast<long long>(m.step), static_cast<long long>(max_steps), m.loss, m.grad_norm,
+                m.learning_rate, m.tokens_per_second, m.tflops, memory_text(m.peak_memory_bytes).c_str());
+  return text.data();
 }
 
 void Progress::show(const StepMetrics& metrics) {
   const std::string text = progress_text(metrics, max_steps_);
   constexpr const char* kClearLine = "\r\033[K";
-  fmt::print(out_, "{}{}{}", is_terminal_ ? kClearLine : "", text, is_terminal_ ? "" : "\n");
+  std::fprintf(out_, "%s%s%s", is_terminal_ ? kClearLine : "", text.c_str(), is_terminal_ ? "" : "\n");
   line_is_open_ = is_terminal_;
   if (metrics.step == max_steps_) end_line();
   std::fflush(out_);
@@ -32,12 +39,12 @@ void Progress::show(const StepMetrics& metrics) {
 
 void Progress::say(const std::string& text) {
   end_line();
-  fmt::print(out_, "{}\n", text);
+  std::fprintf(out_, "%s\n", text.c_str());
   std::fflush(out_);
 }
 
 void Progress::end_line() {
-  if (line_is_open_) fmt::print(out_, "\n");
+  if (line_is_open_) std::fputc('\n', out_);
   line_is_open_ = false;
 }
 

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -13,20 +11,13 @@
 #include "report/metrics_file.h"
 #include "report/process_memory.h"
 #include "report/progress.h"
-#include "test_folder.h"
+#include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string content(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 const StepMetrics kMetrics{.step = 3,
                            .loss = 2.5,
@@ -41,27 +32,26 @@ TEST(MetricsFile, WritesALineAtOnce) {
   MetricsFile file(folder.path("metrics.jsonl"));
   file.write(kMetrics);
   EXPECT_EQ(
-      content(folder.path("metrics.jsonl")),
+      folder.read("metrics.jsonl"),
       R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
       R"("peak_memory_bytes":1610612736})"
       "\n");
   file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
-  EXPECT_THAT(content(folder.path("metrics.jsonl")),
-              ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
+  EXPECT_THAT(folder.read("metrics.jsonl"), ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
 }
 
 TEST(MetricsFile, StaysJsonWhenTheLossIsNoNumber) {
   TestFolder folder;
   MetricsFile file(folder.path("m"));
   file.write(EvalMetrics{.step = 1, .eval_loss = std::nan("")});
-  EXPECT_TRUE(nlohmann::json::parse(content(folder.path("m")))["eval_loss"].is_null());
+  EXPECT_TRUE(nlohmann::json::parse(folder.read("m"))["eval_loss"].is_null());
 }
 
 TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
   TestFolder folder;
   const std::string path = folder.write("m", "old\n");
   MetricsFile file(path);
-  EXPECT_EQ(content(path), "");
+  EXPECT_EQ(folder.read("m"), "");
   EXPECT_THROW(MetricsFile{path}, std::runtime_error);
 }
 
@@ -116,7 +106,7 @@ TEST(FailureReport, GoesToStderrAndToTorchrun) {
   report_failure(2, "no memory \xff");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "rank 2: no memory \xff\n");
   unsetenv("TORCHELASTIC_ERROR_FILE");
-  const auto record = nlohmann::json::parse(content(folder.path("error.json")))["message"];
+  const auto record = nlohmann::json::parse(folder.read("error.json"))["message"];
   EXPECT_THAT(record["message"].get<std::string>(), HasSubstr("no memory"));
   EXPECT_THAT(record["extraInfo"]["py_callstack"].get<std::string>(), HasSubstr("no memory"));
   EXPECT_GT(std::stoll(record["extraInfo"]["timestamp"].get<std::string>()), 0);

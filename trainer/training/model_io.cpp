@@ -1,6 +1,7 @@
 #include "training/model_io.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
 #include <vector>
@@ -10,6 +11,8 @@
 namespace fsdp::trainer {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded) {
   std::vector<checkpoint::TensorInfo> tensors;
@@ -21,6 +24,15 @@ std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded) {
 
 }  // namespace
 
+void check_can_save(const fs::path& path) {
+  if (!fs::exists(path)) return;
+  TORCH_CHECK(fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")),
+              path.string(),
+              ": the trained model is to be saved there, but what is there is no model folder; remove it or "
+              "set another "
+              "output_dir");
+}
+
 void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded) {
   const at::NoGradGuard no_grad;
   for (const ShardSlice& slice : sharded.shard_slices()) {
@@ -28,8 +40,8 @@ void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& s
   }
 }
 
-void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source,
-                 ShardedModule& sharded, bool is_writer) {
+void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded,
+                 bool is_writer) {
   std::optional<checkpoint::HfFolderWriter> writer;
   if (is_writer)
     writer.emplace(path, source.config(), tensors_of(sharded),

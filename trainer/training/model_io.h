@@ -8,6 +8,10 @@
 
 namespace fsdp::trainer {
 
+// Throws when save_folder would refuse to replace what is at `path`: a file, or a folder with content that is
+// no model. To be called before training, so that hours of it do not end in this error.
+void check_can_save(const std::filesystem::path& path);
+
 // Fills this rank's shards from the folder, whose tensors must be those of the model. Reads only what this
 // rank holds; touches no other rank.
 void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded);

@@ -80,7 +80,7 @@ void RankRun::evaluate_model() {
 }
 
 void RankRun::save_model() {
-  const fs::path path = fs::path(config_.output_dir) / "final";
+  const fs::path path = final_folder(config_);
   save_folder(path, inputs_.folder, *sharded_, is_first());
   report_.say("saved the model to " + path.string());
 }

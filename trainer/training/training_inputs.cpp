@@ -5,6 +5,7 @@
 #include "config/errors.h"
 #include "data/batches.h"
 #include "models/pretrained.h"
+#include "training/model_io.h"
 #include "training/sharding_options.h"
 
 namespace fsdp::trainer {
@@ -26,6 +27,10 @@ std::shared_ptr<models::CausalLM> open_model(const Config& config, const checkpo
 
 }  // namespace
 
+std::filesystem::path final_folder(const Config& config) {
+  return std::filesystem::path(config.output_dir) / "final";
+}
+
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   checkpoint::HfFolder folder(config.model_path);
   auto model = open_model(config, folder);
@@ -37,6 +42,7 @@ TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   GlobalBatch{config.train_batch_size, world_size, config.gradient_accumulation_steps}.check_fits(train);
   std::optional<Dataset> eval;
   if (config.do_eval) eval = open(config.eval_dataset.value(), DatasetRole::kEval);
+  if (config.save_final) check_can_save(final_folder(config));
   return {std::move(folder), std::move(model), std::move(train), std::move(eval)};
 }
 

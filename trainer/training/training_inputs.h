@@ -1,6 +1,7 @@
 // What a run starts from: the model's folder and the data, opened and checked.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -17,6 +18,9 @@ struct TrainingInputs {
   Dataset train;
   std::optional<Dataset> eval;  // with do_eval
 };
+
+// Where save_final puts the model.
+std::filesystem::path final_folder(const Config& config);
 
 // Opens what `config` names and checks that it fits together: weights that the model has, token ids below its
 // vocabulary size, samples that it can attend to, one global batch for `world_size` ranks, classes to wrap.

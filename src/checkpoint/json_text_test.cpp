@@ -1,0 +1,73 @@
+#include "checkpoint/json_text.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/checkpoint_test_support.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+std::string parse_error(const std::string& text) {
+  return error_of([&] { parse_json(text, "some.json"); });
+}
+
+TEST(JsonText, ParsesWhatIsValid) {
+  const auto json =
+      parse_json(" {\"a\": [1, 2.5, {\"a\": null}], \"b\": {\"a\": \"\\u00e9\"}}\n", "some.json");
+  EXPECT_EQ(json["a"][1], 2.5);
+  EXPECT_EQ(json["b"]["a"], "\xc3\xa9");
+}
+
+TEST(JsonText, SyntaxErrorsHaveLineAndColumn) {
+  EXPECT_THAT(parse_error("{\n  \"a\": 1,\n  \"b\" 2\n}"), StartsWith("some.json:3:7: "));
+  EXPECT_THAT(parse_error("{\"a\": 1,}"), StartsWith("some.json:1:9: "));
+  EXPECT_THAT(parse_error("{\"a\": nul}"), StartsWith("some.json:1:10: "));
+  EXPECT_THAT(parse_error("{}\n{}"), StartsWith("some.json:2:1: "));
+  EXPECT_THAT(parse_error("{\"a\": \"\xff\"}"), StartsWith("some.json:1:8: "));
+}
+
+TEST(JsonText, EndOfTextIsAnError) {
+  EXPECT_THAT(parse_error(""), StartsWith("some.json:1:1: "));
+  EXPECT_THAT(parse_error("{\"a\": [1, 2"), HasSubstr("unexpected end of input"));
+  EXPECT_THAT(parse_error("{\"a\": \"abc"), StartsWith("some.json:1:"));
+}
+
+TEST(JsonText, DuplicateKeysAreErrorsAtEveryDepth) {
+  EXPECT_EQ(parse_error("{\"a\": 1,\n \"b\": 2,\n \"a\": 3}"), "some.json:3:4: duplicate key \"a\"");
+  EXPECT_THAT(parse_error("{\"x\": [{\"k\": 1, \"k\": 1}]}"), HasSubstr("duplicate key \"k\""));
+  EXPECT_THAT(parse_error("{\"k\": {\"k\": 1}, \"l\": {\"k\": 1}}"), Not(HasSubstr("duplicate")));
+  EXPECT_THAT(parse_error("{\"a\": 1, \"\\u0061\": 2}"), HasSubstr("duplicate key \"a\""));
+}
+
+TEST(JsonText, DeepNestingIsAnError) {
+  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_EQ(parse_error(nested(64)), "");
+  EXPECT_THAT(parse_error(nested(65)), HasSubstr("nested deeper than 64 levels"));
+  EXPECT_THAT(parse_error(std::string(10'000'000, '[')), HasSubstr("nested deeper than 64 levels"));
+}
+
+TEST(JsonText, NumbersOutOfRangeAreErrors) {
+  EXPECT_EQ(parse_error("[1e999]"), "some.json:1:8: number overflow parsing '1e999'");
+}
+
+TEST(JsonText, FilesAreNamedInErrors) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(error_of([&] { read_json_file(folder / "missing.json"); }), HasSubstr("missing.json"));
+  EXPECT_THAT(error_of([&] { read_json_file(folder.path()); }), HasSubstr("not a readable file"));
+  folder.write("bad.json", "{\"a\": 1\n\"b\": 2}");
+  EXPECT_THAT(error_of([&] { read_json_file(folder / "bad.json"); }), HasSubstr("bad.json:2:3: "));
+}
+
+TEST(JsonText, QuotedTextIsSafeToPrint) {
+  EXPECT_EQ(quoted_name("a\"b\x1b[31m\n"), "\"a\\\"b\\u001b[31m\\n\"");
+  EXPECT_LT(quoted_name(std::string(1000, 'x')).size(), 300u);
+  EXPECT_EQ(json_text(nlohmann::json{1, "x"}), "[1,\"x\"]");
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

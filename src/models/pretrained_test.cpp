@@ -1,0 +1,123 @@
+#include "models/pretrained.h"
+
+#include <torch/torch.h>
+
+#include "checkpoint/checkpoint_test_support.h"
+#include "checkpoint/hf_folder_writer.h"
+
+namespace fsdp::models {
+namespace {
+
+using checkpoint::error_of;
+using checkpoint::HfFolder;
+using checkpoint::HfFolderWriter;
+using checkpoint::TemporaryFolder;
+using checkpoint::TensorInfo;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+json config(bool tied) {
+  return {{"model_type", "llama"},      {"vocab_size", 31},       {"hidden_size", 12},
+          {"intermediate_size", 20},    {"num_hidden_layers", 1}, {"num_attention_heads", 3},
+          {"tie_word_embeddings", tied}};
+}
+
+// Saves a model's parameters, with `change` applied to the list of tensors.
+void save(
+    const CausalLM& model, const json& config, const std::filesystem::path& path,
+    const std::function<void(std::vector<std::pair<std::string, at::Tensor>>&)>& change = [](auto&) {}) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  const auto parameters = model.named_parameters();
+  for (const TensorInfo& info : checkpoint_tensors(model)) {
+    tensors.emplace_back(info.name, parameters[info.name]);
+  }
+  change(tensors);
+  std::vector<TensorInfo> layout;
+  for (const auto& [name, tensor] : tensors) {
+    layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  }
+  HfFolderWriter writer(path, config, layout);
+  for (const auto& [name, tensor] : tensors) {
+    writer.write(name, tensor);
+  }
+  writer.finish();
+}
+
+TEST(Pretrained, SavedModelsComeBackBitEqual) {
+  for (bool tied : {false, true}) {
+    const TemporaryFolder folder;
+    const auto model = make_causal_lm(config(tied), torch::kFloat32, torch::kCPU);
+    save(*model, config(tied), folder / "m");
+    EXPECT_EQ(HfFolder(folder / "m").find("lm_head.weight") == nullptr, tied);
+    const auto loaded = load_causal_lm(HfFolder(folder / "m"), torch::kFloat32, torch::kCPU);
+    const auto parameters = loaded->named_parameters();
+    for (const auto& parameter : model->named_parameters()) {
+      EXPECT_TRUE(torch::equal(parameter.value(), parameters[parameter.key()])) << parameter.key();
+      EXPECT_TRUE(parameters[parameter.key()].requires_grad());
+    }
+    const auto ids = torch::randint(31, {1, 4});
+    EXPECT_TRUE(torch::equal(loaded->forward(ids).logits, model->forward(ids).logits));
+  }
+}
+
+TEST(Pretrained, LoadingDrawsNoRandomNumbers) {
+  const TemporaryFolder folder;
+  save(*make_causal_lm(config(true), torch::kFloat32, torch::kCPU), config(true), folder / "m");
+  torch::manual_seed(5);
+  const auto expected = torch::rand({4});
+  torch::manual_seed(5);
+  load_causal_lm(HfFolder(folder / "m"), torch::kBFloat16, torch::kCPU);
+  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
+}
+
+TEST(Pretrained, CheckpointTensorsListASharedParameterOnce) {
+  const auto model = make_causal_lm(config(true), torch::kFloat32, torch::kMeta);
+  const auto tensors = checkpoint_tensors(*model, torch::kBFloat16);
+  EXPECT_EQ(tensors.size(), model->named_parameters().size() - 1);
+  EXPECT_EQ(tensors.front().name, "model.embed_tokens.weight");
+  EXPECT_EQ(tensors.front().dtype, torch::kBFloat16);
+  EXPECT_EQ(tensors.front().shape, (std::vector<int64_t>{31, 12}));
+  EXPECT_EQ(checkpoint_tensors(*model).front().dtype, torch::kFloat32);
+}
+
+TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
+  const auto model = make_causal_lm(config(false), torch::kFloat32, torch::kCPU);
+  const auto error =
+      [&](const std::function<void(std::vector<std::pair<std::string, at::Tensor>>&)>& change) {
+        const TemporaryFolder folder;
+        save(*model, config(false), folder / "m", change);
+        return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
+      };
+  EXPECT_EQ(error([](auto&) {}), "");
+  EXPECT_THAT(error([](auto& tensors) { tensors.pop_back(); }),
+              HasSubstr("missing tensor \"lm_head.weight\""));
+  EXPECT_THAT(
+      error([](auto& tensors) {
+        tensors[0].second = torch::ones({31, 13});
+      }),
+      AllOf(HasSubstr("\"model.embed_tokens.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
+  EXPECT_THAT(error([](auto& tensors) { tensors.emplace_back("lm_head.bias", torch::ones({31})); }),
+              HasSubstr("extra tensor \"lm_head.bias\""));
+  EXPECT_EQ(error([](auto& tensors) {
+              tensors.emplace_back("model.layers.0.self_attn.rotary_emb.inv_freq", torch::ones({2}));
+            }),
+            "");
+}
+
+TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
+  const auto model = make_causal_lm(config(true), torch::kFloat32, torch::kCPU);
+  const auto error = [&](double difference) {
+    const TemporaryFolder folder;
+    save(*model, config(true), folder / "m", [&](auto& tensors) {
+      tensors.emplace_back("lm_head.weight", tensors[0].second.detach() + difference);
+    });
+    return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
+  };
+  EXPECT_EQ(error(0.0), "");
+  EXPECT_THAT(error(1.0), AllOf(HasSubstr("lm_head.weight"), HasSubstr("tie_word_embeddings")));
+}
+
+}  // namespace
+}  // namespace fsdp::models

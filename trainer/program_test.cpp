@@ -1,0 +1,235 @@
+// The program as a user runs it: whole runs with real processes, and mistakes of every kind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checkpoint/hf_folder.h"
+#include "testing/program.h"
+#include "testing/test_folder.h"
+#include "testing/tiny_llama.h"
+
+namespace fsdp::trainer {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Program : public ::testing::Test {
+ protected:
+  Program() { write_tiny_llama(folder_.path("model"), /*tied=*/true, 3); }
+
+  // A config that trains for a moment, with `changes` on top.
+  json config(const json& changes = json::object()) const {
+    json c = {{"model_path", folder_.path("model")},
+              {"dataset", "dummy:64"},
+              {"max_seq_length", 16},
+              {"train_batch_size", 2},
+              {"max_steps", 4},
+              {"dtype", "fp32"},
+              {"learning_rate", 1e-2},
+              {"output_dir", folder_.path("output")}};
+    c.update(changes);
+    return c;
+  }
+  ProgramResult train(const json& config, const std::string& options = "") const {
+    folder_.write("config.json", config.dump());
+    return run_shell("exec $FSDP train --config-path " + folder_.path("config.json") + " " + options);
+  }
+  std::vector<json> metrics(const std::string& folder = "output") const {
+    std::istringstream lines(folder_.read(folder + "/metrics.jsonl"));
+    std::vector<json> result;
+    for (std::string line; std::getline(lines, line);) result.push_back(json::parse(line));
+    return result;
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(Program, HelpAndVersion) {
+  EXPECT_THAT(run_shell("$FSDP --version").out, HasSubstr("fsdp "));
+  for (const char* command : {"$FSDP --help", "$FSDP train --help"}) {
+    const ProgramResult help = run_shell(command);
+    EXPECT_EQ(help.status, 0);
+    EXPECT_THAT(help.out, AllOf(HasSubstr("learning_rate (number; default: 5e-05)"),
+                                HasSubstr("gradient_accumulation_steps")));
+  }
+}
+
+TEST_F(Program, MistakesInTheCommandLineHaveStatus2) {
+  for (const char* arguments :
+       {"", "trian", "train", "train --config-path", "train --config-path c --nproc-per-node 0",
+        "train --config-path c --nproc-per-node two", "train --config-path c --unknown"}) {
+    const ProgramResult result = run_shell("$FSDP " + std::string(arguments));
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.err, Not(::testing::IsEmpty())) << arguments;
+  }
+}
+
+TEST_F(Program, TrainsEvaluatesAndSaves) {
+  const ProgramResult result = train(
+      config({{"save_final", true}, {"do_eval", true}, {"eval_dataset", "dummy:5"}, {"logging_steps", 3}}),
+      "--nproc-per-node 2 --save-config --set max_steps=5");
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("step 3/5 | loss "), HasSubstr("step 5/5 | loss "), HasSubstr("eval loss ")));
+
+  const auto lines = metrics();
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["step"], 3);
+  EXPECT_EQ(lines[1]["step"], 5);
+  EXPECT_NEAR(lines[1]["learning_rate"].get<double>(), 1e-2 / 5, 1e-12);
+  EXPECT_NEAR(lines[0]["loss"].get<double>(), std::log(kTinyVocabulary), 1.0);
+  for (const char* name : {"grad_norm", "tokens_per_second", "tflops", "peak_memory_bytes"})
+    EXPECT_GT(lines[0][name], 0) << name;
+  EXPECT_EQ(lines[2]["step"], 5);
+  EXPECT_GT(lines[2]["eval_loss"], 0);
+
+  EXPECT_EQ(json::parse(folder_.read("output/resolved_config.json"))["max_steps"], 5);
+  const checkpoint::HfFolder saved(folder_.path("output/final"));
+  const checkpoint::HfFolder original(folder_.path("model"));
+  ASSERT_EQ(saved.tensors().size(), original.tensors().size());
+  for (const auto& tensor : original.tensors()) {
+    EXPECT_EQ(saved.find(tensor.name)->shape, tensor.shape);
+    EXPECT_FALSE(torch::equal(saved.tensor(tensor.name), original.tensor(tensor.name)))
+        << tensor.name << " did not train";
+  }
+  EXPECT_EQ(folder_.read("output/final/tokenizer.json"), folder_.read("model/tokenizer.json"));
+}
+
+// The same global batches: the same losses for 1, 2, 3 and 4 processes, however the ranks are started.
+TEST_F(Program, LossesDoNotDependOnTheNumberOfRanks) {
+  const auto losses = [&](int ranks) {
+    const ProgramResult result =
+        train(config({{"train_batch_size", 12 / ranks}, {"lr_scheduler_type", "constant"}}),
+              "--nproc-per-node " + std::to_string(ranks));
+    EXPECT_EQ(result.status, 0) << result.err;
+    std::vector<double> values;
+    for (const json& line : metrics()) values.push_back(line["loss"]);
+    return values;
+  };
+  const auto expected = losses(1);
+  ASSERT_EQ(expected.size(), 4u);
+  for (int ranks : {2, 3, 4}) {
+    const auto actual = losses(ranks);
+    ASSERT_EQ(actual.size(), 4u);
+    for (size_t i = 0; i < 4; ++i)
+      EXPECT_NEAR(actual[i], expected[i], 1e-5 * expected[i]) << ranks << " ranks, line " << i;
+  }
+}
+
+TEST_F(Program, TrainsInBf16) {
+  for (const char* master : {"fp32", "bf16"}) {
+    const ProgramResult result = train(
+        config({{"dtype", "bf16"}, {"master_dtype", master}, {"save_final", true}}), "--nproc-per-node 2");
+    ASSERT_EQ(result.status, 0) << result.err;
+    const checkpoint::HfFolder saved(folder_.path("output/final"));
+    EXPECT_EQ(saved.tensors()[0].dtype, master == std::string("fp32") ? at::kFloat : at::kBFloat16);
+    EXPECT_NEAR(metrics()[0]["loss"].get<double>(), std::log(kTinyVocabulary), 1.0);
+  }
+}
+
+TEST_F(Program, JoinsTheRanksOfTheEnvironment) {
+  folder_.write("config.json", config().dump());
+  const std::string rank =
+      "WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT $FSDP train --config-path " +
+      folder_.path("config.json");
+  const ProgramResult result = run_shell("PORT=29876; (RANK=1 LOCAL_RANK=1 " + rank +
+                                         ") & RANK=0 LOCAL_RANK=0 " + rank + " && wait $!");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(metrics().size(), 4u);
+}
+
+TEST_F(Program, ContradictoryEnvironmentsAreMistakes) {
+  folder_.write("config.json", config().dump());
+  const std::string command = "$FSDP train --config-path " + folder_.path("config.json");
+  const ProgramResult both = run_shell("RANK=0 WORLD_SIZE=1 " + command + " --nproc-per-node 2");
+  EXPECT_EQ(both.status, 2);
+  EXPECT_THAT(both.err, AllOf(HasSubstr("--nproc-per-node"), HasSubstr("RANK")));
+  const ProgramResult half = run_shell("RANK=0 " + command);
+  EXPECT_EQ(half.status, 2);
+  EXPECT_THAT(half.err, HasSubstr("WORLD_SIZE"));
+  const ProgramResult beyond =
+      run_shell("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 " + command);
+  EXPECT_EQ(beyond.status, 2);
+  EXPECT_THAT(beyond.err, HasSubstr("RANK is 2"));
+}
+
+// A mistake is one message, comes before any rank is started, and leaves nothing behind.
+TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
+  folder_.write("ids.bin", std::string("\x05\x00\xff\x00", 4));
+  folder_.write("short.txt", std::string(100, 'a'));
+  std::filesystem::create_directories(folder_.path("taken/final"));
+  folder_.write("taken/final/thesis.txt", "precious");
+  struct Mistake {
+    json changes;
+    int status;
+    std::vector<std::string> words;
+  };
+  const std::vector<Mistake> mistakes = {
+      {{{"max_step", 3}}, 2, {"config.json", "max_step", "max_steps"}},
+      {{{"sharding_factor", 3}}, 2, {"sharding_factor", "2 or null"}},
+      {{{"cpu_offload", true}}, 2, {"cpu_offload", "not supported"}},
+      {{{"max_seq_length", 65}}, 2, {"max_seq_length", "65", "64"}},
+      {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "LlamaDecoderLayer"}},
+      {{{"dataset", "dummy:x"}}, 2, {"dataset", "dummy:x"}},
+      {{{"model_path", folder_.path("nowhere")}}, 1, {"nowhere"}},
+      {{{"dataset", folder_.path("nothing.bin")}}, 1, {"nothing.bin", "No such file"}},
+      {{{"dataset", folder_.path("ids.bin")}, {"max_seq_length", 2}},
+       1,
+       {"ids.bin", "token id 255", "byte offset 2", "131"}},
+      {{{"dataset", folder_.path("short.txt")}, {"train_batch_size", 4}},
+       1,
+       {"short.txt", "6 samples", "8 samples"}},
+      {{{"save_final", true}, {"output_dir", folder_.path("taken")}}, 1, {"taken/final", "no model folder"}},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const ProgramResult result = train(config(mistake.changes), "--nproc-per-node 2");
+    EXPECT_EQ(result.status, mistake.status) << result.err;
+    for (const std::string& word : mistake.words) EXPECT_THAT(result.err, HasSubstr(word));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_THAT(result.err, Not(HasSubstr("rank ")));
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("output")));
+  }
+}
+
+TEST_F(Program, ARankThatIsKilledEndsTheRun) {
+  // Without end, so that it can only end by the kill.
+  folder_.write("config.json", config({{"max_steps", 100000000}}).dump());
+  const ProgramResult result = run_shell("$FSDP train --config-path " + folder_.path("config.json") +
+                                         " --nproc-per-node 3 & launcher=$!\n" + "until [ -s " +
+                                         folder_.path("output/metrics.jsonl") + " ]; do sleep 0.05; done\n" +
+                                         "for p in $(cat /proc/$launcher/task/$launcher/children); do grep "
+                                         "-qz '^RANK=1$' /proc/$p/environ && kill -9 $p; done\n" +
+                                         "wait $launcher");
+  EXPECT_EQ(result.status, 128 + 9);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 was killed by signal 9"), HasSubstr("rank 0: "),
+                                HasSubstr("rank 2: ")));
+}
+
+TEST_F(Program, AFailureOfOneRankEndsAll) {
+  folder_.write("in_the_way", "");
+  const ProgramResult result =
+      train(config({{"output_dir", folder_.path("in_the_way")}}), "--nproc-per-node 2");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0: "), HasSubstr("in_the_way")));
+}
+
+TEST_F(Program, TellsTorchrunWhy) {
+  const ProgramResult result = [&] {
+    folder_.write("config.json", config({{"max_seq_length", 65}}).dump());
+    return run_shell("TORCHELASTIC_ERROR_FILE=" + folder_.path("error.json") + " $FSDP train --config-path " +
+                     folder_.path("config.json"));
+  }();
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err, HasSubstr("rank 0: "));
+  EXPECT_THAT(json::parse(folder_.read("error.json"))["message"]["message"].get<std::string>(),
+              HasSubstr("max_seq_length"));
+}
+
+}  // namespace
+}  // namespace fsdp::trainer

@@ -1,0 +1,17 @@
+// For tests: runs the program `fsdp` as a user does.
+#pragma once
+
+#include <string>
+
+namespace fsdp::trainer {
+
+struct ProgramResult {
+  int status = -1;  // 124 when it was ended after two minutes
+  std::string out;
+  std::string err;
+};
+
+// Runs a line of shell in which $FSDP is the program, with the variables of other launchers unset.
+ProgramResult run_shell(const std::string& line);
+
+}  // namespace fsdp::trainer
