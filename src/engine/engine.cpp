@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/plan.h"
+#include "flat/shardable.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
 
@@ -58,6 +59,11 @@ void hook_gradients(Unit& unit, ShardedParameter& parameter, int64_t index) {
 
 Unit& Engine::add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
                        std::vector<std::vector<ShardedParameter>> groups) {
+  for (const std::vector<ShardedParameter>& group : groups) {
+    for (const ShardedParameter& parameter : group) {
+      check_shardable(parameter.tensor, parameter.fqn);
+    }
+  }
   units_.push_back(std::make_unique<Unit>(*this, std::move(modules), options, std::move(groups), options_.device));
   Unit& unit = *units_.back();
   int64_t index = 0;
@@ -118,7 +124,10 @@ void Engine::prepare() {
   }
 }
 
-void Engine::verify_plan() { compare_plans(*this); }
+void Engine::verify_plan() {
+  prepared_ = false;
+  prepare();
+}
 
 void Engine::enter(Unit& unit) {
   if (!prepared_) {

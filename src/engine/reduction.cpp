@@ -49,10 +49,11 @@ void FlatGradient::begin_round(BufferPool& pool) {
 }
 
 void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool) {
+  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  std::lock_guard lock(mutex_);
   if (!capturing()) {
     begin_round(pool);
   }
-  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
   // A gradient may itself be a view of a sharded parameter: then its unit has to be seen by the dispatcher.
   std::optional<seams::CleanDispatchGuard> clean;
   if (!seams::has_sharded_key(dense)) {
@@ -83,6 +84,7 @@ void FlatGradient::fill_gaps() {
 std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, BufferPool& pool,
                                                const CollectiveId& id) {
   seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
   fill_gaps();
   state_.transition(GradientState::kReducing, where_);
   bool in_place = shard_gradient_.defined() && buffer_.is_alias_of(shard_gradient_);
@@ -104,6 +106,7 @@ std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, Buffe
 void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
   reduction.work->wait();
   seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
   give_back(reduction.buffer, pool);
   if (use_orig_params_) {
     add_to_original_leaves(reduction);
@@ -122,6 +125,7 @@ void FlatGradient::end_reduction() {
 }
 
 void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
+  std::lock_guard lock(mutex_);
   end_reduction();
   reduction.work->wait();
   give_back(reduction.buffer, pool);
@@ -129,6 +133,7 @@ void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
 }
 
 void FlatGradient::discard(BufferPool& pool) {
+  std::lock_guard lock(mutex_);
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
     give_back(buffer_, pool);

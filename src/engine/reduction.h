@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,8 @@ struct Reduction {
   std::unique_ptr<Work> work;
 };
 
-// Threads: capture() and issue() under the unit's lock, finish() and the leaf functions under the engine's reduction
-// lock.
+// Threads: capture(), issue() and discard() under the unit's lock, finish() and drop() under the engine's reduction lock;
+// a lock of its own keeps the two sides apart.
 class FlatGradient {
  public:
   FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where);
@@ -78,6 +79,7 @@ class FlatGradient {
   void add_to_flat_leaf(const Reduction& reduction);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
 
+  std::mutex mutex_;
   FlatParameter& flat_;
   bool use_orig_params_;
   std::function<std::string()> where_;

@@ -218,12 +218,24 @@ void Unit::check_membership(const ShardedParameter& p) const {
               "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
               "fully_shard, or write inside ShardedModule::with_full_params");
   TORCH_CHECK(tensor.requires_grad() == p.requires_grad, "fsdp: ", where(), ": parameter '", p.fqn,
-              "': requires_grad was changed to ", tensor.requires_grad(),
+              "': requires_grad was changed to ", tensor.requires_grad() ? "true" : "false",
               " after fully_shard. Freeze or unfreeze before fully_shard");
+}
+
+// An optimizer would train copies that nobody gathers.
+void Unit::check_leaves(const FlatParameter& flat) const {
+  for (size_t k = 0; k < flat.parameters().size(); ++k) {
+    TORCH_CHECK(flat.original_leaves()[k].is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
+                flat.parameters()[k].fqn, "' was replaced (assignment to .data of a tensor of ShardedModule::"
+                "parameters()): write into it instead");
+  }
+  TORCH_CHECK(flat.flat_leaf().is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
+              flat.parameters().front().fqn, "' and others was replaced: write into it instead");
 }
 
 void Unit::notice_cleared_gradients() {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    check_leaves(*flat_parameters_[i]);
     if (!gradients_[i]) {
       continue;
     }

@@ -105,6 +105,7 @@ class Unit {
   Engine* engine;  // changes when an outer module is annotated
 
  private:
+  void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
   void name_from_modules();
   void gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id,

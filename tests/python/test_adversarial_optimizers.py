@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from adversarial_models import IDS, linear, squares, transformer, transformer_loss, two_linears
+from adversarial_models import IDS, squares, transformer, transformer_loss, two_linears
 from adversarial_support import (Sharded, assert_all_bit_equal, assert_bit_equal, assert_nothing_left_behind,
                                  local_gradients, own_process, refuses)
 
@@ -102,7 +102,7 @@ def test_optimizer_in_backward_is_refused():
     optimizers = {p: optim.SGD([p], 0.1) for p in module.parameters()}
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-    with refuses("gradient"):
+    with refuses("parameter '", "ShardedModule::parameters()"):
         squares(module).backward()
 
 
@@ -162,8 +162,8 @@ def test_optimizer_on_the_shards_trains_as_on_plain_parameters(name, strict):
     module = transformer()
     plain = copy.deepcopy(module)
     sharded = Sharded(module, strict=strict)
-    on_plain = optim.AdamW(plain.parameters(), 1e-2, **TRAINING[name])
-    on_shards = optim.AdamW(sharded.leaves().values(), 1e-2, **TRAINING[name])
+    on_plain = optim.AdamW(plain.parameters(), 1e-2, eps=1e-3, **TRAINING[name])
+    on_shards = optim.AdamW(sharded.leaves().values(), 1e-2, eps=1e-3, **TRAINING[name])
     for _ in range(4):
         on_plain.zero_grad()
         module.zero_grad()
@@ -195,12 +195,13 @@ def test_average_of_a_model():
 
 
 @own_process
-def test_sparse_optimizer_on_the_modules_parameters_raises():
+def test_sparse_optimizer_on_the_modules_parameters_raises_at_its_first_step():
     torch.manual_seed(3)
     module = nn.Sequential(nn.Embedding(20, 8, sparse=True))
-    Sharded(module)
+    weight = module[0].weight.detach().clone()
+    sharded = Sharded(module)
     optimizer = optim.SparseAdam(module.parameters())
     module(IDS).pow(2).sum().backward()
     with pytest.raises(RuntimeError):
         optimizer.step()
-    assert_bit_equal(linear().weight, linear().weight)
+    assert_bit_equal(sharded.full_parameters()["0.weight"], weight)
