@@ -78,7 +78,7 @@ void random_rounds(Communicator& comm, int rounds) {
 
 TEST(Concurrency, WaitsInAnyOrderOnEachRank) {
   for (int size : {2, 3, 4}) {
-    run_ranks(size, [](std::shared_ptr<Communicator> comm) { random_rounds(*comm, 10); });
+    run_ranks(size, [](std::shared_ptr<Communicator> comm) { random_rounds(*comm, 6); });
   }
 }
 

@@ -198,7 +198,10 @@ void Exchange::settle_loss(int peer) {
     if (message == nullptr || message->peer() != peer) return;
     transport_.wait(*message, started_ + transport_.timeout(), static_cast<size_t>(size()));
   };
-  for (auto& message : received_headers_) must_be_done(message.get());
+  if (auto& header = received_headers_[static_cast<size_t>(peer)]; header && numels_.empty()) {
+    must_be_done(header.get());
+    check_agrees(read_header(static_cast<const char*>(header_row(peer).const_data_ptr())), peer);
+  }
   for (auto& receipt : received_) must_be_done(receipt.message.get());
   for (auto& message : sent_) must_be_done(message.get());
 }

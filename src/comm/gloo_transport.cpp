@@ -109,7 +109,6 @@ class GlooTransport::Impl {
   }
 
   ~Impl() {
-    send_farewell();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stopped_ = true;
@@ -166,6 +165,8 @@ class GlooTransport::Impl {
         // It knows already, or never will.
       }
     }
+    send_farewell();
+    close_connections();
   }
 
   void check_not_failed() const {
@@ -277,13 +278,14 @@ class GlooTransport::Impl {
       try {
         wait(*farewell, deadline, static_cast<size_t>(size_));
       } catch (const std::exception&) {
-        buried_.push_back(std::move(farewell));
+        // It does not listen.
       }
     }
   }
 
   // Gloo closes all connections of a group when an operation times out: so let one time out.
   void close_connections() {
+    if (std::exchange(closed_, true)) return;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
       try {
@@ -306,6 +308,7 @@ class GlooTransport::Impl {
   std::optional<std::string> failure_;
   std::optional<Waiting> waiting_;
   bool stopped_ = false;
+  bool closed_ = false;
 
   std::vector<Watch> watches_;
   std::vector<std::unique_ptr<GlooMessage>> farewells_;

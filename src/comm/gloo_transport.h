@@ -81,7 +81,8 @@ class GlooTransport {
   // The ranks lost so far, in the order in which this rank noticed.
   std::vector<int> losses() const;
 
-  // Marks the group as failed and tells the other ranks why. The first reason stays.
+  // Marks the group as failed, tells the other ranks why (within a second) and closes all connections: from
+  // then on Gloo touches no message's memory. The first reason stays.
   void fail(const std::string& reason);
   // Throws the reason if the group was marked as failed.
   void check_not_failed() const;

@@ -21,6 +21,9 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
+// Elements of a transfer that is not over when the next statement kills the process.
+constexpr int64_t kLarge = int64_t{1} << 25;
+
 CollectiveId id(const std::string& name, uint64_t generation = 0) {
   return {name, generation, Pass::kForward};
 }
@@ -143,12 +146,12 @@ void be_child(const std::string& role) {
   say("ready");
   if (role == "idle") std::this_thread::sleep_for(60s);
   if (role == "suicide") {
-    auto output = torch::zeros({(int64_t{1} << 24) * comm->size()});
-    auto work = comm->all_gather(output, torch::ones({int64_t{1} << 24}), id("large", 0));
+    auto output = torch::zeros({kLarge * comm->size()});
+    auto work = comm->all_gather(output, torch::ones({kLarge}), id("large", 0));
     kill(getpid(), SIGKILL);
   }
   if (role == "small") gather(*comm, "second", 0, 8);
-  if (role == "large") gather(*comm, "large", 0, int64_t{1} << 24);
+  if (role == "large") gather(*comm, "large", 0, kLarge);
   if (role == "sums") {
     auto tensor = torch::full({1000}, comm->rank() + 1, at::kFloat);
     comm->all_reduce(tensor, tensor, {}, id("sum"))->wait();

@@ -5,8 +5,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
-#include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <type_traits>
@@ -47,20 +45,28 @@ inline void store(A value, c10::BFloat16* to) {
   to->x = static_cast<uint16_t>(single == single ? rounded : 0x7fc0);
 }
 
+// `count` is a constant for whole blocks, so that the loops are vectorised, and a variable for the rest.
+template <typename In, typename Out, typename Count>
+void sum_block(Out* output, const std::vector<const In*>& parts, int64_t begin, Count count,
+               Accumulator<In> scale) {
+  Accumulator<In> sums[kBlock];
+  const In* first = parts[0] + begin;
+  for (int64_t i = 0; i < count; ++i) sums[i] = load(first[i]);
+  for (size_t part = 1; part < parts.size(); ++part) {
+    const In* next = parts[part] + begin;
+    for (int64_t i = 0; i < count; ++i) sums[i] += load(next[i]);
+  }
+  Out* to = output + begin;
+  for (int64_t i = 0; i < count; ++i) store(sums[i] * scale, to + i);
+}
+
 template <typename In, typename Out>
 void sum_blocks(Out* output, const std::vector<const In*>& parts, int64_t numel, Accumulator<In> scale) {
-  std::array<Accumulator<In>, kBlock> sums;
-  for (int64_t begin = 0; begin < numel; begin += kBlock) {
-    const int64_t count = std::min(kBlock, numel - begin);
-    const In* first = parts[0] + begin;
-    for (int64_t i = 0; i < count; ++i) sums[i] = load(first[i]);
-    for (size_t part = 1; part < parts.size(); ++part) {
-      const In* next = parts[part] + begin;
-      for (int64_t i = 0; i < count; ++i) sums[i] += load(next[i]);
-    }
-    Out* to = output + begin;
-    for (int64_t i = 0; i < count; ++i) store(sums[i] * scale, to + i);
+  int64_t begin = 0;
+  for (; begin + kBlock <= numel; begin += kBlock) {
+    sum_block(output, parts, begin, std::integral_constant<int64_t, kBlock>(), scale);
   }
+  sum_block(output, parts, begin, numel - begin, scale);
 }
 
 template <typename In, typename Out>
