@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "checkpoint/hf_folder.h"
+#include "launch/rank_processes.h"
 #include "testing/program.h"
 #include "testing/test_folder.h"
 #include "testing/tiny_llama.h"
@@ -138,8 +139,9 @@ TEST_F(Program, JoinsTheRanksOfTheEnvironment) {
   const std::string rank =
       "WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT $FSDP train --config-path " +
       folder_.path("config.json");
-  const ProgramResult result = run_shell("PORT=29876; (RANK=1 LOCAL_RANK=1 " + rank +
-                                         ") & RANK=0 LOCAL_RANK=0 " + rank + " && wait $!");
+  const ProgramResult result =
+      run_shell("PORT=" + std::to_string(find_free_port()) + "; (RANK=1 LOCAL_RANK=1 " + rank +
+                ") & RANK=0 LOCAL_RANK=0 " + rank + " && wait $!");
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(metrics().size(), 4u);
 }
@@ -200,12 +202,13 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
 TEST_F(Program, ARankThatIsKilledEndsTheRun) {
   // Without end, so that it can only end by the kill.
   folder_.write("config.json", config({{"max_steps", 100000000}}).dump());
-  const ProgramResult result = run_shell("$FSDP train --config-path " + folder_.path("config.json") +
-                                         " --nproc-per-node 3 & launcher=$!\n" + "until [ -s " +
-                                         folder_.path("output/metrics.jsonl") + " ]; do sleep 0.05; done\n" +
-                                         "for p in $(cat /proc/$launcher/task/$launcher/children); do grep "
-                                         "-qz '^RANK=1$' /proc/$p/environ && kill -9 $p; done\n" +
-                                         "wait $launcher");
+  const std::string script =
+      "$FSDP train --config-path " + folder_.path("config.json") + " --nproc-per-node 3 & launcher=$!\n" +
+      "until [ -s " + folder_.path("output/metrics.jsonl") +
+      " ] || ! kill -0 $launcher; do sleep 0.05; done\n" +
+      "for p in $(cat /proc/$launcher/task/$launcher/children); do\n" +
+      "  grep -qz '^RANK=1$' /proc/$p/environ && kill -9 $p\n" + "done\n" + "wait $launcher";
+  const ProgramResult result = run_shell(script);
   EXPECT_EQ(result.status, 128 + 9);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 was killed by signal 9"), HasSubstr("rank 0: "),
                                 HasSubstr("rank 2: ")));
