@@ -36,6 +36,9 @@ class Work {
   virtual ~Work() = default;
   // Blocks until the result is in place, or throws what went wrong (naming ranks and collective). Call it once.
   virtual void wait() = 0;
+  // Does this rank's next step of a collective that has several (an all-reduce: sends its sums once all contributions
+  // are in), so that the rest goes on while this rank computes. May block as wait() does; never required.
+  virtual void advance() {}
 };
 
 // How the contributions to a reduction are put together: sum over ranks in rank order, then times `scale`. The sum is

@@ -42,11 +42,12 @@ Exchange::Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity 
 Exchange::~Exchange() { release_messages(); }
 
 void Exchange::release_messages() {
-  transport_.bury(std::move(received_headers_));
-  transport_.bury(std::move(sent_));
-  std::vector<std::unique_ptr<Message>> received;
-  for (auto& receipt : received_) received.push_back(std::move(receipt.message));
-  transport_.bury(std::move(received));
+  std::vector<std::unique_ptr<Message>> messages = std::move(received_headers_);
+  for (auto& message : sent_) messages.push_back(std::move(message));
+  for (auto& receipt : received_) messages.push_back(std::move(receipt.message));
+  transport_.release(std::move(messages));
+  received_headers_.clear();
+  sent_.clear();
   received_.clear();
 }
 
@@ -169,9 +170,7 @@ void Exchange::wait_received(int step) {
 void Exchange::finish() {
   for (auto& message : sent_) wait_for(*message);
   merge_long_flags();
-  received_headers_.clear();
-  received_.clear();
-  sent_.clear();
+  release_messages();
   for (auto& buffer : buffers_) context_->buffers.give_back(std::move(buffer));
   buffers_.clear();
 }

@@ -32,6 +32,7 @@ class FaultyCommunicator::FaultyWork final : public Work {
     before_wait(&fault_);
     inner_->wait();
   }
+  void advance() override { inner_->advance(); }
 
  private:
   std::unique_ptr<Work> inner_;

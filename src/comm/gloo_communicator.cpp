@@ -50,6 +50,12 @@ class GlooWork final : public Work {
     collective->finish();
   }
 
+  void advance() override {
+    TORCH_CHECK(collective_ != nullptr, "a collective that was waited for cannot be advanced");
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    advancing_->advance_up_to(collective_->sequence());
+  }
+
  private:
   std::shared_ptr<Collective> collective_;
   std::shared_ptr<Advancing> advancing_;

@@ -6,6 +6,7 @@
 #endif
 #include "comm/gloo_transport.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -37,11 +38,16 @@ constexpr int64_t kNoticeBytes = 2048;
 
 class GlooMessage final : public Message {
  public:
-  GlooMessage(int peer, c10::intrusive_ptr<c10d::Work> work) : Message(peer), work_(std::move(work)) {}
+  GlooMessage(int peer, at::Tensor tensor, c10::intrusive_ptr<c10d::Work> work)
+      : Message(peer), tensor_(std::move(tensor)), work_(std::move(work)) {}
   c10d::Work& work() { return *work_; }
-  void mark_done() { done_ = true; }
+  void mark_done() {
+    done_ = true;
+    tensor_.reset();
+  }
 
  private:
+  at::Tensor tensor_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
@@ -67,6 +73,13 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank
     TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
                 " (met at ", point.name(), "): ", first_line(error));
   }
+}
+
+// The memory of a tensor without a reference to it: c10d's works keep what they are given for as long as they
+// live.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), {static_cast<int64_t>(tensor.nbytes())},
+                       at::kByte);
 }
 
 // Gloo's reasons carry source positions and advice for others; keep the fact.
@@ -107,10 +120,10 @@ class GlooTransport::Impl {
   }
 
   std::unique_ptr<GlooMessage> post(int peer, int tag, const at::Tensor& tensor, bool send) {
-    std::vector<at::Tensor> tensors{tensor};
+    std::vector<at::Tensor> bytes{bytes_of(tensor)};
     try {
       return std::make_unique<GlooMessage>(
-          peer, send ? group_->send(tensors, peer, tag) : group_->recv(tensors, peer, tag));
+          peer, tensor, send ? group_->send(bytes, peer, tag) : group_->recv(bytes, peer, tag));
     } catch (const std::exception& error) {
       std::lock_guard<std::mutex> lock(mutex_);
       look_at(peer);
@@ -165,9 +178,10 @@ class GlooTransport::Impl {
     if (!losses_.empty()) throw PeerLost(losses_.front(), *lost_[losses_.front()]);
   }
 
-  void bury(std::vector<std::unique_ptr<Message>> messages) {
+  void release(std::vector<std::unique_ptr<Message>> messages) {
+    std::lock_guard<std::mutex> lock(mutex_);
     for (auto& message : messages) {
-      if (message && !message->done()) buried_.push_back(std::move(message));
+      if (message) (message->done() ? done_ : buried_).push_back(std::move(message));
     }
   }
 
@@ -211,11 +225,18 @@ class GlooTransport::Impl {
   }
 
   void watch_peers() {
+    std::vector<std::unique_ptr<Message>> resting;
     std::unique_lock<std::mutex> lock(mutex_);
     while (!stopped_) {
       wake_.wait_for(lock, kWatchPeriod);
       for (int peer = 0; peer < size_; ++peer) look_at(peer);
       if (waiting_ && must_interrupt(*waiting_)) waiting_->message->work().abort();
+      // Gloo's thread may hold a message for a moment after it reported it done, and whoever destroys it then
+      // spins until that thread runs again: so messages rest for a period first, and are destroyed here.
+      auto rested = std::exchange(resting, std::exchange(done_, {}));
+      lock.unlock();
+      rested.clear();
+      lock.lock();
     }
   }
 
@@ -288,7 +309,8 @@ class GlooTransport::Impl {
 
   std::vector<Watch> watches_;
   std::vector<std::unique_ptr<GlooMessage>> farewells_;
-  std::vector<std::unique_ptr<Message>> buried_;
+  std::vector<std::unique_ptr<Message>> done_;    // to be destroyed by the watcher
+  std::vector<std::unique_ptr<Message>> buried_;  // to be destroyed when the connections are closed
   std::thread watcher_;
 };
 
@@ -316,6 +338,8 @@ std::vector<int> GlooTransport::losses() const { return impl_->losses(); }
 void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
 void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
 void GlooTransport::check_complete() const { impl_->check_complete(); }
-void GlooTransport::bury(std::vector<std::unique_ptr<Message>> messages) { impl_->bury(std::move(messages)); }
+void GlooTransport::release(std::vector<std::unique_ptr<Message>> messages) {
+  impl_->release(std::move(messages));
+}
 
 }  // namespace fsdp

@@ -1,8 +1,8 @@
 // Messages between two ranks over Gloo, and what becomes of them when a rank fails.
 //
 // Messages are sent and received by Gloo's own thread, straight from and into the memory of the tensors. A
-// message that was posted must not be destroyed before it is done or its connection is closed: `bury` those
-// that nobody waits for any more.
+// message that was posted must not be destroyed before it is done or its connection is closed: hand messages
+// back with release().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ namespace fsdp {
 
 class MeetingPoint;
 
-// A message in flight; holds a reference to its tensor.
+// A message; holds a reference to its tensor until it is done.
 class Message {
  public:
   explicit Message(int peer) : peer_(peer) {}
@@ -59,7 +59,7 @@ class GlooTransport {
   // Connects to all other ranks. Sets the process's SIGPIPE from its default to ignored: Gloo writes to
   // connections that a dying rank may just have closed, which must be an error, not the end of this process.
   GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options);
-  // Closes all connections, and only then releases buried messages.
+  // Closes all connections, and only then destroys messages that are not done.
   ~GlooTransport();
   GlooTransport(const GlooTransport&) = delete;
   GlooTransport& operator=(const GlooTransport&) = delete;
@@ -88,8 +88,8 @@ class GlooTransport {
   // Throws PeerLost if a rank is lost, so that nothing new can succeed.
   void check_complete() const;
 
-  // Keeps messages whose memory Gloo may still touch until the connections are closed.
-  void bury(std::vector<std::unique_ptr<Message>> messages);
+  // Takes messages that nobody waits for any more. What is not done stays until the connections are closed.
+  void release(std::vector<std::unique_ptr<Message>> messages);
 
  private:
   class Impl;

@@ -26,6 +26,7 @@ class RecordingCommunicator::RecordingWork final : public Work {
     inner_->wait();
     log_->record_wait(event_);
   }
+  void advance() override { inner_->advance(); }
 
  private:
   std::unique_ptr<Work> inner_;

@@ -75,7 +75,7 @@ void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandl
   TORCH_CHECK(unit.engine->writes_allowed(), "fsdp: ", unit.where(), ": parameter '",
               unit.parameter(owner.index).fqn, "' was written by ", op.schema().name(),
               " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
-              "inside that scope, or to shard_slices()");
+              "inside that scope, or to shard_slices(); build optimizers on ShardedModule::parameters()");
 }
 
 const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle& op) {
@@ -106,32 +106,46 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
   }
 }
 
+// Whether the raw memory of a parameter may be read and written now: inside pin() or with_full_params().
+bool is_pinned(const at::Tensor& tensor) {
+  const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  if (!owner || owner->kind != StorageOwner::Kind::kParameter) {
+    return false;
+  }
+  Unit& unit = unit_of(*owner);
+  std::lock_guard lock(unit.mutex);
+  return unit.pins > 0;
+}
+
 bool is_sentinel(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   return owner && owner->kind == StorageOwner::Kind::kGradientSentinel;
 }
 
-void clear_gradient_of(const at::Tensor& sentinel) {
+void clear_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op) {
   const StorageOwner& owner = *seams::storage_owner(sentinel);
   Unit::Place place = unit_of(owner).place(owner.index);
+  if (sentinel.numel() != place.flat.layout().numel(place.parameter)) {
+    refuse_sentinel(owner, op);  // a part of it: whoever does that works on gradients
+  }
   place.gradient->clear_leaf(place.parameter);
 }
 
 // zero_(sentinel) and _foreach_zero_({…, sentinel, …}): clears the shards' gradients and takes the sentinels out of the
 // call. Returns whether nothing is left to do.
-bool zero_sentinels(torch::jit::Stack& stack) {
+bool zero_sentinels(torch::jit::Stack& stack, const c10::OperatorHandle& op) {
   c10::IValue& argument = stack.back();
   if (argument.isTensor()) {
     if (!is_sentinel(argument.toTensor())) {
       return false;
     }
-    clear_gradient_of(argument.toTensor());
+    clear_gradient_of(argument.toTensor(), op);
     return true;  // zero_ returns its argument, which is on the stack
   }
   c10::List<at::Tensor> others;
   for (const at::Tensor& tensor : argument.toTensorVector()) {
     if (is_sentinel(tensor)) {
-      clear_gradient_of(tensor);
+      clear_gradient_of(tensor, op);
     } else {
       others.push_back(tensor);
     }
@@ -156,11 +170,18 @@ void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OperatorInfo& info = operator_info(op);
+  if (info.kind == OperatorKind::kCopy && is_pinned(stack->back().toTensor())) {
+    return;  // the argument is the result
+  }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
     return;
   }
-  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack)) {
+  if (info.kind == OperatorKind::kCopy) {
+    stack->back() = stack->back().toTensor().clone();
+    return;
+  }
+  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
     return;
   }
   PinnedUnits pinned;

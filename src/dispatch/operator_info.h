@@ -18,6 +18,9 @@ enum class OperatorKind : uint8_t {
   kView,
   // May make a view or a copy, or runs other operators that are to be seen one by one (contiguous, reshape, backward).
   kTransparent,
+  // resolve_conj and resolve_neg: callers go on to read the raw memory of the result (tolist, printing), so a copy,
+  // unless the parameter is pinned.
+  kCopy,
   // zero_ and _foreach_zero_: on a gradient sentinel they clear the shards' gradient.
   kZero,
 };
@@ -30,9 +33,13 @@ struct OperatorInfo {
   };
   c10::SmallVector<Argument, 8> tensors;  // arguments that are, or may hold, tensors
   int32_t num_arguments = 0;
+  // What was described: the operator's name, and where its schema keeps the arguments.
+  c10::OperatorName name{"", ""};
+  const c10::Argument* schema_arguments = nullptr;
 };
 
-// Cached for each thread; the reference stays valid.
+// Cached for each thread. The reference stays valid until the same thread asks for an operator that has taken the place
+// of this one.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
 }  // namespace fsdp

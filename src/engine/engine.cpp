@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/plan.h"
+#include "flat/shardable.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
 
@@ -26,8 +27,8 @@ Engine::~Engine() {
           seams::empty_storage(parameter.storage(), parameter.owner);
         }
         parameter.owner->unit = nullptr;
-        if (parameter.sentinel_owner) {
-          parameter.sentinel_owner->unit = nullptr;
+        if (seams::StorageOwnerPtr sentinel = parameter.sentinel_owner.lock()) {
+          sentinel->unit = nullptr;
         }
       }
     }
@@ -58,6 +59,11 @@ void hook_gradients(Unit& unit, ShardedParameter& parameter, int64_t index) {
 
 Unit& Engine::add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
                        std::vector<std::vector<ShardedParameter>> groups) {
+  for (const std::vector<ShardedParameter>& group : groups) {
+    for (const ShardedParameter& parameter : group) {
+      check_shardable(parameter.tensor, parameter.fqn);
+    }
+  }
   units_.push_back(std::make_unique<Unit>(*this, std::move(modules), options, std::move(groups), options_.device));
   Unit& unit = *units_.back();
   int64_t index = 0;
@@ -118,7 +124,10 @@ void Engine::prepare() {
   }
 }
 
-void Engine::verify_plan() { compare_plans(*this); }
+void Engine::verify_plan() {
+  prepared_ = false;
+  prepare();
+}
 
 void Engine::enter(Unit& unit) {
   if (!prepared_) {
@@ -129,6 +138,7 @@ void Engine::enter(Unit& unit) {
   }
   if (last_entered_.exchange(&unit) != &unit) {
     make_room_for(unit);
+    reduce_before(unit);
   }
   std::lock_guard lock(unit.mutex);
   ensure_gathered(unit);
@@ -226,10 +236,33 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
     return;
   }
   place.gradient->capture(place.parameter, plain, gradient_pool_);
-  unit.install_sentinel(parameter);
+  unit.install_sentinel(place.flat, place.parameter);
   if (place.gradient->complete()) {
     release_after_backward(unit);
-    issue_reduction(unit, *place.gradient);
+  }
+}
+
+// [Note: when gradients are reduced]
+// A unit's gradients are reduced when an operator of an unrelated unit comes (that is the point where make_room_for
+// releases it), else at the end of backward. Not when the last of its gradients arrives: a parameter may take no part
+// on one rank only, and then the ranks would issue their collectives in different orders.
+void Engine::reduce_before(Unit& unit) {
+  if (seams::current_backward() == -1) {
+    return;
+  }
+  for (auto& other : units_) {
+    if (other.get() != &unit && !other->is_related_to(unit)) {
+      std::lock_guard lock(other->mutex);
+      reduce_captured(*other);
+    }
+  }
+}
+
+void Engine::reduce_captured(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    if (FlatGradient* gradient = unit.gradient(i); gradient && gradient->capturing()) {
+      issue_reduction(unit, *gradient);
+    }
   }
 }
 
@@ -251,9 +284,17 @@ void Engine::release_after_backward(Unit& unit) {
   }
 }
 
+// [Note: reductions in flight]
+// A reduction goes on while backward computes the next unit's gradients, and is finished when that unit's is issued: two
+// gradient buffers at a time. An all-reduce has two steps (sums to their owners, and back); its second one is started
+// when the next is issued and gets one unit's time as well: three at a time.
 void Engine::issue_reduction(Unit& unit, FlatGradient& gradient) {
   std::lock_guard lock(reduction_mutex_);
-  finish_reductions(/*leave_in_flight=*/0);
+  bool two_steps = unit.options().strategy == ShardingStrategy::kNoShard;
+  finish_reductions(/*leave_in_flight=*/two_steps ? 1 : 0);
+  if (!reductions_.empty()) {
+    reductions_.back().reduction->work->advance();
+  }
   ++(unit.options().strategy == ShardingStrategy::kNoShard ? stats_.all_reduces : stats_.reduce_scatters);
   reductions_.push_back({&gradient, gradient.issue(communicator(), gradient_pool_, unit.next_id(Pass::kReduce))});
 }
@@ -270,18 +311,23 @@ void Engine::finish_reductions(size_t leave_in_flight) {
 void Engine::finish_backward() {
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i); gradient && gradient->capturing()) {
-        issue_reduction(*unit, *gradient);
-      }
-    }
+    reduce_captured(*unit);
   }
   finish_reductions(0);
   reshard();
 }
 
+// What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
+// gradients since.
 void Engine::discard_captures() {
-  finish_reductions(0);
+  {
+    std::lock_guard lock(reduction_mutex_);
+    while (!reductions_.empty()) {
+      InFlight oldest = std::move(reductions_.front());
+      reductions_.pop_front();
+      oldest.gradient->drop(*oldest.reduction, gradient_pool_);
+    }
+  }
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
@@ -293,6 +339,7 @@ void Engine::discard_captures() {
 }
 
 void Engine::notice_cleared_gradients() {
+  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     unit->check_membership();

@@ -20,6 +20,16 @@ class Finally {
   std::function<void()> action_;
 };
 
+// The elements' bit patterns: comparing them tells -0 from 0, and finds a NaN equal to itself.
+at::Tensor bits_of(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1: return tensor.view(at::kByte);
+    case 2: return tensor.view(at::kShort);
+    case 4: return tensor.view(at::kInt);
+    default: return tensor.view(at::kLong);
+  }
+}
+
 at::Tensor gather_in_shard_dtype(const FlatParameter& flat, Communicator& communicator, const CollectiveId& id) {
   if (flat.position().factor == 1) {
     return flat.shard().detach();
@@ -80,13 +90,11 @@ std::vector<Unit*> Engine::all_units() const {
 }
 
 void Engine::with_full_params(const std::function<void()>& body, bool writeback) {
-  // Writes that are to be dropped must not go to the shards themselves.
+  // Writes that are dropped in the end (no write-back, or an exception) must not go to the shards themselves.
   bool may_alias = may_alias_;
   Finally restore([&] { may_alias_ = may_alias; });
-  if (!writeback) {
-    reshard();
-    may_alias_ = false;
-  }
+  reshard();
+  may_alias_ = false;
   std::vector<Unit*> all = all_units();
   pin(all, [&] {
     ++write_scopes_;
@@ -111,6 +119,9 @@ void Engine::with_full_params(const std::function<void()>& body, bool writeback)
 // its full precision.
 void Engine::write_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);
+  TORCH_CHECK(unit.stamp == unit.shard_version(), "fsdp: ", unit.where(), ": its shards were written inside "
+              "with_full_params (an optimizer step?), which the values written to the parameters would overwrite. Write "
+              "the one or the other");
   seams::CleanDispatchGuard clean;
   for (auto& flat : unit.flat_parameters()) {
     at::Tensor full = unit.unsharded(*flat);
@@ -120,7 +131,7 @@ void Engine::write_back(Unit& unit) {
     }
     int64_t n = flat->layout().shard_numel();
     at::Tensor own = full.narrow(0, flat->position().rank * n, n);
-    at::Tensor written = own.ne(flat->shard().to(flat->dtypes().compute));
+    at::Tensor written = bits_of(own).ne(bits_of(flat->shard().to(flat->dtypes().compute)));
     flat->shard().copy_(at::where(written, own.to(flat->dtypes().shard), flat->shard()));
     seams::bump_version(flat->shard());
   }

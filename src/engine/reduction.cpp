@@ -31,17 +31,29 @@ FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::funct
       where_(std::move(where)),
       state_(GradientState::kNone, gradient_transitions()) {}
 
+bool FlatGradient::captures_in_place() const {
+  return replicated() && flat_.dtypes().reduce == flat_.dtypes().shard && in_flight_ == 0 && !leaves_hold_gradients();
+}
+
+void FlatGradient::give_back(const at::Tensor& buffer, BufferPool& pool) {
+  if (!shard_gradient_.defined() || !buffer.is_alias_of(shard_gradient_)) {
+    pool.release(buffer);
+  }
+}
+
 void FlatGradient::begin_round(BufferPool& pool) {
   state_.transition(GradientState::kCapturing, where_);
-  buffer_ = pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce);
+  buffer_ = captures_in_place() ? unshared_shard_gradient()
+                                : pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce);
   captured_ = std::make_unique<ParameterMask>(flat_.layout().num_parameters());
 }
 
 void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool) {
+  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  std::lock_guard lock(mutex_);
   if (!capturing()) {
     begin_round(pool);
   }
-  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
   // A gradient may itself be a view of a sharded parameter: then its unit has to be seen by the dispatcher.
   std::optional<seams::CleanDispatchGuard> clean;
   if (!seams::has_sharded_key(dense)) {
@@ -72,11 +84,14 @@ void FlatGradient::fill_gaps() {
 std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, BufferPool& pool,
                                                const CollectiveId& id) {
   seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
   fill_gaps();
   state_.transition(GradientState::kReducing, where_);
+  bool in_place = shard_gradient_.defined() && buffer_.is_alias_of(shard_gradient_);
   bool direct = in_flight_ == 0 && !leaves_hold_gradients();
-  at::Tensor output = direct ? shard_gradient()
-                             : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().shard);
+  at::Tensor output = in_place ? buffer_
+                      : direct ? unshared_shard_gradient()
+                               : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().shard);
   auto reduction = std::make_unique<Reduction>(Reduction{buffer_, output, std::move(*captured_), nullptr});
   ReduceOptions options{1.0 / communicator.size()};
   std::vector<uint64_t>* flags = &reduction->captured.words();
@@ -91,25 +106,37 @@ std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, Buffe
 void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
   reduction.work->wait();
   seams::CleanDispatchGuard clean;
-  --in_flight_;
-  pool.release(reduction.buffer);
+  std::lock_guard lock(mutex_);
+  give_back(reduction.buffer, pool);
   if (use_orig_params_) {
     add_to_original_leaves(reduction);
   } else {
     add_to_flat_leaf(reduction);
   }
-  if (!reduction.output.is_alias_of(shard_gradient_)) {
-    pool.release(reduction.output);
-  }
+  give_back(reduction.output, pool);
+  end_reduction();
+}
+
+void FlatGradient::end_reduction() {
+  --in_flight_;
   if (state_.is(GradientState::kReducing) && in_flight_ == 0) {
     state_.transition(GradientState::kReduced, where_);
   }
 }
 
+void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
+  std::lock_guard lock(mutex_);
+  end_reduction();
+  reduction.work->wait();
+  give_back(reduction.buffer, pool);
+  give_back(reduction.output, pool);
+}
+
 void FlatGradient::discard(BufferPool& pool) {
+  std::lock_guard lock(mutex_);
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
-    pool.release(buffer_);
+    give_back(buffer_, pool);
     buffer_.reset();
     captured_.reset();
   }
@@ -132,6 +159,15 @@ const at::Tensor& FlatGradient::shard_gradient() {
     shard_gradient_ = at::zeros_like(flat_.shard());
   }
   return shard_gradient_;
+}
+
+// For a new gradient: where somebody has kept one that was cleared since, that memory is theirs.
+const at::Tensor& FlatGradient::unshared_shard_gradient() {
+  if (shard_gradient_.defined() &&
+      (shard_gradient_.use_count() > 1 || shard_gradient_.storage().use_count() > 1)) {
+    shard_gradient_.reset();
+  }
+  return shard_gradient();
 }
 
 // [Note: a shard of nothing but padding]

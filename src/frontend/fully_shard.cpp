@@ -6,6 +6,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "flat/shardable.h"
 #include "frontend/engine_registry.h"
 #include "frontend/unit_assignment.h"
 #include "torch_seams/dispatch_key.h"
@@ -132,18 +133,38 @@ void check_one_device(const std::vector<FoundParameter>& parameters) {
   }
 }
 
-void check_fresh(const std::vector<FoundParameter>& parameters) {
+// Two tensors over the same memory are tied in one process; as shards they would drift apart in silence.
+void check_no_overlap(const std::vector<FoundParameter>& parameters) {
+  struct Range {
+    const char* begin;
+    const char* end;
+    const FoundParameter* parameter;
+  };
+  std::vector<Range> ranges;
   for (const FoundParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
-    TORCH_CHECK(tensor.is_leaf(), "fsdp: parameter '", parameter.fqn(), "' is not a leaf of the autograd graph");
-    TORCH_CHECK(tensor.layout() == c10::Layout::Strided && !c10::isQIntType(tensor.scalar_type()),
-                "fsdp: parameter '", parameter.fqn(), "' has layout ", tensor.layout(), " and dtype ",
-                tensor.scalar_type(), ": only dense, strided parameters can be sharded");
-    TORCH_CHECK(!c10::isComplexType(tensor.scalar_type()), "fsdp: parameter '", parameter.fqn(), "' has dtype ",
-                tensor.scalar_type(), ": complex parameters are not supported; store real and imaginary parts");
-    TORCH_CHECK(!tensor.grad().defined(), "fsdp: parameter '", parameter.fqn(),
-                "' already has a gradient: call zero_grad() before fully_shard");
+    if (tensor.has_storage() && tensor.numel() > 0 && !tensor.is_meta()) {
+      int64_t last = 0;
+      for (int64_t d = 0; d < tensor.dim(); ++d) {
+        last += (tensor.size(d) - 1) * tensor.stride(d);
+      }
+      const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+      ranges.push_back({begin, begin + (last + 1) * tensor.element_size(), &parameter});
+    }
   }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    TORCH_CHECK(ranges[i].begin >= ranges[i - 1].end, "fsdp: parameters '", ranges[i - 1].parameter->fqn(), "' and '",
+                ranges[i].parameter->fqn(), "' lie over the same memory but are two tensors: sharded, they would no "
+                "longer share values. Register one tensor under both names, or clone one of them");
+  }
+}
+
+void check_all_shardable(const std::vector<FoundParameter>& parameters) {
+  for (const FoundParameter& parameter : parameters) {
+    check_shardable(parameter.tensor, parameter.fqn());
+  }
+  check_no_overlap(parameters);
 }
 
 void check_unit_options(const Options& options, const std::string& name) {
@@ -255,7 +276,7 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
   check_not_annotated(surveyed, module);
   check_inner_units(surveyed);
   check_one_device(surveyed.unassigned);
-  check_fresh(surveyed.unassigned);
+  check_all_shardable(surveyed.unassigned);
   auto plans = assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
   auto sharded = build(plans, surveyed, options);
   warn_if_one_unit(sharded->engine(), &module);
@@ -272,6 +293,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   torch::nn::Module parent;
   UnitPlan plan;
   for (size_t i = 0; i < modules.size(); ++i) {
+    TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
     TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i,
                 " of class ", module_class_name(*modules[i]), " stands twice in the list");
@@ -287,7 +309,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   TORCH_CHECK(!surveyed.unassigned.empty(), "fsdp: fully_shard was called on modules without parameters, or of which "
               "all parameters are sharded already: an empty unit");
   check_one_device(surveyed.unassigned);
-  check_fresh(surveyed.unassigned);
+  check_all_shardable(surveyed.unassigned);
   plan.parameters = surveyed.unassigned;
   return build({plan}, surveyed, options);
 }

@@ -11,7 +11,16 @@ namespace {
 
 using torch::autograd::variable_list;
 
-class CaptureHook : public torch::autograd::FunctionPreHook {
+// Compiled autograd replays a backward as a graph of operators: what these hooks do would be lost in it.
+class EagerOnlyHook : public torch::autograd::FunctionPreHook {
+ public:
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "fsdp: gradients of sharded parameters cannot be captured under compiled "
+                                "autograd: run backward without it");
+  }
+};
+
+class CaptureHook : public EagerOnlyHook {
  public:
   explicit CaptureHook(std::function<void(const at::Tensor&)> capture) : capture_(std::move(capture)) {}
   variable_list operator()(const variable_list& gradients) override {
@@ -23,7 +32,7 @@ class CaptureHook : public torch::autograd::FunctionPreHook {
   std::function<void(const at::Tensor&)> capture_;
 };
 
-class TripwireHook : public torch::autograd::FunctionPreHook {
+class TripwireHook : public EagerOnlyHook {
  public:
   explicit TripwireHook(std::function<void()> visit) : visit_(std::move(visit)) {}
   variable_list operator()(const variable_list& gradients) override {
@@ -46,7 +55,9 @@ std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor,
 }
 
 void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit) {
-  torch::autograd::impl::add_hook(tensor, std::make_unique<TripwireHook>(std::move(visit)));
+  // Not add_hook, which wants to be the first.
+  auto& hooks = torch::autograd::impl::hooks(tensor);
+  hooks.insert(hooks.begin(), std::make_unique<TripwireHook>(std::move(visit)));
 }
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }

@@ -7,6 +7,7 @@
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
 #include "torch_seams/keyed_storage.h"
+#include "torch_seams/shard_version.h"
 
 namespace fsdp::seams {
 namespace {
@@ -49,6 +50,14 @@ void check_hooks(const at::Tensor& leaf) {
   require(captured == 1 && tripped == 1 && !leaf.grad().defined(), "gradients must pass the capture hook");
 }
 
+void check_versions() {
+  at::Tensor shard = at::zeros({4});
+  at::Tensor leaf = make_versioned_leaf(shard.narrow(0, 1, 2));
+  uint32_t before = version_of(shard);
+  leaf.data().add_(1);
+  require(version_of(shard) > before && shard[2].item<float>() == 1, "writes through .data() must be counted");
+}
+
 void run_self_check() {
   c10::InferenceMode no_inference(false);
   at::AutoGradMode gradients(true);
@@ -57,6 +66,7 @@ void run_self_check() {
   at::Tensor leaf = at::zeros({2, 2}).set_requires_grad(true);
   check_storages(leaf, memory);
   check_hooks(leaf);
+  check_versions();
   require(leaf.detach().sum().item<float>() == 10, "operators must read refilled storages");
 }
 

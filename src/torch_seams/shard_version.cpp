@@ -1,8 +1,34 @@
 #include "torch_seams/shard_version.h"
 
+#include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace fsdp::seams {
+namespace {
+
+// Copies of it count in the same version counter, whichever one they are asked to take.
+class VersionedImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
+                                                         bool allow_metadata_change) const override {
+    return c10::TensorImpl::shallow_copy_and_detach(version_counter(), allow_metadata_change);
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,
+                                                         bool allow_metadata_change) const override {
+    return c10::TensorImpl::shallow_copy_and_detach(version_counter(), allow_metadata_change);
+  }
+};
+
+}  // namespace
+
+at::Tensor make_versioned_leaf(const at::Tensor& part) {
+  auto leaf = at::detail::make_tensor<VersionedImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()),
+                                                     part.key_set(), part.dtype());
+  leaf.unsafeGetTensorImpl()->set_sizes_and_strides(part.sizes(), part.strides(), part.storage_offset());
+  leaf.unsafeGetTensorImpl()->set_version_counter(part.unsafeGetTensorImpl()->version_counter());
+  return leaf;
+}
 
 uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();

@@ -8,6 +8,10 @@ namespace fsdp::seams {
 // How often the tensor, or any leaf or view made of it, was written in place.
 uint32_t version_of(const at::Tensor& tensor);
 
+// A detached tensor that shows what `part` shows and shares its version counter, also with its .data(): torch's SGD and
+// RMSprop write through .data(), which ordinarily counts for itself.
+at::Tensor make_versioned_leaf(const at::Tensor& part);
+
 // Makes autograd refuse values of this tensor that were saved for backward so far, as after an in-place write.
 void bump_version(const at::Tensor& tensor);
 

@@ -1,0 +1,208 @@
+// Rule R7: what stays on the module as grad() after a capture raises when it is used, and its removal clears the shards'
+// gradient.
+#include "engine/engine.h"
+#include "support/sharding.h"
+
+namespace fsdp {
+namespace {
+
+using testing::expect_error;
+using testing::expect_same;
+using testing::gradients_of;
+using testing::shard_strictly;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(4, 5));
+    second = register_module("second", torch::nn::Linear(5, 3));
+  }
+  torch::Tensor loss(float scale = 1) { return (second(torch::tanh(first(torch::ones({2, 4}) * scale)))).pow(2).sum(); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+class GradientSentinel : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    net = testing::seeded([] { return std::make_shared<NetImpl>(); });
+    plain = testing::seeded([] { return std::make_shared<NetImpl>(); });
+    Options options = testing::one_rank_options();
+    options.use_orig_params = GetParam();
+    sharded = shard_strictly(*net, options);
+  }
+  // Gradient of each leaf, flattened, in the order of units; what plain training would have there.
+  static std::vector<torch::Tensor> leaf_gradients(const std::vector<torch::Tensor>& leaves) {
+    std::vector<torch::Tensor> result;
+    for (const torch::Tensor& leaf : leaves) {
+      result.push_back(leaf.grad().defined() ? leaf.grad().flatten() : torch::zeros({leaf.numel()}));
+    }
+    return result;
+  }
+  void expect_gradients_of_plain() {
+    torch::Tensor got = torch::cat(leaf_gradients(sharded->parameters()));
+    torch::Tensor want = torch::cat(leaf_gradients(plain->parameters()));
+    EXPECT_TRUE(torch::equal(got, want)) << got << want;
+  }
+  std::shared_ptr<NetImpl> net, plain;
+  std::shared_ptr<ShardedModule> sharded;
+};
+
+INSTANTIATE_TEST_SUITE_P(UseOrigParams, GradientSentinel, ::testing::Bool());
+
+TEST_P(GradientSentinel, OptimizersOnTheModuleRaiseAtTheirFirstStep) {
+  using torch::optim::Optimizer;
+  std::vector<torch::Tensor> parameters = net->parameters();
+  std::vector<std::pair<const char*, std::unique_ptr<Optimizer>>> optimizers;
+  optimizers.emplace_back("SGD", std::make_unique<torch::optim::SGD>(parameters, 0.1));
+  optimizers.emplace_back("SGD with momentum", std::make_unique<torch::optim::SGD>(
+                                                   parameters, torch::optim::SGDOptions(0.1).momentum(0.9)));
+  optimizers.emplace_back("SGD with decay", std::make_unique<torch::optim::SGD>(
+                                                parameters, torch::optim::SGDOptions(0.1).weight_decay(0.9)));
+  optimizers.emplace_back("Adam", std::make_unique<torch::optim::Adam>(parameters, 0.1));
+  optimizers.emplace_back("AdamW", std::make_unique<torch::optim::AdamW>(parameters, 0.1));
+  optimizers.emplace_back("Adagrad", std::make_unique<torch::optim::Adagrad>(parameters, 0.1));
+  optimizers.emplace_back("RMSprop", std::make_unique<torch::optim::RMSprop>(parameters, 0.1));
+  for (auto& [name, optimizer] : optimizers) {
+    SCOPED_TRACE(name);
+    for (int step = 0; step < 2; ++step) {  // zero_grad removes the sentinel; the next capture puts it back
+      optimizer->zero_grad();
+      net->loss().backward();
+      expect_error([&, &optimizer = optimizer] { optimizer->step(); }, {"ShardedModule::"});
+    }
+  }
+  EXPECT_TRUE(torch::equal(testing::weights_of(*sharded).at("first.weight"), plain->first->weight.detach()));
+}
+
+TEST_P(GradientSentinel, ReadingRaisesAndNamesTheCall) {
+  net->loss().backward();
+  torch::Tensor gradient = net->first->weight.grad();
+  ASSERT_TRUE(gradient.defined());
+  EXPECT_EQ(gradient.sizes(), net->first->weight.sizes());
+  auto refused = [](const std::function<void()>& read) {
+    expect_error(read, {"'first.weight'", "unit 'first'", "ShardedModule::parameters()"});
+  };
+  refused([&] { (void)gradient.sum(); });
+  refused([&] { (void)gradient.norm(); });
+  refused([&] { (void)gradient.clone(); });
+  refused([&] { (void)gradient.data().t().mul(2); });
+  refused([&] { gradient.mul_(2); });
+  refused([&] { gradient.fill_(2); });
+  refused([&] { gradient.data().add_(torch::ones({5, 4})); });
+  refused([&] { torch::ones({5, 4}).add_(gradient); });
+  refused([&] { (void)torch::cat({torch::ones({5, 4}), gradient}); });
+  refused([&] { (void)torch::_foreach_norm({gradient}); });
+  refused([&] { torch::_foreach_mul_({gradient}, 2.0); });
+  refused([&] { (void)gradient.data_ptr(); });
+  refused([&] { (void)gradient.const_data_ptr<float>(); });
+  std::ostringstream out;
+  refused([&] { out << gradient; });
+  refused([&] { (void)gradient[0][1].item<float>(); });
+  refused([&] { (void)gradient.to(torch::kDouble); });
+  refused([&] { (void)net->first->weight.grad().isnan(); });
+}
+
+TEST_P(GradientSentinel, ClippingTheModuleRaises) {
+  net->loss().backward();
+  expect_error([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1); },
+               {"ShardedModule::clip_grad_norm_", "unit '"});
+  expect_error([&] { torch::nn::utils::clip_grad_value_(net->parameters(), 0.1); }, {"ShardedModule::"});
+}
+
+// Gradients pile up over backwards until the module's are cleared, whichever way.
+TEST_P(GradientSentinel, ZeroGradOnTheModuleClearsTheShards) {
+  for (bool set_to_none : {true, false}) {
+    SCOPED_TRACE(set_to_none);
+    net->loss().backward();
+    net->loss(0.5).backward();
+    net->zero_grad(set_to_none);
+    plain->zero_grad();
+    for (float scale : {0.25f, 2.0f}) {
+      net->loss(scale).backward();
+      plain->loss(scale).backward();
+    }
+    expect_gradients_of_plain();
+    net->zero_grad(set_to_none);
+    plain->zero_grad();
+    net->loss().backward();
+    plain->loss().backward();
+    expect_gradients_of_plain();
+  }
+}
+
+// Nothing of a cleared gradient reaches an optimizer, even without a backward in between.
+TEST_P(GradientSentinel, ZeroGradOnTheModuleClearsBeforeTheNextStep) {
+  for (bool set_to_none : {true, false}) {
+    SCOPED_TRACE(set_to_none);
+    torch::optim::SGD optimizer(sharded->parameters(), 0.5);
+    net->loss().backward();
+    net->zero_grad(set_to_none);
+    optimizer.step();
+    expect_same(testing::weights_of(*sharded), testing::weights_of(*plain));
+  }
+}
+
+TEST_P(GradientSentinel, ZeroGradOfOneParameterClearsThatOne) {
+  net->loss().backward();
+  plain->loss().backward();
+  net->first->bias.mutable_grad().zero_();
+  plain->first->bias.mutable_grad().zero_();
+  net->second->weight.mutable_grad().reset();
+  plain->second->weight.mutable_grad().reset();
+  net->loss(0.5).backward();
+  plain->loss(0.5).backward();
+  expect_gradients_of_plain();
+}
+
+TEST_P(GradientSentinel, ForeachZeroClearsAlsoBesideOtherTensors) {
+  net->loss().backward();
+  plain->loss().backward();
+  torch::Tensor other = torch::ones({3});
+  torch::_foreach_zero_({net->first->weight.grad(), other, net->first->bias.grad()});
+  plain->first->zero_grad(false);
+  EXPECT_TRUE(torch::equal(other, torch::zeros({3})));
+  torch::_foreach_zero_({net->second->bias.grad()});
+  plain->second->bias.mutable_grad().zero_();
+  net->loss(0.5).backward();
+  plain->loss(0.5).backward();
+  expect_gradients_of_plain();
+}
+
+// Half a sentinel cannot be cleared: an error, or half of the gradient, but never all of it.
+TEST_P(GradientSentinel, ZeroingAViewOfItDoesNotClearTheRest) {
+  net->loss().backward();
+  torch::Tensor before = torch::cat(leaf_gradients(sharded->parameters()));
+  expect_error([&] { net->first->weight.grad().narrow(0, 0, 2).zero_(); }, {"'first.weight'"});
+  EXPECT_TRUE(torch::equal(torch::cat(leaf_gradients(sharded->parameters())), before));
+}
+
+TEST_P(GradientSentinel, ZeroGradOfTheHandleAndOfTheOptimizer) {
+  torch::optim::SGD optimizer(sharded->parameters(), 0.5);
+  plain->loss().backward();
+  for (const std::function<void()>& clear : std::vector<std::function<void()>>{
+           [&] { sharded->zero_grad(true); }, [&] { sharded->zero_grad(false); },
+           [&] { optimizer.zero_grad(true); }, [&] { optimizer.zero_grad(false); }}) {
+    net->loss(3).backward();
+    clear();
+    net->loss().backward();
+    expect_gradients_of_plain();
+    clear();
+  }
+}
+
+TEST_P(GradientSentinel, AnAssignedGradientIsRefused) {
+  net->first->weight.mutable_grad() = torch::ones({5, 4});
+  expect_error([&] { net->loss().backward(); }, {"a gradient was assigned", "'first.weight'"});
+}
+
+// A gradient that somebody kept does not change under him when the next backward comes.
+TEST_P(GradientSentinel, KeptShardGradientsStayAsTheyWere) {
+  net->loss().backward();
+  torch::Tensor kept = sharded->parameters()[0].grad();
+  torch::Tensor copy = kept.clone();
+  sharded->zero_grad();
+  net->loss(2).backward();
+  EXPECT_TRUE(torch::equal(kept, copy));
+  EXPECT_FALSE(torch::equal(sharded->parameters()[0].grad(), copy));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,97 @@
+// What tests of the engine share: models sharded in the strictest mode, gradients and errors compared.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fsdp/fully_shard.h"
+
+namespace fsdp::testing {
+
+// A group of one rank.
+std::shared_ptr<Communicator> one_rank();
+
+// Makes a unit of every module that holds parameters of its own.
+WrapPolicy every_module();
+
+// Options for one rank with every_module().
+Options one_rank_options();
+// The same without a policy, as lists of modules need them.
+Options one_rank_options_for_lists();
+
+// fully_shard, with each unit released as soon as the outermost operator on it ends, its memory overwritten with NaN
+// and refilled at another address.
+std::shared_ptr<ShardedModule> shard_strictly(torch::nn::Module& module, const Options& options = one_rank_options());
+std::shared_ptr<ShardedModule> shard_strictly(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                                              const Options& options);
+
+// A module that holds the given tensors as parameters p0, p1, …: what operators are tried on.
+struct BagImpl : torch::nn::Module {
+  explicit BagImpl(const std::vector<torch::Tensor>& tensors);
+};
+TORCH_MODULE(Bag);
+
+// Expects an error whose message has all `parts`; returns the message.
+std::string expect_error(const std::function<void()>& body, std::initializer_list<const char*> parts);
+
+// Whole gradients by FQN, for one rank and use_orig_params; undefined where a leaf has none.
+std::map<std::string, torch::Tensor> gradients_of(const ShardedModule& sharded);
+// Whole parameters by FQN, copied, in the dtype of the shards. Collective.
+std::map<std::string, torch::Tensor> weights_of(ShardedModule& sharded);
+// The same of a module that is not sharded; each shared parameter under its first name.
+std::map<std::string, torch::Tensor> gradients_of(const torch::nn::Module& module);
+std::map<std::string, torch::Tensor> weights_of(const torch::nn::Module& module);
+
+// The same names, each both undefined or equal to the bit (a NaN equals itself).
+void expect_same(const std::map<std::string, torch::Tensor>& got, const std::map<std::string, torch::Tensor>& want);
+bool same_bits(const torch::Tensor& a, const torch::Tensor& b);
+
+// Seeds the global generator, which the threads of run_ranks share, while it makes something.
+template <typename Make>
+auto seeded(Make make, uint64_t seed = 17) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  torch::manual_seed(seed);
+  return make();
+}
+
+// p -= p.grad / 16, for each distinct tensor that has a gradient.
+void descend(const std::vector<torch::Tensor>& parameters);
+
+// Two steps of plain gradient descent on the same model, plain and sharded with `options` in the strictest mode: losses,
+// gradients and weights must be equal to the bit.
+template <typename Make, typename Loss>
+void expect_trains_alike(Make make, Loss loss_of, const Options& options = one_rank_options(),
+                         const std::function<void(torch::nn::Module&)>& convert_plain = {}) {
+  auto plain = seeded(make);
+  if (convert_plain) {
+    convert_plain(*plain);
+  }
+  auto model = seeded(make);
+  auto sharded = shard_strictly(*model, options);
+  for (int step = 0; step < 2; ++step) {
+    plain->zero_grad();
+    sharded->zero_grad();
+    torch::manual_seed(100 + step);
+    torch::Tensor want = loss_of(plain);
+    want.backward();
+    torch::manual_seed(100 + step);
+    torch::Tensor got = loss_of(model);
+    got.backward();
+    ASSERT_TRUE(same_bits(got.detach(), want.detach())) << "loss at step " << step << ": " << got << " and " << want;
+    expect_same(gradients_of(*sharded), gradients_of(*plain));
+    EXPECT_EQ(sharded->stats().gathered_units, 0);
+    descend(sharded->parameters());
+    descend(plain->parameters());
+  }
+  expect_same(weights_of(*sharded), weights_of(*plain));
+}
+
+}  // namespace fsdp::testing
