@@ -109,7 +109,6 @@ class CustomOperators : public ::testing::Test {
       bags.push_back(Bag(std::vector<torch::Tensor>{value.clone()}));
     }
     // Three units, so that a touch of one gathers no other.
-    std::vector<std::shared_ptr<torch::nn::Module>> modules;
     for (Bag& bag : bags) {
       all->push_back(bag.ptr());
     }
