@@ -1,12 +1,18 @@
 // The program as a user runs it: whole runs with real processes, and mistakes of every kind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "checkpoint/hf_folder.h"
+#include "launch/rank_processes.h"
 #include "testing/program.h"
 #include "testing/test_folder.h"
 #include "testing/tiny_llama.h"
@@ -133,15 +139,47 @@ TEST_F(Program, TrainsInBf16) {
   }
 }
 
+// The variables that torchrun and Open MPI's mpirun set.
 TEST_F(Program, JoinsTheRanksOfTheEnvironment) {
   folder_.write("config.json", config().dump());
-  const std::string rank =
-      "WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT $FSDP train --config-path " +
-      folder_.path("config.json");
-  const ProgramResult result = run_shell("PORT=29876; (RANK=1 LOCAL_RANK=1 " + rank +
-                                         ") & RANK=0 LOCAL_RANK=0 " + rank + " && wait $!");
-  EXPECT_EQ(result.status, 0) << result.err;
-  EXPECT_EQ(metrics().size(), 4u);
+  const std::string command =
+      "MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT $FSDP train --config-path " + folder_.path("config.json");
+  const auto run_two_ranks = [&](const std::function<std::string(int)>& variables) {
+    return run_shell("PORT=" + std::to_string(find_free_port()) + "\n" + variables(1) + command + " &\n" +
+                     variables(0) + command + " && wait $!");
+  };
+  const auto torchrun = [](int rank) {
+    return c10::str("RANK=", rank, " LOCAL_RANK=", rank, " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 ");
+  };
+  const auto mpirun = [](int rank) {
+    return c10::str("OMPI_COMM_WORLD_RANK=", rank, " OMPI_COMM_WORLD_LOCAL_RANK=", rank,
+                    " OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 ");
+  };
+  for (const std::function<std::string(int)>& variables :
+       {std::function<std::string(int)>(torchrun), std::function<std::string(int)>(mpirun)}) {
+    std::filesystem::remove_all(folder_.path("output"));
+    const ProgramResult result = run_two_ranks(variables);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(metrics().size(), 4u);
+  }
+}
+
+TEST_F(Program, APortInUseIsNamed) {
+  folder_.write("config.json", config().dump());
+  const int taken = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(bind(taken, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(taken, 1), 0);
+  getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const ProgramResult result = run_shell(
+      "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port +
+      " $FSDP train --config-path " + folder_.path("config.json"));
+  close(taken);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0: "), HasSubstr(port)));
 }
 
 TEST_F(Program, ContradictoryEnvironmentsAreMistakes) {
@@ -200,12 +238,13 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
 TEST_F(Program, ARankThatIsKilledEndsTheRun) {
   // Without end, so that it can only end by the kill.
   folder_.write("config.json", config({{"max_steps", 100000000}}).dump());
-  const ProgramResult result = run_shell("$FSDP train --config-path " + folder_.path("config.json") +
-                                         " --nproc-per-node 3 & launcher=$!\n" + "until [ -s " +
-                                         folder_.path("output/metrics.jsonl") + " ]; do sleep 0.05; done\n" +
-                                         "for p in $(cat /proc/$launcher/task/$launcher/children); do grep "
-                                         "-qz '^RANK=1$' /proc/$p/environ && kill -9 $p; done\n" +
-                                         "wait $launcher");
+  const std::string script =
+      "$FSDP train --config-path " + folder_.path("config.json") + " --nproc-per-node 3 & launcher=$!\n" +
+      "until [ -s " + folder_.path("output/metrics.jsonl") +
+      " ] || ! kill -0 $launcher; do sleep 0.05; done\n" +
+      "for p in $(cat /proc/$launcher/task/$launcher/children); do\n" +
+      "  grep -qz '^RANK=1$' /proc/$p/environ && kill -9 $p\n" + "done\n" + "wait $launcher";
+  const ProgramResult result = run_shell(script);
   EXPECT_EQ(result.status, 128 + 9);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 was killed by signal 9"), HasSubstr("rank 0: "),
                                 HasSubstr("rank 2: ")));

@@ -53,8 +53,8 @@ std::string accepted_values(const ConfigKey& key);
 
 // The value of a key in `config`, as JSON.
 nlohmann::json value_of(const ConfigKey& key, const Config& config);
-// Stores `value`. An unsuitable one is a ConfigError that starts with `where` ("config.json, line 3"), and
-// names key, value and accepted values.
+// Stores `value`. An unsuitable one is a ConfigError that starts with `where` ("config.json", "--set a=b"),
+// and names key, value and accepted values.
 void set_value(const ConfigKey& key, const nlohmann::json& value, const std::string& where, Config& config);
 
 }  // namespace fsdp::trainer

@@ -16,7 +16,7 @@ ProgramResult run_shell(const std::string& line) {
                    "export FSDP=" FSDP_BUILD_DIR "/fsdp OMP_NUM_THREADS=1\n" +
                        line + "\n");
   const std::string command =
-      "timeout 120 sh " + script + " > " + folder.path("out") + " 2> " + folder.path("err") + " < /dev/null";
+      "timeout 300 sh " + script + " > " + folder.path("out") + " 2> " + folder.path("err") + " < /dev/null";
   const int wait_status = std::system(command.c_str());
   return {WEXITSTATUS(wait_status), folder.read("out"), folder.read("err")};
 }

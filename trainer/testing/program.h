@@ -6,7 +6,7 @@
 namespace fsdp::trainer {
 
 struct ProgramResult {
-  int status = -1;  // 124 when it was ended after two minutes
+  int status = -1;  // 124 when it was ended after five minutes
   std::string out;
   std::string err;
 };
