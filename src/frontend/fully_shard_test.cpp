@@ -159,7 +159,7 @@ TEST(UnitRule, Siblings) {
                           "1.left.bias 1.right.weight 1.right.bias"));
   pair->engine().set_strict_release(true);
   net->forward(kX).sum().backward();
-  pair->zero_grad();
+  net->zero_grad();
   auto outer = testing::shard_strictly(*net, options);
   EXPECT_THAT(units_of(*outer),
               ElementsAre("a+b: a.scale a.left.weight a.left.bias a.right.weight a.right.bias b.scale b.left.weight "
@@ -425,7 +425,8 @@ TEST(Policies, Size) {
 }
 
 TEST(Policies, SizePassesContainersOver) {
-  torch::nn::Sequential net{torch::nn::Sequential{torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)}};
+  torch::nn::Sequential inner{torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)}, net;
+  net->push_back(inner);
   Options options = plain_options();
   options.auto_wrap_policy = size_policy(7);
   EXPECT_THAT(units_of(*fully_shard(*net, options)),
