@@ -252,6 +252,8 @@ std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const S
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);
   }
+  shared.model = surveyed.inner.empty() ? number_of_model(options.communicator)
+                                        : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
   for (Engine* inner : surveyed.inner) {
     std::shared_ptr<Engine> keep = inner->shared_from_this();

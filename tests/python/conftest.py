@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: no threads of OpenMP's in forked tests
+
 import pytest
 
 SOURCE_DIR = Path(__file__).resolve().parents[2]
@@ -26,3 +28,14 @@ def fsdp_program(build_dir):
     program = build_dir / "fsdp"
     assert program.exists(), f"{program} is missing: run make build"
     return program
+
+
+def pytest_collection_modifyitems(items):
+    """Runs what forks first, before other tests start threads (a fork in a process with threads can deadlock), and marks
+    the cases of known_gaps.txt as expected failures."""
+    items.sort(key=lambda item: "test_adversarial" not in item.nodeid)
+    lines = (SOURCE_DIR / "tests" / "python" / "known_gaps.txt").read_text().splitlines()
+    gaps = {line for line in lines if line and not line.startswith("#")}
+    for item in items:
+        if item.nodeid.rsplit("/", 1)[-1] in gaps:
+            item.add_marker(pytest.mark.xfail(reason="a known gap: tests/python/known_gaps.txt", strict=False))
