@@ -11,7 +11,7 @@ namespace {
 using testing::Bag;
 using testing::run_ranks;
 
-const testing::RankOptions kImpatient{std::chrono::seconds(5)};
+const testing::RankOptions kImpatient{std::chrono::seconds(4)};
 
 Options options_for(const std::shared_ptr<Communicator>& communicator) {
   Options options;
@@ -94,7 +94,7 @@ TEST(CollectiveIdentity, ARankThatEndsEarly) {
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     net.a(torch::ones({1, 4})).sum().backward();
     if (communicator->rank() == 1) {
-      throw std::runtime_error("rank 1 gives up");
+      throw std::runtime_error("rank 1 gives up");  // but its communicator lives on: the other one has to wait
     }
     net.a(torch::ones({1, 4})).sum().backward();
   });
@@ -107,7 +107,7 @@ TEST(CollectiveIdentity, ARankThatIsLate) {
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     sharded->verify_plan();
     if (communicator->rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::seconds(8));
+      std::this_thread::sleep_for(std::chrono::seconds(6));
     }
     net.a(torch::ones({1, 4})).sum().backward();
   });
@@ -139,6 +139,47 @@ TEST(CollectiveIdentity, ClippingOnOneRankOnly) {
     net.a(torch::ones({1, 4})).sum().backward();
   });
   expect_parts(errors[1], {"clip_grad_norm_"});
+}
+
+// A teacher and a student of the same shape over one communicator: their units have the same names.
+TEST(CollectiveIdentity, TwoModelsOfOneShape) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Linear teacher(4, 4), student(4, 4);
+    auto first = testing::shard_strictly(*teacher, options_for(communicator));
+    auto second = testing::shard_strictly(*student, options_for(communicator));
+    first->verify_plan();
+    second->verify_plan();
+    torch::Tensor x = torch::ones({1, 4});
+    (void)(communicator->rank() == 0 ? teacher(x) : student(x));
+  });
+  expect_parts(errors[0], {"'root'", "'root (model 2)'"});
+}
+
+TEST(CollectiveIdentity, TwoModelsInTurns) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl teacher, student;
+    Options options = options_for(communicator);
+    options.auto_wrap_policy = {};
+    fully_shard(*student.a, options);  // bottom-up: inner annotations do not count as models
+    auto second = testing::shard_strictly(student, options);
+    auto first = testing::shard_strictly(teacher, options);
+    for (int step = 0; step < 2; ++step) {
+      torch::Tensor x = torch::ones({1, 4});
+      (teacher.b(teacher.a(x)).detach() - student.b(student.a(x))).pow(2).sum().backward();
+    }
+  }, kImpatient);
+}
+
+TEST(CollectiveIdentity, AModuleNamedLikeTheRootUnit) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Module net;
+    torch::nn::Linear child(4, 4);
+    net.register_module("root", child);
+    torch::Tensor own = net.register_parameter("own", torch::ones({20}));
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    (void)(communicator->rank() == 0 ? own.sum() : child->weight.sum());
+  });
+  expect_parts(errors[0], {"'root'", "'root.'"});
 }
 
 // ---- plans that differ

@@ -184,6 +184,16 @@ TEST(Residency, UnshardAndReshardByHand) {
   });
 }
 
+TEST(Residency, UnshardGathersEveryUnit) {
+  auto tree = make_tree(1, 3);
+  auto sharded = fully_shard(*tree, options_for(testing::one_rank()));
+  sharded->unshard();
+  EXPECT_EQ(sharded->stats().gathered_units, 4);
+  for (const torch::Tensor& parameter : tree->parameters()) {
+    EXPECT_NO_THROW((void)parameter.data_ptr());
+  }
+}
+
 // Memory of the engine does not grow from step to step.
 TEST(Residency, NoAllocationAfterTheFirstStep) {
   run_ranks(kRanks, [](std::shared_ptr<Communicator> communicator) {

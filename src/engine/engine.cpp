@@ -251,7 +251,7 @@ void Engine::reduce_before(Unit& unit) {
     return;
   }
   for (auto& other : units_) {
-    if (other.get() != &unit && !other->is_related_to(unit)) {
+    if (other.get() != &unit && other->captures() && !other->is_related_to(unit)) {
       std::lock_guard lock(other->mutex);
       reduce_captured(*other);
     }

@@ -24,6 +24,8 @@ struct EngineOptions {
   std::shared_ptr<Communicator> communicator;
   bool use_orig_params = true;
   c10::Device device = c10::kCPU;
+  // Tells several models over one communicator apart.
+  int64_t model = 1;
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {

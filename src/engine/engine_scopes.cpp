@@ -48,10 +48,16 @@ void Engine::check_membership() {
 }
 
 void Engine::unshard() {
+  std::vector<Unit*> entered;
+  Finally unpin([&] {
+    for (Unit* unit : entered) {
+      std::lock_guard lock(unit->mutex);
+      --unit->pins;
+    }
+  });
   for (auto& unit : units_) {
-    enter(*unit);
-    std::lock_guard lock(unit->mutex);
-    --unit->pins;
+    enter(*unit);  // pinned until all are gathered: entering one unit may release others
+    entered.push_back(unit.get());
   }
 }
 

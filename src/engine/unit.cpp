@@ -54,7 +54,8 @@ Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOpti
 void Unit::name_from_modules() {
   std::vector<std::string> fqns;
   for (const AnnotatedModule& module : modules_) {
-    fqns.push_back(module.fqn.empty() ? "root" : module.fqn);
+    // A child that is called root as well must not have the name of the root unit.
+    fqns.push_back(module.fqn.empty() ? "root" : module.fqn == "root" ? "root." : module.fqn);
   }
   name_ = c10::Join("+", fqns);
 }
@@ -104,6 +105,11 @@ Unit::Place Unit::place(int64_t index) {
   TORCH_CHECK(false, "fsdp: ", where(), ": no parameter with index ", index);
 }
 
+bool Unit::captures() const {
+  return std::any_of(gradients_.begin(), gradients_.end(),
+                     [](const auto& gradient) { return gradient && gradient->capturing(); });
+}
+
 ShardedParameter& Unit::parameter(int64_t index) {
   Place p = place(index);
   return p.flat.parameters()[p.parameter];
@@ -117,7 +123,8 @@ bool Unit::keeps_gathered_after_forward() const {
 }
 
 CollectiveId Unit::next_id(Pass pass) {
-  return {name_, generations_[static_cast<size_t>(pass)]++, pass};
+  int64_t model = engine->options().model;
+  return {model == 1 ? name_ : c10::str(name_, " (model ", model, ")"), generations_[static_cast<size_t>(pass)]++, pass};
 }
 
 void Unit::gather(Communicator& communicator, BufferPool& pool, Pass pass, bool may_alias) {

@@ -58,6 +58,8 @@ class Unit {
   std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
   FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
+  // Whether gradients were captured that are not being reduced yet.
+  bool captures() const;
   struct Place {
     FlatParameter& flat;
     FlatGradient* gradient;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace fsdp {
@@ -10,6 +11,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::vector<std::shared_ptr<Engine>> engines;
+  std::vector<std::pair<std::weak_ptr<Communicator>, int64_t>> models;
 };
 
 // Never destroyed: parameters may live in static objects.
@@ -29,6 +31,19 @@ void register_engine(std::shared_ptr<Engine> engine) {
   dropped.assign(unused, engines.end());
   engines.erase(unused, engines.end());
   engines.push_back(std::move(engine));
+}
+
+int64_t number_of_model(const std::shared_ptr<Communicator>& communicator) {
+  std::lock_guard lock(registry().mutex);
+  auto& models = registry().models;
+  std::erase_if(models, [](const auto& entry) { return entry.first.expired(); });
+  for (auto& [known, count] : models) {
+    if (known.lock() == communicator) {
+      return ++count;
+    }
+  }
+  models.emplace_back(communicator, 1);
+  return 1;
 }
 
 void unregister_engine(const Engine& engine) {

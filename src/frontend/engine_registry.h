@@ -10,6 +10,9 @@ namespace fsdp {
 
 // Adds an engine; drops those whose parameters nobody else holds any more. Threads: safe.
 void register_engine(std::shared_ptr<Engine> engine);
+// How many models have been sharded over a communicator before, plus one: ranks that shard several models in the same
+// order number them alike. Threads: safe.
+int64_t number_of_model(const std::shared_ptr<Communicator>& communicator);
 // For an engine that another one has absorbed.
 void unregister_engine(const Engine& engine);
 

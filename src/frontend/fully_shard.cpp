@@ -89,7 +89,9 @@ void check_inner_units(const Survey& surveyed) {
       bool inside = false;
       for (const AnnotatedModule& module : unit->modules()) {
         auto path = tree.paths.find(module.identity);
-        inside |= path != tree.paths.end() && is_at_or_below(site.module, path->second);
+        inside |= path != tree.paths.end() &&
+                  std::any_of(path->second.begin(), path->second.end(),
+                              [&](const std::string& at) { return is_at_or_below(site.module, at); });
       }
       TORCH_CHECK(inside, "fsdp: parameter '", site.fqn, "' (first registered as '", parameter.fqn(),
                   "') already belongs to unit '", unit->name(), "', which does not contain this registration: a "
@@ -106,7 +108,7 @@ void rename_inner_units(Engine& engine, const ModuleTree& tree) {
       auto path = tree.paths.find(module.identity);
       TORCH_CHECK(path != tree.paths.end(), "fsdp: unit '", unit->name(),
                   "' was annotated on a module that is not below the module of this fully_shard call");
-      module_fqns.push_back(path->second);
+      module_fqns.push_back(path->second.front());
     }
     unit->rename(module_fqns, [&](const at::Tensor& tensor) {
       std::vector<std::string> fqns;
@@ -250,6 +252,8 @@ std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const S
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);
   }
+  shared.model = surveyed.inner.empty() ? number_of_model(options.communicator)
+                                        : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
   for (Engine* inner : surveyed.inner) {
     std::shared_ptr<Engine> keep = inner->shared_from_this();

@@ -150,6 +150,26 @@ TEST(UnitRule, NothingLeftForTheRootIsNoError) {
   net->forward(kX).sum().backward();
 }
 
+TEST(UnitRule, Siblings) {
+  auto net = make_outer(), plain = make_outer();
+  Options options = plain_options();
+  auto pair = fully_shard({net->a, net->b}, options);
+  EXPECT_THAT(units_of(*pair),
+              ElementsAre("0+1: 0.scale 0.left.weight 0.left.bias 0.right.weight 0.right.bias 1.scale 1.left.weight "
+                          "1.left.bias 1.right.weight 1.right.bias"));
+  pair->engine().set_strict_release(true);
+  net->forward(kX).sum().backward();
+  net->zero_grad();
+  auto outer = testing::shard_strictly(*net, options);
+  EXPECT_THAT(units_of(*outer),
+              ElementsAre("a+b: a.scale a.left.weight a.left.bias a.right.weight a.right.bias b.scale b.left.weight "
+                          "b.left.bias b.right.weight b.right.bias", "root: bias"));
+  net->forward(kX).pow(2).sum().backward();
+  plain->forward(kX).pow(2).sum().backward();
+  expect_same(testing::gradients_of(*outer), testing::gradients_of(*plain));
+  expect_same(weights_of(*outer), weights_of(*plain));
+}
+
 TEST(UnitRule, SharedParametersGoToTheLowestCommonAncestor) {
   struct SharingImpl : torch::nn::Module {
     SharingImpl() {
@@ -167,6 +187,29 @@ TEST(UnitRule, SharedParametersGoToTheLowestCommonAncestor) {
               ElementsAre("a.right: a.right.weight a.right.bias", "a: a.scale a.left.weight=a.right.tied",
                           "b.left: b.left.weight b.left.bias", "b.right: b.right.weight b.right.bias", "b: b.scale",
                           "root: a.left.bias=b.tied"));
+}
+
+TEST(UnitRule, AModuleRegisteredTwice) {
+  struct TwiceImpl : torch::nn::Module {
+    TwiceImpl() {
+      layer = register_module("first", torch::nn::Linear(2, 2));
+      register_module("second", layer);
+    }
+    torch::Tensor loss() { return layer(layer(kX)).pow(2).sum(); }
+    torch::nn::Linear layer{nullptr};
+  };
+  auto make = [] { return std::make_shared<TwiceImpl>(); };
+  for (bool manual : {true, false}) {
+    auto net = testing::seeded(make), plain = testing::seeded(make);
+    Options options = testing::one_rank_options();
+    if (manual) {
+      testing::shard_strictly(*net->layer, options);
+    }
+    auto sharded = testing::shard_strictly(*net, options);
+    net->loss().backward();
+    plain->loss().backward();
+    expect_same(testing::gradients_of(*sharded), testing::gradients_of(*plain));
+  }
 }
 
 // ---- what stays as it was
@@ -379,6 +422,15 @@ TEST(Policies, Size) {
   EXPECT_THAT(units(19), ElementsAre("a", "b", "root"));
   EXPECT_THAT(units(20), ElementsAre("root"));
   expect_error([] { size_policy(0); }, {"positive"});
+}
+
+TEST(Policies, SizePassesContainersOver) {
+  torch::nn::Sequential inner{torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)}, net;
+  net->push_back(inner);
+  Options options = plain_options();
+  options.auto_wrap_policy = size_policy(7);
+  EXPECT_THAT(units_of(*fully_shard(*net, options)),
+              ElementsAre("root: 0.0.weight 0.0.bias 0.1.weight 0.1.bias"));
 }
 
 TEST(Policies, Names) {

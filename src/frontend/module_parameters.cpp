@@ -7,7 +7,7 @@ namespace {
 class Collector {
  public:
   void visit(const torch::nn::Module& module, const std::string& path) {
-    tree_.paths.emplace(&module, path);
+    tree_.paths[&module].push_back(path);
     for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
       add(entry.value(), {path, join_path(path, entry.key())});
     }

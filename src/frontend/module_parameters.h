@@ -28,7 +28,7 @@ struct FoundParameter {
 // A module tree seen from its root.
 struct ModuleTree {
   std::vector<FoundParameter> parameters;  // in module order: a module's own, then its children's
-  std::unordered_map<const void*, std::string> paths;  // of modules; the first one for a module registered twice
+  std::unordered_map<const void*, std::vector<std::string>> paths;  // of modules; several for one registered twice
 
   // Null when the tensor is not among the parameters.
   const FoundParameter* find(const at::Tensor& tensor) const;
