@@ -57,8 +57,17 @@ OperatorKind kind_of(const c10::OperatorHandle& op) {
                                                                        : OperatorKind::kCompute;
 }
 
+// An operator that was deregistered may leave its address to another one.
+bool describes(const OperatorInfo& info, const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return info.schema_arguments == arguments.data() &&
+         info.num_arguments == static_cast<int32_t>(arguments.size()) && info.name == op.operator_name();
+}
+
 OperatorInfo read(const c10::OperatorHandle& op) {
   OperatorInfo info;
+  info.name = op.operator_name();
+  info.schema_arguments = op.schema().arguments().data();
   info.kind = kind_of(op);
   const auto& arguments = op.schema().arguments();
   info.num_arguments = static_cast<int32_t>(arguments.size());
@@ -84,11 +93,11 @@ OperatorInfo read(const c10::OperatorHandle& op) {
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const void*, OperatorInfo> cache;
   const void* key = &op.operator_name();
-  auto it = cache.find(key);
-  if (it == cache.end()) {
-    it = cache.emplace(key, read(op)).first;
+  OperatorInfo& info = cache[key];
+  if (!describes(info, op)) {
+    info = read(op);
   }
-  return it->second;
+  return info;
 }
 
 }  // namespace fsdp

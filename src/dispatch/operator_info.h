@@ -32,9 +32,13 @@ struct OperatorInfo {
   };
   c10::SmallVector<Argument, 8> tensors;  // arguments that are, or may hold, tensors
   int32_t num_arguments = 0;
+  // What was described: the operator's name, and where its schema keeps the arguments.
+  c10::OperatorName name{"", ""};
+  const c10::Argument* schema_arguments = nullptr;
 };
 
-// Cached for each thread; the reference stays valid.
+// Cached for each thread. The reference stays valid until the same thread asks for an operator that has taken the place
+// of this one.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
 }  // namespace fsdp

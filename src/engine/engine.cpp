@@ -27,8 +27,8 @@ Engine::~Engine() {
           seams::empty_storage(parameter.storage(), parameter.owner);
         }
         parameter.owner->unit = nullptr;
-        if (parameter.sentinel_owner) {
-          parameter.sentinel_owner->unit = nullptr;
+        if (seams::StorageOwnerPtr sentinel = parameter.sentinel_owner.lock()) {
+          sentinel->unit = nullptr;
         }
       }
     }
@@ -135,6 +135,7 @@ void Engine::enter(Unit& unit) {
   }
   if (last_entered_.exchange(&unit) != &unit) {
     make_room_for(unit);
+    reduce_before(unit);
   }
   std::lock_guard lock(unit.mutex);
   ensure_gathered(unit);
@@ -232,10 +233,33 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
     return;
   }
   place.gradient->capture(place.parameter, plain, gradient_pool_);
-  unit.install_sentinel(parameter);
+  unit.install_sentinel(place.flat, place.parameter);
   if (place.gradient->complete()) {
     release_after_backward(unit);
-    issue_reduction(unit, *place.gradient);
+  }
+}
+
+// [Note: when gradients are reduced]
+// A unit's gradients are reduced when an operator of an unrelated unit comes (that is the point where make_room_for
+// releases it), else at the end of backward. Not when the last of its gradients arrives: a parameter may take no part
+// on one rank only, and then the ranks would issue their collectives in different orders.
+void Engine::reduce_before(Unit& unit) {
+  if (seams::current_backward() == -1) {
+    return;
+  }
+  for (auto& other : units_) {
+    if (other.get() != &unit && !other->is_related_to(unit)) {
+      std::lock_guard lock(other->mutex);
+      reduce_captured(*other);
+    }
+  }
+}
+
+void Engine::reduce_captured(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    if (FlatGradient* gradient = unit.gradient(i); gradient && gradient->capturing()) {
+      issue_reduction(unit, *gradient);
+    }
   }
 }
 
@@ -284,18 +308,23 @@ void Engine::finish_reductions(size_t leave_in_flight) {
 void Engine::finish_backward() {
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i); gradient && gradient->capturing()) {
-        issue_reduction(*unit, *gradient);
-      }
-    }
+    reduce_captured(*unit);
   }
   finish_reductions(0);
   reshard();
 }
 
+// What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
+// gradients since.
 void Engine::discard_captures() {
-  finish_reductions(0);
+  {
+    std::lock_guard lock(reduction_mutex_);
+    while (!reductions_.empty()) {
+      InFlight oldest = std::move(reductions_.front());
+      reductions_.pop_front();
+      oldest.gradient->drop(*oldest.reduction, gradient_pool_);
+    }
+  }
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
@@ -307,7 +336,6 @@ void Engine::discard_captures() {
 }
 
 void Engine::notice_cleared_gradients() {
-  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     unit->check_membership();

@@ -82,6 +82,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release(Unit& unit);  // under unit.mutex
   void release_if_idle(Unit& unit);
   void release_after_backward(Unit& unit);
+  void reduce_before(Unit& unit);
+  void reduce_captured(Unit& unit);  // under unit.mutex
   void issue_reduction(Unit& unit, FlatGradient& gradient);
   void finish_reductions(size_t leave_in_flight);
   void finish_backward();

@@ -49,10 +49,11 @@ void FlatGradient::begin_round(BufferPool& pool) {
 }
 
 void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool) {
+  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  std::lock_guard lock(mutex_);
   if (!capturing()) {
     begin_round(pool);
   }
-  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
   // A gradient may itself be a view of a sharded parameter: then its unit has to be seen by the dispatcher.
   std::optional<seams::CleanDispatchGuard> clean;
   if (!seams::has_sharded_key(dense)) {
@@ -83,6 +84,7 @@ void FlatGradient::fill_gaps() {
 std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, BufferPool& pool,
                                                const CollectiveId& id) {
   seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
   fill_gaps();
   state_.transition(GradientState::kReducing, where_);
   bool in_place = shard_gradient_.defined() && buffer_.is_alias_of(shard_gradient_);
@@ -104,7 +106,7 @@ std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, Buffe
 void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
   reduction.work->wait();
   seams::CleanDispatchGuard clean;
-  --in_flight_;
+  std::lock_guard lock(mutex_);
   give_back(reduction.buffer, pool);
   if (use_orig_params_) {
     add_to_original_leaves(reduction);
@@ -112,12 +114,26 @@ void FlatGradient::finish(Reduction& reduction, BufferPool& pool) {
     add_to_flat_leaf(reduction);
   }
   give_back(reduction.output, pool);
+  end_reduction();
+}
+
+void FlatGradient::end_reduction() {
+  --in_flight_;
   if (state_.is(GradientState::kReducing) && in_flight_ == 0) {
     state_.transition(GradientState::kReduced, where_);
   }
 }
 
+void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
+  std::lock_guard lock(mutex_);
+  end_reduction();
+  reduction.work->wait();
+  give_back(reduction.buffer, pool);
+  give_back(reduction.output, pool);
+}
+
 void FlatGradient::discard(BufferPool& pool) {
+  std::lock_guard lock(mutex_);
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
     give_back(buffer_, pool);

@@ -217,13 +217,25 @@ void Unit::check_membership(const ShardedParameter& p) const {
               "' has left the engine: its data was replaced after fully_shard (assignment to .data, a conversion of "
               "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
               "fully_shard, or write inside ShardedModule::with_full_params");
-  TORCH_CHECK(tensor.requires_grad() == p.gradient_sentinel.defined(), "fsdp: ", where(), ": parameter '", p.fqn,
+  TORCH_CHECK(tensor.requires_grad() == p.requires_grad, "fsdp: ", where(), ": parameter '", p.fqn,
               "': requires_grad was changed to ", tensor.requires_grad(),
               " after fully_shard. Freeze or unfreeze before fully_shard");
 }
 
+// An optimizer would train copies that nobody gathers.
+void Unit::check_leaves(const FlatParameter& flat) const {
+  for (size_t k = 0; k < flat.parameters().size(); ++k) {
+    TORCH_CHECK(flat.original_leaves()[k].is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
+                flat.parameters()[k].fqn, "' was replaced (assignment to .data of a tensor of ShardedModule::"
+                "parameters()): write into it instead");
+  }
+  TORCH_CHECK(flat.flat_leaf().is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
+              flat.parameters().front().fqn, "' and others was replaced: write into it instead");
+}
+
 void Unit::notice_cleared_gradients() {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    check_leaves(*flat_parameters_[i]);
     if (!gradients_[i]) {
       continue;
     }
@@ -237,13 +249,32 @@ void Unit::notice_cleared_gradients() {
   }
 }
 
-void Unit::install_sentinel(ShardedParameter& p) {
+void Unit::install_sentinel(FlatParameter& flat, int64_t index) {
+  ShardedParameter& p = flat.parameters()[index];
   at::Tensor& gradient = p.tensor.mutable_grad();
-  TORCH_CHECK(!gradient.defined() || gradient.is_same(p.gradient_sentinel), "fsdp: ", where(),
+  if (!gradient.defined()) {
+    gradient = flat.make_gradient_sentinel(index, [parameter = p.owner] {
+      if (auto* unit = static_cast<Unit*>(parameter->unit.load())) {
+        unit->sentinel_gone(parameter->index);
+      }
+    });
+    p.sentinel_installed = true;
+    return;
+  }
+  TORCH_CHECK(seams::storage_owner(gradient) && seams::storage_owner(gradient) == p.sentinel_owner.lock().get(),
+              "fsdp: ", where(),
               ": a gradient was assigned to the module's parameter '", p.fqn,
               "'. Gradients live in the shards: assign to the grad() of ShardedModule::parameters()");
-  gradient = p.gradient_sentinel;
-  p.sentinel_installed = true;
+}
+
+// Clears the shards' gradient at once, so that a step that follows sees it, unless another sentinel is in place by now.
+void Unit::sentinel_gone(int64_t index) {
+  Place at = place(index);
+  ShardedParameter& p = at.flat.parameters()[at.parameter];
+  if (p.sentinel_installed && !p.sentinel_owner.lock()) {
+    p.sentinel_installed = false;
+    at.gradient->clear_leaf(at.parameter);
+  }
 }
 
 }  // namespace fsdp

@@ -97,13 +97,16 @@ class Unit {
 
   // Gives the module's parameters of which zero_grad has removed the sentinel a cleared shard gradient.
   void notice_cleared_gradients();
-  void install_sentinel(ShardedParameter& parameter);
+  // Puts a sentinel in the place of a parameter's gradient. `index`: within `flat`.
+  void install_sentinel(FlatParameter& flat, int64_t index);
   void name_storages();
 
   CollectiveId next_id(Pass pass);
   Engine* engine;  // changes when an outer module is annotated
 
  private:
+  void check_leaves(const FlatParameter& flat) const;
+  void sentinel_gone(int64_t index);
   void name_from_modules();
   void gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id,
                    bool may_alias);

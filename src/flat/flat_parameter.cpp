@@ -45,6 +45,12 @@ std::string quoted_names(const ShardedParameter& parameter) {
   return names;
 }
 
+std::string sentinel_message(const ShardedParameter& parameter, const std::string& unit_name) {
+  return "fsdp: the gradient of parameter " + quoted_names(parameter) + " (unit '" + unit_name +
+         "') was read on the module: it lives in the shards; use ShardedModule::parameters() and "
+         "ShardedModule::clip_grad_norm_";
+}
+
 }  // namespace
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes,
@@ -82,19 +88,27 @@ void FlatParameter::copy_into_shard(int64_t parameter) {
 }
 
 void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t index) {
-  using Kind = seams::StorageOwner::Kind;
   ShardedParameter& p = parameters_[parameter];
+  p.requires_grad = requires_grad_;
+  p.owner = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kParameter, unit, index);
+  seams::replace_data(p.tensor, make_keyed_view(parameter, p.owner, "fsdp: a sharded parameter was read"));
+}
+
+at::Tensor FlatParameter::make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner,
+                                          const std::string& message) const {
+  const ShardedParameter& p = parameters_[parameter];
   size_t nbytes = layout_.numel(parameter) * c10::elementSize(dtypes_.compute);
-  auto make_view = [&](Kind kind, seams::StorageOwnerPtr& owner, const char* message) {
-    owner = c10::make_intrusive<seams::StorageOwner>(kind, unit, index);
-    c10::Storage storage = seams::make_empty_storage(owner, nbytes, device_, message);
-    return seams::make_keyed_tensor(storage, dtypes_.compute, p.sizes, p.strides);
-  };
-  at::Tensor view = make_view(Kind::kParameter, p.owner, "fsdp: a sharded parameter was read");
-  if (requires_grad_) {
-    p.gradient_sentinel = make_view(Kind::kGradientSentinel, p.sentinel_owner, "fsdp: a sentinel was read");
-  }
-  seams::replace_data(p.tensor, view);
+  c10::Storage storage = seams::make_empty_storage(owner, nbytes, device_, message);
+  return seams::make_keyed_tensor(storage, dtypes_.compute, p.sizes, p.strides);
+}
+
+at::Tensor FlatParameter::make_gradient_sentinel(int64_t parameter, std::function<void()> gone) {
+  ShardedParameter& p = parameters_[parameter];
+  auto owner = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kGradientSentinel,
+                                                        p.owner->unit.load(), p.owner->index);
+  owner->gone = std::move(gone);
+  p.sentinel_owner = c10::weak_intrusive_ptr<seams::StorageOwner>(owner);
+  return make_keyed_view(parameter, owner, sentinel_message(p, unit_name_));
 }
 
 void FlatParameter::make_leaves() {
@@ -132,6 +146,7 @@ void FlatParameter::detach() {
 }
 
 void FlatParameter::name_storages(const std::string& unit_name) {
+  unit_name_ = unit_name;
   for (ShardedParameter& p : parameters_) {
     if (!attached_) {
       seams::set_empty_message(
@@ -139,11 +154,8 @@ void FlatParameter::name_storages(const std::string& unit_name) {
                            "') was read while the unit is sharded, by code that bypasses the dispatcher (data_ptr, "
                            "numpy, serialization): run it inside ShardedModule::pin");
     }
-    if (p.gradient_sentinel.defined()) {
-      seams::set_empty_message(*p.gradient_sentinel.storage().unsafeGetStorageImpl(),
-                               "fsdp: the gradient of parameter " + quoted_names(p) + " (unit '" + unit_name +
-                                   "') was read on the module: it lives in the shards; use "
-                                   "ShardedModule::parameters() and ShardedModule::clip_grad_norm_");
+    if (p.sentinel_installed && p.tensor.grad().defined()) {
+      seams::set_empty_message(*p.tensor.grad().storage().unsafeGetStorageImpl(), sentinel_message(p, unit_name));
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,8 +21,10 @@ struct ShardedParameter {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;          // dense; row-major unless the original had another memory format
   seams::StorageOwnerPtr owner;
-  seams::StorageOwnerPtr sentinel_owner;
-  at::Tensor gradient_sentinel;          // what tensor.grad() holds after a capture
+  bool requires_grad = false;
+  // Of what tensor.grad() holds after a capture. The engine does not keep it alive: when it goes, the gradient was
+  // cleared on the module.
+  c10::weak_intrusive_ptr<seams::StorageOwner> sentinel_owner{seams::StorageOwnerPtr()};
   bool sentinel_installed = false;
   std::shared_ptr<void> capture_hook;    // keeps the gradient accumulator alive
 
@@ -74,6 +77,9 @@ class FlatParameter {
   void detach();
   bool attached() const { return attached_; }
 
+  // A gradient for the module's parameter: full shape, without memory, calls `gone` when nobody holds it any more.
+  at::Tensor make_gradient_sentinel(int64_t parameter, std::function<void()> gone);
+
   // Writes unit names and FQNs into the messages that readers of released memory get.
   void name_storages(const std::string& unit_name);
 
@@ -83,6 +89,7 @@ class FlatParameter {
  private:
   void copy_into_shard(int64_t parameter);
   void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
+  at::Tensor make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner, const std::string& message) const;
   void make_leaves();
 
   std::vector<ShardedParameter> parameters_;
@@ -95,6 +102,7 @@ class FlatParameter {
   std::vector<at::Tensor> original_leaves_;
   at::Tensor flat_leaf_;
   bool attached_ = false;
+  std::string unit_name_;
 };
 
 }  // namespace fsdp

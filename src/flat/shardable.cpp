@@ -7,6 +7,8 @@ namespace fsdp {
 void check_shardable(const at::Tensor& tensor, const std::string& fqn) {
   TORCH_CHECK(!seams::has_sharded_key(tensor), "fsdp: parameter '", fqn,
               "' is sharded already: a parameter cannot be in two units");
+  TORCH_CHECK(!tensor.is_inference(), "fsdp: parameter '", fqn,
+              "' was created in InferenceMode, so writes to it cannot be tracked: create the module outside of it");
   TORCH_CHECK(tensor.is_leaf(), "fsdp: parameter '", fqn, "' is not a leaf of the autograd graph");
   TORCH_CHECK(!tensor.key_set().has(c10::DispatchKey::Python), "fsdp: parameter '", fqn,
               "' is a tensor subclass with operators of its own (a wrapper of other tensors): it has no memory to shard");

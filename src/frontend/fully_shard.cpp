@@ -133,10 +133,38 @@ void check_one_device(const std::vector<FoundParameter>& parameters) {
   }
 }
 
+// Two tensors over the same memory are tied in one process; as shards they would drift apart in silence.
+void check_no_overlap(const std::vector<FoundParameter>& parameters) {
+  struct Range {
+    const char* begin;
+    const char* end;
+    const FoundParameter* parameter;
+  };
+  std::vector<Range> ranges;
+  for (const FoundParameter& parameter : parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (tensor.has_storage() && tensor.numel() > 0 && !tensor.is_meta()) {
+      int64_t last = 0;
+      for (int64_t d = 0; d < tensor.dim(); ++d) {
+        last += (tensor.size(d) - 1) * tensor.stride(d);
+      }
+      const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+      ranges.push_back({begin, begin + (last + 1) * tensor.element_size(), &parameter});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    TORCH_CHECK(ranges[i].begin >= ranges[i - 1].end, "fsdp: parameters '", ranges[i - 1].parameter->fqn(), "' and '",
+                ranges[i].parameter->fqn(), "' lie over the same memory but are two tensors: sharded, they would no "
+                "longer share values. Register one tensor under both names, or clone one of them");
+  }
+}
+
 void check_all_shardable(const std::vector<FoundParameter>& parameters) {
   for (const FoundParameter& parameter : parameters) {
     check_shardable(parameter.tensor, parameter.fqn());
   }
+  check_no_overlap(parameters);
 }
 
 void check_unit_options(const Options& options, const std::string& name) {
@@ -265,6 +293,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   torch::nn::Module parent;
   UnitPlan plan;
   for (size_t i = 0; i < modules.size(); ++i) {
+    TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
     TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i,
                 " of class ", module_class_name(*modules[i]), " stands twice in the list");

@@ -11,7 +11,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 
 namespace fsdp::seams {
 
@@ -20,11 +22,24 @@ struct StorageOwner : c10::intrusive_ptr_target {
   enum class Kind : uint8_t { kParameter, kGradientSentinel };
 
   StorageOwner(Kind kind_, void* unit_, int64_t index_) : kind(kind_), unit(unit_), index(index_) {}
+  ~StorageOwner() override { notify(); }
 
   const Kind kind;
   // The unit (fsdp::Unit) and the parameter's position in it. Null once the engine is gone.
   std::atomic<void*> unit;
   const int64_t index;
+  // Called once, when the last reference goes.
+  std::function<void()> gone;
+
+  // Runs before the destructor while weak references are left.
+  void release_resources() override { notify(); }
+
+ private:
+  void notify() {
+    if (auto callback = std::exchange(gone, nullptr)) {
+      callback();
+    }
+  }
 };
 
 using StorageOwnerPtr = c10::intrusive_ptr<StorageOwner>;

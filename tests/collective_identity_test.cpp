@@ -1,0 +1,283 @@
+// Rule R8: ranks that do different things get errors that say so on every rank: never mixed data, never a hang.
+#include <mutex>
+
+#include "engine/engine.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::Bag;
+using testing::run_ranks;
+
+const testing::RankOptions kImpatient{std::chrono::seconds(5)};
+
+Options options_for(const std::shared_ptr<Communicator>& communicator) {
+  Options options;
+  options.communicator = communicator;
+  options.auto_wrap_policy = testing::every_module();
+  return options;
+}
+
+// The errors of all ranks; every rank must have one.
+std::vector<std::string> errors_of_ranks(int world_size,
+                                         const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  std::vector<std::string> errors(world_size);
+  run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
+    try {
+      body(communicator);
+    } catch (const std::exception& error) {
+      errors[communicator->rank()] = error.what();
+    }
+  }, kImpatient);
+  for (int rank = 0; rank < world_size; ++rank) {
+    EXPECT_NE(errors[rank], "") << "rank " << rank << " saw no error";
+  }
+  return errors;
+}
+
+void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is missing in: " << text;
+  }
+}
+
+// Two experts of equal size.
+struct ExpertsImpl : torch::nn::Module {
+  ExpertsImpl() {
+    a = register_module("a", torch::nn::Linear(4, 4));
+    b = register_module("b", torch::nn::Linear(4, 4));
+  }
+  torch::nn::Linear a{nullptr}, b{nullptr};
+};
+
+TEST(CollectiveIdentity, DifferentUnitsOfEqualSize) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    torch::Tensor x = torch::ones({1, 4});
+    (void)(communicator->rank() == 0 ? net.a(x) : net.b(x));
+  });
+  for (const std::string& error : errors) {
+    expect_parts(error, {"'a'", "'b'", "rank 0", "rank 1"});
+  }
+}
+
+TEST(CollectiveIdentity, ARankThatSkipsAnOperator) {
+  auto errors = errors_of_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    torch::Tensor x = torch::ones({1, 4});
+    torch::Tensor y = communicator->rank() == 1 ? x : net.a(x);
+    net.b(y).sum().backward();
+  });
+  expect_parts(errors[1], {"'a'", "'b'"});
+}
+
+TEST(CollectiveIdentity, ARankThatTouchesAlone) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    sharded->verify_plan();
+    if (communicator->rank() == 0) {
+      (void)net.a->weight.norm();  // a log line on one rank
+    }
+    net.b(torch::ones({1, 4})).sum().backward();
+  });
+  expect_parts(errors[0], {"'a'"});
+}
+
+TEST(CollectiveIdentity, ARankThatEndsEarly) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    net.a(torch::ones({1, 4})).sum().backward();
+    if (communicator->rank() == 1) {
+      throw std::runtime_error("rank 1 gives up");
+    }
+    net.a(torch::ones({1, 4})).sum().backward();
+  });
+  expect_parts(errors[0], {"rank 1"});
+}
+
+TEST(CollectiveIdentity, ARankThatIsLate) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    sharded->verify_plan();
+    if (communicator->rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(8));
+    }
+    net.a(torch::ones({1, 4})).sum().backward();
+  });
+  expect_parts(errors[0], {"'a'", "rank 1"});
+}
+
+TEST(CollectiveIdentity, MoreBackwardsOnOneRank) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    torch::Tensor x = torch::ones({1, 4}).set_requires_grad(true);
+    torch::Tensor loss = net.b(net.a(x)).sum();
+    if (communicator->rank() == 0) {
+      loss.backward({}, /*retain_graph=*/true);
+    }
+    loss.backward();
+    (void)net.a(x);
+  });
+}
+
+TEST(CollectiveIdentity, ClippingOnOneRankOnly) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = testing::shard_strictly(net, options_for(communicator));
+    net.a(torch::ones({1, 4})).sum().backward();
+    if (communicator->rank() == 0) {
+      sharded->clip_grad_norm_(1);
+    }
+    net.a(torch::ones({1, 4})).sum().backward();
+  });
+  expect_parts(errors[1], {"clip_grad_norm_"});
+}
+
+// ---- plans that differ
+
+struct PlanCase {
+  const char* name;
+  // Shards something on this rank and touches it.
+  void (*body)(const std::shared_ptr<Communicator>& communicator, bool odd);
+  std::vector<const char*> parts;  // of every rank's message
+};
+
+void shard_and_touch(torch::nn::Module& module, const Options& options) {
+  auto sharded = fully_shard(module, options);
+  (void)module.parameters().at(0).sum();
+}
+
+const std::vector<PlanCase> kPlans = {
+    {"shape", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, odd ? 5 : 3);
+       shard_and_touch(*linear, options_for(communicator));
+     }, {"[3, 4]", "[5, 4]"}},
+    {"equal_size_other_shape", [](const auto& communicator, bool odd) {
+       Bag bag(std::vector<torch::Tensor>{odd ? torch::ones({2, 6}) : torch::ones({3, 4})});
+       shard_and_touch(*bag, options_for(communicator));
+     }, {"'p0' of shape [3, 4]", "'p0' of shape [2, 6]"}},
+    {"strides", [](const auto& communicator, bool odd) {
+       Bag bag(std::vector<torch::Tensor>{odd ? torch::ones({4, 3}).t() : torch::ones({3, 4})});
+       shard_and_touch(*bag, options_for(communicator));
+     }, {"strides [4, 1]", "strides [1, 3]"}},
+    {"names", [](const auto& communicator, bool odd) {
+       torch::nn::Module module;
+       module.register_parameter(odd ? "beta" : "alpha", torch::ones({4}));
+       shard_and_touch(module, options_for(communicator));
+     }, {"'alpha'", "'beta'"}},
+    {"order", [](const auto& communicator, bool odd) {
+       torch::nn::Module module;
+       module.register_parameter(odd ? "b" : "a", torch::ones({4}));
+       module.register_parameter(odd ? "a" : "b", torch::ones({4}));
+       shard_and_touch(module, options_for(communicator));
+     }, {"[parameter 'a'", "[parameter 'b'"}},
+    {"dtype", [](const auto& communicator, bool odd) {
+       Bag bag(std::vector<torch::Tensor>{torch::ones({4}, odd ? torch::kDouble : torch::kFloat)});
+       shard_and_touch(*bag, options_for(communicator));
+     }, {"Float", "Double"}},
+    {"requires_grad", [](const auto& communicator, bool odd) {
+       torch::nn::Module module;
+       module.register_parameter("w", torch::ones({4}), !odd);
+       shard_and_touch(module, options_for(communicator));
+     }, {"requires_grad true", "requires_grad false"}},
+    {"units", [](const auto& communicator, bool odd) {
+       ExpertsImpl net;
+       Options options = options_for(communicator);
+       if (odd) {
+         options.auto_wrap_policy = {};
+       }
+       shard_and_touch(net, options);
+     }, {"unit 'a'", "unit 'root'"}},
+    {"number_of_units", [](const auto& communicator, bool odd) {
+       torch::nn::Sequential net{torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)};
+       if (odd) {
+         net->push_back(torch::nn::Linear(4, 4));
+       }
+       shard_and_touch(*net, options_for(communicator));
+     }, {"(nothing more)", "unit '2'"}},
+    {"strategy", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.sharding_strategy = odd ? ShardingStrategy::kShardGradOp : ShardingStrategy::kFullShard;
+       shard_and_touch(*linear, options);
+     }, {"FULL_SHARD", "SHARD_GRAD_OP"}},
+    {"replicated", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.sharding_strategy = odd ? ShardingStrategy::kNoShard : ShardingStrategy::kFullShard;
+       shard_and_touch(*linear, options);
+     }, {"FULL_SHARD", "NO_SHARD"}},
+    {"use_orig_params", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.use_orig_params = odd;
+       shard_and_touch(*linear, options);
+     }, {"use_orig_params true", "use_orig_params false"}},
+    {"param_dtype", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       if (odd) {
+         options.param_dtype = torch::kBFloat16;
+       }
+       shard_and_touch(*linear, options);
+     }, {"compute Float", "compute BFloat16"}},
+    {"reduce_dtype", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       if (odd) {
+         options.reduce_dtype = torch::kDouble;
+       }
+       shard_and_touch(*linear, options);
+     }, {"reduce Float", "reduce Double"}},
+    {"reshard", [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.reshard_after_forward = odd;
+       shard_and_touch(*linear, options);
+     }, {"reshard_after_forward true", "reshard_after_forward false"}},
+};
+
+class PlanMismatch : public ::testing::TestWithParam<PlanCase> {};
+INSTANTIATE_TEST_SUITE_P(All, PlanMismatch, ::testing::ValuesIn(kPlans),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(PlanMismatch, IsAnErrorOnAllRanks) {
+  auto errors = errors_of_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    GetParam().body(communicator, communicator->rank() == 2);
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    expect_parts(errors[rank], {"rank 0", "rank 2", "First difference"});
+    for (const char* part : GetParam().parts) {
+      expect_parts(errors[rank], {part});
+    }
+  }
+}
+
+TEST(PlanMismatchWorld, IsFoundByVerifyPlanBeforeAnyTouch) {
+  auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Linear linear(4, communicator->rank() + 3);
+    fully_shard(*linear, options_for(communicator))->verify_plan();
+  });
+  expect_parts(errors[0], {"First difference"});
+}
+
+TEST(PlanMismatchWorld, TheSamePlanPasses) {
+  run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    ExpertsImpl net;
+    auto sharded = fully_shard(net, options_for(communicator));
+    sharded->verify_plan();
+    sharded->verify_plan();
+    (void)net.a->weight.sum();
+  }, kImpatient);
+}
+
+}  // namespace
+}  // namespace fsdp
