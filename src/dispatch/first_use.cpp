@@ -163,10 +163,6 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
     return;
   }
-  if (info.kind == OperatorKind::kCopy) {
-    stack->back() = stack->back().toTensor().clone();
-    return;
-  }
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
     return;
   }
