@@ -120,7 +120,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
                                            const Options& options);
 template <typename Impl>
 std::shared_ptr<ShardedModule> fully_shard(const torch::nn::ModuleHolder<Impl>& holder, const Options& options) {
-  return fully_shard(static_cast<torch::nn::Module&>(*holder), options);
+  return fully_shard(static_cast<torch::nn::Module&>(*holder.ptr()), options);
 }
 
 }  // namespace fsdp

@@ -106,6 +106,17 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
   }
 }
 
+// Whether the raw memory of a parameter may be read and written now: inside pin() or with_full_params().
+bool is_pinned(const at::Tensor& tensor) {
+  const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  if (!owner || owner->kind != StorageOwner::Kind::kParameter) {
+    return false;
+  }
+  Unit& unit = unit_of(*owner);
+  std::lock_guard lock(unit.mutex);
+  return unit.pins > 0;
+}
+
 bool is_sentinel(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   return owner && owner->kind == StorageOwner::Kind::kGradientSentinel;
@@ -159,8 +170,15 @@ void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OperatorInfo& info = operator_info(op);
+  if (info.kind == OperatorKind::kCopy && is_pinned(stack->back().toTensor())) {
+    return;  // the argument is the result
+  }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
+    return;
+  }
+  if (info.kind == OperatorKind::kCopy) {
+    stack->back() = stack->back().toTensor().clone();
     return;
   }
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {

@@ -47,6 +47,9 @@ OperatorKind kind_of(const c10::OperatorHandle& op) {
   if (is_pure_view(name)) {
     return OperatorKind::kView;
   }
+  if (name == "aten::resolve_conj" || name == "aten::resolve_neg") {
+    return OperatorKind::kCopy;
+  }
   if (name == "aten::zero_" || name == "aten::_foreach_zero_") {
     return OperatorKind::kZero;
   }

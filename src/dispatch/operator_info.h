@@ -18,6 +18,9 @@ enum class OperatorKind : uint8_t {
   kView,
   // May make a view or a copy, or runs other operators that are to be seen one by one (contiguous, reshape, backward).
   kTransparent,
+  // resolve_conj and resolve_neg: callers go on to read the raw memory of the result (tolist, printing), so a copy,
+  // unless the parameter is pinned.
+  kCopy,
   // zero_ and _foreach_zero_: on a gradient sentinel they clear the shards' gradient.
   kZero,
 };

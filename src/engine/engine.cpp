@@ -124,7 +124,10 @@ void Engine::prepare() {
   }
 }
 
-void Engine::verify_plan() { compare_plans(*this); }
+void Engine::verify_plan() {
+  prepared_ = false;
+  prepare();
+}
 
 void Engine::enter(Unit& unit) {
   if (!prepared_) {
@@ -336,6 +339,7 @@ void Engine::discard_captures() {
 }
 
 void Engine::notice_cleared_gradients() {
+  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     unit->check_membership();

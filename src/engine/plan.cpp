@@ -16,7 +16,7 @@ void describe_flat(std::ostream& out, const FlatParameter& flat) {
   const FlatDtypes& dtypes = flat.dtypes();
   out << "  flat parameter: dtype " << dtypes.shard << ", compute " << dtypes.compute << ", reduce " << dtypes.reduce
       << ", requires_grad " << (flat.requires_grad() ? "true" : "false") << ", sharding factor "
-      << flat.position().factor << ", elements " << flat.layout().unpadded_numel() << "\n";
+      << flat.position().factor << "\n";
   for (const ShardedParameter& parameter : flat.parameters()) {
     out << "    parameter '" << parameter.fqn << "' of shape " << at::IntArrayRef(parameter.sizes) << ", strides "
         << at::IntArrayRef(parameter.strides) << "\n";

@@ -218,7 +218,7 @@ void Unit::check_membership(const ShardedParameter& p) const {
               "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
               "fully_shard, or write inside ShardedModule::with_full_params");
   TORCH_CHECK(tensor.requires_grad() == p.requires_grad, "fsdp: ", where(), ": parameter '", p.fqn,
-              "': requires_grad was changed to ", tensor.requires_grad(),
+              "': requires_grad was changed to ", tensor.requires_grad() ? "true" : "false",
               " after fully_shard. Freeze or unfreeze before fully_shard");
 }
 

@@ -91,7 +91,9 @@ void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t
   ShardedParameter& p = parameters_[parameter];
   p.requires_grad = requires_grad_;
   p.owner = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kParameter, unit, index);
-  seams::replace_data(p.tensor, make_keyed_view(parameter, p.owner, "fsdp: a sharded parameter was read"));
+  at::Tensor view = make_keyed_view(parameter, p.owner, "fsdp: a sharded parameter was read");
+  p.keyed_storage = view.storage();
+  seams::replace_data(p.tensor, view);
 }
 
 at::Tensor FlatParameter::make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner,

@@ -28,7 +28,9 @@ struct ShardedParameter {
   bool sentinel_installed = false;
   std::shared_ptr<void> capture_hook;    // keeps the gradient accumulator alive
 
-  c10::StorageImpl& storage() const { return *tensor.storage().unsafeGetStorageImpl(); }
+  // The engine's own, which is the tensor's unless the parameter has left the engine.
+  c10::Storage keyed_storage;
+  c10::StorageImpl& storage() const { return *keyed_storage.unsafeGetStorageImpl(); }
 };
 
 // dtypes of one FlatParameter.

@@ -26,3 +26,12 @@ def fsdp_program(build_dir):
     program = build_dir / "fsdp"
     assert program.exists(), f"{program} is missing: run make build"
     return program
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the cases of known_gaps.txt as expected failures."""
+    lines = (SOURCE_DIR / "tests" / "python" / "known_gaps.txt").read_text().splitlines()
+    gaps = {line for line in lines if line and not line.startswith("#")}
+    for item in items:
+        if item.nodeid.rsplit("/", 1)[-1] in gaps:
+            item.add_marker(pytest.mark.xfail(reason="a known gap: tests/python/known_gaps.txt", strict=False))
