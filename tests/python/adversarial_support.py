@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # noqa: F401: optimizers and compilers import it; once here instead of in every child
 from torch import nn
 
 SECONDS_PER_TEST = 150
@@ -194,7 +195,9 @@ def assert_trains_like_plain(module, loss_of, *, units=unit_per_module, compute=
     backward(loss)
 
     assert_bit_equal(loss, expected, "loss")
-    assert_all_bit_equal(sharded.gradients(), local_gradients(plain), "gradient of")
+    # A parameter without elements has no gradient on the shards: no rank holds any of it.
+    gradients = {name: gradient for name, gradient in local_gradients(plain).items() if gradient.numel() > 0}
+    assert_all_bit_equal(sharded.gradients(), gradients, "gradient of")
     assert_nothing_left_behind(sharded)
     return sharded
 

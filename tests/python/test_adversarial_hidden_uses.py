@@ -52,11 +52,11 @@ def test_custom_operator_with_a_backward(strict):
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w
 
-    def save(context, inputs, output):
-        context.save_for_backward(*inputs)
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
 
-    def backward(context, gradient):
-        x, w = context.saved_tensors
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
         return gradient @ w.t(), x.t() @ gradient
     product.register_autograd(backward, setup_context=save)
     assert_trains_like_plain(two_linears(), lambda model: product(product(X, model[0].weight), model[2].weight).pow(2).sum(),
@@ -86,10 +86,10 @@ def test_backward_inside_a_custom_operator(strict):
 
     @torch.library.custom_op("fsdp_adversarial::train", mutates_args=())
     def train(w: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            squares(model).backward()
+        loss.backward()
         return w.clone()
     sharded = Sharded(model, strict=strict)
+    loss = squares(model)
     with torch.no_grad():
         train(model[0].weight)
     assert_all_bit_equal(sharded.gradients(), local_gradients(plain))
@@ -103,9 +103,9 @@ def test_backward_inside_a_hook_of_a_backward(strict):
 
     def train(module):
         x = X.clone().requires_grad_()
-        x.register_hook(lambda gradient: module[2](X).sum().backward())
-        squares_of_x = module(x).pow(2).sum()
-        squares_of_x.backward()
+        inner = module[2](X).sum()
+        x.register_hook(lambda gradient: inner.backward())
+        module(x).pow(2).sum().backward()
     train(plain)
     sharded = Sharded(model, strict=strict)
     train(model)

@@ -30,11 +30,6 @@ def assign_data_of_another_parameter(module):
     module.other = other
 
 
-def load_by_assignment(module):
-    state = {"weight": torch.ones(8, 8), "bias": torch.zeros(8)}
-    module.load_state_dict(state, assign=True)
-
-
 def from_a_vector(module):
     nn.utils.vector_to_parameters(torch.arange(72.0) / 72, module.parameters())
 
@@ -42,19 +37,6 @@ def from_a_vector(module):
 def set_memory(module):
     with torch.no_grad():
         module.weight.set_(torch.ones(8, 8))
-
-
-def set_memory_of_data(module):
-    module.weight.data.set_(torch.ones(8, 8))
-
-
-def swap(module):
-    torch.utils.swap_tensors(module.weight, nn.Parameter(torch.ones(8, 8)))
-
-
-def swapping_conversion(module):
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    module.double()
 
 
 def unfreeze(module):
@@ -65,13 +47,16 @@ def freeze(module):
     module.bias.requires_grad_(False)
 
 
-DEPARTURES = [assign_data, assign_data_of_another_dtype, assign_data_of_another_parameter, load_by_assignment, from_a_vector,
-              set_memory, nn.Module.double, nn.Module.bfloat16, nn.Module.half, swap, swapping_conversion, freeze, unfreeze,
-              lambda module: module.to("meta"), lambda module: module.to_empty(device="cpu")]
+def to_meta(module):
+    module.to("meta")
 
 
-def dtype_of_computation(module):
-    return torch.float32 if module.weight.is_meta else module.weight.dtype
+def to_empty(module):
+    module.to_empty(device="cpu")
+
+
+DEPARTURES = [assign_data, assign_data_of_another_dtype, assign_data_of_another_parameter, from_a_vector, set_memory,
+              nn.Module.double, nn.Module.bfloat16, nn.Module.half, to_meta, to_empty, freeze, unfreeze]
 
 
 @STRICT
@@ -85,7 +70,7 @@ def test_parameter_that_leaves_is_noticed_before_a_wrong_step(leave, strict):
     squares(module)
     with refuses("parameter '"):
         leave(module)
-        module(X.to(dtype_of_computation(module))).pow(2).sum().backward()
+        module(X.to(module.weight)).pow(2).sum().backward()
 
 
 @STRICT
@@ -110,11 +95,14 @@ def test_conversion_is_noticed_on_a_parameter_with_a_hook():
 
 
 @own_process
-def test_memory_taken_by_a_detached_tensor_only():
-    """set_ on `.data` changes a tensor that is not the parameter."""
+def test_swapping_tensors_is_refused_by_torch():
     module = linear()
     Sharded(module)
-    module.weight.data.set_(torch.ones(8, 8))
+    with pytest.raises(RuntimeError, match="use_count"):
+        torch.utils.swap_tensors(module.weight, nn.Parameter(torch.ones(8, 8)))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    with pytest.raises(RuntimeError, match="Couldn't swap Linear.weight"):
+        module.double()
     assert_bit_equal(squares(module), squares(linear()))
 
 
@@ -263,11 +251,9 @@ def test_parameter_that_wraps_other_tensors_is_refused():
 
 
 @own_process
-def test_uninitialised_parameter_is_refused_at_its_first_use():
-    module = nn.LazyLinear(8)
-    Sharded(module)
-    with refuses("parameter 'weight'"):
-        module(X)
+def test_uninitialised_parameter_is_refused_by_torch():
+    with pytest.raises(ValueError, match="uninitialized parameter"):
+        Sharded(nn.LazyLinear(8))
 
 
 @own_process

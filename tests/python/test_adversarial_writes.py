@@ -84,6 +84,10 @@ def random_numbers(module):
     module.weight.data.uniform_(-1, 1)
 
 
+def set_memory_of_data(module):
+    module.weight.data.set_(torch.ones(8, 8))
+
+
 def map_in_python(module):
     with torch.no_grad():
         module.weight.copy_(torch.stack([row * 2 for row in module.weight]))
@@ -99,7 +103,7 @@ BY_NAME = dict(ids=lambda function: function.__name__)
 
 
 @STRICT
-@pytest.mark.parametrize("write", WRITES, **BY_NAME)
+@pytest.mark.parametrize("write", [*WRITES, set_memory_of_data], **BY_NAME)
 @own_process
 def test_write_outside_a_scope_is_refused_and_changes_nothing(write, strict):
     module = linear()
