@@ -32,8 +32,8 @@ WrapPolicy module_class_policy() {
 // Wraps modules whose class name (Module::name() without namespaces and without a trailing "Impl") is in the list.
 WrapPolicy module_name_policy(std::vector<std::string> class_names);
 
-// Wraps a module when at least `min_numel` elements below it have no unit yet. Containers (ModuleList, ModuleDict,
-// Sequential) are passed over: their children are asked instead, as in PyTorch's size_based_auto_wrap_policy.
+// Wraps a module when at least `min_numel` elements below it have no unit yet. ModuleList and ModuleDict are passed
+// over, as in PyTorch's size_based_auto_wrap_policy: what is left below them goes to their parent.
 WrapPolicy size_policy(int64_t min_numel);
 
 // The class name that module_name_policy compares.

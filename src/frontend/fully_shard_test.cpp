@@ -424,13 +424,21 @@ TEST(Policies, Size) {
   expect_error([] { size_policy(0); }, {"positive"});
 }
 
-TEST(Policies, SizePassesContainersOver) {
-  torch::nn::Sequential inner{torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)}, net;
-  net->push_back(inner);
+TEST(Policies, SizePassesListsOver) {
+  struct NestedImpl : torch::nn::Module {
+    NestedImpl() {
+      layers = register_module("layers", torch::nn::ModuleList(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)));
+      chain = register_module("chain", torch::nn::Sequential(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)));
+    }
+    torch::nn::ModuleList layers;
+    torch::nn::Sequential chain;
+  };
+  NestedImpl net;
   Options options = plain_options();
   options.auto_wrap_policy = size_policy(7);
-  EXPECT_THAT(units_of(*fully_shard(*net, options)),
-              ElementsAre("root: 0.0.weight 0.0.bias 0.1.weight 0.1.bias"));
+  EXPECT_THAT(units_of(*fully_shard(net, options)),
+              ElementsAre("chain: chain.0.weight chain.0.bias chain.1.weight chain.1.bias",
+                          "root: layers.0.weight layers.0.bias layers.1.weight layers.1.bias"));
 }
 
 TEST(Policies, Names) {

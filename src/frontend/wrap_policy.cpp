@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
 
@@ -12,8 +11,7 @@ namespace {
 
 bool is_container(const torch::nn::Module& module) {
   return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) ||
-         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) ||
-         dynamic_cast<const torch::nn::SequentialImpl*>(&module);
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module);
 }
 
 }  // namespace
