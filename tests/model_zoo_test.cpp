@@ -64,13 +64,13 @@ TEST(Layers, MultiheadAttention) {
         [&] {
           auto options = torch::nn::MultiheadAttentionOptions(8, 2).add_bias_kv(true);
           if (!packed) {
-            options.kdim(6).vdim(5);
+            options.kdim(6).vdim(6);
           }
           return torch::nn::MultiheadAttention(options);
         },
         [&](auto& layer) {
           auto [out, weights] = layer(numbers({3, 2, 8}), numbers({4, 2, packed ? 8 : 6}),
-                                      numbers({4, 2, packed ? 8 : 5}));
+                                      numbers({4, 2, packed ? 8 : 6}));
           return out.pow(2).sum() + weights.pow(3).sum();
         });
   }
@@ -192,7 +192,7 @@ TEST(Layers, BilinearPReluAndLosses) {
       [] { return torch::nn::PReLU(torch::nn::PReLUOptions().num_parameters(3)); },
       [](auto& layer) { return layer(numbers({4, 3}) - 0.3).pow(2).sum(); });
   expect_layer_trains_alike<torch::nn::AdaptiveLogSoftmaxWithLoss>(
-      [] { return torch::nn::AdaptiveLogSoftmaxWithLoss(torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 12, {4, 8})); },
+      [] { return torch::nn::AdaptiveLogSoftmaxWithLoss(torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 12, {4, 8}).div_value(2)); },
       [](auto& layer) { return layer(numbers({6, 8}), torch::arange(6) * 2).output.sum(); });
 }
 

@@ -106,6 +106,19 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
   }
 }
 
+void enter_view(const torch::jit::Stack& stack, const OperatorInfo& info) {
+  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  for (const OperatorInfo::Argument& argument : info.tensors) {
+    visit_tensors(arguments[argument.position], [](const at::Tensor& tensor) {
+      const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+      if (owner && owner->kind == StorageOwner::Kind::kParameter && owner->unit.load()) {
+        Unit& unit = unit_of(*owner);
+        unit.engine->enter_view(unit);
+      }
+    });
+  }
+}
+
 // Whether the raw memory of a parameter may be read and written now: inside pin() or with_full_params().
 bool is_pinned(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
@@ -172,6 +185,9 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   const OperatorInfo& info = operator_info(op);
   if (info.kind == OperatorKind::kCopy && is_pinned(stack->back().toTensor())) {
     return;  // the argument is the result
+  }
+  if (info.kind == OperatorKind::kView) {
+    enter_view(*stack, info);
   }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);

@@ -182,26 +182,41 @@ void Engine::make_room_for(Unit& unit) {
   }
 }
 
-void Engine::ensure_gathered(Unit& unit) {
-  bool in_backward = seams::current_backward() != -1;
-  uint64_t version = unit.shard_version();
-  if (unit.stamp && *unit.stamp != version) {
-    TORCH_CHECK(!in_backward, "fsdp: ", unit.where(),
-                ": its shards were written between forward and backward (an optimizer step?), so that this backward "
-                "would use other values than its forward. Run backward before the step, or forward again");
-    unit.invalidate_saved_values();
-    if (unit.gathered() && unit.unsharded_nbytes() > 0) {
-      TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
-      release(unit);
-    }
+// Views of parameters do not gather, but remember the version of what they view: an optimizer step must have counted
+// before, or autograd takes the view for older than the parameter.
+void Engine::enter_view(Unit& unit) {
+  if (seams::current_backward() == -1) {
+    std::lock_guard lock(unit.mutex);
+    notice_shard_writes(unit);
   }
+}
+
+void Engine::notice_shard_writes(Unit& unit) {
+  uint64_t version = unit.shard_version();
+  if (!unit.stamp || *unit.stamp == version) {
+    return;
+  }
+  TORCH_CHECK(seams::current_backward() == -1, "fsdp: ", unit.where(),
+              ": its shards were written between forward and backward (an optimizer step?), so that this backward "
+              "would use other values than its forward. Run backward before the step, or forward again");
+  unit.invalidate_saved_values();
+  if (unit.gathered() && unit.unsharded_nbytes() > 0) {
+    TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
+    release(unit);
+  }
+  unit.stamp = version;
+}
+
+void Engine::ensure_gathered(Unit& unit) {
+  notice_shard_writes(unit);
   if (!unit.gathered()) {
+    bool in_backward = seams::current_backward() != -1;
     unit.gather(communicator(), parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
     std::lock_guard lock(mutex_);
     gathered_.push_back(&unit);
     stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
   }
-  unit.stamp = version;
+  unit.stamp = unit.shard_version();
 }
 
 void Engine::release(Unit& unit) {

@@ -51,6 +51,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Gathers and pins a unit that an operator is about to use. Waits for other ranks.
   void enter(Unit& unit);
   void leave(Unit& unit);
+  // A view of one of its parameters is about to be made, which reads nothing.
+  void enter_view(Unit& unit);
   bool writes_allowed() const { return write_scopes_ > 0; }
   // A gradient has reached a parameter (its index in the unit).
   void capture(Unit& unit, int64_t index, const at::Tensor& gradient);
@@ -80,7 +82,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void prepare();
   void make_room_for(Unit& unit);
-  void ensure_gathered(Unit& unit);
+  void notice_shard_writes(Unit& unit);  // under unit.mutex
+  void ensure_gathered(Unit& unit);      // under unit.mutex
   void release(Unit& unit);  // under unit.mutex
   void release_if_idle(Unit& unit);
   void release_after_backward(Unit& unit);

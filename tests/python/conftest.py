@@ -31,11 +31,5 @@ def fsdp_program(build_dir):
 
 
 def pytest_collection_modifyitems(items):
-    """Runs what forks first, before other tests start threads (a fork in a process with threads can deadlock), and marks
-    the cases of known_gaps.txt as expected failures."""
+    """Runs what forks first, before other tests start threads: a fork in a process with threads can deadlock."""
     items.sort(key=lambda item: "test_adversarial" not in item.nodeid)
-    lines = (SOURCE_DIR / "tests" / "python" / "known_gaps.txt").read_text().splitlines()
-    gaps = {line for line in lines if line and not line.startswith("#")}
-    for item in items:
-        if item.nodeid.rsplit("/", 1)[-1] in gaps:
-            item.add_marker(pytest.mark.xfail(reason="a known gap: tests/python/known_gaps.txt", strict=False))

@@ -47,16 +47,12 @@ def freeze(module):
     module.bias.requires_grad_(False)
 
 
-def to_meta(module):
-    module.to("meta")
-
-
 def to_empty(module):
     module.to_empty(device="cpu")
 
 
 DEPARTURES = [assign_data, assign_data_of_another_dtype, assign_data_of_another_parameter, from_a_vector, set_memory,
-              nn.Module.double, nn.Module.bfloat16, nn.Module.half, to_meta, to_empty, freeze, unfreeze]
+              nn.Module.double, nn.Module.bfloat16, nn.Module.half, to_empty, freeze, unfreeze]
 
 
 @STRICT
@@ -92,6 +88,17 @@ def test_conversion_is_noticed_on_a_parameter_with_a_hook():
     module.weight.data = module.weight.data.double()
     with refuses("parameter 'weight'"):
         module.weight.sum().backward()
+
+
+@own_process
+def test_conversion_to_meta_gives_the_module_other_parameters():
+    """PyTorch puts new parameters into the module there; the engine's stay as they were, and untouched."""
+    module = linear()
+    sharded = Sharded(module)
+    ours = module.weight
+    module.to("meta")
+    assert module.weight is not ours and module.weight.is_meta
+    assert_all_bit_equal(sharded.full_parameters(), dict(linear().named_parameters()))
 
 
 @own_process

@@ -35,8 +35,6 @@ def array_of(parameter):
 
 # Each returns the parameter's values as a tensor.
 RAW_READS = {
-    "numpy": lambda p: torch.from_numpy(p.detach().numpy().copy()),
-    "array": array_of,
     "dlpack": lambda p: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(p.detach())).clone(),
     "array_from_dlpack": lambda p: torch.from_numpy(numpy.from_dlpack(p.detach()).copy()),
     "storage_bytes": bytes_of,
@@ -46,8 +44,10 @@ RAW_READS = {
     "safetensors": safetensors_of,
     "typed_storage": lambda p: torch.tensor(list(p.detach().storage())).view(8, 8),
 }
-# Through operators: right at any time.
+# Through operators: right at any time. NumPy gets a copy of a released parameter, as printing does.
 READS = {
+    "numpy": lambda p: torch.from_numpy(p.detach().numpy()),
+    "array": array_of,
     "item": lambda p: torch.tensor([[p[i, j].item() for j in range(8)] for i in range(8)]),
     "float": lambda p: torch.tensor([[float(x) for x in row] for row in p]),
     "clone": lambda p: p.clone(),
@@ -86,6 +86,19 @@ def test_raw_read_of_a_pinned_parameter(read, strict):
     with refuses("parameter 'weight'"):
         sharded.engine.reshard()
         RAW_READS[read](module.weight)
+
+
+@own_process
+def test_numpy_shares_the_memory_of_a_pinned_parameter():
+    """Of a released one it is a copy, as with force=True: what is written to it is not written to the parameter."""
+    module = linear()
+    sharded = Sharded(module)
+    copied = module.weight.detach().numpy()
+    copied[:] = 7
+    with sharded.full_params():
+        assert_bit_equal(torch.from_numpy(module.weight.detach().numpy().copy()), linear().weight)
+        module.weight.detach().numpy()[:] = 3
+    assert_all_bit_equal(sharded.full_parameters(), {"weight": torch.full((8, 8), 3.0), "bias": linear().bias.detach()})
 
 
 @pytest.mark.parametrize("read", READS)

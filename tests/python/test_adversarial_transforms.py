@@ -205,6 +205,7 @@ def test_traced_graph_runs(trace, strict):
 @pytest.mark.parametrize("trace", [traced, scripted], **BY_NAME)
 @own_process
 def test_traced_graph_trains(trace):
+    """Scripted graphs are rewritten by what their profiler saw of the arguments, so the last bit may differ."""
     model, plain = two_linears(), two_linears()
     sharded = Sharded(model)
     graph, plain_graph = trace(model), trace(plain)
@@ -213,7 +214,8 @@ def test_traced_graph_trains(trace):
         plain.zero_grad()
         squares(graph).backward()
         squares(plain_graph).backward()
-        assert_all_bit_equal(sharded.gradients(), local_gradients(plain))
+        torch.testing.assert_close(sharded.gradients(), local_gradients(plain), rtol=1e-6 if trace is scripted else 0,
+                                   atol=1e-6 if trace is scripted else 0)
 
 
 # ---------------------------------------------------------------- modes
