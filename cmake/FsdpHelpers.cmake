@@ -31,17 +31,20 @@ function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
 endfunction()
 
-# fsdp_add_layer(NAME [DEPENDS layer...]): src/NAME/*.cpp as the object library fsdp_NAME, and src/NAME/*_test.cpp
-# as the sources of the test program NAME_test (built in tests/).
+# fsdp_add_layer(NAME [DEPENDS layer...]): src/NAME/*.cpp as the object library fsdp_NAME, and src/NAME/*_test.cpp as
+# the sources of the test program NAME_test (built in tests/). A layer sees its own headers and those of the layers
+# that it depends on through links in layers/ of the build folder: an include of any other layer does not compile.
 function(fsdp_add_layer name)
   cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
   set(test_sources ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
   list(FILTER test_sources INCLUDE REGEX "_test\\.cpp$")
+  set(headers "${CMAKE_BINARY_DIR}/layers/${name}")
+  file(MAKE_DIRECTORY "${headers}")
+  file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}" "${headers}/${name}" SYMBOLIC)
   add_library(fsdp_${name} OBJECT ${sources})
-  target_include_directories(fsdp_${name} PUBLIC
-    "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_include_directories(fsdp_${name} PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include" "${headers}")
   target_link_libraries(fsdp_${name} PUBLIC LibTorch::LibTorch nlohmann_json::nlohmann_json Threads::Threads)
   foreach(dependency ${arg_DEPENDS})
     target_link_libraries(fsdp_${name} PRIVATE fsdp_${dependency})
