@@ -51,8 +51,8 @@ Measurement measure(const std::function<void()>& action) {
 }
 
 void report(const char* what, double mebibytes, const Measurement& m) {
-  std::printf("%-34s %8.2f MiB  %9.3f ms  %6.2f GB/s of tensor  cpu %9.3f ms\n", what, mebibytes,
-              m.seconds * 1e3, mebibytes * 1048576 / m.seconds / 1e9, m.cpu_seconds * 1e3);
+  std::printf("%-34s %8.2f MiB  %9.3f ms  %6.2f GB/s of tensor  cpu %9.3f ms\n", what, mebibytes, m.seconds * 1e3,
+              mebibytes * 1048576 / m.seconds / 1e9, m.cpu_seconds * 1e3);
 }
 
 class Bench {
@@ -79,8 +79,7 @@ class Bench {
     show("all_gather, in place", mebibytes, [&] { comm_->all_gather(full, own, next("gather"))->wait(); });
     show("all_gather", mebibytes, [&] { comm_->all_gather(full, shard, next("gather"))->wait(); });
     show("c10d _allgather_base", mebibytes, [&] { group_->_allgather_base(full, shard)->wait(); });
-    show("reduce_scatter", mebibytes,
-         [&] { comm_->reduce_scatter(shard, full, {0.5}, next("scatter"))->wait(); });
+    show("reduce_scatter", mebibytes, [&] { comm_->reduce_scatter(shard, full, {0.5}, next("scatter"))->wait(); });
     show("c10d _reduce_scatter_base", mebibytes, [&] { group_->_reduce_scatter_base(shard, full)->wait(); });
     show("all_reduce", mebibytes, [&] { comm_->all_reduce(full, full, {0.5}, next("reduce"))->wait(); });
     show("c10d allreduce", mebibytes, [&] {

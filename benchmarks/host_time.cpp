@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   }
   const double plain = measurements.front().milliseconds_per_unit();
   for (size_t index = 1; index < variants.size(); ++index) {
-    std::printf("{\"variant\": \"%s\", \"plain_ms\": %.6f, \"added_ms\": %.6f}\n",
-                variants[index].name.c_str(), plain, measurements[index].milliseconds_per_unit() - plain);
+    std::printf("{\"variant\": \"%s\", \"plain_ms\": %.6f, \"added_ms\": %.6f}\n", variants[index].name.c_str(), plain,
+                measurements[index].milliseconds_per_unit() - plain);
   }
 }

@@ -24,13 +24,16 @@ Options options_for(const std::shared_ptr<Communicator>& communicator) {
 std::vector<std::string> errors_of_ranks(int world_size,
                                          const std::function<void(std::shared_ptr<Communicator>)>& body) {
   std::vector<std::string> errors(world_size);
-  run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
-    try {
-      body(communicator);
-    } catch (const std::exception& error) {
-      errors[communicator->rank()] = error.what();
-    }
-  }, kImpatient);
+  run_ranks(
+      world_size,
+      [&](std::shared_ptr<Communicator> communicator) {
+        try {
+          body(communicator);
+        } catch (const std::exception& error) {
+          errors[communicator->rank()] = error.what();
+        }
+      },
+      kImpatient);
   for (int rank = 0; rank < world_size; ++rank) {
     EXPECT_NE(errors[rank], "") << "rank " << rank << " saw no error";
   }
@@ -156,18 +159,21 @@ TEST(CollectiveIdentity, TwoModelsOfOneShape) {
 }
 
 TEST(CollectiveIdentity, TwoModelsInTurns) {
-  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
-    ExpertsImpl teacher, student;
-    Options options = options_for(communicator);
-    options.auto_wrap_policy = {};
-    fully_shard(*student.a, options);  // bottom-up: inner annotations do not count as models
-    auto second = testing::shard_strictly(student, options);
-    auto first = testing::shard_strictly(teacher, options);
-    for (int step = 0; step < 2; ++step) {
-      torch::Tensor x = torch::ones({1, 4});
-      (teacher.b(teacher.a(x)).detach() - student.b(student.a(x))).pow(2).sum().backward();
-    }
-  }, kImpatient);
+  run_ranks(
+      2,
+      [](std::shared_ptr<Communicator> communicator) {
+        ExpertsImpl teacher, student;
+        Options options = options_for(communicator);
+        options.auto_wrap_policy = {};
+        fully_shard(*student.a, options);  // bottom-up: inner annotations do not count as models
+        auto second = testing::shard_strictly(student, options);
+        auto first = testing::shard_strictly(teacher, options);
+        for (int step = 0; step < 2; ++step) {
+          torch::Tensor x = torch::ones({1, 4});
+          (teacher.b(teacher.a(x)).detach() - student.b(student.a(x))).pow(2).sum().backward();
+        }
+      },
+      kImpatient);
 }
 
 TEST(CollectiveIdentity, AModuleNamedLikeTheRootUnit) {
@@ -197,93 +203,123 @@ void shard_and_touch(torch::nn::Module& module, const Options& options) {
 }
 
 const std::vector<PlanCase> kPlans = {
-    {"shape", [](const auto& communicator, bool odd) {
+    {"shape",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, odd ? 5 : 3);
        shard_and_touch(*linear, options_for(communicator));
-     }, {"[3, 4]", "[5, 4]"}},
-    {"equal_size_other_shape", [](const auto& communicator, bool odd) {
+     },
+     {"[3, 4]", "[5, 4]"}},
+    {"equal_size_other_shape",
+     [](const auto& communicator, bool odd) {
        Bag bag(std::vector<torch::Tensor>{odd ? torch::ones({2, 6}) : torch::ones({3, 4})});
        shard_and_touch(*bag, options_for(communicator));
-     }, {"'p0' of shape [3, 4]", "'p0' of shape [2, 6]"}},
-    {"strides", [](const auto& communicator, bool odd) {
+     },
+     {"'p0' of shape [3, 4]", "'p0' of shape [2, 6]"}},
+    {"strides",
+     [](const auto& communicator, bool odd) {
        Bag bag(std::vector<torch::Tensor>{odd ? torch::ones({4, 3}).t() : torch::ones({3, 4})});
        shard_and_touch(*bag, options_for(communicator));
-     }, {"strides [4, 1]", "strides [1, 3]"}},
-    {"names", [](const auto& communicator, bool odd) {
+     },
+     {"strides [4, 1]", "strides [1, 3]"}},
+    {"names",
+     [](const auto& communicator, bool odd) {
        torch::nn::Module module;
        module.register_parameter(odd ? "beta" : "alpha", torch::ones({4}));
        shard_and_touch(module, options_for(communicator));
-     }, {"'alpha'", "'beta'"}},
-    {"order", [](const auto& communicator, bool odd) {
+     },
+     {"'alpha'", "'beta'"}},
+    {"order",
+     [](const auto& communicator, bool odd) {
        torch::nn::Module module;
        module.register_parameter(odd ? "b" : "a", torch::ones({4}));
        module.register_parameter(odd ? "a" : "b", torch::ones({4}));
        shard_and_touch(module, options_for(communicator));
-     }, {"[parameter 'a'", "[parameter 'b'"}},
-    {"dtype", [](const auto& communicator, bool odd) {
+     },
+     {"[parameter 'a'", "[parameter 'b'"}},
+    {"dtype",
+     [](const auto& communicator, bool odd) {
        Bag bag(std::vector<torch::Tensor>{torch::ones({4}, odd ? torch::kDouble : torch::kFloat)});
        shard_and_touch(*bag, options_for(communicator));
-     }, {"Float", "Double"}},
-    {"requires_grad", [](const auto& communicator, bool odd) {
+     },
+     {"Float", "Double"}},
+    {"requires_grad",
+     [](const auto& communicator, bool odd) {
        torch::nn::Module module;
        module.register_parameter("w", torch::ones({4}), !odd);
        shard_and_touch(module, options_for(communicator));
-     }, {"requires_grad true", "requires_grad false"}},
-    {"units", [](const auto& communicator, bool odd) {
+     },
+     {"requires_grad true", "requires_grad false"}},
+    {"units",
+     [](const auto& communicator, bool odd) {
        ExpertsImpl net;
        Options options = options_for(communicator);
        if (odd) {
          options.auto_wrap_policy = {};
        }
        shard_and_touch(net, options);
-     }, {"unit 'a'", "unit 'root'"}},
-    {"number_of_units", [](const auto& communicator, bool odd) {
+     },
+     {"unit 'a'", "unit 'root'"}},
+    {"number_of_units",
+     [](const auto& communicator, bool odd) {
        torch::nn::Sequential net{torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)};
        if (odd) {
          net->push_back(torch::nn::Linear(4, 4));
        }
        shard_and_touch(*net, options_for(communicator));
-     }, {"(nothing more)", "unit '2'"}},
-    {"strategy", [](const auto& communicator, bool odd) {
+     },
+     {"(nothing more)", "unit '2'"}},
+    {"strategy",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
        options.sharding_strategy = odd ? ShardingStrategy::kShardGradOp : ShardingStrategy::kFullShard;
        shard_and_touch(*linear, options);
-     }, {"FULL_SHARD", "SHARD_GRAD_OP"}},
-    {"replicated", [](const auto& communicator, bool odd) {
+     },
+     {"FULL_SHARD", "SHARD_GRAD_OP"}},
+    {"replicated",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
        options.sharding_strategy = odd ? ShardingStrategy::kNoShard : ShardingStrategy::kFullShard;
        shard_and_touch(*linear, options);
-     }, {"FULL_SHARD", "NO_SHARD"}},
-    {"use_orig_params", [](const auto& communicator, bool odd) {
+     },
+     {"FULL_SHARD", "NO_SHARD"}},
+    {"use_orig_params",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
        options.use_orig_params = odd;
        shard_and_touch(*linear, options);
-     }, {"use_orig_params true", "use_orig_params false"}},
-    {"param_dtype", [](const auto& communicator, bool odd) {
+     },
+     {"use_orig_params true", "use_orig_params false"}},
+    {"param_dtype",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
        if (odd) {
          options.param_dtype = torch::kBFloat16;
        }
        shard_and_touch(*linear, options);
-     }, {"compute Float", "compute BFloat16"}},
-    {"reduce_dtype", [](const auto& communicator, bool odd) {
+     },
+     {"compute Float", "compute BFloat16"}},
+    {"reduce_dtype",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
        if (odd) {
          options.reduce_dtype = torch::kDouble;
        }
        shard_and_touch(*linear, options);
-     }, {"reduce Float", "reduce Double"}},
-    {"reshard", [](const auto& communicator, bool odd) {
+     },
+     {"reduce Float", "reduce Double"}},
+    {"reshard",
+     [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
        options.reshard_after_forward = odd;
        shard_and_touch(*linear, options);
-     }, {"reshard_after_forward true", "reshard_after_forward false"}},
+     },
+     {"reshard_after_forward true", "reshard_after_forward false"}},
 };
 
 class PlanMismatch : public ::testing::TestWithParam<PlanCase> {};
@@ -291,9 +327,8 @@ INSTANTIATE_TEST_SUITE_P(All, PlanMismatch, ::testing::ValuesIn(kPlans),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(PlanMismatch, IsAnErrorOnAllRanks) {
-  auto errors = errors_of_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    GetParam().body(communicator, communicator->rank() == 2);
-  });
+  auto errors = errors_of_ranks(
+      3, [](std::shared_ptr<Communicator> communicator) { GetParam().body(communicator, communicator->rank() == 2); });
   for (int rank = 0; rank < 3; ++rank) {
     expect_parts(errors[rank], {"rank 0", "rank 2", "First difference"});
     for (const char* part : GetParam().parts) {
@@ -311,13 +346,16 @@ TEST(PlanMismatchWorld, IsFoundByVerifyPlanBeforeAnyTouch) {
 }
 
 TEST(PlanMismatchWorld, TheSamePlanPasses) {
-  run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    ExpertsImpl net;
-    auto sharded = fully_shard(net, options_for(communicator));
-    sharded->verify_plan();
-    sharded->verify_plan();
-    (void)net.a->weight.sum();
-  }, kImpatient);
+  run_ranks(
+      3,
+      [](std::shared_ptr<Communicator> communicator) {
+        ExpertsImpl net;
+        auto sharded = fully_shard(net, options_for(communicator));
+        sharded->verify_plan();
+        sharded->verify_plan();
+        (void)net.a->weight.sum();
+      },
+      kImpatient);
 }
 
 }  // namespace

@@ -386,37 +386,41 @@ TEST_P(LifetimeOnRanks, UnusedOnOneRankOnly) {
   for (int rank = 0; rank < kRanks; ++rank) {
     (uneven_loss(*plain, rank) / kRanks).backward();
   }
-  run_ranks(kRanks, [&](std::shared_ptr<Communicator> communicator) {
-    auto net = make_net();
-    Options options = testing::one_rank_options();
-    options.communicator = communicator;
-    if (GetParam().one_unit) {
-      options.auto_wrap_policy = {};
-    }
-    auto sharded = shard_strictly(*net, options);
-    uneven_loss(*net, communicator->rank()).backward();
-    auto got = whole_gradients(*sharded);
-    for (const auto& [name, want] : gradients_of(*plain)) {
-      EXPECT_TRUE(torch::allclose(got.at(name), want, 1e-5, 1e-6)) << name << got.at(name) << want;
-    }
-  }, {std::chrono::seconds(20)});
+  run_ranks(kRanks,
+            [&](std::shared_ptr<Communicator> communicator) {
+              auto net = make_net();
+              Options options = testing::one_rank_options();
+              options.communicator = communicator;
+              if (GetParam().one_unit) {
+                options.auto_wrap_policy = {};
+              }
+              auto sharded = shard_strictly(*net, options);
+              uneven_loss(*net, communicator->rank()).backward();
+              auto got = whole_gradients(*sharded);
+              for (const auto& [name, want] : gradients_of(*plain)) {
+                EXPECT_TRUE(torch::allclose(got.at(name), want, 1e-5, 1e-6)) << name << got.at(name) << want;
+              }
+            },
+            {std::chrono::seconds(20)});
 }
 
 TEST_P(LifetimeOnRanks, UnusedOnAllRanksStaysUndefined) {
-  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    auto net = make_net();
-    Options options = testing::one_rank_options();
-    options.communicator = communicator;
-    if (GetParam().one_unit) {
-      options.auto_wrap_policy = {};
-    }
-    auto sharded = shard_strictly(*net, options);
-    net->loss(/*with_b=*/false).backward();
-    for (const auto& [name, leaf] : sharded->named_parameters()) {
-      bool used = name[0] != 'b' && leaf.numel() > 0;
-      EXPECT_EQ(leaf.grad().defined(), used) << name;
-    }
-  }, {std::chrono::seconds(20)});
+  run_ranks(2,
+            [&](std::shared_ptr<Communicator> communicator) {
+              auto net = make_net();
+              Options options = testing::one_rank_options();
+              options.communicator = communicator;
+              if (GetParam().one_unit) {
+                options.auto_wrap_policy = {};
+              }
+              auto sharded = shard_strictly(*net, options);
+              net->loss(/*with_b=*/false).backward();
+              for (const auto& [name, leaf] : sharded->named_parameters()) {
+                bool used = name[0] != 'b' && leaf.numel() > 0;
+                EXPECT_EQ(leaf.grad().defined(), used) << name;
+              }
+            },
+            {std::chrono::seconds(20)});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Rule R7: what stays on the module as grad() after a capture raises when it is used, and its removal clears the shards'
-// gradient.
+// Rule R7: what stays on the module as grad() after a capture raises when it is used, and its removal clears the
+// shards' gradient.
 #include "engine/engine.h"
 #include "support/sharding.h"
 
@@ -53,8 +53,8 @@ TEST_P(GradientSentinel, OptimizersOnTheModuleRaiseAtTheirFirstStep) {
   std::vector<torch::Tensor> parameters = net->parameters();
   std::vector<std::pair<const char*, std::unique_ptr<Optimizer>>> optimizers;
   optimizers.emplace_back("SGD", std::make_unique<torch::optim::SGD>(parameters, 0.1));
-  optimizers.emplace_back("SGD with momentum", std::make_unique<torch::optim::SGD>(
-                                                   parameters, torch::optim::SGDOptions(0.1).momentum(0.9)));
+  optimizers.emplace_back("SGD with momentum",
+                          std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)));
   optimizers.emplace_back("SGD with decay", std::make_unique<torch::optim::SGD>(
                                                 parameters, torch::optim::SGDOptions(0.1).weight_decay(0.9)));
   optimizers.emplace_back("Adam", std::make_unique<torch::optim::Adam>(parameters, 0.1));
@@ -177,9 +177,9 @@ TEST_P(GradientSentinel, ZeroingAViewOfItDoesNotClearTheRest) {
 TEST_P(GradientSentinel, ZeroGradOfTheHandleAndOfTheOptimizer) {
   torch::optim::SGD optimizer(sharded->parameters(), 0.5);
   plain->loss().backward();
-  for (const std::function<void()>& clear : std::vector<std::function<void()>>{
-           [&] { sharded->zero_grad(true); }, [&] { sharded->zero_grad(false); },
-           [&] { optimizer.zero_grad(true); }, [&] { optimizer.zero_grad(false); }}) {
+  for (const std::function<void()>& clear :
+       std::vector<std::function<void()>>{[&] { sharded->zero_grad(true); }, [&] { sharded->zero_grad(false); },
+                                          [&] { optimizer.zero_grad(true); }, [&] { optimizer.zero_grad(false); }}) {
     net->loss(3).backward();
     clear();
     net->loss().backward();

@@ -67,19 +67,23 @@ TEST_P(Membership, TheWholeModuleIsReplaced) {
 }
 
 TEST_P(Membership, Conversion) {
-  expect_error([&] {
-    net->to(torch::kDouble);
-    train();
-  }, {"has left the engine", "to()"});
+  expect_error(
+      [&] {
+        net->to(torch::kDouble);
+        train();
+      },
+      {"has left the engine", "to()"});
 }
 
 TEST_P(Membership, ConversionAfterAStep) {
   train();
   sharded->zero_grad();
-  expect_error([&] {
-    net->to(torch::kBFloat16);
-    train();
-  }, {"has left the engine"});
+  expect_error(
+      [&] {
+        net->to(torch::kBFloat16);
+        train();
+      },
+      {"has left the engine"});
 }
 
 // The shards would keep what they had: nothing may pass that over in silence.
@@ -97,10 +101,12 @@ TEST_P(Membership, WhatTheHandleDoesNoticesToo) {
 TEST_P(Membership, LoadingAnArchiveReplacesData) {
   std::stringstream archive;
   torch::save(testing::seeded([] { return std::make_shared<NetImpl>(); }), archive);
-  expect_error([&] {
-    torch::load(net, archive);
-    train();
-  }, {"'first.weight'", "aten::set_"});
+  expect_error(
+      [&] {
+        torch::load(net, archive);
+        train();
+      },
+      {"'first.weight'", "aten::set_"});
 }
 
 TEST_P(Membership, NoConversionIsNoProblem) {

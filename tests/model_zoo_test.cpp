@@ -40,7 +40,9 @@ TEST(Layers, TransformerEncoder) {
         auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0.1);
         return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
       },
-      [](auto& layer) { return layer(numbers({3, 2, 8})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({3, 2, 8})).pow(2).sum();
+      });
 }
 
 TEST(Layers, TransformerDecoder) {
@@ -49,13 +51,17 @@ TEST(Layers, TransformerDecoder) {
         auto layer = torch::nn::TransformerDecoderLayerOptions(8, 2).dim_feedforward(12).dropout(0.1);
         return torch::nn::TransformerDecoder(torch::nn::TransformerDecoderOptions(layer, 2));
       },
-      [](auto& layer) { return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum();
+      });
 }
 
 TEST(Layers, Transformer) {
   expect_layer_trains_alike<torch::nn::Transformer>(
       [] { return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(9)); },
-      [](auto& layer) { return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum();
+      });
 }
 
 TEST(Layers, MultiheadAttention) {
@@ -69,8 +75,8 @@ TEST(Layers, MultiheadAttention) {
           return torch::nn::MultiheadAttention(options);
         },
         [&](auto& layer) {
-          auto [out, weights] = layer(numbers({3, 2, 8}), numbers({4, 2, packed ? 8 : 6}),
-                                      numbers({4, 2, packed ? 8 : 6}));
+          auto [out, weights] =
+              layer(numbers({3, 2, 8}), numbers({4, 2, packed ? 8 : 6}), numbers({4, 2, packed ? 8 : 6}));
           return out.pow(2).sum() + weights.pow(3).sum();
         });
   }
@@ -79,8 +85,8 @@ TEST(Layers, MultiheadAttention) {
 TEST(Layers, Lstm) {
   expect_layer_trains_alike<torch::nn::LSTM>(
       [] {
-        return torch::nn::LSTM(torch::nn::LSTMOptions(5, 4).num_layers(2).bidirectional(true).batch_first(true)
-                                   .dropout(0.2).proj_size(3));
+        return torch::nn::LSTM(
+            torch::nn::LSTMOptions(5, 4).num_layers(2).bidirectional(true).batch_first(true).dropout(0.2).proj_size(3));
       },
       [](auto& layer) {
         auto [out, state] = layer(numbers({3, 6, 5}));
@@ -91,45 +97,59 @@ TEST(Layers, Lstm) {
 TEST(Layers, Gru) {
   expect_layer_trains_alike<torch::nn::GRU>(
       [] { return torch::nn::GRU(torch::nn::GRUOptions(5, 4).num_layers(2).bidirectional(true)); },
-      [](auto& layer) { return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum(); });
+      [](auto& layer) {
+        return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum();
+      });
 }
 
 TEST(Layers, Rnn) {
   expect_layer_trains_alike<torch::nn::RNN>(
       [] { return torch::nn::RNN(torch::nn::RNNOptions(5, 4).nonlinearity(torch::kReLU)); },
-      [](auto& layer) { return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum(); });
+      [](auto& layer) {
+        return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum();
+      });
 }
 
 TEST(Layers, Cells) {
-  expect_layer_trains_alike<torch::nn::LSTMCell>([] { return torch::nn::LSTMCell(5, 4); }, [](auto& layer) {
-    auto state = layer(numbers({3, 5}));
-    state = layer(numbers({3, 5}) * 2, state);  // the same cell twice
-    return std::get<0>(state).sum() + std::get<1>(state).pow(2).sum();
-  });
-  expect_layer_trains_alike<torch::nn::GRUCell>(
-      [] { return torch::nn::GRUCell(5, 4); },
-      [](auto& layer) { return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum(); });
-  expect_layer_trains_alike<torch::nn::RNNCell>(
-      [] { return torch::nn::RNNCell(5, 4); },
-      [](auto& layer) { return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum(); });
+  expect_layer_trains_alike<torch::nn::LSTMCell>([] { return torch::nn::LSTMCell(5, 4); },
+                                                 [](auto& layer) {
+                                                   auto state = layer(numbers({3, 5}));
+                                                   state = layer(numbers({3, 5}) * 2, state);  // the same cell twice
+                                                   return std::get<0>(state).sum() + std::get<1>(state).pow(2).sum();
+                                                 });
+  expect_layer_trains_alike<torch::nn::GRUCell>([] { return torch::nn::GRUCell(5, 4); },
+                                                [](auto& layer) {
+                                                  return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum();
+                                                });
+  expect_layer_trains_alike<torch::nn::RNNCell>([] { return torch::nn::RNNCell(5, 4); },
+                                                [](auto& layer) {
+                                                  return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum();
+                                                });
 }
 
 TEST(Layers, Convolutions) {
   expect_layer_trains_alike<torch::nn::Conv1d>(
       [] { return torch::nn::Conv1d(torch::nn::Conv1dOptions(4, 6, 3).groups(2).padding(1)); },
-      [](auto& layer) { return layer(numbers({2, 4, 9})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({2, 4, 9})).pow(2).sum();
+      });
   expect_layer_trains_alike<torch::nn::Conv2d>(
       [] {
-        return torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3).stride(2).padding(1)
-                                     .padding_mode(torch::kCircular));
+        return torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3).stride(2).padding(1).padding_mode(torch::kCircular));
       },
-      [](auto& layer) { return layer(numbers({2, 3, 7, 7})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({2, 3, 7, 7})).pow(2).sum();
+      });
   expect_layer_trains_alike<torch::nn::Conv3d>(
       [] { return torch::nn::Conv3d(torch::nn::Conv3dOptions(2, 3, 2).bias(false)); },
-      [](auto& layer) { return layer(numbers({1, 2, 4, 4, 4})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({1, 2, 4, 4, 4})).pow(2).sum();
+      });
   expect_layer_trains_alike<torch::nn::ConvTranspose2d>(
       [] { return torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(3, 5, 3).stride(2)); },
-      [](auto& layer) { return layer(numbers({2, 3, 4, 4})).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({2, 3, 4, 4})).pow(2).sum();
+      });
 }
 
 TEST(Layers, ChannelsLastConvolutions) {
@@ -155,22 +175,34 @@ TEST(Layers, ChannelsLastConvolutions) {
 TEST(Layers, Normalisations) {
   expect_layer_trains_alike<torch::nn::BatchNorm1d>(
       [] { return torch::nn::BatchNorm1d(5); },
-      [](auto& layer) { return layer(numbers({4, 5})).pow(3).sum() + layer->running_mean.sum(); });
+      [](auto& layer) {
+        return layer(numbers({4, 5})).pow(3).sum() + layer->running_mean.sum();
+      });
   expect_layer_trains_alike<torch::nn::BatchNorm2d>(
       [] {
         torch::nn::BatchNorm2d norm(5);
         norm->eval();
         return norm;
       },
-      [](auto& layer) { return layer(numbers({4, 5, 2, 2})).pow(3).sum(); });
-  expect_layer_trains_alike<torch::nn::GroupNorm>(
-      [] { return torch::nn::GroupNorm(2, 6); }, [](auto& layer) { return layer(numbers({4, 6, 3})).pow(3).sum(); });
+      [](auto& layer) {
+        return layer(numbers({4, 5, 2, 2})).pow(3).sum();
+      });
+  expect_layer_trains_alike<torch::nn::GroupNorm>([] { return torch::nn::GroupNorm(2, 6); },
+                                                  [](auto& layer) {
+                                                    return layer(numbers({4, 6, 3})).pow(3).sum();
+                                                  });
   expect_layer_trains_alike<torch::nn::InstanceNorm1d>(
       [] { return torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(6).affine(true)); },
-      [](auto& layer) { return layer(numbers({4, 6, 3})).pow(3).sum(); });
+      [](auto& layer) {
+        return layer(numbers({4, 6, 3})).pow(3).sum();
+      });
   expect_layer_trains_alike<torch::nn::LayerNorm>(
-      [] { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({3, 5})); },
-      [](auto& layer) { return layer(numbers({4, 3, 5})).pow(3).sum(); });
+      [] {
+        return torch::nn::LayerNorm(torch::nn::LayerNormOptions({3, 5}));
+      },
+      [](auto& layer) {
+        return layer(numbers({4, 3, 5})).pow(3).sum();
+      });
 }
 
 TEST(Layers, Embeddings) {
@@ -185,15 +217,23 @@ TEST(Layers, Embeddings) {
 }
 
 TEST(Layers, BilinearPReluAndLosses) {
-  expect_layer_trains_alike<torch::nn::Bilinear>(
-      [] { return torch::nn::Bilinear(3, 4, 5); },
-      [](auto& layer) { return layer(numbers({2, 3}), numbers({2, 4})).pow(2).sum(); });
+  expect_layer_trains_alike<torch::nn::Bilinear>([] { return torch::nn::Bilinear(3, 4, 5); },
+                                                 [](auto& layer) {
+                                                   return layer(numbers({2, 3}), numbers({2, 4})).pow(2).sum();
+                                                 });
   expect_layer_trains_alike<torch::nn::PReLU>(
       [] { return torch::nn::PReLU(torch::nn::PReLUOptions().num_parameters(3)); },
-      [](auto& layer) { return layer(numbers({4, 3}) - 0.3).pow(2).sum(); });
+      [](auto& layer) {
+        return layer(numbers({4, 3}) - 0.3).pow(2).sum();
+      });
   expect_layer_trains_alike<torch::nn::AdaptiveLogSoftmaxWithLoss>(
-      [] { return torch::nn::AdaptiveLogSoftmaxWithLoss(torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 12, {4, 8}).div_value(2)); },
-      [](auto& layer) { return layer(numbers({6, 8}), torch::arange(6) * 2).output.sum(); });
+      [] {
+        return torch::nn::AdaptiveLogSoftmaxWithLoss(
+            torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 12, {4, 8}).div_value(2));
+      },
+      [](auto& layer) {
+        return layer(numbers({6, 8}), torch::arange(6) * 2).output.sum();
+      });
 }
 
 // ---- modules
@@ -210,10 +250,11 @@ struct TiedImpl : torch::nn::Module {
 };
 
 TEST(Modules, TiedWeights) {
-  expect_trains_alike([] { return std::make_shared<TiedImpl>(); }, [](auto& m) {
-    torch::Tensor logits = torch::linear(m->norm(m->embed(ids())), m->head);
-    return torch::nn::functional::cross_entropy(logits.flatten(0, 1), ids().flatten());
-  });
+  expect_trains_alike([] { return std::make_shared<TiedImpl>(); },
+                      [](auto& m) {
+                        torch::Tensor logits = torch::linear(m->norm(m->embed(ids())), m->head);
+                        return torch::nn::functional::cross_entropy(logits.flatten(0, 1), ids().flatten());
+                      });
 }
 
 TEST(Modules, OddSizesInOneUnit) {
@@ -225,7 +266,10 @@ TEST(Modules, OddSizesInOneUnit) {
             torch::nn::Linear(8, 7), torch::nn::LayerNorm(torch::nn::LayerNormOptions({7})), torch::nn::Linear(7, 129),
             torch::nn::GELU(), torch::nn::Linear(129, 65), torch::nn::LayerNorm(torch::nn::LayerNormOptions({65})));
       },
-      [](auto& m) { return m->forward(numbers({4, 8})).pow(3).sum(); }, options);
+      [](auto& m) {
+        return m->forward(numbers({4, 8})).pow(3).sum();
+      },
+      options);
 }
 
 TEST(Modules, DropoutWithTheSameSeed) {
@@ -397,59 +441,72 @@ struct Use {
 };
 
 const std::vector<Use> kUses = {
-    {"as_strided", [](MatrixImpl& m) {
+    {"as_strided",
+     [](MatrixImpl& m) {
        torch::Tensor a = m.w.as_strided({4, 4}, {16, 2}, 1);
        return a.mm(a).sum();
      }},
-    {"chunk_select_expand", [](MatrixImpl& m) {
+    {"chunk_select_expand",
+     [](MatrixImpl& m) {
        auto halves = m.w.chunk(2);
        torch::Tensor part = m.w.slice(0, 1, 5).slice(1, 2, 6);
        return (halves[0] * halves[1]).sum() + part.unsqueeze(0).expand({3, 4, 4}).pow(2).sum() + m.w[3].prod();
      }},
-    {"split_unbind_stack", [](MatrixImpl& m) {
+    {"split_unbind_stack",
+     [](MatrixImpl& m) {
        auto rows = m.w.unbind();
        auto parts = m.w.split_with_sizes({1, 3, 4}, 1);
        return torch::stack(rows, 1).mm(parts[2]).pow(2).sum() + torch::stack({rows[0], m.u}).prod();
      }},
-    {"unfold_diagonal", [](MatrixImpl& m) {
+    {"unfold_diagonal",
+     [](MatrixImpl& m) {
        return m.w.unfold(0, 2, 2).pow(2).sum() + m.w.diagonal().exp().sum() + m.w.diagonal(1).prod();
      }},
-    {"view_as_complex", [](MatrixImpl& m) {
+    {"view_as_complex",
+     [](MatrixImpl& m) {
        torch::Tensor z = torch::view_as_complex(m.v);
        return z.abs().sum() + torch::view_as_real(z * z.conj()).sum() + torch::real(z).pow(2).sum();
      }},
-    {"transpose_reshape_contiguous", [](MatrixImpl& m) {
+    {"transpose_reshape_contiguous",
+     [](MatrixImpl& m) {
        return m.x.mm(m.w.t().reshape({4, 16}).reshape({8, 8})).exp().sum() + m.w.t().contiguous().pow(2).sum() +
               m.w.t().flatten().pow(3).sum() + m.v.permute({2, 0, 1}).movedim(0, 2).flatten(1).pow(2).sum();
      }},
-    {"dtype_conversions", [](MatrixImpl& m) {
+    {"dtype_conversions",
+     [](MatrixImpl& m) {
        return m.w.to(torch::kDouble).pow(2).sum().to(torch::kFloat) + m.u.to(torch::kBFloat16).sum().to(torch::kFloat) +
               m.w.to(m.u.options()).sum() + m.u.type_as(m.x).prod();
      }},
-    {"index", [](MatrixImpl& m) {
+    {"index",
+     [](MatrixImpl& m) {
        return m.x.index({torch::indexing::Slice(), m.i}).mm(m.w.index({m.i})).pow(2).sum() +
               m.w.index({m.i, m.i}).prod() + m.w.gather(0, m.i.expand({8, 8})).pow(2).sum();
      }},
-    {"index_put", [](MatrixImpl& m) {
+    {"index_put",
+     [](MatrixImpl& m) {
        return torch::index_put(m.w, {m.i, m.i}, m.u).pow(2).sum() + torch::where(m.w > 0, m.w, m.u).pow(2).sum() +
               m.x.clone().index_add_(0, torch::tensor({1, 2}), m.w.narrow(0, 0, 2)).pow(2).sum();
      }},
-    {"foreach", [](MatrixImpl& m) {
+    {"foreach",
+     [](MatrixImpl& m) {
        torch::Tensor sum = torch::zeros({});
        for (const torch::Tensor& t : torch::_foreach_mul({m.w, m.u}, 2.0)) {
          sum = sum + t.pow(2).sum();
        }
        return sum;
      }},
-    {"block_diag_einsum_cartesian", [](MatrixImpl& m) {
-       return torch::block_diag({m.w, m.u.unsqueeze(0)}).pow(2).sum() +
-              torch::einsum("ij,j,i->", {m.w, m.u, m.u}) + torch::cartesian_prod({m.u, m.u}).pow(2).sum();
+    {"block_diag_einsum_cartesian",
+     [](MatrixImpl& m) {
+       return torch::block_diag({m.w, m.u.unsqueeze(0)}).pow(2).sum() + torch::einsum("ij,j,i->", {m.w, m.u, m.u}) +
+              torch::cartesian_prod({m.u, m.u}).pow(2).sum();
      }},
-    {"cat_as_strided_of_views", [](MatrixImpl& m) {
+    {"cat_as_strided_of_views",
+     [](MatrixImpl& m) {
        torch::Tensor a = torch::cat({m.w.t().narrow(0, 1, 3), m.x}, 0);
        return a.pow(2).sum() + m.w.t().as_strided({3, 3}, {9, 1}, 2).det();
      }},
-    {"copy_into_others", [](MatrixImpl& m) {
+    {"copy_into_others",
+     [](MatrixImpl& m) {
        torch::Tensor buffer = torch::zeros({9, 8});
        buffer.narrow(0, 0, 8).copy_(m.w);
        buffer.select(0, 8).add_(m.u);
@@ -460,26 +517,31 @@ const std::vector<Use> kUses = {
        }
        return buffer.pow(2).sum() + (out * m.u).sum();
      }},
-    {"linear_algebra", [](MatrixImpl& m) {
+    {"linear_algebra",
+     [](MatrixImpl& m) {
        torch::Tensor spd = m.w.mm(m.w.t()) + torch::eye(8) * 4;
        return torch::linalg_cholesky(spd).pow(2).sum() + torch::logdet(spd) + torch::linalg_solve(spd, m.u).sum();
      }},
-    {"broadcast_and_scalars", [](MatrixImpl& m) {
+    {"broadcast_and_scalars",
+     [](MatrixImpl& m) {
        torch::Tensor scale = torch::full({}, m.u[3].item<float>());
        return (m.w * m.u + m.u.unsqueeze(1)).pow(2).sum() * scale + m.w.mean() + m.w.max() + m.w.norm() +
               std::get<0>(m.w.topk(3)).sum() + m.w.softmax(1).log().sum();
      }},
-    {"attention", [](MatrixImpl& m) {
+    {"attention",
+     [](MatrixImpl& m) {
        torch::Tensor q = m.w.view({1, 2, 4, 8}), k = m.v.view({1, 2, 3, 8});
        return torch::scaled_dot_product_attention(q, k, k).pow(2).sum();
      }},
-    {"gradient_penalty", [](MatrixImpl& m) {
+    {"gradient_penalty",
+     [](MatrixImpl& m) {
        torch::Tensor x = m.x.clone().set_requires_grad(true);
        torch::Tensor y = torch::tanh(x.mm(m.w)).mv(m.u).sum();
        torch::Tensor g = torch::autograd::grad({y}, {x}, {}, c10::nullopt, true)[0];
        return y + g.pow(2).sum();
      }},
-    {"same_parameter_many_times", [](MatrixImpl& m) {
+    {"same_parameter_many_times",
+     [](MatrixImpl& m) {
        torch::Tensor y = m.x;
        for (int k = 0; k < 4; ++k) {
          y = torch::tanh(y.mm(k % 2 ? m.w : m.w.t()) + m.u);

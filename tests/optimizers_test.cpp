@@ -16,20 +16,22 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std
 struct Case {
   const char* name;
   MakeOptimizer make;
-
 };
 
 const std::vector<Case> kOptimizers = {
     {"SGD", [](auto p) { return std::make_unique<torch::optim::SGD>(p, 0.1); }},
-    {"SGD_momentum", [](auto p) {
+    {"SGD_momentum",
+     [](auto p) {
        return std::make_unique<torch::optim::SGD>(
            p, torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
      }},
-    {"Adam", [](auto p) { return std::make_unique<torch::optim::Adam>(p, torch::optim::AdamOptions(0.01).amsgrad(true)); }},
+    {"Adam",
+     [](auto p) { return std::make_unique<torch::optim::Adam>(p, torch::optim::AdamOptions(0.01).amsgrad(true)); }},
     {"AdamW", [](auto p) { return std::make_unique<torch::optim::AdamW>(p, 0.01); }},
     {"Adagrad", [](auto p) { return std::make_unique<torch::optim::Adagrad>(p, torch::optim::AdagradOptions(0.1)); }},
     {"RMSprop", [](auto p) {
-       return std::make_unique<torch::optim::RMSprop>(p, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
+       return std::make_unique<torch::optim::RMSprop>(p,
+                                                      torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
      }}};
 
 constexpr int kSteps = 4;
@@ -102,10 +104,10 @@ TEST(ParameterGroups, NoWeightDecayByName) {
       (decay ? decayed : others).push_back(tensor);
     }
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(decayed, std::make_unique<torch::optim::AdamWOptions>(
-                                     torch::optim::AdamWOptions(0.02).weight_decay(0.5)));
-    groups.emplace_back(others, std::make_unique<torch::optim::AdamWOptions>(
-                                    torch::optim::AdamWOptions(0.01).weight_decay(0)));
+    groups.emplace_back(
+        decayed, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.02).weight_decay(0.5)));
+    groups.emplace_back(others,
+                        std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.01).weight_decay(0)));
     return std::make_unique<torch::optim::AdamW>(std::move(groups), torch::optim::AdamWOptions(0.02));
   };
   TinyLM plain = make_tiny_lm({}, torch::kDouble);
@@ -141,12 +143,14 @@ TEST(ParameterGroups, NoWeightDecayByName) {
 TEST(EmptyShards, SeveralSteps) {
   struct DustImpl : torch::nn::Module {
     DustImpl() {
-      a = register_module("a", torch::nn::Linear(torch::nn::LinearOptions(1, 1)));        // 2 elements
-      b = register_module("b", torch::nn::Linear(torch::nn::LinearOptions(1, 5)));        // 10 elements
-      gate = register_parameter("gate", torch::full({1}, 0.5, torch::kDouble));           // 1 element
+      a = register_module("a", torch::nn::Linear(torch::nn::LinearOptions(1, 1)));  // 2 elements
+      b = register_module("b", torch::nn::Linear(torch::nn::LinearOptions(1, 5)));  // 10 elements
+      gate = register_parameter("gate", torch::full({1}, 0.5, torch::kDouble));     // 1 element
       to(torch::kDouble);
     }
-    torch::Tensor loss(double x) { return (b(torch::tanh(a(torch::full({1, 1}, x, torch::kDouble)))) * gate).pow(2).sum(); }
+    torch::Tensor loss(double x) {
+      return (b(torch::tanh(a(torch::full({1, 1}, x, torch::kDouble)))) * gate).pow(2).sum();
+    }
     torch::nn::Linear a{nullptr}, b{nullptr};
     torch::Tensor gate;
   };

@@ -29,9 +29,7 @@ void no_grad_in_place(torch::nn::LinearImpl& linear) {
   linear.bias.zero_();
 }
 void data_in_place(torch::nn::LinearImpl& linear) { linear.weight.data().mul_(2); }
-void view_of_detached(torch::nn::LinearImpl& linear) {
-  linear.weight.detach().view({-1}).narrow(0, 3, 6).fill_(1);
-}
+void view_of_detached(torch::nn::LinearImpl& linear) { linear.weight.detach().view({-1}).narrow(0, 3, 6).fill_(1); }
 void init(torch::nn::LinearImpl& linear) {
   torch::manual_seed(1);
   torch::nn::init::kaiming_uniform_(linear.weight);
@@ -64,11 +62,17 @@ void transposed(torch::nn::LinearImpl& linear) {
   linear.weight.t().select(0, 2).add_(1);
 }
 
-const std::vector<Write> kWrites = {
-    {"no_grad_in_place", no_grad_in_place}, {"data_in_place", data_in_place}, {"view_of_detached", view_of_detached},
-    {"init", init},         {"out_argument", out_argument}, {"foreach_list", foreach_list},
-    {"index_put", index_put}, {"indexing", indexing}, {"zero", zero}, {"foreach_zero", foreach_zero},
-    {"transposed", transposed}};
+const std::vector<Write> kWrites = {{"no_grad_in_place", no_grad_in_place},
+                                    {"data_in_place", data_in_place},
+                                    {"view_of_detached", view_of_detached},
+                                    {"init", init},
+                                    {"out_argument", out_argument},
+                                    {"foreach_list", foreach_list},
+                                    {"index_put", index_put},
+                                    {"indexing", indexing},
+                                    {"zero", zero},
+                                    {"foreach_zero", foreach_zero},
+                                    {"transposed", transposed}};
 
 class ParameterWrite : public ::testing::TestWithParam<Write> {};
 INSTANTIATE_TEST_SUITE_P(All, ParameterWrite, ::testing::ValuesIn(kWrites),
@@ -266,13 +270,14 @@ class ShardWrite : public ::testing::TestWithParam<Case> {
   torch::nn::Linear linear{nullptr};
   std::shared_ptr<ShardedModule> sharded;
 };
-INSTANTIATE_TEST_SUITE_P(
-    All, ShardWrite,
-    ::testing::Values(Case{"leaf", write_leaf}, Case{"leaf_data", write_leaf_data}, Case{"slices", write_slices},
-                      Case{"inference", write_in_inference}, Case{"SGD", step<torch::optim::SGD>},
-                      Case{"Adam", step<torch::optim::Adam>}, Case{"AdamW", step<torch::optim::AdamW>},
-                      Case{"RMSprop", step<torch::optim::RMSprop>}, Case{"Adagrad", step<torch::optim::Adagrad>}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, ShardWrite,
+                         ::testing::Values(Case{"leaf", write_leaf}, Case{"leaf_data", write_leaf_data},
+                                           Case{"slices", write_slices}, Case{"inference", write_in_inference},
+                                           Case{"SGD", step<torch::optim::SGD>}, Case{"Adam", step<torch::optim::Adam>},
+                                           Case{"AdamW", step<torch::optim::AdamW>},
+                                           Case{"RMSprop", step<torch::optim::RMSprop>},
+                                           Case{"Adagrad", step<torch::optim::Adagrad>}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ShardWrite, IsSeenByTheNextForward) {
   torch::NoGradGuard no_grad;

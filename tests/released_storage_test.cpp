@@ -94,12 +94,21 @@ TEST_F(ReleasedStorage, UnseenKernelsThrow) {
       {"to", [&] { (void)w.to(torch::kDouble); }},
       {"item", [&] { (void)w[0][0].item<float>(); }},
       {"equal", [&] { (void)torch::equal(w, original); }},
-      {"cat", [&] { (void)torch::cat({w, x}); }},
+      {"cat",
+       [&] {
+         (void)torch::cat({w, x});
+       }},
       {"index", [&] { (void)w.index_select(0, ids); }},
-      {"foreach", [&] { (void)torch::_foreach_mul({w, x}, 2.0); }},
+      {"foreach",
+       [&] {
+         (void)torch::_foreach_mul({w, x}, 2.0);
+       }},
       {"embedding", [&] { (void)torch::embedding(embedding->weight, ids); }},
       {"layer_norm", [&] { (void)torch::layer_norm(x, {8}, norm->weight, norm->bias); }},
-      {"conv", [&] { (void)torch::conv1d(x.view({1, 4, 8}), conv->weight, conv->bias); }},
+      {"conv",
+       [&] {
+         (void)torch::conv1d(x.view({1, 4, 8}), conv->weight, conv->bias);
+       }},
   };
   torch::NoGradGuard no_grad;
   for (const auto& [name, kernel] : kernels) {

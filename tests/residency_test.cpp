@@ -102,22 +102,21 @@ struct Modes {
   const char* name;
   std::vector<ShardingStrategy> strategies;  // of units c0, c1, c2 below the root
   std::vector<std::optional<bool>> reshard;
-  int64_t kept;           // units that stay gathered after forward, the root included
-  int64_t all_gathers;    // of a step
+  int64_t kept;         // units that stay gathered after forward, the root included
+  int64_t all_gathers;  // of a step
 };
 class MixedUnits : public ::testing::TestWithParam<Modes> {};
 constexpr auto kFull = ShardingStrategy::kFullShard;
 constexpr auto kGradOp = ShardingStrategy::kShardGradOp;
 constexpr auto kNone = ShardingStrategy::kNoShard;
-INSTANTIATE_TEST_SUITE_P(
-    All, MixedUnits,
-    ::testing::Values(Modes{"full", {kFull, kFull, kFull}, {{}, {}, {}}, 1, 6},
-                      Modes{"grad_op", {kGradOp, kGradOp, kGradOp}, {{}, {}, {}}, 4, 4},
-                      Modes{"mixed", {kFull, kGradOp, kFull}, {{}, {}, {}}, 2, 5},
-                      Modes{"kept", {kFull, kFull, kFull}, {{}, false, {}}, 2, 5},
-                      Modes{"resharded", {kFull, kFull, kFull}, {true, true, true}, 1, 6},
-                      Modes{"replicated", {kNone, kFull, kGradOp}, {{}, {}, {}}, 3, 4}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, MixedUnits,
+                         ::testing::Values(Modes{"full", {kFull, kFull, kFull}, {{}, {}, {}}, 1, 6},
+                                           Modes{"grad_op", {kGradOp, kGradOp, kGradOp}, {{}, {}, {}}, 4, 4},
+                                           Modes{"mixed", {kFull, kGradOp, kFull}, {{}, {}, {}}, 2, 5},
+                                           Modes{"kept", {kFull, kFull, kFull}, {{}, false, {}}, 2, 5},
+                                           Modes{"resharded", {kFull, kFull, kFull}, {true, true, true}, 1, 6},
+                                           Modes{"replicated", {kNone, kFull, kGradOp}, {{}, {}, {}}, 3, 4}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(MixedUnits, GatherAsOftenAsTheyShould) {
   const Modes& modes = GetParam();

@@ -18,8 +18,8 @@ using testing::TinyLM;
 using testing::TinyLMImpl;
 
 constexpr int kSteps = 10;
-// Clips in most steps. With one rank nothing is clipped: the norm is summed in another order than torch's norm of norms,
-// and everything else must be equal to the bit.
+// Clips in most steps. With one rank nothing is clipped: the norm is summed in another order than torch's norm of
+// norms, and everything else must be equal to the bit.
 double max_norm(int world_size) { return world_size == 1 ? 1e9 : 0.5; }
 
 struct Trained {
@@ -81,9 +81,12 @@ enum class Policy { kNone, kTransformer, kSize };
 
 WrapPolicy wrap_policy(Policy policy) {
   switch (policy) {
-    case Policy::kNone: return {};
-    case Policy::kTransformer: return module_class_policy<BlockImpl>();
-    case Policy::kSize: return size_policy(90);
+    case Policy::kNone:
+      return {};
+    case Policy::kTransformer:
+      return module_class_policy<BlockImpl>();
+    case Policy::kSize:
+      return size_policy(90);
   }
   return {};
 }

@@ -61,15 +61,14 @@ TEST_F(Program, HelpAndVersion) {
   for (const char* command : {"$FSDP --help", "$FSDP train --help"}) {
     const ProgramResult help = run_shell(command);
     EXPECT_EQ(help.status, 0);
-    EXPECT_THAT(help.out, AllOf(HasSubstr("learning_rate (number; default: 5e-05)"),
-                                HasSubstr("gradient_accumulation_steps")));
+    EXPECT_THAT(help.out,
+                AllOf(HasSubstr("learning_rate (number; default: 5e-05)"), HasSubstr("gradient_accumulation_steps")));
   }
 }
 
 TEST_F(Program, MistakesInTheCommandLineHaveStatus2) {
-  for (const char* arguments :
-       {"", "trian", "train", "train --config-path", "train --config-path c --nproc-per-node 0",
-        "train --config-path c --nproc-per-node two", "train --config-path c --unknown"}) {
+  for (const char* arguments : {"", "trian", "train", "train --config-path", "train --config-path c --nproc-per-node 0",
+                                "train --config-path c --nproc-per-node two", "train --config-path c --unknown"}) {
     const ProgramResult result = run_shell("$FSDP " + std::string(arguments));
     EXPECT_EQ(result.status, 2) << arguments;
     EXPECT_THAT(result.err, Not(::testing::IsEmpty())) << arguments;
@@ -77,12 +76,11 @@ TEST_F(Program, MistakesInTheCommandLineHaveStatus2) {
 }
 
 TEST_F(Program, TrainsEvaluatesAndSaves) {
-  const ProgramResult result = train(
-      config({{"save_final", true}, {"do_eval", true}, {"eval_dataset", "dummy:5"}, {"logging_steps", 3}}),
-      "--nproc-per-node 2 --save-config --set max_steps=5");
+  const ProgramResult result =
+      train(config({{"save_final", true}, {"do_eval", true}, {"eval_dataset", "dummy:5"}, {"logging_steps", 3}}),
+            "--nproc-per-node 2 --save-config --set max_steps=5");
   ASSERT_EQ(result.status, 0) << result.err;
-  EXPECT_THAT(result.out,
-              AllOf(HasSubstr("step 3/5 | loss "), HasSubstr("step 5/5 | loss "), HasSubstr("eval loss ")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("step 3/5 | loss "), HasSubstr("step 5/5 | loss "), HasSubstr("eval loss ")));
 
   const auto lines = metrics();
   ASSERT_EQ(lines.size(), 3u);
@@ -110,9 +108,8 @@ TEST_F(Program, TrainsEvaluatesAndSaves) {
 // The same global batches: the same losses for 1, 2, 3 and 4 processes, however the ranks are started.
 TEST_F(Program, LossesDoNotDependOnTheNumberOfRanks) {
   const auto losses = [&](int ranks) {
-    const ProgramResult result =
-        train(config({{"train_batch_size", 12 / ranks}, {"lr_scheduler_type", "constant"}}),
-              "--nproc-per-node " + std::to_string(ranks));
+    const ProgramResult result = train(config({{"train_batch_size", 12 / ranks}, {"lr_scheduler_type", "constant"}}),
+                                       "--nproc-per-node " + std::to_string(ranks));
     EXPECT_EQ(result.status, 0) << result.err;
     std::vector<double> values;
     for (const json& line : metrics()) values.push_back(line["loss"]);
@@ -130,8 +127,8 @@ TEST_F(Program, LossesDoNotDependOnTheNumberOfRanks) {
 
 TEST_F(Program, TrainsInBf16) {
   for (const char* master : {"fp32", "bf16"}) {
-    const ProgramResult result = train(
-        config({{"dtype", "bf16"}, {"master_dtype", master}, {"save_final", true}}), "--nproc-per-node 2");
+    const ProgramResult result =
+        train(config({{"dtype", "bf16"}, {"master_dtype", master}, {"save_final", true}}), "--nproc-per-node 2");
     ASSERT_EQ(result.status, 0) << result.err;
     const checkpoint::HfFolder saved(folder_.path("output/final"));
     EXPECT_EQ(saved.tensors()[0].dtype, master == std::string("fp32") ? at::kFloat : at::kBFloat16);
@@ -174,9 +171,9 @@ TEST_F(Program, APortInUseIsNamed) {
   ASSERT_EQ(listen(taken, 1), 0);
   getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length);
   const std::string port = std::to_string(ntohs(address.sin_port));
-  const ProgramResult result = run_shell(
-      "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port +
-      " $FSDP train --config-path " + folder_.path("config.json"));
+  const ProgramResult result =
+      run_shell("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port +
+                " $FSDP train --config-path " + folder_.path("config.json"));
   close(taken);
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0: "), HasSubstr(port)));
@@ -191,8 +188,7 @@ TEST_F(Program, ContradictoryEnvironmentsAreMistakes) {
   const ProgramResult half = run_shell("RANK=0 " + command);
   EXPECT_EQ(half.status, 2);
   EXPECT_THAT(half.err, HasSubstr("WORLD_SIZE"));
-  const ProgramResult beyond =
-      run_shell("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 " + command);
+  const ProgramResult beyond = run_shell("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 " + command);
   EXPECT_EQ(beyond.status, 2);
   EXPECT_THAT(beyond.err, HasSubstr("RANK is 2"));
 }
@@ -220,9 +216,7 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
       {{{"dataset", folder_.path("ids.bin")}, {"max_seq_length", 2}},
        1,
        {"ids.bin", "token id 255", "byte offset 2", "131"}},
-      {{{"dataset", folder_.path("short.txt")}, {"train_batch_size", 4}},
-       1,
-       {"short.txt", "6 samples", "8 samples"}},
+      {{{"dataset", folder_.path("short.txt")}, {"train_batch_size", 4}}, 1, {"short.txt", "6 samples", "8 samples"}},
       {{{"save_final", true}, {"output_dir", folder_.path("taken")}}, 1, {"taken/final", "no model folder"}},
   };
   for (const Mistake& mistake : mistakes) {
@@ -238,22 +232,20 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
 TEST_F(Program, ARankThatIsKilledEndsTheRun) {
   // Without end, so that it can only end by the kill.
   folder_.write("config.json", config({{"max_steps", 100000000}}).dump());
-  const std::string script =
-      "$FSDP train --config-path " + folder_.path("config.json") + " --nproc-per-node 3 & launcher=$!\n" +
-      "until [ -s " + folder_.path("output/metrics.jsonl") +
-      " ] || ! kill -0 $launcher; do sleep 0.05; done\n" +
-      "for p in $(cat /proc/$launcher/task/$launcher/children); do\n" +
-      "  grep -qz '^RANK=1$' /proc/$p/environ && kill -9 $p\n" + "done\n" + "wait $launcher";
+  const std::string script = "$FSDP train --config-path " + folder_.path("config.json") +
+                             " --nproc-per-node 3 & launcher=$!\n" + "until [ -s " +
+                             folder_.path("output/metrics.jsonl") + " ] || ! kill -0 $launcher; do sleep 0.05; done\n" +
+                             "for p in $(cat /proc/$launcher/task/$launcher/children); do\n" +
+                             "  grep -qz '^RANK=1$' /proc/$p/environ && kill -9 $p\n" + "done\n" + "wait $launcher";
   const ProgramResult result = run_shell(script);
   EXPECT_EQ(result.status, 128 + 9);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 was killed by signal 9"), HasSubstr("rank 0: "),
-                                HasSubstr("rank 2: ")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 1 was killed by signal 9"), HasSubstr("rank 0: "), HasSubstr("rank 2: ")));
 }
 
 TEST_F(Program, AFailureOfOneRankEndsAll) {
   folder_.write("in_the_way", "");
-  const ProgramResult result =
-      train(config({{"output_dir", folder_.path("in_the_way")}}), "--nproc-per-node 2");
+  const ProgramResult result = train(config({{"output_dir", folder_.path("in_the_way")}}), "--nproc-per-node 2");
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0: "), HasSubstr("in_the_way")));
 }

@@ -29,12 +29,12 @@ class Engine;
 // The part of one original parameter that this rank holds: elements [begin, end) in the order in which the parameter
 // lies in memory, which is row-major unless it had another memory format (see strides).
 struct ShardSlice {
-  std::string fqn;             // original name; the first of them for a shared parameter
+  std::string fqn;               // original name; the first of them for a shared parameter
   std::vector<int64_t> sizes;    // of the whole parameter
   std::vector<int64_t> strides;  // likewise
   int64_t begin = 0;
-  int64_t end = 0;   // begin == end: this rank holds nothing of it
-  at::Tensor data;   // 1-D view of the shard, end - begin elements, writable under NoGradGuard
+  int64_t end = 0;  // begin == end: this rank holds nothing of it
+  at::Tensor data;  // 1-D view of the shard, end - begin elements, writable under NoGradGuard
 };
 
 // Counters since fully_shard; what tests and benchmarks look at.
@@ -42,9 +42,9 @@ struct EngineStats {
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t all_reduces = 0;
-  int64_t gathered_bytes = 0;       // held by unsharded buffers now
+  int64_t gathered_bytes = 0;  // held by unsharded buffers now
   int64_t peak_gathered_bytes = 0;
-  int64_t gathered_units = 0;       // now, the root included
+  int64_t gathered_units = 0;  // now, the root included
   int64_t peak_gathered_units = 0;
   int64_t gradient_buffer_bytes = 0;
   int64_t peak_gradient_buffer_bytes = 0;

@@ -13,8 +13,8 @@ namespace fsdp {
 // What a policy is asked about one module.
 struct WrapCandidate {
   const torch::nn::Module& module;
-  std::string fqn;             // of the module, relative to the annotated one
-  int64_t unassigned_numel;    // elements of parameters below it that no unit has taken so far
+  std::string fqn;           // of the module, relative to the annotated one
+  int64_t unassigned_numel;  // elements of parameters below it that no unit has taken so far
 };
 
 // Returns whether the module becomes a unit. Modules are asked children first (bottom-up); a module without

@@ -20,9 +20,8 @@ std::optional<int64_t> env_int(const std::string& name, int64_t min, int64_t max
   int64_t value = 0;
   const char* end = text->data() + text->size();
   const auto [stop, error] = std::from_chars(text->data(), end, value);
-  TORCH_CHECK(error == std::errc() && stop == end && value >= min && value <= max,
-              "the environment variable ", name, " is '", *text, "'; expected a number from ", min, " to ",
-              max);
+  TORCH_CHECK(error == std::errc() && stop == end && value >= min && value <= max, "the environment variable ", name,
+              " is '", *text, "'; expected a number from ", min, " to ", max);
   return value;
 }
 

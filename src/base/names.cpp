@@ -7,20 +7,28 @@ namespace fsdp {
 
 const char* to_string(Pass pass) {
   switch (pass) {
-    case Pass::kSetup: return "setup";
-    case Pass::kForward: return "forward";
-    case Pass::kBackward: return "backward";
-    case Pass::kReduce: return "reduce";
-    case Pass::kUser: return "user";
+    case Pass::kSetup:
+      return "setup";
+    case Pass::kForward:
+      return "forward";
+    case Pass::kBackward:
+      return "backward";
+    case Pass::kReduce:
+      return "reduce";
+    case Pass::kUser:
+      return "user";
   }
   TORCH_CHECK(false, "fsdp: unknown pass ", static_cast<int>(pass));
 }
 
 const char* to_string(ShardingStrategy strategy) {
   switch (strategy) {
-    case ShardingStrategy::kFullShard: return "FULL_SHARD";
-    case ShardingStrategy::kShardGradOp: return "SHARD_GRAD_OP";
-    case ShardingStrategy::kNoShard: return "NO_SHARD";
+    case ShardingStrategy::kFullShard:
+      return "FULL_SHARD";
+    case ShardingStrategy::kShardGradOp:
+      return "SHARD_GRAD_OP";
+    case ShardingStrategy::kNoShard:
+      return "NO_SHARD";
   }
   TORCH_CHECK(false, "fsdp: unknown sharding strategy ", static_cast<int>(strategy));
 }

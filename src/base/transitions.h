@@ -14,9 +14,7 @@ namespace fsdp {
 template <typename State>
 class StateMachine {
  public:
-
-  StateMachine(State initial, const std::vector<std::pair<State, State>>& table)
-      : state_(initial), table_(table) {}
+  StateMachine(State initial, const std::vector<std::pair<State, State>>& table) : state_(initial), table_(table) {}
 
   State get() const { return state_.load(std::memory_order_acquire); }
   bool is(State state) const { return get() == state; }

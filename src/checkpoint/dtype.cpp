@@ -30,8 +30,8 @@ const DtypeNames& names_of(c10::ScalarType dtype) {
       return names;
     }
   }
-  TORCH_CHECK(false, "dtype ", c10::toString(dtype),
-              " cannot be stored in safetensors files here; supported are ", supported_safetensors_dtypes());
+  TORCH_CHECK(false, "dtype ", c10::toString(dtype), " cannot be stored in safetensors files here; supported are ",
+              supported_safetensors_dtypes());
 }
 
 }  // namespace

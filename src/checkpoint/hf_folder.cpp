@@ -13,9 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return c10::str("[", c10::Join(", ", shape), "]");
-}
+std::string shape_text(const std::vector<int64_t>& shape) { return c10::str("[", c10::Join(", ", shape), "]"); }
 
 // Collects the lines of an error message; shows the first of many.
 class Problems {
@@ -27,9 +25,7 @@ class Problems {
     }
   }
   int count() const { return count_; }
-  std::string text() const {
-    return count_ <= 10 ? text_ : c10::str(text_, "\n  and ", count_ - 10, " more");
-  }
+  std::string text() const { return count_ <= 10 ? text_ : c10::str(text_, "\n  and ", count_ - 10, " more"); }
 
  private:
   int count_ = 0;
@@ -37,11 +33,10 @@ class Problems {
 };
 
 // The index and the shard must list the same tensors.
-void check_listed(const SafetensorsFile& shard, const std::vector<std::string>& listed,
-                  const fs::path& index) {
+void check_listed(const SafetensorsFile& shard, const std::vector<std::string>& listed, const fs::path& index) {
   for (const std::string& name : listed) {
-    TORCH_CHECK(shard.contains(name), shard.path().string(), ": holds no tensor ", quoted_name(name),
-                ", although ", index.string(), " lists it there");
+    TORCH_CHECK(shard.contains(name), shard.path().string(), ": holds no tensor ", quoted_name(name), ", although ",
+                index.string(), " lists it there");
   }
   const std::unordered_set<std::string> names(listed.begin(), listed.end());
   for (const TensorInfo& info : shard.tensors()) {
@@ -54,9 +49,8 @@ void check_listed(const SafetensorsFile& shard, const std::vector<std::string>& 
 
 HfFolder::HfFolder(fs::path path) : path_(std::move(path)) {
   std::error_code ignored;
-  TORCH_CHECK(
-      fs::is_directory(path_, ignored), path_.string(),
-      ": no such folder; expected a Hugging Face model folder with config.json and model.safetensors");
+  TORCH_CHECK(fs::is_directory(path_, ignored), path_.string(),
+              ": no such folder; expected a Hugging Face model folder with config.json and model.safetensors");
   config_ = read_json_file(path_ / "config.json");
   TORCH_CHECK(config_.is_object(), (path_ / "config.json").string(), ": expected a JSON object, got ",
               json_text(config_));
@@ -67,12 +61,11 @@ HfFolder::HfFolder(fs::path path) : path_(std::move(path)) {
   } else if (fs::exists(index, ignored)) {
     open_shards(index);
   } else {
-    TORCH_CHECK(false, path_.string(),
-                ": neither model.safetensors nor model.safetensors.index.json is there",
-                fs::exists(path_ / "pytorch_model.bin", ignored) ||
-                        fs::exists(path_ / "pytorch_model.bin.index.json", ignored)
-                    ? "; pickled pytorch_model.bin files are not read: save the model as safetensors"
-                    : "");
+    TORCH_CHECK(
+        false, path_.string(), ": neither model.safetensors nor model.safetensors.index.json is there",
+        fs::exists(path_ / "pytorch_model.bin", ignored) || fs::exists(path_ / "pytorch_model.bin.index.json", ignored)
+            ? "; pickled pytorch_model.bin files are not read: save the model as safetensors"
+            : "");
   }
 }
 
@@ -83,8 +76,8 @@ void HfFolder::open_shards(const fs::path& index) {
     SafetensorsFile file(path_ / shard);
     for (const TensorInfo& info : file.tensors()) {
       const auto known = index_.find(info.name);
-      TORCH_CHECK(known == index_.end(), file.path().string(), ": tensor ", quoted_name(info.name),
-                  " is also in ", known == index_.end() ? "" : files_[known->second.file].path().string());
+      TORCH_CHECK(known == index_.end(), file.path().string(), ": tensor ", quoted_name(info.name), " is also in ",
+                  known == index_.end() ? "" : files_[known->second.file].path().string());
     }
     check_listed(file, listed, index);
     add_file(std::move(file));
@@ -124,8 +117,7 @@ void HfFolder::check_tensors(const std::vector<TensorInfo>& expected,
     names.insert(wanted.name);
     const TensorInfo* stored = find(wanted.name);
     if (stored == nullptr) {
-      problems.add(
-          c10::str("missing tensor ", quoted_name(wanted.name), " of shape ", shape_text(wanted.shape)));
+      problems.add(c10::str("missing tensor ", quoted_name(wanted.name), " of shape ", shape_text(wanted.shape)));
     } else if (stored->shape != wanted.shape) {
       problems.add(c10::str("tensor ", quoted_name(wanted.name), " has shape ", shape_text(stored->shape),
                             ", expected ", shape_text(wanted.shape)));
@@ -133,8 +125,8 @@ void HfFolder::check_tensors(const std::vector<TensorInfo>& expected,
   }
   for (const TensorInfo& stored : tensors_) {
     if (names.count(stored.name) == 0 && !(ignore_extra && ignore_extra(stored.name))) {
-      problems.add(c10::str("extra tensor ", quoted_name(stored.name),
-                            ", which the model that config.json describes ", "does not have"));
+      problems.add(c10::str("extra tensor ", quoted_name(stored.name), ", which the model that config.json describes ",
+                            "does not have"));
     }
   }
   TORCH_CHECK(problems.count() == 0, path_.string(), ": the tensors do not fit the model:", problems.text());

@@ -69,11 +69,9 @@ TEST_F(HfFolderTest, MissingFiles) {
   EXPECT_THAT(error_of([&] { HfFolder folder(folder_ / "none"); }),
               AllOf(HasSubstr("none"), HasSubstr("no such folder")));
   std::filesystem::remove(folder_ / "two.safetensors");
-  EXPECT_THAT(open_error(),
-              AllOf(HasSubstr("index.json"), HasSubstr("two.safetensors"), HasSubstr("No such file")));
+  EXPECT_THAT(open_error(), AllOf(HasSubstr("index.json"), HasSubstr("two.safetensors"), HasSubstr("No such file")));
   std::filesystem::remove(folder_ / "model.safetensors.index.json");
-  EXPECT_THAT(open_error(),
-              AllOf(HasSubstr("neither model.safetensors nor"), Not(HasSubstr("pytorch_model.bin"))));
+  EXPECT_THAT(open_error(), AllOf(HasSubstr("neither model.safetensors nor"), Not(HasSubstr("pytorch_model.bin"))));
   folder_.write("pytorch_model.bin", "");
   EXPECT_THAT(open_error(), HasSubstr("pytorch_model.bin"));
   std::filesystem::remove(folder_ / "config.json");
@@ -98,8 +96,7 @@ TEST_F(HfFolderTest, MalformedIndex) {
   EXPECT_THAT(open_error(), AllOf(HasSubstr("\"a\""), HasSubstr("file name")));
   write_index(nlohmann::json::object());
   EXPECT_THAT(open_error(), HasSubstr("empty"));
-  folder_.write("model.safetensors.index.json",
-                R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})");
+  folder_.write("model.safetensors.index.json", R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})");
   EXPECT_THAT(open_error(), HasSubstr("duplicate key \"a\""));
 }
 
@@ -137,8 +134,7 @@ TEST_F(HfFolderTest, SnapshotsOfTheHuggingFaceCache) {
   const auto snapshot = cache / "models--x--y/snapshots/0123";
   std::filesystem::create_directories(snapshot);
   std::filesystem::create_directories(cache / "models--x--y/blobs");
-  for (const char* name :
-       {"config.json", "model.safetensors.index.json", "one.safetensors", "two.safetensors"}) {
+  for (const char* name : {"config.json", "model.safetensors.index.json", "one.safetensors", "two.safetensors"}) {
     std::filesystem::copy(folder_ / name, cache / "models--x--y/blobs" / (std::string("hash-") + name));
     std::filesystem::create_symlink(std::string("../../blobs/hash-") + name, snapshot / name);
   }
@@ -148,15 +144,12 @@ TEST_F(HfFolderTest, SnapshotsOfTheHuggingFaceCache) {
 
 TEST_F(HfFolderTest, IndexAndShardsDisagree) {
   write_index({{"a", "one.safetensors"}, {"b", "one.safetensors"}});
-  EXPECT_THAT(open_error(),
-              AllOf(HasSubstr("one.safetensors: holds no tensor \"b\""), HasSubstr("index.json")));
+  EXPECT_THAT(open_error(), AllOf(HasSubstr("one.safetensors: holds no tensor \"b\""), HasSubstr("index.json")));
   save(folder_ / "two.safetensors", {{"b", torch::ones({2})}, {"c", torch::ones({2})}});
   write_index({{"a", "one.safetensors"}, {"b", "two.safetensors"}});
-  EXPECT_THAT(open_error(),
-              AllOf(HasSubstr("two.safetensors: holds tensor \"c\""), HasSubstr("does not list")));
+  EXPECT_THAT(open_error(), AllOf(HasSubstr("two.safetensors: holds tensor \"c\""), HasSubstr("does not list")));
   save(folder_ / "two.safetensors", {{"b", torch::ones({2})}, {"a", torch::ones({2, 3})}});
-  EXPECT_THAT(open_error(),
-              AllOf(HasSubstr("two.safetensors: tensor \"a\" is also in"), HasSubstr("one.safetensors")));
+  EXPECT_THAT(open_error(), AllOf(HasSubstr("two.safetensors: tensor \"a\" is also in"), HasSubstr("one.safetensors")));
 }
 
 TEST_F(HfFolderTest, CheckTensorsNamesWhatDoesNotFit) {

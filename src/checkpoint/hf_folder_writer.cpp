@@ -27,10 +27,9 @@ void check_replaceable(const fs::path& target) {
     return;
   }
   TORCH_CHECK(fs::is_directory(target, ignored), target.string(), ": exists and is not a folder");
-  TORCH_CHECK(
-      fs::is_empty(target, ignored) || fs::exists(target / "config.json", ignored), target.string(),
-      ": is not empty and holds no config.json, so it is not a model folder and is not replaced; choose "
-      "another folder or remove it");
+  TORCH_CHECK(fs::is_empty(target, ignored) || fs::exists(target / "config.json", ignored), target.string(),
+              ": is not empty and holds no config.json, so it is not a model folder and is not replaced; choose "
+              "another folder or remove it");
 }
 
 // In the given order, like transformers.
@@ -75,15 +74,12 @@ json with_dtype(json config, const std::vector<TensorInfo>& tensors) {
   return config;
 }
 
-bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
-}
+bool starts_with(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
 
 bool is_tokenizer_file(const std::string& name) {
-  constexpr std::array<std::string_view, 7> kNames{"tokenizer.json",          "tokenizer_config.json",
-                                                   "special_tokens_map.json", "added_tokens.json",
-                                                   "tokenizer.model",         "merges.txt",
-                                                   "generation_config.json"};
+  constexpr std::array<std::string_view, 7> kNames{
+      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+      "merges.txt",     "generation_config.json"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end() || starts_with(name, "vocab.") ||
          starts_with(name, "chat_template");
 }
@@ -105,8 +101,8 @@ std::vector<std::string> tokenizer_files(const fs::path& folder) {
   return names;
 }
 
-HfFolderWriter::HfFolderWriter(const fs::path& target, const json& config,
-                               const std::vector<TensorInfo>& tensors, const HfFolderWriterOptions& options)
+HfFolderWriter::HfFolderWriter(const fs::path& target, const json& config, const std::vector<TensorInfo>& tensors,
+                               const HfFolderWriterOptions& options)
     : folder_(target) {
   TORCH_CHECK(config.is_object(), target.string(), ": config must be a JSON object, is ", json_text(config));
   TORCH_CHECK(options.max_shard_size > 0, target.string(), ": max_shard_size is ", options.max_shard_size,
@@ -130,8 +126,8 @@ void HfFolderWriter::open_files(const Shards& shards) {
     const fs::path path = folder_.path() / shard_name(i, shards.size());
     files_.push_back(std::make_unique<SafetensorsWriter>(path, shards[i], kMetadata));
     for (const TensorInfo& tensor : shards[i]) {
-      TORCH_CHECK(file_of_.emplace(tensor.name, files_.back().get()).second, folder_.target().string(),
-                  ": tensor ", quoted_name(tensor.name), " occurs twice");
+      TORCH_CHECK(file_of_.emplace(tensor.name, files_.back().get()).second, folder_.target().string(), ": tensor ",
+                  quoted_name(tensor.name), " occurs twice");
     }
   }
 }

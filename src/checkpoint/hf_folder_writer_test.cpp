@@ -81,9 +81,9 @@ TEST(HfFolderWriter, ConfigKeepsItsSpellingOfTheDtype) {
 TEST(HfFolderWriter, CopiesTheTokenizer) {
   const TemporaryFolder source, folder;
   for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "vocab.txt",
-        "merges.txt", "tokenizer.model", "generation_config.json", "chat_template.jinja",
-        "chat_template.json", "added_tokens.json", "config.json", "README.md", "optimizer.pt"}) {
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "vocab.txt", "merges.txt",
+        "tokenizer.model", "generation_config.json", "chat_template.jinja", "chat_template.json", "added_tokens.json",
+        "config.json", "README.md", "optimizer.pt"}) {
     source.write(name, std::string("contents of ") + name);
   }
   HfFolderWriter writer(folder / "model", kConfig, layout(), {.tokenizer_source = source.path()});
@@ -94,11 +94,10 @@ TEST(HfFolderWriter, CopiesTheTokenizer) {
   for (const auto& entry : std::filesystem::directory_iterator(written / "model")) {
     names.push_back(entry.path().filename());
   }
-  EXPECT_THAT(names,
-              UnorderedElementsAre("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                                   "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
-                                   "generation_config.json", "chat_template.jinja", "chat_template.json",
-                                   "added_tokens.json", "config.json", "model.safetensors"));
+  EXPECT_THAT(names, UnorderedElementsAre("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                          "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
+                                          "generation_config.json", "chat_template.jinja", "chat_template.json",
+                                          "added_tokens.json", "config.json", "model.safetensors"));
   EXPECT_EQ(read_json_file(folder / "model/config.json")["model_type"], "llama");
 }
 
@@ -186,16 +185,14 @@ TEST(HfFolderWriter, AFullDisk) {
 
 TEST(HfFolderWriter, WrongUseIsAnError) {
   const TemporaryFolder folder;
-  EXPECT_THAT(error_of([&] { HfFolderWriter writer(folder / "model", {}, layout()); }),
-              HasSubstr("JSON object"));
+  EXPECT_THAT(error_of([&] { HfFolderWriter writer(folder / "model", {}, layout()); }), HasSubstr("JSON object"));
   EXPECT_THAT(error_of([&] {
                 HfFolderWriter writer(folder / "model", kConfig, layout(),
                                       {.max_shard_size = 0, .tokenizer_source = {}});
               }),
               HasSubstr("max_shard_size is 0"));
   EXPECT_THAT(error_of([&] {
-                HfFolderWriter writer(folder / "model", kConfig, layout(),
-                                      {.tokenizer_source = folder / "none"});
+                HfFolderWriter writer(folder / "model", kConfig, layout(), {.tokenizer_source = folder / "none"});
               }),
               HasSubstr("none"));
   HfFolderWriter writer(folder / "model", kConfig, layout());

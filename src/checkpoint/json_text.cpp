@@ -111,11 +111,10 @@ json parse_json(std::string_view text, const std::string& source) {
   const char* reached = text.data();
   StructureCheck check(text, &reached, source);
   try {
-    return json::parse(TrackingIterator(text.data(), &reached),
-                       TrackingIterator(text.data() + text.size(), &reached), std::ref(check));
+    return json::parse(TrackingIterator(text.data(), &reached), TrackingIterator(text.data() + text.size(), &reached),
+                       std::ref(check));
   } catch (const json::parse_error& error) {
-    TORCH_CHECK(false, location(text, error.byte == 0 ? 0 : error.byte - 1, source), ": ",
-                explanation(error.what()));
+    TORCH_CHECK(false, location(text, error.byte == 0 ? 0 : error.byte - 1, source), ": ", explanation(error.what()));
   } catch (const json::exception& error) {
     TORCH_CHECK(false, location(text, static_cast<size_t>(reached - text.data()), source), ": ",
                 explanation(error.what()));
@@ -126,8 +125,8 @@ json read_json_file(const std::filesystem::path& path) {
   std::error_code failure;
   TORCH_CHECK(std::filesystem::is_regular_file(path, failure), path.string(), ": not a readable file",
               failure ? " (" + failure.message() + ")" : "");
-  TORCH_CHECK(std::filesystem::file_size(path) <= kMaxFileBytes, path.string(), ": larger than ",
-              kMaxFileBytes, " bytes, which no JSON file here should be");
+  TORCH_CHECK(std::filesystem::file_size(path) <= kMaxFileBytes, path.string(), ": larger than ", kMaxFileBytes,
+              " bytes, which no JSON file here should be");
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK(file.is_open(), path.string(), ": cannot be opened: ", std::strerror(errno));
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -137,8 +136,7 @@ json read_json_file(const std::filesystem::path& path) {
 
 std::string quoted_name(std::string_view text) {
   constexpr size_t kMaxShown = 200;
-  std::string shown =
-      json(std::string(text.substr(0, kMaxShown))).dump(-1, ' ', true, json::error_handler_t::replace);
+  std::string shown = json(std::string(text.substr(0, kMaxShown))).dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kMaxShown) {
     shown.insert(shown.size() - 1, "...");
   }

@@ -17,8 +17,7 @@ std::string parse_error(const std::string& text) {
 }
 
 TEST(JsonText, ParsesWhatIsValid) {
-  const auto json =
-      parse_json(" {\"a\": [1, 2.5, {\"a\": null}], \"b\": {\"a\": \"\\u00e9\"}}\n", "some.json");
+  const auto json = parse_json(" {\"a\": [1, 2.5, {\"a\": null}], \"b\": {\"a\": \"\\u00e9\"}}\n", "some.json");
   EXPECT_EQ(json["a"][1], 2.5);
   EXPECT_EQ(json["b"]["a"], "\xc3\xa9");
 }

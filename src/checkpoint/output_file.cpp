@@ -37,8 +37,7 @@ void OutputFile::discard() noexcept {
 
 void OutputFile::fail(const char* action, int error) {
   discard();
-  TORCH_CHECK(false, target_.string(), ": ", action, " failed: ", std::strerror(error),
-              "; nothing was left behind");
+  TORCH_CHECK(false, target_.string(), ": ", action, " failed: ", std::strerror(error), "; nothing was left behind");
 }
 
 void OutputFile::reserve(uint64_t bytes) {

@@ -44,8 +44,7 @@ at::Tensor SafetensorsFile::view(size_t position, int64_t begin, int64_t end) co
   const size_t element_size = c10::elementSize(dtype);
   const char* data = file_->bytes().data() + offsets_[position] + static_cast<size_t>(begin) * element_size;
   const int64_t count = end - begin;
-  if (dtype ==
-      c10::ScalarType::Bool) {  // any byte but 0 is true; a bool of another value than 0 and 1 is undefined
+  if (dtype == c10::ScalarType::Bool) {  // any byte but 0 is true; a bool of another value than 0 and 1 is undefined
     return at::from_blob(const_cast<char*>(data), {count}, at::TensorOptions(at::kByte)).ne(0);
   }
   if (reinterpret_cast<uintptr_t>(data) % element_size == 0) {
@@ -59,11 +58,10 @@ at::Tensor SafetensorsFile::view(size_t position, int64_t begin, int64_t end) co
 
 void SafetensorsFile::read_range(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const {
   const size_t at = position(name);
-  TORCH_CHECK(0 <= begin && begin <= end && end <= tensors_[at].numel(), path().string(), ": elements [",
-              begin, ", ", end, ") of tensor ", quoted_name(name), ", which has ", tensors_[at].numel());
-  TORCH_CHECK(out.dim() == 1 && out.numel() == end - begin && out.is_contiguous(), "read_range of ",
-              quoted_name(name), ": out must be 1-D, contiguous and of ", end - begin,
-              " elements, is of shape ", out.sizes());
+  TORCH_CHECK(0 <= begin && begin <= end && end <= tensors_[at].numel(), path().string(), ": elements [", begin, ", ",
+              end, ") of tensor ", quoted_name(name), ", which has ", tensors_[at].numel());
+  TORCH_CHECK(out.dim() == 1 && out.numel() == end - begin && out.is_contiguous(), "read_range of ", quoted_name(name),
+              ": out must be 1-D, contiguous and of ", end - begin, " elements, is of shape ", out.sizes());
   const at::NoGradGuard no_grad;
   // Blocks bound the memory of copies that misaligned data need.
   constexpr int64_t kBlock = int64_t{1} << 20;

@@ -25,8 +25,8 @@ uint64_t header_length(std::string_view file, const std::string& source) {
   std::memcpy(&length, file.data(),
               sizeof(length));  // little endian, like every platform that LibTorch runs on
   TORCH_CHECK(length > 0, source, ": header length 0; a safetensors header holds at least \"{}\"");
-  TORCH_CHECK(length <= kMaxHeaderBytes, source, ": header length ", length, " exceeds the limit of ",
-              kMaxHeaderBytes, " bytes: not a safetensors file, or a damaged one");
+  TORCH_CHECK(length <= kMaxHeaderBytes, source, ": header length ", length, " exceeds the limit of ", kMaxHeaderBytes,
+              " bytes: not a safetensors file, or a damaged one");
   TORCH_CHECK(length <= file.size() - sizeof(length), source, ": header length ", length, " but only ",
               file.size() - sizeof(length), " bytes follow it: truncated file");
   return length;
@@ -97,13 +97,13 @@ class EntryParser {
     bool empty = false;
     for (int64_t size : entry.info.shape) {
       empty = empty || size == 0;
-      TORCH_CHECK(!__builtin_mul_overflow(bytes, std::max<uint64_t>(size, 1), &bytes) && bytes <= kMaxBytes,
-                  where_, ": shape [", c10::Join(", ", entry.info.shape), "] has more than 2^63-1 bytes");
+      TORCH_CHECK(!__builtin_mul_overflow(bytes, std::max<uint64_t>(size, 1), &bytes) && bytes <= kMaxBytes, where_,
+                  ": shape [", c10::Join(", ", entry.info.shape), "] has more than 2^63-1 bytes");
     }
     bytes = empty ? 0 : bytes;
-    TORCH_CHECK(entry.end - entry.begin == bytes, where_, ": shape [", c10::Join(", ", entry.info.shape),
-                "] of ", safetensors_dtype(entry.info.dtype), " takes ", bytes, " bytes, but data_offsets [",
-                entry.begin, ", ", entry.end, "] hold ", entry.end - entry.begin);
+    TORCH_CHECK(entry.end - entry.begin == bytes, where_, ": shape [", c10::Join(", ", entry.info.shape), "] of ",
+                safetensors_dtype(entry.info.dtype), " takes ", bytes, " bytes, but data_offsets [", entry.begin, ", ",
+                entry.end, "] hold ", entry.end - entry.begin);
   }
 
   std::string where_;
@@ -111,8 +111,7 @@ class EntryParser {
 };
 
 std::map<std::string, std::string> parse_metadata(const json& value, const std::string& source) {
-  TORCH_CHECK(value.is_object(), source, ": __metadata__ must be an object of strings, got ",
-              json_text(value));
+  TORCH_CHECK(value.is_object(), source, ": __metadata__ must be an object of strings, got ", json_text(value));
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
     TORCH_CHECK(text.is_string(), source, ": __metadata__ ", quoted_name(key), " must be a string, got ",
@@ -128,9 +127,9 @@ void check_coverage(const std::vector<Entry>& entries, uint64_t data_bytes, cons
   const std::string* previous = nullptr;
   for (const Entry& entry : entries) {
     const std::string& name = entry.info.name;
-    TORCH_CHECK(entry.begin >= covered, source, ": tensor ", quoted_name(name), " begins at byte ",
-                entry.begin, " of the data and overlaps tensor ", previous ? quoted_name(*previous) : "",
-                ", which ends at ", covered);
+    TORCH_CHECK(entry.begin >= covered, source, ": tensor ", quoted_name(name), " begins at byte ", entry.begin,
+                " of the data and overlaps tensor ", previous ? quoted_name(*previous) : "", ", which ends at ",
+                covered);
     TORCH_CHECK(entry.begin == covered, source, ": bytes [", covered, ", ", entry.begin,
                 ") of the data, before tensor ", quoted_name(name), ", belong to no tensor");
     TORCH_CHECK(entry.end <= data_bytes, source, ": tensor ", quoted_name(name), " ends at byte ", entry.end,

@@ -68,8 +68,7 @@ TEST(Safetensors, ViewsOutliveTheFileObject) {
 TEST(Safetensors, MisalignedDataAreRead) {
   for (int padding = 0; padding < 8; ++padding) {
     const TemporaryFolder folder;
-    const std::string header =
-        R"({"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]}})" + std::string(padding, ' ');
+    const std::string header = R"({"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]}})" + std::string(padding, ' ');
     const double value = 0.1;
     std::string data(8, '\0');
     std::memcpy(data.data(), &value, 8);
@@ -84,9 +83,9 @@ TEST(Safetensors, MisalignedDataAreRead) {
 
 TEST(Safetensors, AnyByteButZeroIsTrue) {
   const TemporaryFolder folder;
-  const SafetensorsFile file(
-      folder.write("x", safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})",
-                                          std::string("\0\x01\xff", 3))));
+  const SafetensorsFile file(folder.write(
+      "x",
+      safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})", std::string("\0\x01\xff", 3))));
   EXPECT_TRUE(torch::equal(file.tensor("a"), torch::tensor({false, true, true})));
   EXPECT_EQ(file.tensor("a").sum().item<int>(), 2);
 }
@@ -101,10 +100,7 @@ TEST(Safetensors, ReadRangeConvertsAndChecksItsArguments) {
   EXPECT_THAT(error_of([&] { file.read_range("a", 2, 4, out); }), HasSubstr("[2, 4)"));
   EXPECT_THAT(error_of([&] { file.read_range("a", -1, 1, out); }), HasSubstr("[-1, 1)"));
   EXPECT_THAT(error_of([&] { file.read_range("a", 0, 3, out); }), HasSubstr("of 3 elements"));
-  EXPECT_THAT(error_of([&] {
-                file.read_range("a", 0, 1, out.slice(0, 0, 2, 2).expand({1, 1}));
-              }),
-              HasSubstr("1-D"));
+  EXPECT_THAT(error_of([&] { file.read_range("a", 0, 1, out.slice(0, 0, 2, 2).expand({1, 1})); }), HasSubstr("1-D"));
 }
 
 TEST(Safetensors, ReadRangeWritesIntoALeafThatRequiresGrad) {
@@ -119,9 +115,8 @@ TEST(Safetensors, ReadRangeWritesIntoALeafThatRequiresGrad) {
 TEST(Safetensors, MetadataAndEmptyTensors) {
   const TemporaryFolder folder;
   const SafetensorsFile file(folder.write(
-      "x",
-      safetensors_bytes(
-          R"({"__metadata__":{"format":"pt"},"e":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]}})", "")));
+      "x", safetensors_bytes(
+               R"({"__metadata__":{"format":"pt"},"e":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]}})", "")));
   EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.tensor("e").sizes(), (std::vector<int64_t>{0, 3}));
 }
@@ -165,18 +160,15 @@ TEST(SafetensorsMalformed, DuplicateNames) {
 TEST(SafetensorsMalformed, Dtype) {
   EXPECT_THAT(tensor_error(R"({"dtype":"F31","shape":[1],"data_offsets":[0,4]})", 4),
               AllOf(HasSubstr("\"F31\""), HasSubstr("BF16")));
-  EXPECT_THAT(tensor_error(R"({"dtype":4,"shape":[1],"data_offsets":[0,4]})", 4),
-              HasSubstr("must be a string"));
+  EXPECT_THAT(tensor_error(R"({"dtype":4,"shape":[1],"data_offsets":[0,4]})", 4), HasSubstr("must be a string"));
   EXPECT_THAT(tensor_error(R"({"shape":[1],"data_offsets":[0,4]})", 4), HasSubstr("dtype is missing"));
 }
 
 TEST(SafetensorsMalformed, Shape) {
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1), HasSubstr("got -1"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1.0],"data_offsets":[0,1]})", 1), HasSubstr("got 1.0"));
-  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":["1"],"data_offsets":[0,1]})", 1),
-              HasSubstr("got \"1\""));
-  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":1,"data_offsets":[0,1]})", 1),
-              HasSubstr("must be an array"));
+  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":["1"],"data_offsets":[0,1]})", 1), HasSubstr("got \"1\""));
+  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":1,"data_offsets":[0,1]})", 1), HasSubstr("must be an array"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","data_offsets":[0,1]})", 1), HasSubstr("shape is missing"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]})", 1),
               HasSubstr("2^63-1"));
@@ -205,18 +197,14 @@ TEST(SafetensorsMalformed, Offsets) {
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
               HasSubstr("end before they begin"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[0]})", 1), HasSubstr("two integers"));
-  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[0,1,2]})", 1),
-              HasSubstr("two integers"));
+  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[0,1,2]})", 1), HasSubstr("two integers"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[-1,0]})", 1), HasSubstr("got -1"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[0.0,1]})", 1), HasSubstr("got 0.0"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1]})", 1), HasSubstr("data_offsets is missing"));
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[2],"data_offsets":[0,2]})", 1), HasSubstr("truncated"));
-  EXPECT_THAT(tensor_error(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4),
-              HasSubstr("takes 8 bytes"));
-  EXPECT_THAT(
-      tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[9223372036854775806,9223372036854775807]})",
-                   1),
-      HasSubstr("belong to no tensor"));
+  EXPECT_THAT(tensor_error(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4), HasSubstr("takes 8 bytes"));
+  EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[1],"data_offsets":[9223372036854775806,9223372036854775807]})", 1),
+              HasSubstr("belong to no tensor"));
 }
 
 TEST(SafetensorsMalformed, OverlapsAndHoles) {
@@ -228,16 +216,14 @@ TEST(SafetensorsMalformed, OverlapsAndHoles) {
   EXPECT_THAT(header_error(two("[0,2]", "[1,3]"), 3),
               AllOf(HasSubstr("overlaps"), HasSubstr("\"a\""), HasSubstr("\"b\"")));
   EXPECT_THAT(header_error(two("[0,2]", "[0,2]"), 2), HasSubstr("overlaps"));
-  EXPECT_THAT(header_error(two("[0,2]", "[3,5]"), 5),
-              AllOf(HasSubstr("belong to no tensor"), HasSubstr("\"b\"")));
+  EXPECT_THAT(header_error(two("[0,2]", "[3,5]"), 5), AllOf(HasSubstr("belong to no tensor"), HasSubstr("\"b\"")));
   EXPECT_THAT(header_error(two("[1,3]", "[3,5]"), 5), HasSubstr("belong to no tensor"));
   EXPECT_THAT(header_error(two("[0,2]", "[2,4]"), 5), HasSubstr("last 1 bytes"));
   EXPECT_THAT(header_error("{}", 1), HasSubstr("last 1 bytes"));
 }
 
 TEST(SafetensorsMalformed, Metadata) {
-  EXPECT_THAT(header_error(R"({"__metadata__":{"a":1}})", 0),
-              HasSubstr("__metadata__ \"a\" must be a string, got 1"));
+  EXPECT_THAT(header_error(R"({"__metadata__":{"a":1}})", 0), HasSubstr("__metadata__ \"a\" must be a string, got 1"));
   EXPECT_THAT(header_error(R"({"__metadata__":[]})", 0), HasSubstr("must be an object of strings"));
   EXPECT_THAT(header_error(R"({"__metadata__":{"a":"1","a":"2"}})", 0), HasSubstr("duplicate key"));
 }

@@ -23,8 +23,7 @@ std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
 }
 
 // The 8-byte length and the header, padded with spaces to a multiple of 8 bytes.
-std::string encode_header(const std::vector<TensorInfo>& tensors,
-                          const std::map<std::string, std::string>& metadata) {
+std::string encode_header(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     header["__metadata__"] = metadata;
@@ -52,8 +51,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vect
   std::vector<TensorInfo> layout = aligned_layout(tensors);
   for (const TensorInfo& tensor : layout) {
     TORCH_CHECK(tensor.name != "__metadata__" && index_.emplace(tensor.name, index_.size()).second,
-                file_.target().string(), ": tensor name ", quoted_name(tensor.name),
-                " is reserved or occurs twice");
+                file_.target().string(), ": tensor name ", quoted_name(tensor.name), " is reserved or occurs twice");
   }
   const std::string header = encode_header(layout, metadata);
   uint64_t offset = header.size();

@@ -106,11 +106,10 @@ TEST(SafetensorsWriter, WrongUseIsAnError) {
   writer.write("a", torch::ones({2}));
   EXPECT_THAT(error_of([&] { writer.write("a", torch::ones({2})); }), HasSubstr("written twice"));
   EXPECT_THAT(error_of([&] { writer.finish(); }), HasSubstr("\"b\" of the layout was never written"));
-  EXPECT_THAT(
-      error_of([&] {
-        SafetensorsWriter twice(folder / "y", {{"a", torch::kFloat32, {2}}, {"a", torch::kFloat32, {2}}});
-      }),
-      HasSubstr("occurs twice"));
+  EXPECT_THAT(error_of([&] {
+                SafetensorsWriter twice(folder / "y", {{"a", torch::kFloat32, {2}}, {"a", torch::kFloat32, {2}}});
+              }),
+              HasSubstr("occurs twice"));
   EXPECT_THAT(error_of([&] {
                 SafetensorsWriter complex(folder / "y", {{"a", torch::kComplexFloat, {2}}});
               }),

@@ -32,8 +32,7 @@ fs::path resolve(const fs::path& target) {
 
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target)
-    : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
+StagedFolder::StagedFolder(const fs::path& target) : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
   std::error_code failure;
   fs::create_directories(target_.parent_path(), failure);
   TORCH_CHECK(!failure, target_.parent_path().string(), ": cannot be created: ", failure.message());

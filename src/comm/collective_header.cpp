@@ -82,8 +82,8 @@ void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& iden
 Header read_header(const char* bytes) {
   WireHeader wire;
   std::memcpy(&wire, bytes, sizeof(wire));
-  TORCH_CHECK(wire.magic == kMagic, "the ranks run different versions of this library (format ", kMagic,
-              " and ", wire.magic, ")");
+  TORCH_CHECK(wire.magic == kMagic, "the ranks run different versions of this library (format ", kMagic, " and ",
+              wire.magic, ")");
   Header header;
   header.sequence = wire.sequence;
   header.identity_hash = wire.identity_hash;

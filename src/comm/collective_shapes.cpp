@@ -10,24 +10,20 @@ namespace fsdp {
 namespace {
 
 void check_flat(const at::Tensor& tensor, const char* what, const char* kind, const CollectiveId& id) {
-  TORCH_CHECK(
-      tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous(), describe(kind, id), ": the ", what,
-      " must be a contiguous 1-D tensor",
-      tensor.defined() ? c10::str(", got sizes ", tensor.sizes()) : std::string(", got an undefined one"));
+  TORCH_CHECK(tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous(), describe(kind, id), ": the ", what,
+              " must be a contiguous 1-D tensor",
+              tensor.defined() ? c10::str(", got sizes ", tensor.sizes()) : std::string(", got an undefined one"));
 }
 
-void check_flat_pair(const at::Tensor& output, const at::Tensor& input, const char* kind,
-                     const CollectiveId& id) {
+void check_flat_pair(const at::Tensor& output, const at::Tensor& input, const char* kind, const CollectiveId& id) {
   check_flat(output, "output", kind, id);
   check_flat(input, "input", kind, id);
   TORCH_CHECK(output.device() == input.device(), describe(kind, id), ": the output is on ", output.device(),
               " and the input on ", input.device());
 }
 
-void check_reducible(const at::Tensor& output, const at::Tensor& input, const char* kind,
-                     const CollectiveId& id) {
-  TORCH_CHECK(output.scalar_type() == input.scalar_type() ||
-                  (output.is_floating_point() && input.is_floating_point()),
+void check_reducible(const at::Tensor& output, const at::Tensor& input, const char* kind, const CollectiveId& id) {
+  TORCH_CHECK(output.scalar_type() == input.scalar_type() || (output.is_floating_point() && input.is_floating_point()),
               describe(kind, id), ": cannot reduce ", input.scalar_type(), " into ", output.scalar_type());
 }
 
@@ -53,25 +49,24 @@ std::string describe(const std::string& kind, const CollectiveId& id) {
 
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id) {
   check_flat_pair(output, input, "all-gather", id);
-  TORCH_CHECK(output.scalar_type() == input.scalar_type(), describe("all-gather", id),
-              ": the output has dtype ", output.scalar_type(), " and the input ", input.scalar_type());
-  TORCH_CHECK(output.numel() == input.numel() * size, describe("all-gather", id), ": the output has ",
-              output.numel(), " elements, expected ", size, " ranks times ", input.numel());
+  TORCH_CHECK(output.scalar_type() == input.scalar_type(), describe("all-gather", id), ": the output has dtype ",
+              output.scalar_type(), " and the input ", input.scalar_type());
+  TORCH_CHECK(output.numel() == input.numel() * size, describe("all-gather", id), ": the output has ", output.numel(),
+              " elements, expected ", size, " ranks times ", input.numel());
 }
 
-void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size,
-                          const CollectiveId& id) {
+void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id) {
   check_flat_pair(output, input, "reduce-scatter", id);
   check_reducible(output, input, "reduce-scatter", id);
-  TORCH_CHECK(input.numel() == output.numel() * size, describe("reduce-scatter", id), ": the input has ",
-              input.numel(), " elements, expected ", size, " ranks times ", output.numel());
+  TORCH_CHECK(input.numel() == output.numel() * size, describe("reduce-scatter", id), ": the input has ", input.numel(),
+              " elements, expected ", size, " ranks times ", output.numel());
 }
 
 void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id) {
   check_flat_pair(output, tensor, "all-reduce", id);
   check_reducible(output, tensor, "all-reduce", id);
-  TORCH_CHECK(output.numel() == tensor.numel(), describe("all-reduce", id), ": the output has ",
-              output.numel(), " elements and the input ", tensor.numel());
+  TORCH_CHECK(output.numel() == tensor.numel(), describe("all-reduce", id), ": the output has ", output.numel(),
+              " elements and the input ", tensor.numel());
 }
 
 void copy_into_slice(at::Tensor& whole, int rank, const at::Tensor& part) {

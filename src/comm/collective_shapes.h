@@ -19,8 +19,7 @@ std::string describe(const std::string& kind, const CollectiveId& id);
 // Each throws, naming collective and sizes, unless the tensors are 1-D, contiguous, and fit together as
 // communicator.h says.
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
-void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size,
-                          const CollectiveId& id);
+void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id);
 
 // Copies `part` into the slice of `whole` that belongs to `rank`; nothing if it lies there already.

@@ -35,17 +35,15 @@ InFlight issue_gather(Communicator& comm, uint64_t generation, int64_t n) {
   std::vector<at::Tensor> all;
   for (int rank = 0; rank < comm.size(); ++rank) all.push_back(contribution(rank, generation, n));
   InFlight flight{nullptr, torch::zeros({n * comm.size()}), torch::cat(all)};
-  flight.work =
-      comm.all_gather(flight.output, contribution(comm.rank(), generation, n), id("gather", generation));
+  flight.work = comm.all_gather(flight.output, contribution(comm.rank(), generation, n), id("gather", generation));
   return flight;
 }
 
 InFlight issue_scatter(Communicator& comm, uint64_t generation, int64_t n) {
   const auto numel = n * comm.size();
-  InFlight flight{nullptr, torch::zeros({n}),
-                  sum(comm.size(), generation, numel).narrow(0, comm.rank() * n, n)};
-  flight.work = comm.reduce_scatter(flight.output, contribution(comm.rank(), generation, numel), {},
-                                    id("scatter", generation));
+  InFlight flight{nullptr, torch::zeros({n}), sum(comm.size(), generation, numel).narrow(0, comm.rank() * n, n)};
+  flight.work =
+      comm.reduce_scatter(flight.output, contribution(comm.rank(), generation, numel), {}, id("scatter", generation));
   return flight;
 }
 
@@ -189,8 +187,7 @@ TEST(Bytes, OfAnyLength) {
       for (uint64_t generation = 0; generation < 3; ++generation) {
         all.clear();
         for (int rank = 0; rank < size; ++rank) {
-          all.push_back(
-              std::string(static_cast<size_t>(rank) * 1000 * generation, static_cast<char>('a' + rank)));
+          all.push_back(std::string(static_cast<size_t>(rank) * 1000 * generation, static_cast<char>('a' + rank)));
         }
         const auto& own = all[static_cast<size_t>(comm->rank())];
         EXPECT_EQ(comm->all_gather_bytes(own, id("bytes", generation)), all);

@@ -13,14 +13,11 @@ namespace {
 
 constexpr int kLongFlagsStep = -1;
 
-double seconds(std::chrono::steady_clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
+double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 
-Exchange::Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity,
-                   std::vector<uint64_t>* flags)
+Exchange::Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity, std::vector<uint64_t>* flags)
     : context_(std::move(context)),
       transport_(*context_->transport),
       identity_(std::move(identity)),
@@ -54,9 +51,7 @@ void Exchange::release_messages() {
 int Exchange::rank() const { return transport_.rank(); }
 int Exchange::size() const { return transport_.size(); }
 
-at::Tensor Exchange::header_row(int rank) const {
-  return headers_.narrow(0, rank * kHeaderBytes, kHeaderBytes);
-}
+at::Tensor Exchange::header_row(int rank) const { return headers_.narrow(0, rank * kHeaderBytes, kHeaderBytes); }
 
 at::Tensor Exchange::long_flags_row(int rank) const {
   const auto bytes = static_cast<int64_t>((identity_.flag_words - kInlineFlagWords) * sizeof(uint64_t));
@@ -71,8 +66,7 @@ void Exchange::post_headers() {
   received_headers_.resize(static_cast<size_t>(size()));
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    received_headers_[static_cast<size_t>(peer)] =
-        transport_.receive(peer, header_tag(sequence_), header_row(peer));
+    received_headers_[static_cast<size_t>(peer)] = transport_.receive(peer, header_tag(sequence_), header_row(peer));
   }
   for (int step = 1; step < size(); ++step) {
     sent_.push_back(transport_.send((rank() + step) % size(), header_tag(sequence_), own));
@@ -106,8 +100,7 @@ void Exchange::send(int peer, const at::Tensor& payload, int step) {
 void Exchange::receive(int peer, const at::Tensor& payload, int step) {
   if (payload.numel() == 0) return;
   try {
-    received_.push_back(
-        {step, transport_.receive(peer, payload_tag(sequence_, identity_hash_, step), payload)});
+    received_.push_back({step, transport_.receive(peer, payload_tag(sequence_, identity_hash_, step), payload)});
   } catch (const PeerLost& error) {
     fail_lost(error);
   }
@@ -139,8 +132,8 @@ void Exchange::agree() {
 
 void Exchange::check_agrees(const Header& other, int peer) const {
   if (other.identity_hash == identity_hash_ && other.sequence == sequence_) return;
-  fail(c10::str("rank ", rank(), " issues ", identity_.describe(), " while rank ", peer, " issues ",
-                other.description, " (collective number ", sequence_,
+  fail(c10::str("rank ", rank(), " issues ", identity_.describe(), " while rank ", peer, " issues ", other.description,
+                " (collective number ", sequence_,
                 " of this group); all ranks must issue the same collectives in the same order"));
 }
 
@@ -215,9 +208,8 @@ void Exchange::fail_lost(const PeerLost& error) const {
 }
 
 void Exchange::fail_late(const PeerLate& error) const {
-  fail(c10::str(subject(), "rank ", error.peer(), " is late; waited ",
-                seconds(GlooTransport::Clock::now() - started_), " s (timeout ",
-                seconds(transport_.timeout()), " s). Is it stuck, or does it skip this collective?"));
+  fail(c10::str(subject(), "rank ", error.peer(), " is late; waited ", seconds(GlooTransport::Clock::now() - started_),
+                " s (timeout ", seconds(transport_.timeout()), " s). Is it stuck, or does it skip this collective?"));
 }
 
 void Exchange::fail(const std::string& reason) const {

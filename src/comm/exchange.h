@@ -28,8 +28,7 @@ struct ExchangeContext {
 class Exchange {
  public:
   // Takes the next sequence number and posts the headers. `flags`: identity.flag_words words, or null.
-  Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity,
-           std::vector<uint64_t>* flags);
+  Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity, std::vector<uint64_t>* flags);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;

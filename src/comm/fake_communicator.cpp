@@ -19,8 +19,7 @@ class DoneWork final : public Work {
 
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(int rank, int size, std::string backend)
-      : rank_(rank), size_(size), backend_(std::move(backend)) {}
+  LocalCommunicator(int rank, int size, std::string backend) : rank_(rank), size_(size), backend_(std::move(backend)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }

@@ -58,8 +58,7 @@ std::unique_ptr<Work> FaultyCommunicator::issue_with_faults(Issue issue) {
   return fault == nullptr ? std::move(work) : std::make_unique<FaultyWork>(std::move(work), *fault);
 }
 
-std::unique_ptr<Work> FaultyCommunicator::all_gather(at::Tensor output, at::Tensor input,
-                                                     const CollectiveId& id) {
+std::unique_ptr<Work> FaultyCommunicator::all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) {
   return issue_with_faults([&] { return inner_->all_gather(output, input, id); });
 }
 
@@ -69,14 +68,12 @@ std::unique_ptr<Work> FaultyCommunicator::reduce_scatter(at::Tensor output, at::
   return issue_with_faults([&] { return inner_->reduce_scatter(output, input, options, id, flags); });
 }
 
-std::unique_ptr<Work> FaultyCommunicator::all_reduce(at::Tensor output, at::Tensor tensor,
-                                                     const ReduceOptions& options, const CollectiveId& id,
-                                                     std::vector<uint64_t>* flags) {
+std::unique_ptr<Work> FaultyCommunicator::all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                                     const CollectiveId& id, std::vector<uint64_t>* flags) {
   return issue_with_faults([&] { return inner_->all_reduce(output, tensor, options, id, flags); });
 }
 
-std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string& bytes,
-                                                              const CollectiveId& id) {
+std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   const Fault* fault = next_fault();
   before_issue(fault);
   if (is(fault, Fault::What::kSkip)) return std::vector<std::string>(static_cast<size_t>(size()), bytes);

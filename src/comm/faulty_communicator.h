@@ -36,8 +36,7 @@ class FaultyCommunicator final : public Communicator {
   std::string backend() const override { return inner_->backend(); }
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override;
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
-                                       const CollectiveId& id,
-                                       std::vector<uint64_t>* flags = nullptr) override;
+                                       const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   // For this one, which blocks, waiting begins when it is issued; left out, it returns this rank's bytes for

@@ -55,8 +55,7 @@ std::vector<at::Tensor> make_parts(Exchange& exchange, const at::Tensor& own) {
 AllGather::AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
                      const CollectiveId& id)
     : Collective(std::move(context),
-                 identify(CollectiveKind::kAllGather, id, output, output.scalar_type(), 1.0, nullptr),
-                 nullptr) {
+                 identify(CollectiveKind::kAllGather, id, output, output.scalar_type(), 1.0, nullptr), nullptr) {
   const auto n = input.numel();
   for_each_peer([&](int peer) { exchange_.receive(peer, output.narrow(0, peer * n, n)); });
   for_each_peer([&](int peer) { exchange_.send(peer, input); });
@@ -69,13 +68,11 @@ void AllGather::finish() {
   exchange_.finish();
 }
 
-ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tensor output,
-                             const at::Tensor& input, const ReduceOptions& options, const CollectiveId& id,
-                             std::vector<uint64_t>* flags)
-    : Collective(
-          std::move(context),
-          identify(CollectiveKind::kReduceScatter, id, input, output.scalar_type(), options.scale, flags),
-          flags),
+ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
+                             const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags)
+    : Collective(std::move(context),
+                 identify(CollectiveKind::kReduceScatter, id, input, output.scalar_type(), options.scale, flags),
+                 flags),
       output_(std::move(output)),
       scale_(options.scale) {
   const auto n = output_.numel();
@@ -94,8 +91,7 @@ void ReduceScatter::finish() {
 AllReduce::AllReduce(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& tensor,
                      const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags)
     : Collective(std::move(context),
-                 identify(CollectiveKind::kAllReduce, id, tensor, output.scalar_type(), options.scale, flags),
-                 flags),
+                 identify(CollectiveKind::kAllReduce, id, tensor, output.scalar_type(), options.scale, flags), flags),
       output_(std::move(output)),
       scale_(options.scale) {
   parts_ = make_parts(exchange_, own_slice(tensor, exchange_.rank()));
@@ -126,8 +122,7 @@ void AllReduce::finish() {
   exchange_.finish();
 }
 
-GatherBytes::GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes,
-                         const CollectiveId& id)
+GatherBytes::GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes, const CollectiveId& id)
     : Collective(std::move(context), identify_bytes(bytes, id), nullptr),
       result_(static_cast<size_t>(exchange_.size())) {
   result_[static_cast<size_t>(exchange_.rank())] = bytes;
@@ -146,8 +141,7 @@ void GatherBytes::finish() {
   exchange_.wait_received();
   for_each_peer([&](int peer) {
     const auto& bytes = received[static_cast<size_t>(peer)];
-    result_[static_cast<size_t>(peer)].assign(static_cast<const char*>(bytes.const_data_ptr()),
-                                              bytes.nbytes());
+    result_[static_cast<size_t>(peer)].assign(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
   });
   exchange_.finish();
 }

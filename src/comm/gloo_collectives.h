@@ -15,8 +15,7 @@ namespace fsdp {
 
 class Collective {
  public:
-  Collective(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity,
-             std::vector<uint64_t>* flags)
+  Collective(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity, std::vector<uint64_t>* flags)
       : exchange_(std::move(context), std::move(identity), flags) {}
   virtual ~Collective() = default;
 

@@ -107,15 +107,14 @@ class GlooCommunicator final : public Communicator {
 
  private:
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
-    TORCH_CHECK(tensor.is_cpu(), describe(kind, id),
-                ": Gloo exchanges tensors in host memory; this one is on ", tensor.device());
+    TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": Gloo exchanges tensors in host memory; this one is on ",
+                tensor.device());
   }
 
   template <typename C, typename... Arguments>
   std::unique_ptr<Work> issue(Arguments&&... arguments) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    return std::make_unique<GlooWork>(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...),
-                                      advancing_);
+    return std::make_unique<GlooWork>(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
   }
 
   std::shared_ptr<ExchangeContext> context_;
@@ -124,15 +123,14 @@ class GlooCommunicator final : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank,
-                                                     int size, const GlooOptions& options) {
+std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
+                                                     const GlooOptions& options) {
   TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");
   if (size == 1) return make_local_communicator(0, 1, "gloo");
   return std::make_shared<GlooCommunicator>(std::make_shared<GlooTransport>(*point, rank, size, options));
 }
 
-std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment,
-                                                     const GlooOptions& options) {
+std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment, const GlooOptions& options) {
   if (environment.world_size == 1) return make_gloo_communicator(nullptr, environment.rank, 1, options);
   const auto point = make_tcp_meeting_point(environment, options.timeout);
   return make_gloo_communicator(point, environment.rank, environment.world_size, options);

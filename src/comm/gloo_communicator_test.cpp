@@ -29,9 +29,7 @@ at::Tensor sum_of_contributions(int size, int64_t numel, double scale) {
   return sum * scale;
 }
 
-CollectiveId id(const std::string& name, uint64_t generation = 0) {
-  return {name, generation, Pass::kForward};
-}
+CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
 class GlooSizes : public ::testing::TestWithParam<std::tuple<int, int64_t, at::ScalarType>> {
  protected:
@@ -68,8 +66,7 @@ TEST_P(GlooSizes, ReduceScatterSumsTheOwnPart) {
     auto input = contribution(comm.rank(), numel() * size(), dtype());
     auto output = torch::full({numel()}, 99, dtype());
     comm.reduce_scatter(output, input, {0.5}, id("u"))->wait();
-    auto expected =
-        sum_of_contributions(size(), numel() * size(), 0.5).narrow(0, comm.rank() * numel(), numel());
+    auto expected = sum_of_contributions(size(), numel() * size(), 0.5).narrow(0, comm.rank() * numel(), numel());
     EXPECT_TRUE(torch::equal(output, expected.to(dtype())));
     EXPECT_EQ(comm.bytes_sent(), (size() - 1) * numel() * output.element_size());
   });

@@ -70,16 +70,15 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank
     settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
-                " (met at ", point.name(), "): ", first_line(error));
+    TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host, " (met at ",
+                point.name(), "): ", first_line(error));
   }
 }
 
 // The memory of a tensor without a reference to it: c10d's works keep what they are given for as long as they
 // live.
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), {static_cast<int64_t>(tensor.nbytes())},
-                       at::kByte);
+  return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), {static_cast<int64_t>(tensor.nbytes())}, at::kByte);
 }
 
 // Gloo's reasons carry source positions and advice for others; keep the fact.
@@ -121,8 +120,8 @@ class GlooTransport::Impl {
   std::unique_ptr<GlooMessage> post(int peer, int tag, const at::Tensor& tensor, bool send) {
     std::vector<at::Tensor> bytes{bytes_of(tensor)};
     try {
-      return std::make_unique<GlooMessage>(
-          peer, tensor, send ? group_->send(bytes, peer, tag) : group_->recv(bytes, peer, tag));
+      return std::make_unique<GlooMessage>(peer, tensor,
+                                           send ? group_->send(bytes, peer, tag) : group_->recv(bytes, peer, tag));
     } catch (const std::exception& error) {
       std::lock_guard<std::mutex> lock(mutex_);
       look_at(peer);
@@ -242,8 +241,7 @@ class GlooTransport::Impl {
   }
 
   bool must_interrupt(const Waiting& waiting) const {
-    return losses_.size() > waiting.known_losses || lost_[waiting.message->peer()] ||
-           Clock::now() >= waiting.deadline;
+    return losses_.size() > waiting.known_losses || lost_[waiting.message->peer()] || Clock::now() >= waiting.deadline;
   }
 
   // Finds out, without blocking, whether `peer` has failed.
@@ -341,8 +339,6 @@ std::vector<int> GlooTransport::losses() const { return impl_->losses(); }
 void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
 void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
 void GlooTransport::check_complete() const { impl_->check_complete(); }
-void GlooTransport::release(std::vector<std::unique_ptr<Message>> messages) {
-  impl_->release(std::move(messages));
-}
+void GlooTransport::release(std::vector<std::unique_ptr<Message>> messages) { impl_->release(std::move(messages)); }
 
 }  // namespace fsdp

@@ -22,8 +22,7 @@ std::unique_ptr<Work> gather(Communicator& comm, const CollectiveId& id, int64_t
   return comm.all_gather(torch::zeros({numel * comm.size()}, dtype), torch::ones({numel}, dtype), id);
 }
 
-std::unique_ptr<Work> reduce(Communicator& comm, const CollectiveId& id, int64_t numel = 8,
-                             double scale = 1) {
+std::unique_ptr<Work> reduce(Communicator& comm, const CollectiveId& id, int64_t numel = 8, double scale = 1) {
   return comm.reduce_scatter(torch::zeros({numel}), torch::ones({numel * comm.size()}), {scale}, id);
 }
 
@@ -55,8 +54,8 @@ auto names_both(const std::string& first, const std::string& second) {
 }
 
 TEST(Identity, OtherUnitOfEqualSize) {
-  const auto errors = errors_of(
-      {[](auto& comm) { gather(comm, id("a"))->wait(); }, [](auto& comm) { gather(comm, id("b"))->wait(); }});
+  const auto errors =
+      errors_of({[](auto& comm) { gather(comm, id("a"))->wait(); }, [](auto& comm) { gather(comm, id("b"))->wait(); }});
   EXPECT_THAT(errors[0], HasSubstr("rank 0 issues all-gather of 'a' (forward, generation 3)"));
   EXPECT_THAT(errors[0], HasSubstr("while rank 1 issues all-gather of 'b' (forward, generation 3)"));
   EXPECT_THAT(errors[1], HasSubstr("rank 1 issues all-gather of 'b' (forward, generation 3)"));
@@ -82,34 +81,34 @@ TEST_P(Mismatches, FailOnBothRanks) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Mismatches,
-    ::testing::Values(
-        Mismatch{"pass", [](auto& comm) { gather(comm, id("a"))->wait(); },
-                 [](auto& comm) { gather(comm, id("a", Pass::kBackward))->wait(); }, "forward", "backward"},
-        Mismatch{"generation", [](auto& comm) { gather(comm, id("a"))->wait(); },
-                 [](auto& comm) { gather(comm, id("a", Pass::kForward, 4))->wait(); }, "generation 3",
-                 "generation 4"},
-        Mismatch{"kind", [](auto& comm) { gather(comm, id("a"))->wait(); },
-                 [](auto& comm) { reduce(comm, id("a"))->wait(); }, "all-gather", "reduce-scatter"},
-        Mismatch{"size", [](auto& comm) { gather(comm, id("a"), 8)->wait(); },
-                 [](auto& comm) { gather(comm, id("a"), 9)->wait(); }, "16 elements", "18 elements"},
-        Mismatch{"large_size", [](auto& comm) { gather(comm, id("a"), 1 << 20)->wait(); },
-                 [](auto& comm) { gather(comm, id("a"), 1 << 19)->wait(); }, "2097152", "1048576"},
-        Mismatch{"dtype", [](auto& comm) { gather(comm, id("a"), 8, at::kHalf)->wait(); },
-                 [](auto& comm) { gather(comm, id("a"), 8, at::kBFloat16)->wait(); }, "Half", "BFloat16"},
-        Mismatch{"scale", [](auto& comm) { reduce(comm, id("a"), 8, 0.5)->wait(); },
-                 [](auto& comm) { reduce(comm, id("a"), 8, 0.25)->wait(); }, "scale 0.5", "scale 0.25"},
-        Mismatch{"bytes", [](auto& comm) { comm.all_gather_bytes("x", id("a")); },
-                 [](auto& comm) { comm.all_gather_bytes("x", id("b")); }, "'a'", "'b'"},
-        Mismatch{"output_dtype",
-                 [](auto& comm) {
-                   auto t = torch::ones({5});
-                   comm.all_reduce(t, t, {}, id("a"))->wait();
-                 },
-                 [](auto& comm) {
-                   auto t = torch::ones({5});
-                   comm.all_reduce(torch::ones({5}, at::kBFloat16), t, {}, id("a"))->wait();
-                 },
-                 "of Float", "into BFloat16"}),
+    ::testing::Values(Mismatch{"pass", [](auto& comm) { gather(comm, id("a"))->wait(); },
+                               [](auto& comm) { gather(comm, id("a", Pass::kBackward))->wait(); }, "forward",
+                               "backward"},
+                      Mismatch{"generation", [](auto& comm) { gather(comm, id("a"))->wait(); },
+                               [](auto& comm) { gather(comm, id("a", Pass::kForward, 4))->wait(); }, "generation 3",
+                               "generation 4"},
+                      Mismatch{"kind", [](auto& comm) { gather(comm, id("a"))->wait(); },
+                               [](auto& comm) { reduce(comm, id("a"))->wait(); }, "all-gather", "reduce-scatter"},
+                      Mismatch{"size", [](auto& comm) { gather(comm, id("a"), 8)->wait(); },
+                               [](auto& comm) { gather(comm, id("a"), 9)->wait(); }, "16 elements", "18 elements"},
+                      Mismatch{"large_size", [](auto& comm) { gather(comm, id("a"), 1 << 20)->wait(); },
+                               [](auto& comm) { gather(comm, id("a"), 1 << 19)->wait(); }, "2097152", "1048576"},
+                      Mismatch{"dtype", [](auto& comm) { gather(comm, id("a"), 8, at::kHalf)->wait(); },
+                               [](auto& comm) { gather(comm, id("a"), 8, at::kBFloat16)->wait(); }, "Half", "BFloat16"},
+                      Mismatch{"scale", [](auto& comm) { reduce(comm, id("a"), 8, 0.5)->wait(); },
+                               [](auto& comm) { reduce(comm, id("a"), 8, 0.25)->wait(); }, "scale 0.5", "scale 0.25"},
+                      Mismatch{"bytes", [](auto& comm) { comm.all_gather_bytes("x", id("a")); },
+                               [](auto& comm) { comm.all_gather_bytes("x", id("b")); }, "'a'", "'b'"},
+                      Mismatch{"output_dtype",
+                               [](auto& comm) {
+                                 auto t = torch::ones({5});
+                                 comm.all_reduce(t, t, {}, id("a"))->wait();
+                               },
+                               [](auto& comm) {
+                                 auto t = torch::ones({5});
+                                 comm.all_reduce(torch::ones({5}, at::kBFloat16), t, {}, id("a"))->wait();
+                               },
+                               "of Float", "into BFloat16"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Identity, FlagsOfOtherLength) {
@@ -166,8 +165,7 @@ TEST(Identity, ARankThatSkipsACollective) {
 // Gathers of the same unit are told apart by their generation.
 TEST(Identity, ARankThatSkipsAGeneration) {
   const auto errors = errors_of({[](auto& comm) {
-                                   for (uint64_t g : {0, 1, 2})
-                                     gather(comm, id("a", Pass::kForward, g))->wait();
+                                   for (uint64_t g : {0, 1, 2}) gather(comm, id("a", Pass::kForward, g))->wait();
                                  },
                                  [](auto& comm) {
                                    for (uint64_t g : {0, 2}) gather(comm, id("a", Pass::kForward, g))->wait();

@@ -78,8 +78,7 @@ TEST(LostRank, LeavesWithoutWaiting) {
   });
   EXPECT_EQ(errors[1], "no error");
   for (const auto& error : {errors[0], errors[2]}) {
-    EXPECT_THAT(error,
-                AnyOf(StrEq("no error"), AllOf(HasSubstr("all-gather of 'a'"), HasSubstr("rank 1 is lost"))));
+    EXPECT_THAT(error, AnyOf(StrEq("no error"), AllOf(HasSubstr("all-gather of 'a'"), HasSubstr("rank 1 is lost"))));
   }
 }
 
@@ -130,8 +129,7 @@ TEST(LostRank, TheReasonOfAFailureReachesAll) {
   for (const auto& error : errors) {
     EXPECT_THAT(error, AllOf(HasSubstr("rank 2 is late"), HasSubstr("all-gather of 'b'")));
   }
-  EXPECT_THAT(errors[2],
-              AnyOf(HasSubstr("rank 0 is lost: it failed"), HasSubstr("rank 1 is lost: it failed")));
+  EXPECT_THAT(errors[2], AnyOf(HasSubstr("rank 0 is lost: it failed"), HasSubstr("rank 1 is lost: it failed")));
 }
 
 TEST(LateRank, IsNamedWithCollectiveAndTime) {
@@ -142,8 +140,8 @@ TEST(LateRank, IsNamedWithCollectiveAndTime) {
       return;
     }
     const auto error = error_of([&] { gather(*comm, "a")->wait(); });
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 cannot finish its all-gather of 'a'"),
-                             HasSubstr("rank 1 is late"), HasSubstr("timeout 1 s")));
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 cannot finish its all-gather of 'a'"), HasSubstr("rank 1 is late"),
+                             HasSubstr("timeout 1 s")));
     ended = true;
   });
 }
@@ -160,8 +158,7 @@ TEST(LateRank, WritesNothingIntoTheMemoryOfAFailedCollective) {
       issued = true;
       return;
     }
-    EXPECT_THAT(error_of([&] { comm->all_gather(output, torch::ones({1000}), id("a"))->wait(); }),
-                HasSubstr("late"));
+    EXPECT_THAT(error_of([&] { comm->all_gather(output, torch::ones({1000}), id("a"))->wait(); }), HasSubstr("late"));
     failed = true;
     output.fill_(7);
     while (!issued) std::this_thread::sleep_for(10ms);
@@ -207,8 +204,7 @@ std::vector<std::string> errors_of_meeting(const std::vector<std::pair<int, int>
     threads.emplace_back([&, i] {
       GlooOptions options;
       options.timeout = 1500ms;
-      errors[i] =
-          error_of([&] { make_gloo_communicator(point, places[i].first, places[i].second, options); });
+      errors[i] = error_of([&] { make_gloo_communicator(point, places[i].first, places[i].second, options); });
     });
   }
   for (auto& thread : threads) thread.join();
@@ -223,8 +219,7 @@ TEST(Meeting, RanksThatDoNotComeAreNamed) {
 
 TEST(Meeting, DifferentSizesAreNamed) {
   const auto errors = errors_of_meeting({{0, 2}, {1, 3}});
-  EXPECT_THAT(errors[0] + errors[1],
-              AllOf(HasSubstr("disagree"), HasSubstr("2 (rank 0)"), HasSubstr("3 (rank 1)")));
+  EXPECT_THAT(errors[0] + errors[1], AllOf(HasSubstr("disagree"), HasSubstr("2 (rank 0)"), HasSubstr("3 (rank 1)")));
 }
 
 TEST(Meeting, APointServesSeveralGroups) {

@@ -55,16 +55,14 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environmen
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = timeout;
-  TORCH_CHECK(
-      options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout),
-      "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
-      " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
+  TORCH_CHECK(options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout),
+              "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
+              " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "rank ", environment.rank, options.isServer ? " cannot open" : " cannot use",
-                " the store at ", name,
-                options.isServer ? "; is the port in use? Choose another MASTER_PORT" : "", " (",
+    TORCH_CHECK(false, "rank ", environment.rank, options.isServer ? " cannot open" : " cannot use", " the store at ",
+                name, options.isServer ? "; is the port in use? Choose another MASTER_PORT" : "", " (",
                 first_line(error), ")");
   }
 }
@@ -83,20 +81,17 @@ c10::intrusive_ptr<c10d::Store> MeetingPoint::join(int rank, int size, std::chro
 
 void MeetingPoint::claim_rank(int rank, int size) {
   const auto owner = claim(*store_, c10::str("rank/", rank, "/owner"), process_name());
-  TORCH_CHECK(owner == process_name(), "two processes claim rank ", rank, " of ", size, " at ", name_, ": ",
-              owner, " and ", process_name(),
-              "; give each process its own RANK, or each job its own MASTER_PORT");
+  TORCH_CHECK(owner == process_name(), "two processes claim rank ", rank, " of ", size, " at ", name_, ": ", owner,
+              " and ", process_name(), "; give each process its own RANK, or each job its own MASTER_PORT");
 }
 
 void MeetingPoint::agree_on_size(int rank, int size) {
   const auto first = claim(*store_, "size", c10::str(size, " (rank ", rank, ")"));
-  TORCH_CHECK(std::atoi(first.c_str()) == size, "the ranks at ", name_,
-              " disagree about the number of ranks: ", first, " and ", size, " (rank ", rank,
-              "); check WORLD_SIZE on every host");
+  TORCH_CHECK(std::atoi(first.c_str()) == size, "the ranks at ", name_, " disagree about the number of ranks: ", first,
+              " and ", size, " (rank ", rank, "); check WORLD_SIZE on every host");
 }
 
-void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size,
-                                   std::chrono::milliseconds timeout) {
+void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
   const auto key = [](int other) { return c10::str("present/", other); };
   std::vector<int> missing(static_cast<size_t>(size));
   std::iota(missing.begin(), missing.end(), 0);
@@ -129,8 +124,8 @@ std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& envi
   // One agent's store serves all jobs and restarts that it runs.
   const auto prefix = c10::str("fsdp/", env_string("TORCHELASTIC_RUN_ID").value_or("none"), "/",
                                env_string("TORCHELASTIC_RESTART_COUNT").value_or("0"));
-  return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)),
-                                        name, local_address_towards(environment.master_address));
+  return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)), name,
+                                        local_address_towards(environment.master_address));
 }
 
 }  // namespace fsdp

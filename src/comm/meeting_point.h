@@ -26,7 +26,7 @@ std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& envi
 // communicator that each rank makes at a point belong together. Throws, naming ranks and values, when two
 // processes claim one rank, when the ranks disagree about the size of the group, and when some have not come
 // within options.timeout.
-std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank,
-                                                     int size, const GlooOptions& options);
+std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
+                                                     const GlooOptions& options);
 
 }  // namespace fsdp

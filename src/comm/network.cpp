@@ -22,15 +22,13 @@ AddressList resolve(const std::string& host, int port, int socket_type) {
   hints.ai_socktype = socket_type;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  TORCH_CHECK(status == 0, "cannot resolve the address '", host, "': ", gai_strerror(status),
-              "; check MASTER_ADDR");
+  TORCH_CHECK(status == 0, "cannot resolve the address '", host, "': ", gai_strerror(status), "; check MASTER_ADDR");
   return {found, &freeaddrinfo};
 }
 
 class Socket {
  public:
-  explicit Socket(const addrinfo& target)
-      : fd_(socket(target.ai_family, target.ai_socktype | SOCK_CLOEXEC, 0)) {}
+  explicit Socket(const addrinfo& target) : fd_(socket(target.ai_family, target.ai_socktype | SOCK_CLOEXEC, 0)) {}
   ~Socket() {
     if (fd_ >= 0) close(fd_);
   }
@@ -46,8 +44,8 @@ class Socket {
     socklen_t length = sizeof(local);
     if (getsockname(fd_, reinterpret_cast<sockaddr*>(&local), &length) != 0) return {};
     std::array<char, NI_MAXHOST> text{};
-    const int status = getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text.data(), text.size(),
-                                   nullptr, 0, NI_NUMERICHOST);
+    const int status =
+        getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
     return status == 0 ? std::string(text.data()) : std::string();
   }
 

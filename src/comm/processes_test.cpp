@@ -24,9 +24,7 @@ using namespace std::chrono_literals;
 // Elements of a transfer that is not over when the next statement kills the process.
 constexpr int64_t kLarge = int64_t{1} << 25;
 
-CollectiveId id(const std::string& name, uint64_t generation = 0) {
-  return {name, generation, Pass::kForward};
-}
+CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
 void gather(Communicator& comm, const std::string& name, uint64_t generation, int64_t numel) {
   comm.all_gather(torch::zeros({numel * comm.size()}), torch::ones({numel}), id(name, generation))->wait();
@@ -96,8 +94,7 @@ class Child {
   std::string finish() {
     std::string text;
     char buffer[4096];
-    for (ssize_t n = 0; (n = read(output_, buffer, sizeof(buffer))) > 0;)
-      text.append(buffer, static_cast<size_t>(n));
+    for (ssize_t n = 0; (n = read(output_, buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<size_t>(n));
     waitpid(std::exchange(pid_, 0), &status_, 0);
     return text;
   }
@@ -118,8 +115,8 @@ class Child {
     setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
-    execl("/proc/self/exe", "comm_test", "--gtest_filter=ChildProcess.DISABLED_Main",
-          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    execl("/proc/self/exe", "comm_test", "--gtest_filter=ChildProcess.DISABLED_Main", "--gtest_also_run_disabled_tests",
+          "--gtest_brief=1", nullptr);
     _exit(127);
   }
 
@@ -170,8 +167,7 @@ TEST(Processes, ReduceOverTcp) {
   const int port = free_port();
   std::vector<std::unique_ptr<Child>> children;
   for (int rank = 0; rank < 3; ++rank) children.push_back(std::make_unique<Child>("sums", rank, 3, port));
-  for (auto& child : children)
-    EXPECT_THAT(child->finish(), AllOf(HasSubstr("sum 6000"), HasSubstr("no error")));
+  for (auto& child : children) EXPECT_THAT(child->finish(), AllOf(HasSubstr("sum 6000"), HasSubstr("no error")));
 }
 
 TEST(Processes, KilledWhileIdle) {
@@ -216,8 +212,7 @@ RankEnvironment place(int rank, int size, int port) {
 
 TEST(Processes, PortInUse) {
   Listener listener;
-  const auto error =
-      error_of([&] { make_gloo_communicator(place(0, 2, listener.port()), with_timeout(5s)); });
+  const auto error = error_of([&] { make_gloo_communicator(place(0, 2, listener.port()), with_timeout(5s)); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(listener.port())), HasSubstr("in use"),
                            HasSubstr("MASTER_PORT")));
 }
@@ -247,8 +242,8 @@ TEST(Processes, ARankClaimedTwice) {
   }
   std::this_thread::sleep_for(500ms);
   Child child("small", 1, 3, port);
-  EXPECT_THAT(child.finish(), AllOf(HasSubstr("two processes claim rank 1 of 3"),
-                                    HasSubstr("process " + std::to_string(getpid()))));
+  EXPECT_THAT(child.finish(),
+              AllOf(HasSubstr("two processes claim rank 1 of 3"), HasSubstr("process " + std::to_string(getpid()))));
   for (auto& thread : threads) thread.join();
   for (const auto& error : errors) EXPECT_THAT(error, HasSubstr("rank(s) 2 of 3"));
 }

@@ -42,8 +42,8 @@ std::optional<Place> read_place(const char* launcher, const char* rank_name, con
   if (!rank && !size) return std::nullopt;
   TORCH_CHECK(rank && size, "of the variables of ", launcher, " ", rank ? rank_name : size_name, " is set (",
               rank ? *rank : *size, ") but ", rank ? size_name : rank_name, " is not; set both or none");
-  TORCH_CHECK(*rank < *size, rank_name, " is ", *rank, " but ", size_name, " is ", *size,
-              ": ranks go from 0 to ", *size - 1);
+  TORCH_CHECK(*rank < *size, rank_name, " is ", *rank, " but ", size_name, " is ", *size, ": ranks go from 0 to ",
+              *size - 1);
   return Place{static_cast<int>(*rank), static_cast<int>(*size)};
 }
 
@@ -61,9 +61,9 @@ const Launcher* find_launcher() {
       if (env_string("TORCHELASTIC_RUN_ID")) return found;
       continue;
     }
-    TORCH_CHECK(next->rank == place.rank && next->size == place.size, found->rank, "=", place.rank, ", ",
-                found->size, "=", place.size, " contradict ", launcher.rank, "=", next->rank, ", ",
-                launcher.size, "=", next->size, "; unset those of the launcher that you do not use");
+    TORCH_CHECK(next->rank == place.rank && next->size == place.size, found->rank, "=", place.rank, ", ", found->size,
+                "=", place.size, " contradict ", launcher.rank, "=", next->rank, ", ", launcher.size, "=", next->size,
+                "; unset those of the launcher that you do not use");
   }
   return found;
 }
@@ -85,14 +85,14 @@ void read_master(RankEnvironment& environment) {
 void read_local_place(RankEnvironment& environment, const Launcher& launcher) {
   auto place = read_place(launcher.name, launcher.local_rank, launcher.local_size);
   if (!place) {
-    TORCH_CHECK(environment.world_size == 1 || is_loopback(environment.master_address), launcher.local_rank,
-                " and ", launcher.local_size, " are not set, and MASTER_ADDR is ", environment.master_address,
+    TORCH_CHECK(environment.world_size == 1 || is_loopback(environment.master_address), launcher.local_rank, " and ",
+                launcher.local_size, " are not set, and MASTER_ADDR is ", environment.master_address,
                 ": with more than one host each process must be told its rank on its host");
     place = Place{environment.rank, environment.world_size};
   }
-  TORCH_CHECK(place->size <= environment.world_size && place->rank <= environment.rank, launcher.local_rank,
-              "=", place->rank, ", ", launcher.local_size, "=", place->size, " contradict ", launcher.rank,
-              "=", environment.rank, ", ", launcher.size, "=", environment.world_size);
+  TORCH_CHECK(place->size <= environment.world_size && place->rank <= environment.rank, launcher.local_rank, "=",
+              place->rank, ", ", launcher.local_size, "=", place->size, " contradict ", launcher.rank, "=",
+              environment.rank, ", ", launcher.size, "=", environment.world_size);
   environment.local_rank = place->rank;
   environment.local_world_size = place->size;
 }

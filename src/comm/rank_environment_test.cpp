@@ -131,8 +131,7 @@ TEST_F(RankEnvironmentTest, IntelMpiLocalRank) {
 
 TEST_F(RankEnvironmentTest, TorchrunUnderMpirunCounts) {
   const auto environment = read(
-      with(kTorchrun,
-           {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "x"}}));
+      with(kTorchrun, {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "x"}}));
   EXPECT_EQ(environment.rank, 5);
 }
 
@@ -159,8 +158,7 @@ TEST_F(RankEnvironmentTest, BadValuesAreNamed) {
 }
 
 TEST_F(RankEnvironmentTest, ContradictionsAreNamed) {
-  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "8"}})),
-              AllOf(HasSubstr("RANK is 8"), HasSubstr("WORLD_SIZE is 8")));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "8"}})), AllOf(HasSubstr("RANK is 8"), HasSubstr("WORLD_SIZE is 8")));
   EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_RANK", "4"}})), HasSubstr("LOCAL_RANK is 4"));
   EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}})), HasSubstr("LOCAL_WORLD_SIZE=9"));
   EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "0"}})), HasSubstr("LOCAL_RANK=1"));

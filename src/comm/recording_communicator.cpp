@@ -42,8 +42,8 @@ std::string to_string(const CollectiveEvent& event) {
 RecordingCommunicator::RecordingCommunicator(std::shared_ptr<Communicator> inner)
     : inner_(std::move(inner)), log_(std::make_shared<Log>()) {}
 
-CollectiveEvent RecordingCommunicator::record_issue(CollectiveKind kind, const CollectiveId& id,
-                                                    int64_t numel, at::ScalarType dtype) {
+CollectiveEvent RecordingCommunicator::record_issue(CollectiveKind kind, const CollectiveId& id, int64_t numel,
+                                                    at::ScalarType dtype) {
   CollectiveEvent event;
   event.index = log_->next_index++;
   event.kind = kind;
@@ -58,19 +58,16 @@ std::unique_ptr<Work> RecordingCommunicator::wrap(std::unique_ptr<Work> work, Co
   return std::make_unique<RecordingWork>(std::move(work), std::move(event), log_);
 }
 
-std::unique_ptr<Work> RecordingCommunicator::all_gather(at::Tensor output, at::Tensor input,
-                                                        const CollectiveId& id) {
+std::unique_ptr<Work> RecordingCommunicator::all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) {
   auto event = record_issue(CollectiveKind::kAllGather, id, output.numel(), input.scalar_type());
   return wrap(inner_->all_gather(std::move(output), std::move(input), id), std::move(event));
 }
 
 std::unique_ptr<Work> RecordingCommunicator::reduce_scatter(at::Tensor output, at::Tensor input,
-                                                            const ReduceOptions& options,
-                                                            const CollectiveId& id,
+                                                            const ReduceOptions& options, const CollectiveId& id,
                                                             std::vector<uint64_t>* flags) {
   auto event = record_issue(CollectiveKind::kReduceScatter, id, input.numel(), input.scalar_type());
-  return wrap(inner_->reduce_scatter(std::move(output), std::move(input), options, id, flags),
-              std::move(event));
+  return wrap(inner_->reduce_scatter(std::move(output), std::move(input), options, id, flags), std::move(event));
 }
 
 std::unique_ptr<Work> RecordingCommunicator::all_reduce(at::Tensor output, at::Tensor tensor,
@@ -80,8 +77,7 @@ std::unique_ptr<Work> RecordingCommunicator::all_reduce(at::Tensor output, at::T
   return wrap(inner_->all_reduce(std::move(output), std::move(tensor), options, id, flags), std::move(event));
 }
 
-std::vector<std::string> RecordingCommunicator::all_gather_bytes(const std::string& bytes,
-                                                                 const CollectiveId& id) {
+std::vector<std::string> RecordingCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   auto event = record_issue(CollectiveKind::kGatherBytes, id, static_cast<int64_t>(bytes.size()), at::kByte);
   auto result = inner_->all_gather_bytes(bytes, id);
   log_->record_wait(std::move(event));

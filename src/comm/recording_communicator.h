@@ -20,7 +20,7 @@ struct CollectiveEvent {
   int64_t index = 0;  // counts the collectives, in order of issue; equal for the issue and the wait of one
   CollectiveKind kind = CollectiveKind::kAllGather;
   CollectiveId id;
-  int64_t numel = 0;  // of the larger of the two tensors; bytes of this rank for a gather of bytes
+  int64_t numel = 0;                 // of the larger of the two tensors; bytes of this rank for a gather of bytes
   at::ScalarType dtype = at::kByte;  // of what is sent
 };
 // "issue 3: all-gather of 'layer.3' (forward, generation 7), 1024 Float"
@@ -35,8 +35,7 @@ class RecordingCommunicator final : public Communicator {
   std::string backend() const override { return inner_->backend(); }
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override;
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
-                                       const CollectiveId& id,
-                                       std::vector<uint64_t>* flags = nullptr) override;
+                                       const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
@@ -54,8 +53,7 @@ class RecordingCommunicator final : public Communicator {
   struct Log;
   class RecordingWork;
 
-  CollectiveEvent record_issue(CollectiveKind kind, const CollectiveId& id, int64_t numel,
-                               at::ScalarType dtype);
+  CollectiveEvent record_issue(CollectiveKind kind, const CollectiveId& id, int64_t numel, at::ScalarType dtype);
   std::unique_ptr<Work> wrap(std::unique_ptr<Work> work, CollectiveEvent event);
 
   std::shared_ptr<Communicator> inner_;

@@ -47,8 +47,7 @@ inline void store(A value, c10::BFloat16* to) {
 
 // `count` is a constant for whole blocks, so that the loops are vectorised, and a variable for the rest.
 template <typename In, typename Out, typename Count>
-void sum_block(Out* output, const std::vector<const In*>& parts, int64_t begin, Count count,
-               Accumulator<In> scale) {
+void sum_block(Out* output, const std::vector<const In*>& parts, int64_t begin, Count count, Accumulator<In> scale) {
   Accumulator<In> sums[kBlock];
   const In* first = parts[0] + begin;
   for (int64_t i = 0; i < count; ++i) sums[i] = load(first[i]);
@@ -118,8 +117,8 @@ void sum_with_aten(at::Tensor& output, const std::vector<at::Tensor>& parts, dou
   const auto dtype = parts[0].scalar_type();
   const bool integral = c10::isIntegralType(dtype, /*includeBool=*/true);
   TORCH_CHECK(!integral || (scale == 1.0 && output.scalar_type() == dtype), "a reduction of ", dtype,
-              " tensors needs scale 1 and an output of the same dtype; the scale is ", scale,
-              " and the output is ", output.scalar_type());
+              " tensors needs scale 1 and an output of the same dtype; the scale is ", scale, " and the output is ",
+              output.scalar_type());
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
   at::Tensor sum = parts[0].to(narrow ? at::kFloat : dtype, /*non_blocking=*/false, /*copy=*/true);
   for (size_t part = 1; part < parts.size(); ++part) sum.add_(parts[part]);

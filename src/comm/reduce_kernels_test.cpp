@@ -23,8 +23,7 @@ at::Tensor reference(const std::vector<at::Tensor>& parts, double scale, at::Sca
 std::vector<at::Tensor> random_parts(size_t count, int64_t numel, at::ScalarType dtype) {
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < count; ++i) {
-    parts.push_back(
-        (torch::randn({numel}, at::kDouble) * std::pow(10.0, static_cast<double>(i % 3))).to(dtype));
+    parts.push_back((torch::randn({numel}, at::kDouble) * std::pow(10.0, static_cast<double>(i % 3))).to(dtype));
   }
   return parts;
 }
@@ -56,14 +55,14 @@ TEST_P(SumInOrder, MatchesSequentialArithmetic) {
 // Infinities, NaN, subnormals, ties between two bf16 values, overflow of the narrow dtypes.
 TEST_P(SumInOrder, HandlesSpecialValues) {
   const double inf = std::numeric_limits<double>::infinity();
-  const auto values = torch::tensor({inf, -inf, inf, std::nan(""), 0.0, -0.0, 65504.0, 3.3e38, -3.3e38, 1e-40,
-                                     6e-8, 1.00390625, 1.01171875, 1.0039063692092896, 256.0},
+  const auto values = torch::tensor({inf, -inf, inf, std::nan(""), 0.0, -0.0, 65504.0, 3.3e38, -3.3e38, 1e-40, 6e-8,
+                                     1.00390625, 1.01171875, 1.0039063692092896, 256.0},
                                     at::kDouble)
                           .to(input());
-  const auto others = torch::tensor({1.0, 2.0, -inf, 1.0, 0.0, -0.0, 65504.0, 3.3e38, -3.3e38, 1e-40, 6e-8,
-                                     0.0, 0.0, 0.0, 1.0},
-                                    at::kDouble)
-                          .to(input());
+  const auto others =
+      torch::tensor({1.0, 2.0, -inf, 1.0, 0.0, -0.0, 65504.0, 3.3e38, -3.3e38, 1e-40, 6e-8, 0.0, 0.0, 0.0, 1.0},
+                    at::kDouble)
+          .to(input());
   auto sum = torch::zeros({values.numel()}, output());
   sum_in_order(sum, {values, others}, 1.0);
   expect_same_bits(sum, reference({values, others}, 1.0, output()));
@@ -91,8 +90,7 @@ TEST_P(SumInOrder, TakesUnalignedSlices) {
   EXPECT_EQ(output_buffer[4000].item<double>(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, SumInOrder,
-                         Combine(::testing::ValuesIn(kDtypes), ::testing::ValuesIn(kDtypes)));
+INSTANTIATE_TEST_SUITE_P(Dtypes, SumInOrder, Combine(::testing::ValuesIn(kDtypes), ::testing::ValuesIn(kDtypes)));
 
 TEST(SumInOrderOfIntegers, IsExactAndUnscaled) {
   auto sum = torch::zeros({2}, at::kLong);

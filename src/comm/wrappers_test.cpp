@@ -51,28 +51,21 @@ class Shapes : public ::testing::Test {
 };
 
 TEST_F(Shapes, ThatDoNotFitAreNamed) {
-  EXPECT_THAT(
-      error_of([&] { comm->all_gather(torch::zeros({5}), torch::zeros({2}), kUnit); }),
-      HasSubstr(
-          "all-gather of 'layer.3' (forward, generation 7): the output has 5 elements, expected 2 ranks "
-          "times 2"));
+  EXPECT_THAT(error_of([&] { comm->all_gather(torch::zeros({5}), torch::zeros({2}), kUnit); }),
+              HasSubstr("all-gather of 'layer.3' (forward, generation 7): the output has 5 elements, expected 2 ranks "
+                        "times 2"));
   EXPECT_THAT(error_of([&] { comm->reduce_scatter(torch::zeros({2}), torch::zeros({5}), {}, kUnit); }),
               HasSubstr("the input has 5 elements"));
   EXPECT_THAT(error_of([&] { comm->all_reduce(torch::zeros({2}), torch::zeros({5}), {}, kUnit); }),
               HasSubstr("2 elements"));
   EXPECT_THAT(error_of([&] { comm->all_gather(torch::zeros({4}), torch::zeros({2}, at::kHalf), kUnit); }),
               HasSubstr("Half"));
-  EXPECT_THAT(error_of([&] {
-                comm->all_gather(torch::zeros({2, 2}), torch::zeros({2}), kUnit);
-              }),
-              HasSubstr("[2, 2]"));
-  EXPECT_THAT(
-      error_of([&] { comm->all_gather(torch::zeros({8}).slice(0, 0, 8, 2), torch::zeros({2}), kUnit); }),
-      HasSubstr("contiguous"));
+  EXPECT_THAT(error_of([&] { comm->all_gather(torch::zeros({2, 2}), torch::zeros({2}), kUnit); }), HasSubstr("[2, 2]"));
+  EXPECT_THAT(error_of([&] { comm->all_gather(torch::zeros({8}).slice(0, 0, 8, 2), torch::zeros({2}), kUnit); }),
+              HasSubstr("contiguous"));
   EXPECT_THAT(error_of([&] { comm->all_reduce(torch::zeros({2}), torch::zeros({2}, at::kLong), {}, kUnit); }),
               HasSubstr("cannot reduce Long into Float"));
-  EXPECT_THAT(error_of([&] { comm->all_gather(at::Tensor(), torch::zeros({2}), kUnit); }),
-              HasSubstr("undefined"));
+  EXPECT_THAT(error_of([&] { comm->all_gather(at::Tensor(), torch::zeros({2}), kUnit); }), HasSubstr("undefined"));
 }
 
 std::vector<std::string> log_of(const RecordingCommunicator& comm) {
@@ -90,14 +83,13 @@ TEST(RecordingCommunicator, KeepsTheOrderOfIssuesAndWaits) {
   first->wait();
   comm.all_reduce(tensor, tensor, {}, {"norm", 0, Pass::kUser});
   comm.all_gather_bytes("abc", {"names", 0, Pass::kSetup});
-  EXPECT_THAT(log_of(comm),
-              ElementsAre("issue 0: all-gather of 'layer.3' (forward, generation 7), 4 Float",
-                          "issue 1: reduce-scatter of 'head' (reduce, generation 1), 6 BFloat16",
-                          "wait 1: reduce-scatter of 'head' (reduce, generation 1), 6 BFloat16",
-                          "wait 0: all-gather of 'layer.3' (forward, generation 7), 4 Float",
-                          "issue 2: all-reduce of 'norm' (user, generation 0), 6 BFloat16",
-                          "issue 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte",
-                          "wait 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte"));
+  EXPECT_THAT(log_of(comm), ElementsAre("issue 0: all-gather of 'layer.3' (forward, generation 7), 4 Float",
+                                        "issue 1: reduce-scatter of 'head' (reduce, generation 1), 6 BFloat16",
+                                        "wait 1: reduce-scatter of 'head' (reduce, generation 1), 6 BFloat16",
+                                        "wait 0: all-gather of 'layer.3' (forward, generation 7), 4 Float",
+                                        "issue 2: all-reduce of 'norm' (user, generation 0), 6 BFloat16",
+                                        "issue 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte",
+                                        "wait 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte"));
   EXPECT_EQ(comm.count(CollectiveKind::kAllGather), 1);
   EXPECT_EQ(comm.bytes_sent(), 8u + 6u + 12u + 3u);
   comm.clear();
@@ -116,8 +108,8 @@ TEST(FaultyCommunicator, SkipsOnlyTheChosenCollective) {
 }
 
 TEST(FaultyCommunicator, FailsWhereItIsTold) {
-  FaultyCommunicator comm(make_fake_communicator(0, 2), {{0, Fault::What::kFailIssue, {}, "at issue"},
-                                                         {1, Fault::What::kFailWait, {}, "at wait"}});
+  FaultyCommunicator comm(make_fake_communicator(0, 2),
+                          {{0, Fault::What::kFailIssue, {}, "at issue"}, {1, Fault::What::kFailWait, {}, "at wait"}});
   auto tensor = torch::ones({2});
   EXPECT_THROW(comm.all_reduce(tensor, tensor, {}, kUnit), std::runtime_error);
   auto work = comm.all_reduce(tensor, tensor, {}, kUnit);

@@ -72,16 +72,18 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
 }
 
 void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
-  TORCH_CHECK(unit.engine->writes_allowed(), "fsdp: ", unit.where(), ": parameter '",
-              unit.parameter(owner.index).fqn, "' was written by ", op.schema().name(),
+  TORCH_CHECK(unit.engine->writes_allowed(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
+              "' was written by ", op.schema().name(),
               " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
               "inside that scope, or to shard_slices(); build optimizers on ShardedModule::parameters()");
 }
 
 const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle& op) {
   const StorageOwner* owner = seams::storage_owner(tensor);
-  TORCH_CHECK(owner, "fsdp: a tensor of shape ", tensor.sizes(), " carries the key of sharded parameters but not their "
-              "storage (argument of ", op.schema().name(), "): its data was replaced after fully_shard");
+  TORCH_CHECK(owner, "fsdp: a tensor of shape ", tensor.sizes(),
+              " carries the key of sharded parameters but not their "
+              "storage (argument of ",
+              op.schema().name(), "): its data was replaced after fully_shard");
   return *owner;
 }
 

@@ -2,7 +2,4 @@
 // gathers the units concerned, keeps them while the operator runs, and redispatches below the key.
 #pragma once
 
-namespace fsdp {
-
-
-}  // namespace fsdp
+namespace fsdp {}  // namespace fsdp

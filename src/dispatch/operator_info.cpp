@@ -15,7 +15,8 @@ bool is_pure_view(const std::string& name) {
       "aten::view_as_complex", "aten::view_as_real", "aten::_reshape_alias",
       // Metadata, though their schemas claim a write.
       "aten::requires_grad_", "aten::detach_", "aten::retain_grad", "aten::_version", "aten::is_leaf",
-      "aten::output_nr", "aten::_has_compatible_shallow_copy_type", "aten::retains_grad", "aten::record_stream", "aten::is_same_size", "aten::is_set_to"};
+      "aten::output_nr", "aten::_has_compatible_shallow_copy_type", "aten::retains_grad", "aten::record_stream",
+      "aten::is_same_size", "aten::is_set_to"};
   return names.count(name) > 0;
 }
 
@@ -60,8 +61,8 @@ OperatorKind kind_of(const c10::OperatorHandle& op) {
 // An operator that was deregistered may leave its address to another one.
 bool describes(const OperatorInfo& info, const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
-  return info.schema_arguments == arguments.data() &&
-         info.num_arguments == static_cast<int32_t>(arguments.size()) && info.name == op.operator_name();
+  return info.schema_arguments == arguments.data() && info.num_arguments == static_cast<int32_t>(arguments.size()) &&
+         info.name == op.operator_name();
 }
 
 OperatorInfo read(const c10::OperatorHandle& op) {
@@ -79,8 +80,10 @@ OperatorInfo read(const c10::OperatorHandle& op) {
       case c10::TypeKind::BoolType:
       case c10::TypeKind::NumberType:
       case c10::TypeKind::StringType:
-      case c10::TypeKind::SymIntType: continue;
-      default: break;
+      case c10::TypeKind::SymIntType:
+        continue;
+      default:
+        break;
     }
     bool written = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
     info.tensors.push_back({i, written});

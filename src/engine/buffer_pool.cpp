@@ -46,9 +46,8 @@ at::Tensor BufferPool::take_fitting(int64_t nbytes) {
   }
   // Nothing fits: a buffer that is too small makes room for the larger one, so that the pool does not keep both.
   if (!poison_ && !free_.empty()) {
-    free_.erase(std::max_element(free_.begin(), free_.end(), [](const at::Tensor& a, const at::Tensor& b) {
-      return nbytes_of(a) < nbytes_of(b);
-    }));
+    free_.erase(std::max_element(free_.begin(), free_.end(),
+                                 [](const at::Tensor& a, const at::Tensor& b) { return nbytes_of(a) < nbytes_of(b); }));
   }
   ++allocations_;
   return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));

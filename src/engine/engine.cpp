@@ -15,8 +15,8 @@ Engine::Engine(const EngineOptions& options)
     : options_(options),
       parameter_pool_(options.device),
       gradient_pool_(options.device),
-      backward_({[this] { notice_cleared_gradients(); }, [this] { finish_backward(); },
-                 [this] { discard_captures(); }}) {}
+      backward_(
+          {[this] { notice_cleared_gradients(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}) {}
 
 Engine::~Engine() {
   // Parameters may outlive the engine: from now on a touch says so.
@@ -300,9 +300,9 @@ void Engine::release_after_backward(Unit& unit) {
 }
 
 // [Note: reductions in flight]
-// A reduction goes on while backward computes the next unit's gradients, and is finished when that unit's is issued: two
-// gradient buffers at a time. An all-reduce has two steps (sums to their owners, and back); its second one is started
-// when the next is issued and gets one unit's time as well: three at a time.
+// A reduction goes on while backward computes the next unit's gradients, and is finished when that unit's is issued:
+// two gradient buffers at a time. An all-reduce has two steps (sums to their owners, and back); its second one is
+// started when the next is issued and gets one unit's time as well: three at a time.
 void Engine::issue_reduction(Unit& unit, FlatGradient& gradient) {
   std::lock_guard lock(reduction_mutex_);
   bool two_steps = unit.options().strategy == ShardingStrategy::kNoShard;

@@ -84,7 +84,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void make_room_for(Unit& unit);
   void notice_shard_writes(Unit& unit);  // under unit.mutex
   void ensure_gathered(Unit& unit);      // under unit.mutex
-  void release(Unit& unit);  // under unit.mutex
+  void release(Unit& unit);              // under unit.mutex
   void release_if_idle(Unit& unit);
   void release_after_backward(Unit& unit);
   void reduce_before(Unit& unit);

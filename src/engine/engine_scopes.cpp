@@ -23,10 +23,14 @@ class Finally {
 // The elements' bit patterns: comparing them tells -0 from 0, and finds a NaN equal to itself.
 at::Tensor bits_of(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
-    case 1: return tensor.view(at::kByte);
-    case 2: return tensor.view(at::kShort);
-    case 4: return tensor.view(at::kInt);
-    default: return tensor.view(at::kLong);
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    default:
+      return tensor.view(at::kLong);
   }
 }
 
@@ -125,9 +129,11 @@ void Engine::with_full_params(const std::function<void()>& body, bool writeback)
 // its full precision.
 void Engine::write_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);
-  TORCH_CHECK(unit.stamp == unit.shard_version(), "fsdp: ", unit.where(), ": its shards were written inside "
-              "with_full_params (an optimizer step?), which the values written to the parameters would overwrite. Write "
-              "the one or the other");
+  TORCH_CHECK(
+      unit.stamp == unit.shard_version(), "fsdp: ", unit.where(),
+      ": its shards were written inside "
+      "with_full_params (an optimizer step?), which the values written to the parameters would overwrite. Write "
+      "the one or the other");
   seams::CleanDispatchGuard clean;
   for (auto& flat : unit.flat_parameters()) {
     at::Tensor full = unit.unsharded(*flat);

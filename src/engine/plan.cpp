@@ -81,8 +81,10 @@ void compare_plans(Engine& engine) {
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] != texts[0]) {
       auto [first, other] = first_difference(texts[0], texts[rank]);
-      TORCH_CHECK(false, "fsdp: rank ", communicator.rank(), ": the ranks do not shard the same model in the same way. "
-                  "First difference: rank 0 has [", first, "], rank ", rank, " has [", other, "]");
+      TORCH_CHECK(false, "fsdp: rank ", communicator.rank(),
+                  ": the ranks do not shard the same model in the same way. "
+                  "First difference: rank 0 has [",
+                  first, "], rank ", rank, " has [", other, "]");
     }
   }
 }

@@ -4,9 +4,9 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <bit>
+#include <numeric>
 #include <optional>
 #include <utility>
-#include <numeric>
 
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/dispatch_key.h"
@@ -81,8 +81,7 @@ void FlatGradient::fill_gaps() {
   }
 }
 
-std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, BufferPool& pool,
-                                               const CollectiveId& id) {
+std::unique_ptr<Reduction> FlatGradient::issue(Communicator& communicator, BufferPool& pool, const CollectiveId& id) {
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   fill_gaps();
@@ -163,8 +162,7 @@ const at::Tensor& FlatGradient::shard_gradient() {
 
 // For a new gradient: where somebody has kept one that was cleared since, that memory is theirs.
 const at::Tensor& FlatGradient::unshared_shard_gradient() {
-  if (shard_gradient_.defined() &&
-      (shard_gradient_.use_count() > 1 || shard_gradient_.storage().use_count() > 1)) {
+  if (shard_gradient_.defined() && (shard_gradient_.use_count() > 1 || shard_gradient_.storage().use_count() > 1)) {
     shard_gradient_.reset();
   }
   return shard_gradient();

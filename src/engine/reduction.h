@@ -33,14 +33,14 @@ class ParameterMask {
 
 // A gradient buffer on its way over the ranks.
 struct Reduction {
-  at::Tensor buffer;  // unsharded, reduce dtype
-  at::Tensor output;  // laid out like the shard, in its dtype
+  at::Tensor buffer;       // unsharded, reduce dtype
+  at::Tensor output;       // laid out like the shard, in its dtype
   ParameterMask captured;  // over all ranks, once the work was waited for
   std::unique_ptr<Work> work;
 };
 
-// Threads: capture(), issue() and discard() under the unit's lock, finish() and drop() under the engine's reduction lock;
-// a lock of its own keeps the two sides apart.
+// Threads: capture(), issue() and discard() under the unit's lock, finish() and drop() under the engine's reduction
+// lock; a lock of its own keeps the two sides apart.
 class FlatGradient {
  public:
   FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where);

@@ -38,13 +38,12 @@ Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOpti
     at::ScalarType compute = floating ? options_.param_dtype.value_or(original) : original;
     at::ScalarType reduce = floating ? options_.reduce_dtype.value_or(compute) : original;
     int64_t count = static_cast<int64_t>(group.size());
-    flat_parameters_.push_back(std::make_unique<FlatParameter>(
-        std::move(group), FlatDtypes{original, compute, reduce}, position, device, this, first_index));
+    flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(group), FlatDtypes{original, compute, reduce},
+                                                               position, device, this, first_index));
     FlatParameter& flat = *flat_parameters_.back();
-    gradients_.push_back(flat.requires_grad()
-                             ? std::make_unique<FlatGradient>(flat, engine->options().use_orig_params,
-                                                              [this] { return where(); })
-                             : nullptr);
+    gradients_.push_back(flat.requires_grad() ? std::make_unique<FlatGradient>(flat, engine->options().use_orig_params,
+                                                                               [this] { return where(); })
+                                              : nullptr);
     first_index += count;
   }
   unsharded_.resize(flat_parameters_.size());
@@ -82,9 +81,7 @@ void Unit::name_storages() {
   }
 }
 
-std::string Unit::where() const {
-  return c10::str("rank ", engine->communicator().rank(), ": unit '", name_, "'");
-}
+std::string Unit::where() const { return c10::str("rank ", engine->communicator().rank(), ": unit '", name_, "'"); }
 
 bool Unit::is_ancestor_of(const Unit& other) const {
   auto below_one_of_mine = [&](const AnnotatedModule& module) {
@@ -124,7 +121,8 @@ bool Unit::keeps_gathered_after_forward() const {
 
 CollectiveId Unit::next_id(Pass pass) {
   int64_t model = engine->options().model;
-  return {model == 1 ? name_ : c10::str(name_, " (model ", model, ")"), generations_[static_cast<size_t>(pass)]++, pass};
+  return {model == 1 ? name_ : c10::str(name_, " (model ", model, ")"), generations_[static_cast<size_t>(pass)]++,
+          pass};
 }
 
 void Unit::gather(Communicator& communicator, BufferPool& pool, Pass pass, bool may_alias) {
@@ -220,10 +218,11 @@ void Unit::check_membership() {
 void Unit::check_membership(const ShardedParameter& p) const {
   const at::Tensor& tensor = p.tensor;
   bool member = seams::has_sharded_key(tensor) && seams::storage_owner(tensor) == p.owner.get();
-  TORCH_CHECK(member, "fsdp: ", where(), ": parameter '", p.fqn,
-              "' has left the engine: its data was replaced after fully_shard (assignment to .data, a conversion of "
-              "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
-              "fully_shard, or write inside ShardedModule::with_full_params");
+  TORCH_CHECK(
+      member, "fsdp: ", where(), ": parameter '", p.fqn,
+      "' has left the engine: its data was replaced after fully_shard (assignment to .data, a conversion of "
+      "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
+      "fully_shard, or write inside ShardedModule::with_full_params");
   TORCH_CHECK(tensor.requires_grad() == p.requires_grad, "fsdp: ", where(), ": parameter '", p.fqn,
               "': requires_grad was changed to ", tensor.requires_grad() ? "true" : "false",
               " after fully_shard. Freeze or unfreeze before fully_shard");
@@ -233,7 +232,8 @@ void Unit::check_membership(const ShardedParameter& p) const {
 void Unit::check_leaves(const FlatParameter& flat) const {
   for (size_t k = 0; k < flat.parameters().size(); ++k) {
     TORCH_CHECK(flat.original_leaves()[k].is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
-                flat.parameters()[k].fqn, "' was replaced (assignment to .data of a tensor of ShardedModule::"
+                flat.parameters()[k].fqn,
+                "' was replaced (assignment to .data of a tensor of ShardedModule::"
                 "parameters()): write into it instead");
   }
   TORCH_CHECK(flat.flat_leaf().is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
@@ -269,8 +269,7 @@ void Unit::install_sentinel(FlatParameter& flat, int64_t index) {
     return;
   }
   TORCH_CHECK(seams::storage_owner(gradient) && seams::storage_owner(gradient) == p.sentinel_owner.lock().get(),
-              "fsdp: ", where(),
-              ": a gradient was assigned to the module's parameter '", p.fqn,
+              "fsdp: ", where(), ": a gradient was assigned to the module's parameter '", p.fqn,
               "'. Gradients live in the shards: assign to the grad() of ShardedModule::parameters()");
 }
 

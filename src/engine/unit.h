@@ -110,8 +110,7 @@ class Unit {
   void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
   void name_from_modules();
-  void gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id,
-                   bool may_alias);
+  void gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id, bool may_alias);
 
   std::vector<AnnotatedModule> modules_;
   std::string name_;

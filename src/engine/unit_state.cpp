@@ -6,19 +6,26 @@ namespace fsdp {
 
 const char* to_string(UnitState state) {
   switch (state) {
-    case UnitState::kSharded: return "kSharded";
-    case UnitState::kGathering: return "kGathering";
-    case UnitState::kUnsharded: return "kUnsharded";
+    case UnitState::kSharded:
+      return "kSharded";
+    case UnitState::kGathering:
+      return "kGathering";
+    case UnitState::kUnsharded:
+      return "kUnsharded";
   }
   TORCH_CHECK(false, "fsdp: unknown unit state");
 }
 
 const char* to_string(GradientState state) {
   switch (state) {
-    case GradientState::kNone: return "kNone";
-    case GradientState::kCapturing: return "kCapturing";
-    case GradientState::kReducing: return "kReducing";
-    case GradientState::kReduced: return "kReduced";
+    case GradientState::kNone:
+      return "kNone";
+    case GradientState::kCapturing:
+      return "kCapturing";
+    case GradientState::kReducing:
+      return "kReducing";
+    case GradientState::kReduced:
+      return "kReduced";
   }
   TORCH_CHECK(false, "fsdp: unknown gradient state");
 }
@@ -33,8 +40,8 @@ const std::vector<std::pair<UnitState, UnitState>>& unit_transitions() {
 const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions() {
   using enum GradientState;
   static const std::vector<std::pair<GradientState, GradientState>> table = {
-      {kNone, kCapturing},     {kCapturing, kReducing}, {kReducing, kReduced}, {kReducing, kCapturing},
-      {kReduced, kCapturing}, {kCapturing, kNone}};
+      {kNone, kCapturing},     {kCapturing, kReducing}, {kReducing, kReduced},
+      {kReducing, kCapturing}, {kReduced, kCapturing},  {kCapturing, kNone}};
   return table;
 }
 

@@ -1,14 +1,13 @@
 #include "flat/flat_parameter.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/shard_version.h"
-
 
 namespace fsdp {
 namespace {
@@ -53,8 +52,8 @@ std::string sentinel_message(const ShardedParameter& parameter, const std::strin
 
 }  // namespace
 
-FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes,
-                             ShardPosition position, c10::Device device, void* unit, int64_t first_index)
+FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
+                             c10::Device device, void* unit, int64_t first_index)
     : parameters_(std::move(parameters)),
       dtypes_(dtypes),
       position_(position),
@@ -114,7 +113,9 @@ at::Tensor FlatParameter::make_gradient_sentinel(int64_t parameter, std::functio
 }
 
 void FlatParameter::make_leaves() {
-  auto leaf_of = [&](const at::Tensor& part) { return seams::make_versioned_leaf(part).set_requires_grad(requires_grad_); };
+  auto leaf_of = [&](const at::Tensor& part) {
+    return seams::make_versioned_leaf(part).set_requires_grad(requires_grad_);
+  };
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     original_leaves_.push_back(leaf_of(slice_of(shard_, i)));
   }

@@ -16,17 +16,17 @@ namespace fsdp {
 // One original parameter. `tensor` is the module's own: a keyed view, full shape, without memory while sharded.
 struct ShardedParameter {
   at::Tensor tensor;
-  std::string fqn;                       // the first name; under which the optimizer sees it
-  std::vector<std::string> other_fqns;   // of a shared parameter
+  std::string fqn;                      // the first name; under which the optimizer sees it
+  std::vector<std::string> other_fqns;  // of a shared parameter
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;          // dense; row-major unless the original had another memory format
+  std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format
   seams::StorageOwnerPtr owner;
   bool requires_grad = false;
   // Of what tensor.grad() holds after a capture. The engine does not keep it alive: when it goes, the gradient was
   // cleared on the module.
   c10::weak_intrusive_ptr<seams::StorageOwner> sentinel_owner{seams::StorageOwnerPtr()};
   bool sentinel_installed = false;
-  std::shared_ptr<void> capture_hook;    // keeps the gradient accumulator alive
+  std::shared_ptr<void> capture_hook;  // keeps the gradient accumulator alive
 
   // The engine's own, which is the tensor's unless the parameter has left the engine.
   c10::Storage keyed_storage;

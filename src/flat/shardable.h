@@ -7,8 +7,8 @@
 
 namespace fsdp {
 
-// Throws, naming the FQN, unless `tensor` is a dense, strided leaf with real elements and memory of its own kind, has no
-// gradient yet and is in no unit.
+// Throws, naming the FQN, unless `tensor` is a dense, strided leaf with real elements and memory of its own kind, has
+// no gradient yet and is in no unit.
 void check_shardable(const at::Tensor& tensor, const std::string& fqn);
 
 }  // namespace fsdp

@@ -94,7 +94,8 @@ void check_inner_units(const Survey& surveyed) {
                               [&](const std::string& at) { return is_at_or_below(site.module, at); });
       }
       TORCH_CHECK(inside, "fsdp: parameter '", site.fqn, "' (first registered as '", parameter.fqn(),
-                  "') already belongs to unit '", unit->name(), "', which does not contain this registration: a "
+                  "') already belongs to unit '", unit->name(),
+                  "', which does not contain this registration: a "
                   "parameter cannot be in two units. Annotate the modules that share it together, "
                   "fully_shard({a, b}, options), or only a module above both");
     }
@@ -157,7 +158,8 @@ void check_no_overlap(const std::vector<FoundParameter>& parameters) {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < ranges.size(); ++i) {
     TORCH_CHECK(ranges[i].begin >= ranges[i - 1].end, "fsdp: parameters '", ranges[i - 1].parameter->fqn(), "' and '",
-                ranges[i].parameter->fqn(), "' lie over the same memory but are two tensors: sharded, they would no "
+                ranges[i].parameter->fqn(),
+                "' lie over the same memory but are two tensors: sharded, they would no "
                 "longer share values. Register one tensor under both names, or clone one of them");
   }
 }
@@ -240,8 +242,9 @@ void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
   bool has_children = module && !module->children().empty();
   if (engine.units().size() == 1 && has_children && engine.communicator().size() > 1 &&
       engine.units().front()->options().strategy == ShardingStrategy::kFullShard) {
-    TORCH_WARN("fsdp: one unit holds the whole model, so all of its parameters are gathered at once and sharding saves "
-               "only optimizer and gradient memory. Set Options::auto_wrap_policy or annotate inner modules first");
+    TORCH_WARN(
+        "fsdp: one unit holds the whole model, so all of its parameters are gathered at once and sharding saves "
+        "only optimizer and gradient memory. Set Options::auto_wrap_policy or annotate inner modules first");
   }
 }
 
@@ -252,8 +255,8 @@ std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const S
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);
   }
-  shared.model = surveyed.inner.empty() ? number_of_model(options.communicator)
-                                        : surveyed.inner.front()->options().model;
+  shared.model =
+      surveyed.inner.empty() ? number_of_model(options.communicator) : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
   for (Engine* inner : surveyed.inner) {
     std::shared_ptr<Engine> keep = inner->shared_from_this();
@@ -291,7 +294,8 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
                                            const Options& options) {
   seams::self_check();
   TORCH_CHECK(!modules.empty(), "fsdp: fully_shard was called with an empty list of modules");
-  TORCH_CHECK(!options.auto_wrap_policy, "fsdp: auto_wrap_policy cannot be used with a list of modules: their "
+  TORCH_CHECK(!options.auto_wrap_policy,
+              "fsdp: auto_wrap_policy cannot be used with a list of modules: their "
               "parameters become one unit. Annotate inner modules first");
   // A stand-in for the parent that siblings do not have here; its names last until an outer module is annotated.
   torch::nn::Module parent;
@@ -299,8 +303,8 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
-    TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i,
-                " of class ", module_class_name(*modules[i]), " stands twice in the list");
+    TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i, " of class ",
+                module_class_name(*modules[i]), " stands twice in the list");
     plan.modules.push_back({std::to_string(i), modules[i].get()});
     parent.register_module(std::to_string(i), modules[i]);
   }
@@ -310,7 +314,8 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
     check_not_annotated(surveyed, *module);
   }
   check_inner_units(surveyed);
-  TORCH_CHECK(!surveyed.unassigned.empty(), "fsdp: fully_shard was called on modules without parameters, or of which "
+  TORCH_CHECK(!surveyed.unassigned.empty(),
+              "fsdp: fully_shard was called on modules without parameters, or of which "
               "all parameters are sharded already: an empty unit");
   check_one_device(surveyed.unassigned);
   check_all_shardable(surveyed.unassigned);

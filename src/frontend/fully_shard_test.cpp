@@ -11,9 +11,9 @@ namespace fsdp {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::expect_error;
 using testing::expect_same;
+using ::testing::HasSubstr;
 using testing::make_tiny_lm;
 using testing::run_ranks;
 using testing::TinyLM;
@@ -163,7 +163,8 @@ TEST(UnitRule, Siblings) {
   auto outer = testing::shard_strictly(*net, options);
   EXPECT_THAT(units_of(*outer),
               ElementsAre("a+b: a.scale a.left.weight a.left.bias a.right.weight a.right.bias b.scale b.left.weight "
-                          "b.left.bias b.right.weight b.right.bias", "root: bias"));
+                          "b.left.bias b.right.weight b.right.bias",
+                          "root: bias"));
   net->forward(kX).pow(2).sum().backward();
   plain->forward(kX).pow(2).sum().backward();
   expect_same(testing::gradients_of(*outer), testing::gradients_of(*plain));

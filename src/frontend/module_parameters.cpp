@@ -1,6 +1,5 @@
 #include "frontend/module_parameters.h"
 
-
 namespace fsdp {
 namespace {
 

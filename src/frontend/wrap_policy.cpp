@@ -30,8 +30,7 @@ std::string module_class_name(const torch::nn::Module& module) {
 WrapPolicy module_name_policy(std::vector<std::string> class_names) {
   TORCH_CHECK(!class_names.empty(), "fsdp: module_name_policy: no class names given");
   return [class_names = std::move(class_names)](const WrapCandidate& candidate) {
-    return std::find(class_names.begin(), class_names.end(), module_class_name(candidate.module)) !=
-           class_names.end();
+    return std::find(class_names.begin(), class_names.end(), module_class_name(candidate.module)) != class_names.end();
   };
 }
 

@@ -39,7 +39,6 @@ class CausalLM : public torch::nn::Module {
 // meta device parameters take no memory and must be filled before use. Its FQNs are the names in the Hugging
 // Face folder. Unknown architectures and unsupported settings are errors that name the key, its value and
 // what is accepted.
-std::shared_ptr<CausalLM> make_causal_lm(const nlohmann::json& config, c10::ScalarType dtype,
-                                         c10::Device device);
+std::shared_ptr<CausalLM> make_causal_lm(const nlohmann::json& config, c10::ScalarType dtype, c10::Device device);
 
 }  // namespace fsdp::models

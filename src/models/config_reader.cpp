@@ -14,8 +14,7 @@ namespace fsdp::models {
 using checkpoint::json_text;
 using nlohmann::json;
 
-ConfigReader::ConfigReader(const json& object, std::string where)
-    : object_(object), where_(std::move(where)) {
+ConfigReader::ConfigReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {
   TORCH_CHECK(object_.is_object(), where_, ": expected a JSON object, got ", json_text(object_));
 }
 

@@ -25,8 +25,7 @@ class ConfigReader {
   // An integer, or nothing when the key is absent.
   std::optional<int64_t> integer(const std::string& key) const;
   // Finite numbers in [minimum, maximum].
-  double number(const std::string& key, std::optional<double> default_value, double minimum,
-                double maximum) const;
+  double number(const std::string& key, std::optional<double> default_value, double minimum, double maximum) const;
   bool boolean(const std::string& key, bool default_value) const;
   // One of `accepted`.
   std::string choice(const std::string& key, const std::string& default_value,

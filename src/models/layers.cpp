@@ -10,16 +10,14 @@
 
 namespace fsdp::models {
 
-LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
-                       const at::TensorOptions& options)
+LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const at::TensorOptions& options)
     : weight(register_parameter("weight", at::empty({out_features, in_features}, options))) {
   if (with_bias) {
     bias = register_parameter("bias", at::empty({out_features}, options));
   }
 }
 
-LinearImpl::LinearImpl(const at::Tensor& shared_weight)
-    : weight(register_parameter("weight", shared_weight)) {}
+LinearImpl::LinearImpl(const at::Tensor& shared_weight) : weight(register_parameter("weight", shared_weight)) {}
 
 at::Tensor LinearImpl::forward(const at::Tensor& input) {
   return bias.defined() ? at::linear(input, weight, bias) : at::linear(input, weight);
@@ -27,8 +25,7 @@ at::Tensor LinearImpl::forward(const at::Tensor& input) {
 
 EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,
                              const at::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({num_embeddings, dim}, options))),
-      padding_idx(padding_idx) {}
+    : weight(register_parameter("weight", at::empty({num_embeddings, dim}, options))), padding_idx(padding_idx) {}
 
 at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
   return at::embedding(weight, indices, padding_idx.value_or(-1));

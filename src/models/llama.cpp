@@ -41,8 +41,8 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels) {
   const int64_t predicted = labels.size(1) - 1;
   targets.narrow(1, 0, predicted).copy_(labels.narrow(1, 1, predicted));
   const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
-  return at::cross_entropy_loss(wide.view({-1, wide.size(-1)}), targets.view(-1), /*weight=*/{},
-                                at::Reduction::Mean, kIgnoredLabel);
+  return at::cross_entropy_loss(wide.view({-1, wide.size(-1)}), targets.view(-1), /*weight=*/{}, at::Reduction::Mean,
+                                kIgnoredLabel);
 }
 
 }  // namespace
@@ -83,10 +83,9 @@ at::Tensor LlamaMLPImpl::forward(const at::Tensor& hidden_states) {
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, const at::TensorOptions& options)
     : self_attn_(register_module("self_attn", LlamaAttention(config, options))),
       mlp_(register_module("mlp", LlamaMLP(config, options))),
-      input_layernorm_(
-          register_module("input_layernorm", RMSNorm(config.hidden_size, config.rms_norm_eps, options))),
-      post_attention_layernorm_(register_module("post_attention_layernorm",
-                                                RMSNorm(config.hidden_size, config.rms_norm_eps, options))) {}
+      input_layernorm_(register_module("input_layernorm", RMSNorm(config.hidden_size, config.rms_norm_eps, options))),
+      post_attention_layernorm_(
+          register_module("post_attention_layernorm", RMSNorm(config.hidden_size, config.rms_norm_eps, options))) {}
 
 at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
   const at::Tensor attended = hidden_states + self_attn_(input_layernorm_(hidden_states), rotary);
@@ -96,8 +95,8 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& hidden_states, const
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& options)
     : rope_(config.rope),
       head_dim_(config.head_dim),
-      embed_tokens_(register_module(
-          "embed_tokens", Embedding(config.vocab_size, config.hidden_size, config.pad_token_id, options))),
+      embed_tokens_(register_module("embed_tokens",
+                                    Embedding(config.vocab_size, config.hidden_size, config.pad_token_id, options))),
       layers_(register_module("layers", torch::nn::ModuleList())) {
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     layers_->push_back(LlamaDecoderLayer(config, options));
@@ -117,17 +116,15 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& input_ids) {
 
 LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, const at::TensorOptions& options)
     : config_(config), model_(register_module("model", LlamaModel(config, options))) {
-  lm_head_ = config.tie_word_embeddings
-                 ? Linear(model_->embedding_weight())
-                 : Linear(config.hidden_size, config.vocab_size, /*with_bias=*/false, options);
+  lm_head_ = config.tie_word_embeddings ? Linear(model_->embedding_weight())
+                                        : Linear(config.hidden_size, config.vocab_size, /*with_bias=*/false, options);
   register_module("lm_head", lm_head_);
 }
 
 CausalLMOutput LlamaForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
-  TORCH_CHECK(input_ids.dim() == 2, "Llama: input_ids must be [batch, sequence], is of shape ",
-              input_ids.sizes());
-  TORCH_CHECK(!labels.defined() || labels.sizes() == input_ids.sizes(), "Llama: labels are of shape ",
-              labels.sizes(), ", input_ids of shape ", input_ids.sizes(), "; they must be the same");
+  TORCH_CHECK(input_ids.dim() == 2, "Llama: input_ids must be [batch, sequence], is of shape ", input_ids.sizes());
+  TORCH_CHECK(!labels.defined() || labels.sizes() == input_ids.sizes(), "Llama: labels are of shape ", labels.sizes(),
+              ", input_ids of shape ", input_ids.sizes(), "; they must be the same");
   CausalLMOutput output;
   output.logits = lm_head_(model_(input_ids));
   if (labels.defined()) {

@@ -13,14 +13,13 @@ void parse_heads(const ConfigReader& config, LlamaConfig& llama) {
     config.refuse("num_attention_heads", c10::str("a divisor of hidden_size, ", llama.hidden_size));
   }
   if (llama.num_attention_heads % llama.num_key_value_heads != 0) {
-    config.refuse("num_key_value_heads",
-                  c10::str("a divisor of num_attention_heads, ", llama.num_attention_heads));
+    config.refuse("num_key_value_heads", c10::str("a divisor of num_attention_heads, ", llama.num_attention_heads));
   }
   llama.head_dim = config.positive_integer("head_dim", llama.hidden_size / llama.num_attention_heads);
   if (llama.head_dim % 2 != 0) {
-    config.refuse(config.has("head_dim") ? "head_dim" : "num_attention_heads",
-                  c10::str("such that the dimension of a head, ", llama.head_dim,
-                           ", is even: rotary embeddings rotate pairs"));
+    config.refuse(
+        config.has("head_dim") ? "head_dim" : "num_attention_heads",
+        c10::str("such that the dimension of a head, ", llama.head_dim, ", is even: rotary embeddings rotate pairs"));
   }
 }
 
@@ -43,8 +42,7 @@ LlamaConfig parse_llama_config(const nlohmann::json& json) {
   llama.intermediate_size = config.positive_integer("intermediate_size");
   llama.num_hidden_layers = config.positive_integer("num_hidden_layers");
   parse_heads(config, llama);
-  llama.max_position_embeddings =
-      config.positive_integer("max_position_embeddings", llama.max_position_embeddings);
+  llama.max_position_embeddings = config.positive_integer("max_position_embeddings", llama.max_position_embeddings);
   llama.rms_norm_eps = config.number("rms_norm_eps", llama.rms_norm_eps, 0.0, 1.0);
   llama.initializer_range = config.number("initializer_range", llama.initializer_range, 0.0, 1.0);
   llama.attention_dropout = config.number("attention_dropout", llama.attention_dropout, 0.0, 1.0);

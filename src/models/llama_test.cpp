@@ -44,17 +44,16 @@ TEST(Llama, FqnsAreThoseOfHuggingFace) {
   config["num_hidden_layers"] = 1;
   config["mlp_bias"] = true;
   const auto model = make_causal_lm(config, torch::kFloat32, torch::kMeta);
-  EXPECT_THAT(
-      model->named_parameters().keys(),
-      ElementsAre("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
-                  "model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_proj.weight",
-                  "model.layers.0.self_attn.k_proj.bias", "model.layers.0.self_attn.v_proj.weight",
-                  "model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.weight",
-                  "model.layers.0.self_attn.o_proj.bias", "model.layers.0.mlp.gate_proj.weight",
-                  "model.layers.0.mlp.gate_proj.bias", "model.layers.0.mlp.up_proj.weight",
-                  "model.layers.0.mlp.up_proj.bias", "model.layers.0.mlp.down_proj.weight",
-                  "model.layers.0.mlp.down_proj.bias", "model.layers.0.input_layernorm.weight",
-                  "model.layers.0.post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"));
+  EXPECT_THAT(model->named_parameters().keys(),
+              ElementsAre("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+                          "model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_proj.weight",
+                          "model.layers.0.self_attn.k_proj.bias", "model.layers.0.self_attn.v_proj.weight",
+                          "model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.weight",
+                          "model.layers.0.self_attn.o_proj.bias", "model.layers.0.mlp.gate_proj.weight",
+                          "model.layers.0.mlp.gate_proj.bias", "model.layers.0.mlp.up_proj.weight",
+                          "model.layers.0.mlp.up_proj.bias", "model.layers.0.mlp.down_proj.weight",
+                          "model.layers.0.mlp.down_proj.bias", "model.layers.0.input_layernorm.weight",
+                          "model.layers.0.post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"));
   EXPECT_EQ(model->buffers().size(), 0u);
 }
 
@@ -95,8 +94,7 @@ TEST(Llama, InitialisationFollowsTheSeed) {
   const auto other = make_causal_lm(config, torch::kFloat64, torch::kCPU);
   const auto parameters = model->named_parameters();
   for (const auto& parameter : parameters) {
-    EXPECT_TRUE(torch::equal(parameter.value(), again->named_parameters()[parameter.key()]))
-        << parameter.key();
+    EXPECT_TRUE(torch::equal(parameter.value(), again->named_parameters()[parameter.key()])) << parameter.key();
   }
   const auto weight = parameters["model.layers.1.mlp.up_proj.weight"];
   EXPECT_FALSE(torch::equal(weight, other->named_parameters()["model.layers.1.mlp.up_proj.weight"]));
@@ -180,9 +178,8 @@ TEST(Llama, FlopsPerToken) {
   const auto model = make_causal_lm(small_config(), torch::kFloat32, torch::kMeta);
   EXPECT_EQ(model->flops_per_token(7), 6 * weights + 12 * 2 * 12 * 7);
   // A tied head does the same work.
-  EXPECT_EQ(
-      make_causal_lm(with("tie_word_embeddings", true), torch::kFloat32, torch::kMeta)->flops_per_token(7),
-      model->flops_per_token(7));
+  EXPECT_EQ(make_causal_lm(with("tie_word_embeddings", true), torch::kFloat32, torch::kMeta)->flops_per_token(7),
+            model->flops_per_token(7));
   EXPECT_EQ(model->vocab_size(), 31);
   EXPECT_EQ(model->max_sequence_length(), 2048);
 }
@@ -211,13 +208,10 @@ TEST(LlamaConfig, WrongTypesAndValues) {
   EXPECT_THAT(make_error(with("vocab_size", "31")), HasSubstr("vocab_size is \"31\"; it must be an integer"));
   EXPECT_THAT(make_error(with("vocab_size", 31.5)), HasSubstr("vocab_size is 31.5"));
   EXPECT_THAT(make_error(with("vocab_size", 0)), HasSubstr("vocab_size is 0"));
-  EXPECT_THAT(make_error(with("vocab_size", uint64_t{1} << 63)),
-              HasSubstr("vocab_size is 9223372036854775808"));
+  EXPECT_THAT(make_error(with("vocab_size", uint64_t{1} << 63)), HasSubstr("vocab_size is 9223372036854775808"));
   EXPECT_THAT(make_error(with("num_hidden_layers", -1)), HasSubstr("num_hidden_layers is -1"));
-  EXPECT_THAT(make_error(with("attention_bias", 1)),
-              HasSubstr("attention_bias is 1; it must be true or false"));
-  EXPECT_THAT(make_error(with("rms_norm_eps", "1e-6")),
-              HasSubstr("rms_norm_eps is \"1e-6\"; it must be a number"));
+  EXPECT_THAT(make_error(with("attention_bias", 1)), HasSubstr("attention_bias is 1; it must be true or false"));
+  EXPECT_THAT(make_error(with("rms_norm_eps", "1e-6")), HasSubstr("rms_norm_eps is \"1e-6\"; it must be a number"));
   EXPECT_THAT(make_error(with("rms_norm_eps", -1)), HasSubstr("rms_norm_eps is -1"));
   EXPECT_THAT(make_error(with("hidden_act", "softmax")),
               AllOf(HasSubstr("\"softmax\""), HasSubstr("silu, swish, gelu")));

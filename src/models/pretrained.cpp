@@ -21,8 +21,7 @@ std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module
   std::unordered_map<const at::TensorImpl*, std::string> first_names;
   std::unordered_map<std::string, std::string> aliases;
   for (const auto& parameter : model.named_parameters()) {
-    const auto [known, is_new] =
-        first_names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
+    const auto [known, is_new] = first_names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
     if (!is_new) {
       aliases.emplace(parameter.key(), known->second);
     }
@@ -38,17 +37,15 @@ bool is_rope_buffer(std::string_view name) {
 void check_aliases(const HfFolder& folder, const std::unordered_map<std::string, std::string>& aliases) {
   for (const auto& [alias, name] : aliases) {
     const TensorInfo* stored = folder.find(alias);
-    TORCH_CHECK(stored == nullptr || at::equal(folder.tensor(alias), folder.tensor(name)),
-                folder.path().string(), ": tensors ", alias, " and ", name,
-                " differ, but config.json ties them; with untied weights it must ",
+    TORCH_CHECK(stored == nullptr || at::equal(folder.tensor(alias), folder.tensor(name)), folder.path().string(),
+                ": tensors ", alias, " and ", name, " differ, but config.json ties them; with untied weights it must ",
                 "set tie_word_embeddings to false");
   }
 }
 
 }  // namespace
 
-std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
-                                           std::optional<c10::ScalarType> dtype) {
+std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::optional<c10::ScalarType> dtype) {
   const auto aliases = alias_names(model);
   std::vector<TensorInfo> tensors;
   for (const auto& parameter : model.named_parameters()) {
@@ -62,9 +59,8 @@ std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
 
 void check_pretrained(const HfFolder& folder, const torch::nn::Module& model) {
   const auto aliases = alias_names(model);
-  folder.check_tensors(checkpoint_tensors(model), [&](const std::string& name) {
-    return is_rope_buffer(name) || aliases.count(name) != 0;
-  });
+  folder.check_tensors(checkpoint_tensors(model),
+                       [&](const std::string& name) { return is_rope_buffer(name) || aliases.count(name) != 0; });
   check_aliases(folder, aliases);
 }
 

@@ -28,7 +28,6 @@ std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& 
 void check_pretrained(const checkpoint::HfFolder& folder, const torch::nn::Module& model);
 
 // The model of a folder with its weights, converted to `dtype`, whole on one device, in training mode.
-std::shared_ptr<CausalLM> load_causal_lm(const checkpoint::HfFolder& folder, c10::ScalarType dtype,
-                                         c10::Device device);
+std::shared_ptr<CausalLM> load_causal_lm(const checkpoint::HfFolder& folder, c10::ScalarType dtype, c10::Device device);
 
 }  // namespace fsdp::models

@@ -19,9 +19,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 json config(bool tied) {
-  return {{"model_type", "llama"},      {"vocab_size", 31},       {"hidden_size", 12},
-          {"intermediate_size", 20},    {"num_hidden_layers", 1}, {"num_attention_heads", 3},
-          {"tie_word_embeddings", tied}};
+  return {{"model_type", "llama"},  {"vocab_size", 31},         {"hidden_size", 12},          {"intermediate_size", 20},
+          {"num_hidden_layers", 1}, {"num_attention_heads", 3}, {"tie_word_embeddings", tied}};
 }
 
 // Saves a model's parameters, with `change` applied to the list of tensors.
@@ -84,20 +83,17 @@ TEST(Pretrained, CheckpointTensorsListASharedParameterOnce) {
 
 TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
   const auto model = make_causal_lm(config(false), torch::kFloat32, torch::kCPU);
-  const auto error =
-      [&](const std::function<void(std::vector<std::pair<std::string, at::Tensor>>&)>& change) {
-        const TemporaryFolder folder;
-        save(*model, config(false), folder / "m", change);
-        return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
-      };
+  const auto error = [&](const std::function<void(std::vector<std::pair<std::string, at::Tensor>>&)>& change) {
+    const TemporaryFolder folder;
+    save(*model, config(false), folder / "m", change);
+    return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
+  };
   EXPECT_EQ(error([](auto&) {}), "");
-  EXPECT_THAT(error([](auto& tensors) { tensors.pop_back(); }),
-              HasSubstr("missing tensor \"lm_head.weight\""));
-  EXPECT_THAT(
-      error([](auto& tensors) {
-        tensors[0].second = torch::ones({31, 13});
-      }),
-      AllOf(HasSubstr("\"model.embed_tokens.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
+  EXPECT_THAT(error([](auto& tensors) { tensors.pop_back(); }), HasSubstr("missing tensor \"lm_head.weight\""));
+  EXPECT_THAT(error([](auto& tensors) {
+                tensors[0].second = torch::ones({31, 13});
+              }),
+              AllOf(HasSubstr("\"model.embed_tokens.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
   EXPECT_THAT(error([](auto& tensors) { tensors.emplace_back("lm_head.bias", torch::ones({31})); }),
               HasSubstr("extra tensor \"lm_head.bias\""));
   EXPECT_EQ(error([](auto& tensors) {
@@ -110,9 +106,8 @@ TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
   const auto model = make_causal_lm(config(true), torch::kFloat32, torch::kCPU);
   const auto error = [&](double difference) {
     const TemporaryFolder folder;
-    save(*model, config(true), folder / "m", [&](auto& tensors) {
-      tensors.emplace_back("lm_head.weight", tensors[0].second.detach() + difference);
-    });
+    save(*model, config(true), folder / "m",
+         [&](auto& tensors) { tensors.emplace_back("lm_head.weight", tensors[0].second.detach() + difference); });
     return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
   };
   EXPECT_EQ(error(0.0), "");

@@ -59,8 +59,7 @@ const Architecture& find_architecture(const json& config) {
     }
   }
   if (classes.empty()) {
-    TORCH_CHECK(false, "config.json: model_type is missing; it must be one of: ",
-                accepted(&Architecture::model_type));
+    TORCH_CHECK(false, "config.json: model_type is missing; it must be one of: ", accepted(&Architecture::model_type));
   }
   reader.refuse("architectures", "an array with one of: " + accepted(&Architecture::class_name));
 }

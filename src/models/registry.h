@@ -11,7 +11,6 @@
 namespace fsdp::models {
 
 // As make_causal_lm, but parameters are left uninitialised, and no random number is drawn.
-std::shared_ptr<CausalLM> make_uninitialized_causal_lm(const nlohmann::json& config,
-                                                       const at::TensorOptions& options);
+std::shared_ptr<CausalLM> make_uninitialized_causal_lm(const nlohmann::json& config, const at::TensorOptions& options);
 
 }  // namespace fsdp::models

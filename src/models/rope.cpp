@@ -52,8 +52,8 @@ at::Tensor llama3_frequencies(const RopeConfig& rope, const at::Tensor& frequenc
   const at::Tensor wavelengths = frequencies.reciprocal() * (2 * std::numbers::pi);
   const at::Tensor is_long = wavelengths > context / rope.low_freq_factor;
   const at::Tensor is_short = wavelengths < context / rope.high_freq_factor;
-  const at::Tensor smooth = (wavelengths.reciprocal() * context - rope.low_freq_factor) /
-                            (rope.high_freq_factor - rope.low_freq_factor);
+  const at::Tensor smooth =
+      (wavelengths.reciprocal() * context - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
   const at::Tensor interpolated = (1 - smooth) * frequencies / rope.factor + smooth * frequencies;
   return at::where(is_long, frequencies / rope.factor, at::where(is_short, frequencies, interpolated));
 }

@@ -26,9 +26,8 @@ const json kLlama3{{"rope_type", "llama3"},
 TEST(RopeConfig, BothSpellingsSayTheSame) {
   json newer = kLlama3;
   newer["rope_theta"] = 500000.0;
-  for (const json& config :
-       {json{{"rope_theta", 500000.0}, {"rope_scaling", kLlama3}},
-        json{{"rope_theta", 1.0}, {"rope_parameters", newer}}, json{{"rope_parameters", newer}}}) {
+  for (const json& config : {json{{"rope_theta", 500000.0}, {"rope_scaling", kLlama3}},
+                             json{{"rope_theta", 1.0}, {"rope_parameters", newer}}, json{{"rope_parameters", newer}}}) {
     const RopeConfig rope = parse(config);
     EXPECT_EQ(rope.type, RopeType::kLlama3);
     EXPECT_EQ(rope.theta, 500000.0);
@@ -38,18 +37,17 @@ TEST(RopeConfig, BothSpellingsSayTheSame) {
 }
 
 TEST(RopeConfig, Defaults) {
-  for (const json& config :
-       {json::object(), json{{"rope_scaling", nullptr}}, json{{"rope_parameters", json::object()}},
-        json{{"rope_scaling", {{"type", "default"}}}}}) {
+  for (const json& config : {json::object(), json{{"rope_scaling", nullptr}}, json{{"rope_parameters", json::object()}},
+                             json{{"rope_scaling", {{"type", "default"}}}}}) {
     EXPECT_EQ(parse(config).type, RopeType::kDefault);
     EXPECT_EQ(parse(config).theta, 10000.0);
   }
   json without_length = kLlama3;
   without_length.erase("original_max_position_embeddings");
   EXPECT_EQ(parse({{"rope_scaling", without_length}}).original_max_position_embeddings, 2048);
-  EXPECT_EQ(parse({{"rope_scaling", kLlama3}, {"original_max_position_embeddings", 77}})
-                .original_max_position_embeddings,
-            77);
+  EXPECT_EQ(
+      parse({{"rope_scaling", kLlama3}, {"original_max_position_embeddings", 77}}).original_max_position_embeddings,
+      77);
 }
 
 TEST(RopeConfig, ErrorsNameKeyAndAcceptedValues) {

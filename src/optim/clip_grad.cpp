@@ -54,8 +54,8 @@ double combine(Communicator& communicator, NormSum local) {
 }  // namespace
 
 at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {
-  TORCH_CHECK(max_norm > 0 && norm_type > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " and norm_type ",
-              norm_type, " must be positive");
+  TORCH_CHECK(max_norm > 0 && norm_type > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " and norm_type ", norm_type,
+              " must be positive");
   at::NoGradGuard no_grad;
   engine().notice_cleared_gradients();
   NormSum sharded(norm_type), replicated(norm_type);

@@ -17,8 +17,8 @@ FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptio
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     TORCH_CHECK(p.is_leaf() && p.is_contiguous() && p.is_floating_point(), "FusedAdamW: parameter ", i,
-                " must be a leaf, contiguous, and of a floating dtype, but has sizes ", p.sizes(),
-                " and dtype ", p.scalar_type());
+                " must be a leaf, contiguous, and of a floating dtype, but has sizes ", p.sizes(), " and dtype ",
+                p.scalar_type());
   }
 }
 
@@ -48,10 +48,10 @@ void FusedAdamW::step() {
 
 void FusedAdamW::update(Batch& batch) const {
   at::_foreach_add_(batch.steps, 1);
-  at::_fused_adamw_(
-      batch.parameters, batch.gradients, batch.means, batch.square_means, /*max_exp_avg_sqs=*/{}, batch.steps,
-      options_.learning_rate, options_.beta1, options_.beta2, options_.weight_decay, options_.epsilon,
-      /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/std::nullopt);
+  at::_fused_adamw_(batch.parameters, batch.gradients, batch.means, batch.square_means, /*max_exp_avg_sqs=*/{},
+                    batch.steps, options_.learning_rate, options_.beta1, options_.beta2, options_.weight_decay,
+                    options_.epsilon,
+                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/std::nullopt);
 }
 
 }  // namespace fsdp

@@ -37,10 +37,10 @@ void set_gradients(int step, std::vector<at::Tensor>& a, std::vector<at::Tensor>
 void expect_same_training(at::ScalarType dtype, double tolerance) {
   std::vector<at::Tensor> fused = make_parameters(dtype);
   std::vector<at::Tensor> reference = copies_of(fused);
-  FusedAdamW optimizer(
-      fused, {.learning_rate = 0.01, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6, .weight_decay = 0.1});
-  torch::optim::AdamW expected(
-      reference, torch::optim::AdamWOptions(0.01).betas({0.8, 0.95}).eps(1e-6).weight_decay(0.1));
+  FusedAdamW optimizer(fused,
+                       {.learning_rate = 0.01, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6, .weight_decay = 0.1});
+  torch::optim::AdamW expected(reference,
+                               torch::optim::AdamWOptions(0.01).betas({0.8, 0.95}).eps(1e-6).weight_decay(0.1));
   for (int step = 0; step < 10; ++step) {
     const double rate = 0.01 / (step + 1);
     optimizer.set_learning_rate(rate);
@@ -50,8 +50,7 @@ void expect_same_training(at::ScalarType dtype, double tolerance) {
     expected.step();
     for (size_t i = 0; i < fused.size(); ++i) {
       const double difference = (fused[i] - reference[i]).norm().item<double>();
-      EXPECT_LE(difference, tolerance * reference[i].norm().item<double>())
-          << "step " << step << ", parameter " << i;
+      EXPECT_LE(difference, tolerance * reference[i].norm().item<double>()) << "step " << step << ", parameter " << i;
     }
   }
 }

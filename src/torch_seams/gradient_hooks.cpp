@@ -15,7 +15,8 @@ using torch::autograd::variable_list;
 class EagerOnlyHook : public torch::autograd::FunctionPreHook {
  public:
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "fsdp: gradients of sharded parameters cannot be captured under compiled "
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "fsdp: gradients of sharded parameters cannot be captured under compiled "
                                 "autograd: run backward without it");
   }
 };
@@ -46,8 +47,7 @@ class TripwireHook : public EagerOnlyHook {
 
 }  // namespace
 
-std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor,
-                                           std::function<void(const at::Tensor&)> capture) {
+std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor, std::function<void(const at::Tensor&)> capture) {
   // `auto`: the accumulator is held by an intrusive_ptr or a shared_ptr, depending on the version.
   auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
   accumulator->add_pre_hook(std::make_unique<CaptureHook>(std::move(capture)));

@@ -14,8 +14,8 @@ namespace fsdp::seams {
 std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor, std::function<void(const at::Tensor&)> capture);
 
 // Calls `visit` when a gradient reaches the tensor, before other hooks run. Unlike a capture it survives set_data with
-// another dtype or device, so it notices a tensor that has left the engine. It is lost when somebody registers the first
-// hook of his own on the tensor afterwards.
+// another dtype or device, so it notices a tensor that has left the engine. It is lost when somebody registers the
+// first hook of his own on the tensor afterwards.
 void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit);
 
 // The backward pass that runs on this thread, or -1.

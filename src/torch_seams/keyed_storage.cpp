@@ -18,9 +18,7 @@ template struct PrivateMember<ThrowFlag, &c10::StorageImpl::throw_on_immutable_d
 
 namespace {
 
-void release_owner(void* context) {
-  c10::intrusive_ptr<StorageOwner>::reclaim(static_cast<StorageOwner*>(context));
-}
+void release_owner(void* context) { c10::intrusive_ptr<StorageOwner>::reclaim(static_cast<StorageOwner*>(context)); }
 
 at::DataPtr data_ptr_of(const StorageOwnerPtr& owner, void* data, c10::Device device) {
   StorageOwnerPtr reference = owner;

@@ -24,9 +24,7 @@ BlockImpl::BlockImpl(int64_t width, int64_t hidden) {
   gate = register_parameter("gate", torch::ones({}));
 }
 
-torch::Tensor BlockImpl::forward(const torch::Tensor& x) {
-  return x + gate * down(torch::gelu(up(norm(x))));
-}
+torch::Tensor BlockImpl::forward(const torch::Tensor& x) { return x + gate * down(torch::gelu(up(norm(x)))); }
 
 TinyLMImpl::TinyLMImpl(const Config& config) {
   embed = register_module("embed", torch::nn::Embedding(config.vocabulary, config.width));
@@ -35,10 +33,12 @@ TinyLMImpl::TinyLMImpl(const Config& config) {
     blocks->push_back(Block(config.width, config.hidden));
   }
   norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})));
-  head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(config.width, config.vocabulary)
-                                                       .bias(false)));
+  head =
+      register_module("head", torch::nn::Linear(torch::nn::LinearOptions(config.width, config.vocabulary).bias(false)));
   if (config.tied) {
-    head = replace_module("head", torch::nn::Linear(std::shared_ptr<torch::nn::LinearImpl>(std::make_shared<TiedHeadImpl>(embed->weight))));
+    head = replace_module(
+        "head",
+        torch::nn::Linear(std::shared_ptr<torch::nn::LinearImpl>(std::make_shared<TiedHeadImpl>(embed->weight))));
   }
 }
 

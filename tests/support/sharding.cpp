@@ -34,9 +34,8 @@ std::map<std::string, torch::Tensor> by_first_name(const torch::nn::Module& modu
 std::shared_ptr<Communicator> one_rank() { return make_gloo_communicator(nullptr, 0, 1, {}); }
 
 WrapPolicy every_module() {
-  return [](const WrapCandidate& candidate) {
-    return !candidate.module.named_parameters(/*recurse=*/false).is_empty();
-  };
+  return
+      [](const WrapCandidate& candidate) { return !candidate.module.named_parameters(/*recurse=*/false).is_empty(); };
 }
 
 Options one_rank_options() {
@@ -129,8 +128,7 @@ void expect_same(const std::map<std::string, torch::Tensor>& got, const std::map
   EXPECT_EQ(got.size(), want.size());
   for (const auto& [name, tensor] : want) {
     ASSERT_TRUE(got.count(name)) << name;
-    EXPECT_TRUE(same_bits(got.at(name), tensor))
-        << name << ": " << got.at(name) << "\nbut expected\n" << tensor;
+    EXPECT_TRUE(same_bits(got.at(name), tensor)) << name << ": " << got.at(name) << "\nbut expected\n" << tensor;
   }
 }
 

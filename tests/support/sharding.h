@@ -65,8 +65,8 @@ auto seeded(Make make, uint64_t seed = 17) {
 // p -= p.grad / 16, for each distinct tensor that has a gradient.
 void descend(const std::vector<torch::Tensor>& parameters);
 
-// Two steps of plain gradient descent on the same model, plain and sharded with `options` in the strictest mode: losses,
-// gradients and weights must be equal to the bit.
+// Two steps of plain gradient descent on the same model, plain and sharded with `options` in the strictest mode:
+// losses, gradients and weights must be equal to the bit.
 template <typename Make, typename Loss>
 void expect_trains_alike(Make make, Loss loss_of, const Options& options = one_rank_options(),
                          const std::function<void(torch::nn::Module&)>& convert_plain = {}) {

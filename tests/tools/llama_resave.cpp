@@ -13,8 +13,7 @@
 
 namespace {
 
-void resave(const std::string& source, c10::ScalarType dtype, const std::string& target,
-            int64_t max_shard_size) {
+void resave(const std::string& source, c10::ScalarType dtype, const std::string& target, int64_t max_shard_size) {
   const fsdp::checkpoint::HfFolder folder(source);
   const auto model = fsdp::models::load_causal_lm(folder, dtype, at::kCPU);
   const auto tensors = fsdp::models::checkpoint_tensors(*model);

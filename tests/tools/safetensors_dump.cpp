@@ -29,8 +29,7 @@ void dump(const fsdp::checkpoint::SafetensorsFile& file) {
       shape += (shape.empty() ? "" : ",") + std::to_string(size);
     }
     std::printf("%s\t%s\t[%s]\t%016lx\n", info.name.c_str(),
-                fsdp::checkpoint::safetensors_dtype(tensor.scalar_type()).c_str(), shape.c_str(),
-                fnv1a(tensor));
+                fsdp::checkpoint::safetensors_dtype(tensor.scalar_type()).c_str(), shape.c_str(), fnv1a(tensor));
   }
 }
 

@@ -10,9 +10,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-std::string default_text(const ConfigKey& key) {
-  return key.required ? "required" : value_of(key, Config{}).dump();
-}
+std::string default_text(const ConfigKey& key) { return key.required ? "required" : value_of(key, Config{}).dump(); }
 
 std::string later_text(const ConfigKey& key) {
   std::string text;
@@ -60,10 +58,9 @@ std::string config_help() {
   std::string help = "Keys of the config file, one JSON object; each may also be given as --set KEY=VALUE.\n";
   walk([&](const std::string& section) { help += c10::str("\n", section, ":\n"); },
        [&](const ConfigKey& key) {
-         help += c10::str("  ", key.name, " (", type_name(key),
-                          key.required ? "; " : "; default: ", default_text(key), ")\n");
-         help += wrapped(c10::str(key.meaning, " Accepted: ", accepted_values(key), ". ", later_text(key)), 6,
-                         100);
+         help += c10::str("  ", key.name, " (", type_name(key), key.required ? "; " : "; default: ", default_text(key),
+                          ")\n");
+         help += wrapped(c10::str(key.meaning, " Accepted: ", accepted_values(key), ". ", later_text(key)), 6, 100);
        });
   return help;
 }
@@ -79,8 +76,8 @@ std::string config_markdown() {
         const std::string later = later_text(key);
         const std::string default_cell = key.required ? "required" : "`" + default_text(key) + "`";
         text += c10::str("| `", key.name, "` | ", type_name(key), " | ", default_cell, " | ",
-                         in_table(accepted_values(key)), " | ", in_table(key.meaning),
-                         later.empty() ? "" : " " + later, " |\n");
+                         in_table(accepted_values(key)), " | ", in_table(key.meaning), later.empty() ? "" : " " + later,
+                         " |\n");
       });
   return text;
 }

@@ -36,8 +36,7 @@ json parse(const std::string& text, const std::string& path) {
 
 json read_object(const std::string& path) {
   std::error_code failure;
-  if (fs::exists(path, failure) && !fs::is_regular_file(path, failure))
-    throw ConfigError(path + ": is not a file");
+  if (fs::exists(path, failure) && !fs::is_regular_file(path, failure)) throw ConfigError(path + ": is not a file");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw ConfigError(c10::str(path, ": cannot open the config file: ", std::strerror(errno)));
   json object = parse({std::istreambuf_iterator<char>(file), {}}, path);
@@ -48,9 +47,8 @@ json read_object(const std::string& path) {
 const ConfigKey& known_key(const std::string& name, const std::string& where) {
   const ConfigKey* key = find_config_key(name);
   if (key != nullptr) return *key;
-  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name),
-                             "; the nearest known one is \"", nearest_config_key(name.substr(0, 100)),
-                             "\" (`fsdp train --help` lists all)"));
+  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name), "; the nearest known one is \"",
+                             nearest_config_key(name.substr(0, 100)), "\" (`fsdp train --help` lists all)"));
 }
 
 void apply_file(const std::string& path, Config& config, json& given) {
@@ -102,16 +100,16 @@ void check_combinations(const std::string& path, const Config& c) {
     contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
   }
   if (c.warmup_steps > c.max_steps) {
-    contradiction(path, c10::str("key \"warmup_steps\" is ", c.warmup_steps, ", more than \"max_steps\", ",
-                                 c.max_steps, "; accepted: 0 to max_steps"));
+    contradiction(path, c10::str("key \"warmup_steps\" is ", c.warmup_steps, ", more than \"max_steps\", ", c.max_steps,
+                                 "; accepted: 0 to max_steps"));
   }
   const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
   if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
     contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
   }
   if (c.size_min_params != Config{}.size_min_params && c.wrap_policy != "size") {
-    contradiction(path, c10::str("key \"size_min_params\" is ", c.size_min_params, policy,
-                                 "size_min_params needs \"size\""));
+    contradiction(path,
+                  c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
   }
 }
 

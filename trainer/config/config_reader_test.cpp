@@ -31,9 +31,7 @@ class ConfigReader : public ::testing::Test {
     return "no error";
   }
   // The error of a config in which `member` ("\"key\": value") joins the required key.
-  std::string error_with(const std::string& member) {
-    return error_of("{\"model_path\": \"m\",\n " + member + "}");
-  }
+  std::string error_with(const std::string& member) { return error_of("{\"model_path\": \"m\",\n " + member + "}"); }
 
   TestFolder folder_;
 };
@@ -64,8 +62,8 @@ TEST_F(ConfigReader, NullUnsetsOptionalKeysOnly) {
 
 TEST_F(ConfigReader, OverridesWinAndTheLastWinsAmongThem) {
   const Config c = read(R"({"model_path": "m", "max_steps": 5, "sharding_factor": 2})",
-                        {"max_steps=6", "max_steps=7", "model_path=a=b", "shuffle=false",
-                         "learning_rate=2e-4", "sharding_factor=null", "wrap_classes=Embedding,Linear"});
+                        {"max_steps=6", "max_steps=7", "model_path=a=b", "shuffle=false", "learning_rate=2e-4",
+                         "sharding_factor=null", "wrap_classes=Embedding,Linear"});
   EXPECT_EQ(c.max_steps, 7);
   EXPECT_EQ(c.model_path, "a=b");
   EXPECT_FALSE(c.shuffle);
@@ -89,8 +87,7 @@ TEST_F(ConfigReader, BadOverridesNameTheOverride) {
 }
 
 TEST_F(ConfigReader, ResolvedConfigReadsBackAsTheSame) {
-  const Config c =
-      read(R"({"model_path": "m", "learning_rate": 0.1, "wrap_classes": ["Linear"], "adam_beta2": 0.95,
+  const Config c = read(R"({"model_path": "m", "learning_rate": 0.1, "wrap_classes": ["Linear"], "adam_beta2": 0.95,
       "eval_dataset": "dummy", "sharding_strategy": "no_shard", "mixed_precision_reduce_dtype": "fp32"})");
   EXPECT_EQ(read(to_json(c).dump(2)), c);
   write_config(c, folder_.path("resolved_config.json"));
@@ -130,9 +127,8 @@ TEST_F(ConfigReader, MissingFilesAndFoldersAreNamed) {
 }
 
 TEST_F(ConfigReader, UnknownAndDuplicateKeys) {
-  EXPECT_THAT(
-      error_with(R"("learning_rat": 1)"),
-      AllOf(HasSubstr("config.json: "), HasSubstr("\"learning_rat\""), HasSubstr("\"learning_rate\"")));
+  EXPECT_THAT(error_with(R"("learning_rat": 1)"),
+              AllOf(HasSubstr("config.json: "), HasSubstr("\"learning_rat\""), HasSubstr("\"learning_rate\"")));
   EXPECT_THAT(error_with(R"("shcedule": 1)"), HasSubstr("unknown key"));
   EXPECT_THAT(error_with(R"("seed": 1, "seed": 1)"),
               AllOf(HasSubstr("config.json:2:"), HasSubstr("\"seed\""), HasSubstr("duplicate key")));
@@ -170,13 +166,12 @@ TEST_F(ConfigReader, ChoicesAreListed) {
 
 TEST_F(ConfigReader, CapabilitiesOfLaterVersionsAreRefusedByName) {
   for (const std::string member :
-       {R"("dtype": "fp16")", R"("sharding_strategy": "hybrid_shard")",
-        R"("sharding_strategy": "hybrid_shard_zero2")", R"("cpu_offload": true)",
-        R"("backward_prefetch": "backward_pre")", R"("backward_prefetch": "backward_post")",
+       {R"("dtype": "fp16")", R"("sharding_strategy": "hybrid_shard")", R"("sharding_strategy": "hybrid_shard_zero2")",
+        R"("cpu_offload": true)", R"("backward_prefetch": "backward_pre")", R"("backward_prefetch": "backward_post")",
         R"("forward_prefetch": true)", R"("limit_all_gathers": true)", R"("activation_checkpointing": true)",
         R"("mixed_precision_reduce_dtype": "fp16")"}) {
-    EXPECT_THAT(error_with(member), AllOf(HasSubstr(member.substr(0, member.find(':'))),
-                                          HasSubstr("not supported by this version")));
+    EXPECT_THAT(error_with(member),
+                AllOf(HasSubstr(member.substr(0, member.find(':'))), HasSubstr("not supported by this version")));
   }
   EXPECT_FALSE(read(R"({"model_path": "m", "cpu_offload": false, "backward_prefetch": "none"})").cpu_offload);
 }
@@ -186,8 +181,7 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("warmup_steps": 101)"), AllOf(HasSubstr("warmup_steps"), HasSubstr("max_steps")));
   EXPECT_THAT(error_with(R"("wrap_classes": ["A"], "wrap_policy": "none")"),
               AllOf(HasSubstr("wrap_classes"), HasSubstr("wrap_policy")));
-  EXPECT_THAT(error_with(R"("size_min_params": 5)"),
-              AllOf(HasSubstr("size_min_params"), HasSubstr("wrap_policy")));
+  EXPECT_THAT(error_with(R"("size_min_params": 5)"), AllOf(HasSubstr("size_min_params"), HasSubstr("wrap_policy")));
 }
 
 TEST_F(ConfigReader, ShardingFactorMustFitTheRanks) {

@@ -16,20 +16,18 @@ std::vector<ConfigKey> model_and_data_keys() {
       {.section = section,
        .name = "model_path",
        .member = &Config::model_path,
-       .meaning =
-           "Hugging Face folder with the pretrained model: config.json and safetensors (one file, or several "
-           "with model.safetensors.index.json).",
+       .meaning = "Hugging Face folder with the pretrained model: config.json and safetensors (one file, or several "
+                  "with model.safetensors.index.json).",
        .required = true},
       {.section = section,
        .name = "dataset",
        .member = &Config::dataset,
-       .meaning =
-           "What to train on. `dummy`: 1024 samples of random tokens drawn from `seed` (`dummy:N`: N "
-           "samples). A "
-           "file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the model's "
-           "vocabulary "
-           "has more than 65536 entries. Any other file: its bytes are the token ids. Sample i is tokens "
-           "[i*max_seq_length, (i+1)*max_seq_length)."},
+       .meaning = "What to train on. `dummy`: 1024 samples of random tokens drawn from `seed` (`dummy:N`: N "
+                  "samples). A "
+                  "file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the model's "
+                  "vocabulary "
+                  "has more than 65536 entries. Any other file: its bytes are the token ids. Sample i is tokens "
+                  "[i*max_seq_length, (i+1)*max_seq_length)."},
       {.section = section,
        .name = "eval_dataset",
        .member = &Config::eval_dataset,
@@ -44,9 +42,8 @@ std::vector<ConfigKey> model_and_data_keys() {
       {.section = section,
        .name = "train_batch_size",
        .member = &Config::train_batch_size,
-       .meaning =
-           "Samples that one rank takes for one forward and backward. The global batch is train_batch_size * "
-           "ranks * gradient_accumulation_steps samples.",
+       .meaning = "Samples that one rank takes for one forward and backward. The global batch is train_batch_size * "
+                  "ranks * gradient_accumulation_steps samples.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "eval_batch_size",
@@ -90,9 +87,8 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "lr_scheduler_type",
        .member = &Config::lr_scheduler_type,
-       .meaning =
-           "The learning rate after warm-up: `constant`, or falling to 0 at max_steps along a line or a half "
-           "cosine.",
+       .meaning = "The learning rate after warm-up: `constant`, or falling to 0 at max_steps along a line or a half "
+                  "cosine.",
        .choices = {"constant", "linear", "cosine"}},
       {.section = section,
        .name = "warmup_steps",
@@ -161,11 +157,10 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "sharding_strategy",
        .member = &Config::sharding_strategy,
-       .meaning =
-           "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
-           "same, "
-           "but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank holds "
-           "everything (data parallelism).",
+       .meaning = "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
+                  "same, "
+                  "but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank holds "
+                  "everything (data parallelism).",
        .choices = {"full_shard", "shard_grad_op", "no_shard"},
        .later = {"hybrid_shard", "hybrid_shard_zero2"}},
       {.section = section,
@@ -178,9 +173,8 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "wrap_policy",
        .member = &Config::wrap_policy,
-       .meaning =
-           "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`. "
-           "`size`: modules with at least `size_min_params` parameters. `none`: the whole model is one unit.",
+       .meaning = "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`. "
+                  "`size`: modules with at least `size_min_params` parameters. `none`: the whole model is one unit.",
        .choices = {"transformer", "size", "none"}},
       {.section = section,
        .name = "wrap_classes",
@@ -248,16 +242,14 @@ std::vector<ConfigKey> output_keys() {
       {.section = section,
        .name = "save_final",
        .member = &Config::save_final,
-       .meaning =
-           "Whether the trained model is written to output_dir/final as a Hugging Face folder, with the "
-           "tokenizer's files of model_path."},
+       .meaning = "Whether the trained model is written to output_dir/final as a Hugging Face folder, with the "
+                  "tokenizer's files of model_path."},
   };
 }
 
 std::vector<ConfigKey> all_keys() {
   std::vector<ConfigKey> keys;
-  for (auto section :
-       {model_and_data_keys(), optimization_keys(), precision_keys(), sharding_keys(), output_keys()}) {
+  for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), sharding_keys(), output_keys()}) {
     keys.insert(keys.end(), section.begin(), section.end());
   }
   return keys;

@@ -14,9 +14,9 @@
 namespace fsdp::trainer {
 
 // Where a key's value lives. Its type is the key's type; optional members accept null.
-using ConfigMember = std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*,
-                                  int64_t Config::*, std::optional<int64_t> Config::*, double Config::*,
-                                  std::vector<std::string> Config::*>;
+using ConfigMember =
+    std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*, int64_t Config::*,
+                 std::optional<int64_t> Config::*, double Config::*, std::vector<std::string> Config::*>;
 
 // Accepted numbers: from lower to upper, the ends included unless open.
 struct Range {

@@ -32,8 +32,7 @@ std::string base_type_name(const ConfigKey& key) {
       Overloaded{[](std::string Config::*) { return "string"; },
                  [](std::optional<std::string> Config::*) { return "string"; },
                  [](bool Config::*) { return "boolean"; }, [](int64_t Config::*) { return "integer"; },
-                 [](std::optional<int64_t> Config::*) { return "integer"; },
-                 [](double Config::*) { return "number"; },
+                 [](std::optional<int64_t> Config::*) { return "integer"; }, [](double Config::*) { return "number"; },
                  [](std::vector<std::string> Config::*) { return "list of strings"; }},
       key.member);
 }
@@ -44,8 +43,7 @@ bool has_base_type(const ConfigKey& key, const json& value) {
   if (type == "boolean") return value.is_boolean();
   if (type == "integer") return value.is_number_integer();
   if (type == "number") return value.is_number();
-  return value.is_array() &&
-         std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
+  return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
 }
 
 // Values as in "a, b or c".
@@ -67,8 +65,7 @@ std::string describe(const Range& range) {
   return text;
 }
 
-[[noreturn]] void refuse(const ConfigKey& key, const json& value, const std::string& where,
-                         const std::string& why) {
+[[noreturn]] void refuse(const ConfigKey& key, const json& value, const std::string& where, const std::string& why) {
   throw ConfigError(c10::str(where, ": key \"", key.name, "\": ", checkpoint::json_text(value), " ", why,
                              "; accepted: ", accepted_values(key)));
 }
@@ -83,8 +80,8 @@ void check_type(const ConfigKey& key, const json& value, const std::string& wher
 
 void check_range(const ConfigKey& key, const json& value, const std::string& where) {
   if (!value.is_number()) return;
-  const bool above_int64 = value.is_number_unsigned() &&
-                           value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  const bool above_int64 =
+      value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   const bool overflows = above_int64 && base_type_name(key) == "integer";
   const double number = value.get<double>();
   if (overflows || !std::isfinite(number) || (key.range && !key.range->contains(number))) {
@@ -110,15 +107,12 @@ bool Range::contains(double value) const {
   return (lower_open ? value > lower : value >= lower) && (upper_open ? value < upper : value <= upper);
 }
 
-std::string type_name(const ConfigKey& key) {
-  return base_type_name(key) + (accepts_null(key) ? " or null" : "");
-}
+std::string type_name(const ConfigKey& key) { return base_type_name(key) + (accepts_null(key) ? " or null" : ""); }
 
 std::string accepted_values(const ConfigKey& key) {
   const std::string or_null = accepts_null(key) ? " or null" : "";
   const std::string type = base_type_name(key);
-  if (type == "boolean")
-    return key.later.empty() ? "true or false" : key.later.front() == true ? "false" : "true";
+  if (type == "boolean") return key.later.empty() ? "true or false" : key.later.front() == true ? "false" : "true";
   if (type == "list of strings") return "a list of strings";
   if (!key.choices.empty()) {
     std::vector<std::string> words = key.choices;
@@ -145,24 +139,21 @@ void set_value(const ConfigKey& key, const json& value, const std::string& where
   check_type(key, value, where);
   check_range(key, value, where);
   check_choice(key, value, where);
-  std::visit(
-      Overloaded{[&](auto member) { (config.*member) = value.get<std::decay_t<decltype(config.*member)>>(); },
-                 [&](std::optional<std::string> Config::*member) {
-                   (config.*member) =
-                       value.is_null() ? std::nullopt : std::optional(value.get<std::string>());
-                 },
-                 [&](std::optional<int64_t> Config::*member) {
-                   (config.*member) = value.is_null() ? std::nullopt : std::optional(value.get<int64_t>());
-                 }},
-      key.member);
+  std::visit(Overloaded{[&](auto member) { (config.*member) = value.get<std::decay_t<decltype(config.*member)>>(); },
+                        [&](std::optional<std::string> Config::*member) {
+                          (config.*member) = value.is_null() ? std::nullopt : std::optional(value.get<std::string>());
+                        },
+                        [&](std::optional<int64_t> Config::*member) {
+                          (config.*member) = value.is_null() ? std::nullopt : std::optional(value.get<int64_t>());
+                        }},
+             key.member);
 }
 
 std::string nearest_config_key(const std::string& name) {
   const auto& keys = config_schema();
-  const auto nearest =
-      std::min_element(keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) {
-        return edit_distance(name, a.name) < edit_distance(name, b.name);
-      });
+  const auto nearest = std::min_element(keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) {
+    return edit_distance(name, a.name) < edit_distance(name, b.name);
+  });
   return nearest->name;
 }
 

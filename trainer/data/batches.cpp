@@ -30,8 +30,8 @@ int64_t GlobalBatch::samples() const {
 void GlobalBatch::check_fits(const Dataset& dataset) const {
   TORCH_CHECK(dataset.size() >= samples(), dataset.name(), ": holds ", dataset.size(), " samples of ",
               dataset.sequence_length(), " tokens, fewer than one global batch: ", samples(),
-              " samples = train_batch_size ", batch_size, " * ", world_size,
-              " rank(s) * gradient_accumulation_steps ", accumulation_steps);
+              " samples = train_batch_size ", batch_size, " * ", world_size, " rank(s) * gradient_accumulation_steps ",
+              accumulation_steps);
 }
 
 TrainBatches::TrainBatches(const Dataset& dataset, const Options& options)
@@ -63,8 +63,7 @@ EvalBatches::EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, i
     : dataset_(dataset),
       batch_size_(batch_size),
       rounds_(divide_up(divide_up(dataset.size(), world_size), batch_size)),
-      indices_(DistributedSampler({.samples = dataset.size(), .rank = rank, .world_size = world_size})
-                   .indices(0)) {}
+      indices_(DistributedSampler({.samples = dataset.size(), .rank = rank, .world_size = world_size}).indices(0)) {}
 
 EvalBatches::Batch EvalBatches::batch(int64_t round) const {
   const auto available = static_cast<int64_t>(indices_.size());

@@ -59,8 +59,7 @@ TEST(DummyTokens, CoverTheVocabularyEvenly) {
 
 TEST(TokenFile, ReadsBytesUint16AndUint32) {
   TestFolder folder;
-  EXPECT_THAT(tokens_of(*open_token_file(folder.write("a.txt", "ab\xff"), 256), 0, 3),
-              ElementsAre(97, 98, 255));
+  EXPECT_THAT(tokens_of(*open_token_file(folder.write("a.txt", "ab\xff"), 256), 0, 3), ElementsAre(97, 98, 255));
   const auto narrow = folder.write("b.bin", bytes_of<uint16_t>({1, 513, 65535}));
   EXPECT_THAT(tokens_of(*open_token_file(narrow, 65536), 1, 2), ElementsAre(513, 65535));
   const auto wide = folder.write("c.bin", bytes_of<uint32_t>({65536, 3}));
@@ -87,8 +86,7 @@ TEST(TokenFile, IdsBeyondTheVocabularyAreNamedWithTheirPlace) {
   const auto path = folder.write("ids.bin", bytes_of<uint16_t>({5, 9, 10, 11}));
   EXPECT_NO_THROW(open_token_file(path, 12));
   EXPECT_THAT(error_of([&] { open_token_file(path, 10); }),
-              AllOf(HasSubstr("ids.bin"), HasSubstr("token id 10 at token 2 (byte offset 4)"),
-                    HasSubstr("size, 10")));
+              AllOf(HasSubstr("ids.bin"), HasSubstr("token id 10 at token 2 (byte offset 4)"), HasSubstr("size, 10")));
 }
 
 TEST(Dataset, CutsSamplesOfEqualLength) {
@@ -120,8 +118,7 @@ TEST(Dataset, NeedsOneWholeSample) {
 // list(torch.utils.data.DistributedSampler(range(10), 2, r, shuffle=True, seed=7)) after set_epoch(3).
 TEST(DistributedSampler, ShufflesAsPyTorchDoes) {
   const auto taken = [](int rank) {
-    return DistributedSampler({.samples = 10, .rank = rank, .world_size = 2, .shuffle = true, .seed = 7})
-        .indices(3);
+    return DistributedSampler({.samples = 10, .rank = rank, .world_size = 2, .shuffle = true, .seed = 7}).indices(3);
   };
   EXPECT_THAT(taken(0), ElementsAre(7, 6, 3, 9, 2));
   EXPECT_THAT(taken(1), ElementsAre(4, 1, 5, 8, 0));
@@ -129,8 +126,7 @@ TEST(DistributedSampler, ShufflesAsPyTorchDoes) {
 
 TEST(DistributedSampler, DealsPositionsOut) {
   EXPECT_THAT(DistributedSampler({.samples = 7, .rank = 1, .world_size = 3}).indices(0), ElementsAre(1, 4));
-  EXPECT_THAT(DistributedSampler({.samples = 7, .rank = 0, .world_size = 3}).indices(5),
-              ElementsAre(0, 3, 6));
+  EXPECT_THAT(DistributedSampler({.samples = 7, .rank = 0, .world_size = 3}).indices(5), ElementsAre(0, 3, 6));
   EXPECT_TRUE(DistributedSampler({.samples = 2, .rank = 2, .world_size = 3}).indices(0).empty());
 }
 
@@ -156,10 +152,9 @@ std::vector<int64_t> numbers_in(const at::Tensor& batch) {
   return {column.const_data_ptr<int64_t>(), column.const_data_ptr<int64_t>() + column.numel()};
 }
 
-TrainBatches train_batches(const Dataset& data, int64_t batch_size, int rank, int world_size,
-                           int64_t accumulation = 1, bool shuffle = false) {
-  return {data,
-          {.global = {batch_size, world_size, accumulation}, .rank = rank, .shuffle = shuffle, .seed = 3}};
+TrainBatches train_batches(const Dataset& data, int64_t batch_size, int rank, int world_size, int64_t accumulation = 1,
+                           bool shuffle = false) {
+  return {data, {.global = {batch_size, world_size, accumulation}, .rank = rank, .shuffle = shuffle, .seed = 3}};
 }
 
 TEST(TrainBatches, DropTheIncompleteGlobalBatch) {
@@ -186,8 +181,7 @@ TEST(TrainBatches, AccumulationIsPartOfTheGlobalBatch) {
 // Whatever the number of ranks, the same samples are in each global batch: the same training.
 TEST(TrainBatches, GlobalBatchesDoNotDependOnTheNumberOfRanks) {
   const Dataset data = numbered(30);
-  std::vector<TrainBatches> two = {train_batches(data, 3, 0, 2, 1, true),
-                                   train_batches(data, 3, 1, 2, 1, true)};
+  std::vector<TrainBatches> two = {train_batches(data, 3, 0, 2, 1, true), train_batches(data, 3, 1, 2, 1, true)};
   TrainBatches one = train_batches(data, 6, 0, 1, 1, true);
   for (int step = 0; step < 12; ++step) {
     const auto expected = numbers_in(one.next());
@@ -216,8 +210,7 @@ TEST(TrainBatches, NeedOneGlobalBatch) {
   EXPECT_THAT(error_of([&] { train_batches(data, 4, 0, 3); }),
               AllOf(HasSubstr("numbers"), HasSubstr("11 samples"), HasSubstr("12 samples")));
   const int64_t huge = int64_t{1} << 40;
-  EXPECT_THAT(error_of([&] { train_batches(data, huge, 0, 3, huge); }),
-              HasSubstr("fewer than one global batch"));
+  EXPECT_THAT(error_of([&] { train_batches(data, huge, 0, 3, huge); }), HasSubstr("fewer than one global batch"));
 }
 
 TEST(EvalBatches, GiveEachSampleToOneRankOnce) {

@@ -62,9 +62,8 @@ Dataset open_dataset(const std::string& spec, DatasetRole role, int64_t sequence
     if (*samples > std::numeric_limits<int64_t>::max() / sequence_length) {
       refuse(spec, role, "asks for too many samples");
     }
-    return {
-        make_dummy_tokens(spec, *samples * sequence_length, vocab_size, seed, static_cast<uint64_t>(role)),
-        sequence_length};
+    return {make_dummy_tokens(spec, *samples * sequence_length, vocab_size, seed, static_cast<uint64_t>(role)),
+            sequence_length};
   }
   return {open_token_file(spec, vocab_size), sequence_length};
 }

@@ -40,8 +40,8 @@ class DummyTokens : public TokenSource {
 
 }  // namespace
 
-std::unique_ptr<TokenSource> make_dummy_tokens(const std::string& name, int64_t size, int64_t vocab_size,
-                                               uint64_t seed, uint64_t stream) {
+std::unique_ptr<TokenSource> make_dummy_tokens(const std::string& name, int64_t size, int64_t vocab_size, uint64_t seed,
+                                               uint64_t stream) {
   return std::make_unique<DummyTokens>(name, size, vocab_size, seed, stream);
 }
 

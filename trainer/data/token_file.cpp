@@ -16,19 +16,16 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 template <typename Id>
 class TokenFile : public TokenSource {
  public:
-  TokenFile(const std::string& path, int64_t vocab_size)
-      : path_(path), file_(checkpoint::MappedFile::open(path)) {
+  TokenFile(const std::string& path, int64_t vocab_size) : path_(path), file_(checkpoint::MappedFile::open(path)) {
     TORCH_CHECK(bytes() > 0, path, ": the file is empty");
-    TORCH_CHECK(bytes() % sizeof(Id) == 0, path, ": the size, ", bytes(), " bytes, is no multiple of ",
-                sizeof(Id), ", the bytes of a token id when the vocabulary size is ", vocab_size);
+    TORCH_CHECK(bytes() % sizeof(Id) == 0, path, ": the size, ", bytes(), " bytes, is no multiple of ", sizeof(Id),
+                ", the bytes of a token id when the vocabulary size is ", vocab_size);
     check_ids(vocab_size);
   }
 
   std::string name() const override { return path_; }
   int64_t size() const override { return static_cast<int64_t>(bytes() / sizeof(Id)); }
-  void read(int64_t begin, int64_t count, int64_t* out) const override {
-    std::copy_n(ids() + begin, count, out);
-  }
+  void read(int64_t begin, int64_t count, int64_t* out) const override { std::copy_n(ids() + begin, count, out); }
 
  private:
   size_t bytes() const { return file_->bytes().size(); }
@@ -47,9 +44,8 @@ void TokenFile<Id>::check_ids(int64_t vocab_size) const {
   if (static_cast<int64_t>(largest) < vocab_size) return;
   const Id* first = std::find_if(ids(), end, [&](Id id) { return static_cast<int64_t>(id) >= vocab_size; });
   const int64_t position = first - ids();
-  TORCH_CHECK(false, path_, ": token id ", static_cast<int64_t>(*first), " at token ", position,
-              " (byte offset ", position * static_cast<int64_t>(sizeof(Id)),
-              ") is not below the model's vocabulary size, ", vocab_size,
+  TORCH_CHECK(false, path_, ": token id ", static_cast<int64_t>(*first), " at token ", position, " (byte offset ",
+              position * static_cast<int64_t>(sizeof(Id)), ") is not below the model's vocabulary size, ", vocab_size,
               sizeof(Id) == 1 ? "; a file whose name does not end in .bin is read as bytes" : "");
 }
 

@@ -22,8 +22,8 @@ class TokenSource {
 
 // The first `size` tokens of an endless random sequence below `vocab_size`, a function of `seed`, `stream`
 // and the position alone: the same for every rank and any number of ranks.
-std::unique_ptr<TokenSource> make_dummy_tokens(const std::string& name, int64_t size, int64_t vocab_size,
-                                               uint64_t seed, uint64_t stream);
+std::unique_ptr<TokenSource> make_dummy_tokens(const std::string& name, int64_t size, int64_t vocab_size, uint64_t seed,
+                                               uint64_t stream);
 
 // The token ids of a file, memory-mapped: one a byte, or, when its name ends in ".bin", little-endian uint16
 // (uint32 when vocab_size is over 65536). A file that is missing, empty, no regular file, of a size that is

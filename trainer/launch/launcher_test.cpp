@@ -48,8 +48,7 @@ class Launcher : public ::testing::Test {
 };
 
 TEST_F(Launcher, GivesEachRankItsEnvironment) {
-  const std::string script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR > " +
-                             folder_.path("") +
+  const std::string script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR > " + folder_.path("") +
                              "env$RANK; test $MASTER_PORT -gt 0 && test $OMP_NUM_THREADS -ge 1";
   EXPECT_EQ(launch_ranks(shell(script, 3)), 0);
   for (int rank = 0; rank < 3; ++rank) {
@@ -77,8 +76,7 @@ TEST_F(Launcher, NamesTheSignalThatKilledARank) {
 }
 
 TEST_F(Launcher, KillsRanksThatIgnoreSigterm) {
-  EXPECT_EQ(launch(shell("test $RANK = 1 && exit 5; trap '' TERM; while :; do sleep 0.01; done", 2)).status,
-            5);
+  EXPECT_EQ(launch(shell("test $RANK = 1 && exit 5; trap '' TERM; while :; do sleep 0.01; done", 2)).status, 5);
 }
 
 TEST_F(Launcher, LetsRanksEndByThemselvesFirst) {
@@ -113,8 +111,8 @@ TEST_F(Launcher, PassesSignalsOn) {
 }
 
 TEST_F(Launcher, RanksDieWithTheirParent) {
-  const std::string script = "echo $$ > " + folder_.path("pid.tmp") + "; mv " + folder_.path("pid.tmp") +
-                             " " + folder_.path("pid") + "; exec sleep 1000";
+  const std::string script = "echo $$ > " + folder_.path("pid.tmp") + "; mv " + folder_.path("pid.tmp") + " " +
+                             folder_.path("pid") + "; exec sleep 1000";
   const pid_t launcher = fork();
   if (launcher == 0) _exit(launch_ranks(shell(script, 1)));
   await("pid");

@@ -52,8 +52,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
 }
 
 // In the new process: only calls that are safe between fork and exec.
-[[noreturn]] void become(const char* program, char* const* arguments, char* const* environment,
-                         pid_t parent) {
+[[noreturn]] void become(const char* program, char* const* arguments, char* const* environment, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(EXIT_FAILURE);
   sigset_t none;
@@ -65,8 +64,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   _exit(127);
 }
 
-pid_t start(const std::string& program, std::vector<std::string> arguments,
-            std::vector<std::string> environment) {
+pid_t start(const std::string& program, std::vector<std::string> arguments, std::vector<std::string> environment) {
   arguments.insert(arguments.begin(), "fsdp");
   const std::vector<char*> argument_pointers = pointers_to(arguments);
   const std::vector<char*> environment_pointers = pointers_to(environment);
@@ -99,8 +97,7 @@ std::string RankDeath::describe() const {
   return c10::str("was killed by signal ", signal, " (", strsignal(signal), ")");
 }
 
-RankProcesses::RankProcesses(const std::string& program, const std::vector<std::string>& arguments,
-                             int ranks) {
+RankProcesses::RankProcesses(const std::string& program, const std::vector<std::string>& arguments, int ranks) {
   const int port = find_free_port();
   try {
     for (int rank = 0; rank < ranks; ++rank)
@@ -131,8 +128,7 @@ std::vector<RankDeath> RankProcesses::reap() {
     deaths.push_back({static_cast<int>(rank), wait_status});
     pids_[rank] = 0;
   }
-  std::stable_partition(deaths.begin(), deaths.end(),
-                        [](const RankDeath& d) { return WIFSIGNALED(d.wait_status); });
+  std::stable_partition(deaths.begin(), deaths.end(), [](const RankDeath& d) { return WIFSIGNALED(d.wait_status); });
   return deaths;
 }
 

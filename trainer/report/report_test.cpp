@@ -31,11 +31,10 @@ TEST(MetricsFile, WritesALineAtOnce) {
   TestFolder folder;
   MetricsFile file(folder.path("metrics.jsonl"));
   file.write(kMetrics);
-  EXPECT_EQ(
-      folder.read("metrics.jsonl"),
-      R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
-      R"("peak_memory_bytes":1610612736})"
-      "\n");
+  EXPECT_EQ(folder.read("metrics.jsonl"),
+            R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
+            R"("peak_memory_bytes":1610612736})"
+            "\n");
   file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
   EXPECT_THAT(folder.read("metrics.jsonl"), ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
 }
@@ -81,14 +80,12 @@ std::string shown(bool is_terminal) {
 }
 
 TEST(Progress, IsOneLineAStepInAFile) {
-  const std::string tail =
-      " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB\n";
+  const std::string tail = " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB\n";
   EXPECT_EQ(shown(false), "step 3/4" + tail + "step 4/4" + tail + "saved\n");
 }
 
 TEST(Progress, RewritesItsLineOnATerminal) {
-  const std::string tail =
-      " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB";
+  const std::string tail = " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB";
   EXPECT_EQ(shown(true), "\r\033[Kstep 3/4" + tail + "\r\033[Kstep 4/4" + tail + "\nsaved\n");
 }
 

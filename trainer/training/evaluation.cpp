@@ -7,8 +7,7 @@
 
 namespace fsdp::trainer {
 
-double evaluate(models::CausalLM& model, const Dataset& dataset, int64_t batch_size,
-                Communicator& communicator) {
+double evaluate(models::CausalLM& model, const Dataset& dataset, int64_t batch_size, Communicator& communicator) {
   const at::NoGradGuard no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -25,8 +24,7 @@ double evaluate(models::CausalLM& model, const Dataset& dataset, int64_t batch_s
   }
   model.train(was_training);
   double total = 0;
-  for (const auto& values : gather_values(communicator, {loss_sum}, {.name = "eval_loss"}))
-    total += values[0];
+  for (const auto& values : gather_values(communicator, {loss_sum}, {.name = "eval_loss"})) total += values[0];
   return total / static_cast<double>(dataset.size() * (dataset.sequence_length() - 1));
 }
 

@@ -23,8 +23,8 @@ double LrSchedule::factor_after_warmup(int64_t step) const {
     case Type::kLinear:
       return std::max(0.0, static_cast<double>(max_steps_ - step) / length);
     case Type::kCosine:
-      return std::max(
-          0.0, 0.5 * (1.0 + std::cos(std::numbers::pi * static_cast<double>(step - warmup_steps_) / length)));
+      return std::max(0.0,
+                      0.5 * (1.0 + std::cos(std::numbers::pi * static_cast<double>(step - warmup_steps_) / length)));
   }
   throw std::logic_error("a learning rate schedule without a formula");
 }

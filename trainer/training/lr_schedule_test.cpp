@@ -45,9 +45,7 @@ TEST(LrSchedule, WarmupOfTheWholeRunNeverFalls) {
   EXPECT_DOUBLE_EQ(schedule.at(4), 0.0);
 }
 
-TEST(LrSchedule, UnknownTypesAreErrors) {
-  EXPECT_THROW(LrSchedule("step", 1.0, 0, 1), std::invalid_argument);
-}
+TEST(LrSchedule, UnknownTypesAreErrors) { EXPECT_THROW(LrSchedule("step", 1.0, 0, 1), std::invalid_argument); }
 
 }  // namespace
 }  // namespace fsdp::trainer

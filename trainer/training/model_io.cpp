@@ -26,8 +26,7 @@ std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded) {
 
 void check_can_save(const fs::path& path) {
   if (!fs::exists(path)) return;
-  TORCH_CHECK(fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")),
-              path.string(),
+  TORCH_CHECK(fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")), path.string(),
               ": the trained model is to be saved there, but what is there is no model folder; remove it or "
               "set another "
               "output_dir");
@@ -40,8 +39,7 @@ void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& s
   }
 }
 
-void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded,
-                 bool is_writer) {
+void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded, bool is_writer) {
   std::optional<checkpoint::HfFolderWriter> writer;
   if (is_writer)
     writer.emplace(path, source.config(), tensors_of(sharded),

@@ -19,7 +19,7 @@ void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& s
 // Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards;
 // config.json and the tokenizer's files as in `source`. Collective; rank 0 of `sharded`'s communicator
 // writes.
-void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source,
-                 ShardedModule& sharded, bool is_writer);
+void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded,
+                 bool is_writer);
 
 }  // namespace fsdp::trainer

@@ -26,8 +26,7 @@ void check_wrap_classes(const std::vector<std::string>& names, const models::Cau
     if (known.count(name)) continue;
     std::string list;
     for (const std::string& k : known) list += (list.empty() ? "" : ", ") + k;
-    throw ConfigError("key \"wrap_classes\": the model has no module of class \"" + name +
-                      "\"; it has: " + list);
+    throw ConfigError("key \"wrap_classes\": the model has no module of class \"" + name + "\"; it has: " + list);
   }
 }
 

@@ -35,8 +35,7 @@ int status_of(const std::exception& error) {
 std::vector<std::string> rank_arguments(const TrainCommand& command) {
   std::vector<std::string> arguments = {"train", "--config-path", command.config_path};
   if (command.save_config) arguments.emplace_back("--save-config");
-  for (const std::string& override : command.overrides)
-    arguments.insert(arguments.end(), {"--set", override});
+  for (const std::string& override : command.overrides) arguments.insert(arguments.end(), {"--set", override});
   return arguments;
 }
 
@@ -45,9 +44,8 @@ std::vector<std::string> rank_arguments(const TrainCommand& command) {
 int launch(const TrainCommand& command) {
   const int ranks = *command.nproc_per_node;
   if (const auto variable = rank_variable_present()) {
-    throw ConfigError(
-        "--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
-        *variable + "; give one of the two");
+    throw ConfigError("--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
+                      *variable + "; give one of the two");
   }
   const Config config = read_config(command.config_path, command.overrides);
   check_for_world_size(config, ranks);

@@ -13,30 +13,25 @@ namespace fsdp::trainer {
 namespace {
 
 std::shared_ptr<models::CausalLM> open_model(const Config& config, const checkpoint::HfFolder& folder) {
-  auto model =
-      models::make_causal_lm(folder.config(), scalar_type(config.master_dtype), c10::Device(c10::kMeta));
+  auto model = models::make_causal_lm(folder.config(), scalar_type(config.master_dtype), c10::Device(c10::kMeta));
   models::check_pretrained(folder, *model);
   sharding_options(config, *model, /*communicator=*/nullptr);
   if (config.max_seq_length > model->max_sequence_length()) {
-    throw ConfigError(c10::str("key \"max_seq_length\": ", config.max_seq_length,
-                               " is more than the model in ", config.model_path,
-                               " can attend to; accepted: 2 to ", model->max_sequence_length()));
+    throw ConfigError(c10::str("key \"max_seq_length\": ", config.max_seq_length, " is more than the model in ",
+                               config.model_path, " can attend to; accepted: 2 to ", model->max_sequence_length()));
   }
   return model;
 }
 
 }  // namespace
 
-std::filesystem::path final_folder(const Config& config) {
-  return std::filesystem::path(config.output_dir) / "final";
-}
+std::filesystem::path final_folder(const Config& config) { return std::filesystem::path(config.output_dir) / "final"; }
 
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   checkpoint::HfFolder folder(config.model_path);
   auto model = open_model(config, folder);
   const auto open = [&](const std::string& spec, DatasetRole role) {
-    return open_dataset(spec, role, config.max_seq_length, model->vocab_size(),
-                        static_cast<uint64_t>(config.seed));
+    return open_dataset(spec, role, config.max_seq_length, model->vocab_size(), static_cast<uint64_t>(config.seed));
   };
   Dataset train = open(config.dataset, DatasetRole::kTrain);
   GlobalBatch{config.train_batch_size, world_size, config.gradient_accumulation_steps}.check_fits(train);

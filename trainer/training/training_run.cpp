@@ -18,8 +18,7 @@ FusedAdamWOptions optimizer_options(const Config& config) {
 
 }  // namespace
 
-TrainingRun::TrainingRun(const Config& config, models::CausalLM& model, ShardedModule& sharded,
-                         TrainBatches& batches)
+TrainingRun::TrainingRun(const Config& config, models::CausalLM& model, ShardedModule& sharded, TrainBatches& batches)
     : config_(config),
       model_(model),
       sharded_(sharded),

@@ -69,13 +69,11 @@ Training reference(Config config, int world_size, bool tied) {
   TrainBatches batches = batches_of(config, dataset, 0, 1);
   auto model = make_tiny_llama(tied, kModelSeed);
   const auto parameters = distinct_parameters(*model);
-  torch::optim::AdamW optimizer(parameters,
-                                torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay));
+  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay));
   Training training;
   for (int64_t step = 0; step < config.max_steps; ++step) {
     const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
-    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options())
-        .lr(config.learning_rate * factor);
+    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(config.learning_rate * factor);
     optimizer.zero_grad();
     const at::Tensor tokens = batches.next();
     const at::Tensor loss = model->forward(tokens, tokens).loss;
@@ -197,8 +195,7 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
     std::vector<double> losses(static_cast<size_t>(world_size));
     testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
       const auto rank = static_cast<size_t>(communicator->rank());
-      const auto handle =
-          fully_shard(*models[rank], sharding_options(base_config(), *models[rank], communicator));
+      const auto handle = fully_shard(*models[rank], sharding_options(base_config(), *models[rank], communicator));
       losses[rank] = evaluate(*models[rank], dataset, 2, *communicator);
       EXPECT_TRUE(models[rank]->is_training());
     });
