@@ -81,9 +81,8 @@ void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandl
 const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle& op) {
   const StorageOwner* owner = seams::storage_owner(tensor);
   TORCH_CHECK(owner, "fsdp: a tensor of shape ", tensor.sizes(),
-              " carries the key of sharded parameters but not their "
-              "storage (argument of ",
-              op.schema().name(), "): its data was replaced after fully_shard");
+              " carries the key of sharded parameters but not their storage (argument of ", op.schema().name(),
+              "): its data was replaced after fully_shard");
   return *owner;
 }
 

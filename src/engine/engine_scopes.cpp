@@ -129,11 +129,9 @@ void Engine::with_full_params(const std::function<void()>& body, bool writeback)
 // its full precision.
 void Engine::write_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);
-  TORCH_CHECK(
-      unit.stamp == unit.shard_version(), "fsdp: ", unit.where(),
-      ": its shards were written inside "
-      "with_full_params (an optimizer step?), which the values written to the parameters would overwrite. Write "
-      "the one or the other");
+  TORCH_CHECK(unit.stamp == unit.shard_version(), "fsdp: ", unit.where(),
+              ": its shards were written inside with_full_params (an optimizer step?), which the values written to the "
+              "parameters would overwrite. Write the one or the other");
   seams::CleanDispatchGuard clean;
   for (auto& flat : unit.flat_parameters()) {
     at::Tensor full = unit.unsharded(*flat);

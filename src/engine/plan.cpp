@@ -82,9 +82,8 @@ void compare_plans(Engine& engine) {
     if (texts[rank] != texts[0]) {
       auto [first, other] = first_difference(texts[0], texts[rank]);
       TORCH_CHECK(false, "fsdp: rank ", communicator.rank(),
-                  ": the ranks do not shard the same model in the same way. "
-                  "First difference: rank 0 has [",
-                  first, "], rank ", rank, " has [", other, "]");
+                  ": the ranks do not shard the same model in the same way. First difference: rank 0 has [", first,
+                  "], rank ", rank, " has [", other, "]");
     }
   }
 }

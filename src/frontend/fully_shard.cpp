@@ -95,9 +95,8 @@ void check_inner_units(const Survey& surveyed) {
       }
       TORCH_CHECK(inside, "fsdp: parameter '", site.fqn, "' (first registered as '", parameter.fqn(),
                   "') already belongs to unit '", unit->name(),
-                  "', which does not contain this registration: a "
-                  "parameter cannot be in two units. Annotate the modules that share it together, "
-                  "fully_shard({a, b}, options), or only a module above both");
+                  "', which does not contain this registration: a parameter cannot be in two units. Annotate the "
+                  "modules that share it together, fully_shard({a, b}, options), or only a module above both");
     }
   }
 }

@@ -99,10 +99,6 @@ void check_combinations(const std::string& path, const Config& c) {
   if (c.do_eval && !c.eval_dataset) {
     contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
   }
-  if (c.warmup_steps > c.max_steps) {
-    contradiction(path, c10::str("key \"warmup_steps\" is ", c.warmup_steps, ", more than \"max_steps\", ", c.max_steps,
-                                 "; accepted: 0 to max_steps"));
-  }
   const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
   if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
     contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");

@@ -178,7 +178,6 @@ TEST_F(ConfigReader, CapabilitiesOfLaterVersionsAreRefusedByName) {
 
 TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("do_eval": true)"), AllOf(HasSubstr("do_eval"), HasSubstr("eval_dataset")));
-  EXPECT_THAT(error_with(R"("warmup_steps": 101)"), AllOf(HasSubstr("warmup_steps"), HasSubstr("max_steps")));
   EXPECT_THAT(error_with(R"("wrap_classes": ["A"], "wrap_policy": "none")"),
               AllOf(HasSubstr("wrap_classes"), HasSubstr("wrap_policy")));
   EXPECT_THAT(error_with(R"("size_min_params": 5)"), AllOf(HasSubstr("size_min_params"), HasSubstr("wrap_policy")));

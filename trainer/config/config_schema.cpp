@@ -23,17 +23,14 @@ std::vector<ConfigKey> model_and_data_keys() {
        .name = "dataset",
        .member = &Config::dataset,
        .meaning = "What to train on. `dummy`: 1024 samples of random tokens drawn from `seed` (`dummy:N`: N "
-                  "samples). A "
-                  "file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the model's "
-                  "vocabulary "
-                  "has more than 65536 entries. Any other file: its bytes are the token ids. Sample i is tokens "
-                  "[i*max_seq_length, (i+1)*max_seq_length)."},
+                  "samples). A file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the "
+                  "model's vocabulary has more than 65536 entries. Any other file: its bytes are the token ids. "
+                  "Sample i is tokens [i*max_seq_length, (i+1)*max_seq_length)."},
       {.section = section,
        .name = "eval_dataset",
        .member = &Config::eval_dataset,
-       .meaning = "What to evaluate on when `do_eval` is true; the same forms as `dataset`. `dummy` draws "
-                  "other tokens "
-                  "than the training set's."},
+       .meaning = "What to evaluate on when `do_eval` is true; the same forms as `dataset`. `dummy` draws other "
+                  "tokens than the training set's."},
       {.section = section,
        .name = "max_seq_length",
        .member = &Config::max_seq_length,
@@ -53,9 +50,8 @@ std::vector<ConfigKey> model_and_data_keys() {
       {.section = section,
        .name = "shuffle",
        .member = &Config::shuffle,
-       .meaning = "Whether training samples are permuted anew in each epoch: by torch.randperm with a "
-                  "generator seeded "
-                  "with seed + epoch, as DistributedSampler does. Evaluation never shuffles."},
+       .meaning = "Whether training samples are permuted anew in each epoch: by torch.randperm with a generator "
+                  "seeded with seed + epoch, as DistributedSampler does. Evaluation never shuffles."},
       {.section = section,
        .name = "seed",
        .member = &Config::seed,
@@ -75,9 +71,8 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "gradient_accumulation_steps",
        .member = &Config::gradient_accumulation_steps,
-       .meaning = "Forward and backward passes for one optimizer step; their losses are averaged. Gradients "
-                  "are reduced "
-                  "over the ranks in each pass.",
+       .meaning = "Forward and backward passes for one optimizer step; their losses are averaged. Gradients are "
+                  "reduced over the ranks in each pass.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "learning_rate",
@@ -93,9 +88,8 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "warmup_steps",
        .member = &Config::warmup_steps,
-       .meaning = "Steps over which the learning rate rises linearly from 0, with every schedule (`constant` "
-                  "then is "
-                  "Hugging Face's constant_with_warmup). At most max_steps.",
+       .meaning = "Steps over which the learning rate rises linearly from 0, with every schedule (`constant` then is "
+                  "Hugging Face's constant_with_warmup).",
        .range = kAtLeastZero},
       {.section = section,
        .name = "weight_decay",
@@ -120,9 +114,8 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "clip_grad_norm",
        .member = &Config::clip_grad_norm,
-       .meaning = "Largest 2-norm of the gradients of all parameters over all ranks; larger ones are scaled "
-                  "down. 0: no "
-                  "clipping.",
+       .meaning = "Largest 2-norm of the gradients of all parameters over all ranks; larger ones are scaled down. 0: "
+                  "no clipping.",
        .range = kAtLeastZero},
   };
 }
@@ -158,17 +151,15 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "sharding_strategy",
        .member = &Config::sharding_strategy,
        .meaning = "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
-                  "same, "
-                  "but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank holds "
-                  "everything (data parallelism).",
+                  "same, but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank "
+                  "holds everything (data parallelism).",
        .choices = {"full_shard", "shard_grad_op", "no_shard"},
        .later = {"hybrid_shard", "hybrid_shard_zero2"}},
       {.section = section,
        .name = "sharding_factor",
        .member = &Config::sharding_factor,
-       .meaning = "Ranks that share one copy of the parameters. null: all of them. Another number than that "
-                  "of all ranks "
-                  "needs a hybrid strategy, which a later version brings.",
+       .meaning = "Ranks that share one copy of the parameters. null: all of them. Another number than that of all "
+                  "ranks needs a hybrid strategy, which a later version brings.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "wrap_policy",
@@ -179,8 +170,7 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "wrap_classes",
        .member = &Config::wrap_classes,
-       .meaning = "Further module classes to make units of with wrap_policy `transformer`, for embeddings or "
-                  "heads."},
+       .meaning = "Further module classes to make units of with wrap_policy `transformer`, for embeddings or heads."},
       {.section = section,
        .name = "size_min_params",
        .member = &Config::size_min_params,
@@ -190,8 +180,7 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "use_orig_params",
        .member = &Config::use_orig_params,
        .meaning = "Whether the optimizer works on one tensor for each original parameter, or on one for each "
-                  "flattened "
-                  "unit. The result is the same."},
+                  "flattened unit. The result is the same."},
       {.section = section,
        .name = "cpu_offload",
        .member = &Config::cpu_offload,
@@ -201,8 +190,7 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "backward_prefetch",
        .member = &Config::backward_prefetch,
        .meaning = "When the next unit's gather is issued during backward: before or after the current unit's "
-                  "gradients "
-                  "are computed, or when it is needed (`none`).",
+                  "gradients are computed, or when it is needed (`none`).",
        .choices = {"none"},
        .later = {"backward_pre", "backward_post"}},
       {.section = section,

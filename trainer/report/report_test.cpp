@@ -33,8 +33,7 @@ TEST(MetricsFile, WritesALineAtOnce) {
   file.write(kMetrics);
   EXPECT_EQ(folder.read("metrics.jsonl"),
             R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
-            R"("peak_memory_bytes":1610612736})"
-            "\n");
+            R"("peak_memory_bytes":1610612736})\n");
   file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
   EXPECT_THAT(folder.read("metrics.jsonl"), ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
 }

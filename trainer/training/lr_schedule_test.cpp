@@ -45,6 +45,12 @@ TEST(LrSchedule, WarmupOfTheWholeRunNeverFalls) {
   EXPECT_DOUBLE_EQ(schedule.at(4), 0.0);
 }
 
+// A short trial of a config that was written for a long run, as in Hugging Face's trainer.
+TEST(LrSchedule, WarmupMayOutlastTheRun) {
+  const LrSchedule schedule("cosine", 1.0, 10, 4);
+  EXPECT_DOUBLE_EQ(schedule.at(3), 0.3);
+}
+
 TEST(LrSchedule, UnknownTypesAreErrors) { EXPECT_THROW(LrSchedule("step", 1.0, 0, 1), std::invalid_argument); }
 
 }  // namespace

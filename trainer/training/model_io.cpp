@@ -27,9 +27,8 @@ std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded) {
 void check_can_save(const fs::path& path) {
   if (!fs::exists(path)) return;
   TORCH_CHECK(fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")), path.string(),
-              ": the trained model is to be saved there, but what is there is no model folder; remove it or "
-              "set another "
-              "output_dir");
+              ": the trained model is to be saved there, but what is there is no model folder; remove it or set "
+              "another output_dir");
 }
 
 void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded) {
