@@ -4,11 +4,13 @@
 
 #include "config/cli.h"
 #include "config/errors.h"
+#include "report/process_memory.h"
 #include "training/train_command.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp::trainer;
   const auto command = parse_command_line(argc, argv);
   if (const auto* finished = std::get_if<Finished>(&command)) return finished->exit_status;
+  keep_freed_memory();
   return run_train_command(std::get<TrainCommand>(command));
 }

@@ -59,13 +59,16 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, boo
   at::NoGradGuard no_grad;
   engine().notice_cleared_gradients();
   NormSum sharded(norm_type), replicated(norm_type);
+  bool any_sharded = false;  // the same on all ranks
   for (const auto& unit : engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
-      add_gradients(engine(), *flat, flat->position().factor == 1 ? replicated : sharded);
+      bool is_sharded = flat->position().factor > 1;
+      any_sharded |= is_sharded;
+      add_gradients(engine(), *flat, is_sharded ? sharded : replicated);
     }
   }
   NormSum total(norm_type);
-  total.merge(engine().communicator().size() > 1 ? combine(engine().communicator(), sharded) : sharded.sum);
+  total.merge(any_sharded ? combine(engine().communicator(), sharded) : sharded.sum);
   total.merge(replicated.sum);
   double norm = total.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: clip_grad_norm_: the norm of the gradients is ", norm);

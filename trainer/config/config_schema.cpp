@@ -164,8 +164,9 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "wrap_policy",
        .member = &Config::wrap_policy,
-       .meaning = "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`. "
-                  "`size`: modules with at least `size_min_params` parameters. `none`: the whole model is one unit.",
+       .meaning = "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`, "
+                  "under `no_shard` also large embeddings and heads. `size`: modules with at least `size_min_params` "
+                  "parameters. `none`: the whole model is one unit.",
        .choices = {"transformer", "size", "none"}},
       {.section = section,
        .name = "wrap_classes",

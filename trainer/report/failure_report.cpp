@@ -21,7 +21,9 @@ void write_elastic_error_file(const char* path, const std::string& message) {
 }  // namespace
 
 void report_failure(int rank, const std::string& message) {
-  const std::string line = "rank " + std::to_string(rank) + ": " + message + "\n";
+  const std::string name = "rank " + std::to_string(rank);
+  const bool named = message.rfind(name + " ", 0) == 0;  // "rank 1 cannot finish its all-gather …"
+  const std::string line = (named ? "" : name + ": ") + message + "\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
   if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE")) write_elastic_error_file(path, message);
 }

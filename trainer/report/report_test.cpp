@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -33,7 +35,8 @@ TEST(MetricsFile, WritesALineAtOnce) {
   file.write(kMetrics);
   EXPECT_EQ(folder.read("metrics.jsonl"),
             R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
-            R"("peak_memory_bytes":1610612736})\n");
+            R"("peak_memory_bytes":1610612736})"
+            "\n");
   file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
   EXPECT_THAT(folder.read("metrics.jsonl"), ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
 }
@@ -93,6 +96,34 @@ TEST(ProcessMemory, SeesWhatWasTouched) {
   { std::vector<char> block(kSize, 1); }
   EXPECT_GT(peak_memory_bytes(), kSize);
   EXPECT_LT(peak_memory_bytes(), kSize * 64);
+}
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+int64_t page_faults_of_a_large_block() {
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  { std::vector<char> block(int64_t{64} << 20, 1); }
+  getrusage(RUSAGE_SELF, &after);
+  return after.ru_minflt - before.ru_minflt;
+}
+
+TEST(ProcessMemory, FreedMemoryIsKept) {
+  EXPECT_GT(page_faults_of_a_large_block(), 10000);
+  EXPECT_GT(page_faults_of_a_large_block(), 10000);
+  const auto keep = [] {
+    keep_freed_memory();
+    page_faults_of_a_large_block();
+    std::exit(page_faults_of_a_large_block() < 100 ? 0 : 1);
+  };
+  EXPECT_EXIT(keep(), ::testing::ExitedWithCode(0), "");
+}
+#endif
+
+TEST(FailureReport, NamesTheRankOnce) {
+  ::testing::internal::CaptureStderr();
+  report_failure(1, "rank 1 cannot finish");
+  report_failure(1, "rank 12 is lost");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "rank 1 cannot finish\nrank 1: rank 12 is lost\n");
 }
 
 TEST(FailureReport, GoesToStderrAndToTorchrun) {

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -30,14 +31,45 @@ void check_wrap_classes(const std::vector<std::string>& names, const models::Cau
   }
 }
 
+// Large modules that lie in no block: embeddings and heads.
+class LargeOutsideBlocks {
+ public:
+  explicit LargeOutsideBlocks(const models::CausalLM& model) : blocks_(model.block_class_names()) { visit(model); }
+  bool operator()(const WrapCandidate& candidate) const {
+    return candidate.unassigned_numel >= kLarge && outside_.count(&candidate.module) > 0;
+  }
+
+ private:
+  static constexpr int64_t kLarge = 1 << 18;
+
+  void visit(const torch::nn::Module& module) {
+    if (std::find(blocks_.begin(), blocks_.end(), module_class_name(module)) != blocks_.end()) return;
+    if (!module.named_parameters(/*recurse=*/false).is_empty()) outside_.insert(&module);
+    for (const auto& child : module.children()) visit(*child);
+  }
+
+  std::vector<std::string> blocks_;
+  std::set<const torch::nn::Module*> outside_;
+};
+
+WrapPolicy transformer_policy(const Config& config, const models::CausalLM& model) {
+  std::vector<std::string> classes = model.block_class_names();
+  classes.insert(classes.end(), config.wrap_classes.begin(), config.wrap_classes.end());
+  WrapPolicy blocks = module_name_policy(classes);
+  if (config.sharding_strategy != "no_shard") return blocks;
+  // Replicated units only say which gradients are reduced together. The root's are reduced when backward is over; a
+  // head's are there first and need not wait for that.
+  return [blocks, large = LargeOutsideBlocks(model)](const WrapCandidate& candidate) {
+    return blocks(candidate) || large(candidate);
+  };
+}
+
 WrapPolicy wrap_policy(const Config& config, const models::CausalLM& model) {
   if (config.wrap_policy == "none") return {};
   if (config.wrap_policy == "size") return size_policy(config.size_min_params);
   TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
   check_wrap_classes(config.wrap_classes, model);
-  std::vector<std::string> classes = model.block_class_names();
-  classes.insert(classes.end(), config.wrap_classes.begin(), config.wrap_classes.end());
-  return module_name_policy(classes);
+  return transformer_policy(config, model);
 }
 
 }  // namespace
