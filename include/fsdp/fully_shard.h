@@ -70,8 +70,12 @@ class ShardedModule {
   // Clears the gradients of the shards.
   void zero_grad(bool set_to_none = true);
 
-  // Scales the gradients so that their norm over all ranks is at most max_norm; returns the norm before. norm_type may
-  // be infinity. Call it on all ranks. error_if_nonfinite: throw (on all ranks) when the norm is not finite.
+  // The norm of the gradients over all ranks, as a scalar fp64 tensor on the CPU. norm_type may be infinity. Call it on
+  // all ranks. error_if_nonfinite: throw (on all ranks) when the norm is not finite.
+  at::Tensor grad_norm(double norm_type = 2.0, bool error_if_nonfinite = false);
+
+  // Scales the gradients so that their norm over all ranks is at most max_norm; returns the norm before, grad_norm().
+  // Call it on all ranks.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
 
   // Gathers one unit after the other and calls `visit` with each of its parameters, whole, in the dtype of the shards.

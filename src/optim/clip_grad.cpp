@@ -53,9 +53,8 @@ double combine(Communicator& communicator, NormSum local) {
 
 }  // namespace
 
-at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {
-  TORCH_CHECK(max_norm > 0 && norm_type > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " and norm_type ", norm_type,
-              " must be positive");
+at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
+  TORCH_CHECK(norm_type > 0, "fsdp: grad_norm: norm_type ", norm_type, " must be positive");
   at::NoGradGuard no_grad;
   engine().notice_cleared_gradients();
   NormSum sharded(norm_type), replicated(norm_type);
@@ -71,8 +70,15 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, boo
   total.merge(any_sharded ? combine(engine().communicator(), sharded) : sharded.sum);
   total.merge(replicated.sum);
   double norm = total.norm();
-  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: clip_grad_norm_: the norm of the gradients is ", norm);
-  double scale = max_norm / (norm + 1e-6);
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm);
+  return at::full({}, norm, at::kDouble);
+}
+
+at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {
+  TORCH_CHECK(max_norm > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " must be positive");
+  at::NoGradGuard no_grad;
+  at::Tensor norm = grad_norm(norm_type, error_if_nonfinite);
+  double scale = max_norm / (norm.item<double>() + 1e-6);
   if (!(scale >= 1)) {
     for (const at::Tensor& leaf : parameters()) {
       if (leaf.grad().defined()) {
@@ -80,7 +86,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, boo
       }
     }
   }
-  return at::full({}, norm, at::kDouble);
+  return norm;
 }
 
 }  // namespace fsdp

@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -22,7 +24,7 @@ FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptio
   }
 }
 
-void FusedAdamW::step() {
+void FusedAdamW::step(double gradient_scale) {
   const at::NoGradGuard no_grad;
   // The kernel takes tensors of one device and dtype.
   std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, c10::ScalarType>, Batch> batches;
@@ -43,15 +45,21 @@ void FusedAdamW::step() {
     batch.square_means.push_back(state.square_mean);
     batch.steps.push_back(state.steps);
   }
-  for (auto& [key, batch] : batches) update(batch);
+  for (auto& [key, batch] : batches) update(batch, gradient_scale);
 }
 
-void FusedAdamW::update(Batch& batch) const {
+void FusedAdamW::update(Batch& batch, double gradient_scale) const {
+  std::optional<at::Tensor> divisor;
+  if (gradient_scale != 1.0 && batch.parameters.front().scalar_type() == at::kDouble) {
+    at::_foreach_mul_(batch.gradients, gradient_scale);  // the kernel takes a divisor in fp32
+  } else if (gradient_scale != 1.0) {
+    divisor = at::full({}, 1.0 / gradient_scale, batch.steps.front().options());
+  }
   at::_foreach_add_(batch.steps, 1);
   at::_fused_adamw_(batch.parameters, batch.gradients, batch.means, batch.square_means, /*max_exp_avg_sqs=*/{},
                     batch.steps, options_.learning_rate, options_.beta1, options_.beta2, options_.weight_decay,
                     options_.epsilon,
-                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/std::nullopt);
+                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/divisor, /*found_inf=*/std::nullopt);
 }
 
 }  // namespace fsdp

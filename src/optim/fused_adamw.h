@@ -22,8 +22,10 @@ class FusedAdamW {
   // `parameters`: leaves, dense and contiguous, of floating dtypes; they may be empty.
   FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options);
 
-  // Updates the parameters whose gradient is defined; the others and their state stay as they are.
-  void step();
+  // Updates the parameters whose gradient is defined; the others and their state stay as they are. Gradients are
+  // multiplied by `gradient_scale` before, in the same pass over memory: how a gradient is clipped that has a norm
+  // above the limit.
+  void step(double gradient_scale = 1.0);
 
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   double learning_rate() const { return options_.learning_rate; }
@@ -40,7 +42,7 @@ class FusedAdamW {
     std::vector<at::Tensor> parameters, gradients, means, square_means, steps;
   };
 
-  void update(Batch& batch) const;
+  void update(Batch& batch, double gradient_scale) const;
 
   FusedAdamWOptions options_;
   std::vector<at::Tensor> parameters_;

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/mul.h>
 
-#include <limits>
-
 namespace fsdp::trainer {
 
 namespace {
@@ -31,9 +29,9 @@ StepResult TrainingRun::step() {
   result.learning_rate = schedule_.at(steps_done_);
   sharded_.zero_grad();
   result.loss = accumulate_gradients();
-  result.grad_norm = clip_gradients();
+  result.grad_norm = sharded_.grad_norm().item<double>();
   optimizer_.set_learning_rate(result.learning_rate);
-  optimizer_.step();
+  optimizer_.step(clip_scale(result.grad_norm));
   ++steps_done_;
   return result;
 }
@@ -50,10 +48,10 @@ double TrainingRun::accumulate_gradients() {
   return loss_sum * share;
 }
 
-double TrainingRun::clip_gradients() {
-  const bool clips = config_.clip_grad_norm > 0;
-  const double max_norm = clips ? config_.clip_grad_norm : std::numeric_limits<double>::infinity();
-  return sharded_.clip_grad_norm_(max_norm).item<double>();
+// That of torch.nn.utils.clip_grad_norm_.
+double TrainingRun::clip_scale(double grad_norm) const {
+  const double scale = config_.clip_grad_norm / (grad_norm + 1e-6);
+  return config_.clip_grad_norm > 0 && !(scale >= 1) ? scale : 1.0;
 }
 
 }  // namespace fsdp::trainer
