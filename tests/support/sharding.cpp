@@ -60,6 +60,11 @@ std::shared_ptr<ShardedModule> shard_strictly(const std::vector<std::shared_ptr<
   return strict(fully_shard(modules, options));
 }
 
+torch::Tensor numbers(at::IntArrayRef sizes) {
+  int64_t count = c10::multiply_integers(sizes);
+  return torch::sin(torch::arange(count).to(torch::kFloat) * 0.7).view(sizes);
+}
+
 BagImpl::BagImpl(const std::vector<torch::Tensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     bool requires_grad = tensors[i].is_floating_point();

@@ -32,6 +32,9 @@ std::shared_ptr<ShardedModule> shard_strictly(torch::nn::Module& module, const O
 std::shared_ptr<ShardedModule> shard_strictly(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
                                               const Options& options);
 
+// Numbers between -1 and 1 that do not repeat soon, always the same.
+torch::Tensor numbers(at::IntArrayRef sizes);
+
 // A module that holds the given tensors as parameters p0, p1, …: what operators are tried on.
 struct BagImpl : torch::nn::Module {
   explicit BagImpl(const std::vector<torch::Tensor>& tensors);
