@@ -52,7 +52,7 @@ at::Tensor SafetensorsFile::view(size_t position, int64_t begin, int64_t end) co
         const_cast<char*>(data), {count}, [file = file_](void*) {}, at::TensorOptions(dtype));
   }
   at::Tensor copy = at::empty({count}, at::TensorOptions(dtype));
-  std::memcpy(copy.mutable_data_ptr(), data, static_cast<size_t>(count) * element_size);
+  if (count > 0) std::memcpy(copy.mutable_data_ptr(), data, static_cast<size_t>(count) * element_size);
   return copy;
 }
 
