@@ -8,14 +8,17 @@ package_names() { sed -E "s/#.*//; s/[[:space:]]//g; /^$/d" "$ROOT/scripts/debia
 
 is_installed() { dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
 
-has_venv_module() { python3 -c 'import ensurepip, venv' 2>/dev/null; }
+# With venv, and with the headers that compiled PyTorch models need (the tests run some).
+has_whole_python() {
+  python3 -c 'import ensurepip, os, sysconfig, venv; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
+}
 
 missing_packages() {
   local line
   while read -r line; do
     is_installed "${line#\?}" || echo "$line"
   done < <(package_names)
-  command -v python3 >/dev/null && has_venv_module || printf '%s\n' python3 python3-venv python3-pip
+  has_whole_python || printf '%s\n' python3 python3-venv python3-pip python3-dev
 }
 
 as_root() {
