@@ -1,5 +1,5 @@
-#include "dispatch/first_use.h"
-
+// First use: the one fallback on the sharded key. It sees every operator that has a keyed tensor among its arguments,
+// gathers the units concerned, keeps them while the operator runs, and redispatches below the key.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -63,6 +63,18 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
   }
 }
 
+template <typename Visit>
+void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& stack, const Visit& visit) {
+  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  for (const OperatorInfo::Argument& argument : info.tensors) {
+    visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
+      if (seams::has_sharded_key(tensor)) {
+        visit(tensor, argument);
+      }
+    });
+  }
+}
+
 [[noreturn]] void refuse_sentinel(const StorageOwner& owner, const c10::OperatorHandle& op) {
   Unit& unit = unit_of(owner);
   TORCH_CHECK(false, "fsdp: ", unit.where(), ": the gradient of parameter '", unit.parameter(owner.index).fqn,
@@ -88,36 +100,27 @@ const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle
 
 void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack,
                    PinnedUnits& pinned) {
-  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
-  for (const OperatorInfo::Argument& argument : info.tensors) {
-    visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
-      if (!seams::has_sharded_key(tensor)) {
-        return;
-      }
-      const StorageOwner& owner = owner_of(tensor, op);
-      if (owner.kind == StorageOwner::Kind::kGradientSentinel) {
-        refuse_sentinel(owner, op);
-      }
-      Unit& unit = unit_of(owner);
-      if (argument.written) {
-        check_write(unit, owner, op);
-      }
-      pinned.add(unit);
-    });
-  }
+  visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument& argument) {
+    const StorageOwner& owner = owner_of(tensor, op);
+    if (owner.kind == StorageOwner::Kind::kGradientSentinel) {
+      refuse_sentinel(owner, op);
+    }
+    Unit& unit = unit_of(owner);
+    if (argument.written) {
+      check_write(unit, owner, op);
+    }
+    pinned.add(unit);
+  });
 }
 
-void enter_view(const torch::jit::Stack& stack, const OperatorInfo& info) {
-  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
-  for (const OperatorInfo::Argument& argument : info.tensors) {
-    visit_tensors(arguments[argument.position], [](const at::Tensor& tensor) {
-      const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-      if (owner && owner->kind == StorageOwner::Kind::kParameter && owner->unit.load()) {
-        Unit& unit = unit_of(*owner);
-        unit.engine->enter_view(unit);
-      }
-    });
-  }
+void enter_view(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  visit_sharded_arguments(info, stack, [](const at::Tensor& tensor, const OperatorInfo::Argument&) {
+    const StorageOwner* owner = seams::storage_owner(tensor);
+    if (owner && owner->kind == StorageOwner::Kind::kParameter && owner->unit.load()) {
+      Unit& unit = unit_of(*owner);
+      unit.engine->enter_view(unit);
+    }
+  });
 }
 
 // Whether the raw memory of a parameter may be read and written now: inside pin() or with_full_params().
@@ -188,7 +191,7 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     return;  // the argument is the result
   }
   if (info.kind == OperatorKind::kView) {
-    enter_view(*stack, info);
+    enter_view(info, *stack);
   }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);

@@ -212,11 +212,13 @@ void Engine::ensure_gathered(Unit& unit) {
   if (!unit.gathered()) {
     bool in_backward = seams::current_backward() != -1;
     unit.gather(communicator(), parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
+    if (!unit.stamp) {
+      unit.stamp = unit.shard_version();
+    }
     std::lock_guard lock(mutex_);
     gathered_.push_back(&unit);
     stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
   }
-  unit.stamp = unit.shard_version();
 }
 
 void Engine::release(Unit& unit) {

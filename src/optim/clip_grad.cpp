@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
+#include "optim/clip_scale.h"
 
 namespace fsdp {
 namespace {
@@ -78,8 +79,8 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, boo
   TORCH_CHECK(max_norm > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " must be positive");
   at::NoGradGuard no_grad;
   at::Tensor norm = grad_norm(norm_type, error_if_nonfinite);
-  double scale = max_norm / (norm.item<double>() + 1e-6);
-  if (!(scale >= 1)) {
+  double scale = clip_scale(max_norm, norm.item<double>());
+  if (scale != 1.0) {
     for (const at::Tensor& leaf : parameters()) {
       if (leaf.grad().defined()) {
         leaf.mutable_grad().mul_(scale);

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/mul.h>
 
+#include "optim/clip_scale.h"
+
 namespace fsdp::trainer {
 
 namespace {
@@ -31,7 +33,7 @@ StepResult TrainingRun::step() {
   result.loss = accumulate_gradients();
   result.grad_norm = sharded_.grad_norm().item<double>();
   optimizer_.set_learning_rate(result.learning_rate);
-  optimizer_.step(clip_scale(result.grad_norm));
+  optimizer_.step(config_.clip_grad_norm > 0 ? clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0);
   ++steps_done_;
   return result;
 }
@@ -46,12 +48,6 @@ double TrainingRun::accumulate_gradients() {
     loss_sum += loss.item<double>();
   }
   return loss_sum * share;
-}
-
-// That of torch.nn.utils.clip_grad_norm_.
-double TrainingRun::clip_scale(double grad_norm) const {
-  const double scale = config_.clip_grad_norm / (grad_norm + 1e-6);
-  return config_.clip_grad_norm > 0 && !(scale >= 1) ? scale : 1.0;
 }
 
 }  // namespace fsdp::trainer

@@ -30,7 +30,6 @@ class TrainingRun {
 
  private:
   double accumulate_gradients();
-  double clip_scale(double grad_norm) const;
 
   const Config& config_;
   models::CausalLM& model_;
