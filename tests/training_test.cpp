@@ -92,7 +92,7 @@ WrapPolicy wrap_policy(Policy policy) {
 }
 
 // Assembles whole tensors laid out like the shards (gradients) on every rank.
-std::map<std::string, torch::Tensor> assemble(ShardedModule& sharded, Communicator& communicator) {
+std::map<std::string, torch::Tensor> assemble(ShardedModule& sharded) {
   std::map<std::string, torch::Tensor> whole;
   for (const auto& unit : sharded.engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
@@ -107,7 +107,7 @@ std::map<std::string, torch::Tensor> assemble(ShardedModule& sharded, Communicat
       torch::Tensor full = mine;
       if (flat->position().factor > 1) {
         full = torch::empty({flat->layout().padded_numel()}, mine.options());
-        communicator.all_gather(full, mine, {"assemble " + unit->name(), 0, Pass::kUser})->wait();
+        unit->groups().shard->all_gather(full, mine, {"assemble " + unit->name(), 0, Pass::kUser})->wait();
       }
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
         whole[flat->parameters()[i].fqn] = flat->view_in(full, i).clone();
@@ -142,12 +142,17 @@ struct Case {
   bool use_orig_params;
   at::ScalarType dtype;
   bool tied;
+  int factor = 0;  // of hybrid strategies
+
+  int shards() const { return is_hybrid(strategy) ? factor : strategy == ShardingStrategy::kNoShard ? 1 : world_size; }
+  int replicas() const { return world_size / shards(); }
 };
 
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string policy[] = {"none", "transformer", "size"};
-  return c10::str(to_string(c.strategy), "_", c.world_size, "ranks_", policy[static_cast<int>(c.policy)], "_",
+  std::string factor = c.factor > 0 ? c10::str("_by", c.factor) : "";
+  return c10::str(to_string(c.strategy), factor, "_", c.world_size, "ranks_", policy[static_cast<int>(c.policy)], "_",
                   c.use_orig_params ? "orig" : "flat", "_", c10::toString(c.dtype), c.tied ? "_tied" : "");
 }
 
@@ -157,15 +162,15 @@ class Training : public ::testing::TestWithParam<Case> {};
 void expect_economical(const Case& c, ShardedModule& sharded, const EngineStats& before, const EngineStats& after) {
   int64_t units = static_cast<int64_t>(sharded.engine().units().size());
   int64_t gathers = after.all_gathers - before.all_gathers;
-  if (c.strategy == ShardingStrategy::kNoShard || c.world_size == 1) {
+  if (c.shards() == 1) {
     EXPECT_EQ(gathers, 0);
   } else {
-    EXPECT_LE(gathers, c.strategy == ShardingStrategy::kFullShard ? 2 * units - 1 : units);
+    EXPECT_LE(gathers, reshards_after_forward(c.strategy) ? 2 * units - 1 : units);
     EXPECT_GE(gathers, units);
   }
   int64_t reductions = after.reduce_scatters + after.all_reduces - before.reduce_scatters - before.all_reduces;
-  EXPECT_EQ(reductions, units);
-  if (c.strategy == ShardingStrategy::kFullShard) {
+  EXPECT_EQ(reductions, c.shards() > 1 && c.replicas() > 1 ? 2 * units : units);
+  if (reshards_after_forward(c.strategy)) {
     EXPECT_LE(after.peak_gathered_units, 3);
   }
   EXPECT_EQ(after.gathered_bytes, 0);
@@ -192,6 +197,9 @@ Trained train_sharded(const Case& c, const std::shared_ptr<Communicator>& commun
   Options options;
   options.communicator = communicator;
   options.sharding_strategy = c.strategy;
+  if (c.factor > 0) {
+    options.mesh = make_mesh(communicator, c.factor);
+  }
   options.use_orig_params = c.use_orig_params;
   options.auto_wrap_policy = wrap_policy(c.policy);
   FullyShardedDataParallel<TinyLM> model(make_tiny_lm(config, c.dtype), options);
@@ -204,7 +212,7 @@ Trained train_sharded(const Case& c, const std::shared_ptr<Communicator>& commun
     loss.backward();
     expect_economical(c, model.sharded(), before, model.sharded().stats());
     if (step == 0) {
-      result.first_gradients = assemble(model.sharded(), *communicator);
+      result.first_gradients = assemble(model.sharded());
     }
     result.norms.push_back(model.clip_grad_norm_(max_norm(c.world_size)).item<double>());
     optimizer.step();
@@ -212,7 +220,7 @@ Trained train_sharded(const Case& c, const std::shared_ptr<Communicator>& commun
     communicator->all_reduce(mean, mean, {1.0 / communicator->size()}, {"loss", 0, Pass::kUser})->wait();
     result.losses.push_back(mean.item<double>());
   }
-  if (c.strategy == ShardingStrategy::kFullShard) {
+  if (reshards_after_forward(c.strategy)) {
     EXPECT_LE(model.sharded().stats().peak_gathered_bytes, largest_allowed_bytes(model.sharded()));
   }
   model.sharded().for_each_full_parameter(
@@ -252,6 +260,18 @@ std::vector<Case> all_cases() {
       }
       cases.push_back({world_size, strategy, Policy::kTransformer, true, at::kDouble, true});
     }
+  }
+  for (auto [world_size, factor] : {std::pair{2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 2}, {4, 4}, {8, 2}, {8, 4}}) {
+    for (ShardingStrategy strategy : {kHybridShard, kHybridShardZero2}) {
+      for (bool orig : {true, false}) {
+        cases.push_back({world_size, strategy, Policy::kTransformer, orig, at::kDouble, orig, factor});
+        cases.push_back({world_size, strategy, Policy::kSize, orig, at::kFloat, false, factor});
+      }
+    }
+  }
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard}) {
+    cases.push_back({8, strategy, Policy::kTransformer, true, at::kDouble, true});
+    cases.push_back({8, strategy, Policy::kSize, false, at::kFloat, false});
   }
   return cases;
 }

@@ -68,7 +68,7 @@ class Communicator {
 
   // Reduces `tensor` (1-D, contiguous) over the ranks into `output`, which may be the same tensor and may have another
   // floating dtype. `flags` as in reduce_scatter. Sums in rank order on one rank an element, so that all ranks hold
-  // the same bits.
+  // the same bits; results travel in the dtype of `tensor`, whose memory is overwritten on the way.
   virtual std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                            const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) = 0;
 
@@ -78,8 +78,19 @@ class Communicator {
   // Returns when every rank has entered. Blocks.
   virtual void barrier(const CollectiveId& id) { all_gather_bytes({}, id); }
 
-  // Bytes that this rank has sent to others through collectives' payloads so far (headers not counted).
-  virtual uint64_t bytes_sent() const = 0;
+  // A group of some of this group's ranks: `members`, ascending, this rank among them; its ranks are the positions in
+  // the list. Collective over this group: each rank names the members of its own new group, and the lists must be a
+  // partition of this group's ranks, else all ranks throw. Blocks. The new group goes on when this one is gone.
+  virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) = 0;
+
+  // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, headers not
+  // counted.
+  virtual std::vector<uint64_t> bytes_sent_to() const = 0;
+  uint64_t bytes_sent() const {
+    uint64_t sum = 0;
+    for (uint64_t bytes : bytes_sent_to()) sum += bytes;
+    return sum;
+  }
 };
 
 // Where ranks meet, from the environment that torchrun and mpirun set.

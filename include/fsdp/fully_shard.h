@@ -50,6 +50,43 @@ struct EngineStats {
   int64_t peak_gradient_buffer_bytes = 0;
 };
 
+// What backward passes do with gradients. They read it when they begin: when the first of their operators or gradients
+// reaches a sharded parameter. Must be the same on all ranks.
+struct BackwardOptions {
+  // false: gradients are added up on each rank, unsharded and in reduce_dtype, and nothing is communicated (no_sync).
+  // Units of SHARD_GRAD_OP and _HYBRID_SHARD_ZERO2 stay gathered after such a backward. The next backward with true
+  // reduces the sum.
+  bool requires_gradient_sync = true;
+  // false: gradients are reduce-scattered in the shard group, added up there, and all-reduced over replicas by the next
+  // backward with true. Units that are not sharded take it as requires_gradient_sync = false.
+  bool requires_all_reduce = true;
+  // false: the end of backward does not wait for the reductions in flight; the next one with true does, or whatever
+  // looks at gradients first (grad_norm, clip_grad_norm_, zero_grad, wait_for_gradients).
+  bool is_last_backward = true;
+};
+
+// The outcome of one reduction, before it is added to the leaves' gradients.
+struct ReducedGradient {
+  std::string unit;
+  std::vector<std::string> fqns;  // of the parameters, in the order in which they lie
+  at::Tensor gradient;            // 1-D, laid out like this rank's shard, padding included; may be changed in place
+};
+using GradientHook = std::function<void(const ReducedGradient& reduced)>;
+
+// A reduction that a hook is to do in place of the engine. Collective: all ranks get the same calls in the same order.
+struct ReduceRequest {
+  std::string unit;
+  at::Tensor unsharded;                 // 1-D, padded: what this rank has captured; may be overwritten
+  at::Tensor reduced;                   // 1-D: to be filled with this rank's part of the reduced gradient
+  std::shared_ptr<Communicator> shard;  // null when the unit is not sharded: then `reduced` is as large as unsharded
+  std::shared_ptr<Communicator> replicate;  // null when there are no replicas
+  double scale = 1.0;                       // to multiply the sum over both groups with
+};
+using CommunicationHook = std::function<void(const ReduceRequest& request)>;
+
+// Called with the leaves of one FlatParameter whose gradients are complete.
+using UnitReducedHook = std::function<void(const std::string& unit, const std::vector<at::Tensor>& leaves)>;
+
 // A module whose parameters are sharded. Obtained from fully_shard; a handle of an inner module stays valid after an
 // outer one was annotated and then speaks for the whole tree. The handle need not be kept: parameters hold what they
 // need.
@@ -85,6 +122,46 @@ class ShardedModule {
   // Runs `body` while all units are gathered and may be written; what was written goes back to the shards afterwards
   // (only the elements that changed), unless `writeback` is false. All ranks must write the same values.
   void with_full_params(const std::function<void()>& body, bool writeback = true);
+
+  // -- Gradient accumulation --
+
+  // Backward passes until the returned scope ends do not communicate (BackwardOptions::requires_gradient_sync).
+  //   { auto no_sync = sharded->no_sync(); loss.backward(); }
+  class NoSync {
+   public:
+    explicit NoSync(ShardedModule& sharded);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<Engine> engine_;
+    bool before_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+  // The same switches until they are set again, under the names of FSDP2.
+  void set_requires_gradient_sync(bool on);
+  void set_requires_all_reduce(bool on);
+  void set_is_last_backward(bool on);
+  BackwardOptions backward_options() const;
+  // loss.backward() with options for this call alone.
+  void backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph = false);
+  // Waits for reductions that a backward with is_last_backward = false left in flight.
+  void wait_for_gradients();
+
+  // -- Reductions --
+
+  // Gradients are divided by this instead of by the number of ranks that contribute (their mean). Unset: the number.
+  void set_gradient_divide_factor(std::optional<double> factor);
+  // Called on each reduced gradient, in the order of reduction. An empty function: none.
+  void set_gradient_hook(GradientHook hook);
+  // Does the communication of reductions itself: compression, say. Runs at the point where the engine would issue its
+  // own, and blocks backward. Excludes requires_all_reduce = false. An empty function: none.
+  void set_communication_hook(CommunicationHook hook);
+  // Called inside backward as soon as a FlatParameter's gradients are reduced: step an optimizer over these leaves
+  // there and clear their gradients, so that gradients of several units never wait side by side. A parameter that gets
+  // another gradient after that in the same backward is an error.
+  void set_unit_reduced_hook(UnitReducedHook hook);
 
   // Keeps the units of these parameters gathered during `body`, so that their raw memory may be read by code that
   // bypasses the dispatcher (data_ptr, numpy, dlpack). Empty list: all units.

@@ -6,8 +6,11 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "fsdp/communicator.h"
+#include "fsdp/mesh.h"
 #include "fsdp/wrap_policy.h"
 
 namespace fsdp {
@@ -21,14 +24,48 @@ enum class ShardingStrategy : uint8_t {
   kShardGradOp,
   // Every rank holds everything; flat gradients are all-reduced (plain data parallelism, DDP).
   kNoShard,
+  // kFullShard inside each shard group of a 2-D mesh; what is reduce-scattered there is all-reduced over the replicate
+  // group, while backward goes on with the next unit.
+  kHybridShard,
+  // The same with kShardGradOp (_HYBRID_SHARD_ZERO2).
+  kHybridShardZero2,
 };
 const char* to_string(ShardingStrategy strategy);
+// Whether units of this strategy live on a 2-D mesh.
+constexpr bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kHybridShard || strategy == ShardingStrategy::kHybridShardZero2;
+}
+// Whether they are released after forward, unless Options::reshard_after_forward says otherwise.
+constexpr bool reshards_after_forward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
+}
+
+// Whether a unit is released after forward: no, yes, or to a smaller group, of N ranks (FSDP2's integer): ranks
+// [k N, (k + 1) N) of the shard group then hold one copy of the gathered parameters together, in the compute dtype, so
+// that backward gathers among N ranks only.
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward(bool on) : group_size_(on ? 1 : 0) {}  // NOLINT: true, false and N are meant to convert
+  ReshardAfterForward(int group_size) : group_size_(group_size), is_group_(true) {}
+
+  bool on() const { return group_size_ != 0; }
+  // N; unset when released to the whole shard group, or not at all.
+  std::optional<int> group_size() const { return is_group_ ? std::optional<int>(group_size_) : std::nullopt; }
+  bool operator==(const ReshardAfterForward&) const = default;
+
+ private:
+  int group_size_;
+  bool is_group_ = false;
+};
 
 struct Options {
   // -- Options that must be the same for every unit of one tree; a difference is an error that names both units. --
 
-  // The shard group. Required.
+  // All ranks. Required, unless `mesh` is given.
   std::shared_ptr<Communicator> communicator;
+  // For hybrid strategies: a shard group and a replicate group (mesh.h). Its `world` may be missing when all units are
+  // hybrid. Unset: hybrid units take make_mesh_of_hosts(communicator), made once for each communicator.
+  std::optional<ProcessMesh> mesh;
   // Whether the optimizer sees one leaf for each original parameter (a 1-D view of the part that this rank holds,
   // possibly empty, under the original FQN) or one leaf for each FlatParameter.
   bool use_orig_params = true;
@@ -39,14 +76,31 @@ struct Options {
 
   ShardingStrategy sharding_strategy = ShardingStrategy::kFullShard;
   // Whether a unit is released after forward and gathered again for backward. Unset: as the strategy says, and false
-  // for the root unit. Set to false it turns kFullShard into kShardGradOp for these units; true for a kShardGradOp or
-  // kNoShard unit is an error.
-  std::optional<bool> reshard_after_forward;
-  // dtype in which parameters are gathered and used. Unset: the dtype of the parameters.
+  // for the root unit. false turns kFullShard into kShardGradOp (kHybridShard into kHybridShardZero2) for these units;
+  // true or N for a unit of another strategy is an error. N must divide the size of the shard group and be neither 1
+  // nor the whole of it.
+  std::optional<ReshardAfterForward> reshard_after_forward;
+
+  // -- Mixed precision; may differ from unit to unit. Shards, and by default their gradients, keep the dtype of the
+  // original parameters; integer and boolean tensors are never cast. --
+
+  // dtype in which parameters are gathered and used. Unset: the dtype of the parameters. The cast from the shard is
+  // fused with the copy into the unsharded buffer.
   std::optional<c10::ScalarType> param_dtype;
-  // dtype in which gradients are captured and reduced. Unset: param_dtype. Shards and their gradients keep the dtype
-  // of the original parameters.
+  // dtype in which gradients are captured and reduced. Unset: param_dtype.
   std::optional<c10::ScalarType> reduce_dtype;
+  // dtype to which floating-point buffers of the modules are cast by fully_shard. Unset: they stay.
+  std::optional<c10::ScalarType> buffer_dtype;
+  // Whether the gradients that the optimizer sees stay in reduce_dtype instead of the dtype of the shards: for
+  // optimizers that take them so (FusedAdamW does).
+  bool keep_low_precision_grads = false;
+  // Whether operators that cannot mix dtypes (matrix products, convolutions, …) get their other floating-point
+  // arguments cast to the dtype in which the unit is used, where PyTorch casts a module's inputs. Normalisations are
+  // computed in the wider dtype of weight and input, and return the input's.
+  bool cast_forward_inputs = true;
+  // Classes of modules (module_class_name) whose parameters and buffers are used and reduced in full precision:
+  // normalisations, say. They are kept in FlatParameters of their own.
+  std::vector<std::string> full_precision_classes;
 
   // -- Options of one call. --
 

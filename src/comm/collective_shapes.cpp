@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 namespace fsdp {
 namespace {
@@ -67,6 +68,16 @@ void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const 
   check_reducible(output, tensor, "all-reduce", id);
   TORCH_CHECK(output.numel() == tensor.numel(), describe("all-reduce", id), ": the output has ", output.numel(),
               " elements and the input ", tensor.numel());
+}
+
+int check_subgroup(const std::vector<int>& members, int rank, int size, const CollectiveId& id) {
+  bool ascending = std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
+  bool inside = !members.empty() && members.front() >= 0 && members.back() < size;
+  const auto place = std::find(members.begin(), members.end(), rank);
+  TORCH_CHECK(ascending && inside && place != members.end(), describe("subgroup", id), ": rank ", rank, " of ", size,
+              " cannot be in a group of the ranks [", c10::Join(", ", members),
+              "]: they must be ascending ranks of this group, this one among them");
+  return static_cast<int>(place - members.begin());
 }
 
 void copy_into_slice(at::Tensor& whole, int rank, const at::Tensor& part) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "fsdp/communicator.h"
 
@@ -21,6 +22,9 @@ std::string describe(const std::string& kind, const CollectiveId& id);
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id);
+
+// Throws unless `members` are ascending ranks below `size` with `rank` among them; returns its position.
+int check_subgroup(const std::vector<int>& members, int rank, int size, const CollectiveId& id);
 
 // Copies `part` into the slice of `whole` that belongs to `rank`; nothing if it lies there already.
 void copy_into_slice(at::Tensor& whole, int rank, const at::Tensor& part);

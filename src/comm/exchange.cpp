@@ -94,7 +94,7 @@ void Exchange::send(int peer, const at::Tensor& payload, int step) {
   } catch (const PeerLost& error) {
     fail_lost(error);
   }
-  context_->payload_bytes_sent += payload.nbytes();
+  context_->payload_bytes_sent[static_cast<size_t>(peer)] += payload.nbytes();
 }
 
 void Exchange::receive(int peer, const at::Tensor& payload, int step) {

@@ -19,7 +19,7 @@ struct ExchangeContext {
   std::shared_ptr<GlooTransport> transport;
   BufferPool buffers;
   uint64_t next_sequence = 0;
-  uint64_t payload_bytes_sent = 0;
+  std::vector<uint64_t> payload_bytes_sent;  // by rank
 };
 
 // Posting never blocks. Every failure is an error that names this rank, the other rank and the collective; it

@@ -19,7 +19,8 @@ class DoneWork final : public Work {
 
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(int rank, int size, std::string backend) : rank_(rank), size_(size), backend_(std::move(backend)) {}
+  LocalCommunicator(int rank, int size, std::string backend)
+      : rank_(rank), size_(size), backend_(std::move(backend)), bytes_sent_(static_cast<size_t>(size)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -45,9 +46,10 @@ class LocalCommunicator final : public Communicator {
                                    const CollectiveId& id, std::vector<uint64_t>*) override {
     check_all_reduce(output, tensor, id);
     sum_in_order(output, {tensor}, options.scale);
-    const auto own = part_of(tensor.numel(), rank_, size_).numel;
-    bytes_sent_ += (tensor.numel() - own) * tensor.element_size();
-    count_for_each_peer(own * output.element_size());
+    for (int peer = 0; peer < size_; ++peer) {
+      const int64_t elements = part_of(tensor.numel(), peer, size_).numel + part_of(tensor.numel(), rank_, size_).numel;
+      count(peer, elements * tensor.element_size());
+    }
     return make_done_work();
   }
 
@@ -56,15 +58,23 @@ class LocalCommunicator final : public Communicator {
     return std::vector<std::string>(static_cast<size_t>(size_), bytes);
   }
 
-  uint64_t bytes_sent() const override { return bytes_sent_; }
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
+    return make_local_communicator(check_subgroup(members, rank_, size_, id), static_cast<int>(members.size()),
+                                   backend_);
+  }
+
+  std::vector<uint64_t> bytes_sent_to() const override { return bytes_sent_; }
 
  private:
-  void count_for_each_peer(uint64_t bytes) { bytes_sent_ += bytes * static_cast<uint64_t>(size_ - 1); }
+  void count(int peer, uint64_t bytes) { bytes_sent_[static_cast<size_t>(peer)] += peer == rank_ ? 0 : bytes; }
+  void count_for_each_peer(uint64_t bytes) {
+    for (int peer = 0; peer < size_; ++peer) count(peer, bytes);
+  }
 
   int rank_;
   int size_;
   std::string backend_;
-  uint64_t bytes_sent_ = 0;
+  std::vector<uint64_t> bytes_sent_;
 };
 
 }  // namespace

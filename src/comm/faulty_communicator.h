@@ -42,7 +42,11 @@ class FaultyCommunicator final : public Communicator {
   // For this one, which blocks, waiting begins when it is issued; left out, it returns this rank's bytes for
   // each rank.
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+  // A subgroup is the inner communicator's.
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
+    return inner_->subgroup(members, id);
+  }
+  std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
 
  private:
   class FaultyWork;

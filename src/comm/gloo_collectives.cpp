@@ -88,17 +88,19 @@ void ReduceScatter::finish() {
   exchange_.finish();
 }
 
+// Results travel in the dtype of `tensor`: straight into `output` where that has the same dtype, else back into
+// `tensor` and from there in one cast. Either may be overwritten early: the sum of a part comes back only after this
+// rank's contribution to it has left.
 AllReduce::AllReduce(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& tensor,
                      const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags)
     : Collective(std::move(context),
                  identify(CollectiveKind::kAllReduce, id, tensor, output.scalar_type(), options.scale, flags), flags),
       output_(std::move(output)),
+      sums_(output_.scalar_type() == tensor.scalar_type() ? output_ : tensor),
       scale_(options.scale) {
   parts_ = make_parts(exchange_, own_slice(tensor, exchange_.rank()));
   for_each_peer([&](int peer) { exchange_.receive(peer, parts_[static_cast<size_t>(peer)], kReduceStep); });
-  // The sum of a part comes back only after this rank's contribution to it has left: so `output` may be
-  // `tensor`.
-  for_each_peer([&](int peer) { exchange_.receive(peer, own_slice(output_, peer), kGatherStep); });
+  for_each_peer([&](int peer) { exchange_.receive(peer, own_slice(sums_, peer), kGatherStep); });
   for_each_peer([&](int peer) { exchange_.send(peer, own_slice(tensor, peer), kReduceStep); });
 }
 
@@ -111,7 +113,7 @@ void AllReduce::advance() {
   if (std::exchange(reduced_, true)) return;
   exchange_.agree();
   exchange_.wait_received(kReduceStep);
-  const at::Tensor sum = own_slice(output_, exchange_.rank());
+  const at::Tensor sum = own_slice(sums_, exchange_.rank());
   sum_in_order(sum, parts_, scale_);
   for_each_peer([&](int peer) { exchange_.send(peer, sum, kGatherStep); });
 }
@@ -119,6 +121,7 @@ void AllReduce::advance() {
 void AllReduce::finish() {
   advance();
   exchange_.wait_received(kGatherStep);
+  if (!sums_.is_same(output_)) output_.copy_(sums_);
   exchange_.finish();
 }
 

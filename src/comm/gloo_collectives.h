@@ -70,6 +70,7 @@ class AllReduce final : public Collective {
   at::Tensor own_slice(const at::Tensor& tensor, int rank) const;
 
   at::Tensor output_;
+  at::Tensor sums_;  // where results arrive: output_, or the input where dtypes differ
   std::vector<at::Tensor> parts_;
   double scale_;
   bool reduced_ = false;

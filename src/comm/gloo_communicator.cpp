@@ -1,9 +1,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <deque>
 #include <memory>
+#include <random>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,9 +66,13 @@ class GlooWork final : public Work {
 
 class GlooCommunicator final : public Communicator {
  public:
-  explicit GlooCommunicator(std::shared_ptr<GlooTransport> transport)
-      : context_(std::make_shared<ExchangeContext>()), advancing_(std::make_shared<Advancing>()) {
-    context_->transport = std::move(transport);
+  GlooCommunicator(std::shared_ptr<MeetingPoint> point, int rank, int size, const GlooOptions& options)
+      : point_(std::move(point)),
+        options_(options),
+        context_(std::make_shared<ExchangeContext>()),
+        advancing_(std::make_shared<Advancing>()) {
+    context_->transport = std::make_shared<GlooTransport>(*point_, rank, size, options);
+    context_->payload_bytes_sent.resize(static_cast<size_t>(size));
   }
 
   int rank() const override { return context_->transport->rank(); }
@@ -103,7 +110,9 @@ class GlooCommunicator final : public Communicator {
     return collective.take_result();
   }
 
-  uint64_t bytes_sent() const override { return context_->payload_bytes_sent; }
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override;
+
+  std::vector<uint64_t> bytes_sent_to() const override { return context_->payload_bytes_sent; }
 
  private:
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
@@ -117,9 +126,48 @@ class GlooCommunicator final : public Communicator {
     return std::make_unique<GlooWork>(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
   }
 
+  std::shared_ptr<MeetingPoint> point_;  // for subgroups
+  GlooOptions options_;
   std::shared_ptr<ExchangeContext> context_;
   std::shared_ptr<Advancing> advancing_;
 };
+
+std::string random_word() {
+  std::random_device device;
+  return c10::str(device(), "-", device());
+}
+
+std::vector<int> parse_members(const std::string& text) {
+  std::vector<int> members;
+  std::istringstream in(text);
+  for (std::string member; std::getline(in, member, ',');) members.push_back(std::stoi(member));
+  return members;
+}
+
+// `lists`: what each rank gave. The same error on all ranks, or none.
+void check_partition(const std::vector<std::string>& lists, const CollectiveId& id) {
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    const std::vector<int> members = parse_members(lists[rank]);
+    check_subgroup(members, static_cast<int>(rank), static_cast<int>(lists.size()), id);
+    for (int member : members) {
+      const std::string& other = lists[static_cast<size_t>(member)];
+      TORCH_CHECK(other == lists[rank], describe("subgroup", id), ": rank ", rank, " names the ranks [", lists[rank],
+                  "], but rank ", member, " names [", other, "]");
+    }
+  }
+}
+
+std::shared_ptr<Communicator> GlooCommunicator::subgroup(const std::vector<int>& members, const CollectiveId& id) {
+  const std::vector<std::string> lists = all_gather_bytes(c10::Join(",", members), id);
+  check_partition(lists, id);
+  // Rank 0's word makes the place where members meet unique.
+  const std::string word = all_gather_bytes(rank() == 0 ? random_word() : std::string(), id).front();
+  const auto point = inner_meeting_point(*point_, c10::str("subgroup/", word, "/", lists[static_cast<size_t>(rank())]));
+  const int position = check_subgroup(members, rank(), size(), id);
+  auto group = make_gloo_communicator(point, position, static_cast<int>(members.size()), options_);
+  barrier(id);  // a rank that is done with its group at once does not disturb those that still connect
+  return group;
+}
 
 }  // namespace
 
@@ -127,7 +175,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<Meeti
                                                      const GlooOptions& options) {
   TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");
   if (size == 1) return make_local_communicator(0, 1, "gloo");
-  return std::make_shared<GlooCommunicator>(std::make_shared<GlooTransport>(*point, rank, size, options));
+  return std::make_shared<GlooCommunicator>(point, rank, size, options);
 }
 
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment, const GlooOptions& options) {

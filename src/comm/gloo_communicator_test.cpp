@@ -76,10 +76,10 @@ TEST_P(GlooSizes, AllReduceSumsInPlaceAndOutOfPlace) {
   with_ranks(size(), [&](Communicator& comm) {
     auto tensor = contribution(comm.rank(), numel(), dtype());
     auto output = torch::full({numel()}, 99, torch::kFloat);
-    comm.all_reduce(output, tensor, {0.25}, id("out"))->wait();
+    comm.all_reduce(output, tensor.clone(), {0.25}, id("out"))->wait();
     comm.all_reduce(tensor, tensor, {0.25}, id("in"))->wait();
     auto expected = sum_of_contributions(size(), numel(), 0.25);
-    EXPECT_TRUE(torch::equal(output, expected.to(torch::kFloat)));
+    EXPECT_TRUE(torch::equal(output, expected.to(dtype()).to(torch::kFloat)));  // sums travel in the input's dtype
     EXPECT_TRUE(torch::equal(tensor, expected.to(dtype())));
   });
 }

@@ -119,13 +119,17 @@ std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {
 std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& environment,
                                                      std::chrono::milliseconds timeout) {
   const auto name = c10::str(environment.master_address, ":", environment.master_port);
-  auto local_address = local_address_towards(environment.master_address);
   auto store = open_tcp_store(environment, name, timeout);
   // One agent's store serves all jobs and restarts that it runs.
   const auto prefix = c10::str("fsdp/", env_string("TORCHELASTIC_RUN_ID").value_or("none"), "/",
                                env_string("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)), name,
                                         local_address_towards(environment.master_address));
+}
+
+std::shared_ptr<MeetingPoint> inner_meeting_point(const MeetingPoint& point, const std::string& name) {
+  return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(name, point.store()), point.name(),
+                                        point.local_address());
 }
 
 }  // namespace fsdp

@@ -22,6 +22,9 @@ std::shared_ptr<MeetingPoint> make_in_memory_meeting_point();
 std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& environment,
                                                      std::chrono::milliseconds timeout);
 
+// A place of its own inside `point`, for those who know its name.
+std::shared_ptr<MeetingPoint> inner_meeting_point(const MeetingPoint& point, const std::string& name);
+
 // Connects rank `rank` of `size` to the others that come to `point`. A point can be used again: the k-th
 // communicator that each rank makes at a point belong together. Throws, naming ranks and values, when two
 // processes claim one rank, when the ranks disagree about the size of the group, and when some have not come

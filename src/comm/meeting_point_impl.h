@@ -25,6 +25,7 @@ class MeetingPoint {
   // Where this is, for errors: "127.0.0.1:29500", "memory".
   const std::string& name() const { return name_; }
   const std::string& local_address() const { return local_address_; }
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
  private:
   void claim_rank(int rank, int size);

@@ -39,7 +39,11 @@ class RecordingCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+  // A subgroup is the inner communicator's.
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
+    return inner_->subgroup(members, id);
+  }
+  std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
 
   // Waits are logged when they have succeeded; a gather of bytes is logged as an issue and a wait. Not
   // thread-safe.

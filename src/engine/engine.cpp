@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "engine/plan.h"
 #include "flat/shardable.h"
@@ -14,9 +15,8 @@ namespace fsdp {
 Engine::Engine(const EngineOptions& options)
     : options_(options),
       parameter_pool_(options.device),
-      gradient_pool_(options.device),
-      backward_(
-          {[this] { notice_cleared_gradients(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}) {}
+      reducer_(options.device),
+      backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}) {}
 
 Engine::~Engine() {
   // Parameters may outlive the engine: from now on a touch says so.
@@ -87,6 +87,7 @@ void Engine::absorb(Engine& inner) {
     units_.push_back(std::move(unit));
   }
   inner.units_.clear();
+  park_groups_.merge(inner.park_groups_);
   inner.absorbed_into_ = shared_from_this();
   prepared_ = false;
 }
@@ -120,7 +121,26 @@ void Engine::prepare() {
   std::lock_guard lock(prepare_mutex_);
   if (!prepared_) {
     compare_plans(*this);
+    make_park_groups();
     prepared_ = true;
+  }
+}
+
+void Engine::make_park_groups() {
+  for (auto& unit : units_) {
+    std::optional<int> size =
+        unit->options().reshard_after_forward ? unit->options().reshard_after_forward->group_size() : std::nullopt;
+    if (!size || unit->park_group) {
+      continue;
+    }
+    const std::shared_ptr<Communicator>& group = unit->groups().shard;
+    std::shared_ptr<Communicator>& smaller = park_groups_[{group.get(), *size}];
+    if (!smaller) {
+      std::vector<int> members(*size);
+      std::iota(members.begin(), members.end(), group->rank() / *size * *size);
+      smaller = group->subgroup(members, {"reshard_after_forward", static_cast<uint64_t>(*size), Pass::kSetup});
+    }
+    unit->park_group = smaller;
   }
 }
 
@@ -200,6 +220,7 @@ void Engine::notice_shard_writes(Unit& unit) {
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
               "would use other values than its forward. Run backward before the step, or forward again");
   unit.invalidate_saved_values();
+  unit.unpark(parameter_pool_);
   if (unit.gathered() && unit.unsharded_nbytes() > 0) {
     TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
     release(unit);
@@ -211,7 +232,7 @@ void Engine::ensure_gathered(Unit& unit) {
   notice_shard_writes(unit);
   if (!unit.gathered()) {
     bool in_backward = seams::current_backward() != -1;
-    unit.gather(communicator(), parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
+    unit.gather(parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
     if (!unit.stamp) {
       unit.stamp = unit.shard_version();
     }
@@ -222,6 +243,9 @@ void Engine::ensure_gathered(Unit& unit) {
 }
 
 void Engine::release(Unit& unit) {
+  if (seams::current_backward() == -1 && write_scopes_ == 0) {
+    unit.park(parameter_pool_);
+  }
   unit.release(parameter_pool_);
   std::lock_guard lock(mutex_);
   std::erase(gathered_, &unit);
@@ -252,7 +276,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   if (!plain.defined()) {
     return;
   }
-  place.gradient->capture(place.parameter, plain, gradient_pool_);
+  place.gradient->capture(place.parameter, plain, reducer_.pool());
   unit.install_sentinel(place.flat, place.parameter);
   if (place.gradient->complete()) {
     release_after_backward(unit);
@@ -268,17 +292,45 @@ void Engine::reduce_before(Unit& unit) {
     return;
   }
   for (auto& other : units_) {
-    if (other.get() != &unit && other->captures() && !other->is_related_to(unit)) {
+    if (other.get() != &unit && other->captures() && syncs(*other) && !other->is_related_to(unit)) {
       std::lock_guard lock(other->mutex);
       reduce_captured(*other);
     }
   }
 }
 
+// Whether the current backward reduces the unit's gradients.
+bool Engine::syncs(const Unit& unit) const {
+  const BackwardOptions& options = reducer_.current();
+  return options.requires_gradient_sync && (options.requires_all_reduce || unit.groups().shard);
+}
+
 void Engine::reduce_captured(Unit& unit) {
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
     if (FlatGradient* gradient = unit.gradient(i); gradient && gradient->capturing()) {
-      issue_reduction(unit, *gradient);
+      reducer_.issue(unit, *gradient);
+    }
+  }
+}
+
+// What a unit has captured by the end of a backward is reduced, together with what earlier ones have left, or kept.
+void Engine::end_round(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    FlatGradient* gradient = unit.gradient(i);
+    if (!gradient) {
+      continue;
+    }
+    if (!syncs(unit)) {
+      if (gradient->capturing()) {
+        gradient->suspend();
+      }
+      continue;
+    }
+    if (gradient->accumulating() && reducer_.current().requires_all_reduce) {
+      gradient->resume(reducer_.pool());
+    }
+    if (gradient->capturing()) {
+      reducer_.issue(unit, *gradient);
     }
   }
 }
@@ -291,7 +343,7 @@ void Engine::release_after_backward(Unit& unit) {
       return;
     }
   }
-  if (!unit.gathered() || unit.unsharded_nbytes() == 0) {
+  if (!unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
     return;
   }
   if (unit.pins == 0) {
@@ -301,55 +353,57 @@ void Engine::release_after_backward(Unit& unit) {
   }
 }
 
-// [Note: reductions in flight]
-// A reduction goes on while backward computes the next unit's gradients, and is finished when that unit's is issued:
-// two gradient buffers at a time. An all-reduce has two steps (sums to their owners, and back); its second one is
-// started when the next is issued and gets one unit's time as well: three at a time.
-void Engine::issue_reduction(Unit& unit, FlatGradient& gradient) {
-  std::lock_guard lock(reduction_mutex_);
-  bool two_steps = unit.options().strategy == ShardingStrategy::kNoShard;
-  finish_reductions(/*leave_in_flight=*/two_steps ? 1 : 0);
-  if (!reductions_.empty()) {
-    reductions_.back().reduction->work->advance();
-  }
-  ++(unit.options().strategy == ShardingStrategy::kNoShard ? stats_.all_reduces : stats_.reduce_scatters);
-  reductions_.push_back({&gradient, gradient.issue(communicator(), gradient_pool_, unit.next_id(Pass::kReduce))});
+// Between backward passes that do not communicate, units that are not resharded after forward need not be gathered
+// anew.
+bool Engine::stays_gathered_after_backward(const Unit& unit) const {
+  return !reducer_.current().requires_gradient_sync && !reshards_after_forward(unit.options().strategy);
 }
 
-void Engine::finish_reductions(size_t leave_in_flight) {
-  std::lock_guard lock(reduction_mutex_);
-  while (reductions_.size() > leave_in_flight) {
-    InFlight oldest = std::move(reductions_.front());
-    reductions_.pop_front();
-    oldest.gradient->finish(*oldest.reduction, gradient_pool_);
-  }
+void Engine::begin_backward() {
+  reducer_.begin_backward();
+  notice_cleared_gradients();
 }
 
 void Engine::finish_backward() {
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
-    reduce_captured(*unit);
+    end_round(*unit);
   }
-  finish_reductions(0);
-  reshard();
+  if (reducer_.current().is_last_backward) {
+    reducer_.finish_all();
+  }
+  for (auto& unit : units_) {
+    if (!stays_gathered_after_backward(*unit)) {
+      release_if_idle(*unit);
+    }
+    std::lock_guard lock(unit->mutex);
+    unit->unpark(parameter_pool_);
+  }
+  last_entered_ = nullptr;
 }
 
 // What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
 // gradients since.
 void Engine::discard_captures() {
-  {
-    std::lock_guard lock(reduction_mutex_);
-    while (!reductions_.empty()) {
-      InFlight oldest = std::move(reductions_.front());
-      reductions_.pop_front();
-      oldest.gradient->drop(*oldest.reduction, gradient_pool_);
-    }
-  }
+  reducer_.drop_current();
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       if (FlatGradient* gradient = unit->gradient(i)) {
-        gradient->discard(gradient_pool_);
+        gradient->discard(reducer_.pool());
+      }
+    }
+  }
+}
+
+void Engine::forget_accumulated() {
+  backward_.observe(shared_from_this());
+  reducer_.finish_all();
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      if (FlatGradient* gradient = unit->gradient(i)) {
+        gradient->forget(reducer_.pool());
       }
     }
   }

@@ -5,14 +5,16 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/backward_tracker.h"
 #include "engine/buffer_pool.h"
+#include "engine/gradient_reducer.h"
 #include "engine/unit.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
@@ -21,7 +23,7 @@ namespace fsdp {
 
 // Options that all units of a tree share.
 struct EngineOptions {
-  std::shared_ptr<Communicator> communicator;
+  ProcessMesh mesh;
   bool use_orig_params = true;
   c10::Device device = c10::kCPU;
   // Tells several models over one communicator apart.
@@ -35,7 +37,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // -- building --
   const EngineOptions& options() const { return options_; }
-  Communicator& communicator() const { return *options_.communicator; }
+  const ProcessMesh& mesh() const { return options_.mesh; }
   Unit& add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
                  std::vector<std::vector<ShardedParameter>> groups);
   // Takes over the units of an engine that was made for modules below this one's; rename them afterwards.
@@ -67,6 +69,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void with_full_params(const std::function<void()>& body, bool writeback);
   void for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit);
   void notice_cleared_gradients();
+  // Drops gradients that were accumulated and not reduced yet.
+  void forget_accumulated();
+  GradientReducer& reducer() { return reducer_; }
   EngineStats stats() const;
   void count_all_gather() { ++stats_.all_gathers; }
 
@@ -75,12 +80,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_strict_release(bool on);
 
  private:
-  struct InFlight {
-    FlatGradient* gradient;
-    std::unique_ptr<Reduction> reduction;
-  };
-
   void prepare();
+  void make_park_groups();
   void make_room_for(Unit& unit);
   void notice_shard_writes(Unit& unit);  // under unit.mutex
   void ensure_gathered(Unit& unit);      // under unit.mutex
@@ -89,8 +90,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release_after_backward(Unit& unit);
   void reduce_before(Unit& unit);
   void reduce_captured(Unit& unit);  // under unit.mutex
-  void issue_reduction(Unit& unit, FlatGradient& gradient);
-  void finish_reductions(size_t leave_in_flight);
+  bool syncs(const Unit& unit) const;
+  void end_round(Unit& unit);  // under unit.mutex
+  bool stays_gathered_after_backward(const Unit& unit) const;
+  void begin_backward();
   void finish_backward();
   void discard_captures();
   void write_back(Unit& unit);
@@ -102,16 +105,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::mutex prepare_mutex_;
 
   BufferPool parameter_pool_;
-  BufferPool gradient_pool_;
+  GradientReducer reducer_;
   BackwardTracker backward_;
 
   mutable std::mutex mutex_;     // guards gathered_ and the peaks
   std::vector<Unit*> gathered_;  // least recently entered first
   std::atomic<Unit*> last_entered_{nullptr};
 
-  std::recursive_mutex reduction_mutex_;
-  std::deque<InFlight> reductions_;
-
+  // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
+  std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_;
   std::atomic<int> write_scopes_{0};
   std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself
   bool strict_ = false;

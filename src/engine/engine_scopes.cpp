@@ -34,12 +34,12 @@ at::Tensor bits_of(const at::Tensor& tensor) {
   }
 }
 
-at::Tensor gather_in_shard_dtype(const FlatParameter& flat, Communicator& communicator, const CollectiveId& id) {
+at::Tensor gather_in_shard_dtype(const FlatParameter& flat, Unit& unit) {
   if (flat.position().factor == 1) {
     return flat.shard().detach();
   }
   at::Tensor full = at::empty({flat.layout().padded_numel()}, flat.shard().options());
-  communicator.all_gather(full, flat.shard().detach(), id)->wait();
+  unit.groups().shard->all_gather(full, flat.shard().detach(), unit.next_id(Pass::kUser))->wait();
   return full;
 }
 
@@ -68,12 +68,15 @@ void Engine::unshard() {
 void Engine::reshard() {
   for (auto& unit : units_) {
     release_if_idle(*unit);
+    std::lock_guard lock(unit->mutex);
+    unit->unpark(parameter_pool_);
   }
   last_entered_ = nullptr;
 }
 
 void Engine::reset() {
   discard_captures();
+  forget_accumulated();
   reshard();
 }
 
@@ -146,6 +149,7 @@ void Engine::write_back(Unit& unit) {
     seams::bump_version(flat->shard());
   }
   unit.invalidate_saved_values();
+  unit.unpark(parameter_pool_);
   unit.stamp = unit.shard_version();
 }
 
@@ -157,7 +161,7 @@ void Engine::for_each_full_parameter(const std::function<void(const std::string&
       at::Tensor full;
       {
         seams::CleanDispatchGuard clean;
-        full = gather_in_shard_dtype(*flat, communicator(), unit->next_id(Pass::kUser));
+        full = gather_in_shard_dtype(*flat, *unit);
       }
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         visit(flat->parameters()[i].fqn, flat->view_in(full, static_cast<int64_t>(i)));
@@ -170,8 +174,10 @@ EngineStats Engine::stats() const {
   EngineStats stats = stats_;
   stats.gathered_bytes = parameter_pool_.in_use_bytes();
   stats.peak_gathered_bytes = parameter_pool_.peak_bytes();
-  stats.gradient_buffer_bytes = gradient_pool_.in_use_bytes();
-  stats.peak_gradient_buffer_bytes = gradient_pool_.peak_bytes();
+  stats.reduce_scatters = reducer_.reduce_scatters();
+  stats.all_reduces = reducer_.all_reduces();
+  stats.gradient_buffer_bytes = reducer_.pool().in_use_bytes();
+  stats.peak_gradient_buffer_bytes = reducer_.pool().peak_bytes();
   std::lock_guard lock(mutex_);
   stats.gathered_units = static_cast<int64_t>(gathered_.size());
   return stats;

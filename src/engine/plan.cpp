@@ -1,8 +1,12 @@
 #include "engine/plan.h"
 
+#include <c10/util/StringUtil.h>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "engine/engine.h"
@@ -10,13 +14,18 @@
 namespace fsdp {
 namespace {
 
-std::string flag_text(const std::optional<bool>& flag) { return flag ? (*flag ? "true" : "false") : "unset"; }
+std::string reshard_text(const std::optional<ReshardAfterForward>& reshard) {
+  return !reshard                ? "unset"
+         : reshard->group_size() ? c10::str(*reshard->group_size())
+         : reshard->on()         ? "true"
+                                 : "false";
+}
 
 void describe_flat(std::ostream& out, const FlatParameter& flat) {
   const FlatDtypes& dtypes = flat.dtypes();
   out << "  flat parameter: dtype " << dtypes.shard << ", compute " << dtypes.compute << ", reduce " << dtypes.reduce
-      << ", requires_grad " << (flat.requires_grad() ? "true" : "false") << ", sharding factor "
-      << flat.position().factor << "\n";
+      << ", gradient " << dtypes.gradient << ", requires_grad " << (flat.requires_grad() ? "true" : "false")
+      << ", sharding factor " << flat.position().factor << "\n";
   for (const ShardedParameter& parameter : flat.parameters()) {
     out << "    parameter '" << parameter.fqn << "' of shape " << at::IntArrayRef(parameter.sizes) << ", strides "
         << at::IntArrayRef(parameter.strides) << "\n";
@@ -49,13 +58,15 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 std::string plan_text(const Engine& engine) {
   std::ostringstream out;
-  out << "world size " << engine.communicator().size() << "\n"
+  const ProcessMesh& mesh = engine.mesh();
+  out << "world size " << mesh.size() << (mesh.is_2d() ? c10::str(", shard groups of ", mesh.shard->size()) : "")
+      << "\n"
       << "use_orig_params " << (engine.options().use_orig_params ? "true" : "false") << "\n"
       << "device type " << engine.options().device.type() << "\n";
   for (const auto& unit : engine.units()) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "
-        << flag_text(options.reshard_after_forward) << "\n";
+        << reshard_text(options.reshard_after_forward) << "\n";
     for (const auto& flat : unit->flat_parameters()) {
       describe_flat(out, *flat);
     }
@@ -63,29 +74,40 @@ std::string plan_text(const Engine& engine) {
   return out.str();
 }
 
-void compare_plans(Engine& engine) {
-  Communicator& communicator = engine.communicator();
-  if (communicator.size() == 1) {
+namespace {
+
+// `rank_of`: ranks of the group as the user counts them.
+void compare_over(Communicator& group, const std::string& text, int own_rank, const std::function<int(int)>& rank_of) {
+  if (group.size() == 1) {
     return;
   }
-  std::string text = plan_text(engine);
-  std::vector<std::string> hashes = communicator.all_gather_bytes(hash_of(text), {"plan hash", 0, Pass::kSetup});
-  bool equal = true;
-  for (const std::string& hash : hashes) {
-    equal &= hash == hashes.front();
-  }
-  if (equal) {
+  std::vector<std::string> hashes = group.all_gather_bytes(hash_of(text), {"plan hash", 0, Pass::kSetup});
+  if (std::equal(hashes.begin() + 1, hashes.end(), hashes.begin())) {
     return;
   }
-  std::vector<std::string> texts = communicator.all_gather_bytes(text, {"plan", 0, Pass::kSetup});
+  std::vector<std::string> texts = group.all_gather_bytes(text, {"plan", 0, Pass::kSetup});
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] != texts[0]) {
       auto [first, other] = first_difference(texts[0], texts[rank]);
-      TORCH_CHECK(false, "fsdp: rank ", communicator.rank(),
-                  ": the ranks do not shard the same model in the same way. First difference: rank 0 has [", first,
-                  "], rank ", rank, " has [", other, "]");
+      TORCH_CHECK(false, "fsdp: rank ", own_rank,
+                  ": the ranks do not shard the same model in the same way. First difference: rank ", rank_of(0),
+                  " has [", first, "], rank ", rank_of(static_cast<int>(rank)), " has [", other, "]");
     }
   }
+}
+
+}  // namespace
+
+void compare_plans(Engine& engine) {
+  const ProcessMesh& mesh = engine.mesh();
+  std::string text = plan_text(engine);
+  if (mesh.world) {
+    compare_over(*mesh.world, text, mesh.rank(), [](int rank) { return rank; });
+    return;
+  }
+  int factor = mesh.shard->size();
+  compare_over(*mesh.shard, text, mesh.rank(), [&](int rank) { return mesh.replicate->rank() * factor + rank; });
+  compare_over(*mesh.replicate, text, mesh.rank(), [&](int rank) { return rank * factor + mesh.shard->rank(); });
 }
 
 }  // namespace fsdp

@@ -6,73 +6,101 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
+#include "engine/parameter_mask.h"
+#include "engine/shard_groups.h"
 #include "engine/unit_state.h"
 #include "flat/flat_parameter.h"
-#include "fsdp/communicator.h"
+#include "fsdp/fully_shard.h"
 
 namespace fsdp {
 
-// Which of a FlatParameter's parameters; a bit each.
-class ParameterMask {
- public:
-  explicit ParameterMask(int64_t size) : words_((size + 63) / 64) {}
-  bool test(int64_t i) const { return (words_[i / 64] >> (i % 64)) & 1; }
-  // Returns whether the bit was clear.
-  bool set(int64_t i);
-  int64_t count() const;
-  std::vector<uint64_t>& words() { return words_; }
-
- private:
-  std::vector<uint64_t> words_;
+// How a captured round is to be reduced.
+struct ReduceCall {
+  const ShardGroups& groups;
+  double divisor = 1;      // of the sum over all ranks of both groups
+  bool all_reduce = true;  // false: leave the replicas to a later round
+  CollectiveId id;
+  const CommunicationHook& communication_hook;
 };
 
-// A gradient buffer on its way over the ranks.
+// A gradient buffer on its way over the ranks: one stage, or a reduce-scatter and then an all-reduce.
 struct Reduction {
   at::Tensor buffer;       // unsharded, reduce dtype
-  at::Tensor output;       // laid out like the shard, in its dtype
-  ParameterMask captured;  // over all ranks, once the work was waited for
+  at::Tensor partial;      // between the stages: laid out like the shard, reduce dtype
+  at::Tensor output;       // laid out like the shard, gradient dtype
+  ParameterMask captured;  // over all ranks, once the last stage was waited for
   std::unique_ptr<Work> work;
+
+  const Communicator* shard = nullptr;  // where it is reduce-scattered; null: it is not
+  std::shared_ptr<Communicator> replicate;
+  double second_scale = 1;
+  bool second_stage_ahead = false;
+  bool leaves_out_replicas = false;
+  bool carries = false;  // something of earlier backward passes
 };
 
-// Threads: capture(), issue() and discard() under the unit's lock, finish() and drop() under the engine's reduction
-// lock; a lock of its own keeps the two sides apart.
+// Threads: capture(), suspend(), issue() and discard() under the unit's lock, the others under the reducer's; a lock of
+// its own keeps the two sides apart.
 class FlatGradient {
  public:
   FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where);
 
+  FlatParameter& flat() { return flat_; }
   GradientState state() const { return state_.get(); }
   bool capturing() const { return state_.is(GradientState::kCapturing); }
-  // Whether every parameter has been captured in this round. Only a prediction that no more will come (rule R5).
-  bool complete() const { return capturing() && captured_->count() == flat_.layout().num_parameters(); }
+  bool accumulating() const { return state_.is(GradientState::kAccumulating); }
+  // Whether every parameter has been captured in this backward. Only a prediction that no more will come (rule R5).
+  bool complete() const { return capturing() && seen_.count() == flat_.layout().num_parameters(); }
 
   // Writes a gradient into the buffer, or adds it when its parameter was captured before in this round.
   void capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool);
+  // A backward has ended that does not reduce: what was captured stays for the next one.
+  void suspend();
+  // Goes on with a suspended round although this backward has captured nothing, so that it can be issued.
+  void resume(BufferPool& pool);
   // Hands the captured round to the communicator.
-  std::unique_ptr<Reduction> issue(Communicator& communicator, BufferPool& pool, const CollectiveId& id);
-  // Waits and adds to the leaves' gradients.
-  void finish(Reduction& reduction, BufferPool& pool);
-  // Drops a round that was captured only in part.
+  std::unique_ptr<Reduction> issue(const ReduceCall& call, BufferPool& pool);
+  // Waits for the first of two stages and issues the second. False when no second stage is ahead.
+  bool issue_second_stage(Reduction& reduction, const CollectiveId& id, BufferPool& pool);
+  // Waits; calls `hook`, if any, on what came; adds it to the leaves' gradients.
+  void finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool);
+  // A backward threw: drops what it has captured. When earlier passes had been accumulated, these are lost with it, and
+  // capture() throws until forget().
   void discard(BufferPool& pool);
+  // Drops everything that was accumulated, on purpose.
+  void forget(BufferPool& pool);
   // Waits, and drops what comes.
   void drop(Reduction& reduction, BufferPool& pool);
 
-  // Clears what the optimizer would see of one parameter's gradient.
+  // Clears what the optimizer would see of one parameter's gradient, and what was accumulated of it.
   void clear_leaf(int64_t parameter);
+  std::vector<at::Tensor> leaves() const;
+  bool leaves_hold_gradients() const;
+  // Gives memory of gradients back that nobody holds any more.
+  void trim();
+  // The last backward in which the user's unit-reduced hook was called; the reducer's to keep.
+  int64_t reported_in_backward = -1;
 
  private:
   bool replicated() const { return flat_.position().factor == 1; }
   void begin_round(BufferPool& pool);
-  void end_reduction();
+  void end_round();
+  void end_reduction(GradientState then);
   // Whether gradients can be captured and reduced where the leaves' gradients live.
   bool captures_in_place() const;
-  void give_back(const at::Tensor& buffer, BufferPool& pool);
+  void give_back(at::Tensor& buffer, BufferPool& pool);
   void fill_gaps();
-  bool leaves_hold_gradients() const;
+  void issue_reduce_scatter(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
+  void issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
+  void run_hook(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
+  at::Tensor make_output(BufferPool& pool, int64_t others_in_flight);
+  void keep_unreplicated(Reduction& reduction);
   const at::Tensor& shard_gradient();
   const at::Tensor& unshared_shard_gradient();
   void add_to_original_leaves(const Reduction& reduction);
@@ -85,7 +113,12 @@ class FlatGradient {
   std::function<std::string()> where_;
   StateMachine<GradientState> state_;
   at::Tensor buffer_;
-  std::unique_ptr<ParameterMask> captured_;
+  ParameterMask captured_;   // in this round, which may take several backward passes
+  ParameterMask seen_;       // in this backward
+  bool carries_ = false;     // whether the round has something of earlier backward passes
+  bool lost_ = false;        // whether that was lost by a backward that threw
+  at::Tensor unreplicated_;  // reduced in the shard group only; shard dtype
+  ParameterMask unreplicated_captured_;
   at::Tensor shard_gradient_;  // what the leaves' gradients are views of
   int64_t in_flight_ = 0;
 };

@@ -18,6 +18,15 @@ bool is_path_prefix(const std::string& prefix, const std::string& path) {
          (path.size() > prefix.size() && path.compare(0, prefix.size(), prefix) == 0 && path[prefix.size()] == '.');
 }
 
+std::string join_names(const std::vector<AnnotatedModule>& modules) {
+  std::vector<std::string> fqns;
+  for (const AnnotatedModule& module : modules) {
+    // A child that is called root as well must not have the name of the root unit.
+    fqns.push_back(module.fqn.empty() ? "root" : module.fqn == "root" ? "root." : module.fqn);
+  }
+  return c10::Join("+", fqns);
+}
+
 }  // namespace
 
 Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOptions& options,
@@ -25,21 +34,20 @@ Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOpti
     : engine(&engine_),
       modules_(std::move(modules)),
       options_(options),
+      groups_(shard_groups(engine_.mesh(), options.strategy, join_names(modules_))),
       state_(UnitState::kSharded, unit_transitions()) {
-  name_from_modules();
-  const Communicator& communicator = engine->communicator();
-  ShardPosition position = options_.strategy == ShardingStrategy::kNoShard
-                               ? ShardPosition{0, 1}
-                               : ShardPosition{communicator.rank(), communicator.size()};
+  name_ = join_names(modules_);
   int64_t first_index = 0;
   for (std::vector<ShardedParameter>& group : groups) {
     at::ScalarType original = group.front().tensor.scalar_type();
     bool floating = c10::isFloatingType(original);
     at::ScalarType compute = floating ? options_.param_dtype.value_or(original) : original;
     at::ScalarType reduce = floating ? options_.reduce_dtype.value_or(compute) : original;
+    at::ScalarType gradient = options_.keep_low_precision_grads ? reduce : original;
     int64_t count = static_cast<int64_t>(group.size());
-    flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(group), FlatDtypes{original, compute, reduce},
-                                                               position, device, this, first_index));
+    flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(group),
+                                                               FlatDtypes{original, compute, reduce, gradient},
+                                                               groups_.position(), device, this, first_index));
     FlatParameter& flat = *flat_parameters_.back();
     gradients_.push_back(flat.requires_grad() ? std::make_unique<FlatGradient>(flat, engine->options().use_orig_params,
                                                                                [this] { return where(); })
@@ -47,16 +55,8 @@ Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOpti
     first_index += count;
   }
   unsharded_.resize(flat_parameters_.size());
+  parked_.resize(flat_parameters_.size());
   name_storages();
-}
-
-void Unit::name_from_modules() {
-  std::vector<std::string> fqns;
-  for (const AnnotatedModule& module : modules_) {
-    // A child that is called root as well must not have the name of the root unit.
-    fqns.push_back(module.fqn.empty() ? "root" : module.fqn == "root" ? "root." : module.fqn);
-  }
-  name_ = c10::Join("+", fqns);
 }
 
 void Unit::rename(const std::vector<std::string>& module_fqns,
@@ -64,7 +64,7 @@ void Unit::rename(const std::vector<std::string>& module_fqns,
   for (size_t i = 0; i < modules_.size(); ++i) {
     modules_[i].fqn = module_fqns.at(i);
   }
-  name_from_modules();
+  name_ = join_names(modules_);
   for (auto& flat : flat_parameters_) {
     for (ShardedParameter& parameter : flat->parameters()) {
       std::vector<std::string> fqns = parameter_fqns(parameter.tensor);
@@ -81,7 +81,7 @@ void Unit::name_storages() {
   }
 }
 
-std::string Unit::where() const { return c10::str("rank ", engine->communicator().rank(), ": unit '", name_, "'"); }
+std::string Unit::where() const { return c10::str("rank ", engine->mesh().rank(), ": unit '", name_, "'"); }
 
 bool Unit::is_ancestor_of(const Unit& other) const {
   auto below_one_of_mine = [&](const AnnotatedModule& module) {
@@ -114,9 +114,9 @@ ShardedParameter& Unit::parameter(int64_t index) {
 
 bool Unit::keeps_gathered_after_forward() const {
   if (options_.reshard_after_forward.has_value()) {
-    return !*options_.reshard_after_forward;
+    return !options_.reshard_after_forward->on();
   }
-  return is_root || options_.strategy != ShardingStrategy::kFullShard;
+  return is_root || !reshards_after_forward(options_.strategy);
 }
 
 CollectiveId Unit::next_id(Pass pass) {
@@ -125,14 +125,14 @@ CollectiveId Unit::next_id(Pass pass) {
           pass};
 }
 
-void Unit::gather(Communicator& communicator, BufferPool& pool, Pass pass, bool may_alias) {
+void Unit::gather(BufferPool& pool, Pass pass, bool may_alias) {
   check_membership();
   state_.transition(UnitState::kGathering, [this] { return where(); });
   unsharded_nbytes_ = 0;
   try {
     seams::CleanDispatchGuard clean;
     for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-      gather_flat(i, communicator, pool, next_id(pass), may_alias);
+      gather_flat(i, pool, pass, may_alias);
     }
   } catch (...) {
     for (size_t i = 0; i < flat_parameters_.size(); ++i) {
@@ -147,8 +147,7 @@ void Unit::gather(Communicator& communicator, BufferPool& pool, Pass pass, bool 
   state_.transition(UnitState::kUnsharded, [this] { return where(); });
 }
 
-void Unit::gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id,
-                       bool may_alias) {
+void Unit::gather_flat(size_t index, BufferPool& pool, Pass pass, bool may_alias) {
   FlatParameter& flat = *flat_parameters_[index];
   if (may_alias && flat.shard_is_whole()) {
     flat.attach(flat.shard());
@@ -157,6 +156,16 @@ void Unit::gather_flat(size_t index, Communicator& communicator, BufferPool& poo
   at::Tensor full = pool.acquire(flat.layout().padded_numel(), flat.dtypes().compute);
   unsharded_[index] = full;
   unsharded_nbytes_ += static_cast<int64_t>(full.nbytes());
+  if (parked_[index].defined()) {
+    gather_parked(index, full, pass);
+  } else {
+    gather_shards(index, full, pass);
+  }
+  flat.attach(full);
+}
+
+void Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass) {
+  FlatParameter& flat = *flat_parameters_[index];
   const ShardPosition& position = flat.position();
   bool same_dtype = flat.dtypes().shard == flat.dtypes().compute;
   int64_t n = flat.layout().shard_numel();
@@ -166,9 +175,35 @@ void Unit::gather_flat(size_t index, Communicator& communicator, BufferPool& poo
   }
   if (position.factor > 1) {
     engine->count_all_gather();
-    communicator.all_gather(full, same_dtype ? flat.shard() : own, id)->wait();
+    groups_.shard->all_gather(full, same_dtype ? flat.shard() : own, next_id(pass))->wait();
   }
-  flat.attach(full);
+}
+
+void Unit::gather_parked(size_t index, const at::Tensor& full, Pass pass) {
+  engine->count_all_gather();
+  park_group->all_gather(full, parked_[index], next_id(pass))->wait();
+}
+
+void Unit::park(BufferPool& pool) {
+  if (!park_group || parked_.front().defined()) {
+    return;
+  }
+  seams::CleanDispatchGuard clean;
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    const FlatParameter& flat = *flat_parameters_[i];
+    int64_t n = flat.layout().padded_numel() / park_group->size();
+    parked_[i] = pool.acquire(n, flat.dtypes().compute);
+    parked_[i].copy_(unsharded_[i].narrow(0, park_group->rank() * n, n));
+  }
+}
+
+void Unit::unpark(BufferPool& pool) {
+  for (at::Tensor& parked : parked_) {
+    if (parked.defined()) {
+      pool.release(parked);
+      parked.reset();
+    }
+  }
 }
 
 void Unit::release(BufferPool& pool) {

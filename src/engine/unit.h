@@ -11,6 +11,7 @@
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
 #include "engine/reduction.h"
+#include "engine/shard_groups.h"
 #include "engine/unit_state.h"
 #include "flat/flat_parameter.h"
 #include "fsdp/communicator.h"
@@ -23,9 +24,11 @@ class Engine;
 // Options of one unit, resolved.
 struct UnitOptions {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
-  std::optional<bool> reshard_after_forward;
+  std::optional<ReshardAfterForward> reshard_after_forward;
   std::optional<at::ScalarType> param_dtype;
   std::optional<at::ScalarType> reduce_dtype;
+  bool keep_low_precision_grads = false;
+  bool cast_forward_inputs = true;
 };
 
 // A module that a unit was made for: its FQN ("" for the one that fully_shard was called on), and what identifies it.
@@ -46,6 +49,7 @@ class Unit {
   const std::string& name() const { return name_; }
   const std::vector<AnnotatedModule>& modules() const { return modules_; }
   const UnitOptions& options() const { return options_; }
+  const ShardGroups& groups() const { return groups_; }
   // Gives modules and parameters the names that they have below a new root: `module_fqns` in the order of modules(),
   // `parameter_fqns` by the identity of the tensor, the first name first.
   void rename(const std::vector<std::string>& module_fqns,
@@ -58,7 +62,7 @@ class Unit {
   std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
   FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
-  // Whether gradients were captured that are not being reduced yet.
+  // Whether this backward has captured gradients that are not being reduced yet.
   bool captures() const;
   struct Place {
     FlatParameter& flat;
@@ -79,9 +83,15 @@ class Unit {
   bool release_when_unpinned = false;
   bool gathered() const { return state_.is(UnitState::kUnsharded); }
   // Gathers and waits. The unit must be sharded.
-  void gather(Communicator& communicator, BufferPool& pool, Pass pass, bool may_alias);
+  void gather(BufferPool& pool, Pass pass, bool may_alias);
   // The unit must be gathered and unpinned.
   void release(BufferPool& pool);
+  // With a smaller group set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
+  // group. The unit must be gathered. See ReshardAfterForward.
+  void park(BufferPool& pool);
+  void unpark(BufferPool& pool);
+  // The smaller group that it is released to after forward; null: none.
+  std::shared_ptr<Communicator> park_group;
   // The unsharded buffer of a FlatParameter; undefined where its shard serves, or while the unit is sharded.
   const at::Tensor& unsharded(const FlatParameter& flat) const;
   // Bytes of the unsharded buffers that gather() takes from the pool.
@@ -110,14 +120,18 @@ class Unit {
   void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
   void name_from_modules();
-  void gather_flat(size_t index, Communicator& communicator, BufferPool& pool, const CollectiveId& id, bool may_alias);
+  void gather_flat(size_t index, BufferPool& pool, Pass pass, bool may_alias);
+  void gather_parked(size_t index, const at::Tensor& full, Pass pass);
+  void gather_shards(size_t index, const at::Tensor& full, Pass pass);
 
   std::vector<AnnotatedModule> modules_;
   std::string name_;
   UnitOptions options_;
+  ShardGroups groups_;
   std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
   std::vector<std::unique_ptr<FlatGradient>> gradients_;
   std::vector<at::Tensor> unsharded_;  // one for each FlatParameter; undefined where the shard itself serves
+  std::vector<at::Tensor> parked_;     // likewise; undefined unless parked
   int64_t unsharded_nbytes_ = 0;
   StateMachine<UnitState> state_;
   uint64_t generations_[5] = {};

@@ -22,6 +22,8 @@ const char* to_string(GradientState state) {
       return "kNone";
     case GradientState::kCapturing:
       return "kCapturing";
+    case GradientState::kAccumulating:
+      return "kAccumulating";
     case GradientState::kReducing:
       return "kReducing";
     case GradientState::kReduced:
@@ -40,8 +42,9 @@ const std::vector<std::pair<UnitState, UnitState>>& unit_transitions() {
 const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions() {
   using enum GradientState;
   static const std::vector<std::pair<GradientState, GradientState>> table = {
-      {kNone, kCapturing},     {kCapturing, kReducing}, {kReducing, kReduced},
-      {kReducing, kCapturing}, {kReduced, kCapturing},  {kCapturing, kNone}};
+      {kNone, kCapturing},    {kCapturing, kReducing},    {kReducing, kReduced},       {kReducing, kCapturing},
+      {kReduced, kCapturing}, {kCapturing, kNone},        {kCapturing, kAccumulating}, {kAccumulating, kCapturing},
+      {kAccumulating, kNone}, {kReducing, kAccumulating}, {kNone, kAccumulating}};
   return table;
 }
 

@@ -8,7 +8,7 @@
 namespace fsdp {
 
 enum class UnitState : uint8_t { kSharded, kGathering, kUnsharded };
-enum class GradientState : uint8_t { kNone, kCapturing, kReducing, kReduced };
+enum class GradientState : uint8_t { kNone, kCapturing, kAccumulating, kReducing, kReduced };
 
 const char* to_string(UnitState state);
 const char* to_string(GradientState state);
@@ -16,7 +16,9 @@ const char* to_string(GradientState state);
 // kGathering -> kSharded: the gather failed.
 const std::vector<std::pair<UnitState, UnitState>>& unit_transitions();
 // kReducing -> kCapturing and kReduced -> kCapturing: more gradients arrive in the same backward; they are added.
-// kCapturing -> kNone: the backward threw, what was captured is discarded.
+// kCapturing -> kAccumulating -> kCapturing: a backward ended that does not communicate; the next one adds. Likewise
+// from kReducing, when the all-reduce over replicas is left to a later backward. kCapturing -> kNone, kAccumulating ->
+// kNone: the backward threw, or gradients were cleared: what there was is dropped.
 const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions();
 
 }  // namespace fsdp

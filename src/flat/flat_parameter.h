@@ -35,9 +35,10 @@ struct ShardedParameter {
 
 // dtypes of one FlatParameter.
 struct FlatDtypes {
-  at::ScalarType shard;    // of shards, their gradients and the optimizer
-  at::ScalarType compute;  // of the unsharded buffer
-  at::ScalarType reduce;   // of captured gradients
+  at::ScalarType shard;     // of shards and the optimizer
+  at::ScalarType compute;   // of the unsharded buffer
+  at::ScalarType reduce;    // of captured gradients
+  at::ScalarType gradient;  // of the shards' gradients
 };
 
 // Where one rank stands in the group over which a FlatParameter is sharded.

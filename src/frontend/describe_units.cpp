@@ -1,4 +1,6 @@
 // ShardedModule::describe_units.
+#include <c10/util/StringUtil.h>
+
 #include <iomanip>
 #include <sstream>
 
@@ -52,8 +54,11 @@ void describe_flat(std::ostream& out, const FlatParameter& flat) {
 std::string ShardedModule::describe_units() const {
   std::ostringstream out;
   const Engine& current = engine();
-  out << current.units().size() << " units over " << current.communicator().size() << " ranks, use_orig_params "
-      << (current.options().use_orig_params ? "true" : "false") << "\n";
+  const ProcessMesh& mesh = current.mesh();
+  out << current.units().size() << " units over " << mesh.size() << " ranks, "
+      << (mesh.is_2d() ? c10::str(mesh.replicate->size(), " replicas of shard groups of ", mesh.shard->size(), ", ")
+                       : "")
+      << "use_orig_params " << (current.options().use_orig_params ? "true" : "false") << "\n";
   for (const auto& unit : current.units()) {
     out << "unit '" << unit->name() << "' " << to_string(unit->options().strategy) << (unit->is_root ? " (root)" : "")
         << (unit->keeps_gathered_after_forward() ? ", gathered from forward to backward" : "") << "\n";

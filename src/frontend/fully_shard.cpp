@@ -8,6 +8,7 @@
 
 #include "flat/shardable.h"
 #include "frontend/engine_registry.h"
+#include "frontend/mesh_choice.h"
 #include "frontend/unit_assignment.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
@@ -171,19 +172,35 @@ void check_all_shardable(const std::vector<FoundParameter>& parameters) {
 }
 
 void check_unit_options(const Options& options, const std::string& name) {
-  TORCH_CHECK(options.communicator, "fsdp: unit '", name, "': Options::communicator is not set");
-  bool reshards = options.sharding_strategy == ShardingStrategy::kFullShard;
-  TORCH_CHECK(reshards || !options.reshard_after_forward.value_or(false), "fsdp: unit '", name,
+  ReshardAfterForward reshard = options.reshard_after_forward.value_or(false);
+  TORCH_CHECK(!reshard.on() || reshards_after_forward(options.sharding_strategy), "fsdp: unit '", name,
               "': reshard_after_forward=true contradicts ", to_string(options.sharding_strategy),
-              ", which keeps parameters gathered after forward; use FULL_SHARD");
-  for (auto dtype : {options.param_dtype, options.reduce_dtype}) {
+              ", which keeps parameters gathered after forward; use FULL_SHARD or HYBRID_SHARD");
+  for (auto dtype : {options.param_dtype, options.reduce_dtype, options.buffer_dtype}) {
     TORCH_CHECK(!dtype || c10::isFloatingType(*dtype), "fsdp: unit '", name, "': ", *dtype,
-                ": param_dtype and reduce_dtype must be floating point");
+                ": param_dtype, reduce_dtype and buffer_dtype must be floating point");
   }
 }
 
+void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name) {
+  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
+    return;
+  }
+  int group = *options.reshard_after_forward->group_size();
+  int all = (is_hybrid(options.sharding_strategy) ? mesh.shard : mesh.world)->size();
+  TORCH_CHECK(group > 1 && group < all && all % group == 0, "fsdp: unit '", name, "': reshard_after_forward=", group,
+              " must divide the ", all,
+              " ranks of the shard group, and be neither 1 nor all of them; use false to keep ",
+              "parameters gathered, true to release them to the whole group");
+}
+
 UnitOptions unit_options(const Options& options) {
-  return {options.sharding_strategy, options.reshard_after_forward, options.param_dtype, options.reduce_dtype};
+  return {.strategy = options.sharding_strategy,
+          .reshard_after_forward = options.reshard_after_forward,
+          .param_dtype = options.param_dtype,
+          .reduce_dtype = options.reduce_dtype,
+          .keep_low_precision_grads = options.keep_low_precision_grads,
+          .cast_forward_inputs = options.cast_forward_inputs};
 }
 
 c10::Device shard_device(const Options& options, const std::vector<FoundParameter>& parameters,
@@ -208,7 +225,6 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
     TORCH_CHECK(equal, "fsdp: option ", option, " must be the same for all units of a tree, but unit '",
                 inner.units().front()->name(), "' was annotated with another value than the module above it");
   };
-  require(outer.communicator == other.communicator, "communicator");
   require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
   require(outer.device == other.device, "device");
 }
@@ -239,23 +255,30 @@ std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<Fo
 
 void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
   bool has_children = module && !module->children().empty();
-  if (engine.units().size() == 1 && has_children && engine.communicator().size() > 1 &&
-      engine.units().front()->options().strategy == ShardingStrategy::kFullShard) {
+  if (engine.units().size() == 1 && has_children && engine.mesh().size() > 1 &&
+      reshards_after_forward(engine.units().front()->options().strategy)) {
     TORCH_WARN(
         "fsdp: one unit holds the whole model, so all of its parameters are gathered at once and sharding saves "
         "only optimizer and gradient memory. Set Options::auto_wrap_policy or annotate inner modules first");
   }
 }
 
+std::string join_fqns(const UnitPlan& plan) {
+  return plan.modules.front().fqn.empty() ? "root" : plan.modules.front().fqn;
+}
+
 std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const Survey& surveyed,
                                      const Options& options) {
-  EngineOptions shared{options.communicator, options.use_orig_params,
+  const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
+  EngineOptions shared{choose_mesh(options, name), options.use_orig_params,
                        shard_device(options, surveyed.unassigned, surveyed)};
+  check_reshard_group(options, shared.mesh, name);
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);
+    shared.mesh = merge_meshes(shared.mesh, inner->mesh(), inner->units().front()->name());
   }
-  shared.model =
-      surveyed.inner.empty() ? number_of_model(options.communicator) : surveyed.inner.front()->options().model;
+  const auto& ranks = shared.mesh.world ? shared.mesh.world : shared.mesh.shard;
+  shared.model = surveyed.inner.empty() ? number_of_model(ranks) : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
   for (Engine* inner : surveyed.inner) {
     std::shared_ptr<Engine> keep = inner->shared_from_this();

@@ -50,6 +50,7 @@ std::vector<ShardSlice> ShardedModule::shard_slices() const {
 
 void ShardedModule::zero_grad(bool set_to_none) {
   engine().notice_cleared_gradients();
+  engine().forget_accumulated();
   for (const at::Tensor& leaf : parameters()) {
     at::Tensor& gradient = leaf.mutable_grad();
     if (set_to_none) {
@@ -58,6 +59,43 @@ void ShardedModule::zero_grad(bool set_to_none) {
       gradient.zero_();
     }
   }
+}
+
+ShardedModule::NoSync::NoSync(ShardedModule& sharded)
+    : engine_(sharded.engine().shared_from_this()), before_(engine_->reducer().options.requires_gradient_sync) {
+  engine_->reducer().options.requires_gradient_sync = false;
+}
+
+ShardedModule::NoSync::~NoSync() { engine_->reducer().options.requires_gradient_sync = before_; }
+
+void ShardedModule::set_requires_gradient_sync(bool on) { engine().reducer().options.requires_gradient_sync = on; }
+void ShardedModule::set_requires_all_reduce(bool on) { engine().reducer().options.requires_all_reduce = on; }
+void ShardedModule::set_is_last_backward(bool on) { engine().reducer().options.is_last_backward = on; }
+BackwardOptions ShardedModule::backward_options() const { return engine().reducer().options; }
+
+void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph) {
+  std::shared_ptr<Engine> engine = this->engine().shared_from_this();
+  struct Restore {
+    GradientReducer& reducer;
+    BackwardOptions before;
+    ~Restore() { reducer.options = before; }
+  } restore{engine->reducer(), engine->reducer().options};
+  engine->reducer().options = options;
+  loss.backward({}, retain_graph);
+}
+
+void ShardedModule::wait_for_gradients() { engine().reducer().finish_all(); }
+
+void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
+  TORCH_CHECK(!factor || *factor > 0, "fsdp: set_gradient_divide_factor: ", *factor, " must be positive");
+  engine().reducer().divide_factor = factor;
+}
+void ShardedModule::set_gradient_hook(GradientHook hook) { engine().reducer().gradient_hook = std::move(hook); }
+void ShardedModule::set_communication_hook(CommunicationHook hook) {
+  engine().reducer().communication_hook = std::move(hook);
+}
+void ShardedModule::set_unit_reduced_hook(UnitReducedHook hook) {
+  engine().reducer().unit_reduced_hook = std::move(hook);
 }
 
 void ShardedModule::for_each_full_parameter(

@@ -3,8 +3,11 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
@@ -58,18 +61,24 @@ at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
   TORCH_CHECK(norm_type > 0, "fsdp: grad_norm: norm_type ", norm_type, " must be positive");
   at::NoGradGuard no_grad;
   engine().notice_cleared_gradients();
-  NormSum sharded(norm_type), replicated(norm_type);
-  bool any_sharded = false;  // the same on all ranks
+  engine().reducer().finish_all();
+  // What each rank holds, by the group over which it is to be added up: the same groups in the same order on all ranks.
+  // Replicas hold the same gradients. Null: what this rank holds is everything.
+  std::vector<std::pair<Communicator*, NormSum>> parts;
   for (const auto& unit : engine().units()) {
+    Communicator* group = unit->groups().shard.get();
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == group; });
+    if (part == parts.end()) {
+      part = parts.insert(parts.end(), {group, NormSum(norm_type)});
+    }
     for (const auto& flat : unit->flat_parameters()) {
-      bool is_sharded = flat->position().factor > 1;
-      any_sharded |= is_sharded;
-      add_gradients(engine(), *flat, is_sharded ? sharded : replicated);
+      add_gradients(engine(), *flat, part->second);
     }
   }
   NormSum total(norm_type);
-  total.merge(any_sharded ? combine(engine().communicator(), sharded) : sharded.sum);
-  total.merge(replicated.sum);
+  for (const auto& [group, part] : parts) {
+    total.merge(group ? combine(*group, part) : part.sum);
+  }
   double norm = total.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm);
   return at::full({}, norm, at::kDouble);

@@ -49,7 +49,7 @@ class EngineForPython : public torch::CustomClassHolder {
   explicit EngineForPython(bool strict_release) {
     seams::self_check();
     EngineOptions options;
-    options.communicator = make_fake_communicator(0, 1);
+    options.mesh.world = make_fake_communicator(0, 1);
     engine_ = std::make_shared<Engine>(options);
     engine_->set_strict_release(strict_release);
     register_engine(engine_);  // as fully_shard does: parameters keep their engine alive

@@ -1,0 +1,104 @@
+#include "engine/gradient_reducer.h"
+
+#include <utility>
+
+namespace fsdp {
+
+void GradientReducer::begin_backward() {
+  std::lock_guard lock(mutex_);
+  current_ = options;
+  ++backward_;
+}
+
+void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
+  std::lock_guard lock(mutex_);
+  while (in_flight_.size() > 1) {
+    InFlight oldest = take_oldest();
+    finish(oldest);
+  }
+  if (!in_flight_.empty() && !advance(in_flight_.back())) {
+    InFlight oldest = take_oldest();
+    finish(oldest);
+  }
+  const ShardGroups& groups = unit.groups();
+  ReduceCall call{groups, divide_factor.value_or(static_cast<double>(groups.ranks())), current_.requires_all_reduce,
+                  unit.next_id(Pass::kReduce), communication_hook};
+  ++(groups.shard ? reduce_scatters_ : all_reduces_);
+  in_flight_.push_back({&unit, &gradient, gradient.issue(call, pool_), backward_});
+}
+
+// Whether it has something to do while the next unit's reduction is issued; else it is to be finished.
+bool GradientReducer::advance(InFlight& latest) {
+  if (latest.gradient->issue_second_stage(*latest.reduction, latest.unit->next_id(Pass::kReduce), pool_)) {
+    ++all_reduces_;
+    return true;
+  }
+  if (latest.reduction->shard) {
+    return false;
+  }
+  latest.reduction->work->advance();
+  return true;
+}
+
+GradientReducer::InFlight GradientReducer::take_oldest() {
+  InFlight oldest = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  return oldest;
+}
+
+void GradientReducer::finish(InFlight& oldest) {
+  if (oldest.reduction->second_stage_ahead) {
+    advance(oldest);
+  }
+  std::function<void(const at::Tensor&)> hook;
+  if (gradient_hook) {
+    hook = [&](const at::Tensor& gradient) {
+      std::vector<std::string> fqns;
+      for (const ShardedParameter& parameter : oldest.gradient->flat().parameters()) {
+        fqns.push_back(parameter.fqn);
+      }
+      gradient_hook({oldest.unit->name(), fqns, gradient});
+    };
+  }
+  bool complete = !oldest.reduction->leaves_out_replicas;
+  oldest.gradient->finish(*oldest.reduction, hook, pool_);
+  if (complete && unit_reduced_hook) {
+    unit_reduced(oldest);
+  }
+}
+
+void GradientReducer::unit_reduced(InFlight& finished) {
+  int64_t& last = finished.gradient->reported_in_backward;
+  TORCH_CHECK(last != finished.backward, "fsdp: ", finished.unit->where(),
+              ": more gradients arrived after the unit-reduced hook had been called for this unit in the same backward "
+              "(parameters used again by units that come earlier in forward): its optimizer has stepped too early. Put "
+              "the modules that share these parameters into one unit, or step after backward");
+  last = finished.backward;
+  unit_reduced_hook(finished.unit->name(), finished.gradient->leaves());
+  finished.gradient->trim();
+}
+
+void GradientReducer::finish_all() {
+  std::lock_guard lock(mutex_);
+  for (InFlight& one : in_flight_) {
+    advance(one);
+  }
+  while (!in_flight_.empty()) {
+    InFlight oldest = take_oldest();
+    finish(oldest);
+  }
+}
+
+void GradientReducer::drop_current() {
+  std::lock_guard lock(mutex_);
+  while (!in_flight_.empty()) {
+    InFlight oldest = take_oldest();
+    if (oldest.backward == backward_) {
+      oldest.gradient->drop(*oldest.reduction, pool_);
+    } else {
+      finish(oldest);
+    }
+  }
+}
+
+}  // namespace fsdp

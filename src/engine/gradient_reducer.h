@@ -1,0 +1,76 @@
+// Gradients on their way over the ranks: which reductions are in flight, when each goes on, who is told of the result.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "engine/buffer_pool.h"
+#include "engine/unit.h"
+#include "fsdp/fully_shard.h"
+
+namespace fsdp {
+
+// [Note: reductions in flight]
+// A reduction goes on while backward computes the next unit's gradients. A reduce-scatter is finished when the next
+// unit's is issued: two gradient buffers at a time. One that goes on to an all-reduce over replicas is given that
+// second stage when the next unit's is issued, and finished one unit later; so is a plain all-reduce, which itself has
+// two steps (sums to their owners, and back): three buffers at a time.
+//
+// Threads: safe; takes its own lock after the unit's.
+class GradientReducer {
+ public:
+  explicit GradientReducer(c10::Device device) : pool_(device) {}
+
+  BufferPool& pool() { return pool_; }
+  const BufferPool& pool() const { return pool_; }
+
+  // What the user has set for the backward passes that begin from now on.
+  BackwardOptions options;
+  // In place of the number of ranks that contribute.
+  std::optional<double> divide_factor;
+  // See ShardedModule.
+  GradientHook gradient_hook;
+  CommunicationHook communication_hook;
+  UnitReducedHook unit_reduced_hook;
+
+  // The last backward that began runs with these.
+  const BackwardOptions& current() const { return current_; }
+  void begin_backward();
+
+  // Hands what a unit has captured to the communicators. Under unit.mutex.
+  void issue(Unit& unit, FlatGradient& gradient);
+  // Waits for all that is in flight and adds it to the leaves' gradients.
+  void finish_all();
+  // Waits for what is in flight of the current backward, and drops it; finishes what is older.
+  void drop_current();
+
+  // How many collectives were issued.
+  int64_t reduce_scatters() const { return reduce_scatters_; }
+  int64_t all_reduces() const { return all_reduces_; }
+
+ private:
+  struct InFlight {
+    Unit* unit;
+    FlatGradient* gradient;
+    std::unique_ptr<Reduction> reduction;
+    int64_t backward;
+  };
+
+  InFlight take_oldest();
+  void finish(InFlight& oldest);
+  bool advance(InFlight& latest);
+  void unit_reduced(InFlight& finished);
+
+  BufferPool pool_;
+  BackwardOptions current_;
+  std::recursive_mutex mutex_;
+  std::deque<InFlight> in_flight_;
+  int64_t backward_ = 0;
+  int64_t reduce_scatters_ = 0;
+  int64_t all_reduces_ = 0;
+};
+
+}  // namespace fsdp

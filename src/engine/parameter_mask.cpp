@@ -1,0 +1,29 @@
+#include "engine/parameter_mask.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+namespace fsdp {
+
+bool ParameterMask::set(int64_t i) {
+  uint64_t bit = uint64_t{1} << (i % 64);
+  bool was_clear = (words_[i / 64] & bit) == 0;
+  words_[i / 64] |= bit;
+  return was_clear;
+}
+
+void ParameterMask::clear() { std::fill(words_.begin(), words_.end(), uint64_t{0}); }
+
+void ParameterMask::merge(const ParameterMask& other) {
+  for (size_t word = 0; word < words_.size(); ++word) {
+    words_[word] |= other.words_[word];
+  }
+}
+
+int64_t ParameterMask::count() const {
+  return std::accumulate(words_.begin(), words_.end(), int64_t{0},
+                         [](int64_t sum, uint64_t word) { return sum + std::popcount(word); });
+}
+
+}  // namespace fsdp

@@ -1,0 +1,26 @@
+// Which of a FlatParameter's parameters; a bit each.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp {
+
+class ParameterMask {
+ public:
+  ParameterMask() = default;
+  explicit ParameterMask(int64_t size) : words_((size + 63) / 64) {}
+  bool test(int64_t i) const { return (words_[i / 64] >> (i % 64)) & 1; }
+  // Returns whether the bit was clear.
+  bool set(int64_t i);
+  void clear(int64_t i) { words_[i / 64] &= ~(uint64_t{1} << (i % 64)); }
+  void clear();
+  void merge(const ParameterMask& other);
+  int64_t count() const;
+  std::vector<uint64_t>& words() { return words_; }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,25 @@
+// The groups that one unit is sharded and replicated over.
+#pragma once
+
+#include <memory>
+
+#include "flat/flat_parameter.h"
+#include "fsdp/communicator.h"
+#include "fsdp/mesh.h"
+#include "fsdp/options.h"
+
+namespace fsdp {
+
+struct ShardGroups {
+  std::shared_ptr<Communicator> shard;      // null: each rank holds everything
+  std::shared_ptr<Communicator> replicate;  // null: no replicas; never null together with `shard`
+
+  ShardPosition position() const { return shard ? ShardPosition{shard->rank(), shard->size()} : ShardPosition{}; }
+  // How many ranks contribute to a gradient.
+  int64_t ranks() const { return (shard ? shard->size() : 1) * (replicate ? replicate->size() : 1); }
+};
+
+// Throws when the strategy needs a group that the mesh lacks. `unit` names the unit in errors.
+ShardGroups shard_groups(const ProcessMesh& mesh, ShardingStrategy strategy, const std::string& unit);
+
+}  // namespace fsdp

@@ -1,0 +1,68 @@
+#include "frontend/mesh_choice.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+// Meshes of hosts that were made for communicators before.
+struct HostMeshes {
+  std::mutex mutex;
+  std::vector<std::pair<std::weak_ptr<Communicator>, ProcessMesh>> made;
+};
+
+// The world is left out of what is kept: it would keep itself alive.
+ProcessMesh mesh_of_hosts(const std::shared_ptr<Communicator>& world) {
+  static HostMeshes* meshes = new HostMeshes;
+  {
+    std::lock_guard lock(meshes->mutex);
+    std::erase_if(meshes->made, [](const auto& entry) { return entry.first.expired(); });
+    for (const auto& [known, mesh] : meshes->made) {
+      if (known.lock() == world) {
+        return {world, mesh.shard, mesh.replicate};
+      }
+    }
+  }
+  ProcessMesh mesh = make_mesh_of_hosts(world);  // without the lock: other ranks may be threads of this process
+  std::lock_guard lock(meshes->mutex);
+  meshes->made.push_back({world, {nullptr, mesh.shard, mesh.replicate}});
+  return mesh;
+}
+
+void merge(std::shared_ptr<Communicator>& into, const std::shared_ptr<Communicator>& other, const char* group,
+           const std::string& unit) {
+  TORCH_CHECK(!into || !other || into == other, "fsdp: option ", group,
+              " must be the same for all units of a tree, but unit '", unit,
+              "' was annotated with another one than the module above it");
+  into = into ? into : other;
+}
+
+}  // namespace
+
+ProcessMesh choose_mesh(const Options& options, const std::string& unit) {
+  ProcessMesh mesh = options.mesh.value_or(ProcessMesh{});
+  TORCH_CHECK(!options.mesh || mesh.is_2d(), "fsdp: unit '", unit,
+              "': Options::mesh must have both a shard group and a replicate group (make_mesh, make_mesh_of_hosts)");
+  TORCH_CHECK(!mesh.world || !options.communicator || mesh.world == options.communicator, "fsdp: unit '", unit,
+              "': Options::communicator is not the world of Options::mesh");
+  mesh.world = mesh.world ? mesh.world : options.communicator;
+  TORCH_CHECK(mesh.world || mesh.is_2d(), "fsdp: unit '", unit, "': Options::communicator is not set");
+  if (is_hybrid(options.sharding_strategy) && !mesh.is_2d()) {
+    mesh = mesh_of_hosts(mesh.world);
+  }
+  return mesh;
+}
+
+ProcessMesh merge_meshes(const ProcessMesh& a, const ProcessMesh& b, const std::string& unit) {
+  ProcessMesh merged = a;
+  merge(merged.world, b.world, "communicator", unit);
+  merge(merged.shard, b.shard, "mesh (shard group)", unit);
+  merge(merged.replicate, b.replicate, "mesh (replicate group)", unit);
+  return merged;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,391 @@
+// Hybrid sharding: what it sends where, how meshes are given, and how its two stages follow one another. That it trains
+// as one process does is training_test's.
+#include "comm/recording_communicator.h"
+#include "engine/engine.h"
+#include "fsdp/fully_shard.h"
+#include "support/models.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::batch_of;
+using testing::BlockImpl;
+using testing::expect_error;
+using testing::expect_same;
+using testing::make_tiny_lm;
+using testing::run_ranks;
+using testing::weights_of;
+using enum ShardingStrategy;
+
+using Ranks = std::shared_ptr<Communicator>;
+
+Options options_on(const ProcessMesh& mesh, ShardingStrategy strategy) {
+  Options options;
+  options.mesh = mesh;
+  options.sharding_strategy = strategy;
+  options.auto_wrap_policy = module_class_policy<BlockImpl>();
+  return options;
+}
+
+// ---------------------------------------------------------------- bytes
+
+struct Sent {
+  uint64_t inside = 0;  // to ranks of the same host
+  uint64_t across = 0;
+};
+
+// By all groups so far; `hosts` of G ranks each, neighbours in `world`, which are the shard groups as well.
+Sent sent_by(const ProcessMesh& mesh, int G) {
+  Sent sent;
+  const std::vector<uint64_t> bytes = mesh.world->bytes_sent_to();
+  for (int peer = 0; peer < mesh.world->size(); ++peer) {
+    (peer / G == mesh.world->rank() / G ? sent.inside : sent.across) += bytes[static_cast<size_t>(peer)];
+  }
+  sent.inside += mesh.shard->bytes_sent();
+  sent.across += mesh.replicate->bytes_sent();
+  return sent;
+}
+
+// A chain of equal units, so that sizes divide and nothing is left for the root.
+constexpr int64_t kWidth = 16;
+constexpr int kLayers = 3;
+constexpr uint64_t M = kLayers * (kWidth * kWidth + kWidth) * sizeof(float);
+
+torch::nn::Sequential make_chain() {
+  return testing::seeded([] {
+    torch::nn::Sequential chain;
+    for (int i = 0; i < kLayers; ++i) {
+      chain->push_back(torch::nn::Linear(kWidth, kWidth));
+    }
+    return chain;
+  });
+}
+
+Sent sent_in_one_step(const Ranks& world, int G, ShardingStrategy strategy) {
+  ProcessMesh mesh = make_mesh(world, G);
+  auto chain = make_chain();
+  Options options = options_on(mesh, strategy);
+  options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+  auto sharded = fully_shard(*chain, options);
+  sharded->verify_plan();
+  Sent before = sent_by(mesh, G);
+  chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum().backward();
+  Sent after = sent_by(mesh, G);
+  return {after.inside - before.inside, after.across - before.across};
+}
+
+// What the algorithms send, per rank and step. Each sends every byte straight to where it is needed, so that the totals
+// are those of rings: (W-1)/W of the data for a gather or a reduce-scatter, twice that for an all-reduce.
+//
+//   NO_SHARD       2M(W-1)/W            the paper's: one all-reduce
+//   FULL_SHARD     3M(W-1)/W            the paper's: two gathers (forward, backward) and a reduce-scatter
+//   SHARD_GRAD_OP  2M(W-1)/W            one gather less
+//   HYBRID_SHARD   3M(G-1)/G  inside    a host, and across hosts an all-reduce of M/G over W/G replicas:
+//                  2M(W-G)/(GW) across
+//
+// Where the paper has 3M we send (3 - 1/L)M with L units: the one that forward used last stays gathered for backward,
+// which begins with it.
+//
+// Section 3.2.2 of the paper has 2M(W-1)/(GW) for that last one. It counts the all-reduce of M/G as if it went over W
+// ranks; over the W/G that take part, (W/G-1)/(W/G) = (W-G)/W takes the place of (W-1)/W, so that with one host (W = G)
+// nothing is sent. The paper's figure is the larger one, by 2M(G-1)/(GW).
+//
+// Of what goes over all ranks, (W-G)/W goes to the W-G ranks on other hosts out of W-1.
+constexpr uint64_t kThreeM = 3 * M - M / kLayers;
+
+TEST(HybridBytes, AreThoseOfTheAlgorithms) {
+  for (auto [W, G] : {std::pair{2, 1}, {2, 2}, {4, 2}, {8, 2}, {8, 4}}) {
+    run_ranks(W, [W = W, G = G](Ranks world) {
+      const uint64_t elsewhere = W - G;
+      Sent none = sent_in_one_step(world, G, kNoShard);
+      EXPECT_EQ(none.inside + none.across, 2 * M * (W - 1) / W);
+      EXPECT_EQ(none.across, 2 * M * elsewhere / W);
+
+      Sent full = sent_in_one_step(world, G, kFullShard);
+      EXPECT_EQ(full.inside + full.across, kThreeM * (W - 1) / W);
+      EXPECT_EQ(full.across, kThreeM * elsewhere / W);
+
+      Sent grad_op = sent_in_one_step(world, G, kShardGradOp);
+      EXPECT_EQ(grad_op.inside + grad_op.across, 2 * M * (W - 1) / W);
+
+      Sent hybrid = sent_in_one_step(world, G, kHybridShard);
+      EXPECT_EQ(hybrid.inside, kThreeM * (G - 1) / G);
+      EXPECT_EQ(hybrid.across, 2 * M * elsewhere / (G * W));
+      EXPECT_LE(hybrid.across, 2 * M * (W - 1) / (G * W));  // the paper's
+
+      Sent zero2 = sent_in_one_step(world, G, kHybridShardZero2);
+      EXPECT_EQ(zero2.inside, 2 * M * (G - 1) / G);
+      EXPECT_EQ(zero2.across, hybrid.across);
+    });
+  }
+}
+
+// In bf16 every collective moves half the bytes, the second stage's too.
+TEST(HybridBytes, HalveInLowPrecision) {
+  run_ranks(4, [](Ranks world) {
+    ProcessMesh mesh = make_mesh(world, 2);
+    auto chain = make_chain();
+    Options options = options_on(mesh, kHybridShard);
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    options.param_dtype = at::kBFloat16;
+    auto sharded = fully_shard(*chain, options);
+    sharded->verify_plan();
+    Sent before = sent_by(mesh, 2);
+    chain->forward(torch::ones({2, kWidth}, at::kBFloat16).requires_grad_()).sum().backward();
+    Sent after = sent_by(mesh, 2);
+    EXPECT_EQ(after.inside - before.inside, kThreeM / 2 / 2);
+    EXPECT_EQ(after.across - before.across, 2 * M / 2 * 2 / (2 * 4));
+  });
+}
+
+// ---------------------------------------------------------------- ways to give a mesh
+
+std::map<std::string, torch::Tensor> weights_after_steps(const Ranks& world, const Options& options) {
+  auto model = make_tiny_lm({}, at::kDouble);
+  auto sharded = fully_shard(*model, options);
+  for (int step = 0; step < 2; ++step) {
+    sharded->zero_grad();
+    model->loss(batch_of(world->rank(), step)).backward();
+    testing::descend(sharded->parameters());
+  }
+  return weights_of(*sharded);
+}
+
+TEST(HybridMesh, MayBeAPairOfGroupsOrOneHostEach) {
+  run_ranks(4, [](Ranks world) {
+    ProcessMesh mesh = make_mesh(world, 2);
+    auto want = weights_after_steps(world, options_on(mesh, kHybridShard));
+    ProcessMesh pair{nullptr, mesh.shard, mesh.replicate};
+    expect_same(weights_after_steps(world, options_on(pair, kHybridShard)), want);
+    ProcessMesh hosts = make_mesh_of_hosts(world, world->rank() < 2 ? "first" : "second");
+    expect_same(weights_after_steps(world, options_on(hosts, kHybridShard)), want);
+
+    // Threads of one machine: a single shard group, so the same as FULL_SHARD.
+    Options by_host = options_on(mesh, kHybridShard);
+    by_host.mesh.reset();
+    by_host.communicator = world;
+    Options full = by_host;
+    full.sharding_strategy = kFullShard;
+    expect_same(weights_after_steps(world, by_host), weights_after_steps(world, full));
+  });
+}
+
+TEST(HybridMesh, MakesAPlanThatReplicasCompareToo) {
+  std::atomic<int> errors = 0;
+  run_ranks(4, [&](Ranks world) {
+    ProcessMesh mesh = make_mesh(world, 2);
+    auto model = make_tiny_lm({.hidden = world->rank() < 2 ? 11 : 12});
+    auto sharded = fully_shard(*model, options_on({nullptr, mesh.shard, mesh.replicate}, kHybridShard));
+    try {
+      sharded->verify_plan();
+    } catch (const c10::Error& error) {
+      ++errors;
+      std::string text = error.what_without_backtrace();
+      EXPECT_NE(
+          text.find(c10::str("rank ", world->rank() % 2, " has [parameter 'blocks.0.up.weight' of shape [11, 7]")),
+          std::string::npos)
+          << text;
+    }
+  });
+  EXPECT_EQ(errors, 4);
+}
+
+TEST(HybridMesh, MistakesAreNamed) {
+  run_ranks(2, [](Ranks world) {
+    ProcessMesh mesh = make_mesh(world, 1);
+    auto shard = [&](Options options) { fully_shard(*make_tiny_lm({}), options); };
+    expect_error(
+        [&] {
+          shard(options_on({nullptr, mesh.shard, mesh.replicate}, kFullShard));
+        },
+        {"FULL_SHARD needs a group of all ranks", "Options::communicator"});
+    expect_error(
+        [&] {
+          shard(options_on({world, mesh.shard, nullptr}, kHybridShard));
+        },
+        {"must have both a shard group and a replicate group"});
+    Options other = options_on(mesh, kHybridShard);
+    other.communicator = testing::one_rank();
+    expect_error([&] { shard(other); }, {"Options::communicator is not the world of Options::mesh"});
+    Options nothing;
+    expect_error([&] { shard(nothing); }, {"Options::communicator is not set"});
+  });
+}
+
+TEST(HybridMesh, OfInnerUnitsMustBeTheSame) {
+  run_ranks(2, [](Ranks world) {
+    auto model = make_tiny_lm({});
+    Options inner = options_on(make_mesh(world, 2), kHybridShard);
+    inner.auto_wrap_policy = {};
+    fully_shard(*model->blocks[0], inner);
+    expect_error([&] { fully_shard(*model, options_on(make_mesh(world, 1), kHybridShard)); },
+                 {"mesh (shard group)", "annotated with another one"});
+    // Plain units beside hybrid ones shard over the world of the same mesh.
+    Options outer;
+    outer.communicator = world;
+    auto sharded = fully_shard(*model, outer);
+    model->loss(batch_of(world->rank(), 0)).backward();
+    EXPECT_GT(sharded->grad_norm().item<double>(), 0);
+  });
+}
+
+// Strategies may differ from unit to unit; norms add up over each unit's own group.
+TEST(HybridMesh, StrategiesMix) {
+  run_ranks(4, [](Ranks world) {
+    ProcessMesh mesh = make_mesh(world, 2);
+    auto run = [&](std::vector<ShardingStrategy> strategies) {
+      auto model = make_tiny_lm({}, at::kDouble);
+      for (size_t i = 0; i < strategies.size(); ++i) {
+        Options options = options_on(mesh, strategies[i]);
+        options.auto_wrap_policy = {};
+        fully_shard(*model->blocks[i], options);
+      }
+      auto sharded = fully_shard(*model, options_on(mesh, kFullShard));
+      model->loss(batch_of(world->rank(), 0)).backward();
+      double norm = sharded->clip_grad_norm_(0.1).item<double>();
+      testing::descend(sharded->parameters());
+      return std::pair{norm, weights_of(*sharded)};
+    };
+    auto [norm, weights] = run({kHybridShard, kNoShard, kHybridShardZero2});
+    auto [norm_want, want] = run({kFullShard, kFullShard, kFullShard});
+    EXPECT_NEAR(norm, norm_want, 1e-12);
+    for (const auto& [name, tensor] : want) {
+      EXPECT_TRUE(torch::allclose(weights.at(name), tensor, 1e-12, 1e-14)) << name;
+    }
+  });
+}
+
+// ---------------------------------------------------------------- order
+
+// The all-reduce over replicas is issued when the next unit's reduce-scatter is about to be, and waited for one unit
+// later: it has the computation of a whole unit to hide behind.
+TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
+  run_ranks(4, [](Ranks world) {
+    ProcessMesh mesh = make_mesh(world, 2);
+    auto shard = std::make_shared<RecordingCommunicator>(mesh.shard);
+    auto replicate = std::make_shared<RecordingCommunicator>(mesh.replicate);
+    auto chain = make_chain();
+    Options options = options_on({world, shard, replicate}, kHybridShardZero2);
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    auto sharded = fully_shard(*chain, options);
+    torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
+    std::vector<std::string> seen;  // what is in flight when each unit's gradient is on its way
+    auto in_flight = [](const RecordingCommunicator& group, CollectiveKind kind) {
+      std::vector<std::string> names;
+      for (const CollectiveEvent& event : group.events()) {
+        if (event.kind != kind) continue;
+        if (event.what == CollectiveEvent::What::kIssue) names.push_back(event.id.name);
+        if (event.what == CollectiveEvent::What::kWait) std::erase(names, event.id.name);
+      }
+      return c10::Join(",", names);
+    };
+    for (int layer = 0; layer < kLayers; ++layer) {
+      // A leaf's own hook runs just before its gradient is captured.
+      chain[layer]->as<torch::nn::Linear>()->bias.register_hook([&, layer](torch::Tensor) {
+        seen.push_back(c10::str(layer, ": ", in_flight(*shard, CollectiveKind::kReduceScatter), " | ",
+                                in_flight(*replicate, CollectiveKind::kAllReduce)));
+      });
+    }
+    loss.backward();
+    EXPECT_THAT(seen, ::testing::ElementsAre("2:  | ", "1: 2 | ", "0: 1 | 2"));
+    std::vector<std::string> order;
+    for (const CollectiveEvent& event : replicate->events()) {
+      order.push_back((event.what == CollectiveEvent::What::kIssue ? "issue " : "wait ") + event.id.name);
+    }
+    EXPECT_THAT(order, ::testing::ElementsAre("issue 2", "wait 2", "issue 1", "issue 0", "wait 1", "wait 0"));
+  });
+}
+
+// ---------------------------------------------------------------- reshard_after_forward = N
+
+TEST(ReshardToASmallerGroup, GathersBackwardAmongNRanks) {
+  for (bool orig : {true, false}) {
+    run_ranks(4, [orig](Ranks world) {
+      Options options;
+      options.communicator = world;
+      options.use_orig_params = orig;
+      options.auto_wrap_policy = module_class_policy<BlockImpl>();
+      options.param_dtype = at::kFloat;
+      auto want = weights_after_steps(world, options);
+      options.reshard_after_forward = 2;
+      expect_same(weights_after_steps(world, options), want);
+    });
+  }
+}
+
+TEST(ReshardToASmallerGroup, SendsLessInBackward) {
+  run_ranks(8, [](Ranks world) {
+    auto chain = make_chain();
+    Options options;
+    options.communicator = world;
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    options.reshard_after_forward = 2;
+    auto sharded = fully_shard(*chain, options);
+    sharded->verify_plan();
+    uint64_t setup = world->bytes_sent();
+    torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
+    const uint64_t gather = M * 7 / 8;
+    EXPECT_EQ(world->bytes_sent() - setup, gather);
+    loss.backward();
+    // The gathers of backward went over the pairs; the reduce-scatter over all ranks.
+    EXPECT_EQ(world->bytes_sent() - setup, 2 * gather);
+    EXPECT_EQ(sharded->stats().all_gathers, 2 * kLayers - 1);
+    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
+    const Communicator& pair = *sharded->engine().units().front()->park_group;
+    EXPECT_EQ(pair.size(), 2);
+    EXPECT_EQ(pair.bytes_sent(), (M - M / kLayers) / 2);
+  });
+}
+
+// What was released to the smaller group is not used once the shards have changed.
+TEST(ReshardToASmallerGroup, ForgetsStaleParameters) {
+  run_ranks(4, [](Ranks world) {
+    auto model = make_tiny_lm({});
+    Options options;
+    options.communicator = world;
+    options.auto_wrap_policy = module_class_policy<BlockImpl>();
+    options.reshard_after_forward = 2;
+    auto sharded = fully_shard(*model, options);
+    auto forward = [&] {
+      torch::NoGradGuard no_grad;
+      return model->forward(batch_of(0, 0));
+    };
+    torch::Tensor first = forward();
+    EXPECT_TRUE(torch::equal(forward(), first));
+    for (const ShardSlice& slice : sharded->shard_slices()) {
+      torch::NoGradGuard no_grad;
+      slice.data.mul_(2);
+    }
+    torch::Tensor doubled = forward();
+    EXPECT_FALSE(torch::allclose(doubled, first));
+    sharded->with_full_params([&] {
+      torch::NoGradGuard no_grad;
+      for (torch::Tensor parameter : model->parameters()) {
+        parameter.mul_(0.5);
+      }
+    });
+    EXPECT_TRUE(torch::equal(forward(), first));
+  });
+}
+
+TEST(ReshardToASmallerGroup, MustFitTheShardGroup) {
+  run_ranks(4, [](Ranks world) {
+    for (int group : {0, 1, 3, 4, 8}) {
+      Options options;
+      options.communicator = world;
+      options.reshard_after_forward = group;
+      expect_error([&] { fully_shard(*make_tiny_lm({}), options); },
+                   {"reshard_after_forward", c10::str(group).c_str(), "must divide the 4 ranks"});
+    }
+    Options kept;
+    kept.communicator = world;
+    kept.sharding_strategy = kShardGradOp;
+    kept.reshard_after_forward = 2;
+    expect_error([&] { fully_shard(*make_tiny_lm({}), kept); }, {"reshard_after_forward", "SHARD_GRAD_OP"});
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
