@@ -1,0 +1,504 @@
+// Gradient accumulation: with and without communication, for replicas only, and what hooks on reductions see.
+#include "engine/engine.h"
+#include "fsdp/fully_shard.h"
+#include "support/models.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::batch_of;
+using testing::BlockImpl;
+using testing::expect_error;
+using testing::make_tiny_lm;
+using testing::run_ranks;
+using testing::TinyLM;
+using testing::weights_of;
+using enum ShardingStrategy;
+
+using Ranks = std::shared_ptr<Communicator>;
+using Weights = std::map<std::string, torch::Tensor>;
+
+constexpr int kSteps = 3;
+constexpr int kPasses = 3;
+
+// The reference: one process, the mean over all ranks' batches, kPasses of them a step.
+Weights train_alone(int world_size) {
+  TinyLM model = make_tiny_lm({}, at::kDouble);
+  for (int step = 0; step < kSteps; ++step) {
+    model->zero_grad();
+    for (int pass = 0; pass < kPasses; ++pass) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        (model->loss(batch_of(rank, step * kPasses + pass)) / world_size).backward();
+      }
+    }
+    testing::descend(model->parameters());
+  }
+  return weights_of(*model);
+}
+
+void expect_close(const Weights& got, const Weights& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (const auto& [name, tensor] : want) {
+    EXPECT_TRUE(torch::allclose(got.at(name), tensor, 1e-11, 1e-13)) << name;
+  }
+}
+
+// How the passes of a step are run.
+enum class Way { kSyncEach, kNoSync, kPerCall, kSwitch, kReplicasLater, kWaitLater, kNoSyncThenReplicas };
+const char* to_string(Way way) {
+  const char* names[] = {"sync_each", "no_sync",    "per_call",           "switch",
+                         "replicas",  "wait_later", "no_sync_then_replicas"};
+  return names[static_cast<int>(way)];
+}
+
+BackwardOptions options_of(Way way, int pass) {
+  const bool last = pass == kPasses - 1;
+  switch (way) {
+    case Way::kSyncEach:
+      return {};
+    case Way::kReplicasLater:
+      return {.requires_all_reduce = last};
+    case Way::kWaitLater:
+      return {.is_last_backward = last};
+    case Way::kNoSyncThenReplicas:
+      return {.requires_gradient_sync = pass > 0, .requires_all_reduce = last};
+    default:
+      return {.requires_gradient_sync = last};
+  }
+}
+
+void run_pass(Way way, int pass, ShardedModule& sharded, TinyLM& model, int rank, int step) {
+  const BackwardOptions options = options_of(way, pass);
+  auto loss = [&] { return model->loss(batch_of(rank, step * kPasses + pass)); };
+  if (way == Way::kNoSync && !options.requires_gradient_sync) {
+    auto no_sync = sharded.no_sync();
+    loss().backward();
+  } else if (way == Way::kSwitch) {
+    sharded.set_requires_gradient_sync(options.requires_gradient_sync);
+    loss().backward();
+  } else {
+    sharded.backward(loss(), options);
+  }
+}
+
+struct Case {
+  int world_size;
+  ShardingStrategy strategy;
+  bool use_orig_params;
+  Way way;
+};
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  return c10::str(to_string(c.strategy), "_", c.world_size, "ranks_", c.use_orig_params ? "orig_" : "flat_",
+                  to_string(c.way));
+}
+
+Options options_for(const Ranks& world, ShardingStrategy strategy, bool use_orig_params = true) {
+  Options options;
+  options.communicator = world;
+  options.sharding_strategy = strategy;
+  options.use_orig_params = use_orig_params;
+  options.auto_wrap_policy = module_class_policy<BlockImpl>();
+  if (is_hybrid(strategy)) {
+    options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
+  }
+  return options;
+}
+
+// Reductions that a step issues: as if there were one pass only, where passes are added up without communication.
+void expect_counts(const Case& c, const ShardedModule& sharded, const EngineStats& before, const EngineStats& after) {
+  const int64_t units = static_cast<int64_t>(sharded.engine().units().size());
+  const ShardGroups& groups = sharded.engine().units().front()->groups();
+  const bool each = c.way == Way::kSyncEach || c.way == Way::kWaitLater;
+  const bool scatters_each = each || c.way == Way::kReplicasLater;
+  const int64_t scatters = scatters_each ? kPasses : c.way == Way::kNoSyncThenReplicas ? kPasses - 1 : 1;
+  EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, groups.shard ? scatters * units : 0);
+  const int64_t all_reduces = each ? kPasses : 1;
+  EXPECT_EQ(after.all_reduces - before.all_reduces, groups.replicate ? all_reduces * units : 0);
+  EXPECT_EQ(after.gradient_buffer_bytes, 0);
+}
+
+class Accumulation : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Accumulation, EqualsSingleProcess) {
+  const Case& c = GetParam();
+  Weights want = train_alone(c.world_size);
+  run_ranks(c.world_size, [&](Ranks world) {
+    TinyLM model = make_tiny_lm({}, at::kDouble);
+    auto sharded = fully_shard(*model, options_for(world, c.strategy, c.use_orig_params));
+    for (int step = 0; step < kSteps; ++step) {
+      EngineStats before = sharded->stats();
+      sharded->zero_grad();
+      for (int pass = 0; pass < kPasses; ++pass) {
+        run_pass(c.way, pass, *sharded, model, world->rank(), step);
+      }
+      expect_counts(c, *sharded, before, sharded->stats());
+      testing::descend(sharded->parameters());
+    }
+    expect_close(weights_of(*sharded), want);
+  });
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard, kHybridShardZero2}) {
+    for (Way way : {Way::kSyncEach, Way::kNoSync, Way::kPerCall, Way::kSwitch, Way::kReplicasLater, Way::kWaitLater,
+                    Way::kNoSyncThenReplicas}) {
+      for (int world_size : {1, 2, 4}) {
+        cases.push_back({world_size, strategy, (static_cast<int>(way) + world_size) % 2 == 0, way});
+      }
+    }
+    cases.push_back({8, strategy, true, Way::kNoSync});
+    if (!is_hybrid(strategy)) {
+      cases.push_back({3, strategy, false, Way::kNoSync});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Accumulation, ::testing::ValuesIn(all_cases()), case_name);
+
+// ---------------------------------------------------------------- what stays in memory
+
+TEST(NoSync, KeepsParametersGatheredThatAreNotResharded) {
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kHybridShard, kHybridShardZero2}) {
+    run_ranks(4, [strategy](Ranks world) {
+      TinyLM model = make_tiny_lm({});
+      auto sharded = fully_shard(*model, options_for(world, strategy));
+      const int64_t units = static_cast<int64_t>(sharded->engine().units().size());
+      {
+        auto no_sync = sharded->no_sync();
+        model->loss(batch_of(world->rank(), 0)).backward();
+        EXPECT_EQ(sharded->stats().gathered_units, reshards_after_forward(strategy) ? 0 : units);
+        int64_t gathers = sharded->stats().all_gathers;
+        model->loss(batch_of(world->rank(), 1)).backward();
+        // The root and the last block stay gathered from forward to backward.
+        EXPECT_EQ(sharded->stats().all_gathers - gathers, reshards_after_forward(strategy) ? 2 * units - 2 : 0);
+        EXPECT_GT(sharded->stats().gradient_buffer_bytes, 0);  // whole gradients, on each rank
+      }
+      model->loss(batch_of(world->rank(), 2)).backward();
+      EXPECT_EQ(sharded->stats().gathered_units, 0);
+      EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+    });
+  }
+}
+
+TEST(NoSync, ReducesUnitsThatTheLastPassDoesNotUse) {
+  run_ranks(2, [](Ranks world) {
+    torch::nn::ModuleList pair;
+    auto both = testing::seeded([&] {
+      pair->push_back(torch::nn::Linear(3, 2));
+      pair->push_back(torch::nn::Linear(3, 2));
+      return pair;
+    });
+    Options options = options_for(world, kFullShard);
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    auto sharded = fully_shard(*both, options);
+    torch::Tensor x = torch::full({1, 3}, world->rank() + 1.0);
+    auto loss = [&](int which) { return both[which]->as<torch::nn::Linear>()->forward(x).sum(); };
+    {
+      auto no_sync = sharded->no_sync();
+      loss(0).backward();
+    }
+    loss(1).backward();
+    // The mean of 1 and 2, in each element of both weights.
+    for (const auto& [name, leaf] : sharded->named_parameters()) {
+      if (leaf.numel() > 0) {
+        EXPECT_TRUE(torch::equal(leaf.grad(), torch::full_like(leaf.grad(), name.find("bias") == std::string::npos ? 1.5 : 1)))
+            << name << leaf.grad();
+      }
+    }
+  });
+}
+
+// ---------------------------------------------------------------- what goes wrong
+
+TEST(NoSync, ZeroGradDropsWhatWasAccumulated) {
+  for (bool on_module : {false, true}) {
+    for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
+      run_ranks(2, [&](Ranks world) {
+        auto gradients = [&](bool accumulate_first) {
+          TinyLM model = make_tiny_lm({}, at::kDouble);
+          auto sharded = fully_shard(*model, options_for(world, strategy));
+          if (accumulate_first) {
+            sharded->backward(model->loss(batch_of(world->rank(), 5)), {.requires_gradient_sync = false});
+            on_module ? model->zero_grad() : sharded->zero_grad();
+          }
+          model->loss(batch_of(world->rank(), 0)).backward();
+          std::vector<torch::Tensor> result;
+          for (const torch::Tensor& leaf : sharded->parameters()) {
+            result.push_back(leaf.grad().defined() ? leaf.grad().clone() : torch::Tensor());
+          }
+          return result;
+        };
+        auto want = gradients(false), got = gradients(true);
+        for (size_t i = 0; i < want.size(); ++i) {
+          EXPECT_TRUE(testing::same_bits(got[i], want[i]));
+        }
+      });
+    }
+  }
+}
+
+struct Thrown : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A backward that throws in the middle of an accumulation takes earlier passes with it. That is said, once somebody goes on.
+TEST(NoSync, LostAccumulationIsAnError) {
+  run_ranks(2, [](Ranks world) {
+    TinyLM model = make_tiny_lm({}, at::kDouble);
+    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto step = [&] {
+      sharded->backward(model->loss(batch_of(world->rank(), 1)), {.requires_gradient_sync = false});
+      model->loss(batch_of(world->rank(), 2)).backward();
+      return sharded->grad_norm().item<double>();
+    };
+    double want = step();
+    sharded->zero_grad();
+    sharded->backward(model->loss(batch_of(world->rank(), 1)), {.requires_gradient_sync = false});
+    torch::Tensor x = model->embed(batch_of(world->rank(), 2));
+    x.register_hook([](torch::Tensor gradient) -> torch::Tensor {
+      throw Thrown("in backward");
+      return gradient;
+    });
+    for (const auto& block : *model->blocks) {
+      x = block->as<testing::Block>()->forward(x);
+    }
+    EXPECT_THROW(model->head(model->norm(x)).sum().backward(), Thrown);
+    expect_error([&] { model->loss(batch_of(world->rank(), 2)).backward(); },
+                 {"a backward threw while gradients", "lost", "zero_grad"});
+    sharded->zero_grad();
+    EXPECT_EQ(step(), want);
+    sharded->reset();
+  });
+}
+
+// ---------------------------------------------------------------- hooks on reductions
+
+// p -= g / 16 inside backward, unit by unit, ends with the same weights; and no unit's gradient outlives its update.
+TEST(UnitReducedHook, StepsOptimizersInsideBackward) {
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard}) {
+    for (bool orig : {true, false}) {
+      run_ranks(4, [&](Ranks world) {
+        auto train = [&](bool inside) {
+          TinyLM model = make_tiny_lm({}, at::kDouble);
+          auto sharded = fully_shard(*model, options_for(world, strategy, orig));
+          std::vector<std::string> order;
+          if (inside) {
+            sharded->set_unit_reduced_hook([&](const std::string& unit, const std::vector<torch::Tensor>& leaves) {
+              order.push_back(unit);
+              int64_t alive = 0;
+              for (const torch::Tensor& leaf : sharded->parameters()) {
+                alive += leaf.grad().defined();
+              }
+              EXPECT_LE(alive, static_cast<int64_t>(leaves.size()));
+              testing::descend(leaves);
+              for (const torch::Tensor& leaf : leaves) {
+                leaf.mutable_grad().reset();
+              }
+            });
+          }
+          for (int step = 0; step < kSteps; ++step) {
+            model->loss(batch_of(world->rank(), step)).backward();
+            if (!inside) {
+              testing::descend(sharded->parameters());
+              sharded->zero_grad();
+            } else {
+              EXPECT_THAT(order, ::testing::ElementsAre("blocks.2", "blocks.1", "blocks.0", "root"));
+              order.clear();
+            }
+          }
+          return weights_of(*sharded);
+        };
+        testing::expect_same(train(true), train(false));
+      });
+    }
+  }
+}
+
+TEST(UnitReducedHook, IsNotCalledBeforeTheStepIsComplete) {
+  run_ranks(2, [](Ranks world) {
+    TinyLM model = make_tiny_lm({}, at::kDouble);
+    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    int calls = 0;
+    sharded->set_unit_reduced_hook([&](const std::string&, const std::vector<torch::Tensor>&) { ++calls; });
+    sharded->backward(model->loss(batch_of(world->rank(), 0)), {.requires_gradient_sync = false});
+    EXPECT_EQ(calls, 0);
+    model->loss(batch_of(world->rank(), 1)).backward();
+    EXPECT_EQ(calls, 4);
+  });
+}
+
+// Runs a module in a backward of its own inside the outer one, as reentrant checkpointing does: its parameters get their
+// gradients there, before those of uses outside.
+struct Reentrant : torch::autograd::Function<Reentrant> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, int64_t module) {
+    torch::NoGradGuard no_grad;
+    context->save_for_backward({x});
+    context->saved_data["module"] = module;
+    return reinterpret_cast<torch::nn::LinearImpl*>(module)->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    torch::AutoGradMode grad(true);
+    torch::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["module"].toInt())->forward(x).backward(gradients[0]);
+    return {x.grad(), torch::Tensor()};
+  }
+};
+
+// A unit that is reduced, and then gets more gradients in the same backward: the optimizer would step on half of them.
+TEST(UnitReducedHook, SteppingTooEarlyIsAnError) {
+  run_ranks(2, [](Ranks world) {
+    auto net = testing::seeded([] {
+      torch::nn::ModuleList list;
+      for (int i = 0; i < 3; ++i) {
+        list->push_back(torch::nn::Linear(3, 3));
+      }
+      return list;
+    });
+    Options options = options_for(world, kFullShard);
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    auto sharded = fully_shard(*net, options);
+    sharded->set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>&) {});
+    torch::Tensor x = torch::ones({1, 3}, torch::requires_grad());
+    for (int layer : {0, 1, 2}) {
+      x = net[layer]->as<torch::nn::Linear>()->forward(x);
+    }
+    x = Reentrant::apply(x, reinterpret_cast<int64_t>(net[0]->as<torch::nn::Linear>()));
+    expect_error([&] { x.sum().backward(); }, {"unit '0'", "more gradients arrived after", "too early"});
+  });
+}
+
+TEST(GradientHook, ChangesWhatTheOptimizerSees) {
+  for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
+    run_ranks(2, [&](Ranks world) {
+      TinyLM model = make_tiny_lm({}, at::kDouble);
+      auto sharded = fully_shard(*model, options_for(world, strategy));
+      model->loss(batch_of(world->rank(), 0)).backward();
+      double norm = sharded->grad_norm().item<double>();
+      std::vector<std::string> fqns;
+      sharded->set_gradient_hook([&](const ReducedGradient& reduced) {
+        fqns.insert(fqns.end(), reduced.fqns.begin(), reduced.fqns.end());
+        reduced.gradient.mul_(2);
+      });
+      sharded->zero_grad();
+      model->loss(batch_of(world->rank(), 0)).backward();
+      EXPECT_NEAR(sharded->grad_norm().item<double>(), 2 * norm, 1e-12 * norm);
+      EXPECT_EQ(fqns.size(), sharded->shard_slices().size());
+      // Accumulated gradients are hooked one by one: 2 (g + g).
+      model->loss(batch_of(world->rank(), 0)).backward();
+      EXPECT_NEAR(sharded->grad_norm().item<double>(), 4 * norm, 1e-12 * norm);
+      sharded->set_gradient_hook({});
+      sharded->zero_grad();
+      model->loss(batch_of(world->rank(), 0)).backward();
+      EXPECT_NEAR(sharded->grad_norm().item<double>(), norm, 1e-12 * norm);
+    });
+  }
+}
+
+// A user's compression: gradients go over the ranks in bf16, whatever the engine's dtypes.
+void reduce_compressed(const ReduceRequest& request) {
+  torch::Tensor low = request.unsharded.to(at::kBFloat16);
+  torch::Tensor part = low;
+  if (request.shard) {
+    part = torch::empty({request.reduced.numel()}, low.options());
+    request.shard->reduce_scatter(part, low, {1.0 / request.shard->size()}, {request.unit, 0, Pass::kUser})->wait();
+  }
+  const double rest = request.scale * (request.shard ? request.shard->size() : 1);
+  if (request.replicate) {
+    request.replicate->all_reduce(request.reduced, part, {rest}, {request.unit, 0, Pass::kUser})->wait();
+  } else {
+    request.reduced.copy_(part.to(request.reduced.scalar_type()) * rest);
+  }
+}
+
+TEST(CommunicationHook, ReplacesTheEnginesReduction) {
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard}) {
+    run_ranks(4, [&](Ranks world) {
+      TinyLM model = make_tiny_lm({});
+      auto sharded = fully_shard(*model, options_for(world, strategy));
+      auto gradients = [&] {
+        sharded->zero_grad();
+        model->loss(batch_of(world->rank(), 0)).backward();
+        std::vector<torch::Tensor> result;
+        for (const torch::Tensor& leaf : sharded->parameters()) {
+          result.push_back(leaf.grad().defined() ? leaf.grad().clone() : torch::zeros({0}));
+        }
+        return torch::cat(result);
+      };
+      torch::Tensor want = gradients();
+      const uint64_t before = world->bytes_sent();
+      gradients();
+      const uint64_t plain = world->bytes_sent() - before;
+      sharded->set_communication_hook(reduce_compressed);
+      torch::Tensor got = gradients();
+      EXPECT_TRUE(torch::allclose(got, want, 2e-2, 1e-4));
+      EXPECT_FALSE(torch::equal(got, want));
+      if (strategy == kNoShard) {
+        // Beside the gradients, a word for each unit to each other rank: which parameters were captured.
+        EXPECT_EQ(world->bytes_sent() - before - plain, plain / 2 + 4 * 3 * sizeof(uint64_t));
+      }
+      if (is_hybrid(strategy)) {
+        expect_error([&] { sharded->backward(model->loss(batch_of(0, 0)), {.requires_all_reduce = false}); },
+                     {"requires_all_reduce", "communication hook"});
+      }
+    });
+  }
+}
+
+TEST(DivideFactor, ReplacesTheNumberOfRanks) {
+  for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
+    run_ranks(4, [&](Ranks world) {
+      TinyLM model = make_tiny_lm({}, at::kDouble);
+      auto sharded = fully_shard(*model, options_for(world, strategy));
+      model->loss(batch_of(world->rank(), 0)).backward();
+      double mean = sharded->grad_norm().item<double>();
+      sharded->set_gradient_divide_factor(1.0);
+      sharded->zero_grad();
+      model->loss(batch_of(world->rank(), 0)).backward();
+      EXPECT_NEAR(sharded->grad_norm().item<double>(), 4 * mean, 1e-12 * mean);
+      expect_error([&] { sharded->set_gradient_divide_factor(0.0); }, {"set_gradient_divide_factor", "positive"});
+      sharded->set_gradient_divide_factor({});
+      sharded->zero_grad();
+      model->loss(batch_of(world->rank(), 0)).backward();
+      EXPECT_EQ(sharded->grad_norm().item<double>(), mean);
+    });
+  }
+}
+
+// ---------------------------------------------------------------- reductions left in flight
+
+TEST(IsLastBackward, WaitsWhenSomebodyLooks) {
+  run_ranks(2, [](Ranks world) {
+    TinyLM model = make_tiny_lm({}, at::kDouble);
+    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto defined = [&] {
+      int64_t count = 0;
+      for (const torch::Tensor& leaf : sharded->parameters()) {
+        count += leaf.grad().defined();
+      }
+      return count;
+    };
+    model->loss(batch_of(world->rank(), 0)).backward();
+    const int64_t all = defined();
+    const double norm = sharded->grad_norm().item<double>();
+    sharded->zero_grad();
+    sharded->set_is_last_backward(false);
+    model->loss(batch_of(world->rank(), 0)).backward();
+    EXPECT_LT(defined(), all);
+    EXPECT_EQ(sharded->grad_norm().item<double>(), norm);
+    EXPECT_EQ(defined(), all);
+    sharded->zero_grad();
+    model->loss(batch_of(world->rank(), 0)).backward();
+    sharded->wait_for_gradients();
+    EXPECT_EQ(defined(), all);
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
