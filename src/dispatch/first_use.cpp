@@ -4,6 +4,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <optional>
+
+#include "dispatch/input_casts.h"
 #include "dispatch/operator_info.h"
 #include "engine/engine.h"
 #include "torch_seams/dispatch_key.h"
@@ -185,6 +188,19 @@ void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   }
 }
 
+// The dtype that inputs are to have, where the units of the sharded arguments want them cast.
+std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  std::optional<at::ScalarType> dtype;
+  visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument&) {
+    const StorageOwner* owner = seams::storage_owner(tensor);
+    if (!dtype && tensor.is_floating_point() && owner && owner->unit.load() &&
+        unit_of(*owner).options().cast_forward_inputs) {
+      dtype = tensor.scalar_type();
+    }
+  });
+  return dtype;
+}
+
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OperatorInfo& info = operator_info(op);
   if (info.kind == OperatorKind::kCopy && is_pinned(stack->back().toTensor())) {
@@ -204,9 +220,20 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
     return;
   }
-  PinnedUnits pinned;
-  pin_arguments(op, info, *stack, pinned);
-  redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+  std::optional<at::ScalarType> cast_back;
+  if (info.cast != CastRule::kNone) {
+    if (auto dtype = wanted_dtype(info, *stack)) {
+      cast_back = cast_inputs(info, *dtype, *stack);
+    }
+  }
+  {
+    PinnedUnits pinned;
+    pin_arguments(op, info, *stack, pinned);
+    redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+  }
+  if (cast_back) {
+    cast_results(*stack, op.schema().returns().size(), *cast_back);
+  }
 }
 
 }  // namespace

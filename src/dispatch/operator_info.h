@@ -25,7 +25,15 @@ enum class OperatorKind : uint8_t {
   kZero,
 };
 
+// What is done with floating-point arguments of other dtypes than the sharded parameter's (Options::cast_forward_inputs).
+enum class CastRule : uint8_t {
+  kNone,           // the operator promotes dtypes by itself, or does not care
+  kToParameter,    // it cannot mix them: arguments are cast to the parameter's dtype
+  kNormalisation,  // the same; but where the parameter is wider, results are cast back to the input's dtype
+};
+
 struct OperatorInfo {
+  CastRule cast = CastRule::kNone;
   OperatorKind kind = OperatorKind::kCompute;
   struct Argument {
     int32_t position;  // from the left

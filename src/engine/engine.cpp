@@ -40,19 +40,34 @@ Engine::~Engine() {
 namespace {
 
 // The hooks hold the owner, not the unit: they may outlive it.
-void hook_gradients(Unit& unit, ShardedParameter& parameter, int64_t index) {
+void hook_capture(ShardedParameter& parameter, int64_t index) {
   seams::StorageOwnerPtr owner = parameter.owner;
   parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner, index](const at::Tensor& gradient) {
-    auto* owning = static_cast<Unit*>(owner->unit.load());
-    TORCH_CHECK(owning, "fsdp: a gradient arrived at a parameter whose sharded module is gone");
-    owning->engine->capture(*owning, index, gradient);
+    auto* unit = static_cast<Unit*>(owner->unit.load());
+    TORCH_CHECK(unit, "fsdp: a gradient arrived at a parameter whose sharded module is gone");
+    unit->engine->capture(*unit, index, gradient);
   });
-  seams::add_gradient_tripwire(parameter.tensor, [owner, index] {
-    if (auto* owning = static_cast<Unit*>(owner->unit.load())) {
-      owning->check_membership(owning->parameter(index));
+}
+
+void add_tripwire(const ShardedParameter& parameter, int64_t index) {
+  seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner, index] {
+    if (auto* unit = static_cast<Unit*>(owner->unit.load())) {
+      unit->check_membership(unit->parameter(index));
     }
   });
-  (void)unit;
+}
+
+// Calls `visit` with each parameter that gets gradients and its index in the unit.
+void for_each_trainable(Unit& unit, const std::function<void(ShardedParameter&, int64_t)>& visit) {
+  int64_t index = 0;
+  for (auto& flat : unit.flat_parameters()) {
+    for (ShardedParameter& parameter : flat->parameters()) {
+      if (flat->requires_grad()) {
+        visit(parameter, index);
+      }
+      ++index;
+    }
+  }
 }
 
 }  // namespace
@@ -66,20 +81,43 @@ Unit& Engine::add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& 
   }
   units_.push_back(std::make_unique<Unit>(*this, std::move(modules), options, std::move(groups), options_.device));
   Unit& unit = *units_.back();
-  int64_t index = 0;
-  for (auto& flat : unit.flat_parameters()) {
-    for (ShardedParameter& parameter : flat->parameters()) {
-      if (flat->requires_grad()) {
-        hook_gradients(unit, parameter, index);
-      }
-      ++index;
-    }
-  }
+  for_each_trainable(unit, [](ShardedParameter& parameter, int64_t index) {
+    hook_capture(parameter, index);
+    add_tripwire(parameter, index);
+  });
   prepared_ = false;
   return unit;
 }
 
+void Engine::set_full_precision(bool on) {
+  if (full_precision_ == on) {
+    return;
+  }
+  TORCH_CHECK(seams::current_backward() == -1, "fsdp: full precision cannot be switched during backward");
+  reshard();
+  reducer_.finish_all();
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    TORCH_CHECK(!unit->gathered(), "fsdp: ", unit->where(),
+                ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      FlatGradient* gradient = unit->gradient(i);
+      TORCH_CHECK(!gradient || !gradient->accumulating(), "fsdp: ", unit->where(),
+                  ": full precision cannot be switched while gradients are accumulated without communication");
+    }
+    unit->invalidate_saved_values();
+    unit->set_full_precision(on);
+    for_each_trainable(*unit, hook_capture);
+  }
+  for (const CastBuffer& cast : buffers_) {
+    at::NoGradGuard no_grad;
+    cast.buffer.set_data(cast.buffer.to(on ? cast.original : cast.low));
+  }
+  full_precision_ = on;
+}
+
 void Engine::absorb(Engine& inner) {
+  inner.set_full_precision(false);
   inner.reshard();
   for (auto& unit : inner.units_) {
     unit->engine = this;
@@ -88,6 +126,7 @@ void Engine::absorb(Engine& inner) {
   }
   inner.units_.clear();
   park_groups_.merge(inner.park_groups_);
+  buffers_.insert(buffers_.end(), inner.buffers_.begin(), inner.buffers_.end());
   inner.absorbed_into_ = shared_from_this();
   prepared_ = false;
 }

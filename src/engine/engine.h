@@ -38,6 +38,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // -- building --
   const EngineOptions& options() const { return options_; }
   const ProcessMesh& mesh() const { return options_.mesh; }
+  // A buffer that was cast from its own dtype to `low` (Options::buffer_dtype).
+  struct CastBuffer {
+    at::Tensor buffer;
+    at::ScalarType original;
+    at::ScalarType low;
+  };
+  void add_buffer(const CastBuffer& buffer) { buffers_.push_back(buffer); }
   Unit& add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
                  std::vector<std::vector<ShardedParameter>> groups);
   // Takes over the units of an engine that was made for modules below this one's; rename them afterwards.
@@ -65,6 +72,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void unshard();
   void reshard();
   void reset();
+  // See ShardedModule.
+  void set_full_precision(bool on);
+  bool full_precision() const { return full_precision_; }
   void pin(const std::vector<Unit*>& units, const std::function<void()>& body);
   void with_full_params(const std::function<void()>& body, bool writeback);
   void for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit);
@@ -100,6 +110,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   EngineOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<CastBuffer> buffers_;
   std::shared_ptr<Engine> absorbed_into_;
   std::atomic<bool> prepared_{false};
   std::mutex prepare_mutex_;
@@ -117,6 +128,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<int> write_scopes_{0};
   std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself
   bool strict_ = false;
+  bool full_precision_ = false;
   EngineStats stats_;
 };
 

@@ -40,11 +40,12 @@ Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOpti
   int64_t first_index = 0;
   for (std::vector<ShardedParameter>& group : groups) {
     at::ScalarType original = group.front().tensor.scalar_type();
-    bool floating = c10::isFloatingType(original);
-    at::ScalarType compute = floating ? options_.param_dtype.value_or(original) : original;
-    at::ScalarType reduce = floating ? options_.reduce_dtype.value_or(compute) : original;
+    bool mixed = c10::isFloatingType(original) && !group.front().full_precision;
+    at::ScalarType compute = mixed ? options_.param_dtype.value_or(original) : original;
+    at::ScalarType reduce = mixed ? options_.reduce_dtype.value_or(compute) : original;
     at::ScalarType gradient = options_.keep_low_precision_grads ? reduce : original;
     int64_t count = static_cast<int64_t>(group.size());
+    mixed_dtypes_.push_back({compute, reduce});
     flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(group),
                                                                FlatDtypes{original, compute, reduce, gradient},
                                                                groups_.position(), device, this, first_index));
@@ -203,6 +204,14 @@ void Unit::unpark(BufferPool& pool) {
       pool.release(parked);
       parked.reset();
     }
+  }
+}
+
+void Unit::set_full_precision(bool on) {
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    FlatParameter& flat = *flat_parameters_[i];
+    auto [compute, reduce] = mixed_dtypes_[i];
+    flat.set_dtypes(on ? flat.dtypes().shard : compute, on ? flat.dtypes().shard : reduce);
   }
 }
 

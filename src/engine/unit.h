@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/transitions.h"
@@ -97,6 +98,10 @@ class Unit {
   // Bytes of the unsharded buffers that gather() takes from the pool.
   int64_t unsharded_nbytes() const { return unsharded_nbytes_; }
 
+  // Uses and reduces parameters in the dtype of the shards, or again as the options say. The unit must be sharded and
+  // have no gradients under way. Hooks on gradient accumulators are to be added again.
+  void set_full_precision(bool on);
+
   // -- versions (rule R4) --
   uint64_t shard_version() const;
   // The shard's version when it was last gathered or used in forward.
@@ -128,6 +133,7 @@ class Unit {
   std::string name_;
   UnitOptions options_;
   ShardGroups groups_;
+  std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
   std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
   std::vector<std::unique_ptr<FlatGradient>> gradients_;
   std::vector<at::Tensor> unsharded_;  // one for each FlatParameter; undefined where the shard itself serves

@@ -6,6 +6,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <utility>
+
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/shard_version.h"
 
@@ -90,9 +92,31 @@ void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t
   ShardedParameter& p = parameters_[parameter];
   p.requires_grad = requires_grad_;
   p.owner = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kParameter, unit, index);
-  at::Tensor view = make_keyed_view(parameter, p.owner, "fsdp: a sharded parameter was read");
+  point_at_new_storage(p, parameter);
+}
+
+void FlatParameter::point_at_new_storage(ShardedParameter& p, int64_t position) {
+  at::Tensor view = make_keyed_view(position, p.owner, "fsdp: a sharded parameter was read");
   p.keyed_storage = view.storage();
   seams::replace_data(p.tensor, view);
+}
+
+void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
+  TORCH_CHECK(!attached_, "fsdp: the dtypes of a gathered FlatParameter cannot change");
+  dtypes_.reduce = reduce;
+  if (std::exchange(dtypes_.compute, compute) == compute) {
+    return;
+  }
+  c10::InferenceMode no_inference(false);
+  c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
+  at::NoGradGuard no_grad;
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    ShardedParameter& parameter = parameters_[i];
+    parameter.tensor.mutable_grad().reset();  // a sentinel of the old dtype
+    parameter.sentinel_installed = false;
+    point_at_new_storage(parameter, i);
+  }
+  name_storages(unit_name_);
 }
 
 at::Tensor FlatParameter::make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner,

@@ -22,6 +22,7 @@ struct ShardedParameter {
   std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format
   seams::StorageOwnerPtr owner;
   bool requires_grad = false;
+  bool full_precision = false;  // used and reduced in the dtype of the shards (Options::full_precision_classes)
   // Of what tensor.grad() holds after a capture. The engine does not keep it alive: when it goes, the gradient was
   // cleared on the module.
   c10::weak_intrusive_ptr<seams::StorageOwner> sentinel_owner{seams::StorageOwnerPtr()};
@@ -80,6 +81,10 @@ class FlatParameter {
   void detach();
   bool attached() const { return attached_; }
 
+  // From now on the parameters are gathered, used and reduced in these dtypes. They must be detached. Drops gradient
+  // accumulators, and with them the hooks on them, where the compute dtype changes.
+  void set_dtypes(at::ScalarType compute, at::ScalarType reduce);
+
   // A gradient for the module's parameter: full shape, without memory, calls `gone` when nobody holds it any more.
   at::Tensor make_gradient_sentinel(int64_t parameter, std::function<void()> gone);
 
@@ -92,6 +97,7 @@ class FlatParameter {
  private:
   void copy_into_shard(int64_t parameter);
   void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
+  void point_at_new_storage(ShardedParameter& parameter, int64_t position);
   at::Tensor make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner, const std::string& message) const;
   void make_leaves();
 

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_set>
 
 #include "flat/shardable.h"
+#include "frontend/buffer_casts.h"
 #include "frontend/engine_registry.h"
 #include "frontend/mesh_choice.h"
 #include "frontend/unit_assignment.h"
@@ -229,20 +231,25 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
   require(outer.device == other.device, "device");
 }
 
-// One group for each dtype and requires_grad, in order of first appearance.
-std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters) {
-  std::vector<std::pair<std::pair<at::ScalarType, bool>, std::vector<ShardedParameter>>> groups;
+// One group for each dtype, requires_grad and precision, in order of first appearance.
+std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters,
+                                                            const std::vector<std::string>& full_precision_paths) {
+  using Key = std::tuple<at::ScalarType, bool, bool>;
+  std::vector<std::pair<Key, std::vector<ShardedParameter>>> groups;
   for (const FoundParameter& parameter : parameters) {
-    std::pair<at::ScalarType, bool> key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad()};
-    auto it = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == key; });
-    if (it == groups.end()) {
-      it = groups.insert(groups.end(), {key, {}});
-    }
     ShardedParameter sharded;
     sharded.tensor = parameter.tensor;
     sharded.fqn = parameter.fqn();
+    for (const ParameterSite& site : parameter.sites) {
+      sharded.full_precision |= is_at_or_below_any(site.module, full_precision_paths);
+    }
     for (size_t i = 1; i < parameter.sites.size(); ++i) {
       sharded.other_fqns.push_back(parameter.sites[i].fqn);
+    }
+    Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision};
+    auto it = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == key; });
+    if (it == groups.end()) {
+      it = groups.insert(groups.end(), {key, {}});
     }
     it->second.push_back(std::move(sharded));
   }
@@ -251,6 +258,18 @@ std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<Fo
     result.push_back(std::move(group.second));
   }
   return result;
+}
+
+// Paths of modules that inner fully_shard calls have annotated.
+std::vector<std::string> annotated_paths(const Survey& surveyed) {
+  std::vector<std::string> paths;
+  for (const void* module : annotated_modules(surveyed)) {
+    const auto& known = surveyed.tree.paths.find(module);
+    if (known != surveyed.tree.paths.end()) {
+      paths.insert(paths.end(), known->second.begin(), known->second.end());
+    }
+  }
+  return paths;
 }
 
 void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
@@ -267,8 +286,8 @@ std::string join_fqns(const UnitPlan& plan) {
   return plan.modules.front().fqn.empty() ? "root" : plan.modules.front().fqn;
 }
 
-std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const Survey& surveyed,
-                                     const Options& options) {
+std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitPlan>& plans,
+                                     const Survey& surveyed, const Options& options) {
   const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
   EngineOptions shared{choose_mesh(options, name), options.use_orig_params,
                        shard_device(options, surveyed.unassigned, surveyed)};
@@ -280,6 +299,12 @@ std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const S
   const auto& ranks = shared.mesh.world ? shared.mesh.world : shared.mesh.shard;
   shared.model = surveyed.inner.empty() ? number_of_model(ranks) : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
+  const std::vector<std::string> full_precision = paths_of_classes(root, options.full_precision_classes);
+  if (options.buffer_dtype) {
+    std::vector<std::string> except = annotated_paths(surveyed);
+    except.insert(except.end(), full_precision.begin(), full_precision.end());
+    cast_buffers(root, *options.buffer_dtype, except, *engine);
+  }
   for (Engine* inner : surveyed.inner) {
     std::shared_ptr<Engine> keep = inner->shared_from_this();
     engine->absorb(*inner);
@@ -287,7 +312,7 @@ std::shared_ptr<ShardedModule> build(const std::vector<UnitPlan>& plans, const S
   }
   rename_inner_units(*engine, surveyed.tree);
   for (const UnitPlan& plan : plans) {
-    Unit& unit = engine->add_unit(plan.modules, unit_options(options), group_parameters(plan.parameters));
+    Unit& unit = engine->add_unit(plan.modules, unit_options(options), group_parameters(plan.parameters, full_precision));
     unit.is_root = plan.modules.front().fqn.empty();
   }
   register_engine(engine);
@@ -307,7 +332,7 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
   check_one_device(surveyed.unassigned);
   check_all_shardable(surveyed.unassigned);
   auto plans = assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
-  auto sharded = build(plans, surveyed, options);
+  auto sharded = build(module, plans, surveyed, options);
   warn_if_one_unit(sharded->engine(), &module);
   return sharded;
 }
@@ -342,7 +367,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   check_one_device(surveyed.unassigned);
   check_all_shardable(surveyed.unassigned);
   plan.parameters = surveyed.unassigned;
-  return build({plan}, surveyed, options);
+  return build(parent, {plan}, surveyed, options);
 }
 
 }  // namespace fsdp

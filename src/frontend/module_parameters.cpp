@@ -1,5 +1,10 @@
 #include "frontend/module_parameters.h"
 
+#include <algorithm>
+#include <functional>
+
+#include "fsdp/wrap_policy.h"
+
 namespace fsdp {
 namespace {
 
@@ -44,6 +49,30 @@ bool is_at_or_below(const std::string& path, const std::string& ancestor) {
   return ancestor.empty() || path == ancestor ||
          (path.size() > ancestor.size() && path.compare(0, ancestor.size(), ancestor) == 0 &&
           path[ancestor.size()] == '.');
+}
+
+bool is_at_or_below_any(const std::string& path, const std::vector<std::string>& ancestors) {
+  return std::any_of(ancestors.begin(), ancestors.end(),
+                     [&](const std::string& ancestor) { return is_at_or_below(path, ancestor); });
+}
+
+std::vector<std::string> paths_of_classes(const torch::nn::Module& root, const std::vector<std::string>& classes) {
+  std::vector<std::string> paths;
+  if (classes.empty()) {
+    return paths;
+  }
+  std::function<void(const torch::nn::Module&, const std::string&)> visit = [&](const torch::nn::Module& module,
+                                                                                const std::string& path) {
+    if (std::find(classes.begin(), classes.end(), module_class_name(module)) != classes.end()) {
+      paths.push_back(path);
+      return;
+    }
+    for (const auto& child : module.named_children()) {
+      visit(*child.value(), join_path(path, child.key()));
+    }
+  };
+  visit(root, "");
+  return paths;
 }
 
 std::string FoundParameter::lowest_common_ancestor() const {

@@ -40,7 +40,7 @@ void FusedAdamW::step(double gradient_scale) {
     const c10::Device device = parameter.device();
     Batch& batch = batches[{device.type(), device.index(), parameter.scalar_type()}];
     batch.parameters.push_back(parameter);
-    batch.gradients.push_back(gradient);
+    batch.gradients.push_back(gradient.to(parameter.scalar_type()));  // a cast only of gradients in low precision
     batch.means.push_back(state.mean);
     batch.square_means.push_back(state.square_mean);
     batch.steps.push_back(state.steps);
