@@ -148,6 +148,11 @@ TEST_P(GradScalerRanks, RanksWithoutGradientsFollow) {
     scaler.update();
     sharded->zero_grad();
     EXPECT_TRUE(scaler.step(*sharded, [] {})) << "no gradients on any rank";
+    scaler.update();
+    (model->named_parameters()["p0"].sum() * NAN).backward();
+    const torch::Tensor held = model->named_parameters()["p0"].grad();
+    model->zero_grad();
+    EXPECT_TRUE(scaler.step(*sharded, [] {})) << "gradients cleared on the module";
   });
 }
 

@@ -143,6 +143,26 @@ TEST(ShardedGradScaler, UnscalesByItselfOrOnRequestButOnce) {
   }
 }
 
+TEST(ShardedGradScaler, TakesGradientsOfSeveralDtypes) {
+  const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kHalf, at::kFloat, at::kBFloat16, at::kHalf};
+  std::vector<at::Tensor> tensors;
+  for (at::ScalarType dtype : dtypes) tensors.push_back(torch::zeros({3}, dtype));
+  Bag model(tensors);
+  auto sharded = fully_shard(*model, one_rank_options_for_lists());
+  const std::vector<at::Tensor> leaves = sharded->parameters();
+  ShardedGradScaler scaler = scaler_in_use({.init_scale = 64});
+  for (size_t bad = 0; bad <= leaves.size(); ++bad) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      leaves[i].mutable_grad() = torch::full({3}, i == bad ? NAN : 192.0, leaves[i].scalar_type());
+    }
+    EXPECT_EQ(scaler.step(*sharded, [] {}), bad == leaves.size()) << bad;
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      EXPECT_TRUE(i == bad || (leaves[i].grad() == 3).all().item<bool>()) << leaves[i].grad();
+    }
+    scaler.update(64.0);
+  }
+}
+
 TEST(ShardedGradScaler, RefusesCallsOutOfOrder) {
   Model model;
   CountingOptimizer optimizer;
