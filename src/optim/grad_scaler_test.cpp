@@ -208,8 +208,13 @@ TEST(ShardedGradScaler, DecidesForEachModelAndUpdatesOverAll) {
     scaler.update();
     EXPECT_EQ(scaler.scale(), 8);
     EXPECT_EQ(scaler.growth_tracker(), 0);
+    // What was found in the last iteration is forgotten, also of a model that takes no part in this one.
+    EXPECT_TRUE(scaler.step(*good.sharded, optimizer));
+    scaler.update();
+    EXPECT_EQ(scaler.scale(), 8);
+    EXPECT_EQ(scaler.growth_tracker(), 1);
   }
-  EXPECT_EQ(optimizer.calls, 2);
+  EXPECT_EQ(optimizer.calls, 4);
 }
 
 TEST(ShardedGradScaler, KeepsTheScaleAmongNormalNumbers) {
