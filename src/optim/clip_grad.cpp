@@ -1,7 +1,5 @@
 // ShardedModule::clip_grad_norm_: the norm over all ranks, and the same scaling on each of them.
 #include <ATen/ops/full.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,22 +10,10 @@
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "optim/clip_scale.h"
+#include "optim/norm_sum.h"
 
 namespace fsdp {
 namespace {
-
-// Norms add up as powers; the infinity norm as a maximum.
-struct NormSum {
-  explicit NormSum(double norm_type) : type(norm_type) {}
-  void add(double norm) { merge(std::isinf(type) ? norm : std::pow(norm, type)); }
-  void merge(double other) { sum = std::isinf(type) ? nan_max(sum, other) : sum + other; }
-  double norm() const { return std::isinf(type) ? sum : std::pow(sum, 1.0 / type); }
-
-  static double nan_max(double a, double b) { return std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b); }
-
-  double type;
-  double sum = 0;
-};
 
 std::vector<at::Tensor> leaves_of(const Engine& engine, const FlatParameter& flat) {
   return engine.options().use_orig_params ? flat.original_leaves() : std::vector<at::Tensor>{flat.flat_leaf()};
@@ -35,11 +21,7 @@ std::vector<at::Tensor> leaves_of(const Engine& engine, const FlatParameter& fla
 
 void add_gradients(const Engine& engine, const FlatParameter& flat, NormSum& sum) {
   for (const at::Tensor& leaf : leaves_of(engine, flat)) {
-    if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {
-      auto dtype = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-      double norm = at::linalg_vector_norm(gradient, sum.type, std::nullopt, false, dtype).item<double>();
-      sum.add(norm);
-    }
+    sum.add(norm_of(leaf.grad(), sum.type));
   }
 }
 

@@ -1,0 +1,170 @@
+#include "fsdp/grad_scaler.h"
+
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "engine/engine.h"
+#include "optim/agree.h"
+
+namespace fsdp {
+namespace {
+
+using Fp32 = std::numeric_limits<float>;
+
+void check_scale(const char* name, double scale) {
+  TORCH_CHECK(scale >= Fp32::min() && scale <= Fp32::max(), "fsdp: ShardedGradScaler: ", name, " is ", scale,
+              ", but must be a normal positive number of fp32");
+}
+
+void check_state(const char* scale_name, const GradScalerState& state) {
+  check_scale(scale_name, state.scale);
+  TORCH_CHECK(std::isfinite(state.growth_factor) && state.growth_factor > 1,
+              "fsdp: ShardedGradScaler: growth_factor is ", state.growth_factor, ", but must be finite and above 1");
+  TORCH_CHECK(state.backoff_factor > 0 && state.backoff_factor < 1, "fsdp: ShardedGradScaler: backoff_factor is ",
+              state.backoff_factor, ", but must be between 0 and 1");
+  TORCH_CHECK(state.growth_interval >= 1, "fsdp: ShardedGradScaler: growth_interval is ", state.growth_interval,
+              ", but must be at least 1");
+  TORCH_CHECK(state.growth_tracker >= 0, "fsdp: ShardedGradScaler: growth_tracker is ", state.growth_tracker,
+              ", but must not be negative");
+}
+
+double in_fp32(double value) { return static_cast<float>(value); }
+
+// Multiplies this rank's gradients in place; whether any of them is not finite.
+bool unscale_gradients(ShardedModule& sharded, double scale) {
+  const at::NoGradGuard no_grad;
+  sharded.engine().notice_cleared_gradients();
+  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;  // the kernel takes one dtype
+  for (const at::Tensor& leaf : sharded.parameters()) {
+    if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {
+      gradients[gradient.scalar_type()].push_back(gradient);
+    }
+  }
+  const auto options = at::TensorOptions(at::kFloat).device(sharded.engine().options().device);
+  const at::Tensor inverse = at::full({}, 1.0 / scale, options);
+  at::Tensor found = at::zeros({}, options);
+  for (auto& [dtype, tensors] : gradients) {
+    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, inverse);
+  }
+  return found.item<float>() != 0;
+}
+
+}  // namespace
+
+ShardedGradScaler::ShardedGradScaler(const GradScalerOptions& options) : enabled_(options.enabled) {
+  state_ = {options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval, 0};
+  check_state("init_scale", state_);
+  state_.scale = in_fp32(state_.scale);
+}
+
+at::Tensor ShardedGradScaler::scale(const at::Tensor& outputs) {
+  if (!enabled_) return outputs;
+  TORCH_CHECK(outputs.defined() && outputs.is_floating_point(), "fsdp: ShardedGradScaler: scale takes tensors of ",
+              "floating dtypes, not ", outputs.defined() ? c10::toString(outputs.scalar_type()) : "an undefined one");
+  scaled_ = true;
+  const at::Tensor factor = at::full({}, state_.scale, outputs.options().dtype(at::kFloat).requires_grad(false));
+  return (outputs * factor).to(outputs.scalar_type());
+}
+
+std::vector<at::Tensor> ShardedGradScaler::scale(const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& output : outputs) result.push_back(scale(output));
+  return result;
+}
+
+void ShardedGradScaler::unscale_(ShardedModule& sharded) {
+  if (!enabled_) return;
+  check_scaled("unscale_");
+  PerModel& state = model(sharded);
+  TORCH_CHECK(state.stage != Stage::kUnscaled,
+              "fsdp: ShardedGradScaler: unscale_() has already been called on this model since the last update()");
+  TORCH_CHECK(state.stage != Stage::kStepped, "fsdp: ShardedGradScaler: unscale_() is being called after step()");
+  unscale(sharded, state);
+}
+
+void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state) {
+  const bool mine = unscale_gradients(sharded, state_.scale);
+  state = {Stage::kUnscaled, true};  // should the exchange fail, nothing may step on what is scaled down already
+  state.found_inf = any_rank(sharded.engine(), mine, "ShardedGradScaler");
+}
+
+bool ShardedGradScaler::step(ShardedModule& sharded, const std::function<void()>& step_optimizer) {
+  if (!enabled_) {
+    step_optimizer();
+    return true;
+  }
+  check_scaled("step");
+  PerModel& state = model(sharded);
+  TORCH_CHECK(state.stage != Stage::kStepped,
+              "fsdp: ShardedGradScaler: step() has already been called on this model since the last update()");
+  if (state.stage == Stage::kReady) {
+    unscale(sharded, state);
+  }
+  const bool good = !state.found_inf;
+  if (good) {
+    step_optimizer();
+  }
+  state.stage = Stage::kStepped;
+  return good;
+}
+
+void ShardedGradScaler::update() {
+  if (!enabled_) return;
+  check_scaled("update");
+  bool recorded = false, found_inf = false;
+  for (const auto& [engine, state] : models_) {
+    recorded |= state.stage != Stage::kReady;
+    found_inf |= state.found_inf;
+  }
+  TORCH_CHECK(recorded, "fsdp: ShardedGradScaler: no gradients were checked since the last update(): call step()");
+  found_inf ? back_off() : grow();
+  models_.clear();
+}
+
+void ShardedGradScaler::update(double new_scale) {
+  if (!enabled_) return;
+  check_scaled("update");
+  check_scale("new_scale", new_scale);
+  state_.scale = in_fp32(new_scale);
+  models_.clear();
+}
+
+void ShardedGradScaler::back_off() {
+  state_.scale = std::max<double>(in_fp32(state_.scale * state_.backoff_factor), Fp32::min());
+  state_.growth_tracker = 0;
+}
+
+void ShardedGradScaler::grow() {
+  if (++state_.growth_tracker < state_.growth_interval) return;
+  const double grown = state_.scale * state_.growth_factor;
+  state_.scale = grown <= Fp32::max() ? in_fp32(grown) : state_.scale;
+  state_.growth_tracker = 0;
+}
+
+std::optional<GradScalerState> ShardedGradScaler::state_dict() const {
+  return enabled_ ? std::optional(state_) : std::nullopt;
+}
+
+void ShardedGradScaler::load_state_dict(const std::optional<GradScalerState>& state) {
+  if (!enabled_) return;
+  TORCH_CHECK(state, "fsdp: ShardedGradScaler: the state is empty: was it saved by a scaler that is not enabled?");
+  check_state("scale", *state);
+  state_ = *state;
+  state_.scale = in_fp32(state_.scale);
+}
+
+void ShardedGradScaler::check_scaled(const char* what) const {
+  TORCH_CHECK(scaled_, "fsdp: ShardedGradScaler: ", what, "() before any scale(): gradients of a loss that was not ",
+              "scaled must not be unscaled");
+}
+
+ShardedGradScaler::PerModel& ShardedGradScaler::model(ShardedModule& sharded) {
+  return models_[sharded.engine().weak_from_this()];
+}
+
+}  // namespace fsdp
