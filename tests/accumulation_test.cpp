@@ -48,8 +48,8 @@ void expect_close(const Weights& got, const Weights& want) {
 // How the passes of a step are run.
 enum class Way { kSyncEach, kNoSync, kPerCall, kSwitch, kReplicasLater, kWaitLater, kNoSyncThenReplicas };
 const char* to_string(Way way) {
-  const char* names[] = {"sync_each", "no_sync",    "per_call",           "switch",
-                         "replicas",  "wait_later", "no_sync_then_replicas"};
+  const char* names[] = {
+      "sync_each", "no_sync", "per_call", "switch", "replicas", "wait_later", "no_sync_then_replicas"};
   return names[static_cast<int>(way)];
 }
 
@@ -207,7 +207,8 @@ TEST(NoSync, ReducesUnitsThatTheLastPassDoesNotUse) {
     // The mean of 1 and 2, in each element of both weights.
     for (const auto& [name, leaf] : sharded->named_parameters()) {
       if (leaf.numel() > 0) {
-        EXPECT_TRUE(torch::equal(leaf.grad(), torch::full_like(leaf.grad(), name.find("bias") == std::string::npos ? 1.5 : 1)))
+        EXPECT_TRUE(
+            torch::equal(leaf.grad(), torch::full_like(leaf.grad(), name.find("bias") == std::string::npos ? 1.5 : 1)))
             << name << leaf.grad();
       }
     }
@@ -247,7 +248,8 @@ struct Thrown : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A backward that throws in the middle of an accumulation takes earlier passes with it. That is said, once somebody goes on.
+// A backward that throws in the middle of an accumulation takes earlier passes with it. That is said, once somebody
+// goes on.
 TEST(NoSync, LostAccumulationIsAnError) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
@@ -333,8 +335,8 @@ TEST(UnitReducedHook, IsNotCalledBeforeTheStepIsComplete) {
   });
 }
 
-// Runs a module in a backward of its own inside the outer one, as reentrant checkpointing does: its parameters get their
-// gradients there, before those of uses outside.
+// Runs a module in a backward of its own inside the outer one, as reentrant checkpointing does: its parameters get
+// their gradients there, before those of uses outside.
 struct Reentrant : torch::autograd::Function<Reentrant> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, int64_t module) {
     torch::NoGradGuard no_grad;

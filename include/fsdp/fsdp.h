@@ -1,33 +1,51 @@
-// FullyShardedDataParallel<M>: a module and its sharding in one object. Thin over fully_shard.
+// FullyShardedDataParallel<M>: a module and its sharding in one object. Thin over fully_shard; what it adds is what
+// needs to see forward, train() and eval().
 //
 //   fsdp::FullyShardedDataParallel<Net> model(Net(…), options);
 //   torch::optim::AdamW optimizer(model.parameters(), …);
-//   auto loss = model.forward(input);   // or model->forward(input)
+//   auto loss = model.forward(input);
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
+#include "fsdp/cast_floating.h"
 #include "fsdp/fully_shard.h"
 
 namespace fsdp {
+
+// What fully_shard has no hook for.
+struct WrapperOptions {
+  // Whether forward casts its floating-point arguments to Options::param_dtype, where that is set.
+  bool cast_root_forward_inputs = true;
+  // dtype to which forward casts the floating-point tensors of its result. Unset: it does not.
+  std::optional<c10::ScalarType> output_dtype = std::nullopt;
+  // Whether eval() switches to full precision, and train() back (ShardedModule::set_full_precision).
+  bool full_precision_in_eval = false;
+};
 
 // M is a module holder (TORCH_MODULE) or a std::shared_ptr to a module. FQNs are those of the wrapped module.
 template <typename M>
 class FullyShardedDataParallel {
  public:
-  FullyShardedDataParallel(M module, const Options& options)
-      : module_(std::move(module)), sharded_(fully_shard(*module_, options)) {}
+  FullyShardedDataParallel(M module, const Options& options, const WrapperOptions& wrapper = {})
+      : module_(std::move(module)),
+        sharded_(fully_shard(*module_, options)),
+        input_dtype_(wrapper.cast_root_forward_inputs ? options.param_dtype : std::nullopt),
+        wrapper_(wrapper) {}
 
+  // The module's forward, between the casts that the options ask for.
   template <typename... Args>
   auto forward(Args&&... args) {
-    return module_->forward(std::forward<Args>(args)...);
+    auto result = module_->forward(cast_input(std::forward<Args>(args))...);
+    return wrapper_.output_dtype ? cast_floating(std::move(result), *wrapper_.output_dtype) : result;
   }
   template <typename... Args>
   auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
 
-  // The wrapped module.
+  // The wrapped module. What is called on it directly is not cast.
   M& module() { return module_; }
   auto operator->() { return &*module_; }
 
@@ -38,12 +56,27 @@ class FullyShardedDataParallel {
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {
     return sharded_->clip_grad_norm_(max_norm, norm_type);
   }
-  void train(bool on = true) { module_->train(on); }
-  void eval() { module_->eval(); }
+  [[nodiscard]] ShardedModule::NoSync no_sync() { return sharded_->no_sync(); }
+  void train(bool on = true) {
+    module_->train(on);
+    if (wrapper_.full_precision_in_eval) {
+      sharded_->set_full_precision(!on);
+    }
+  }
+  void eval() { train(false); }
 
  private:
+  template <typename T>
+  auto cast_input(T&& value) {
+    using Value = std::decay_t<T>;
+    bool cast = input_dtype_ && !sharded_->full_precision();
+    return cast ? cast_floating(Value(std::forward<T>(value)), *input_dtype_) : Value(std::forward<T>(value));
+  }
+
   M module_;
   std::shared_ptr<ShardedModule> sharded_;
+  std::optional<c10::ScalarType> input_dtype_;
+  WrapperOptions wrapper_;
 };
 
 }  // namespace fsdp

@@ -171,10 +171,11 @@ class ShardedModule {
   void unshard();
   void reshard();
 
-  // true: parameters are gathered and used, and gradients reduced, in the dtype of the shards, and buffers return to their
-  // own dtypes: an evaluation in full precision, say. false: again as the options say. Graphs made before cannot be run
-  // backward afterwards. All ranks must do the same, between steps.
+  // true: parameters are gathered and used, and gradients reduced, in the dtype of the shards, and buffers return to
+  // their own dtypes: an evaluation in full precision, say. false: again as the options say. Graphs made before cannot
+  // be run backward afterwards. All ranks must do the same, between steps.
   void set_full_precision(bool on);
+  bool full_precision() const;
 
   // Forgets gradients that a failed backward left half captured. Shards and their gradients stay as they are.
   void reset();

@@ -94,9 +94,9 @@ struct Options {
   // Whether the gradients that the optimizer sees stay in reduce_dtype instead of the dtype of the shards: for
   // optimizers that take them so (FusedAdamW does).
   bool keep_low_precision_grads = false;
-  // Whether operators that cannot mix dtypes (matrix products, convolutions, recurrent layers, normalisations) get their
-  // other floating-point arguments cast to the dtype in which the unit is used, where PyTorch casts a module's inputs.
-  // A normalisation whose weight is wider than its input returns the input's dtype.
+  // Whether operators that cannot mix dtypes (matrix products, convolutions, recurrent layers, normalisations) get
+  // their other floating-point arguments cast to the dtype in which the unit is used, where PyTorch casts a module's
+  // inputs. A normalisation whose weight is wider than its input returns the input's dtype.
   bool cast_forward_inputs = true;
   // Classes of modules (module_class_name) whose parameters and buffers are used and reduced in full precision:
   // normalisations, say. They are kept in FlatParameters of their own.

@@ -8,7 +8,8 @@ namespace fsdp {
 namespace {
 
 bool is_foreign(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != dtype && !seams::has_sharded_key(tensor);
+  return tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != dtype &&
+         !seams::has_sharded_key(tensor);
 }
 
 bool holds_foreign(const c10::IValue& value, at::ScalarType dtype) {
@@ -41,7 +42,8 @@ bool is_wider(at::ScalarType a, at::ScalarType b) { return c10::elementSize(a) >
 
 }  // namespace
 
-std::optional<at::ScalarType> cast_inputs(const OperatorInfo& info, at::ScalarType parameter, torch::jit::Stack& stack) {
+std::optional<at::ScalarType> cast_inputs(const OperatorInfo& info, at::ScalarType parameter,
+                                          torch::jit::Stack& stack) {
   c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   std::optional<at::ScalarType> result;
   for (const OperatorInfo::Argument& argument : info.tensors) {

@@ -59,16 +59,44 @@ OperatorKind kind_of(const c10::OperatorHandle& op) {
 }
 
 CastRule cast_rule_of(const std::string& name) {
-  static const std::unordered_set<std::string> to_parameter = {
-      "aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm", "aten::addmv",
-      "aten::addbmm", "aten::baddbmm", "aten::chain_matmul", "aten::einsum", "aten::bilinear", "aten::_trilinear",
-      "aten::tensordot", "aten::inner", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::convolution",
-      "aten::_convolution", "aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", "aten::lstm",
-      "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell",
-      "aten::rnn_relu_cell", "aten::prelu", "aten::_prelu_kernel", "aten::scaled_dot_product_attention"};
+  static const std::unordered_set<std::string> to_parameter = {"aten::linear",
+                                                               "aten::matmul",
+                                                               "aten::mm",
+                                                               "aten::bmm",
+                                                               "aten::mv",
+                                                               "aten::dot",
+                                                               "aten::addmm",
+                                                               "aten::addmv",
+                                                               "aten::addbmm",
+                                                               "aten::baddbmm",
+                                                               "aten::chain_matmul",
+                                                               "aten::einsum",
+                                                               "aten::bilinear",
+                                                               "aten::_trilinear",
+                                                               "aten::tensordot",
+                                                               "aten::inner",
+                                                               "aten::conv1d",
+                                                               "aten::conv2d",
+                                                               "aten::conv3d",
+                                                               "aten::convolution",
+                                                               "aten::_convolution",
+                                                               "aten::conv_transpose1d",
+                                                               "aten::conv_transpose2d",
+                                                               "aten::conv_transpose3d",
+                                                               "aten::lstm",
+                                                               "aten::gru",
+                                                               "aten::rnn_tanh",
+                                                               "aten::rnn_relu",
+                                                               "aten::lstm_cell",
+                                                               "aten::gru_cell",
+                                                               "aten::rnn_tanh_cell",
+                                                               "aten::rnn_relu_cell",
+                                                               "aten::prelu",
+                                                               "aten::_prelu_kernel",
+                                                               "aten::scaled_dot_product_attention"};
   static const std::unordered_set<std::string> normalisations = {
-      "aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm", "aten::group_norm", "aten::native_group_norm",
-      "aten::batch_norm", "aten::native_batch_norm", "aten::instance_norm"};
+      "aten::layer_norm",        "aten::native_layer_norm", "aten::rms_norm",          "aten::group_norm",
+      "aten::native_group_norm", "aten::batch_norm",        "aten::native_batch_norm", "aten::instance_norm"};
   return to_parameter.count(name) > 0     ? CastRule::kToParameter
          : normalisations.count(name) > 0 ? CastRule::kNormalisation
                                           : CastRule::kNone;

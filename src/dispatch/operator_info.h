@@ -25,7 +25,8 @@ enum class OperatorKind : uint8_t {
   kZero,
 };
 
-// What is done with floating-point arguments of other dtypes than the sharded parameter's (Options::cast_forward_inputs).
+// What is done with floating-point arguments of other dtypes than the sharded parameter's
+// (Options::cast_forward_inputs).
 enum class CastRule : uint8_t {
   kNone,           // the operator promotes dtypes by itself, or does not care
   kToParameter,    // it cannot mix them: arguments are cast to the parameter's dtype

@@ -98,8 +98,9 @@ void Engine::set_full_precision(bool on) {
   reducer_.finish_all();
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
-    TORCH_CHECK(!unit->gathered(), "fsdp: ", unit->where(),
-                ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
+    TORCH_CHECK(
+        !unit->gathered(), "fsdp: ", unit->where(),
+        ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       FlatGradient* gradient = unit->gradient(i);
       TORCH_CHECK(!gradient || !gradient->accumulating(), "fsdp: ", unit->where(),
@@ -446,6 +447,11 @@ void Engine::forget_accumulated() {
       }
     }
   }
+}
+
+void Engine::settle_gradients() {
+  notice_cleared_gradients();
+  reducer_.finish_all();
 }
 
 void Engine::notice_cleared_gradients() {

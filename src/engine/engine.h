@@ -79,6 +79,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void with_full_params(const std::function<void()>& body, bool writeback);
   void for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit);
   void notice_cleared_gradients();
+  // Before somebody looks at the leaves' gradients: waits for reductions, notices what was cleared.
+  void settle_gradients();
   // Drops gradients that were accumulated and not reduced yet.
   void forget_accumulated();
   GradientReducer& reducer() { return reducer_; }

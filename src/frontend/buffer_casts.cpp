@@ -30,7 +30,8 @@ void visit(torch::nn::Module& module, const std::string& path, at::ScalarType dt
 
 }  // namespace
 
-void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const std::vector<std::string>& except, Engine& engine) {
+void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const std::vector<std::string>& except,
+                  Engine& engine) {
   at::NoGradGuard no_grad;
   visit(root, "", dtype, except, engine);
 }

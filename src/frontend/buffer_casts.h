@@ -10,8 +10,9 @@
 
 namespace fsdp {
 
-// Casts floating-point buffers of `root` and below to `dtype`, but for those at or below `except` (paths of modules), and
-// tells the engine.
-void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const std::vector<std::string>& except, Engine& engine);
+// Casts floating-point buffers of `root` and below to `dtype`, but for those at or below `except` (paths of modules),
+// and tells the engine.
+void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const std::vector<std::string>& except,
+                  Engine& engine);
 
 }  // namespace fsdp

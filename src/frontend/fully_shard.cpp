@@ -312,7 +312,8 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   }
   rename_inner_units(*engine, surveyed.tree);
   for (const UnitPlan& plan : plans) {
-    Unit& unit = engine->add_unit(plan.modules, unit_options(options), group_parameters(plan.parameters, full_precision));
+    Unit& unit =
+        engine->add_unit(plan.modules, unit_options(options), group_parameters(plan.parameters, full_precision));
     unit.is_root = plan.modules.front().fqn.empty();
   }
   register_engine(engine);

@@ -121,6 +121,7 @@ void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::fu
 void ShardedModule::unshard() { engine().unshard(); }
 void ShardedModule::reshard() { engine().reshard(); }
 void ShardedModule::set_full_precision(bool on) { engine().set_full_precision(on); }
+bool ShardedModule::full_precision() const { return engine().full_precision(); }
 void ShardedModule::reset() { engine().reset(); }
 EngineStats ShardedModule::stats() const { return engine().stats(); }
 void ShardedModule::verify_plan() { engine().verify_plan(); }

@@ -1,15 +1,51 @@
 #include "optim/agree.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "engine/engine.h"
 
 namespace fsdp {
 
-bool any_rank(Engine& engine, bool mine, const std::string& purpose) {
+namespace {
+
+bool any_in(Communicator* group, bool mine, const std::string& purpose) {
+  if (!group || group->size() == 1) {
+    return mine;
+  }
   const std::string yes(1, '\1'), no(1, '\0');
-  const auto answers = engine.communicator().all_gather_bytes(mine ? yes : no, {purpose, 0, Pass::kUser});
+  const auto answers = group->all_gather_bytes(mine ? yes : no, {purpose, 0, Pass::kUser});
   return std::find(answers.begin(), answers.end(), yes) != answers.end();
+}
+
+}  // namespace
+
+bool any_rank(Engine& engine, bool mine, const std::string& purpose) {
+  const ProcessMesh& mesh = engine.mesh();
+  if (mesh.world) {
+    return any_in(mesh.world.get(), mine, purpose);
+  }
+  return any_in(mesh.replicate.get(), any_in(mesh.shard.get(), mine, purpose), purpose);
+}
+
+void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::string& purpose) {
+  if (!group || group->size() == 1 || sums.empty()) {
+    return;
+  }
+  std::vector<double> mine;
+  for (NormSum* sum : sums) {
+    mine.push_back(std::exchange(sum->sum, 0));
+  }
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
+  for (const std::string& part : group->all_gather_bytes(bytes, {purpose, 0, Pass::kUser})) {
+    TORCH_CHECK(part.size() == bytes.size(), "fsdp: ", purpose, ": ranks hold different numbers of parameters");
+    for (size_t i = 0; i < sums.size(); ++i) {
+      double other = 0;
+      std::memcpy(&other, part.data() + i * sizeof(double), sizeof(double));
+      sums[i]->merge(other);
+    }
+  }
 }
 
 }  // namespace fsdp

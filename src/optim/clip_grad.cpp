@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
+#include "optim/agree.h"
 #include "optim/clip_scale.h"
 #include "optim/norm_sum.h"
 
@@ -25,25 +25,12 @@ void add_gradients(const Engine& engine, const FlatParameter& flat, NormSum& sum
   }
 }
 
-// The sum of all ranks' parts, added in rank order: the same bits on every rank.
-double combine(Communicator& communicator, NormSum local) {
-  std::string mine(reinterpret_cast<const char*>(&local.sum), sizeof(double));
-  NormSum total(local.type);
-  for (const std::string& bytes : communicator.all_gather_bytes(mine, {"clip_grad_norm_", 0, Pass::kUser})) {
-    double part = 0;
-    std::memcpy(&part, bytes.data(), sizeof(double));
-    total.merge(part);
-  }
-  return total.sum;
-}
-
 }  // namespace
 
 at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
   TORCH_CHECK(norm_type > 0, "fsdp: grad_norm: norm_type ", norm_type, " must be positive");
   at::NoGradGuard no_grad;
-  engine().notice_cleared_gradients();
-  engine().reducer().finish_all();
+  engine().settle_gradients();
   // What each rank holds, by the group over which it is to be added up: the same groups in the same order on all ranks.
   // Replicas hold the same gradients. Null: what this rank holds is everything.
   std::vector<std::pair<Communicator*, NormSum>> parts;
@@ -58,8 +45,9 @@ at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
     }
   }
   NormSum total(norm_type);
-  for (const auto& [group, part] : parts) {
-    total.merge(group ? combine(*group, part) : part.sum);
+  for (auto& [group, part] : parts) {
+    add_up(group, {&part}, "clip_grad_norm_");
+    total.merge(part.sum);
   }
   double norm = total.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm);

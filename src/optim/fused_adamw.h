@@ -16,8 +16,8 @@ struct FusedAdamWOptions {
   double weight_decay = 0.0;  // decoupled, on all parameters
 };
 
-// Computes what torch.optim.AdamW(…, fused=True) does. State has the dtype and device of its parameter; gradients may have
-// another floating dtype.
+// Computes what torch.optim.AdamW(…, fused=True) does. State has the dtype and device of its parameter; gradients may
+// have another floating dtype.
 class FusedAdamW {
  public:
   // `parameters`: leaves, dense and contiguous, of floating dtypes; they may be empty.

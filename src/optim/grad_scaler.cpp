@@ -38,7 +38,7 @@ double in_fp32(double value) { return static_cast<float>(value); }
 // Multiplies this rank's gradients in place; whether any of them is not finite.
 bool unscale_gradients(ShardedModule& sharded, double scale) {
   const at::NoGradGuard no_grad;
-  sharded.engine().notice_cleared_gradients();
+  sharded.engine().settle_gradients();
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;  // the kernel takes one dtype
   for (const at::Tensor& leaf : sharded.parameters()) {
     if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {
@@ -88,6 +88,9 @@ void ShardedGradScaler::unscale_(ShardedModule& sharded) {
 }
 
 void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state) {
+  TORCH_CHECK(!sharded.engine().reducer().unit_reduced_hook,
+              "fsdp: ShardedGradScaler: optimizers that step inside "
+              "backward (set_unit_reduced_hook) have used gradients that were still scaled; use one or the other");
   const bool mine = unscale_gradients(sharded, state_.scale);
   state = {Stage::kUnscaled, true};  // should the exchange fail, nothing may step on what is scaled down already
   state.found_inf = any_rank(sharded.engine(), mine, "ShardedGradScaler");

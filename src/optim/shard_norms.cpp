@@ -1,8 +1,10 @@
 #include "fsdp/shard_norms.h"
 
-#include <cstring>
+#include <algorithm>
+#include <utility>
 
 #include "engine/engine.h"
+#include "optim/agree.h"
 #include "optim/norm_sum.h"
 
 namespace fsdp {
@@ -11,7 +13,7 @@ namespace {
 // What this rank knows of one original parameter.
 struct PartialNorm {
   NormSum sum;
-  bool is_sharded;  // the same on all ranks
+  Communicator* group;  // over which it is sharded; null: this rank holds everything
 };
 
 void check_size(const std::string& name, const at::Tensor& leaf, const at::Tensor& value) {
@@ -36,7 +38,7 @@ std::vector<PartialNorm> local_norms(const Engine& engine, const std::vector<at:
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
         const bool orig = engine.options().use_orig_params;
         const at::Tensor part = orig ? *value++ : value->defined() ? flat->slice_of(value->flatten(), i) : at::Tensor();
-        result.push_back({NormSum(norm_type), flat->position().factor > 1});
+        result.push_back({NormSum(norm_type), unit->groups().shard.get()});
         result.back().sum.add(norm_of(part, norm_type));
       }
       if (!engine.options().use_orig_params) ++value;
@@ -45,26 +47,19 @@ std::vector<PartialNorm> local_norms(const Engine& engine, const std::vector<at:
   return result;
 }
 
-// Replaces the sums of sharded parameters by those over all ranks, added in rank order.
-void add_up(Communicator& communicator, std::vector<PartialNorm>& norms) {
-  std::vector<NormSum*> sums;
-  std::vector<double> mine;
+// Each over the group that it is sharded over: the same groups in the same order on all ranks.
+void add_up_by_group(std::vector<PartialNorm>& norms) {
+  std::vector<std::pair<Communicator*, std::vector<NormSum*>>> groups;
   for (PartialNorm& norm : norms) {
-    if (norm.is_sharded) {
-      sums.push_back(&norm.sum);
-      mine.push_back(norm.sum.sum);
-      norm.sum.sum = 0;
+    auto known =
+        std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == norm.group; });
+    if (known == groups.end()) {
+      known = groups.insert(groups.end(), {norm.group, {}});
     }
+    known->second.push_back(&norm.sum);
   }
-  if (sums.empty()) return;
-  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
-  for (const std::string& part : communicator.all_gather_bytes(bytes, {"parameter_norms", 0, Pass::kUser})) {
-    TORCH_CHECK(part.size() == bytes.size(), "fsdp: parameter_norms: ranks hold different numbers of parameters");
-    for (size_t i = 0; i < sums.size(); ++i) {
-      double other = 0;
-      std::memcpy(&other, part.data() + i * sizeof(double), sizeof(double));
-      sums[i]->merge(other);
-    }
+  for (const auto& [group, sums] : groups) {
+    add_up(group, sums, "parameter_norms");
   }
 }
 
@@ -75,7 +70,7 @@ std::vector<double> parameter_norms(ShardedModule& sharded, const std::vector<at
   const at::NoGradGuard no_grad;
   check_values(sharded, values);
   std::vector<PartialNorm> norms = local_norms(sharded.engine(), values, norm_type);
-  add_up(sharded.engine().communicator(), norms);
+  add_up_by_group(norms);
   std::vector<double> result;
   for (const PartialNorm& norm : norms) result.push_back(norm.sum.norm());
   return result;
@@ -84,7 +79,7 @@ std::vector<double> parameter_norms(ShardedModule& sharded, const std::vector<at
 std::vector<double> parameter_norms(ShardedModule& sharded, NormOf what, double norm_type) {
   std::vector<at::Tensor> values = sharded.parameters();
   if (what == NormOf::kGradient) {
-    sharded.engine().notice_cleared_gradients();
+    sharded.engine().settle_gradients();
     for (at::Tensor& value : values) value = value.grad();
   }
   return parameter_norms(sharded, values, norm_type);
