@@ -54,8 +54,8 @@ TEST(ActivationCheckpoint, TakesAndReturnsAllKindsOfTensors) {
   std::vector<std::vector<Tensor>> gradients;
   for (bool recompute : {false, true}) {
     Tensor x = leaf({3, 2}), scale = leaf({2}), part = leaf({4}), constant = torch::ones({2});
-    auto arguments =
-        std::tuple(x, ids, Tensor(), std::optional<Tensor>(scale), std::vector<Tensor>{part, constant}, std::string("text"));
+    auto arguments = std::tuple(x, ids, Tensor(), std::optional<Tensor>(scale), std::vector<Tensor>{part, constant},
+                                std::string("text"));
     auto [picked, next, nothing, list] = std::apply(
         [&](const auto&... each) { return recompute ? checkpoint(several, each...) : several(each...); }, arguments);
     expect_equal(next, ids + 1);
@@ -81,8 +81,7 @@ TEST(ActivationCheckpoint, ResultsThatNeedNoGradientBringNone) {
 
 TEST(ActivationCheckpoint, ResultsMayBeInputsViewsAndParameters) {
   Tensor x = leaf({2, 3}), weight = leaf({3});
-  auto [same, view, parameter] =
-      checkpoint([&](const Tensor& in) { return std::tuple(in, in.t(), weight); }, x);
+  auto [same, view, parameter] = checkpoint([&](const Tensor& in) { return std::tuple(in, in.t(), weight); }, x);
   (same.sum() + (view * 3).sum() + (parameter * 5).sum()).backward();
   expect_equal(x.grad(), torch::full({2, 3}, 4.0));
   expect_equal(weight.grad(), torch::full({3}, 5.0));
@@ -147,14 +146,20 @@ TEST(ActivationCheckpoint, ARecomputationThatDiffersIsAnError) {
     std::vector<Tensor> results = checkpoint_tensors({}, function, {x});
     expect_error([&] { results.at(0).sum().backward(); }, parts);
   };
-  expect_differs([&](const auto& in) { return ++calls == 1 ? std::vector{in[0] * 2} : std::vector{in[0], in[0]}; },
-                 {"did not do the same", "1 tensor(s) in forward, and 2"});
+  expect_differs(
+      [&](const auto& in) {
+        return ++calls == 1 ? std::vector{in[0] * 2} : std::vector{in[0], in[0]};
+      },
+      {"did not do the same", "1 tensor(s) in forward, and 2"});
   expect_differs([&](const auto& in) { return std::vector{++calls == 1 ? in[0] * 2 : in[0].t() * 2}; },
                  {"result 0 was Float [2, 3]", "is Float [3, 2]"});
   expect_differs([&](const auto& in) { return std::vector{++calls == 1 ? in[0] * 2 : in[0].to(torch::kDouble)}; },
                  {"result 0 was Float [2, 3]", "is Double [2, 3]"});
-  expect_differs([&](const auto& in) { return std::vector{in[0] * 2, ++calls == 1 ? Tensor() : in[0]}; },
-                 {"result 1 was undefined"});
+  expect_differs(
+      [&](const auto& in) {
+        return std::vector{in[0] * 2, ++calls == 1 ? Tensor() : in[0]};
+      },
+      {"result 1 was undefined"});
 }
 
 TEST(ActivationCheckpoint, WritingToAnInputIsAnError) {

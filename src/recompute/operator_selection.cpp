@@ -8,6 +8,8 @@
 namespace fsdp {
 namespace {
 
+constexpr const char* kUnknown = "there is no operator of this name";
+
 // Why the results of an operator cannot be kept; empty when they can.
 std::string obstacle(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
@@ -39,7 +41,7 @@ OperatorSelection::OperatorSelection(const std::vector<std::string>& names) {
 
 void OperatorSelection::add(const std::string& name) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  std::string reason = "there is no operator of this name";
+  std::string reason = kUnknown;
   bool found = false;
   for (const c10::OperatorName& candidate : dispatcher.getAllOpNames()) {
     const auto op = is_named(candidate, name) ? dispatcher.findSchema(candidate) : std::nullopt;
@@ -50,7 +52,7 @@ void OperatorSelection::add(const std::string& name) {
     if (why_not.empty()) {
       operators_.insert(candidate);
       found = true;
-    } else {
+    } else if (!op->schema().is_mutable() || reason == kUnknown) {  // of linear and linear.out, the first
       reason = why_not;
     }
   }

@@ -4,8 +4,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
-#include <atomic>
 #include <map>
+#include <mutex>
 #include <string>
 
 #include "torch_seams/operator_interception.h"
@@ -34,26 +34,40 @@ class CountingAllocator : public c10::Allocator {
   ~CountingAllocator() override { c10::SetCPUAllocator(base_); }
 
   at::DataPtr allocate(size_t bytes) override {
-    auto* block = new Block{base_->allocate(bytes), bytes};
-    live_bytes() += static_cast<int64_t>(bytes);
-    return {block->memory.get(), block, &release, c10::Device(c10::kCPU)};
+    void* memory = base_->raw_allocate(bytes);
+    std::lock_guard lock(blocks().mutex);
+    blocks().deleter = base_->raw_deleter();
+    blocks().bytes[memory] = static_cast<int64_t>(bytes);
+    blocks().live += static_cast<int64_t>(bytes);
+    return {memory, memory, &release, c10::Device(c10::kCPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { base_->copy_data(to, from, bytes); }
 
-  static std::atomic<int64_t>& live_bytes() {
-    static std::atomic<int64_t> bytes{0};
-    return bytes;
+  static int64_t live_bytes() {
+    std::lock_guard lock(blocks().mutex);
+    return blocks().live;
   }
 
  private:
-  struct Block {
-    at::DataPtr memory;
-    size_t bytes;
+  struct Blocks {
+    std::mutex mutex;
+    std::map<void*, int64_t> bytes;
+    int64_t live = 0;
+    c10::DeleterFnPtr deleter = nullptr;
   };
-  static void release(void* context) {
-    auto* block = static_cast<Block*>(context);
-    live_bytes() -= static_cast<int64_t>(block->bytes);
-    delete block;
+  // Outlives the memory.
+  static Blocks& blocks() {
+    static auto* blocks = new Blocks();
+    return *blocks;
+  }
+  static void release(void* memory) {
+    {
+      std::lock_guard lock(blocks().mutex);
+      auto found = blocks().bytes.extract(memory);
+      blocks().live -= found.mapped();
+    }
+    blocks().deleter(memory);
   }
 
   c10::Allocator* base_;
