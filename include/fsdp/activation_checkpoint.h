@@ -2,8 +2,8 @@
 // backward needs them (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; PyTorch's
 // torch.utils.checkpoint). Independent of sharding, and composes with it.
 //
-//   y = fsdp::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
-//   y = fsdp::checkpoint_module(fsdp::CheckpointOptions{.preserve_rng_state = false}, block, x, mask);
+//   y = fsdp::activation_checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
+//   y = fsdp::activation_checkpoint_module(fsdp::CheckpointOptions{.preserve_rng_state = false}, block, x, mask);
 //
 // Meaning. With gradients enabled, the function runs once in forward without recording a graph, and once more for each
 // backward that reaches one of its results, with the graph recorded; a backward nested in the outer one then brings
@@ -13,8 +13,8 @@
 // The function must do the same each time: results that differ in number, shape, dtype or device from those of forward
 // are an error in backward. It must not write to its inputs (an error in backward) and should not keep references to
 // what it computes. Tensors that it captures, instead of taking them as inputs, must be leaves or need no gradient.
-// It may call checkpoint itself. It is kept, with all it captures, until the first backward that does not retain the
-// graph, or until its results are gone.
+// It may call activation_checkpoint itself. It is kept, with all it captures, until the first backward that does not
+// retain the graph, or until its results are gone.
 //
 // Inputs: at::Tensor, std::optional of it or std::vector of it are tracked, and may be undefined, of an integer dtype,
 // or need no gradient. Arguments of any other type are copied and handed over as they are. Results: the same types, and
@@ -84,12 +84,12 @@ struct CheckpointOptions {
 
 // The core: tensors to tensors.
 using TensorsFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
-std::vector<at::Tensor> checkpoint_tensors(const CheckpointOptions& options, TensorsFunction function,
-                                           const std::vector<at::Tensor>& inputs);
+std::vector<at::Tensor> activation_checkpoint_tensors(const CheckpointOptions& options, TensorsFunction function,
+                                                      const std::vector<at::Tensor>& inputs);
 
 // function(inputs…), recomputed in backward.
 template <typename Function, typename... Inputs>
-auto checkpoint(const CheckpointOptions& options, Function function, const Inputs&... inputs) {
+auto activation_checkpoint(const CheckpointOptions& options, Function function, const Inputs&... inputs) {
   using Result = std::decay_t<std::invoke_result_t<Function&, Inputs&...>>;
   static_assert(detail::TensorPack<Result>::kOnlyTensors, "a checkpointed function returns tensors and nothing else");
   std::tuple<Inputs...> arguments(inputs...);
@@ -104,15 +104,15 @@ auto checkpoint(const CheckpointOptions& options, Function function, const Input
     if (auto first_run = weak.lock()) *first_run = std::move(computed);
     return results;
   };
-  const std::vector<at::Tensor> results = checkpoint_tensors(options, std::move(on_tensors), tensors);
+  const std::vector<at::Tensor> results = activation_checkpoint_tensors(options, std::move(on_tensors), tensors);
   detail::put_tensors(**result, results);
   return std::move(**result);
 }
 
 template <typename Function, typename... Inputs,
           typename = std::enable_if_t<!std::is_same_v<std::decay_t<Function>, CheckpointOptions>>>
-auto checkpoint(Function function, const Inputs&... inputs) {
-  return checkpoint(CheckpointOptions(), std::move(function), inputs...);
+auto activation_checkpoint(Function function, const Inputs&... inputs) {
+  return activation_checkpoint(CheckpointOptions(), std::move(function), inputs...);
 }
 
 // Whether a parameter of the module, or below it, requires a gradient.
@@ -121,13 +121,13 @@ bool requires_grad(const torch::nn::Module& module);
 // module->forward(inputs…), recomputed in backward; a plain call when neither a parameter of the module nor an input
 // requires a gradient. `module`: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
 template <typename Module, typename... Inputs>
-auto checkpoint_module(const CheckpointOptions& options, Module module, const Inputs&... inputs) {
+auto activation_checkpoint_module(const CheckpointOptions& options, Module module, const Inputs&... inputs) {
   std::tuple<Inputs...> arguments(inputs...);
   bool needed = requires_grad(*module);
   detail::TensorPack<std::tuple<Inputs...>>::visit(
       arguments, [&](const at::Tensor& input) { needed = needed || (input.defined() && input.requires_grad()); });
   auto forward = [module](const Inputs&... given) mutable { return module->forward(given...); };
-  return needed ? checkpoint(options, forward, inputs...) : forward(inputs...);
+  return needed ? activation_checkpoint(options, forward, inputs...) : forward(inputs...);
 }
 
 // Which of a row of modules are recomputed, and how.
@@ -144,10 +144,11 @@ class CheckpointPolicy {
   bool applies_to(int64_t index) const { return every_ > 0 && index % every_ == 0; }
   const CheckpointOptions& options() const { return options_; }
 
-  // module->forward(inputs…), through checkpoint_module if the policy applies to `index`.
+  // module->forward(inputs…), through activation_checkpoint_module if the policy applies to `index`.
   template <typename Module, typename... Inputs>
   auto forward(int64_t index, Module module, const Inputs&... inputs) const {
-    return applies_to(index) ? checkpoint_module(options_, std::move(module), inputs...) : module->forward(inputs...);
+    return applies_to(index) ? activation_checkpoint_module(options_, std::move(module), inputs...)
+                             : module->forward(inputs...);
   }
 
  private:
@@ -155,8 +156,8 @@ class CheckpointPolicy {
   CheckpointOptions options_;
 };
 
-// A module that is always called through checkpoint_module. Not a module itself: register the module as ever, so FQNs
-// stay, and call it through this.
+// A module that is always called through activation_checkpoint_module. Not a module itself: register the module as
+// ever, so FQNs stay, and call it through this.
 //
 //   Checkpointed<Block> block{register_module("block", Block(…))};
 //   y = block(x);
@@ -168,7 +169,7 @@ class Checkpointed {
 
   template <typename... Inputs>
   auto operator()(const Inputs&... inputs) {
-    return checkpoint_module(options_, module_, inputs...);
+    return activation_checkpoint_module(options_, module_, inputs...);
   }
   Module& module() { return module_; }
   auto operator->() { return &*module_; }

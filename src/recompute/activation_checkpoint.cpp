@@ -22,8 +22,8 @@ void refuse_forward_mode(const std::vector<at::Tensor>& inputs) {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint_tensors(const CheckpointOptions& options, TensorsFunction function,
-                                           const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> activation_checkpoint_tensors(const CheckpointOptions& options, TensorsFunction function,
+                                                      const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) {
     return function(inputs);
   }

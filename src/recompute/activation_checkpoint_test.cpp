@@ -29,7 +29,7 @@ TEST(ActivationCheckpoint, EqualsAPlainCallAndRunsOnceMore) {
     want.backward();
     Tensor input_gradient = x.grad().defined() ? x.grad().clone() : x.grad();
     x.mutable_grad().reset();
-    Tensor got = checkpoint([&](const Tensor& in) { return recomputed(in); }, x).pow(2).sum();
+    Tensor got = activation_checkpoint([&](const Tensor& in) { return recomputed(in); }, x).pow(2).sum();
     EXPECT_EQ(recomputed->calls, 1);
     got.backward();
     EXPECT_EQ(recomputed->calls, 2);
@@ -57,7 +57,8 @@ TEST(ActivationCheckpoint, TakesAndReturnsAllKindsOfTensors) {
     auto arguments = std::tuple(x, ids, Tensor(), std::optional<Tensor>(scale), std::vector<Tensor>{part, constant},
                                 std::string("text"));
     auto [picked, next, nothing, list] = std::apply(
-        [&](const auto&... each) { return recompute ? checkpoint(several, each...) : several(each...); }, arguments);
+        [&](const auto&... each) { return recompute ? activation_checkpoint(several, each...) : several(each...); },
+        arguments);
     expect_equal(next, ids + 1);
     EXPECT_FALSE(next.requires_grad());
     EXPECT_FALSE(nothing.defined());
@@ -74,14 +75,15 @@ TEST(ActivationCheckpoint, TakesAndReturnsAllKindsOfTensors) {
 TEST(ActivationCheckpoint, ResultsThatNeedNoGradientBringNone) {
   Tensor x = leaf({3});
   auto [constant, detached] =
-      checkpoint([](const Tensor& in) { return std::tuple(torch::ones({2}), in.detach() * 2); }, x);
+      activation_checkpoint([](const Tensor& in) { return std::tuple(torch::ones({2}), in.detach() * 2); }, x);
   (constant.sum() + detached.sum() + x.sum()).backward();
   expect_equal(x.grad(), torch::ones({3}));
 }
 
 TEST(ActivationCheckpoint, ResultsMayBeInputsViewsAndParameters) {
   Tensor x = leaf({2, 3}), weight = leaf({3});
-  auto [same, view, parameter] = checkpoint([&](const Tensor& in) { return std::tuple(in, in.t(), weight); }, x);
+  auto [same, view, parameter] =
+      activation_checkpoint([&](const Tensor& in) { return std::tuple(in, in.t(), weight); }, x);
   (same.sum() + (view * 3).sum() + (parameter * 5).sum()).backward();
   expect_equal(x.grad(), torch::full({2, 3}, 4.0));
   expect_equal(weight.grad(), torch::full({3}, 5.0));
@@ -93,8 +95,8 @@ TEST(ActivationCheckpoint, NestsAndUsesAModuleSeveralTimes) {
   Tensor x = numbers({4, 3});
   plain(plain(plain(x))).pow(2).sum().backward();
   const auto once = [&](const Tensor& in) { return recomputed(in); };
-  const auto twice = [&](const Tensor& in) { return checkpoint(once, checkpoint(once, in)); };
-  checkpoint(once, checkpoint(twice, x)).pow(2).sum().backward();
+  const auto twice = [&](const Tensor& in) { return activation_checkpoint(once, activation_checkpoint(once, in)); };
+  activation_checkpoint(once, activation_checkpoint(twice, x)).pow(2).sum().backward();
   testing::expect_same(gradients_of(*recomputed), gradients_of(*plain));
   EXPECT_EQ(recomputed->calls, 3 + 1 + 2 * 2);
 }
@@ -104,18 +106,18 @@ TEST(ActivationCheckpoint, IsAPlainCallWithoutGradients) {
   Tensor x = numbers({4, 3});
   {
     torch::NoGradGuard no_grad;
-    EXPECT_FALSE(checkpoint_module({}, block, x).requires_grad());
+    EXPECT_FALSE(activation_checkpoint_module({}, block, x).requires_grad());
   }
   {
     torch::InferenceMode inference;
-    EXPECT_FALSE(checkpoint_module({}, block, x).requires_grad());
+    EXPECT_FALSE(activation_checkpoint_module({}, block, x).requires_grad());
   }
   for (Tensor& parameter : block->parameters()) {
     parameter.set_requires_grad(false);
   }
-  EXPECT_FALSE(checkpoint_module({}, block, x).requires_grad());
+  EXPECT_FALSE(activation_checkpoint_module({}, block, x).requires_grad());
   EXPECT_EQ(block->calls, 3);
-  EXPECT_TRUE(checkpoint_module({}, block, leaf({4, 3})).requires_grad());
+  EXPECT_TRUE(activation_checkpoint_module({}, block, leaf({4, 3})).requires_grad());
 }
 
 TEST(ActivationCheckpoint, ErrorsOfTheFunctionReachTheCaller) {
@@ -125,16 +127,16 @@ TEST(ActivationCheckpoint, ErrorsOfTheFunctionReachTheCaller) {
     return torch::dropout(in, 0.5, true);
   };
   Tensor x = leaf({3});
-  expect_error([&] { checkpoint(function, x); }, {"call 1 fails"});
+  expect_error([&] { activation_checkpoint(function, x); }, {"call 1 fails"});
   EXPECT_TRUE(torch::GradMode::is_enabled());
   fails_at = 3;
-  Tensor y = checkpoint(function, x);
+  Tensor y = activation_checkpoint(function, x);
   torch::manual_seed(3);
   Tensor expected = torch::rand({2});
   torch::manual_seed(3);
   expect_error([&] { y.sum().backward(); }, {"call 3 fails"});
   expect_equal(torch::rand({2}), expected);  // the generator is as it was before the recomputation
-  checkpoint(function, x).sum().backward();
+  activation_checkpoint(function, x).sum().backward();
   EXPECT_TRUE(x.grad().defined());
 }
 
@@ -143,7 +145,7 @@ TEST(ActivationCheckpoint, ARecomputationThatDiffersIsAnError) {
   Tensor x = leaf({2, 3});
   const auto expect_differs = [&](const TensorsFunction& function, std::initializer_list<const char*> parts) {
     calls = 0;
-    std::vector<Tensor> results = checkpoint_tensors({}, function, {x});
+    std::vector<Tensor> results = activation_checkpoint_tensors({}, function, {x});
     expect_error([&] { results.at(0).sum().backward(); }, parts);
   };
   expect_differs(
@@ -164,14 +166,14 @@ TEST(ActivationCheckpoint, ARecomputationThatDiffersIsAnError) {
 
 TEST(ActivationCheckpoint, WritingToAnInputIsAnError) {
   Tensor x = leaf({3}) * 1;
-  Tensor y = checkpoint([](const Tensor& in) { return in.detach().mul_(2) * in; }, x);
+  Tensor y = activation_checkpoint([](const Tensor& in) { return in.detach().mul_(2) * in; }, x);
   expect_error([&] { y.sum().backward(); }, {"modified by an inplace operation"});
 }
 
 TEST(ActivationCheckpoint, DoubleBackwardAndAutogradGradAreRefused) {
   CountedBlock block = make_block(3);
   Tensor x = leaf({4, 3});
-  const auto loss = [&] { return checkpoint_module({}, block, x).sum(); };
+  const auto loss = [&] { return activation_checkpoint_module({}, block, x).sum(); };
   expect_error([&] { loss().backward({}, std::nullopt, /*create_graph=*/true); }, {"double backward", "create_graph"});
   expect_error([&] { torch::autograd::grad({loss()}, {x}); }, {"torch::autograd::grad", "checkpointed function"});
   expect_error([&] { loss().backward({}, std::nullopt, false, std::vector<Tensor>{x}); }, {"list of inputs"});
@@ -184,14 +186,14 @@ TEST(ActivationCheckpoint, DoubleBackwardAndAutogradGradAreRefused) {
 TEST(ActivationCheckpoint, SecondBackwardNeedsTheGraph) {
   CountedBlock block = make_block(3);
   Tensor x = leaf({4, 3});
-  Tensor loss = checkpoint_module({}, block, x).sum();
+  Tensor loss = activation_checkpoint_module({}, block, x).sum();
   loss.backward({}, /*retain_graph=*/true);
   Tensor once = x.grad().clone();
   loss.backward();
   expect_equal(x.grad(), once * 2);
   EXPECT_EQ(block->calls, 3);
   expect_error([&] { loss.backward(); }, {"backward through the graph a second time"});
-  Tensor constant = checkpoint([&](const Tensor& in) { return block(in); }, x.detach()).sum();
+  Tensor constant = activation_checkpoint([&](const Tensor& in) { return block(in); }, x.detach()).sum();
   constant.backward();
   expect_error([&] { constant.backward(); }, {"backward through the graph a second time"});
 }

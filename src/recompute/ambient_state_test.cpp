@@ -41,7 +41,7 @@ Outcome run(const std::function<Tensor(CountedBlock&, const Tensor&)>& call) {
 
 TEST(AmbientState, DropoutRepeatsAndTheStreamGoesOnAsWithoutCheckpointing) {
   Outcome want = run([](CountedBlock& block, const Tensor& x) { return block(x); });
-  Outcome got = run([](CountedBlock& block, const Tensor& x) { return checkpoint_module({}, block, x); });
+  Outcome got = run([](CountedBlock& block, const Tensor& x) { return activation_checkpoint_module({}, block, x); });
   EXPECT_TRUE(same_bits(got.loss, want.loss));
   EXPECT_TRUE(same_bits(got.drawn_between, want.drawn_between));
   EXPECT_TRUE(same_bits(got.drawn_after, want.drawn_after));
@@ -50,8 +50,9 @@ TEST(AmbientState, DropoutRepeatsAndTheStreamGoesOnAsWithoutCheckpointing) {
 
 TEST(AmbientState, WithoutPreservingDropoutDraws) {
   Outcome want = run([](CountedBlock& block, const Tensor& x) { return block(x); });
-  Outcome got = run(
-      [](CountedBlock& block, const Tensor& x) { return checkpoint_module({.preserve_rng_state = false}, block, x); });
+  Outcome got = run([](CountedBlock& block, const Tensor& x) {
+    return activation_checkpoint_module({.preserve_rng_state = false}, block, x);
+  });
   EXPECT_TRUE(same_bits(got.loss, want.loss));
   EXPECT_FALSE(same_bits(got.drawn_after, want.drawn_after));
   EXPECT_FALSE(same_bits(got.gradients.at("linear.weight"), want.gradients.at("linear.weight")));
@@ -63,7 +64,8 @@ TEST(AmbientState, FurtherGeneratorsRepeat) {
     at::Generator generator = at::detail::createCPUGenerator(11);
     Tensor x = torch::ones({64}).set_requires_grad(true);
     const auto function = [&](const Tensor& in) { return in * torch::rand({64}, generator); };
-    Tensor y = recompute ? checkpoint(CheckpointOptions{.generators = {generator}}, function, x) : function(x);
+    Tensor y =
+        recompute ? activation_checkpoint(CheckpointOptions{.generators = {generator}}, function, x) : function(x);
     Tensor between = torch::rand({3}, generator);
     y.sum().backward();
     gradients.push_back(torch::cat({x.grad(), y.detach(), between, torch::rand({3}, generator)}));
@@ -94,7 +96,7 @@ TEST(AmbientState, AutocastIsAsInForward) {
   });
   Outcome got = run([](CountedBlock& block, const Tensor& x) {
     Autocast autocast;
-    return checkpoint_module({}, block, x);
+    return activation_checkpoint_module({}, block, x);
   });
   EXPECT_EQ(want.loss.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(same_bits(got.loss, want.loss));
@@ -102,7 +104,7 @@ TEST(AmbientState, AutocastIsAsInForward) {
 
   CountedBlock plain = make_block(16), recomputed = make_block(16);
   Tensor want_loss = plain(numbers({8, 16})).sum();
-  Tensor loss = checkpoint_module({}, recomputed, numbers({8, 16})).sum();
+  Tensor loss = activation_checkpoint_module({}, recomputed, numbers({8, 16})).sum();
   Autocast only_in_backward;
   want_loss.backward();
   loss.backward();
@@ -116,7 +118,7 @@ TEST(AmbientState, AutocastKeepsNoCastOfTheFirstRun) {
   Tensor frozen_input = numbers({8, 16});
   {
     Autocast autocast;
-    checkpoint_module({}, block, frozen_input);
+    activation_checkpoint_module({}, block, frozen_input);
     block(frozen_input).sum().backward();
   }
   ASSERT_TRUE(block->linear->weight.grad().defined());

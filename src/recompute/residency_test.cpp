@@ -70,7 +70,7 @@ TEST(Residency, OneRegionKeepsItsInputsAndResultsOnly) {
   Tensor x = torch::ones({kRows, kWidth});
   LiveBytes bytes;
   auto token = std::make_shared<int>();
-  Tensor y = checkpoint(
+  Tensor y = activation_checkpoint(
       without_random_state(), [&chain, token](const Tensor& in) { return chain(in); }, x);
   EXPECT_EQ(bytes(), kActivation);
   EXPECT_EQ(token.use_count(), 2);

@@ -28,7 +28,7 @@ Outcome run(const Function& function, const CheckpointOptions* options, const st
   Tensor x = leaf({4, 6}), w = leaf({6, 6});
   torch::manual_seed(8);
   KernelCounter counter;
-  Tensor y = options ? checkpoint(*options, function, x, w) : function(x, w);
+  Tensor y = options ? activation_checkpoint(*options, function, x, w) : function(x, w);
   outcome.result = y.detach().clone();
   y.pow(2).sum().backward();
   outcome.gradient = x.grad();
@@ -78,7 +78,7 @@ TEST(SavedOperators, MayBeWrittenToInsideTheRegion) {
   EXPECT_EQ(runs(biased, "aten::mm", {"aten::mm"}), (std::vector{3, 4, 3}));
   runs(biased, "aten::exp", {"aten::exp", "aten::mm"});
   Tensor x = leaf({4, 6}), w = leaf({6, 6});
-  Tensor loss = checkpoint(keeping({"aten::mm"}), biased, x, w).sum();
+  Tensor loss = activation_checkpoint(keeping({"aten::mm"}), biased, x, w).sum();
   loss.backward({}, /*retain_graph=*/true);
   Tensor once = x.grad().clone();
   loss.backward();
@@ -101,7 +101,7 @@ TEST(SavedOperators, MayReturnLists) {
 TEST(SavedOperators, NestInOtherRegions) {
   CheckpointOptions options = keeping({"aten::gelu"});
   const auto nested = [&](const Tensor& x, const Tensor& w) {
-    return checkpoint(options, two_activations, torch::gelu(x), w);
+    return activation_checkpoint(options, two_activations, torch::gelu(x), w);
   };
   Outcome plain = run([](const Tensor& x, const Tensor& w) { return two_activations(torch::gelu(x), w); }, nullptr);
   Outcome got = run(nested, &options, "aten::gelu");
@@ -127,7 +127,7 @@ TEST(SavedOperators, WritingToAKeptResultAfterwardsIsAnError) {
       Tensor product = in.mm(weight);
       return std::tuple(through_alias ? at::_unsafe_view(product, {24}) : product, product * product);
     };
-    auto [product, square] = checkpoint(keeping({"aten::mm"}), function, x, w);
+    auto [product, square] = activation_checkpoint(keeping({"aten::mm"}), function, x, w);
     product.detach().add_(1);
     expect_error([&, square = square] { square.sum().backward(); }, {"was written to after the function ended"});
   }
@@ -147,7 +147,7 @@ TEST(SavedOperators, CalledInAnotherOrderAreAnError) {
   };
   const auto expect_differs = [&](const Function& function, const char* part) {
     calls = 0;
-    Tensor y = checkpoint(keeping({"aten::mm", "aten::gelu"}), function, x, w);
+    Tensor y = activation_checkpoint(keeping({"aten::mm", "aten::gelu"}), function, x, w);
     expect_error([&] { y.sum().backward(); }, {"did not do the same", part});
   };
   expect_differs(more, "its call 1 of an operator");
