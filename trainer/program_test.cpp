@@ -148,12 +148,12 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
     for (const json& line : metrics()) values.insert(values.end(), {line["loss"], line["grad_norm"]});
     return values;
   };
-  const auto expected = losses_and_norms({});
+  const auto expected = losses_and_norms(json::object());
   ASSERT_EQ(expected.size(), 8u);
   EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true}}), expected);
   EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true},
                               {"activation_checkpointing_every", 2},
-                              {"activation_checkpointing_save_ops", {"aten::mm", "aten::native_dropout"}}}),
+                              {"activation_checkpointing_save_ops", {"aten::mm", "aten::bmm"}}}),
             expected);
 }
 

@@ -177,8 +177,10 @@ TEST(TrainingRun, ZeroMeansNoClipping) {
 
 // Blocks that the opened model recomputes, counted in the graph of a loss.
 int64_t recomputed_blocks(const Config& config) {
-  const at::Tensor tokens = at::zeros({1, kLength}, at::TensorOptions().dtype(at::kLong).device(at::kMeta));
-  const at::Tensor loss = open_training_inputs(config, 1).model->forward(tokens, tokens).loss;
+  const auto model = open_training_inputs(config, 1).model;
+  const auto handle = fully_shard(*model, sharding_options(config, *model, make_fake_communicator(0, 1)));
+  const at::Tensor tokens = at::zeros({1, kLength}, at::kLong);
+  const at::Tensor loss = model->forward(tokens, tokens).loss;
   std::set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> open = {&*loss.grad_fn()};
   int64_t count = 0;
