@@ -46,8 +46,7 @@ class AutocastState {
   std::vector<OfDevice> devices_;
 };
 
-// While it lives, autocast keeps no casts. A cast made without gradients would otherwise serve later calls that need
-// its gradient.
+// While it lives, autocast keeps no casts: those of a region, with or without a graph, must not serve calls outside it.
 class NoAutocastCacheGuard {
  public:
   NoAutocastCacheGuard();

@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -39,6 +40,7 @@ class CountingAllocator : public c10::Allocator {
     blocks().deleter = base_->raw_deleter();
     blocks().bytes[memory] = static_cast<int64_t>(bytes);
     blocks().live += static_cast<int64_t>(bytes);
+    blocks().peak = std::max(blocks().peak, blocks().live);
     return {memory, memory, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -48,12 +50,22 @@ class CountingAllocator : public c10::Allocator {
     std::lock_guard lock(blocks().mutex);
     return blocks().live;
   }
+  // The most that lived at a time since the last call of reset_peak.
+  static int64_t peak_bytes() {
+    std::lock_guard lock(blocks().mutex);
+    return blocks().peak;
+  }
+  static void reset_peak() {
+    std::lock_guard lock(blocks().mutex);
+    blocks().peak = blocks().live;
+  }
 
  private:
   struct Blocks {
     std::mutex mutex;
     std::map<void*, int64_t> bytes;
     int64_t live = 0;
+    int64_t peak = 0;
     c10::DeleterFnPtr deleter = nullptr;
   };
   // Outlives the memory.
@@ -76,7 +88,9 @@ class CountingAllocator : public c10::Allocator {
 // Bytes that came to live since it was made.
 class LiveBytes {
  public:
+  LiveBytes() { CountingAllocator::reset_peak(); }
   int64_t operator()() const { return CountingAllocator::live_bytes() - start_; }
+  int64_t peak() const { return CountingAllocator::peak_bytes() - start_; }
 
  private:
   int64_t start_ = CountingAllocator::live_bytes();

@@ -1,5 +1,9 @@
 #include "torch_seams/operator_interception.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
@@ -44,11 +48,35 @@ struct Registration {
 
 const Registration registration;
 
+struct CountSines : OperatorInterceptor {
+  void intercept(const c10::OperatorHandle& op, torch::jit::Stack&, c10::function_ref<void()> run) override {
+    count += op.schema().name() == "aten::sin";
+    run();
+  }
+  int count = 0;
+};
+
+// Each operator is seen once, and autograd has recorded it.
+bool works() {
+  c10::InferenceMode no_inference(false);
+  at::AutoGradMode gradients(true);
+  const at::Tensor leaf = at::zeros({2}).set_requires_grad(true);
+  CountSines sines;
+  at::Tensor result;
+  {
+    InterceptionGuard guard(sines);
+    result = leaf.sin();
+  }
+  return sines.count == 1 && result.requires_grad() && leaf.sin().requires_grad() && sines.count == 1;
+}
+
 }  // namespace
 
 void require_interception() {
   TORCH_CHECK(registration.error.empty(), "fsdp: this LibTorch (", TORCH_VERSION,
               ") leaves no dispatch key to see operators below autograd: ", registration.error);
+  static const bool checked = works();
+  TORCH_CHECK(checked, "fsdp: this LibTorch (", TORCH_VERSION, ") does not show operators below autograd");
 }
 
 InterceptionGuard::InterceptionGuard(OperatorInterceptor& interceptor)
