@@ -8,7 +8,8 @@
 // Meaning. With gradients enabled, the function runs once in forward without recording a graph, and once more for each
 // backward that reaches one of its results, with the graph recorded; a backward nested in the outer one then brings
 // gradients to the inputs and to every parameter that the function uses. Losses and gradients are those of a plain
-// call. Without gradients (NoGradGuard, InferenceMode) the function is simply called.
+// call, to the bit; only a gradient to which several regions, or a region and other code, contribute is summed in
+// another order. Without gradients (NoGradGuard, InferenceMode) the function is simply called.
 //
 // The function must do the same each time: results that differ in number, shape, dtype or device from those of forward
 // are an error in backward. It must not write to its inputs (an error in backward) and should not keep references to
