@@ -136,6 +136,27 @@ TEST_F(Program, TrainsInBf16) {
   }
 }
 
+// Dropout differs from process to process and repeats in recomputation: no loss or norm changes by a bit.
+TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
+  json model = tiny_llama_config(/*tied=*/true);
+  model["attention_dropout"] = 0.3;
+  folder_.write("model/config.json", model.dump());
+  const auto losses_and_norms = [&](const json& changes) {
+    const ProgramResult result = train(config(changes), "--nproc-per-node 2");
+    EXPECT_EQ(result.status, 0) << result.err;
+    std::vector<double> values;
+    for (const json& line : metrics()) values.insert(values.end(), {line["loss"], line["grad_norm"]});
+    return values;
+  };
+  const auto expected = losses_and_norms(json::object());
+  ASSERT_EQ(expected.size(), 8u);
+  EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true}}), expected);
+  EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true},
+                              {"activation_checkpointing_every", 2},
+                              {"activation_checkpointing_save_ops", {"aten::mm", "aten::bmm"}}}),
+            expected);
+}
+
 // The variables that torchrun and Open MPI's mpirun set.
 TEST_F(Program, JoinsTheRanksOfTheEnvironment) {
   folder_.write("config.json", config().dump());
@@ -210,6 +231,9 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
       {{{"cpu_offload", true}}, 2, {"cpu_offload", "not supported"}},
       {{{"max_seq_length", 65}}, 2, {"max_seq_length", "65", "64"}},
       {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "LlamaDecoderLayer"}},
+      {{{"activation_checkpointing", true}, {"activation_checkpointing_save_ops", {"aten::linear"}}},
+       2,
+       {"activation_checkpointing_save_ops", "aten::linear", "decomposes"}},
       {{{"dataset", "dummy:x"}}, 2, {"dataset", "dummy:x"}},
       {{{"model_path", folder_.path("nowhere")}}, 1, {"nowhere"}},
       {{{"dataset", folder_.path("nothing.bin")}}, 1, {"nothing.bin", "No such file"}},

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/activation_checkpoint.h"
+
 namespace fsdp::models {
 
 struct CausalLMOutput {
@@ -30,6 +32,8 @@ class CausalLM : public torch::nn::Module {
   virtual int64_t max_sequence_length() const = 0;
   // Class names (without namespace and Impl) of the blocks that wrap_policy "transformer" makes units of.
   virtual std::vector<std::string> block_class_names() const = 0;
+  // Which blocks recompute their activations in backward; by default none. Names of parameters stay.
+  virtual void set_activation_checkpointing(const CheckpointPolicy& policy) = 0;
   // Floating point operations of one token's forward and backward at this sequence length, recomputation not
   // counted.
   virtual double flops_per_token(int64_t sequence_length) const = 0;

@@ -108,8 +108,8 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& input_ids) {
   at::Tensor hidden_states = embed_tokens_(input_ids);
   const RotaryFactors rotary =
       rotary_factors(rope_, head_dim_, input_ids.size(1), hidden_states.options().requires_grad(false));
-  for (const auto& layer : *layers_) {
-    hidden_states = layer->as<LlamaDecoderLayerImpl>()->forward(hidden_states, rotary);
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    hidden_states = checkpointing_.forward(i, layers_->ptr<LlamaDecoderLayerImpl>(i), hidden_states, rotary);
   }
   return norm_(hidden_states);
 }

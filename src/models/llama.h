@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/activation_checkpoint.h"
 #include "models/causal_lm.h"
 #include "models/layers.h"
 #include "models/llama_config.h"
@@ -64,12 +65,15 @@ class LlamaModelImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& input_ids);
 
   const at::Tensor& embedding_weight() const { return embed_tokens_->weight; }
+  // For the decoder layers, counted from 0.
+  void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
 
  private:
   RopeConfig rope_;
   int64_t head_dim_;
   Embedding embed_tokens_;
   torch::nn::ModuleList layers_;
+  CheckpointPolicy checkpointing_;
   RMSNorm norm_{nullptr};
 };
 TORCH_MODULE(LlamaModel);
@@ -88,6 +92,9 @@ class LlamaForCausalLMImpl : public CausalLM {
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return config_.max_position_embeddings; }
   std::vector<std::string> block_class_names() const override { return {"LlamaDecoderLayer"}; }
+  void set_activation_checkpointing(const CheckpointPolicy& policy) override {
+    model_->set_activation_checkpointing(policy);
+  }
   // 6 M + 12 L H D S: M weights of the linear layers, the head included and the embedding not (a multiply and
   // an add in forward, twice that in backward); for each of L layers and H heads of dimension D, the products
   // with S keys and S values. All S positions count, masked or not.

@@ -6,6 +6,8 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/causal_lm.h"
+#include "models/layers.h"
+#include "torch_seams/operator_interception.h"
 
 namespace fsdp::models {
 namespace {
@@ -104,6 +106,56 @@ TEST(Llama, InitialisationFollowsTheSeed) {
   EXPECT_TRUE(parameters["model.layers.0.self_attn.q_proj.bias"].eq(0).all().item<bool>());
   EXPECT_TRUE(parameters["model.embed_tokens.weight"][4].eq(0).all().item<bool>());
   EXPECT_TRUE(parameters["model.embed_tokens.weight"][5].ne(0).all().item<bool>());
+}
+
+std::vector<torch::Tensor> loss_and_gradients(CausalLM& model) {
+  torch::manual_seed(9);
+  model.zero_grad();
+  const auto ids = (torch::arange(10) * 7 % 31).view({2, 5});
+  const auto loss = model.forward(ids, ids).loss;
+  loss.backward();
+  std::vector<torch::Tensor> result = {loss.detach()};
+  for (const auto& parameter : model.parameters()) {
+    result.push_back(parameter.grad().clone());
+  }
+  return result;
+}
+
+class BlockCalls : public seams::OperatorInterceptor {
+ public:
+  BlockCalls() : guard_(*this) {}
+  void intercept(const c10::OperatorHandle& op, torch::jit::Stack&, c10::function_ref<void()> run) override {
+    count += op.schema().name() == "aten::silu";  // once in each block's forward
+    run();
+  }
+  int count = 0;
+
+ private:
+  seams::InterceptionGuard guard_;
+};
+
+TEST(Llama, ActivationCheckpointingChangesNoNumber) {
+  json config = with("attention_dropout", 0.3);
+  config["num_hidden_layers"] = 3;
+  config["tie_word_embeddings"] = true;
+  const auto model = make_causal_lm(config, torch::kFloat32, torch::kCPU);
+  model->train();
+  initialize_parameters(*model, 0.3);
+  const auto want = loss_and_gradients(*model);
+  const auto names = model->named_parameters().keys();
+  for (const auto& [policy, recomputed] : {std::pair{CheckpointPolicy::full(), 3},
+                                           {CheckpointPolicy::every(2), 2},
+                                           {CheckpointPolicy::selected_operators({"aten::mm", "aten::silu"}), 0},
+                                           {CheckpointPolicy(), 0}}) {
+    model->set_activation_checkpointing(policy);
+    BlockCalls silu;
+    const auto got = loss_and_gradients(*model);
+    EXPECT_EQ(silu.count, 3 + recomputed);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
+    }
+    EXPECT_EQ(model->named_parameters().keys(), names);
+  }
 }
 
 TEST(Llama, DtypesOfLossAndLogits) {

@@ -49,6 +49,8 @@ struct Config {
   bool forward_prefetch = false;
   bool limit_all_gathers = false;
   bool activation_checkpointing = false;
+  int64_t activation_checkpointing_every = 1;
+  std::vector<std::string> activation_checkpointing_save_ops;
 
   // Output.
   std::string output_dir = "output";

@@ -95,6 +95,18 @@ void check_required(const std::string& path, const json& given) {
   throw ConfigError(path + ": " + what);
 }
 
+void check_recomputation(const std::string& path, const Config& c) {
+  if (c.activation_checkpointing) return;
+  const std::string needed = ", but \"activation_checkpointing\" is false; it must be true";
+  if (c.activation_checkpointing_every != Config{}.activation_checkpointing_every) {
+    contradiction(path,
+                  c10::str("key \"activation_checkpointing_every\" is ", c.activation_checkpointing_every, needed));
+  }
+  if (!c.activation_checkpointing_save_ops.empty()) {
+    contradiction(path, "key \"activation_checkpointing_save_ops\" is not empty" + needed);
+  }
+}
+
 void check_combinations(const std::string& path, const Config& c) {
   if (c.do_eval && !c.eval_dataset) {
     contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
@@ -107,6 +119,7 @@ void check_combinations(const std::string& path, const Config& c) {
     contradiction(path,
                   c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
   }
+  check_recomputation(path, c);
 }
 
 }  // namespace

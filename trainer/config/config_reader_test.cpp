@@ -168,8 +168,7 @@ TEST_F(ConfigReader, CapabilitiesOfLaterVersionsAreRefusedByName) {
   for (const std::string member :
        {R"("dtype": "fp16")", R"("sharding_strategy": "hybrid_shard")", R"("sharding_strategy": "hybrid_shard_zero2")",
         R"("cpu_offload": true)", R"("backward_prefetch": "backward_pre")", R"("backward_prefetch": "backward_post")",
-        R"("forward_prefetch": true)", R"("limit_all_gathers": true)", R"("activation_checkpointing": true)",
-        R"("mixed_precision_reduce_dtype": "fp16")"}) {
+        R"("forward_prefetch": true)", R"("limit_all_gathers": true)", R"("mixed_precision_reduce_dtype": "fp16")"}) {
     EXPECT_THAT(error_with(member),
                 AllOf(HasSubstr(member.substr(0, member.find(':'))), HasSubstr("not supported by this version")));
   }
@@ -181,6 +180,22 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("wrap_classes": ["A"], "wrap_policy": "none")"),
               AllOf(HasSubstr("wrap_classes"), HasSubstr("wrap_policy")));
   EXPECT_THAT(error_with(R"("size_min_params": 5)"), AllOf(HasSubstr("size_min_params"), HasSubstr("wrap_policy")));
+  EXPECT_THAT(error_with(R"("activation_checkpointing_every": 2)"),
+              AllOf(HasSubstr("activation_checkpointing_every"), HasSubstr("\"activation_checkpointing\" is false")));
+  EXPECT_THAT(
+      error_with(R"("activation_checkpointing_save_ops": ["aten::mm"])"),
+      AllOf(HasSubstr("activation_checkpointing_save_ops"), HasSubstr("\"activation_checkpointing\" is false")));
+}
+
+TEST_F(ConfigReader, ActivationCheckpointing) {
+  const Config c = read(R"({"model_path": "m", "activation_checkpointing": true, "activation_checkpointing_every": 2,
+                            "activation_checkpointing_save_ops": ["aten::mm", "aten::bmm"]})");
+  EXPECT_TRUE(c.activation_checkpointing);
+  EXPECT_EQ(c.activation_checkpointing_every, 2);
+  EXPECT_EQ(c.activation_checkpointing_save_ops, (std::vector<std::string>{"aten::mm", "aten::bmm"}));
+  EXPECT_EQ(read(R"({"model_path": "m", "activation_checkpointing": true})").activation_checkpointing_every, 1);
+  EXPECT_THAT(error_with(R"("activation_checkpointing": true, "activation_checkpointing_every": 0)"),
+              HasSubstr("an integer >= 1"));
 }
 
 TEST_F(ConfigReader, ShardingFactorMustFitTheRanks) {

@@ -207,8 +207,19 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "activation_checkpointing",
        .member = &Config::activation_checkpointing,
-       .meaning = "Whether blocks recompute their activations in backward instead of keeping them.",
-       .later = {true}},
+       .meaning = "Whether blocks recompute their activations in backward instead of keeping them."},
+      {.section = section,
+       .name = "activation_checkpointing_every",
+       .member = &Config::activation_checkpointing_every,
+       .meaning =
+           "With `activation_checkpointing`: every k-th block is recomputed (blocks 0, k, 2k, …), the others keep "
+           "their activations.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "activation_checkpointing_save_ops",
+       .member = &Config::activation_checkpointing_save_ops,
+       .meaning = "With `activation_checkpointing`: operators whose results are kept instead of recomputed, as the "
+                  "dispatcher names them below autograd, such as `aten::mm`."},
   };
 }
 

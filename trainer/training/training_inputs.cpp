@@ -5,6 +5,7 @@
 #include "config/errors.h"
 #include "data/batches.h"
 #include "models/pretrained.h"
+#include "training/checkpoint_policy.h"
 #include "training/model_io.h"
 #include "training/sharding_options.h"
 
@@ -16,6 +17,7 @@ std::shared_ptr<models::CausalLM> open_model(const Config& config, const checkpo
   auto model = models::make_causal_lm(folder.config(), scalar_type(config.master_dtype), c10::Device(c10::kMeta));
   models::check_pretrained(folder, *model);
   sharding_options(config, *model, /*communicator=*/nullptr);
+  model->set_activation_checkpointing(checkpoint_policy(config));
   if (config.max_seq_length > model->max_sequence_length()) {
     throw ConfigError(c10::str("key \"max_seq_length\": ", config.max_seq_length, " is more than the model in ",
                                config.model_path, " can attend to; accepted: 2 to ", model->max_sequence_length()));

@@ -7,11 +7,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "config/errors.h"
 #include "support/thread_ranks.h"
+#include "testing/test_folder.h"
 #include "testing/tiny_llama.h"
+#include "training/checkpoint_policy.h"
 #include "training/evaluation.h"
 #include "training/sharding_options.h"
+#include "training/training_inputs.h"
 
 namespace fsdp::trainer {
 namespace {
@@ -168,6 +173,42 @@ TEST(TrainingRun, ZeroMeansNoClipping) {
   const Training training = sharded(config, 2, false);
   config.clip_grad_norm = 1e30;
   expect_same(training, reference(config, 2, false));
+}
+
+// Blocks that the opened model recomputes, counted in the graph of a loss.
+int64_t recomputed_blocks(const Config& config) {
+  const auto model = open_training_inputs(config, 1).model;
+  const auto handle = fully_shard(*model, sharding_options(config, *model, make_fake_communicator(0, 1)));
+  const at::Tensor tokens = at::zeros({1, kLength}, at::kLong);
+  const at::Tensor loss = model->forward(tokens, tokens).loss;
+  std::set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open = {&*loss.grad_fn()};
+  int64_t count = 0;
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    count += node->name() == "fsdp::Checkpoint";
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return count;
+}
+
+TEST(TrainingRun, RecomputesTheBlocksOfTheConfig) {
+  TestFolder folder;
+  write_tiny_llama(folder.path("model"), /*tied=*/false, kModelSeed);
+  Config config = base_config();
+  config.model_path = folder.path("model");
+  EXPECT_EQ(recomputed_blocks(config), 0);
+  config.activation_checkpointing = true;
+  EXPECT_EQ(recomputed_blocks(config), 3);
+  config.activation_checkpointing_every = 2;
+  EXPECT_EQ(recomputed_blocks(config), 2);
+  EXPECT_EQ(checkpoint_policy(config).options().save_ops.selection(), nullptr);
+  config.activation_checkpointing_save_ops = {"aten::mm"};
+  EXPECT_NE(checkpoint_policy(config).options().save_ops.selection(), nullptr);
+  config.activation_checkpointing_save_ops = {"aten::mmm"};
+  EXPECT_THROW(checkpoint_policy(config), ConfigError);
 }
 
 // The embedding and the head become units of their own: names come from wrap_classes.
