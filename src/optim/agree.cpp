@@ -11,7 +11,7 @@ namespace fsdp {
 namespace {
 
 bool any_in(Communicator* group, bool mine, const std::string& purpose) {
-  if (!group || group->size() == 1) {
+  if (!group) {
     return mine;
   }
   const std::string yes(1, '\1'), no(1, '\0');
