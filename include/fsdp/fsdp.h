@@ -57,6 +57,14 @@ class FullyShardedDataParallel {
     return sharded_->clip_grad_norm_(max_norm, norm_type);
   }
   [[nodiscard]] ShardedModule::NoSync no_sync() { return sharded_->no_sync(); }
+  // Calls `function` on each module of the tree, children first, while all parameters are whole and may be written: how
+  // initialisers are run. Collective.
+  void apply(const std::function<void(torch::nn::Module&)>& function) {
+    sharded_->with_full_params([&] { module_->apply(function); });
+  }
+  void summon_full_params(const SummonOptions& options, const std::function<void()>& body) {
+    sharded_->summon_full_params(options, body);
+  }
   void train(bool on = true) {
     module_->train(on);
     if (wrapper_.full_precision_in_eval) {

@@ -22,9 +22,14 @@
 
 #include "fsdp/options.h"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace fsdp {
 
 class Engine;
+class Unit;
 
 // The part of one original parameter that this rank holds: elements [begin, end) in the order in which the parameter
 // lies in memory, which is row-major unless it had another memory format (see strides).
@@ -35,6 +40,43 @@ struct ShardSlice {
   int64_t begin = 0;
   int64_t end = 0;  // begin == end: this rank holds nothing of it
   at::Tensor data;  // 1-D view of the shard, end - begin elements, writable under NoGradGuard
+};
+
+struct FullParameterOptions {
+  bool rank0_only = false;      // call `visit` on rank 0 only
+  bool offload_to_cpu = false;  // hand out copies on the host
+};
+
+struct SummonOptions {
+  bool recurse = true;      // false: only the unit of the module that was annotated last, the root
+  bool writeback = true;    // false: what `body` writes is dropped
+  bool rank0_only = false;  // gather for rank 0 only; on the others a touch is an error. Excludes writeback
+  // On a device other than the CPU an error: for_each_full_parameter hands out copies on the host.
+  bool offload_to_cpu = false;
+  // Gradients too are whole, in grad() of the module's parameters and in the dtype of the shards' gradients; with
+  // writeback what is written or assigned there goes back to the shards' gradients.
+  bool with_grads = false;
+};
+
+// A parameter as its owner sees it in update_whole_parameters.
+struct WholeParameter {
+  std::string fqn;
+  at::Tensor value;     // full shape, in the dtype of the shards; to be written in place
+  at::Tensor gradient;  // full shape
+};
+
+// Gathers under way. Dropping the handle does not cancel them.
+class UnshardHandle {
+ public:
+  UnshardHandle() = default;
+  UnshardHandle(std::shared_ptr<Engine> engine, std::vector<Unit*> units)
+      : engine_(std::move(engine)), units_(std::move(units)) {}
+  // Blocks until the units are gathered; again: does nothing.
+  void wait();
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::vector<Unit*> units_;
 };
 
 // Counters since fully_shard; what tests and benchmarks look at.
@@ -115,13 +157,30 @@ class ShardedModule {
   // Call it on all ranks.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
 
+  // -- Whole parameters --
+
   // Gathers one unit after the other and calls `visit` with each of its parameters, whole, in the dtype of the shards.
   // A tensor is valid during its call only. Collective: all ranks take part; `visit` may do nothing on some.
-  void for_each_full_parameter(const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit);
+  void for_each_full_parameter(const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit,
+                               const FullParameterOptions& options = {});
 
-  // Runs `body` while all units are gathered and may be written; what was written goes back to the shards afterwards
-  // (only the elements that changed), unless `writeback` is false. All ranks must write the same values.
+  // Runs `body` while the module's parameters are gathered and may be written; what was written (only the elements that
+  // changed) goes back to the shards afterwards, but not after an exception. All ranks must write the same values, or
+  // at least each the part that it holds. Collective.
+  void summon_full_params(const SummonOptions& options, const std::function<void()>& body);
+  // The same for all units, without gradients.
   void with_full_params(const std::function<void()>& body, bool writeback = true);
+
+  // For optimizers that need whole parameters (Muon, Shampoo, Adafactor, …): gathers one unit after the other, values
+  // and gradients, and calls `update` with each parameter that has a gradient, on one rank of the shard group: its
+  // owner, always the same one, so that optimizer state is spread over ranks as well. What `update` writes to `value`
+  // goes to the shards. Units that are not sharded are updated on every rank alike. Collective: all ranks call it
+  // together.
+  void update_whole_parameters(const std::function<void(const WholeParameter& parameter)>& update);
+
+  // Throws, naming it, when the optimizer's result on shards would differ from that on whole parameters: torch::optim's
+  // LBFGS, whose inner products run over all parameters. The others of torch::optim work element by element.
+  static void check_optimizer(const torch::optim::Optimizer& optimizer);
 
   // -- Gradient accumulation --
 
@@ -167,9 +226,13 @@ class ShardedModule {
   // bypasses the dispatcher (data_ptr, numpy, dlpack). Empty list: all units.
   void pin(const std::vector<at::Tensor>& parameters, const std::function<void()>& body);
 
-  // Gathers or releases every unit now. A release never fails: units in use are left gathered.
-  void unshard();
+  // Gathers every unit now, or only those that were made for `module` itself (not below it). async_op: issues the
+  // gathers and returns; wait() on the handle, or the first operator that needs a unit, waits for its gather.
+  UnshardHandle unshard(bool async_op = false);
+  UnshardHandle unshard(const torch::nn::Module& module, bool async_op = false);
+  // Releases every unit, or those made for `module` itself. Never fails: units in use are left gathered.
   void reshard();
+  void reshard(const torch::nn::Module& module);
 
   // true: parameters are gathered and used, and gradients reduced, in the dtype of the shards, and buffers return to
   // their own dtypes: an evaluation in full precision, say. false: again as the options say. Graphs made before cannot

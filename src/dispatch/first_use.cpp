@@ -87,7 +87,7 @@ void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& 
 }
 
 void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
-  TORCH_CHECK(unit.engine->writes_allowed(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
+  TORCH_CHECK(unit.write_scopes > 0, "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
               "' was written by ", op.schema().name(),
               " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
               "inside that scope, or to shard_slices(); build optimizers on ShardedModule::parameters()");

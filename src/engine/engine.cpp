@@ -201,7 +201,10 @@ void Engine::enter(Unit& unit) {
     reduce_before(unit);
   }
   std::lock_guard lock(unit.mutex);
+  TORCH_CHECK(!unit.only_on_rank_0, "fsdp: ", unit.where(),
+              ": a parameter was used inside summon_full_params(rank0_only): there only rank 0 has it");
   ensure_gathered(unit);
+  unit.awaits_use = false;
   ++unit.pins;
 }
 
@@ -224,7 +227,7 @@ void Engine::make_room_for(Unit& unit) {
     bool related_seen = false;
     for (auto it = gathered_.rbegin(); it != gathered_.rend(); ++it) {
       Unit* other = *it;
-      if (other == &unit || other->keeps_gathered_after_forward()) {
+      if (other == &unit || other->keeps_gathered_after_forward() || other->awaits_use) {
         continue;
       }
       bool stays = other->is_related_to(unit) && !related_seen;
@@ -261,6 +264,9 @@ void Engine::notice_shard_writes(Unit& unit) {
               "would use other values than its forward. Run backward before the step, or forward again");
   unit.invalidate_saved_values();
   unit.unpark(parameter_pool_);
+  if (unit.gathering()) {
+    finish_gather(unit);  // what is under way is stale
+  }
   if (unit.gathered() && unit.unsharded_nbytes() > 0) {
     TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
     release(unit);
@@ -268,24 +274,37 @@ void Engine::notice_shard_writes(Unit& unit) {
   unit.stamp = version;
 }
 
-void Engine::ensure_gathered(Unit& unit) {
+void Engine::begin_gather(Unit& unit) {
   notice_shard_writes(unit);
-  if (!unit.gathered()) {
-    bool in_backward = seams::current_backward() != -1;
-    unit.gather(parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
-    if (!unit.stamp) {
-      unit.stamp = unit.shard_version();
-    }
-    std::lock_guard lock(mutex_);
-    gathered_.push_back(&unit);
-    stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
+  if (unit.gathered() || unit.gathering()) {
+    return;
+  }
+  bool in_backward = seams::current_backward() != -1;
+  unit.begin_gather(parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
+  if (!unit.stamp) {
+    unit.stamp = unit.shard_version();
   }
 }
 
+void Engine::ensure_gathered(Unit& unit) {
+  begin_gather(unit);
+  if (unit.gathering()) {
+    finish_gather(unit);
+  }
+}
+
+void Engine::finish_gather(Unit& unit) {
+  unit.finish_gather();
+  std::lock_guard lock(mutex_);
+  gathered_.push_back(&unit);
+  stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
+}
+
 void Engine::release(Unit& unit) {
-  if (seams::current_backward() == -1 && write_scopes_ == 0) {
+  if (seams::current_backward() == -1 && unit.write_scopes == 0) {
     unit.park(parameter_pool_);
   }
+  unit.awaits_use = false;
   unit.release(parameter_pool_);
   std::lock_guard lock(mutex_);
   std::erase(gathered_, &unit);
@@ -293,6 +312,9 @@ void Engine::release(Unit& unit) {
 
 void Engine::release_if_idle(Unit& unit) {
   std::lock_guard lock(unit.mutex);
+  if (unit.gathering()) {
+    finish_gather(unit);
+  }
   if (unit.gathered() && unit.pins == 0) {
     release(unit);
   }

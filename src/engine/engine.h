@@ -53,6 +53,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& current();
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   std::vector<Unit*> all_units() const;
+  // The units made for this module itself; throws when there are none.
+  std::vector<Unit*> units_of(const void* module) const;
   // Whether nobody but the engine holds its parameters any more.
   bool unused() const;
 
@@ -62,22 +64,26 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void leave(Unit& unit);
   // A view of one of its parameters is about to be made, which reads nothing.
   void enter_view(Unit& unit);
-  bool writes_allowed() const { return write_scopes_ > 0; }
   // A gradient has reached a parameter (its index in the unit).
   void capture(Unit& unit, int64_t index, const at::Tensor& gradient);
 
   // -- what the user asks --
   void verify_plan();
   void check_membership();
-  void unshard();
+  // Gathers units, all at once, and leaves them gathered; asynchronously: only issues the gathers.
+  void unshard(const std::vector<Unit*>& units, bool async_op);
+  void wait_for(const std::vector<Unit*>& units);
   void reshard();
+  void reshard(const std::vector<Unit*>& units);
   void reset();
   // See ShardedModule.
   void set_full_precision(bool on);
   bool full_precision() const { return full_precision_; }
   void pin(const std::vector<Unit*>& units, const std::function<void()>& body);
-  void with_full_params(const std::function<void()>& body, bool writeback);
-  void for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit);
+  void summon_full_params(const SummonOptions& options, const std::function<void()>& body);
+  void for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit,
+                               const FullParameterOptions& options = {});
+  void update_whole_parameters(const std::function<void(const WholeParameter&)>& update);
   void notice_cleared_gradients();
   // Before somebody looks at the leaves' gradients: waits for reductions, notices what was cleared.
   void settle_gradients();
@@ -96,7 +102,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void make_park_groups();
   void make_room_for(Unit& unit);
   void notice_shard_writes(Unit& unit);  // under unit.mutex
+  void begin_gather(Unit& unit);         // under unit.mutex
   void ensure_gathered(Unit& unit);      // under unit.mutex
+  void finish_gather(Unit& unit);        // under unit.mutex
   void release(Unit& unit);              // under unit.mutex
   void release_if_idle(Unit& unit);
   void release_after_backward(Unit& unit);
@@ -109,6 +117,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void finish_backward();
   void discard_captures();
   void write_back(Unit& unit);
+  void run_on_rank_0(const std::vector<Unit*>& units, const std::function<void()>& body);
+  void run_in_write_scope(const std::vector<Unit*>& units, bool writeback, const std::function<void()>& body);
 
   EngineOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
@@ -127,7 +137,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
   std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_;
-  std::atomic<int> write_scopes_{0};
   std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself
   bool strict_ = false;
   bool full_precision_ = false;

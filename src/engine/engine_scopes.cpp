@@ -1,24 +1,15 @@
 // What users ask of the engine directly: gathering by hand, whole parameters, writes.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
+
+#include "base/finally.h"
 #include "engine/engine.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp {
 namespace {
-
-// Undoes an action at the end of a scope.
-class Finally {
- public:
-  explicit Finally(std::function<void()> action) : action_(std::move(action)) {}
-  ~Finally() { action_(); }
-  Finally(const Finally&) = delete;
-
- private:
-  std::function<void()> action_;
-};
 
 // The elements' bit patterns: comparing them tells -0 from 0, and finds a NaN equal to itself.
 at::Tensor bits_of(const at::Tensor& tensor) {
@@ -34,15 +25,6 @@ at::Tensor bits_of(const at::Tensor& tensor) {
   }
 }
 
-at::Tensor gather_in_shard_dtype(const FlatParameter& flat, Unit& unit) {
-  if (flat.position().factor == 1) {
-    return flat.shard().detach();
-  }
-  at::Tensor full = at::empty({flat.layout().padded_numel()}, flat.shard().options());
-  unit.groups().shard->all_gather(full, flat.shard().detach(), unit.next_id(Pass::kUser))->wait();
-  return full;
-}
-
 }  // namespace
 
 void Engine::check_membership() {
@@ -51,27 +33,41 @@ void Engine::check_membership() {
   }
 }
 
-void Engine::unshard() {
-  std::vector<Unit*> entered;
-  Finally unpin([&] {
-    for (Unit* unit : entered) {
-      std::lock_guard lock(unit->mutex);
-      --unit->pins;
+void Engine::unshard(const std::vector<Unit*>& units, bool async_op) {
+  prepare();
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
+  }
+  for (Unit* unit : units) {
+    std::lock_guard lock(unit->mutex);
+    begin_gather(*unit);
+    unit->awaits_use = true;
+  }
+  if (!async_op) {
+    wait_for(units);
+  }
+}
+
+void Engine::wait_for(const std::vector<Unit*>& units) {
+  for (Unit* unit : units) {
+    std::lock_guard lock(unit->mutex);
+    if (unit->gathering()) {
+      ensure_gathered(*unit);
     }
-  });
-  for (auto& unit : units_) {
-    enter(*unit);  // pinned until all are gathered: entering one unit may release others
-    entered.push_back(unit.get());
   }
 }
 
 void Engine::reshard() {
-  for (auto& unit : units_) {
+  reshard(all_units());
+  last_entered_ = nullptr;
+}
+
+void Engine::reshard(const std::vector<Unit*>& units) {
+  for (Unit* unit : units) {
     release_if_idle(*unit);
     std::lock_guard lock(unit->mutex);
     unit->unpark(parameter_pool_);
   }
-  last_entered_ = nullptr;
 }
 
 void Engine::reset() {
@@ -94,38 +90,26 @@ void Engine::pin(const std::vector<Unit*>& units, const std::function<void()>& b
   body();
 }
 
+std::vector<Unit*> Engine::units_of(const void* module) const {
+  std::vector<Unit*> found;
+  for (const auto& unit : units_) {
+    const auto& modules = unit->modules();
+    if (std::any_of(modules.begin(), modules.end(), [&](const auto& known) { return known.identity == module; })) {
+      found.push_back(unit.get());
+    }
+  }
+  TORCH_CHECK(!found.empty(), "fsdp: rank ", mesh().rank(),
+              ": no unit was made for this module itself; units are made ",
+              "for modules that fully_shard was called on or that the wrap policy picked (see describe_units)");
+  return found;
+}
+
 std::vector<Unit*> Engine::all_units() const {
   std::vector<Unit*> all;
   for (const auto& unit : units_) {
     all.push_back(unit.get());
   }
   return all;
-}
-
-void Engine::with_full_params(const std::function<void()>& body, bool writeback) {
-  // Writes that are dropped in the end (no write-back, or an exception) must not go to the shards themselves.
-  bool may_alias = may_alias_;
-  Finally restore([&] { may_alias_ = may_alias; });
-  reshard();
-  may_alias_ = false;
-  std::vector<Unit*> all = all_units();
-  pin(all, [&] {
-    ++write_scopes_;
-    bool keep = false;  // what was written; not after an exception
-    Finally close([&] {
-      --write_scopes_;
-      for (Unit* unit : all) {
-        unit->release_when_unpinned |= !keep;
-      }
-    });
-    body();
-    if (writeback) {
-      for (Unit* unit : all) {
-        write_back(*unit);
-      }
-      keep = true;
-    }
-  });
 }
 
 // Only elements that were written go back: where the unsharded value still is the rounded shard value, the shard keeps
@@ -151,23 +135,6 @@ void Engine::write_back(Unit& unit) {
   unit.invalidate_saved_values();
   unit.unpark(parameter_pool_);
   unit.stamp = unit.shard_version();
-}
-
-void Engine::for_each_full_parameter(const std::function<void(const std::string&, const at::Tensor&)>& visit) {
-  prepare();
-  for (auto& unit : units_) {
-    unit->check_membership();
-    for (auto& flat : unit->flat_parameters()) {
-      at::Tensor full;
-      {
-        seams::CleanDispatchGuard clean;
-        full = gather_in_shard_dtype(*flat, *unit);
-      }
-      for (size_t i = 0; i < flat->parameters().size(); ++i) {
-        visit(flat->parameters()[i].fqn, flat->view_in(full, static_cast<int64_t>(i)));
-      }
-    }
-  }
 }
 
 EngineStats Engine::stats() const {

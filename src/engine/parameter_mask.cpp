@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <numeric>
+#include <string>
 
 namespace fsdp {
 
@@ -24,6 +26,21 @@ void ParameterMask::merge(const ParameterMask& other) {
 int64_t ParameterMask::count() const {
   return std::accumulate(words_.begin(), words_.end(), int64_t{0},
                          [](int64_t sum, uint64_t word) { return sum + std::popcount(word); });
+}
+
+void merge_over(Communicator* group, ParameterMask& mask, const CollectiveId& id) {
+  if (!group || group->size() == 1) {
+    return;
+  }
+  std::vector<uint64_t>& words = mask.words();
+  const std::string mine(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint64_t));
+  for (const std::string& bytes : group->all_gather_bytes(mine, id)) {
+    std::vector<uint64_t> others(words.size());
+    std::memcpy(others.data(), bytes.data(), mine.size());
+    for (size_t word = 0; word < words.size(); ++word) {
+      words[word] |= others[word];
+    }
+  }
 }
 
 }  // namespace fsdp

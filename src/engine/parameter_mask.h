@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "fsdp/communicator.h"
+
 namespace fsdp {
 
 class ParameterMask {
@@ -22,5 +24,8 @@ class ParameterMask {
  private:
   std::vector<uint64_t> words_;
 };
+
+// ORs the masks of a group's ranks, where no other collective carries them. A null group: nothing to do. Blocks.
+void merge_over(Communicator* group, ParameterMask& mask, const CollectiveId& id);
 
 }  // namespace fsdp

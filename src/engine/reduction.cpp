@@ -17,22 +17,6 @@ class DoneWork final : public Work {
   void wait() override {}
 };
 
-// ORs the masks of a group's ranks, where no collective of the engine's carries them.
-void merge_masks(Communicator* group, ParameterMask& mask, const CollectiveId& id) {
-  if (!group || group->size() == 1) {
-    return;
-  }
-  std::vector<uint64_t>& words = mask.words();
-  std::string mine(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint64_t));
-  for (const std::string& bytes : group->all_gather_bytes(mine, id)) {
-    const auto* other = reinterpret_cast<const unsigned char*>(bytes.data());
-    auto* own = reinterpret_cast<unsigned char*>(words.data());
-    for (size_t i = 0; i < mine.size(); ++i) {
-      own[i] |= other[i];
-    }
-  }
-}
-
 }  // namespace
 
 FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where)
@@ -233,8 +217,8 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
   bool in_place = shard_gradient_.defined() && reduction.buffer.is_alias_of(shard_gradient_);
   reduction.output =
       in_place ? pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient) : make_output(pool, in_flight_);
-  merge_masks(call.groups.shard.get(), reduction.captured, call.id);
-  merge_masks(call.groups.replicate.get(), reduction.captured, call.id);
+  merge_over(call.groups.shard.get(), reduction.captured, call.id);
+  merge_over(call.groups.replicate.get(), reduction.captured, call.id);
   call.communication_hook(
       {call.id.name, reduction.buffer, reduction.output, call.groups.shard, call.groups.replicate, 1.0 / call.divisor});
   reduction.work = std::make_unique<DoneWork>();
@@ -371,6 +355,39 @@ void FlatGradient::add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradien
     place.copy_(gradient);
   }
   present = place;
+}
+
+at::Tensor FlatGradient::leaf_gradients(ParameterMask& defined) const {
+  seams::CleanDispatchGuard clean;
+  at::Tensor flat = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
+  for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
+    const at::Tensor& whole = use_orig_params_ ? flat_.original_leaves()[i].grad() : flat_.flat_leaf().grad();
+    if (whole.defined()) {
+      defined.set(i);
+      flat_.slice_of(flat, i).copy_(use_orig_params_ ? whole : flat_.slice_of(whole, i));
+    }
+  }
+  return flat;
+}
+
+void FlatGradient::set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined) {
+  seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
+  if (!use_orig_params_) {
+    flat_.flat_leaf().mutable_grad().reset();
+    if (defined.count() > 0) {
+      add_to_leaf(flat_.flat_leaf(), like_shard, shard_gradient());
+    }
+    return;
+  }
+  bool visit_empty = flat_.layout().owned_numel(flat_.position().rank) == 0;
+  for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
+    const at::Tensor& leaf = flat_.original_leaves()[i];
+    leaf.mutable_grad().reset();
+    if (defined.test(i) && (leaf.numel() > 0 || std::exchange(visit_empty, false))) {
+      add_to_leaf(leaf, flat_.slice_of(like_shard, i), flat_.slice_of(shard_gradient(), i));
+    }
+  }
 }
 
 void FlatGradient::clear_leaf(int64_t parameter) {

@@ -82,6 +82,11 @@ class FlatGradient {
   void clear_leaf(int64_t parameter);
   std::vector<at::Tensor> leaves() const;
   bool leaves_hold_gradients() const;
+  // The leaves' gradients as one tensor laid out like the shard, zero where there are none; `defined` gets the
+  // parameters that have one here.
+  at::Tensor leaf_gradients(ParameterMask& defined) const;
+  // The reverse: every leaf of a parameter in `defined` gets its part, the others get none.
+  void set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined);
   // Gives memory of gradients back that nobody holds any more.
   void trim();
   // The last backward in which the user's unit-reduced hook was called; the reducer's to keep.

@@ -126,7 +126,7 @@ CollectiveId Unit::next_id(Pass pass) {
           pass};
 }
 
-void Unit::gather(BufferPool& pool, Pass pass, bool may_alias) {
+void Unit::begin_gather(BufferPool& pool, Pass pass, bool may_alias) {
   check_membership();
   state_.transition(UnitState::kGathering, [this] { return where(); });
   unsharded_nbytes_ = 0;
@@ -136,36 +136,51 @@ void Unit::gather(BufferPool& pool, Pass pass, bool may_alias) {
       gather_flat(i, pool, pass, may_alias);
     }
   } catch (...) {
-    for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-      if (flat_parameters_[i]->attached()) {
-        flat_parameters_[i]->detach();
-      }
-      unsharded_[i].reset();
-    }
-    state_.transition(UnitState::kSharded, [this] { return where(); });
+    give_up_gather();
     throw;
   }
+}
+
+void Unit::finish_gather() {
+  try {
+    for (std::unique_ptr<Work>& gather : gathers_) {
+      gather->wait();
+    }
+  } catch (...) {
+    give_up_gather();
+    throw;
+  }
+  gathers_.clear();
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    FlatParameter& flat = *flat_parameters_[i];
+    flat.attach(unsharded_[i].defined() ? unsharded_[i] : flat.shard());
+  }
   state_.transition(UnitState::kUnsharded, [this] { return where(); });
+}
+
+// The buffers are not used again: a collective that failed may still write to them.
+void Unit::give_up_gather() {
+  gathers_.clear();
+  for (at::Tensor& unsharded : unsharded_) {
+    unsharded.reset();
+  }
+  state_.transition(UnitState::kSharded, [this] { return where(); });
 }
 
 void Unit::gather_flat(size_t index, BufferPool& pool, Pass pass, bool may_alias) {
   FlatParameter& flat = *flat_parameters_[index];
   if (may_alias && flat.shard_is_whole()) {
-    flat.attach(flat.shard());
     return;
   }
   at::Tensor full = pool.acquire(flat.layout().padded_numel(), flat.dtypes().compute);
   unsharded_[index] = full;
   unsharded_nbytes_ += static_cast<int64_t>(full.nbytes());
-  if (parked_[index].defined()) {
-    gather_parked(index, full, pass);
-  } else {
-    gather_shards(index, full, pass);
+  if (auto gather = parked_[index].defined() ? gather_parked(index, full, pass) : gather_shards(index, full, pass)) {
+    gathers_.push_back(std::move(gather));
   }
-  flat.attach(full);
 }
 
-void Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass) {
+std::unique_ptr<Work> Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass) {
   FlatParameter& flat = *flat_parameters_[index];
   const ShardPosition& position = flat.position();
   bool same_dtype = flat.dtypes().shard == flat.dtypes().compute;
@@ -174,15 +189,16 @@ void Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass) {
   if (position.factor == 1 || !same_dtype) {
     own.copy_(flat.shard());  // the one cast of a unit and pass
   }
-  if (position.factor > 1) {
-    engine->count_all_gather();
-    groups_.shard->all_gather(full, same_dtype ? flat.shard() : own, next_id(pass))->wait();
+  if (position.factor == 1) {
+    return nullptr;
   }
+  engine->count_all_gather();
+  return groups_.shard->all_gather(full, same_dtype ? flat.shard() : own, next_id(pass));
 }
 
-void Unit::gather_parked(size_t index, const at::Tensor& full, Pass pass) {
+std::unique_ptr<Work> Unit::gather_parked(size_t index, const at::Tensor& full, Pass pass) {
   engine->count_all_gather();
-  park_group->all_gather(full, parked_[index], next_id(pass))->wait();
+  return park_group->all_gather(full, parked_[index], next_id(pass));
 }
 
 void Unit::park(BufferPool& pool) {

@@ -83,8 +83,17 @@ class Unit {
   int pins = 0;
   bool release_when_unpinned = false;
   bool gathered() const { return state_.is(UnitState::kUnsharded); }
-  // Gathers and waits. The unit must be sharded.
-  void gather(BufferPool& pool, Pass pass, bool may_alias);
+  bool gathering() const { return state_.is(UnitState::kGathering); }
+  // Issues the gather of a sharded unit; finish_gather waits for it. A failure of either leaves the unit sharded.
+  void begin_gather(BufferPool& pool, Pass pass, bool may_alias);
+  void finish_gather();
+  // Gathered because the user asked, and not used since: other units' operators do not release it. Atomic, as it is
+  // read without `mutex`.
+  std::atomic<bool> awaits_use{false};
+  // Scopes in which its parameters may be written.
+  int write_scopes = 0;
+  // Inside summon_full_params(rank0_only), on the other ranks: a touch is an error.
+  bool only_on_rank_0 = false;
   // The unit must be gathered and unpinned.
   void release(BufferPool& pool);
   // With a smaller group set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
@@ -126,8 +135,9 @@ class Unit {
   void sentinel_gone(int64_t index);
   void name_from_modules();
   void gather_flat(size_t index, BufferPool& pool, Pass pass, bool may_alias);
-  void gather_parked(size_t index, const at::Tensor& full, Pass pass);
-  void gather_shards(size_t index, const at::Tensor& full, Pass pass);
+  std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
+  std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass);
+  void give_up_gather();
 
   std::vector<AnnotatedModule> modules_;
   std::string name_;
@@ -136,8 +146,9 @@ class Unit {
   std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
   std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
   std::vector<std::unique_ptr<FlatGradient>> gradients_;
-  std::vector<at::Tensor> unsharded_;  // one for each FlatParameter; undefined where the shard itself serves
-  std::vector<at::Tensor> parked_;     // likewise; undefined unless parked
+  std::vector<at::Tensor> unsharded_;           // one for each FlatParameter; undefined where the shard itself serves
+  std::vector<at::Tensor> parked_;              // likewise; undefined unless parked
+  std::vector<std::unique_ptr<Work>> gathers_;  // under way
   int64_t unsharded_nbytes_ = 0;
   StateMachine<UnitState> state_;
   uint64_t generations_[5] = {};

@@ -1,6 +1,8 @@
 // ShardedModule: the user's handle, thin over the engine.
 #include <c10/util/StringUtil.h>
 
+#include <torch/optim/lbfgs.h>
+
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "torch_seams/keyed_storage.h"
@@ -99,12 +101,28 @@ void ShardedModule::set_unit_reduced_hook(UnitReducedHook hook) {
 }
 
 void ShardedModule::for_each_full_parameter(
-    const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit) {
-  engine().for_each_full_parameter(visit);
+    const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit,
+    const FullParameterOptions& options) {
+  engine().for_each_full_parameter(visit, options);
+}
+
+void ShardedModule::summon_full_params(const SummonOptions& options, const std::function<void()>& body) {
+  engine().summon_full_params(options, body);
 }
 
 void ShardedModule::with_full_params(const std::function<void()>& body, bool writeback) {
-  engine().with_full_params(body, writeback);
+  engine().summon_full_params({.writeback = writeback}, body);
+}
+
+void ShardedModule::update_whole_parameters(const std::function<void(const WholeParameter& parameter)>& update) {
+  engine().update_whole_parameters(update);
+}
+
+void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) {
+  TORCH_CHECK(!dynamic_cast<const torch::optim::LBFGS*>(&optimizer),
+              "fsdp: torch::optim::LBFGS cannot work on shards: ",
+              "its inner products run over all elements of all parameters, of which a rank holds a part. Use an ",
+              "optimizer that works element by element, or ShardedModule::update_whole_parameters");
 }
 
 void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::function<void()>& body) {
@@ -118,8 +136,24 @@ void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::fu
   engine().pin(parameters.empty() ? engine().all_units() : units, body);
 }
 
-void ShardedModule::unshard() { engine().unshard(); }
+UnshardHandle ShardedModule::unshard(bool async_op) {
+  engine().unshard(engine().all_units(), async_op);
+  return {engine().shared_from_this(), engine().all_units()};
+}
+UnshardHandle ShardedModule::unshard(const torch::nn::Module& module, bool async_op) {
+  std::vector<Unit*> units = engine().units_of(&module);
+  engine().unshard(units, async_op);
+  return {engine().shared_from_this(), units};
+}
 void ShardedModule::reshard() { engine().reshard(); }
+void ShardedModule::reshard(const torch::nn::Module& module) { engine().reshard(engine().units_of(&module)); }
+
+void UnshardHandle::wait() {
+  if (engine_) {
+    engine_->wait_for(units_);
+  }
+  engine_.reset();
+}
 void ShardedModule::set_full_precision(bool on) { engine().set_full_precision(on); }
 bool ShardedModule::full_precision() const { return engine().full_precision(); }
 void ShardedModule::reset() { engine().reset(); }

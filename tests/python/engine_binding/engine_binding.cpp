@@ -101,7 +101,7 @@ class EngineForPython : public torch::CustomClassHolder {
 
   void zero_grad(bool set_to_none) { ShardedModule(engine_).zero_grad(set_to_none); }
   double clip_grad_norm_(double max_norm) { return ShardedModule(engine_).clip_grad_norm_(max_norm).item<double>(); }
-  void unshard() { engine_->unshard(); }
+  void unshard() { engine_->unshard(engine_->all_units(), /*async_op=*/false); }
   void reshard() { engine_->reshard(); }
   void reset() { engine_->reset(); }
   void check_membership() { engine_->check_membership(); }
@@ -109,7 +109,7 @@ class EngineForPython : public torch::CustomClassHolder {
   int64_t gradient_buffer_bytes() { return engine_->stats().gradient_buffer_bytes; }
 
   void open_full_params(bool writeback) {
-    open([this, writeback](const auto& body) { engine_->with_full_params(body, writeback); });
+    open([this, writeback](const auto& body) { engine_->summon_full_params({.writeback = writeback}, body); });
   }
   void open_pin(std::vector<at::Tensor> parameters) {
     open([this, parameters](const auto& body) { ShardedModule(engine_).pin(parameters, body); });

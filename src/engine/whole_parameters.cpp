@@ -1,0 +1,112 @@
+#include "engine/whole_parameters.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "engine/engine.h"
+#include "torch_seams/clean_dispatch.h"
+
+namespace fsdp {
+namespace {
+
+at::Tensor gather_over_shards(Unit& unit, const FlatParameter& flat, const at::Tensor& part) {
+  if (flat.position().factor == 1) {
+    return part;
+  }
+  at::Tensor full = at::empty({flat.layout().padded_numel()}, part.options());
+  unit.groups().shard->all_gather(full, part, unit.next_id(Pass::kUser))->wait();
+  return full;
+}
+
+}  // namespace
+
+at::Tensor gather_values(Unit& unit, const FlatParameter& flat) {
+  seams::CleanDispatchGuard clean;
+  return gather_over_shards(unit, flat, flat.shard().detach());
+}
+
+WholeGradient gather_gradient(Unit& unit, size_t index) {
+  const FlatParameter& flat = *unit.flat_parameters().at(index);
+  WholeGradient whole{at::Tensor(), ParameterMask(flat.layout().num_parameters())};
+  if (!flat.requires_grad()) {
+    return whole;
+  }
+  at::Tensor part = unit.gradient(index)->leaf_gradients(whole.defined);
+  merge_over(unit.groups().shard.get(), whole.defined, unit.next_id(Pass::kUser));
+  if (whole.defined.count() > 0) {
+    seams::CleanDispatchGuard clean;
+    whole.flat = gather_over_shards(unit, flat, part);
+  }
+  return whole;
+}
+
+SummonedGradients::SummonedGradients(Unit& unit) : unit_(unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    gradients_.push_back(gather_gradient(unit, i));
+    show(i);
+  }
+}
+
+void SummonedGradients::show(size_t index) {
+  FlatParameter& flat = *unit_.flat_parameters()[index];
+  for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
+    ShardedParameter& parameter = flat.parameters()[k];
+    parameter.sentinel_installed = false;  // taking it away here clears nothing
+    parameter.tensor.mutable_grad() =
+        gradients_[index].defined.test(k) ? flat.view_in(gradients_[index].flat, k) : at::Tensor();
+  }
+}
+
+void SummonedGradients::write_back() {
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (unit_.flat_parameters()[i]->requires_grad()) {
+      write_back(i);
+    }
+  }
+}
+
+void SummonedGradients::write_back(size_t index) {
+  FlatParameter& flat = *unit_.flat_parameters()[index];
+  WholeGradient& whole = gradients_[index];
+  at::NoGradGuard no_grad;
+  for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
+    const ShardedParameter& parameter = flat.parameters()[k];
+    const at::Tensor& gradient = parameter.tensor.grad();
+    if (!gradient.defined()) {
+      whole.defined.clear(k);
+      if (whole.flat.defined()) {
+        flat.view_in(whole.flat, k).zero_();
+      }
+      continue;
+    }
+    TORCH_CHECK(gradient.sizes() == at::IntArrayRef(parameter.sizes), "fsdp: ", unit_.where(), ": parameter '",
+                parameter.fqn, "' of shape ", at::IntArrayRef(parameter.sizes), " was given a gradient of shape ",
+                gradient.sizes());
+    if (!whole.flat.defined()) {
+      int64_t numel = flat.layout().padded_numel();
+      whole.flat = at::zeros({numel}, flat.shard().options().dtype(flat.dtypes().gradient));
+    }
+    at::Tensor place = flat.view_in(whole.flat, k);
+    if (!whole.defined.set(k) || !gradient.is_set_to(place)) {
+      place.copy_(gradient);
+    }
+  }
+  int64_t n = flat.layout().shard_numel();
+  at::Tensor part = whole.flat.defined() ? whole.flat.narrow(0, flat.position().rank * n, n) : at::Tensor();
+  unit_.gradient(index)->set_leaf_gradients(part, whole.defined);
+}
+
+// Sentinels again, where the shards have gradients.
+SummonedGradients::~SummonedGradients() {
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    FlatParameter& flat = *unit_.flat_parameters()[i];
+    for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
+      flat.parameters()[k].tensor.mutable_grad().reset();
+      if (gradients_[i].defined.test(k)) {
+        unit_.install_sentinel(flat, k);
+      }
+    }
+  }
+}
+
+}  // namespace fsdp
