@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "config/config_checks.h"
 #include "config/config_schema.h"
 #include "config/config_writer.h"
 #include "config/errors.h"
