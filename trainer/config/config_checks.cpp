@@ -97,8 +97,8 @@ void check_reshard_group(const Config& config, int64_t world_size) {
   if (!group || (*group < shard_group && shard_group % *group == 0)) return;
   const std::string smaller = divisors(shard_group, 2, shard_group - 1);
   does_not_fit("reshard_after_forward", *group, config, world_size,
-               c10::str("true, false, null", smaller.empty() ? "" : " or one of " + smaller,
-                        "; an integer must divide the ", shard_group, " rank(s) that share one copy, and be smaller"));
+               c10::str("true, false, null", smaller.empty() ? "" : ", " + smaller, "; an integer must divide the ",
+                        shard_group, " rank(s) that share one copy, and be smaller"));
 }
 
 }  // namespace

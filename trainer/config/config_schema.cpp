@@ -214,8 +214,7 @@ std::vector<ConfigKey> sharding_keys() {
        .member = &Config::reshard_after_forward,
        .meaning = "Whether units release their parameters after forward and gather them again for backward. N: they "
                   "release them to groups of N ranks, among which backward gathers; N divides the ranks that share one "
-                  "copy, and is smaller. null: as the strategy says, but never for the root unit. true and N need "
-                  "full_shard or hybrid_shard.",
+                  "copy, and is smaller. null: as the strategy says. true and N need full_shard or hybrid_shard.",
        .range = Range{.lower = 2}},
       {.section = section,
        .name = "wrap_policy",
