@@ -15,10 +15,11 @@ from fsdp_train import fsdp_train
 VOCABULARY = 97
 LLAMA = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64)
-# What the order of additions changes in ten to thirty steps; about a hundred times what is seen. In low precision too: both
-# sides round the same values, and add gradients in fp32. There the room is for a weight that differs in its last bit and is
-# rounded to the other neighbour.
+# fp32: what the order of additions changes in ten to thirty steps; several times what is seen.
 TOLERANCE = 1e-5
+# bf16 and fp16: both sides round the same values and add gradients in fp32, but weights that differ in the last bit of fp32 may
+# be rounded to neighbours, and later steps see that. FSDP2 beside the single process: norms to 2.5e-4, weights to 1.1e-5.
+LOW_PRECISION_TOLERANCE = 1e-4
 
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard")
 FORMS = tuple(itertools.product(("transformer", "size", "none"), (True, False)))  # wrap_policy, use_orig_params
@@ -73,20 +74,24 @@ def of_taken_steps(norms, expected):
     return [norm for norm, skipped in zip(norms, expected.skipped, strict=True) if not skipped]
 
 
-def assert_same_training(losses, norms, weights, expected):
-    assert losses == pytest.approx(expected.losses, rel=TOLERANCE)
+def tolerance_of(config):
+    return TOLERANCE if config["dtype"] == "fp32" else LOW_PRECISION_TOLERANCE
+
+
+def assert_same_training(losses, norms, weights, expected, tolerance=TOLERANCE):
+    assert losses == pytest.approx(expected.losses, rel=tolerance)
     assert of_taken_steps(norms, expected) == pytest.approx(of_taken_steps(expected.grad_norms, expected),
-                                                            rel=10 * TOLERANCE)
+                                                            rel=10 * tolerance)
     assert weights.keys() == expected.weights.keys()
     far = {name: distance(weights[name], whole) for name, whole in expected.weights.items()
-           if distance(weights[name], whole) > TOLERANCE}
-    assert not far, f"weights differ by more than {TOLERANCE} of their norm: {far}"
+           if distance(weights[name], whole) > tolerance}
+    assert not far, f"weights differ by more than {tolerance} of their norm: {far}"
 
 
-def assert_trains_like(run, expected):
+def assert_trains_like(run, expected, tolerance=TOLERANCE):
     weights = run.weights()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert_same_training(run.losses, [row["grad_norm"] for row in run.steps], weights, expected)
+    assert_same_training(run.losses, [row["grad_norm"] for row in run.steps], weights, expected, tolerance)
     assert [row["learning_rate"] for row in run.steps] == pytest.approx(expected.learning_rates, rel=1e-9)
 
 
@@ -123,7 +128,7 @@ FP16 = {"dtype": "fp16", "mixed_precision_reduce_dtype": "fp32", "fp16_init_scal
 def test_pytorch_agrees_with_the_reference(base_config, single_process, method, world_size, changes):
     config = {**base_config, **changes}
     run, expected = reference.train(config, world_size, method), single_process(config, world_size)
-    assert_same_training(run.losses, run.grad_norms, run.weights, expected)
+    assert_same_training(run.losses, run.grad_norms, run.weights, expected, tolerance_of(config))
     assert (run.loss_scales, run.skipped) == (expected.loss_scales, expected.skipped)
 
 
@@ -171,7 +176,7 @@ def test_low_precision_matches_single_process(fsdp_program, base_config, single_
     shared = {key: value for key, value in changes.items() if key == "gradient_accumulation_steps"}
     run = fsdp_train(fsdp_program, {**config, **changes}, world_size, tmp_path)
     expected = single_process({**config, **shared}, world_size)
-    assert_trains_like(run, expected)
+    assert_trains_like(run, expected, LOW_PRECISION_TOLERANCE)
     if precision is FP16:
         assert [row["loss_scale"] for row in run.steps] == expected.loss_scales
         assert [row["skipped"] for row in run.steps] == expected.skipped
@@ -181,7 +186,7 @@ def test_low_precision_matches_single_process(fsdp_program, base_config, single_
 
 def test_reduction_in_bf16_adds_in_fp32(fsdp_program, base_config, single_process, tmp_path):
     run = fsdp_train(fsdp_program, {**base_config, "dtype": "bf16"}, 2, tmp_path)
-    assert_trains_like(run, single_process({**base_config, **BF16}, 2))
+    assert_trains_like(run, single_process({**base_config, **BF16}, 2), LOW_PRECISION_TOLERANCE)
 
 
 def test_normalisations_in_full_precision_change_little(fsdp_program, base_config, single_process, tmp_path):
