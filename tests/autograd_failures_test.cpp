@@ -1,6 +1,4 @@
 // What goes wrong in forward or backward, and the clean step after it; what ranks that do different things are told.
-#include <mutex>
-
 #include "engine/engine.h"
 #include "fsdp/activation_checkpoint.h"
 #include "support/branched_net.h"
@@ -130,9 +128,10 @@ TEST_P(AutogradFailures, CreateGraphIntoGrad) {
 
 // A pass inside backward fails, and the function around it goes on without it.
 struct Forgiving : torch::autograd::Function<Forgiving> {
-  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& h, BranchedNetImpl* net) {
+  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& h, BranchedNetImpl* net, double share) {
     context->save_for_backward({h});
     context->saved_data["net"] = reinterpret_cast<int64_t>(net);
+    context->saved_data["share"] = share;
     return h.clone();
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -140,15 +139,16 @@ struct Forgiving : torch::autograd::Function<Forgiving> {
     torch::AutoGradMode enable(true);
     torch::Tensor h = context->get_saved_variables()[0].detach().requires_grad_();
     torch::Tensor y = mean_square(net->side(fail_in_backward(torch::tanh(net->b(h)))));
+    y = y * context->saved_data["share"].toDouble();
     expect_error([&] { y.backward(); }, {"hook"});
     expect_error([&] { torch::autograd::grad({mean_square(net->b(fail_in_backward(h)))}, {h}); }, {"hook"});
-    return {gradients[0], torch::Tensor()};
+    return {gradients[0], torch::Tensor(), torch::Tensor()};
   }
 };
 
 TEST_P(AutogradFailures, InAPassInsideBackwardThatIsCaught) {
   expect_as_in_one_process(GetParam(), make_net, [](BranchedNetImpl& net, RankStep rank) {
-    rank.backward(mean_square(net.decode(Forgiving::apply(net.encode(rank.x()), &net))));
+    rank.backward(mean_square(net.decode(Forgiving::apply(net.encode(rank.x()), &net, rank.share))));
   });
 }
 
@@ -178,6 +178,90 @@ TEST_P(AutogradFailures, WritesToShardsAreSeenByTheNextForward) {
     rank.see(net.forward(rank.x(1)));
     rank.backward(net.loss(rank.x()));
   });
+}
+
+TEST_P(AutogradFailures, WritesToShardsBetweenForwardAndBackward) {
+  expect_clean_step_after([](BranchedNetImpl& net, const RankStep& rank) {
+    torch::NoGradGuard no_grad;
+    torch::Tensor loss;
+    {
+      torch::AutoGradMode enable(true);
+      loss = net.loss(rank.x(1));
+    }
+    for (ShardSlice& slice : rank.sharded->shard_slices()) {
+      slice.data.add_(0);
+    }
+    expect_error([&] { loss.backward(); }, {c10::str("rank ", rank.rank, ": unit 'c'").c_str(),
+                                            "its shards were written between forward and backward",
+                                            "Run backward before the step, or forward again"});
+  });
+}
+
+// ---------------------------------------------------------------- ranks that do different things
+
+// What the loss of the last rank leaves out, and those of the others use.
+enum class LeftOut { kOutput, kInput, kWeights, kRootParameter };
+const char* to_string(LeftOut part) {
+  const char* names[] = {"output", "input", "weights", "root"};
+  return names[static_cast<int>(part)];
+}
+
+torch::Tensor loss_without(LeftOut part, BranchedNetImpl& net, const torch::Tensor& x, bool leave_out) {
+  auto used = [&](LeftOut what, const torch::Tensor& t) { return leave_out && part == what ? t.detach() : t; };
+  torch::Tensor h = torch::tanh(net.a(x)) * used(LeftOut::kRootParameter, net.scale);
+  torch::Tensor y = torch::linear(used(LeftOut::kInput, h), used(LeftOut::kWeights, net.b->weight),
+                                  used(LeftOut::kWeights, net.b->bias));
+  torch::Tensor side = net.side(h);
+  torch::Tensor loss = mean_square(net.c(torch::tanh(y)));
+  return leave_out && part == LeftOut::kOutput ? loss : loss + mean_square(side);
+}
+
+using UnevenCase = std::tuple<ShardingCase, LeftOut>;
+class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
+ protected:
+  // Runs three steps, in the second of which the last rank leaves something out; returns what each rank has seen go
+  // wrong after the first.
+  std::vector<std::string> errors() {
+    const ShardingCase sharding = std::get<0>(GetParam());
+    const LeftOut part = std::get<1>(GetParam());
+    std::vector<std::string> errors(sharding.world_size);
+    testing::run_on_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
+      BranchedNet net = testing::seeded(make_net);
+      auto sharded = testing::shard(*net, sharding, testing::options_of(sharding, world));
+      const torch::Tensor x = torch::full({3, 4}, world->rank() + 1.0, at::kDouble);
+      loss_without(part, *net, x, false).backward();
+      try {
+        loss_without(part, *net, x, world->rank() == world->size() - 1).backward();
+        loss_without(part, *net, x, false).backward();
+      } catch (const c10::Error& error) {
+        errors[world->rank()] = error.what_without_backtrace();
+      }
+    });
+    return errors;
+  }
+};
+std::vector<ShardingCase> cases_of_several_ranks() {
+  std::vector<ShardingCase> cases = testing::sharding_cases();
+  std::erase_if(cases, [](const ShardingCase& sharding) { return sharding.world_size == 1; });
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(All, UnevenRanks,
+                         ::testing::Combine(::testing::ValuesIn(cases_of_several_ranks()),
+                                            ::testing::Values(LeftOut::kOutput, LeftOut::kInput, LeftOut::kWeights,
+                                                              LeftOut::kRootParameter)),
+                         [](const auto& info) {
+                           return testing::name_of(std::get<0>(info.param)) + "_" + to_string(std::get<1>(info.param));
+                         });
+
+// No rank hangs or goes on: each gets an error that names ranks and units, and at least one what to do.
+TEST_P(UnevenRanks, GetAnErrorThatSaysWhatToDo) {
+  std::string all;
+  for (const std::string& error : errors()) {
+    EXPECT_THAT(error, ::testing::ContainsRegex("rank [0-9].*'(a|b|c|side|root)'"));
+    all += error + "\n";
+  }
+  EXPECT_THAT(all, ::testing::ContainsRegex("rank [0-9] issues .* while rank [0-9] issues "));
+  EXPECT_THAT(all, ::testing::HasSubstr("add their outputs to it, multiplied by zero"));
 }
 
 }  // namespace
