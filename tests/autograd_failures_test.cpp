@@ -3,6 +3,7 @@
 #include "fsdp/activation_checkpoint.h"
 #include "support/branched_net.h"
 #include "support/one_process.h"
+#include "support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -225,7 +226,7 @@ class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
     const ShardingCase sharding = std::get<0>(GetParam());
     const LeftOut part = std::get<1>(GetParam());
     std::vector<std::string> errors(sharding.world_size);
-    testing::run_on_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
+    auto body = [&](const std::shared_ptr<Communicator>& world) {
       BranchedNet net = testing::seeded(make_net);
       auto sharded = testing::shard(*net, sharding, testing::options_of(sharding, world));
       const torch::Tensor x = torch::full({3, 4}, world->rank() + 1.0, at::kDouble);
@@ -236,7 +237,8 @@ class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
       } catch (const c10::Error& error) {
         errors[world->rank()] = error.what_without_backtrace();
       }
-    });
+    };
+    testing::run_ranks(sharding.world_size, body, {std::chrono::seconds(5)});
     return errors;
   }
 };
