@@ -81,6 +81,9 @@ inline int run(const std::function<void()>& body) {
   try {
     body();
     return 0;
+  } catch (const c10::Error& error) {
+    std::cerr << "error: " << error.what_without_backtrace() << "\n";
+    return 1;
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << "\n";
     return 1;

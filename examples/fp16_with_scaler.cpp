@@ -34,7 +34,7 @@ int main() {
       scaler.scale(loss).backward();
       if (step == kBadStep && rank == last_rank) {  // what an overflow on one rank looks like
         for (const at::Tensor& leaf : sharded->parameters()) {
-          leaf.mutable_grad().fill_(std::numeric_limits<float>::infinity());
+          if (leaf.grad().defined()) leaf.mutable_grad().fill_(std::numeric_limits<float>::infinity());
         }
       }
       scaler.unscale_(*sharded);  // before anything that looks at gradients
