@@ -125,6 +125,26 @@ TEST_F(Program, LossesDoNotDependOnTheNumberOfRanks) {
   }
 }
 
+// Four processes in two shard groups, in one group for this host, and released to pairs: the losses stay.
+TEST_F(Program, LossesDoNotDependOnHowRanksAreGrouped) {
+  const auto losses = [&](const json& changes) {
+    const ProgramResult result = train(config(changes), "--nproc-per-node 4");
+    EXPECT_EQ(result.status, 0) << result.err;
+    std::vector<double> values;
+    for (const json& line : metrics()) values.push_back(line["loss"]);
+    return values;
+  };
+  const auto expected = losses(json::object());
+  ASSERT_EQ(expected.size(), 4u);
+  for (const json& changes : {json{{"sharding_strategy", "hybrid_shard"}, {"sharding_factor", 2}},
+                              json{{"sharding_strategy", "hybrid_shard_zero2"}, {"sharding_factor", 2}},
+                              json{{"sharding_strategy", "hybrid_shard"}}, json{{"reshard_after_forward", 2}}}) {
+    const auto actual = losses(changes);
+    ASSERT_EQ(actual.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5 * expected[i]) << changes;
+  }
+}
+
 TEST_F(Program, TrainsInBf16) {
   for (const char* master : {"fp32", "bf16"}) {
     const ProgramResult result =
@@ -134,6 +154,37 @@ TEST_F(Program, TrainsInBf16) {
     EXPECT_EQ(saved.tensors()[0].dtype, master == std::string("fp32") ? at::kFloat : at::kBFloat16);
     EXPECT_NEAR(metrics()[0]["loss"].get<double>(), std::log(kTinyVocabulary), 1.0);
   }
+}
+
+TEST_F(Program, TrainsInFp16AndReportsSkippedSteps) {
+  const ProgramResult result =
+      train(config({{"dtype", "fp16"}, {"fp16_init_scale", 1e30}, {"logging_steps", 2}}), "--nproc-per-node 2");
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("| loss scale 5e+29, skipped\n"));
+  const auto lines = metrics();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_TRUE(lines[1]["grad_norm"].is_null());
+  EXPECT_EQ(lines[1]["skipped"], true);
+  EXPECT_EQ(lines[1]["skipped_steps"], 4);
+  EXPECT_NEAR(lines[1]["loss_scale"].get<double>(), 1e30 / 8, 1e23);
+  ASSERT_EQ(train(config({{"dtype", "fp16"}}), "--nproc-per-node 2").status, 0);
+  EXPECT_EQ(metrics()[3]["skipped"], false);
+  EXPECT_GT(metrics()[3]["grad_norm"], 0);
+  ASSERT_EQ(train(config(), "").status, 0);
+  EXPECT_FALSE(metrics()[0].contains("loss_scale"));
+}
+
+// The weights of the model folder are evaluated, since the learning rate is 0.
+TEST_F(Program, FullPrecisionInEvalIsThatOfTheMasterDtype) {
+  const auto eval_loss = [&](const json& changes) {
+    json c = config({{"do_eval", true}, {"eval_dataset", "dummy:5"}, {"max_steps", 1}, {"learning_rate", 0}});
+    c.update(changes);
+    EXPECT_EQ(train(c, "--nproc-per-node 2").status, 0);
+    return metrics().back()["eval_loss"].get<double>();
+  };
+  const double expected = eval_loss({{"dtype", "fp32"}});
+  EXPECT_NE(eval_loss({{"dtype", "bf16"}}), expected);
+  EXPECT_EQ(eval_loss({{"dtype", "bf16"}, {"full_precision_in_eval", true}}), expected);
 }
 
 // Dropout differs from process to process and repeats in recomputation: no loss or norm changes by a bit.
@@ -228,6 +279,12 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
   const std::vector<Mistake> mistakes = {
       {{{"max_step", 3}}, 2, {"config.json", "max_step", "max_steps"}},
       {{{"sharding_factor", 3}}, 2, {"sharding_factor", "2 or null"}},
+      {{{"sharding_strategy", "hybrid_shard"}, {"sharding_factor", 3}}, 2, {"sharding_factor", "3", "1, 2 or null"}},
+      {{{"reshard_after_forward", 2}}, 2, {"reshard_after_forward", "2 rank(s)"}},
+      {{{"sharding_strategy", "no_shard"}, {"reshard_after_forward", true}}, 2, {"reshard_after_forward", "no_shard"}},
+      {{{"fp16_init_scale", 2}}, 2, {"config.json", "fp16_init_scale", "dtype"}},
+      {{{"full_precision_classes", {"RmsNorm"}}}, 2, {"full_precision_classes", "RmsNorm", "RMSNorm"}},
+      {{{"master_dtype", "fp16"}}, 2, {"master_dtype", "fp16", "fp32 or bf16"}},
       {{{"cpu_offload", true}}, 2, {"cpu_offload", "not supported"}},
       {{{"max_seq_length", 65}}, 2, {"max_seq_length", "65", "64"}},
       {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "LlamaDecoderLayer"}},

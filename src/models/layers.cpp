@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rsqrt.h>
+#include <c10/util/Exception.h>
 
 #include <unordered_set>
 
@@ -20,7 +21,17 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
 LinearImpl::LinearImpl(const at::Tensor& shared_weight) : weight(register_parameter("weight", shared_weight)) {}
 
 at::Tensor LinearImpl::forward(const at::Tensor& input) {
-  return bias.defined() ? at::linear(input, weight, bias) : at::linear(input, weight);
+  at::Tensor output = bias.defined() ? at::linear(input, weight, bias) : at::linear(input, weight);
+  return lora_a.defined() ? output + adapter_scale_ * at::linear(at::linear(input, lora_a), lora_b) : output;
+}
+
+void LinearImpl::add_adapter(int64_t rank, double scale) {
+  TORCH_CHECK(rank >= 1, "LoRA: rank ", rank, " must be at least 1");
+  TORCH_CHECK(!lora_a.defined(), "LoRA: this layer has an adapter already");
+  const auto options = weight.options().requires_grad(false);
+  lora_a = register_parameter("lora_A", at::empty({rank, weight.size(1)}, options));
+  lora_b = register_parameter("lora_B", at::empty({weight.size(0), rank}, options));
+  adapter_scale_ = scale;
 }
 
 EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,

@@ -12,7 +12,8 @@
 
 namespace fsdp::models {
 
-// y = x Wᵀ + b. Parameters: weight [out_features, in_features], bias [out_features].
+// y = x Wᵀ + b. Parameters: weight [out_features, in_features], bias [out_features]; with a low-rank adapter (lora.h)
+// also lora_A [rank, in_features] and lora_B [out_features, rank], which add scale * x Aᵀ Bᵀ.
 class LinearImpl : public torch::nn::Module {
  public:
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const at::TensorOptions& options);
@@ -20,8 +21,15 @@ class LinearImpl : public torch::nn::Module {
   explicit LinearImpl(const at::Tensor& shared_weight);
   at::Tensor forward(const at::Tensor& input);
 
+  // Adds an adapter of the weight's dtype and device, uninitialised. Once.
+  void add_adapter(int64_t rank, double scale);
+
   at::Tensor weight;
-  at::Tensor bias;  // undefined without bias
+  at::Tensor bias;            // undefined without bias
+  at::Tensor lora_a, lora_b;  // undefined without an adapter
+
+ private:
+  double adapter_scale_ = 0;
 };
 TORCH_MODULE(Linear);
 

@@ -108,7 +108,8 @@ RotaryFactors rotary_factors(const RopeConfig& rope, int64_t head_dim, int64_t s
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryFactors& factors) {
   // Not addcmul: it rounds once where transformers rounds twice.
-  return x * factors.cos + x.roll(x.size(-1) / 2, -1) * factors.sin;
+  const auto dtype = x.scalar_type();
+  return x * factors.cos.to(dtype) + x.roll(x.size(-1) / 2, -1) * factors.sin.to(dtype);
 }
 
 }  // namespace fsdp::models

@@ -15,6 +15,7 @@ EXAMPLES = {
     "hybrid_sharding": "HYBRID_SHARD:",
     "lamb": "largest difference to LAMB in one process:",
     "lora": "LoRA trained:",
+    "lora_llama": "LoRA       shards",
     "mixed_precision": "loss in bf16:",
     "muon": "rank 0 keeps the state of",
     "optimizer_in_backward": "bytes of gradients waited at a time",

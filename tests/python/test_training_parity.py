@@ -15,7 +15,11 @@ from fsdp_train import fsdp_train
 VOCABULARY = 97
 LLAMA = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64)
+# fp32: what the order of additions changes in ten to thirty steps; several times what is seen.
 TOLERANCE = 1e-5
+# bf16 and fp16: both sides round the same values and add gradients in fp32, but weights that differ in the last bit of fp32 may
+# be rounded to neighbours, and later steps see that. FSDP2 beside the single process: norms to 2.5e-4, weights to 1.1e-5.
+LOW_PRECISION_TOLERANCE = 1e-4
 
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard")
 FORMS = tuple(itertools.product(("transformer", "size", "none"), (True, False)))  # wrap_policy, use_orig_params
@@ -66,19 +70,28 @@ def distance(actual, expected):
     return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-def assert_same_training(losses, norms, weights, expected):
-    assert losses == pytest.approx(expected.losses, rel=TOLERANCE)
-    assert norms == pytest.approx(expected.grad_norms, rel=10 * TOLERANCE)
+def of_taken_steps(norms, expected):
+    return [norm for norm, skipped in zip(norms, expected.skipped, strict=True) if not skipped]
+
+
+def tolerance_of(config):
+    return TOLERANCE if config["dtype"] == "fp32" else LOW_PRECISION_TOLERANCE
+
+
+def assert_same_training(losses, norms, weights, expected, tolerance=TOLERANCE):
+    assert losses == pytest.approx(expected.losses, rel=tolerance)
+    assert of_taken_steps(norms, expected) == pytest.approx(of_taken_steps(expected.grad_norms, expected),
+                                                            rel=10 * tolerance)
     assert weights.keys() == expected.weights.keys()
     far = {name: distance(weights[name], whole) for name, whole in expected.weights.items()
-           if distance(weights[name], whole) > TOLERANCE}
-    assert not far, f"weights differ by more than {TOLERANCE} of their norm: {far}"
+           if distance(weights[name], whole) > tolerance}
+    assert not far, f"weights differ by more than {tolerance} of their norm: {far}"
 
 
-def assert_trains_like(run, expected):
+def assert_trains_like(run, expected, tolerance=TOLERANCE):
     weights = run.weights()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert_same_training(run.losses, [row["grad_norm"] for row in run.steps], weights, expected)
+    assert_same_training(run.losses, [row["grad_norm"] for row in run.steps], weights, expected, tolerance)
     assert [row["learning_rate"] for row in run.steps] == pytest.approx(expected.learning_rates, rel=1e-9)
 
 
@@ -90,15 +103,33 @@ def test_reference_learns(base_config, single_process):
     assert min(moved.values()) > 100 * TOLERANCE, "training must move every tensor for a comparison to mean something"
 
 
-@pytest.mark.parametrize("method, changes", [
-    ("ddp", {}),
-    ("fsdp1", {}),
-    ("fsdp1", {"sharding_strategy": "shard_grad_op", "use_orig_params": False}),
-    ("fsdp2", {}),
+HYBRID = {"sharding_strategy": "hybrid_shard", "sharding_factor": 2}
+HYBRID_ZERO2 = {"sharding_strategy": "hybrid_shard_zero2", "sharding_factor": 2}
+BF16 = {"dtype": "bf16", "mixed_precision_reduce_dtype": "fp32"}
+# Starts with a scale that overflows, and grows into overflow again.
+FP16 = {"dtype": "fp16", "mixed_precision_reduce_dtype": "fp32", "fp16_init_scale": 2.0**21, "fp16_growth_interval": 2,
+        "max_steps": 14}
+
+
+@pytest.mark.parametrize("method, world_size, changes", [
+    ("ddp", 2, {}),
+    ("fsdp1", 2, {}),
+    ("fsdp1", 2, {"sharding_strategy": "shard_grad_op", "use_orig_params": False}),
+    ("fsdp2", 2, {}),
+    ("fsdp1", 4, HYBRID),
+    ("fsdp2", 4, HYBRID),
+    ("fsdp1", 4, HYBRID_ZERO2),
+    ("fsdp2", 4, {"reshard_after_forward": 2}),
+    ("fsdp1", 2, BF16),
+    ("fsdp2", 2, BF16),
+    ("fsdp1", 2, FP16),
+    ("fsdp2", 2, FP16),
 ])
-def test_pytorch_agrees_with_the_reference(base_config, single_process, method, changes):
-    run = reference.train({**base_config, **changes}, 2, method)
-    assert_same_training(run.losses, run.grad_norms, run.weights, single_process(base_config, 2))
+def test_pytorch_agrees_with_the_reference(base_config, single_process, method, world_size, changes):
+    config = {**base_config, **changes}
+    run, expected = reference.train(config, world_size, method), single_process(config, world_size)
+    assert_same_training(run.losses, run.grad_norms, run.weights, expected, tolerance_of(config))
+    assert (run.loss_scales, run.skipped) == (expected.loss_scales, expected.skipped)
 
 
 @pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", list(combinations()))
@@ -112,6 +143,62 @@ def test_matches_single_process(fsdp_program, base_config, single_process, tmp_p
 
 
 @pytest.mark.parametrize("changes", [
+    pytest.param(HYBRID, id="hybrid"),
+    pytest.param({**HYBRID, "use_orig_params": False, "wrap_policy": "none"}, id="hybrid, one flat unit"),
+    pytest.param(HYBRID_ZERO2, id="hybrid zero2"),
+    pytest.param({"sharding_strategy": "hybrid_shard"}, id="hybrid by host"),
+    pytest.param({"reshard_after_forward": 2}, id="reshard to pairs"),
+    pytest.param({**HYBRID, "sharding_factor": 4, "reshard_after_forward": 2}, id="hybrid, reshard to pairs"),
+    pytest.param({"reshard_after_forward": False}, id="no reshard"),
+    pytest.param({"gradient_accumulation_steps": 3, "sync_each_batch": True}, id="accumulation of shards"),
+    pytest.param({"gradient_accumulation_steps": 3, "sync_each_batch": False}, id="accumulation without communication"),
+    pytest.param({**HYBRID_ZERO2, "gradient_accumulation_steps": 3, "sync_each_batch": False},
+                 id="hybrid zero2, accumulation without communication"),
+    pytest.param({**HYBRID, "gradient_accumulation_steps": 3, "all_reduce_each_batch": False},
+                 id="hybrid, accumulation inside the shard group"),
+])
+def test_four_ranks_match_single_process(fsdp_program, base_config, single_process, tmp_path, changes):
+    shared = {key: value for key, value in changes.items() if key == "gradient_accumulation_steps"}
+    run = fsdp_train(fsdp_program, {**base_config, **changes}, 4, tmp_path)
+    assert_trains_like(run, single_process({**base_config, **shared}, 4))
+
+
+@pytest.mark.parametrize("world_size, changes", [
+    pytest.param(2, {}, id="full shard"),
+    pytest.param(4, {**HYBRID, "gradient_accumulation_steps": 2}, id="hybrid, accumulation"),
+    pytest.param(2, {"sharding_strategy": "no_shard", "keep_low_precision_grads": True}, id="no shard, gradients kept"),
+    pytest.param(2, {"gradient_accumulation_steps": 2, "sync_each_batch": False}, id="accumulation without communication"),
+])
+@pytest.mark.parametrize("precision", [BF16, FP16], ids=["bf16", "fp16"])
+def test_low_precision_matches_single_process(fsdp_program, base_config, single_process, tmp_path, precision, world_size,
+                                              changes):
+    config = {**base_config, **precision}
+    shared = {key: value for key, value in changes.items() if key == "gradient_accumulation_steps"}
+    run = fsdp_train(fsdp_program, {**config, **changes}, world_size, tmp_path)
+    expected = single_process({**config, **shared}, world_size)
+    assert_trains_like(run, expected, LOW_PRECISION_TOLERANCE)
+    if precision is FP16:
+        assert [row["loss_scale"] for row in run.steps] == expected.loss_scales
+        assert [row["skipped"] for row in run.steps] == expected.skipped
+        assert [row["grad_norm"] is None for row in run.steps] == expected.skipped
+        assert 2 < sum(expected.skipped) < len(expected.skipped) - 3, "some steps must be skipped, and some taken"
+
+
+def test_reduction_in_bf16_adds_in_fp32(fsdp_program, base_config, single_process, tmp_path):
+    run = fsdp_train(fsdp_program, {**base_config, "dtype": "bf16"}, 2, tmp_path)
+    assert_trains_like(run, single_process({**base_config, **BF16}, 2), LOW_PRECISION_TOLERANCE)
+
+
+def test_normalisations_in_full_precision_change_little(fsdp_program, base_config, single_process, tmp_path):
+    config = {**base_config, **BF16}
+    run = fsdp_train(fsdp_program, {**config, "full_precision_classes": ["RMSNorm"]}, 2, tmp_path)
+    rounded, exact = single_process(config, 2), single_process(base_config, 2)
+    assert run.losses != rounded.losses
+    assert run.losses == pytest.approx(exact.losses, rel=2e-3)
+
+
+@pytest.mark.parametrize("changes", [
+    pytest.param({"gradient_divide_factor": 5, "clip_grad_norm": 0.2}, id="gradient divide factor"),
     pytest.param({"gradient_accumulation_steps": 3}, id="accumulation"),
     pytest.param({"shuffle": False, "lr_scheduler_type": "linear"}, id="in order, linear"),
     pytest.param({"clip_grad_norm": 0, "lr_scheduler_type": "constant", "warmup_steps": 0}, id="no clipping, constant"),

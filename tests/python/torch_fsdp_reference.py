@@ -1,7 +1,8 @@
 """Trains a Hugging Face Llama with PyTorch the way `fsdp train` does it, for tests and benchmarks to compare with.
 
 It reads the same config keys and token files, and is written on PyTorch's and transformers' own parts: DistributedSampler,
-get_scheduler, AdamW, DDP, FSDP1, FSDP2. A run is fp32 over Gloo; ranks are forked processes.
+get_scheduler, AdamW, GradScaler, DDP, FSDP1, FSDP2. A run is over Gloo, with weights kept in fp32; ranks are forked
+processes.
 """
 
 import dataclasses
@@ -17,7 +18,10 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy,
+                                    ShardingStrategy, fully_shard)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -31,12 +35,18 @@ warnings.filterwarnings("ignore", "The `NO_SHARD` sharding strategy is deprecate
 # `single` is one process that goes through every rank's batches itself, with no sharding and no communication.
 METHODS = ("single", "ddp", "fsdp1", "fsdp2")
 
-# The trainer's defaults, for the keys that matter here.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Keys that change how the trainer communicates, but no number beyond the order of additions.
+NUMBERS_STAY = {"sync_each_batch", "all_reduce_each_batch"}
+
+# The trainer's defaults, for the keys that matter here; but for dtype, which the trainer has as bf16.
 DEFAULTS = dict(eval_dataset=None, max_seq_length=1024, train_batch_size=4, eval_batch_size=4, shuffle=True, seed=42,
                 max_steps=100, gradient_accumulation_steps=1, learning_rate=5e-5, lr_scheduler_type="linear",
                 warmup_steps=0, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
                 clip_grad_norm=1.0, sharding_strategy="full_shard", wrap_policy="transformer", wrap_classes=[],
-                size_min_params=30_000_000, use_orig_params=True, do_eval=False)
+                size_min_params=30_000_000, use_orig_params=True, do_eval=False, dtype="fp32",
+                mixed_precision_reduce_dtype=None, sharding_factor=None, reshard_after_forward=None,
+                gradient_divide_factor=None, fp16_init_scale=65536.0, fp16_growth_interval=2000)
 
 
 @dataclasses.dataclass
@@ -44,6 +54,8 @@ class Run:
     losses: list  # mean over the global batch, one a step
     grad_norms: list
     learning_rates: list
+    loss_scales: list  # that the step used
+    skipped: list  # whether a gradient overflowed
     step_seconds: list  # of rank 0
     eval_loss: float | None
     peak_memory_bytes: int  # of the rank that needed most
@@ -95,6 +107,24 @@ def wrap_classes(config):
     return {getattr(modeling_llama, name, None) or getattr(torch.nn, name) for name in names}
 
 
+def mesh_of(config):
+    """Copies of the model x ranks that share one, for a hybrid strategy."""
+    if not config["sharding_strategy"].startswith("hybrid"):
+        return None
+    shards = config["sharding_factor"]
+    return init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def fsdp1_strategy(config):
+    name = config["sharding_strategy"].upper()
+    return ShardingStrategy["_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name]
+
+
+def dtypes_of(config):
+    """dtype of compute, and of reduction."""
+    return DTYPES[config["dtype"]], DTYPES[config["mixed_precision_reduce_dtype"] or config["dtype"]]
+
+
 def wrap_fsdp1(model, config, prefetch):
     policies = {
         "none": None,
@@ -102,19 +132,37 @@ def wrap_fsdp1(model, config, prefetch):
         "transformer": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=wrap_classes(config)),
     }
     return FullyShardedDataParallel(
-        model, sharding_strategy=ShardingStrategy[config["sharding_strategy"].upper()],
+        model, sharding_strategy=fsdp1_strategy(config), device_mesh=mesh_of(config),
+        mixed_precision=None if config["dtype"] == "fp32" else MixedPrecision(*dtypes_of(config)),
         auto_wrap_policy=policies[config["wrap_policy"]], use_orig_params=config["use_orig_params"],
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE if prefetch else None, limit_all_gathers=prefetch,
         device_id=torch.device("cpu"))
 
 
 def wrap_fsdp2(model, config):
-    reshard = {"full_shard": True, "shard_grad_op": False}[config["sharding_strategy"]]
+    reshard = config["reshard_after_forward"]
+    if reshard is None:
+        reshard = config["sharding_strategy"] in ("full_shard", "hybrid_shard")
+    common = dict(mesh=mesh_of(config))
+    if config["dtype"] != "fp32":
+        common["mp_policy"] = MixedPrecisionPolicy(*dtypes_of(config))
     classes = tuple(wrap_classes(config)) if config["wrap_policy"] == "transformer" else ()
     for module in model.modules():
         if isinstance(module, classes):
-            fully_shard(module, reshard_after_forward=reshard)
-    return fully_shard(model, reshard_after_forward=False)
+            fully_shard(module, reshard_after_forward=reshard, **common)
+    return fully_shard(model, reshard_after_forward=False, **common)
+
+
+class LowPrecision(torch.nn.Module):
+    """Parameters are rounded to `dtype` where they are used; their gradients come back in fp32."""
+
+    def __init__(self, inner, dtype):
+        super().__init__()
+        self.inner, self.dtype, self.config = inner, dtype, inner.config
+
+    def forward(self, **inputs):
+        rounded = {name: tensor.to(self.dtype) for name, tensor in self.inner.named_parameters()}
+        return torch.func.functional_call(self.inner, rounded, kwargs=inputs)
 
 
 def wrap(model, method, config, prefetch):
@@ -124,7 +172,7 @@ def wrap(model, method, config, prefetch):
         return wrap_fsdp1(model, config, prefetch)
     if method == "fsdp2":
         return wrap_fsdp2(model, config)
-    return model
+    return model if config["dtype"] == "fp32" else LowPrecision(model, DTYPES[config["dtype"]])
 
 
 def clip(model, parameters, max_norm):
@@ -145,7 +193,7 @@ def whole_weights(model):
 
 def clean_names(model):
     for name, tensor in model.named_parameters():
-        yield name.replace("_fsdp_wrapped_module.", "").removeprefix("module."), tensor
+        yield name.replace("_fsdp_wrapped_module.", "").removeprefix("module.").removeprefix("inner."), tensor
 
 
 def mean_over_ranks(value):
@@ -184,28 +232,43 @@ class Training:
         self.batches = [rank_batches(dataset, config, one, world_size) for one in ranks]
         self.model = wrap(plain, method, config, prefetch)
         self.parameters = list(self.model.parameters())
+        scales = "fp16" in (config["dtype"], config["mixed_precision_reduce_dtype"])
+        sharded_scaler = scales and method == "fsdp1"  # which fused AdamW does not work with
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config["learning_rate"], betas=(config["adam_beta1"], config["adam_beta2"]),
-            eps=config["adam_epsilon"], weight_decay=config["weight_decay"], fused=True)
+            eps=config["adam_epsilon"], weight_decay=config["weight_decay"], fused=not sharded_scaler)
+        self.scaler = (ShardedGradScaler if sharded_scaler else torch.amp.GradScaler)(
+            "cpu", init_scale=config["fp16_init_scale"], growth_interval=config["fp16_growth_interval"], enabled=scales)
         schedule = config["lr_scheduler_type"]
         self.schedule = get_scheduler("constant_with_warmup" if schedule == "constant" else schedule, self.optimizer,
                                       config["warmup_steps"], config["max_steps"])
 
     def step(self):
-        """Returns loss (mean over the global batch), gradient norm before clipping, and learning rate."""
-        passes = self.config["gradient_accumulation_steps"] * len(self.batches)
+        """Returns loss (mean over the global batch), gradient norm before clipping, learning rate, loss scale, skipped."""
+        passes = self.config["gradient_accumulation_steps"]
         self.optimizer.zero_grad()
         total = torch.zeros(())
         for source in self.batches:
-            for tokens in itertools.islice(source, self.config["gradient_accumulation_steps"]):
+            for tokens in itertools.islice(source, passes):
                 loss = self.model(input_ids=tokens, labels=tokens).loss / passes
-                loss.backward()
-                total += loss.detach()
+                self.scaler.scale(loss).backward()
+                total += loss.detach() / len(self.batches)
+        self.divide_gradients()
+        self.scaler.unscale_(self.optimizer)
         norm = clip(self.model, self.parameters, self.config["clip_grad_norm"])
-        rate = self.schedule.get_last_lr()[0]
-        self.optimizer.step()
-        self.schedule.step()
-        return mean_over_ranks(total), float(norm), rate
+        rate, scale = self.schedule.get_last_lr()[0], self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        skipped = self.scaler.get_scale() < scale
+        if not skipped:  # as transformers.Trainer does
+            self.schedule.step()
+        return mean_over_ranks(total), float(norm), rate, scale, skipped
+
+    def divide_gradients(self):
+        """One process holds the sum over the ranks, of which those that are several have made the mean."""
+        for parameter in self.parameters:
+            if len(self.batches) > 1:
+                parameter.grad /= self.config["gradient_divide_factor"] or len(self.batches)
 
 
 def run_rank(rank, world_size, method, config, options, result):
@@ -225,8 +288,8 @@ def run_rank(rank, world_size, method, config, options, result):
     weights = whole_weights(training.model) if options["keep_weights"] else None
     eval_loss = evaluate(training.model, config) if config["do_eval"] and method == "single" else None
     if rank == 0:
-        losses, norms, rates = map(list, zip(*rows))
-        torch.save(dataclasses.asdict(Run(losses, norms, rates, seconds, eval_loss, *memory.tolist(), weights)), result)
+        figures = map(list, zip(*rows))
+        torch.save(dataclasses.asdict(Run(*figures, seconds, eval_loss, *memory.tolist(), weights)), result)
     if method != "single":
         dist.barrier()
         dist.destroy_process_group()
@@ -240,9 +303,12 @@ def free_port():
 
 def train(config, world_size, method, threads=1, prefetch=False, keep_weights=True):
     """Trains as `config` says. `prefetch`: PyTorch's default prefetching, where the method has a choice."""
-    unknown = set(config) - set(DEFAULTS) - {"model_path", "dataset", "output_dir", "save_final", "logging_steps", "dtype"}
-    if method not in METHODS or unknown or config.get("dtype", "fp32") != "fp32":
-        raise ValueError(f"the reference does not know method {method}, keys {sorted(unknown)} or the dtype")
+    unknown = set(config) - set(DEFAULTS) - NUMBERS_STAY - {
+        "model_path", "dataset", "output_dir", "save_final", "logging_steps"}
+    if method != "single" and config.get("gradient_divide_factor"):
+        unknown.add("gradient_divide_factor")
+    if method not in METHODS or unknown:
+        raise ValueError(f"the reference does not know method {method}, or with it the keys {sorted(unknown)}")
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "run.pt"
         options = dict(threads=threads, prefetch=prefetch, keep_weights=keep_weights, port=free_port())

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace fsdp::trainer {
+
+using BoolOrInteger = std::variant<bool, int64_t>;
 
 struct Config {
   // Model and data.
@@ -23,6 +26,9 @@ struct Config {
   // Optimization.
   int64_t max_steps = 100;
   int64_t gradient_accumulation_steps = 1;
+  bool sync_each_batch = true;
+  bool all_reduce_each_batch = true;
+  std::optional<double> gradient_divide_factor;
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";
   int64_t warmup_steps = 0;
@@ -36,10 +42,17 @@ struct Config {
   std::string dtype = "bf16";
   std::string master_dtype = "fp32";
   std::optional<std::string> mixed_precision_reduce_dtype;
+  std::optional<std::string> mixed_precision_buffer_dtype;
+  bool keep_low_precision_grads = false;
+  std::vector<std::string> full_precision_classes;
+  bool full_precision_in_eval = false;
+  double fp16_init_scale = 65536;
+  int64_t fp16_growth_interval = 2000;
 
   // Sharding.
   std::string sharding_strategy = "full_shard";
   std::optional<int64_t> sharding_factor;
+  std::optional<BoolOrInteger> reshard_after_forward;
   std::string wrap_policy = "transformer";
   std::vector<std::string> wrap_classes;
   int64_t size_min_params = 30'000'000;
@@ -60,5 +73,13 @@ struct Config {
 
   bool operator==(const Config&) const = default;
 };
+
+// Whether gradients pass through fp16, so that losses are scaled.
+inline bool uses_fp16(const Config& config) {
+  return config.dtype == "fp16" || config.mixed_precision_reduce_dtype == "fp16";
+}
+inline bool is_hybrid_strategy(const Config& config) {
+  return config.sharding_strategy == "hybrid_shard" || config.sharding_strategy == "hybrid_shard_zero2";
+}
 
 }  // namespace fsdp::trainer

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "checkpoint/json_text.h"
+#include "config/config_checks.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
 
@@ -91,37 +92,6 @@ void check_required(const std::string& path, const json& given) {
   }
 }
 
-[[noreturn]] void contradiction(const std::string& path, const std::string& what) {
-  throw ConfigError(path + ": " + what);
-}
-
-void check_recomputation(const std::string& path, const Config& c) {
-  if (c.activation_checkpointing) return;
-  const std::string needed = ", but \"activation_checkpointing\" is false; it must be true";
-  if (c.activation_checkpointing_every != Config{}.activation_checkpointing_every) {
-    contradiction(path,
-                  c10::str("key \"activation_checkpointing_every\" is ", c.activation_checkpointing_every, needed));
-  }
-  if (!c.activation_checkpointing_save_ops.empty()) {
-    contradiction(path, "key \"activation_checkpointing_save_ops\" is not empty" + needed);
-  }
-}
-
-void check_combinations(const std::string& path, const Config& c) {
-  if (c.do_eval && !c.eval_dataset) {
-    contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
-  }
-  const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
-  if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
-    contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
-  }
-  if (c.size_min_params != Config{}.size_min_params && c.wrap_policy != "size") {
-    contradiction(path,
-                  c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
-  }
-  check_recomputation(path, c);
-}
-
 }  // namespace
 
 Config read_config(const std::string& path, const std::vector<std::string>& overrides) {
@@ -132,16 +102,6 @@ Config read_config(const std::string& path, const std::vector<std::string>& over
   check_required(path, given);
   check_combinations(path, config);
   return config;
-}
-
-void check_for_world_size(const Config& config, int64_t world_size) {
-  if (!config.sharding_factor) return;
-  const int64_t factor = *config.sharding_factor;
-  const int64_t accepted = config.sharding_strategy == "no_shard" ? 1 : world_size;
-  if (factor == accepted) return;
-  throw ConfigError(c10::str("key \"sharding_factor\": ", factor, " does not fit sharding_strategy \"",
-                             config.sharding_strategy, "\" on ", world_size,
-                             " rank(s); accepted by this version: ", accepted, " or null"));
 }
 
 nlohmann::ordered_json to_json(const Config& config) {

@@ -15,9 +15,6 @@ namespace fsdp::trainer {
 // A,B,C.
 Config read_config(const std::string& path, const std::vector<std::string>& overrides);
 
-// What only shows once the number of ranks is known.
-void check_for_world_size(const Config& config, int64_t world_size);
-
 // All keys with their values, in the order of the schema. Read again, it gives the same config.
 nlohmann::ordered_json to_json(const Config& config);
 

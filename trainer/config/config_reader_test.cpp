@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "config/config_checks.h"
 #include "config/config_schema.h"
 #include "config/config_writer.h"
 #include "config/errors.h"
@@ -160,15 +161,14 @@ TEST_F(ConfigReader, NumbersOutOfRangeNameTheRange) {
 
 TEST_F(ConfigReader, ChoicesAreListed) {
   EXPECT_THAT(error_with(R"("dtype": "fp8")"),
-              AllOf(HasSubstr("\"fp8\" is not an accepted value"), HasSubstr("fp32 or bf16")));
+              AllOf(HasSubstr("\"fp8\" is not an accepted value"), HasSubstr("fp32, bf16 or fp16")));
   EXPECT_THAT(error_with(R"("output_dir": "")"), HasSubstr("is empty"));
 }
 
 TEST_F(ConfigReader, CapabilitiesOfLaterVersionsAreRefusedByName) {
   for (const std::string member :
-       {R"("dtype": "fp16")", R"("sharding_strategy": "hybrid_shard")", R"("sharding_strategy": "hybrid_shard_zero2")",
-        R"("cpu_offload": true)", R"("backward_prefetch": "backward_pre")", R"("backward_prefetch": "backward_post")",
-        R"("forward_prefetch": true)", R"("limit_all_gathers": true)", R"("mixed_precision_reduce_dtype": "fp16")"}) {
+       {R"("cpu_offload": true)", R"("backward_prefetch": "backward_pre")", R"("backward_prefetch": "backward_post")",
+        R"("forward_prefetch": true)", R"("limit_all_gathers": true)"}) {
     EXPECT_THAT(error_with(member),
                 AllOf(HasSubstr(member.substr(0, member.find(':'))), HasSubstr("not supported by this version")));
   }
@@ -198,16 +198,143 @@ TEST_F(ConfigReader, ActivationCheckpointing) {
               HasSubstr("an integer >= 1"));
 }
 
-TEST_F(ConfigReader, ShardingFactorMustFitTheRanks) {
+TEST_F(ConfigReader, Fp16AndItsLossScaling) {
+  const Config c = read(R"({"model_path": "m", "dtype": "fp16", "mixed_precision_reduce_dtype": "fp16",
+                            "mixed_precision_buffer_dtype": "fp16", "fp16_init_scale": 1024, "fp16_growth_interval": 3})");
+  EXPECT_EQ(c.dtype, "fp16");
+  EXPECT_EQ(c.mixed_precision_reduce_dtype, "fp16");
+  EXPECT_EQ(c.mixed_precision_buffer_dtype, "fp16");
+  EXPECT_EQ(c.fp16_init_scale, 1024);
+  EXPECT_EQ(c.fp16_growth_interval, 3);
+  EXPECT_EQ(
+      read(R"({"model_path": "m", "mixed_precision_reduce_dtype": "fp16", "fp16_init_scale": 8})").fp16_init_scale, 8);
+  for (const std::string key : {"fp16_init_scale", "fp16_growth_interval"}) {
+    EXPECT_THAT(error_with("\"" + key + "\": 3"),
+                AllOf(HasSubstr("\"" + key + "\" is 3"), HasSubstr(R"("dtype" ("bf16"))"),
+                      HasSubstr("mixed_precision_reduce_dtype")));
+    EXPECT_THAT(error_with(R"("dtype": "fp16", ")" + key + "\": 0"), HasSubstr("is out of range"));
+  }
+  EXPECT_THAT(error_with(R"("dtype": "fp16", "fp16_init_scale": 1e39)"), HasSubstr("is out of range"));
+  EXPECT_THAT(error_with(R"("master_dtype": "fp16")"),
+              AllOf(HasSubstr(R"("master_dtype": "fp16" cannot be used)"), HasSubstr("squared gradients"),
+                    HasSubstr("accepted: fp32 or bf16")));
+}
+
+TEST_F(ConfigReader, KeysOfMixedPrecision) {
+  const Config c = read(R"({"model_path": "m", "keep_low_precision_grads": true, "full_precision_in_eval": true,
+                            "full_precision_classes": ["RMSNorm"], "mixed_precision_buffer_dtype": "bf16"})");
+  EXPECT_TRUE(c.keep_low_precision_grads);
+  EXPECT_TRUE(c.full_precision_in_eval);
+  EXPECT_EQ(c.full_precision_classes, std::vector<std::string>{"RMSNorm"});
+  EXPECT_EQ(c.mixed_precision_buffer_dtype, "bf16");
+  EXPECT_EQ(read("{}", {"model_path=m", "mixed_precision_buffer_dtype=null"}).mixed_precision_buffer_dtype,
+            std::nullopt);
+  EXPECT_THAT(error_with(R"("mixed_precision_buffer_dtype": "fp8")"), HasSubstr("fp32, bf16, fp16 or null"));
+  EXPECT_THAT(error_with(R"("full_precision_classes": "RMSNorm")"), HasSubstr("is not of type list of strings"));
+}
+
+TEST_F(ConfigReader, GradientDivideFactorIsANumberOrNull) {
+  EXPECT_EQ(read(R"({"model_path": "m", "gradient_divide_factor": 8})").gradient_divide_factor, 8.0);
+  EXPECT_EQ(read("{}", {"model_path=m", "gradient_divide_factor=0.5"}).gradient_divide_factor, 0.5);
+  EXPECT_EQ(read("{}", {"model_path=m", "gradient_divide_factor=null"}).gradient_divide_factor, std::nullopt);
+  EXPECT_THAT(error_with(R"("gradient_divide_factor": 0)"),
+              AllOf(HasSubstr("0 is out of range"), HasSubstr("a number > 0 or null")));
+  EXPECT_THAT(error_with(R"("gradient_divide_factor": "8")"), HasSubstr("is not of type number or null"));
+}
+
+TEST_F(ConfigReader, WhatAccumulationCommunicates) {
+  EXPECT_FALSE(read(R"({"model_path": "m", "sync_each_batch": false})").sync_each_batch);
+  EXPECT_FALSE(read(R"({"model_path": "m", "all_reduce_each_batch": false, "sharding_strategy": "hybrid_shard"})")
+                   .all_reduce_each_batch);
+  EXPECT_THAT(error_with(R"("all_reduce_each_batch": false)"),
+              AllOf(HasSubstr("all_reduce_each_batch"), HasSubstr(R"("sharding_strategy" is "full_shard")")));
+  EXPECT_THAT(error_with(R"("all_reduce_each_batch": false, "sync_each_batch": false,
+                            "sharding_strategy": "hybrid_shard_zero2")"),
+              AllOf(HasSubstr("all_reduce_each_batch"), HasSubstr("sync_each_batch")));
+}
+
+TEST_F(ConfigReader, ReshardAfterForwardIsABooleanAnIntegerOrNull) {
+  const auto value = [&](const std::string& text) {
+    const Config c = read(R"({"model_path": "m", "reshard_after_forward": )" + text + "}");
+    EXPECT_EQ(to_json(c)["reshard_after_forward"].dump(), text);
+    EXPECT_EQ(read("{}", {"model_path=m", "reshard_after_forward=" + text}), c);
+    return c.reshard_after_forward;
+  };
+  EXPECT_EQ(value("null"), std::nullopt);
+  EXPECT_EQ(value("true"), BoolOrInteger(true));
+  EXPECT_EQ(value("false"), BoolOrInteger(false));
+  EXPECT_EQ(value("4"), BoolOrInteger(int64_t{4}));
+  for (const std::string wrong : {"\"yes\"", "2.5", "[2]"}) {
+    EXPECT_THAT(
+        error_with("\"reshard_after_forward\": " + wrong),
+        AllOf(HasSubstr("is not of type boolean, integer or null"), HasSubstr("true, false, an integer >= 2 or null")));
+  }
+  for (const std::string wrong : {"1", "-2", "18446744073709551615"}) {
+    EXPECT_THAT(error_with("\"reshard_after_forward\": " + wrong), HasSubstr(wrong + " is out of range"));
+  }
+}
+
+TEST_F(ConfigReader, ReshardingNeedsAStrategyThatReleases) {
+  for (const std::string strategy : {"shard_grad_op", "no_shard", "hybrid_shard_zero2"}) {
+    for (const std::string value : {"true", "2"}) {
+      EXPECT_THAT(error_with("\"sharding_strategy\": \"" + strategy + "\", \"reshard_after_forward\": " + value),
+                  AllOf(HasSubstr("\"reshard_after_forward\" is " + value), HasSubstr(strategy)));
+    }
+    EXPECT_EQ(read(R"({"model_path": "m", "reshard_after_forward": false, "sharding_strategy": ")" + strategy + "\"}")
+                  .sharding_strategy,
+              strategy);
+  }
+}
+
+// The error of a strategy with a factor on a number of ranks; empty when there is none.
+std::string world_size_error(const std::string& strategy, std::optional<int64_t> factor, int64_t world_size,
+                             std::optional<BoolOrInteger> reshard = std::nullopt) {
   Config c;
-  EXPECT_NO_THROW(check_for_world_size(c, 4));
-  c.sharding_factor = 4;
-  EXPECT_NO_THROW(check_for_world_size(c, 4));
-  c.sharding_factor = 2;
-  EXPECT_THROW(check_for_world_size(c, 4), ConfigError);
-  c.sharding_strategy = "no_shard";
-  c.sharding_factor = 1;
-  EXPECT_NO_THROW(check_for_world_size(c, 4));
+  c.sharding_strategy = strategy;
+  c.sharding_factor = factor;
+  c.reshard_after_forward = reshard;
+  try {
+    check_for_world_size(c, world_size);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(ConfigForRanks, ShardingFactorMustFit) {
+  for (const std::string strategy : {"full_shard", "shard_grad_op"}) {
+    EXPECT_EQ(world_size_error(strategy, std::nullopt, 4), "");
+    EXPECT_EQ(world_size_error(strategy, 4, 4), "");
+    EXPECT_THAT(world_size_error(strategy, 2, 4),
+                AllOf(HasSubstr("\"sharding_factor\": 2"), HasSubstr(strategy), HasSubstr("accepted: 4 or null")));
+  }
+  EXPECT_EQ(world_size_error("no_shard", 1, 4), "");
+  EXPECT_THAT(world_size_error("no_shard", 4, 4), HasSubstr("accepted: 1 or null"));
+  for (const std::string strategy : {"hybrid_shard", "hybrid_shard_zero2"}) {
+    for (std::optional<int64_t> factor : {std::optional<int64_t>(), {1}, {2}, {3}, {6}}) {
+      EXPECT_EQ(world_size_error(strategy, factor, 6), "");
+    }
+    for (int64_t factor : {4, 12}) {
+      EXPECT_THAT(world_size_error(strategy, factor, 6),
+                  AllOf(HasSubstr("\"sharding_factor\": " + std::to_string(factor)), HasSubstr(strategy),
+                        HasSubstr("6 rank(s)"), HasSubstr("accepted: 1, 2, 3, 6 or null")));
+    }
+  }
+}
+
+TEST(ConfigForRanks, ReshardAfterForwardMustDivideTheRanksThatShareACopy) {
+  EXPECT_EQ(world_size_error("full_shard", std::nullopt, 6, int64_t{3}), "");
+  EXPECT_EQ(world_size_error("hybrid_shard", 4, 8, int64_t{2}), "");
+  EXPECT_EQ(world_size_error("hybrid_shard", std::nullopt, 4, int64_t{2}), "");
+  EXPECT_EQ(world_size_error("full_shard", std::nullopt, 1, true), "");
+  for (int64_t group : {4, 6, 12}) {
+    EXPECT_THAT(world_size_error("full_shard", std::nullopt, 6, group),
+                AllOf(HasSubstr("\"reshard_after_forward\": " + std::to_string(group)),
+                      HasSubstr("accepted: true, false, null, 2, 3;"), HasSubstr("the 6 rank(s)")));
+  }
+  EXPECT_THAT(world_size_error("hybrid_shard", 4, 8, int64_t{4}),
+              AllOf(HasSubstr("null, 2;"), HasSubstr("the 4 rank(s)")));
+  EXPECT_THAT(world_size_error("full_shard", std::nullopt, 2, int64_t{2}), HasSubstr("accepted: true, false, null;"));
 }
 
 TEST(ConfigSchema, NamesAreUniqueAndMeaningsGiven) {

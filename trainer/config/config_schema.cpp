@@ -7,6 +7,8 @@ namespace {
 constexpr Range kPositive{.lower = 0, .lower_open = true};
 constexpr Range kAtLeastZero{.lower = 0};
 constexpr Range kAtLeastOne{.lower = 1};
+// Of normal positive numbers in fp32.
+constexpr Range kScale{.lower = std::numeric_limits<float>::min(), .upper = std::numeric_limits<float>::max()};
 constexpr Range kBeta{.lower = 0, .upper = 1, .upper_open = true};
 
 // Written with the section as a running heading, so that the table below reads like its documentation.
@@ -72,8 +74,24 @@ std::vector<ConfigKey> optimization_keys() {
        .name = "gradient_accumulation_steps",
        .member = &Config::gradient_accumulation_steps,
        .meaning = "Forward and backward passes for one optimizer step; their losses are averaged. Gradients are "
-                  "reduced over the ranks in each pass.",
+                  "reduced over the ranks as `sync_each_batch` says.",
        .range = kAtLeastOne},
+      {.section = section,
+       .name = "sync_each_batch",
+       .member = &Config::sync_each_batch,
+       .meaning = "With gradient_accumulation_steps above 1: `true` reduces gradients over the ranks in each pass and "
+                  "adds them up as shards; `false` adds them up whole on each rank and communicates in the last pass "
+                  "only, which takes the memory of all gradients."},
+      {.section = section,
+       .name = "all_reduce_each_batch",
+       .member = &Config::all_reduce_each_batch,
+       .meaning = "The same for the second stage of a hybrid strategy: `false` reduce-scatters gradients in the shard "
+                  "group in each pass, and all-reduces them over the replicas in the last pass only."},
+      {.section = section,
+       .name = "gradient_divide_factor",
+       .member = &Config::gradient_divide_factor,
+       .meaning = "What the sum of the ranks' gradients is divided by. null: the number of ranks, for their mean.",
+       .range = kPositive},
       {.section = section,
        .name = "learning_rate",
        .member = &Config::learning_rate,
@@ -127,20 +145,49 @@ std::vector<ConfigKey> precision_keys() {
        .name = "dtype",
        .member = &Config::dtype,
        .meaning = "dtype of compute and communication: parameters are gathered and used in it.",
-       .choices = {"fp32", "bf16"},
-       .later = {"fp16"}},
+       .choices = {"fp32", "bf16", "fp16"}},
       {.section = section,
        .name = "master_dtype",
        .member = &Config::master_dtype,
        .meaning = "dtype of the shards, their gradients and AdamW's state.",
        .choices = {"fp32", "bf16"},
-       .later = {"fp16"}},
+       .unusable = {{"fp16",
+                     "AdamW's mean of squared gradients is rounded to 0 in fp16 for gradients below 2e-4, and its "
+                     "steps then are hundreds of times too long"}}},
       {.section = section,
        .name = "mixed_precision_reduce_dtype",
        .member = &Config::mixed_precision_reduce_dtype,
        .meaning = "dtype in which gradients are reduced over the ranks. null: that of `dtype`.",
-       .choices = {"fp32", "bf16"},
-       .later = {"fp16"}},
+       .choices = {"fp32", "bf16", "fp16"}},
+      {.section = section,
+       .name = "mixed_precision_buffer_dtype",
+       .member = &Config::mixed_precision_buffer_dtype,
+       .meaning = "dtype to which floating-point buffers of the model are cast. null: they stay as they are.",
+       .choices = {"fp32", "bf16", "fp16"}},
+      {.section = section,
+       .name = "keep_low_precision_grads",
+       .member = &Config::keep_low_precision_grads,
+       .meaning = "Whether reduced gradients stay in the dtype of reduction instead of being cast to `master_dtype`. "
+                  "AdamW takes either."},
+      {.section = section,
+       .name = "full_precision_classes",
+       .member = &Config::full_precision_classes,
+       .meaning = "Module classes whose parameters are gathered, used and reduced in `master_dtype`, such as RMSNorm."},
+      {.section = section,
+       .name = "full_precision_in_eval",
+       .member = &Config::full_precision_in_eval,
+       .meaning = "Whether the evaluation gathers and uses parameters in `master_dtype`."},
+      {.section = section,
+       .name = "fp16_init_scale",
+       .member = &Config::fp16_init_scale,
+       .meaning = "With fp16 as `dtype` or `mixed_precision_reduce_dtype`: what losses are multiplied by at first.",
+       .range = kScale},
+      {.section = section,
+       .name = "fp16_growth_interval",
+       .member = &Config::fp16_growth_interval,
+       .meaning = "With fp16: steps without overflow after which the loss scale is doubled. A step with overflow is "
+                  "skipped and halves it.",
+       .range = kAtLeastOne},
   };
 }
 
@@ -152,15 +199,23 @@ std::vector<ConfigKey> sharding_keys() {
        .member = &Config::sharding_strategy,
        .meaning = "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
                   "same, but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank "
-                  "holds everything (data parallelism).",
-       .choices = {"full_shard", "shard_grad_op", "no_shard"},
-       .later = {"hybrid_shard", "hybrid_shard_zero2"}},
+                  "holds everything (data parallelism). `hybrid_shard`, `hybrid_shard_zero2`: full_shard or "
+                  "shard_grad_op inside groups of `sharding_factor` ranks, each of which holds a copy of the model.",
+       .choices = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"}},
       {.section = section,
        .name = "sharding_factor",
        .member = &Config::sharding_factor,
-       .meaning = "Ranks that share one copy of the parameters. null: all of them. Another number than that of all "
-                  "ranks needs a hybrid strategy, which a later version brings.",
+       .meaning = "Ranks that share one copy of the parameters. With a hybrid strategy: a divisor of the number of "
+                  "ranks, or null for the ranks of each host. Otherwise: null, or the number of all ranks (with "
+                  "no_shard: 1).",
        .range = kAtLeastOne},
+      {.section = section,
+       .name = "reshard_after_forward",
+       .member = &Config::reshard_after_forward,
+       .meaning = "Whether units release their parameters after forward and gather them again for backward. N: they "
+                  "release them to groups of N ranks, among which backward gathers; N divides the ranks that share one "
+                  "copy, and is smaller. null: as the strategy says. true and N need full_shard or hybrid_shard.",
+       .range = Range{.lower = 2}},
       {.section = section,
        .name = "wrap_policy",
        .member = &Config::wrap_policy,

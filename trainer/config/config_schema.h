@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace fsdp::trainer {
 // Where a key's value lives. Its type is the key's type; optional members accept null.
 using ConfigMember =
     std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*, int64_t Config::*,
-                 std::optional<int64_t> Config::*, double Config::*, std::vector<std::string> Config::*>;
+                 std::optional<int64_t> Config::*, double Config::*, std::optional<double> Config::*,
+                 std::optional<BoolOrInteger> Config::*, std::vector<std::string> Config::*>;
 
 // Accepted numbers: from lower to upper, the ends included unless open.
 struct Range {
@@ -37,6 +39,8 @@ struct ConfigKey {
   std::vector<std::string> choices = {};  // of strings; empty: any that is not empty
   // Values that have a meaning but need a capability which this version lacks: refused by name.
   std::vector<nlohmann::json> later = {};
+  // Values that one might expect but that cannot be used, each with the reason.
+  std::vector<std::pair<nlohmann::json, std::string>> unusable = {};
   bool required = false;
 };
 
@@ -46,7 +50,7 @@ const ConfigKey* find_config_key(const std::string& name);
 // The known key with the smallest edit distance to `name`.
 std::string nearest_config_key(const std::string& name);
 
-// "string", "integer", "number", "boolean", "list of strings", with " or null" for optional keys.
+// "string", "integer", "number", "boolean", "boolean or integer", "list of strings", with " or null" for optional keys.
 std::string type_name(const ConfigKey& key);
 // What may be given now, in words: "an integer >= 1", "full_shard, shard_grad_op or no_shard", …
 std::string accepted_values(const ConfigKey& key);

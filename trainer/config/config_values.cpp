@@ -15,26 +15,50 @@ namespace {
 
 using nlohmann::json;
 
-template <typename... F>
-struct Overloaded : F... {
-  using F::operator()...;
+// The type of a member, and that of an optional one's value.
+template <typename T>
+struct Held {
+  using Type = T;
+  static constexpr bool kOptional = false;
 };
-template <typename... F>
-Overloaded(F...) -> Overloaded<F...>;
+template <typename T>
+struct Held<std::optional<T>> {
+  using Type = T;
+  static constexpr bool kOptional = true;
+};
 
 bool accepts_null(const ConfigKey& key) {
-  return std::holds_alternative<std::optional<std::string> Config::*>(key.member) ||
-         std::holds_alternative<std::optional<int64_t> Config::*>(key.member);
+  return std::visit([]<typename T>(T Config::*) { return Held<T>::kOptional; }, key.member);
 }
 
+const char* name_of(const std::string*) { return "string"; }
+const char* name_of(const bool*) { return "boolean"; }
+const char* name_of(const int64_t*) { return "integer"; }
+const char* name_of(const double*) { return "number"; }
+const char* name_of(const BoolOrInteger*) { return "boolean or integer"; }
+const char* name_of(const std::vector<std::string>*) { return "list of strings"; }
+
 std::string base_type_name(const ConfigKey& key) {
-  return std::visit(
-      Overloaded{[](std::string Config::*) { return "string"; },
-                 [](std::optional<std::string> Config::*) { return "string"; },
-                 [](bool Config::*) { return "boolean"; }, [](int64_t Config::*) { return "integer"; },
-                 [](std::optional<int64_t> Config::*) { return "integer"; }, [](double Config::*) { return "number"; },
-                 [](std::vector<std::string> Config::*) { return "list of strings"; }},
-      key.member);
+  return std::visit([]<typename T>(T Config::*) { return name_of(static_cast<typename Held<T>::Type*>(nullptr)); },
+                    key.member);
+}
+
+template <typename T>
+json json_of(const T& value) {
+  return value;
+}
+json json_of(const BoolOrInteger& value) {
+  return std::visit([](auto held) { return json(held); }, value);
+}
+
+template <typename T>
+T value_from(const json& value) {
+  return value.get<T>();
+}
+template <>
+BoolOrInteger value_from<BoolOrInteger>(const json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  return value.get<int64_t>();
 }
 
 bool has_base_type(const ConfigKey& key, const json& value) {
@@ -43,6 +67,7 @@ bool has_base_type(const ConfigKey& key, const json& value) {
   if (type == "boolean") return value.is_boolean();
   if (type == "integer") return value.is_number_integer();
   if (type == "number") return value.is_number();
+  if (type == "boolean or integer") return value.is_boolean() || value.is_number_integer();
   return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
 }
 
@@ -82,7 +107,7 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
   if (!value.is_number()) return;
   const bool above_int64 =
       value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  const bool overflows = above_int64 && base_type_name(key) == "integer";
+  const bool overflows = above_int64 && base_type_name(key) != "number";
   const double number = value.get<double>();
   if (overflows || !std::isfinite(number) || (key.range && !key.range->contains(number))) {
     refuse(key, value, where, "is out of range");
@@ -92,6 +117,9 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
 void check_choice(const ConfigKey& key, const json& value, const std::string& where) {
   if (std::find(key.later.begin(), key.later.end(), value) != key.later.end()) {
     refuse(key, value, where, "is not supported by this version");
+  }
+  for (const auto& [unusable, reason] : key.unusable) {
+    if (value == unusable) refuse(key, value, where, "cannot be used: " + reason);
   }
   if (!value.is_string()) return;
   const std::string text = value.get<std::string>();
@@ -107,7 +135,11 @@ bool Range::contains(double value) const {
   return (lower_open ? value > lower : value >= lower) && (upper_open ? value < upper : value <= upper);
 }
 
-std::string type_name(const ConfigKey& key) { return base_type_name(key) + (accepts_null(key) ? " or null" : ""); }
+std::string type_name(const ConfigKey& key) {
+  const std::string base = base_type_name(key);
+  if (!accepts_null(key)) return base;
+  return base == "boolean or integer" ? "boolean, integer or null" : base + " or null";
+}
 
 std::string accepted_values(const ConfigKey& key) {
   const std::string or_null = accepts_null(key) ? " or null" : "";
@@ -120,33 +152,35 @@ std::string accepted_values(const ConfigKey& key) {
     return join_or(words);
   }
   if (type == "string") return "a string that is not empty" + or_null;
-  const std::string noun = type == "integer" ? "an integer" : "a number";
+  const std::string noun = type == "number" ? "a number" : type == "integer" ? "an integer" : "true, false, an integer";
   return noun + (key.range ? " " + describe(*key.range) : "") + or_null;
 }
 
 json value_of(const ConfigKey& key, const Config& config) {
-  return std::visit(Overloaded{[&](auto member) -> json { return config.*member; },
-                               [&](std::optional<std::string> Config::*member) -> json {
-                                 return (config.*member) ? json(*(config.*member)) : json();
-                               },
-                               [&](std::optional<int64_t> Config::*member) -> json {
-                                 return (config.*member) ? json(*(config.*member)) : json();
-                               }},
-                    key.member);
+  return std::visit(
+      [&]<typename T>(T Config::*member) -> json {
+        if constexpr (Held<T>::kOptional) {
+          return (config.*member) ? json_of(*(config.*member)) : json();
+        } else {
+          return json_of(config.*member);
+        }
+      },
+      key.member);
 }
 
 void set_value(const ConfigKey& key, const json& value, const std::string& where, Config& config) {
   check_type(key, value, where);
   check_range(key, value, where);
   check_choice(key, value, where);
-  std::visit(Overloaded{[&](auto member) { (config.*member) = value.get<std::decay_t<decltype(config.*member)>>(); },
-                        [&](std::optional<std::string> Config::*member) {
-                          (config.*member) = value.is_null() ? std::nullopt : std::optional(value.get<std::string>());
-                        },
-                        [&](std::optional<int64_t> Config::*member) {
-                          (config.*member) = value.is_null() ? std::nullopt : std::optional(value.get<int64_t>());
-                        }},
-             key.member);
+  std::visit(
+      [&]<typename T>(T Config::*member) {
+        if (Held<T>::kOptional && value.is_null()) {
+          (config.*member) = T{};
+        } else {
+          (config.*member) = value_from<typename Held<T>::Type>(value);
+        }
+      },
+      key.member);
 }
 
 std::string nearest_config_key(const std::string& name) {

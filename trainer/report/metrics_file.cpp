@@ -33,14 +33,18 @@ MetricsFile::MetricsFile(const std::string& path)
 MetricsFile::~MetricsFile() { close(descriptor_); }
 
 void MetricsFile::write(const StepMetrics& metrics) {
-  append(nlohmann::ordered_json{{"step", metrics.step},
-                                {"loss", metrics.loss},
-                                {"grad_norm", metrics.grad_norm},
-                                {"learning_rate", metrics.learning_rate},
-                                {"tokens_per_second", metrics.tokens_per_second},
-                                {"tflops", metrics.tflops},
-                                {"peak_memory_bytes", metrics.peak_memory_bytes}}
-             .dump());
+  nlohmann::ordered_json line{{"step", metrics.step},
+                              {"loss", metrics.loss},
+                              {"grad_norm", metrics.grad_norm},
+                              {"learning_rate", metrics.learning_rate},
+                              {"tokens_per_second", metrics.tokens_per_second},
+                              {"tflops", metrics.tflops},
+                              {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (const auto& scaling = metrics.loss_scaling) {
+    line.update(
+        {{"loss_scale", scaling->scale}, {"skipped", scaling->skipped}, {"skipped_steps", scaling->skipped_steps}});
+  }
+  append(line.dump());
 }
 
 void MetricsFile::write(const EvalMetrics& metrics) {

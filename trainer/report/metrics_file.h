@@ -16,6 +16,13 @@ struct StepMetrics {
   double tokens_per_second = 0;   // of all ranks together, since the last report
   double tflops = 0;              // 10^12 floating point operations a second, of all ranks together
   int64_t peak_memory_bytes = 0;  // of the rank that needed most
+  // With fp16 only.
+  struct LossScaling {
+    double scale = 1;           // that the step used
+    bool skipped = false;       // whether a gradient overflowed, so that nothing was updated
+    int64_t skipped_steps = 0;  // of the run so far
+  };
+  std::optional<LossScaling> loss_scaling = std::nullopt;
 };
 
 struct EvalMetrics {

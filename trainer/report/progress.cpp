@@ -1,6 +1,7 @@
 #include "report/progress.h"
 
 #include <array>
+#include <cmath>
 
 namespace fsdp::trainer {
 
@@ -17,15 +18,21 @@ std::string memory_text(int64_t bytes) {
   return text.data();
 }
 
+std::string scaling_text(const StepMetrics::LossScaling& scaling) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), " | loss scale %.6g%s", scaling.scale, scaling.skipped ? ", skipped" : "");
+  return text.data();
+}
+
 }  // namespace
 
 std::string progress_text(const StepMetrics& m, int64_t max_steps) {
   std::array<char, 400> text{};
   std::snprintf(text.data(), text.size(),
                 "step %lld/%lld | loss %.4f | grad norm %.3g | lr %.2e | %.0f tokens/s | %.3g TFLOPS | %s",
-                static_cast<long long>(m.step), static_cast<long long>(max_steps), m.loss, m.grad_norm, m.learning_rate,
-                m.tokens_per_second, m.tflops, memory_text(m.peak_memory_bytes).c_str());
-  return text.data();
+                static_cast<long long>(m.step), static_cast<long long>(max_steps), m.loss, std::abs(m.grad_norm),
+                m.learning_rate, m.tokens_per_second, m.tflops, memory_text(m.peak_memory_bytes).c_str());
+  return text.data() + (m.loss_scaling ? scaling_text(*m.loss_scaling) : "");
 }
 
 void Progress::show(const StepMetrics& metrics) {

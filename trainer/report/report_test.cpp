@@ -4,7 +4,9 @@
 
 #include <sys/resource.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
@@ -48,6 +50,20 @@ TEST(MetricsFile, StaysJsonWhenTheLossIsNoNumber) {
   EXPECT_TRUE(nlohmann::json::parse(folder.read("m"))["eval_loss"].is_null());
 }
 
+TEST(MetricsFile, ReportsLossScaling) {
+  TestFolder folder;
+  MetricsFile file(folder.path("m"));
+  StepMetrics metrics = kMetrics;
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  metrics.loss_scaling = {.scale = 1024, .skipped = true, .skipped_steps = 2};
+  file.write(metrics);
+  const auto line = nlohmann::json::parse(folder.read("m"));
+  EXPECT_TRUE(line["grad_norm"].is_null());
+  EXPECT_EQ(line["loss_scale"], 1024);
+  EXPECT_EQ(line["skipped"], true);
+  EXPECT_EQ(line["skipped_steps"], 2);
+}
+
 TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
   TestFolder folder;
   const std::string path = folder.write("m", "old\n");
@@ -84,6 +100,16 @@ std::string shown(bool is_terminal) {
 TEST(Progress, IsOneLineAStepInAFile) {
   const std::string tail = " | loss 2.5000 | grad norm 1.25 | lr 5.00e-05 | 812 tokens/s | 0.661 TFLOPS | 1.5 GiB\n";
   EXPECT_EQ(shown(false), "step 3/4" + tail + "step 4/4" + tail + "saved\n");
+}
+
+TEST(Progress, TellsTheLossScaleAndSkippedSteps) {
+  StepMetrics metrics = kMetrics;
+  metrics.loss_scaling = {.scale = 65536};
+  EXPECT_THAT(progress_text(metrics, 4), ::testing::EndsWith(" | 1.5 GiB | loss scale 65536"));
+  metrics.loss_scaling->skipped = true;
+  metrics.grad_norm = -std::nan("");
+  EXPECT_THAT(progress_text(metrics, 4),
+              ::testing::AllOf(HasSubstr("grad norm nan |"), ::testing::EndsWith("loss scale 65536, skipped")));
 }
 
 TEST(Progress, RewritesItsLineOnATerminal) {

@@ -21,6 +21,7 @@ RunReport::RunReport(const Config& config, const StepWork& work, Communicator& c
 }
 
 void RunReport::after_step(int64_t step, const StepResult& result) {
+  if (result.skipped) ++skipped_steps_;
   if (step % config_.logging_steps != 0 && step != config_.max_steps) return;
   const StepMetrics metrics = measure(step, result);
   if (!file_) return;
@@ -43,6 +44,7 @@ StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
   const auto all = gather_values(communicator_, {result.loss, memory},
                                  {.name = "metrics", .generation = static_cast<uint64_t>(step)});
   StepMetrics metrics{.step = step, .grad_norm = result.grad_norm, .learning_rate = result.learning_rate};
+  if (result.loss_scale) metrics.loss_scaling = {*result.loss_scale, result.skipped, skipped_steps_};
   for (const auto& values : all) {
     metrics.loss += values[0] / static_cast<double>(all.size());
     metrics.peak_memory_bytes = std::max(metrics.peak_memory_bytes, static_cast<int64_t>(values[1]));

@@ -42,6 +42,7 @@ class RunReport {
   std::optional<MetricsFile> file_;   // on rank 0
   std::optional<Progress> progress_;  // on rank 0
   int64_t last_step_ = 0;
+  int64_t skipped_steps_ = 0;
   Clock::time_point last_time_;
 };
 

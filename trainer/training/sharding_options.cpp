@@ -17,17 +17,19 @@ ShardingStrategy sharding_strategy(const std::string& name) {
   if (name == "full_shard") return ShardingStrategy::kFullShard;
   if (name == "shard_grad_op") return ShardingStrategy::kShardGradOp;
   if (name == "no_shard") return ShardingStrategy::kNoShard;
+  if (name == "hybrid_shard") return ShardingStrategy::kHybridShard;
+  if (name == "hybrid_shard_zero2") return ShardingStrategy::kHybridShardZero2;
   TORCH_CHECK(false, "sharding_strategy: \"", name, "\" is unknown");
 }
 
-void check_wrap_classes(const std::vector<std::string>& names, const models::CausalLM& model) {
+void check_classes(const std::string& key, const std::vector<std::string>& names, const models::CausalLM& model) {
   std::set<std::string> known;
   for (const auto& module : model.modules()) known.insert(module_class_name(*module));
   for (const std::string& name : names) {
     if (known.count(name)) continue;
     std::string list;
     for (const std::string& k : known) list += (list.empty() ? "" : ", ") + k;
-    throw ConfigError("key \"wrap_classes\": the model has no module of class \"" + name + "\"; it has: " + list);
+    throw ConfigError("key \"" + key + "\": the model has no module of class \"" + name + "\"; it has: " + list);
   }
 }
 
@@ -68,8 +70,23 @@ WrapPolicy wrap_policy(const Config& config, const models::CausalLM& model) {
   if (config.wrap_policy == "none") return {};
   if (config.wrap_policy == "size") return size_policy(config.size_min_params);
   TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
-  check_wrap_classes(config.wrap_classes, model);
+  check_classes("wrap_classes", config.wrap_classes, model);
   return transformer_policy(config, model);
+}
+
+std::optional<ReshardAfterForward> reshard_after_forward(const Config& config) {
+  if (!config.reshard_after_forward) return std::nullopt;
+  if (const auto* on = std::get_if<bool>(&*config.reshard_after_forward)) return ReshardAfterForward(*on);
+  return ReshardAfterForward(static_cast<int>(std::get<int64_t>(*config.reshard_after_forward)));
+}
+
+void set_precision(const Config& config, const models::CausalLM& model, Options& options) {
+  options.param_dtype = scalar_type(config.dtype);
+  options.reduce_dtype = scalar_type(config.mixed_precision_reduce_dtype.value_or(config.dtype));
+  if (config.mixed_precision_buffer_dtype) options.buffer_dtype = scalar_type(*config.mixed_precision_buffer_dtype);
+  options.keep_low_precision_grads = config.keep_low_precision_grads;
+  check_classes("full_precision_classes", config.full_precision_classes, model);
+  options.full_precision_classes = config.full_precision_classes;
 }
 
 }  // namespace
@@ -77,18 +94,22 @@ WrapPolicy wrap_policy(const Config& config, const models::CausalLM& model) {
 c10::ScalarType scalar_type(const std::string& dtype) {
   if (dtype == "fp32") return c10::kFloat;
   if (dtype == "bf16") return c10::kBFloat16;
+  if (dtype == "fp16") return c10::kHalf;
   TORCH_CHECK(false, "dtype: \"", dtype, "\" is unknown");
 }
 
 Options sharding_options(const Config& config, const models::CausalLM& model,
                          std::shared_ptr<Communicator> communicator) {
   Options options;
+  if (communicator && config.sharding_factor && is_hybrid_strategy(config)) {
+    options.mesh = make_mesh(communicator, static_cast<int>(*config.sharding_factor));
+  }
   options.communicator = std::move(communicator);
   options.use_orig_params = config.use_orig_params;
   options.device = c10::Device(c10::kCPU);
   options.sharding_strategy = sharding_strategy(config.sharding_strategy);
-  options.param_dtype = scalar_type(config.dtype);
-  options.reduce_dtype = scalar_type(config.mixed_precision_reduce_dtype.value_or(config.dtype));
+  options.reshard_after_forward = reshard_after_forward(config);
+  set_precision(config, model, options);
   options.auto_wrap_policy = wrap_policy(config, model);
   return options;
 }

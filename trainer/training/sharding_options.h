@@ -13,11 +13,12 @@
 
 namespace fsdp::trainer {
 
-// "fp32", "bf16".
+// "fp32", "bf16", "fp16".
 c10::ScalarType scalar_type(const std::string& dtype);
 
-// How `model`, on the meta device and with parameters of master_dtype, is to be sharded. A name in
-// wrap_classes that no module of the model has is a ConfigError that lists those it has.
+// How `model`, on the meta device and with parameters of master_dtype, is to be sharded. A name in wrap_classes or
+// full_precision_classes that no module of the model has is a ConfigError that lists those it has. Collective with a
+// hybrid strategy and a sharding_factor, which make groups of ranks; `communicator` may be null to check only.
 Options sharding_options(const Config& config, const models::CausalLM& model,
                          std::shared_ptr<Communicator> communicator);
 

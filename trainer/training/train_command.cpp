@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 
+#include "config/config_checks.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
 #include "fsdp/communicator.h"

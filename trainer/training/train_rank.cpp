@@ -75,7 +75,9 @@ void RankRun::train() {
 }
 
 void RankRun::evaluate_model() {
+  sharded_->set_full_precision(config_.full_precision_in_eval);
   const double loss = evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_);
+  sharded_->set_full_precision(false);
   report_.after_evaluation(config_.max_steps, loss);
 }
 

@@ -16,6 +16,12 @@ FusedAdamWOptions optimizer_options(const Config& config) {
           .weight_decay = config.weight_decay};
 }
 
+GradScalerOptions scaler_options(const Config& config) {
+  return {.init_scale = config.fp16_init_scale,
+          .growth_interval = config.fp16_growth_interval,
+          .enabled = uses_fp16(config)};
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const Config& config, models::CausalLM& model, ShardedModule& sharded, TrainBatches& batches)
@@ -24,17 +30,24 @@ TrainingRun::TrainingRun(const Config& config, models::CausalLM& model, ShardedM
       sharded_(sharded),
       batches_(batches),
       schedule_(config.lr_scheduler_type, config.learning_rate, config.warmup_steps, config.max_steps),
-      optimizer_(sharded.parameters(), optimizer_options(config)) {}
+      optimizer_(sharded.parameters(), optimizer_options(config)),
+      scaler_(scaler_options(config)) {
+  sharded.set_gradient_divide_factor(config.gradient_divide_factor);
+}
 
 StepResult TrainingRun::step() {
   StepResult result;
-  result.learning_rate = schedule_.at(steps_done_);
+  result.learning_rate = schedule_.at(updates_);
+  if (scaler_.enabled()) result.loss_scale = scaler_.scale();
   sharded_.zero_grad();
   result.loss = accumulate_gradients();
+  scaler_.unscale_(sharded_);
   result.grad_norm = sharded_.grad_norm().item<double>();
   optimizer_.set_learning_rate(result.learning_rate);
-  optimizer_.step(config_.clip_grad_norm > 0 ? clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0);
-  ++steps_done_;
+  const double clipping = config_.clip_grad_norm > 0 ? clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
+  result.skipped = !scaler_.step(sharded_, [&] { optimizer_.step(clipping); });
+  scaler_.update();
+  if (!result.skipped) ++updates_;
   return result;
 }
 
@@ -44,10 +57,16 @@ double TrainingRun::accumulate_gradients() {
   for (int64_t pass = 0; pass < config_.gradient_accumulation_steps; ++pass) {
     const at::Tensor tokens = batches_.next();
     const at::Tensor loss = model_.forward(tokens, tokens).loss;
-    (loss * share).backward();
+    sharded_.backward(scaler_.scale(loss * share), backward_options(pass));
     loss_sum += loss.item<double>();
   }
   return loss_sum * share;
+}
+
+BackwardOptions TrainingRun::backward_options(int64_t pass) const {
+  const bool is_last = pass + 1 == config_.gradient_accumulation_steps;
+  return {.requires_gradient_sync = is_last || config_.sync_each_batch,
+          .requires_all_reduce = is_last || config_.all_reduce_each_batch};
 }
 
 }  // namespace fsdp::trainer

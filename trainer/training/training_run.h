@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "config/config.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/grad_scaler.h"
 #include "models/causal_lm.h"
 #include "optim/fused_adamw.h"
 #include "training/lr_schedule.h"
@@ -17,6 +19,8 @@ struct StepResult {
   double loss = 0;       // mean over this rank's part of the global batch
   double grad_norm = 0;  // over all ranks, before clipping
   double learning_rate = 0;
+  std::optional<double> loss_scale = std::nullopt;  // of this step, with fp16
+  bool skipped = false;  // a gradient overflowed: weights, AdamW's state and the schedule stay as they are
 };
 
 // Runs optimizer steps on a sharded model. Collective: all ranks run the same steps.
@@ -25,11 +29,12 @@ class TrainingRun {
   // All arguments must outlive this object.
   TrainingRun(const Config& config, models::CausalLM& model, ShardedModule& sharded, TrainBatches& batches);
 
-  // The next step: forward and backward for each batch of the accumulation, clipping, AdamW.
+  // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW.
   StepResult step();
 
  private:
   double accumulate_gradients();
+  BackwardOptions backward_options(int64_t pass) const;
 
   const Config& config_;
   models::CausalLM& model_;
@@ -37,7 +42,8 @@ class TrainingRun {
   TrainBatches& batches_;
   LrSchedule schedule_;
   FusedAdamW optimizer_;
-  int64_t steps_done_ = 0;
+  ShardedGradScaler scaler_;
+  int64_t updates_ = 0;  // steps that were not skipped
 };
 
 }  // namespace fsdp::trainer

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "config/errors.h"
@@ -30,6 +31,8 @@ struct Training {
   std::vector<double> losses;  // mean over the global batch
   std::vector<double> grad_norms;
   Weights weights;
+  std::vector<StepResult> steps;  // of rank 0
+  EngineStats stats;
 };
 
 Config base_config() {
@@ -96,8 +99,11 @@ Training sharded(const Config& config, int world_size, bool tied) {
   std::vector<std::shared_ptr<models::CausalLM>> models;
   for (int rank = 0; rank < world_size; ++rank) models.push_back(make_tiny_llama(tied, kModelSeed));
   const auto steps = static_cast<size_t>(config.max_steps);
-  std::vector<Training> ranks(static_cast<size_t>(world_size),
-                              {std::vector<double>(steps), std::vector<double>(steps), {}});
+  std::vector<Training> ranks(static_cast<size_t>(world_size));
+  for (Training& rank : ranks) {
+    rank.losses.resize(steps);
+    rank.grad_norms.resize(steps);
+  }
   testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
     const auto rank = static_cast<size_t>(communicator->rank());
     models::CausalLM& model = *models[rank];
@@ -109,11 +115,19 @@ Training sharded(const Config& config, int world_size, bool tied) {
       const StepResult result = run.step();
       ranks[rank].losses[step] = result.loss;
       ranks[rank].grad_norms[step] = result.grad_norm;
+      ranks[rank].steps.push_back(result);
     }
+    ranks[rank].stats = handle->stats();
     handle->for_each_full_parameter(
         [&](const std::string& name, const at::Tensor& full) { ranks[rank].weights[name] = full.clone(); });
   });
-  for (const Training& rank : ranks) EXPECT_EQ(rank.grad_norms, ranks[0].grad_norms);
+  for (const Training& rank : ranks) {
+    for (size_t step = 0; step < steps; ++step) {
+      const double norm = ranks[0].grad_norms[step];
+      EXPECT_TRUE(rank.grad_norms[step] == norm || !std::isfinite(norm)) << "step " << step;
+      EXPECT_EQ(rank.steps[step].skipped, ranks[0].steps[step].skipped) << "step " << step;
+    }
+  }
   for (size_t step = 0; step < steps; ++step) {
     for (size_t rank = 1; rank < ranks.size(); ++rank) ranks[0].losses[step] += ranks[rank].losses[step];
     ranks[0].losses[step] /= world_size;
@@ -137,6 +151,8 @@ struct Case {
   std::string strategy, wrap_policy;
   bool use_orig_params, tied;
   int world_size;
+  std::optional<int64_t> sharding_factor = std::nullopt;
+  std::optional<BoolOrInteger> reshard_after_forward = std::nullopt;
 };
 
 class SteppingRanks : public ::testing::TestWithParam<Case> {};
@@ -146,6 +162,8 @@ TEST_P(SteppingRanks, TrainAsOneProcessDoes) {
   Config config = base_config();
   config.train_batch_size = 2;
   config.sharding_strategy = c.strategy;
+  config.sharding_factor = c.sharding_factor;
+  config.reshard_after_forward = c.reshard_after_forward;
   config.wrap_policy = c.wrap_policy;
   config.size_min_params = 500;
   config.use_orig_params = c.use_orig_params;
@@ -158,13 +176,190 @@ INSTANTIATE_TEST_SUITE_P(Cases, SteppingRanks,
                                            Case{"full_shard", "transformer", false, true, 3},
                                            Case{"shard_grad_op", "size", true, false, 2},
                                            Case{"no_shard", "transformer", false, false, 2},
-                                           Case{"full_shard", "none", true, false, 4}));
+                                           Case{"full_shard", "none", true, false, 4},
+                                           Case{"hybrid_shard", "transformer", true, true, 4, 2},
+                                           Case{"hybrid_shard_zero2", "size", false, false, 4, 2},
+                                           Case{"hybrid_shard", "transformer", false, false, 3, 1},
+                                           Case{"hybrid_shard", "transformer", true, false, 2},
+                                           Case{"full_shard", "transformer", true, false, 4, {}, int64_t{2}},
+                                           Case{"hybrid_shard", "none", false, true, 4, 4, int64_t{2}},
+                                           Case{"full_shard", "transformer", true, false, 2, {}, true},
+                                           Case{"full_shard", "transformer", true, false, 2, {}, false}));
 
-TEST(TrainingRun, AccumulationIsOneLargerBatch) {
+// A copy of the model lies on sharding_factor ranks, and reshard_after_forward decides what is gathered again.
+TEST(TrainingRun, FactorAndReshardingReachTheEngine) {
+  Config config = base_config();
+  const auto gathers = [&](std::optional<BoolOrInteger> reshard) {
+    config.reshard_after_forward = reshard;
+    return sharded(config, 4, false).stats.all_gathers;
+  };
+  const int64_t kept = gathers(false);
+  EXPECT_GT(gathers(std::nullopt), kept);
+  EXPECT_GT(gathers(true), kept);
+  EXPECT_GT(gathers(int64_t{2}), kept);
+  config.reshard_after_forward = std::nullopt;
+  EXPECT_EQ(sharded(config, 4, false).stats.all_reduces, 0);
+  config.sharding_strategy = "hybrid_shard";
+  config.sharding_factor = 2;
+  EXPECT_GT(sharded(config, 4, false).stats.all_reduces, 0);
+  const auto model = make_tiny_llama(false, kModelSeed);
+  const auto option = [&](std::optional<BoolOrInteger> reshard) {
+    config.reshard_after_forward = reshard;
+    return sharding_options(config, *model, nullptr).reshard_after_forward;
+  };
+  EXPECT_EQ(option(std::nullopt), std::nullopt);
+  EXPECT_EQ(option(true), ReshardAfterForward(true));
+  EXPECT_EQ(option(false), ReshardAfterForward(false));
+  EXPECT_EQ(option(int64_t{2}), ReshardAfterForward(2));
+}
+
+struct Accumulation {
+  bool sync_each_batch = true, all_reduce_each_batch = true;
+  int reductions = 0, all_reductions = 0;  // of a unit in one optimizer step
+  std::string strategy = "full_shard";
+};
+
+class AccumulatingRanks : public ::testing::TestWithParam<Accumulation> {};
+
+TEST_P(AccumulatingRanks, TrainAsOneLargerBatchDoesAndCommunicateAsTold) {
+  const Accumulation& c = GetParam();
   Config config = base_config();
   config.train_batch_size = 2;
   config.gradient_accumulation_steps = 3;
-  expect_same(sharded(config, 2, false), reference(config, 2, false));
+  config.sharding_strategy = c.strategy;
+  if (is_hybrid_strategy(config)) config.sharding_factor = 2;
+  config.sync_each_batch = c.sync_each_batch;
+  config.all_reduce_each_batch = c.all_reduce_each_batch;
+  const Training training = sharded(config, 4, false);
+  expect_same(training, reference(config, 4, false));
+  constexpr int64_t kUnits = 4;  // three blocks and the root
+  EXPECT_EQ(training.stats.reduce_scatters, c.reductions * kUnits * config.max_steps);
+  EXPECT_EQ(training.stats.all_reduces, c.all_reductions * kUnits * config.max_steps);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, AccumulatingRanks,
+                         ::testing::Values(Accumulation{true, true, 3, 0}, Accumulation{false, true, 1, 0},
+                                           Accumulation{false, true, 1, 0, "shard_grad_op"},
+                                           Accumulation{true, true, 0, 3, "no_shard"},
+                                           Accumulation{false, true, 0, 1, "no_shard"},
+                                           Accumulation{true, true, 3, 3, "hybrid_shard"},
+                                           Accumulation{true, false, 3, 1, "hybrid_shard"},
+                                           Accumulation{true, false, 3, 1, "hybrid_shard_zero2"},
+                                           Accumulation{false, true, 1, 1, "hybrid_shard"}));
+
+TEST(TrainingRun, GradientsAreDividedByTheFactor) {
+  Config config = base_config();
+  const Training mean = sharded(config, 2, false);
+  config.gradient_divide_factor = 8;
+  const Training divided = sharded(config, 2, false);
+  // Until the third step AdamW has seen no rate but 0, so the weights are the same; 2 / 8 changes no bit of a sum.
+  for (size_t step : {0, 1}) EXPECT_DOUBLE_EQ(divided.grad_norms[step], mean.grad_norms[step] / 4);
+}
+
+// Of AdamW's first updates; fp16 rounds by 5e-4 of a value.
+TEST(TrainingRun, Fp16TrainsWithGradientsOfTheTrueSize) {
+  Config config = base_config();
+  config.train_batch_size = 2;
+  const Training expected = reference(config, 2, false);
+  for (const char* reduce : {"fp16", "fp32"}) {
+    config.dtype = "fp16";
+    config.mixed_precision_reduce_dtype = reduce;
+    config.fp16_init_scale = 1024;
+    const Training training = sharded(config, 2, false);
+    for (size_t step = 0; step < expected.losses.size(); ++step) {
+      EXPECT_FALSE(training.steps[step].skipped);
+      EXPECT_EQ(training.steps[step].loss_scale, 1024);
+      EXPECT_NEAR(training.losses[step], expected.losses[step], 2e-3 * expected.losses[step]);
+      EXPECT_NEAR(training.grad_norms[step], expected.grad_norms[step], 1e-2 * expected.grad_norms[step]);
+    }
+  }
+}
+
+TEST(TrainingRun, OverflowSkipsTheStepAndHoldsTheSchedule) {
+  Config config = base_config();
+  config.warmup_steps = 0;
+  config.max_steps = 1;
+  config.dtype = "fp16";
+  config.fp16_init_scale = 1e30;
+  const Training skipped = sharded(config, 2, false);
+  EXPECT_TRUE(skipped.steps[0].skipped);
+  EXPECT_FALSE(std::isfinite(skipped.grad_norms[0]));
+  const auto original = make_tiny_llama(false, kModelSeed);
+  for (const auto& p : original->named_parameters()) EXPECT_TRUE(torch::equal(skipped.weights.at(p.key()), p.value()));
+
+  config.max_steps = 30;
+  config.fp16_init_scale = 1 << 24;
+  config.fp16_growth_interval = 4;
+  const Training training = sharded(config, 2, false);
+  LrSchedule schedule(config.lr_scheduler_type, config.learning_rate, 0, config.max_steps);
+  double scale = 1 << 24;
+  int64_t updates = 0, good = 0;
+  for (const StepResult& step : training.steps) {
+    EXPECT_EQ(step.loss_scale, scale);
+    EXPECT_EQ(step.learning_rate, schedule.at(updates));
+    EXPECT_EQ(step.skipped, !std::isfinite(step.grad_norm));
+    updates += !step.skipped;
+    good = step.skipped ? 0 : good + 1;
+    if (step.skipped) scale /= 2;
+    if (good == 4) {
+      scale *= 2;
+      good = 0;
+    }
+  }
+  EXPECT_GT(updates, 4);
+  EXPECT_LT(updates, config.max_steps);
+}
+
+TEST(TrainingRun, OnlyFp16ScalesLosses) {
+  Config config = base_config();
+  config.max_steps = 1;
+  const auto scale = [&](const std::string& dtype, const std::string& reduce) {
+    config.dtype = dtype;
+    config.mixed_precision_reduce_dtype = reduce;
+    return sharded(config, 2, false).steps[0].loss_scale;
+  };
+  EXPECT_EQ(scale("bf16", "fp32"), std::nullopt);
+  EXPECT_EQ(scale("fp16", "fp32"), 65536);
+  EXPECT_EQ(scale("fp32", "fp16"), 65536);
+}
+
+TEST(TrainingRun, PrecisionKeysReachTheEngine) {
+  Config config = base_config();
+  const auto model = make_tiny_llama(false, kModelSeed);
+  const auto options = [&] { return sharding_options(config, *model, nullptr); };
+  EXPECT_EQ(options().buffer_dtype, std::nullopt);
+  EXPECT_FALSE(options().keep_low_precision_grads);
+  config.dtype = "fp16";
+  config.mixed_precision_reduce_dtype = "bf16";
+  config.mixed_precision_buffer_dtype = "fp16";
+  config.keep_low_precision_grads = true;
+  config.full_precision_classes = {"RMSNorm"};
+  EXPECT_EQ(options().param_dtype, at::kHalf);
+  EXPECT_EQ(options().reduce_dtype, at::kBFloat16);
+  EXPECT_EQ(options().buffer_dtype, at::kHalf);
+  EXPECT_TRUE(options().keep_low_precision_grads);
+  EXPECT_EQ(options().full_precision_classes, std::vector<std::string>{"RMSNorm"});
+  config.full_precision_classes = {"RMSNrom"};
+  EXPECT_THROW(options(), ConfigError);
+}
+
+// Any class of the model: those whose results differ in dtype from what follows, too.
+TEST(TrainingRun, EveryClassMayStayInFullPrecision) {
+  Config config = base_config();
+  config.train_batch_size = 2;
+  config.max_steps = 3;
+  const Training expected = reference(config, 2, false);
+  config.dtype = "bf16";
+  for (const char* name : {"RMSNorm", "Embedding", "Linear", "LlamaAttention", "LlamaMLP", "LlamaDecoderLayer",
+                           "ModuleList", "LlamaModel", "LlamaForCausalLM"}) {
+    config.full_precision_classes = {name};
+    const Training training = sharded(config, 2, false);
+    for (size_t step = 0; step < expected.losses.size(); ++step) {
+      EXPECT_NEAR(training.losses[step], expected.losses[step], 1e-2 * expected.losses[step]) << name;
+    }
+    if (name != std::string("LlamaForCausalLM")) continue;
+    EXPECT_NEAR(training.losses[0], expected.losses[0], 1e-6 * expected.losses[0]);
+  }
 }
 
 TEST(TrainingRun, ZeroMeansNoClipping) {

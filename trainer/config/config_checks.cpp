@@ -1,0 +1,129 @@
+#include "config/config_checks.h"
+
+#include <c10/util/StringUtil.h>
+
+#include "checkpoint/json_text.h"
+#include "config/config_schema.h"
+#include "config/errors.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+[[noreturn]] void contradiction(const std::string& path, const std::string& what) {
+  throw ConfigError(path + ": " + what);
+}
+
+void check_recomputation(const std::string& path, const Config& c) {
+  if (c.activation_checkpointing) return;
+  const std::string needed = ", but \"activation_checkpointing\" is false; it must be true";
+  if (c.activation_checkpointing_every != Config{}.activation_checkpointing_every) {
+    contradiction(path,
+                  c10::str("key \"activation_checkpointing_every\" is ", c.activation_checkpointing_every, needed));
+  }
+  if (!c.activation_checkpointing_save_ops.empty()) {
+    contradiction(path, "key \"activation_checkpointing_save_ops\" is not empty" + needed);
+  }
+}
+
+void check_loss_scaling(const std::string& path, const Config& c) {
+  if (uses_fp16(c)) return;
+  const std::string needed =
+      c10::str(", but neither \"dtype\" (\"", c.dtype, "\") nor \"mixed_precision_reduce_dtype\" is \"fp16\"");
+  if (c.fp16_init_scale != Config{}.fp16_init_scale) {
+    contradiction(path, c10::str("key \"fp16_init_scale\" is ", c.fp16_init_scale, needed));
+  }
+  if (c.fp16_growth_interval != Config{}.fp16_growth_interval) {
+    contradiction(path, c10::str("key \"fp16_growth_interval\" is ", c.fp16_growth_interval, needed));
+  }
+}
+
+void check_accumulation(const std::string& path, const Config& c) {
+  if (c.all_reduce_each_batch) return;
+  if (!is_hybrid_strategy(c)) {
+    contradiction(path, "key \"all_reduce_each_batch\" is false, but \"sharding_strategy\" is \"" +
+                            c.sharding_strategy + "\"; it needs hybrid_shard or hybrid_shard_zero2");
+  }
+  if (!c.sync_each_batch) {
+    contradiction(path,
+                  "key \"all_reduce_each_batch\" is false, and \"sync_each_batch\" too, which already keeps all "
+                  "communication to the last pass; only one of them may be");
+  }
+}
+
+void check_resharding(const std::string& path, const Config& c) {
+  const bool can = c.sharding_strategy == "full_shard" || c.sharding_strategy == "hybrid_shard";
+  if (can || !c.reshard_after_forward || *c.reshard_after_forward == BoolOrInteger(false)) return;
+  const std::string value = checkpoint::json_text(value_of(*find_config_key("reshard_after_forward"), c));
+  contradiction(path, "key \"reshard_after_forward\" is " + value + ", but \"sharding_strategy\" is \"" +
+                          c.sharding_strategy +
+                          "\", which keeps parameters gathered; accepted: false, null, or the strategy full_shard or "
+                          "hybrid_shard");
+}
+
+[[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,
+                               const std::string& accepted) {
+  throw ConfigError(c10::str("key \"", key, "\": ", value, " does not fit sharding_strategy \"",
+                             config.sharding_strategy, "\" on ", world_size, " rank(s); accepted: ", accepted));
+}
+
+// The divisors of `number` from `first` to `last`, as in "1, 2, 4".
+std::string divisors(int64_t number, int64_t first, int64_t last) {
+  std::string list;
+  for (int64_t d = first; d <= last; ++d) {
+    if (number % d == 0) list += c10::str(list.empty() ? "" : ", ", d);
+  }
+  return list;
+}
+
+void check_sharding_factor(const Config& config, int64_t world_size) {
+  if (!config.sharding_factor) return;
+  const int64_t factor = *config.sharding_factor;
+  if (is_hybrid_strategy(config)) {
+    if (world_size % factor == 0) return;
+    does_not_fit("sharding_factor", factor, config, world_size, divisors(world_size, 1, world_size) + " or null");
+  }
+  const int64_t only = config.sharding_strategy == "no_shard" ? 1 : world_size;
+  if (factor == only) return;
+  does_not_fit("sharding_factor", factor, config, world_size,
+               c10::str(only, " or null (others need hybrid_shard or hybrid_shard_zero2)"));
+}
+
+// Shard groups of hosts are known to no rank by itself, but they divide the ranks, and so must what divides them.
+void check_reshard_group(const Config& config, int64_t world_size) {
+  if (!config.reshard_after_forward) return;
+  const auto* group = std::get_if<int64_t>(&*config.reshard_after_forward);
+  const int64_t shard_group = config.sharding_factor.value_or(world_size);
+  if (!group || (*group < shard_group && shard_group % *group == 0)) return;
+  const std::string smaller = divisors(shard_group, 2, shard_group - 1);
+  does_not_fit("reshard_after_forward", *group, config, world_size,
+               c10::str("true, false, null", smaller.empty() ? "" : ", " + smaller, "; an integer must divide the ",
+                        shard_group, " rank(s) that share one copy, and be smaller"));
+}
+
+}  // namespace
+
+void check_combinations(const std::string& path, const Config& c) {
+  if (c.do_eval && !c.eval_dataset) {
+    contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
+  }
+  const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
+  if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
+    contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
+  }
+  if (c.size_min_params != Config{}.size_min_params && c.wrap_policy != "size") {
+    contradiction(path,
+                  c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
+  }
+  check_recomputation(path, c);
+  check_loss_scaling(path, c);
+  check_accumulation(path, c);
+  check_resharding(path, c);
+}
+
+void check_for_world_size(const Config& config, int64_t world_size) {
+  check_sharding_factor(config, world_size);
+  check_reshard_group(config, world_size);
+}
+
+}  // namespace fsdp::trainer
