@@ -13,6 +13,18 @@ namespace {
 
 constexpr int kLongFlagsStep = -1;
 
+// What ranks do most often to differ in backward, and what to do instead.
+const char* hint(const CollectiveIdentity& own, const Header& other) {
+  auto in_backward = [](const std::string& description) {
+    return description.find(c10::str("(", to_string(Pass::kBackward), ",")) != std::string::npos ||
+           description.find(c10::str("(", to_string(Pass::kReduce), ",")) != std::string::npos;
+  };
+  return in_backward(own.describe()) || in_backward(other.description)
+             ? ". Where the loss of one rank leaves out modules or parameters that those of others use, add their "
+               "outputs to it, multiplied by zero"
+             : "";
+}
+
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
@@ -134,7 +146,8 @@ void Exchange::check_agrees(const Header& other, int peer) const {
   if (other.identity_hash == identity_hash_ && other.sequence == sequence_) return;
   fail(c10::str("rank ", rank(), " issues ", identity_.describe(), " while rank ", peer, " issues ", other.description,
                 " (collective number ", sequence_,
-                " of this group); all ranks must issue the same collectives in the same order"));
+                " of this group); all ranks must issue the same collectives in the same order",
+                hint(identity_, other)));
 }
 
 void Exchange::merge_flags(const std::vector<Header>& headers) {

@@ -245,21 +245,33 @@ void Engine::make_room_for(Unit& unit) {
   }
 }
 
+namespace {
+
+// Whether the running backward may use values of the unit that a forward before it saved. A forward inside backward (a
+// function's backward that runs modules of its own) does not, where the unit was used inside of backward passes only.
+bool backward_relies_on(const Unit& unit) {
+  return seams::current_backward() != -1 && (unit.used_outside_backward || !at::GradMode::is_enabled());
+}
+
+}  // namespace
+
 // Views of parameters do not gather, but remember the version of what they view: an optimizer step must have counted
 // before, or autograd takes the view for older than the parameter.
 void Engine::enter_view(Unit& unit) {
-  if (seams::current_backward() == -1) {
-    std::lock_guard lock(unit.mutex);
+  std::lock_guard lock(unit.mutex);
+  if (!backward_relies_on(unit)) {
     notice_shard_writes(unit);
   }
 }
 
 void Engine::notice_shard_writes(Unit& unit) {
   uint64_t version = unit.shard_version();
+  bool relies = backward_relies_on(unit);
+  unit.used_outside_backward |= seams::current_backward() == -1;
   if (!unit.stamp || *unit.stamp == version) {
     return;
   }
-  TORCH_CHECK(seams::current_backward() == -1, "fsdp: ", unit.where(),
+  TORCH_CHECK(!relies, "fsdp: ", unit.where(),
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
               "would use other values than its forward. Run backward before the step, or forward again");
   unit.invalidate_saved_values();

@@ -1,0 +1,118 @@
+// Sharded training beside the same training in one process: a step is written once and run on both.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/fully_shard.h"
+#include "support/sharding.h"
+
+namespace fsdp::testing {
+
+// How a model is sharded, over how many ranks.
+struct ShardingCase {
+  int world_size;
+  ShardingStrategy strategy;
+  bool use_orig_params;
+  bool strict;  // Engine::set_strict_release
+};
+std::string name_of(const ShardingCase& sharding);
+// 1 to 4 ranks, all strategies but _HYBRID_SHARD_ZERO2, both use_orig_params; about half of them strict.
+std::vector<ShardingCase> sharding_cases();
+// With a unit for each module that has parameters of its own.
+Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communicator>& world);
+std::shared_ptr<ShardedModule> shard(torch::nn::Module& module, const ShardingCase& sharding, const Options& options);
+
+// What a rank may do in a step that both run; in one process the ranks follow one after the other.
+struct RankStep {
+  ShardedModule* sharded;  // null in one process
+  int rank;
+  int step;
+  double share;                      // of this rank in the mean over all ranks
+  std::vector<torch::Tensor>& seen;  // values that must be the same on both
+
+  bool first_in_one_process() const { return !sharded && rank == 0; }
+  // A batch [3, 4], another one for each rank, step and number.
+  torch::Tensor x(int number = 0) const;
+  void backward(const torch::Tensor& loss, bool retain_graph = false) const;
+  void see(const torch::Tensor& value) const { seen.push_back(value.detach().clone()); }
+};
+
+// Whether the leaf of these parameters got a gradient.
+struct LeafGradient {
+  std::vector<std::string> parameters;
+  bool defined;
+};
+
+// What must be the same: weights after all steps, which leaves got a gradient in each, and what was seen.
+struct Outcome {
+  std::map<std::string, torch::Tensor> weights;
+  std::vector<std::vector<LeafGradient>> gradients;  // by step
+  std::vector<std::vector<torch::Tensor>> seen;      // by step, and in one process by rank within it
+};
+
+std::vector<LeafGradient> leaf_gradients(const torch::nn::Module& module);
+// Of this rank's leaves that have elements.
+std::vector<LeafGradient> leaf_gradients(const ShardedModule& sharded);
+// Equal to the bit with one rank; to 1e-12 with several, whose sums are made in another order. A flat leaf has a
+// gradient when one of its parameters has.
+void expect_same_outcome(const Outcome& got, const Outcome& want, const ShardingCase& sharding, int rank);
+
+constexpr int kSteps = 2;
+
+template <typename Net, typename Step>
+Outcome train_in_one_process(Net& net, const Step& run_step, int world_size) {
+  Outcome outcome;
+  for (int step = 0; step < kSteps; ++step) {
+    net.zero_grad();
+    for (int rank = 0; rank < world_size; ++rank) {
+      outcome.seen.emplace_back();
+      run_step(net, RankStep{nullptr, rank, step, 1.0 / world_size, outcome.seen.back()});
+    }
+    outcome.gradients.push_back(leaf_gradients(net));
+    descend(net.parameters());
+  }
+  outcome.weights = weights_of(net);
+  return outcome;
+}
+
+template <typename Net, typename Step>
+Outcome train_sharded(Net& net, ShardedModule& sharded, const Step& run_step, int rank) {
+  Outcome outcome;
+  for (int step = 0; step < kSteps; ++step) {
+    sharded.zero_grad();
+    outcome.seen.emplace_back();
+    run_step(net, RankStep{&sharded, rank, step, 1.0, outcome.seen.back()});
+    outcome.gradients.push_back(leaf_gradients(sharded));
+    descend(sharded.parameters());
+  }
+  outcome.weights = weights_of(sharded);
+  return outcome;
+}
+
+// Runs steps of plain gradient descent on both. `make` returns a module holder; run_step(module, RankStep) runs forward
+// and backward.
+void run_on_ranks(int world_size, const std::function<void(const std::shared_ptr<Communicator>&)>& body);
+template <typename Make, typename Step>
+void expect_as_in_one_process(const ShardingCase& sharding, const Make& make, const Step& run_step,
+                              const std::function<void(Options&)>& change_options = {}) {
+  auto plain = seeded(make);
+  const Outcome want = train_in_one_process(*plain, run_step, sharding.world_size);
+  run_on_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
+    auto net = seeded(make);
+    Options options = options_of(sharding, world);
+    if (change_options) {
+      change_options(options);
+    }
+    auto sharded = shard(*net, sharding, options);
+    expect_same_outcome(train_sharded(*net, *sharded, run_step, world->rank()), want, sharding, world->rank());
+    EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+  });
+}
+
+}  // namespace fsdp::testing
