@@ -15,16 +15,16 @@ Outcome train(fsdp::Options options, const fsdp::ProcessMesh& mesh) {
   Net net = make_net();
   auto sharded = fsdp::fully_shard(*net, options);
   torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.05));
-  const std::vector<fsdp::Communicator*> groups = {mesh.world.get(), mesh.shard.get(), mesh.replicate.get()};
-  std::vector<uint64_t> before;
-  for (auto* group : groups) before.push_back(group->bytes_sent());
+  const uint64_t shard_before = mesh.shard->bytes_sent(), replicate_before = mesh.replicate->bytes_sent();
   const std::vector<uint64_t> world_before = mesh.world->bytes_sent_to();
   for (int step = 0; step < 5; ++step) {
     sharded->zero_grad();
     loss_of(*net, make_input(mesh.rank(), step)).backward();
     optimizer.step();
   }
-  Outcome outcome{mesh.shard->bytes_sent() - before[1], mesh.replicate->bytes_sent() - before[2], at::Tensor()};
+  Outcome outcome;  // collectives of the two groups, then those of all ranks
+  outcome.inside = mesh.shard->bytes_sent() - shard_before;
+  outcome.between = mesh.replicate->bytes_sent() - replicate_before;
   const std::vector<uint64_t> world_after = mesh.world->bytes_sent_to();
   for (int rank = 0; rank < mesh.size(); ++rank) {
     const bool same_group = rank / mesh.shard->size() == mesh.rank() / mesh.shard->size();
