@@ -1,0 +1,93 @@
+// What the examples share: a small model, options that shard it, random batches, a check and the frame of main().
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fsdp/communicator.h"
+#include "fsdp/fully_shard.h"
+
+namespace example {
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl()
+      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})))),
+        up(register_module("up", torch::nn::Linear(64, 256))),
+        down(register_module("down", torch::nn::Linear(256, 64))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() : head(register_module("head", torch::nn::Linear(64, 1))) {
+    for (const char* name : {"block0", "block1", "block2", "block3"}) blocks.push_back(register_module(name, Block()));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (Block& block : blocks) x = block(x);
+    return head(x);
+  }
+  std::vector<Block> blocks;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Net);
+
+// The same weights on every rank.
+inline Net make_net() {
+  torch::manual_seed(0);
+  return Net();
+}
+
+// The ranks that torchrun or mpirun started (one, if nothing did); each Block becomes a unit, the head the root unit.
+inline fsdp::Options make_options() {
+  fsdp::Options options;
+  options.communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
+  options.auto_wrap_policy = fsdp::module_class_policy<BlockImpl>();
+  return options;
+}
+
+// Inputs of one rank at one step. The model is to learn the sine of the first column.
+inline at::Tensor make_input(int rank, int step) {
+  torch::manual_seed(1 + 1000 * step + rank);
+  return torch::randn({16, 64});
+}
+template <typename Model>
+at::Tensor loss_of(Model& model, const at::Tensor& input) {
+  return torch::mse_loss(model.forward(input), input.narrow(1, 0, 1).sin());
+}
+
+// All gradients that this rank holds, one after the other.
+inline at::Tensor gradients_of(const fsdp::ShardedModule& sharded) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& leaf : sharded.parameters()) {
+    gradients.push_back(leaf.grad().defined() ? leaf.grad().flatten() : torch::zeros({leaf.numel()}));
+  }
+  return torch::cat(gradients);
+}
+
+inline void require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error("this does not hold: " + what);
+}
+
+// Runs `body`; an error is printed and makes the program exit with status 1.
+inline int run(const std::function<void()>& body) {
+  try {
+    body();
+    return 0;
+  } catch (const c10::Error& error) {
+    std::cerr << "error: " << error.what_without_backtrace() << "\n";
+    return 1;
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace example

@@ -1,0 +1,72 @@
+"""Every program of examples/ runs on several ranks, and its own check passes."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+
+# Each example, and what its rank 0 prints.
+EXAMPLES = {
+    "activation_checkpointing": "bytes kept for backward:",
+    "fp16_with_scaler": "step 20 skipped",
+    "gradient_accumulation": "20 reductions when each pass reduces, 5 with no_sync",
+    "gradient_compression": "in bf16:",
+    "hybrid_sharding": "HYBRID_SHARD:",
+    "lamb": "largest difference to LAMB in one process:",
+    "lora": "LoRA trained:",
+    "lora_llama": "LoRA       shards",
+    "mixed_precision": "loss in bf16:",
+    "muon": "rank 0 keeps the state of",
+    "optimizer_in_backward": "bytes of gradients waited at a time",
+    "prefetch_by_hand": "with prefetching",
+    "shard_your_model": "step 40 loss",
+    "whole_parameters": "visited 132929 elements",
+}
+RANKS = {"hybrid_sharding": (2, 4)}  # the others: one and two
+CASES = [(name, ranks) for name in EXAMPLES for ranks in RANKS.get(name, (1, 2))]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def environment_of(rank, ranks, port):
+    ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    return {**os.environ, **{name: str(value) for name, value in ours.items()}}
+
+
+def run_ranks(program, ranks, timeout=120):
+    """The exit statuses of all ranks, and what they printed."""
+    assert program.exists(), f"{program} is missing: run make build"
+    port = free_port()
+    processes = [subprocess.Popen([program], env=environment_of(rank, ranks, port), text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(ranks)]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in processes], outputs
+
+
+def test_every_example_is_run_here(source_dir):
+    assert sorted(path.stem for path in (source_dir / "examples").glob("*.cpp")) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("name, ranks", CASES, ids=[f"{name}-{ranks}" for name, ranks in CASES])
+def test_example(build_dir, name, ranks):
+    statuses, outputs = run_ranks(build_dir / name, ranks)
+    assert statuses == [0] * ranks, "\n".join(outputs)
+    assert EXAMPLES[name] in outputs[0]
+    assert not any(outputs[1:]), "only rank 0 prints"
+
+
+def test_hybrid_sharding_refuses_an_odd_number_of_ranks(build_dir):
+    statuses, outputs = run_ranks(build_dir / "hybrid_sharding", 1)
+    assert statuses == [1]
+    assert "even number of ranks" in outputs[0]
