@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "base/visit_tensors.h"
 #include "dispatch/input_casts.h"
 #include "dispatch/operator_info.h"
 #include "engine/engine.h"
@@ -46,25 +47,6 @@ class PinnedUnits {
  private:
   c10::SmallVector<Unit*, 4> units_;
 };
-
-template <typename Visit>
-void visit_tensors(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      visit_tensors(element, visit);
-    }
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) {
-      visit_tensors(element, visit);
-    }
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) {
-      visit_tensors(entry.value(), visit);
-    }
-  }
-}
 
 template <typename Visit>
 void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& stack, const Visit& visit) {

@@ -460,24 +460,21 @@ void Engine::finish_backward() {
 // gradients since.
 void Engine::discard_captures() {
   reducer_.drop_current();
-  for (auto& unit : units_) {
-    std::lock_guard lock(unit->mutex);
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i)) {
-        gradient->discard(reducer_.pool());
-      }
-    }
-  }
+  for_each_gradient([this](FlatGradient& gradient) { gradient.discard(reducer_.pool()); });
 }
 
 void Engine::forget_accumulated() {
   backward_.observe(shared_from_this());
   reducer_.finish_all();
+  for_each_gradient([this](FlatGradient& gradient) { gradient.forget(reducer_.pool()); });
+}
+
+void Engine::for_each_gradient(const std::function<void(FlatGradient&)>& visit) {
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       if (FlatGradient* gradient = unit->gradient(i)) {
-        gradient->forget(reducer_.pool());
+        visit(*gradient);
       }
     }
   }

@@ -116,6 +116,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_backward();
   void finish_backward();
   void discard_captures();
+  // With each FlatParameter that gets gradients, under its unit's lock.
+  void for_each_gradient(const std::function<void(FlatGradient&)>& visit);
   void write_back(Unit& unit);
   void run_on_rank_0(const std::vector<Unit*>& units, const std::function<void()>& body);
   void run_in_write_scope(const std::vector<Unit*>& units, bool writeback, const std::function<void()>& body);

@@ -6,18 +6,11 @@
 #include <optional>
 #include <utility>
 
+#include "comm/fake_communicator.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/dispatch_key.h"
 
 namespace fsdp {
-namespace {
-
-class DoneWork final : public Work {
- public:
-  void wait() override {}
-};
-
-}  // namespace
 
 FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where)
     : flat_(flat),
@@ -221,7 +214,7 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
   merge_over(call.groups.replicate.get(), reduction.captured, call.id);
   call.communication_hook(
       {call.id.name, reduction.buffer, reduction.output, call.groups.shard, call.groups.replicate, 1.0 / call.divisor});
-  reduction.work = std::make_unique<DoneWork>();
+  reduction.work = make_done_work();
 }
 
 // Where the leaves' gradients live, if nothing else is there or on its way there.

@@ -15,13 +15,12 @@
 namespace fsdp {
 namespace {
 
-std::vector<at::Tensor> leaves_of(const Engine& engine, const FlatParameter& flat) {
-  return engine.options().use_orig_params ? flat.original_leaves() : std::vector<at::Tensor>{flat.flat_leaf()};
-}
-
-void add_gradients(const Engine& engine, const FlatParameter& flat, NormSum& sum) {
-  for (const at::Tensor& leaf : leaves_of(engine, flat)) {
-    sum.add(norm_of(leaf.grad(), sum.type));
+void add_gradients(Unit& unit, NormSum& sum) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    const FlatGradient* gradient = unit.gradient(i);
+    for (const at::Tensor& leaf : gradient ? gradient->leaves() : std::vector<at::Tensor>()) {
+      sum.add(norm_of(leaf.grad(), sum.type));
+    }
   }
 }
 
@@ -40,9 +39,7 @@ at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
     if (part == parts.end()) {
       part = parts.insert(parts.end(), {group, NormSum(norm_type)});
     }
-    for (const auto& flat : unit->flat_parameters()) {
-      add_gradients(engine(), *flat, part->second);
-    }
+    add_gradients(*unit, part->second);
   }
   NormSum total(norm_type);
   for (auto& [group, part] : parts) {

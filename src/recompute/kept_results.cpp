@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "base/visit_tensors.h"
+
 namespace fsdp {
 namespace {
 
@@ -18,17 +20,6 @@ at::Tensor fresh_alias(const at::Tensor& tensor) {
 
 bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
-}
-
-template <typename Visit>
-void visit_tensors(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      visit_tensors(element, visit);
-    }
-  }
 }
 
 }  // namespace
