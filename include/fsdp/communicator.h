@@ -80,7 +80,8 @@ class Communicator {
 
   // A group of some of this group's ranks: `members`, ascending, this rank among them; its ranks are the positions in
   // the list. Collective over this group: each rank names the members of its own new group, and the lists must be a
-  // partition of this group's ranks, else all ranks throw. Blocks. The new group goes on when this one is gone.
+  // partition of this group's ranks, else all ranks throw. Blocks. The new group goes on when this one is gone; a
+  // failure in one of them ends both, with an error on all their ranks.
   virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) = 0;
 
   // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, headers not

@@ -144,8 +144,8 @@ void Exchange::agree() {
 
 void Exchange::check_agrees(const Header& other, int peer) const {
   if (other.identity_hash == identity_hash_ && other.sequence == sequence_) return;
-  fail(c10::str("rank ", rank(), " issues ", identity_.describe(), " while rank ", peer, " issues ", other.description,
-                " (collective number ", sequence_,
+  fail(c10::str("rank ", name_of(rank()), " issues ", identity_.describe(), " while rank ", name_of(peer), " issues ",
+                other.description, " (collective number ", sequence_,
                 " of this group); all ranks must issue the same collectives in the same order",
                 hint(identity_, other)));
 }
@@ -213,20 +213,21 @@ void Exchange::settle_loss(int peer) {
 }
 
 std::string Exchange::subject() const {
-  return c10::str("rank ", rank(), " cannot finish its ", identity_.describe(), ": ");
+  return c10::str("rank ", name_of(rank()), " cannot finish its ", identity_.describe(), ": ");
 }
 
 void Exchange::fail_lost(const PeerLost& error) const {
-  fail(c10::str(subject(), "rank ", error.peer(), " is lost: ", error.what()));
+  fail(c10::str(subject(), "rank ", name_of(error.peer()), " is lost: ", error.what()));
 }
 
 void Exchange::fail_late(const PeerLate& error) const {
-  fail(c10::str(subject(), "rank ", error.peer(), " is late; waited ", seconds(GlooTransport::Clock::now() - started_),
-                " s (timeout ", seconds(transport_.timeout()), " s). Is it stuck, or does it skip this collective?"));
+  fail(c10::str(subject(), "rank ", name_of(error.peer()), " is late; waited ",
+                seconds(GlooTransport::Clock::now() - started_), " s (timeout ", seconds(transport_.timeout()),
+                " s). Is it stuck, or does it skip this collective?"));
 }
 
 void Exchange::fail(const std::string& reason) const {
-  transport_.fail(reason);
+  context_->family->fail(transport_, reason);
   TORCH_CHECK(false, reason);
 }
 

@@ -11,12 +11,15 @@
 #include "comm/buffer_pool.h"
 #include "comm/collective_header.h"
 #include "comm/gloo_transport.h"
+#include "comm/group_family.h"
 
 namespace fsdp {
 
 // What the collectives of one communicator share.
 struct ExchangeContext {
   std::shared_ptr<GlooTransport> transport;
+  std::shared_ptr<GroupFamily> family;
+  std::vector<int> names;  // for errors: the ranks of this group as the first group of the family counts them
   BufferPool buffers;
   uint64_t next_sequence = 0;
   std::vector<uint64_t> payload_bytes_sent;  // by rank
@@ -74,6 +77,7 @@ class Exchange {
   [[noreturn]] void fail_lost(const PeerLost& error) const;
   [[noreturn]] void fail_late(const PeerLate& error) const;
   [[noreturn]] void fail(const std::string& reason) const;
+  int name_of(int rank) const { return context_->names[static_cast<size_t>(rank)]; }
   std::string subject() const;
   at::Tensor header_row(int rank) const;
   at::Tensor long_flags_row(int rank) const;

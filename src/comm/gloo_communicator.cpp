@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <string>
@@ -66,13 +67,19 @@ class GlooWork final : public Work {
 
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::shared_ptr<MeetingPoint> point, int rank, int size, const GlooOptions& options)
+  // `names`: see ExchangeContext.
+  GlooCommunicator(std::shared_ptr<MeetingPoint> point, int rank, std::vector<int> names, const GlooOptions& options,
+                   std::shared_ptr<GroupFamily> family)
       : point_(std::move(point)),
         options_(options),
         context_(std::make_shared<ExchangeContext>()),
         advancing_(std::make_shared<Advancing>()) {
+    const auto size = static_cast<int>(names.size());
     context_->transport = std::make_shared<GlooTransport>(*point_, rank, size, options);
+    context_->names = std::move(names);
     context_->payload_bytes_sent.resize(static_cast<size_t>(size));
+    context_->family = std::move(family);
+    context_->family->add(context_->transport);
   }
 
   int rank() const override { return context_->transport->rank(); }
@@ -115,6 +122,9 @@ class GlooCommunicator final : public Communicator {
   std::vector<uint64_t> bytes_sent_to() const override { return context_->payload_bytes_sent; }
 
  private:
+  std::shared_ptr<Communicator> make_subgroup(const std::shared_ptr<MeetingPoint>& point,
+                                              const std::vector<int>& members, const CollectiveId& id);
+
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
     TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": Gloo exchanges tensors in host memory; this one is on ",
                 tensor.device());
@@ -163,10 +173,18 @@ std::shared_ptr<Communicator> GlooCommunicator::subgroup(const std::vector<int>&
   // Rank 0's word makes the place where members meet unique.
   const std::string word = all_gather_bytes(rank() == 0 ? random_word() : std::string(), id).front();
   const auto point = inner_meeting_point(*point_, c10::str("subgroup/", word, "/", lists[static_cast<size_t>(rank())]));
-  const int position = check_subgroup(members, rank(), size(), id);
-  auto group = make_gloo_communicator(point, position, static_cast<int>(members.size()), options_);
+  auto group = make_subgroup(point, members, id);
   barrier(id);  // a rank that is done with its group at once does not disturb those that still connect
   return group;
+}
+
+std::shared_ptr<Communicator> GlooCommunicator::make_subgroup(const std::shared_ptr<MeetingPoint>& point,
+                                                              const std::vector<int>& members, const CollectiveId& id) {
+  const int position = check_subgroup(members, rank(), size(), id);
+  if (members.size() == 1) return make_gloo_communicator(point, 0, 1, options_);
+  std::vector<int> names;
+  for (int member : members) names.push_back(context_->names[static_cast<size_t>(member)]);
+  return std::make_shared<GlooCommunicator>(point, position, std::move(names), options_, context_->family);
 }
 
 }  // namespace
@@ -175,7 +193,9 @@ std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<Meeti
                                                      const GlooOptions& options) {
   TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");
   if (size == 1) return make_local_communicator(0, 1, "gloo");
-  return std::make_shared<GlooCommunicator>(point, rank, size, options);
+  std::vector<int> names(static_cast<size_t>(size));
+  std::iota(names.begin(), names.end(), 0);
+  return std::make_shared<GlooCommunicator>(point, rank, std::move(names), options, std::make_shared<GroupFamily>());
 }
 
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment, const GlooOptions& options) {

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -138,9 +139,9 @@ class GlooTransport::Impl {
       // One interruption may have come just when the message was done: only the second one counts.
       if (interrupted && lost_[message.peer()]) throw PeerLost(message.peer(), *lost_[message.peer()]);
       if (interrupted && Clock::now() >= deadline) throw PeerLate(message.peer());
-      waiting_ = Waiting{&message, deadline, known_losses};
+      const auto waiting = waiting_.insert(waiting_.end(), Waiting{&message, deadline, known_losses});
       lock.unlock();
-      block_on(message);
+      block_on(message, waiting);
     }
   }
 
@@ -210,18 +211,18 @@ class GlooTransport::Impl {
     return {notice, post(peer, kNoticeTag, notice, /*send=*/false)};
   }
 
-  void block_on(GlooMessage& message) {
+  void block_on(GlooMessage& message, std::list<Waiting>::iterator waiting) {
     try {
       if (message.work().wait(kForever)) message.mark_done();
     } catch (const std::exception& error) {
       std::lock_guard<std::mutex> lock(mutex_);
-      waiting_.reset();
+      waiting_.erase(waiting);
       look_at(message.peer());
       mark_lost(message.peer(), plain_reason(first_line(error)));
       throw PeerLost(message.peer(), *lost_[message.peer()]);
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    waiting_.reset();
+    waiting_.erase(waiting);
   }
 
   void watch_peers() {
@@ -230,7 +231,9 @@ class GlooTransport::Impl {
     while (!stopped_) {
       wake_.wait_for(lock, kWatchPeriod);
       for (int peer = 0; peer < size_; ++peer) look_at(peer);
-      if (waiting_ && must_interrupt(*waiting_)) waiting_->message->work().abort();
+      for (const Waiting& waiting : waiting_) {
+        if (must_interrupt(waiting)) waiting.message->work().abort();
+      }
       // Gloo's thread may hold a message for a moment after it reported it done, and whoever destroys it then
       // spins until that thread runs again: so messages rest for a period first, and are destroyed here.
       auto rested = std::exchange(resting, std::exchange(done_, {}));
@@ -304,7 +307,7 @@ class GlooTransport::Impl {
   std::vector<std::optional<std::string>> lost_ = std::vector<std::optional<std::string>>(size_);
   std::vector<int> losses_;
   std::optional<std::string> failure_;
-  std::optional<Waiting> waiting_;
+  std::list<Waiting> waiting_;  // more than one where a group fails while another thread waits
   bool stopped_ = false;
   bool closed_ = false;
 

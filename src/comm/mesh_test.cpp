@@ -1,13 +1,17 @@
 // Subgroups and meshes.
 #include "fsdp/mesh.h"
 
+#include <barrier>
+
 #include "support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::run_ranks;
+using ::testing::StartsWith;
 
 const CollectiveId kId{"groups", 0, Pass::kUser};
 
@@ -54,6 +58,30 @@ TEST(Subgroup, ThatIsNoPartitionFailsOnAllRanks) {
     }
   });
   EXPECT_EQ(errors, 3);
+}
+
+// Ranks 0 and 1 disagree in their shard group. Rank 2 waits for rank 0 in the replicate group, rank 3 for rank 2 in the
+// other shard group; none of them leaves before all have their error, and no timeout ends anything.
+TEST(Mesh, AFailureInOneGroupReachesAllAndNamesRanksOfTheWorld) {
+  std::vector<std::string> errors(4);
+  std::barrier all_have_failed(4);
+  run_ranks(4,
+            [&](std::shared_ptr<Communicator> world) {
+              const ProcessMesh mesh = make_mesh(world, 2);
+              const int rank = world->rank();
+              Communicator& group = rank == 2 ? *mesh.replicate : *mesh.shard;
+              try {
+                group.barrier({rank == 0 ? "one thing" : "another", 0, Pass::kUser});
+              } catch (const c10::Error& error) {
+                errors[static_cast<size_t>(rank)] = error.what_without_backtrace();
+              }
+              all_have_failed.arrive_and_wait();
+              EXPECT_THROW(world->barrier({"after", 0, Pass::kUser}), c10::Error);
+            },
+            {std::chrono::hours(1)});
+  EXPECT_THAT(errors[0] + errors[1], HasSubstr("'one thing'"));
+  EXPECT_THAT(errors[2], AllOf(StartsWith("rank 2 cannot finish"), HasSubstr("rank 0 is lost: it failed: ")));
+  EXPECT_THAT(errors[3], AllOf(StartsWith("rank 3 cannot finish"), HasSubstr("rank 2 is lost: it failed: ")));
 }
 
 TEST(Mesh, ArrangesShardAndReplicateGroups) {
