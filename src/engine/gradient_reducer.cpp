@@ -74,7 +74,7 @@ void GradientReducer::unit_reduced(InFlight& finished) {
               "(parameters used again by units that come earlier in forward): its optimizer has stepped too early. Put "
               "the modules that share these parameters into one unit, or step after backward");
   last = finished.backward;
-  unit_reduced_hook(finished.unit->name(), finished.gradient->leaves());
+  unit_reduced_hook(finished.unit->name(), finished.gradient->leaves().leaves());
   finished.gradient->trim();
 }
 

@@ -1,7 +1,6 @@
 #include "engine/reduction.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <optional>
 #include <utility>
@@ -14,7 +13,7 @@ namespace fsdp {
 
 FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where)
     : flat_(flat),
-      use_orig_params_(use_orig_params),
+      leaves_(flat, use_orig_params),
       where_(std::move(where)),
       state_(GradientState::kNone, gradient_transitions()),
       captured_(flat.layout().num_parameters()),
@@ -24,12 +23,11 @@ FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::funct
 // ---------------------------------------------------------------- capturing
 
 bool FlatGradient::captures_in_place() const {
-  return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient && in_flight_ == 0 &&
-         !leaves_hold_gradients();
+  return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient && in_flight_ == 0 && !leaves_.any();
 }
 
 void FlatGradient::give_back(at::Tensor& buffer, BufferPool& pool) {
-  if (buffer.defined() && (!shard_gradient_.defined() || !buffer.is_alias_of(shard_gradient_))) {
+  if (buffer.defined() && !leaves_.is_memory(buffer)) {
     pool.release(buffer);
   }
   buffer.reset();
@@ -39,7 +37,7 @@ void FlatGradient::give_back(at::Tensor& buffer, BufferPool& pool) {
 void FlatGradient::begin_round(BufferPool& pool) {
   state_.transition(GradientState::kCapturing, where_);
   if (!buffer_.defined()) {
-    buffer_ = captures_in_place() ? unshared_shard_gradient()
+    buffer_ = captures_in_place() ? leaves_.fresh_memory()
                                   : pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce);
   }
 }
@@ -175,7 +173,7 @@ void FlatGradient::issue_reduce_scatter(Reduction& reduction, const ReduceCall& 
 }
 
 void FlatGradient::issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool) {
-  bool in_place = shard_gradient_.defined() && reduction.buffer.is_alias_of(shard_gradient_);
+  bool in_place = leaves_.is_memory(reduction.buffer);
   reduction.output = in_place ? reduction.buffer : make_output(pool, in_flight_);
   reduction.work = call.groups.replicate->all_reduce(
       reduction.output, reduction.buffer, ReduceOptions{1.0 / call.divisor}, call.id, &reduction.captured.words());
@@ -207,7 +205,7 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
   TORCH_CHECK(call.all_reduce || !call.groups.replicate, "fsdp: ", where_(),
               ": requires_all_reduce = false cannot be combined with a communication hook, which does the whole "
               "reduction itself");
-  bool in_place = shard_gradient_.defined() && reduction.buffer.is_alias_of(shard_gradient_);
+  bool in_place = leaves_.is_memory(reduction.buffer);
   reduction.output =
       in_place ? pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient) : make_output(pool, in_flight_);
   merge_over(call.groups.shard.get(), reduction.captured, call.id);
@@ -219,9 +217,8 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
 
 // Where the leaves' gradients live, if nothing else is there or on its way there.
 at::Tensor FlatGradient::make_output(BufferPool& pool, int64_t others_in_flight) {
-  return others_in_flight == 0 && !leaves_hold_gradients()
-             ? unshared_shard_gradient()
-             : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient);
+  return others_in_flight == 0 && !leaves_.any() ? leaves_.fresh_memory()
+                                                 : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient);
 }
 
 void FlatGradient::finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool) {
@@ -241,11 +238,7 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
     end_reduction(GradientState::kAccumulating);
     return;
   }
-  if (use_orig_params_) {
-    add_to_original_leaves(reduction);
-  } else {
-    add_to_flat_leaf(reduction);
-  }
+  leaves_.add(reduction.output, reduction.captured);
   give_back(reduction.output, pool);
   end_reduction(GradientState::kReduced);
 }
@@ -280,123 +273,28 @@ void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
 
 // ---------------------------------------------------------------- leaves
 
-std::vector<at::Tensor> FlatGradient::leaves() const {
-  return use_orig_params_ ? flat_.original_leaves() : std::vector<at::Tensor>{flat_.flat_leaf()};
-}
-
 void FlatGradient::trim() {
   std::lock_guard lock(mutex_);
-  if (in_flight_ == 0 && !buffer_.defined() && !leaves_hold_gradients()) {
-    shard_gradient_.reset();
+  if (in_flight_ == 0 && !buffer_.defined() && !leaves_.any()) {
+    leaves_.drop_memory();
   }
-}
-
-bool FlatGradient::leaves_hold_gradients() const {
-  if (!use_orig_params_) {
-    return flat_.flat_leaf().grad().defined();
-  }
-  for (const at::Tensor& leaf : flat_.original_leaves()) {
-    if (leaf.numel() > 0 && leaf.grad().defined()) {
-      return true;
-    }
-  }
-  return false;
-}
-
-const at::Tensor& FlatGradient::shard_gradient() {
-  if (!shard_gradient_.defined()) {
-    shard_gradient_ = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
-  }
-  return shard_gradient_;
-}
-
-// For a new gradient: where somebody has kept one that was cleared since, that memory is theirs.
-const at::Tensor& FlatGradient::unshared_shard_gradient() {
-  if (shard_gradient_.defined() && (shard_gradient_.use_count() > 1 || shard_gradient_.storage().use_count() > 1)) {
-    shard_gradient_.reset();
-  }
-  return shard_gradient();
-}
-
-// [Note: a shard of nothing but padding]
-// A rank that holds none of a FlatParameter would never be visited by the optimizer (its leaves are empty and have no
-// gradient), so the version of its shard would stand still while other ranks' versions move, and the ranks would
-// disagree on whether a unit that is still gathered has to be gathered again. Its first leaf therefore gets a defined
-// gradient without elements.
-void FlatGradient::add_to_original_leaves(const Reduction& reduction) {
-  const FlatLayout& layout = flat_.layout();
-  bool visit_empty = layout.owned_numel(flat_.position().rank) == 0;
-  for (int64_t i = 0; i < layout.num_parameters(); ++i) {
-    const at::Tensor& leaf = flat_.original_leaves()[i];
-    if (reduction.captured.test(i) && (leaf.numel() > 0 || std::exchange(visit_empty, false))) {
-      add_to_leaf(leaf, flat_.slice_of(reduction.output, i), flat_.slice_of(shard_gradient(), i));
-    }
-  }
-}
-
-void FlatGradient::add_to_flat_leaf(const Reduction& reduction) {
-  add_to_leaf(flat_.flat_leaf(), reduction.output, shard_gradient());
-}
-
-void FlatGradient::add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place) {
-  at::Tensor& present = leaf.mutable_grad();
-  if (present.defined()) {
-    present.add_(gradient);
-    return;
-  }
-  if (!gradient.is_set_to(place)) {
-    place.copy_(gradient);
-  }
-  present = place;
-}
-
-at::Tensor FlatGradient::leaf_gradients(ParameterMask& defined) const {
-  seams::CleanDispatchGuard clean;
-  at::Tensor flat = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
-  for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
-    const at::Tensor& whole = use_orig_params_ ? flat_.original_leaves()[i].grad() : flat_.flat_leaf().grad();
-    if (whole.defined()) {
-      defined.set(i);
-      flat_.slice_of(flat, i).copy_(use_orig_params_ ? whole : flat_.slice_of(whole, i));
-    }
-  }
-  return flat;
 }
 
 void FlatGradient::set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined) {
-  seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
-  if (!use_orig_params_) {
-    flat_.flat_leaf().mutable_grad().reset();
-    if (defined.count() > 0) {
-      add_to_leaf(flat_.flat_leaf(), like_shard, shard_gradient());
-    }
-    return;
-  }
-  bool visit_empty = flat_.layout().owned_numel(flat_.position().rank) == 0;
-  for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
-    const at::Tensor& leaf = flat_.original_leaves()[i];
-    leaf.mutable_grad().reset();
-    if (defined.test(i) && (leaf.numel() > 0 || std::exchange(visit_empty, false))) {
-      add_to_leaf(leaf, flat_.slice_of(like_shard, i), flat_.slice_of(shard_gradient(), i));
-    }
-  }
+  leaves_.assign(like_shard, defined);
 }
 
 void FlatGradient::clear_leaf(int64_t parameter) {
-  seams::CleanDispatchGuard clean;
   if (accumulating()) {
+    seams::CleanDispatchGuard clean;
     captured_.clear(parameter);
     unreplicated_captured_.clear(parameter);
     if (unreplicated_.defined()) {
       flat_.slice_of(unreplicated_, parameter).zero_();
     }
   }
-  if (use_orig_params_) {
-    flat_.original_leaves()[parameter].mutable_grad().reset();
-  } else if (at::Tensor& gradient = flat_.flat_leaf().mutable_grad(); gradient.defined()) {
-    flat_.slice_of(gradient, parameter).zero_();
-  }
+  leaves_.clear(parameter);
 }
 
 }  // namespace fsdp

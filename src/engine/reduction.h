@@ -12,6 +12,7 @@
 
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
+#include "engine/leaf_gradients.h"
 #include "engine/parameter_mask.h"
 #include "engine/shard_groups.h"
 #include "engine/unit_state.h"
@@ -80,12 +81,8 @@ class FlatGradient {
 
   // Clears what the optimizer would see of one parameter's gradient, and what was accumulated of it.
   void clear_leaf(int64_t parameter);
-  std::vector<at::Tensor> leaves() const;
-  bool leaves_hold_gradients() const;
-  // The leaves' gradients as one tensor laid out like the shard, zero where there are none; `defined` gets the
-  // parameters that have one here.
-  at::Tensor leaf_gradients(ParameterMask& defined) const;
-  // The reverse: every leaf of a parameter in `defined` gets its part, the others get none.
+  const LeafGradients& leaves() const { return leaves_; }
+  // See LeafGradients::assign.
   void set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined);
   // Gives memory of gradients back that nobody holds any more.
   void trim();
@@ -106,15 +103,10 @@ class FlatGradient {
   void run_hook(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   at::Tensor make_output(BufferPool& pool, int64_t others_in_flight);
   void keep_unreplicated(Reduction& reduction);
-  const at::Tensor& shard_gradient();
-  const at::Tensor& unshared_shard_gradient();
-  void add_to_original_leaves(const Reduction& reduction);
-  void add_to_flat_leaf(const Reduction& reduction);
-  void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
 
   std::mutex mutex_;
   FlatParameter& flat_;
-  bool use_orig_params_;
+  LeafGradients leaves_;
   std::function<std::string()> where_;
   StateMachine<GradientState> state_;
   at::Tensor buffer_;
@@ -124,7 +116,6 @@ class FlatGradient {
   bool lost_ = false;        // whether that was lost by a backward that threw
   at::Tensor unreplicated_;  // reduced in the shard group only; shard dtype
   ParameterMask unreplicated_captured_;
-  at::Tensor shard_gradient_;  // what the leaves' gradients are views of
   int64_t in_flight_ = 0;
 };
 

@@ -31,7 +31,7 @@ WholeGradient gather_gradient(Unit& unit, size_t index) {
   if (!flat.requires_grad()) {
     return whole;
   }
-  at::Tensor part = unit.gradient(index)->leaf_gradients(whole.defined);
+  at::Tensor part = unit.gradient(index)->leaves().collect(whole.defined);
   merge_over(unit.groups().shard.get(), whole.defined, unit.next_id(Pass::kUser));
   if (whole.defined.count() > 0) {
     seams::CleanDispatchGuard clean;

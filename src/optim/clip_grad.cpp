@@ -18,7 +18,7 @@ namespace {
 void add_gradients(Unit& unit, NormSum& sum) {
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
     const FlatGradient* gradient = unit.gradient(i);
-    for (const at::Tensor& leaf : gradient ? gradient->leaves() : std::vector<at::Tensor>()) {
+    for (const at::Tensor& leaf : gradient ? gradient->leaves().leaves() : std::vector<at::Tensor>()) {
       sum.add(norm_of(leaf.grad(), sum.type));
     }
   }

@@ -1,0 +1,170 @@
+// The engine's second half: gradients, from their capture to the end of backward.
+#include <ATen/core/grad_mode.h>
+
+#include "engine/engine.h"
+#include "torch_seams/dispatch_key.h"
+#include "torch_seams/gradient_hooks.h"
+
+namespace fsdp {
+
+void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
+  }
+  TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
+              "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
+              "torch::autograd::grad, which returns local gradients");
+  // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
+  at::Tensor plain = seams::has_sharded_key(gradient) ? gradient.clone() : gradient;
+  std::lock_guard lock(unit.mutex);
+  Unit::Place place = unit.place(index);
+  ShardedParameter& parameter = place.flat.parameters()[place.parameter];
+  unit.check_membership(parameter);
+  if (!plain.defined()) {
+    return;
+  }
+  place.gradient->capture(place.parameter, plain, reducer_.pool());
+  unit.install_sentinel(place.flat, place.parameter);
+  if (place.gradient->complete()) {
+    release_after_backward(unit);
+  }
+}
+
+// [Note: when gradients are reduced]
+// A unit's gradients are reduced when an operator of an unrelated unit comes (that is the point where make_room_for
+// releases it), else at the end of backward. Not when the last of its gradients arrives: a parameter may take no part
+// on one rank only, and then the ranks would issue their collectives in different orders.
+void Engine::reduce_before(Unit& unit) {
+  if (seams::current_backward() == -1) {
+    return;
+  }
+  for (auto& other : units_) {
+    if (other.get() != &unit && other->captures() && syncs(*other) && !other->is_related_to(unit)) {
+      std::lock_guard lock(other->mutex);
+      reduce_captured(*other);
+    }
+  }
+}
+
+// Whether the current backward reduces the unit's gradients.
+bool Engine::syncs(const Unit& unit) const {
+  const BackwardOptions& options = reducer_.current();
+  return options.requires_gradient_sync && (options.requires_all_reduce || unit.groups().shard);
+}
+
+void Engine::reduce_captured(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    if (FlatGradient* gradient = unit.gradient(i); gradient && gradient->capturing()) {
+      reducer_.issue(unit, *gradient);
+    }
+  }
+}
+
+// What a unit has captured by the end of a backward is reduced, together with what earlier ones have left, or kept.
+void Engine::end_round(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    FlatGradient* gradient = unit.gradient(i);
+    if (!gradient) {
+      continue;
+    }
+    if (!syncs(unit)) {
+      if (gradient->capturing()) {
+        gradient->suspend();
+      }
+      continue;
+    }
+    if (gradient->accumulating() && reducer_.current().requires_all_reduce) {
+      gradient->resume(reducer_.pool());
+    }
+    if (gradient->capturing()) {
+      reducer_.issue(unit, *gradient);
+    }
+  }
+}
+
+// The unit has all its gradients, so this backward will hardly use it again.
+void Engine::release_after_backward(Unit& unit) {
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    FlatGradient* gradient = unit.gradient(i);
+    if (gradient && gradient->capturing() && !gradient->complete()) {
+      return;
+    }
+  }
+  if (!unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
+    return;
+  }
+  if (unit.pins == 0) {
+    release(unit);
+  } else {
+    unit.release_when_unpinned = true;
+  }
+}
+
+// Between backward passes that do not communicate, units that are not resharded after forward need not be gathered
+// anew.
+bool Engine::stays_gathered_after_backward(const Unit& unit) const {
+  return !reducer_.current().requires_gradient_sync && !reshards_after_forward(unit.options().strategy);
+}
+
+void Engine::begin_backward() {
+  reducer_.begin_backward();
+  notice_cleared_gradients();
+}
+
+void Engine::finish_backward() {
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    end_round(*unit);
+  }
+  if (reducer_.current().is_last_backward) {
+    reducer_.finish_all();
+  }
+  for (auto& unit : units_) {
+    if (!stays_gathered_after_backward(*unit)) {
+      release_if_idle(*unit);
+    }
+    std::lock_guard lock(unit->mutex);
+    unit->unpark(parameter_pool_);
+  }
+  last_entered_ = nullptr;
+}
+
+// What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
+// gradients since.
+void Engine::discard_captures() {
+  reducer_.drop_current();
+  for_each_gradient([this](FlatGradient& gradient) { gradient.discard(reducer_.pool()); });
+}
+
+void Engine::forget_accumulated() {
+  backward_.observe(shared_from_this());
+  reducer_.finish_all();
+  for_each_gradient([this](FlatGradient& gradient) { gradient.forget(reducer_.pool()); });
+}
+
+void Engine::for_each_gradient(const std::function<void(FlatGradient&)>& visit) {
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      if (FlatGradient* gradient = unit->gradient(i)) {
+        visit(*gradient);
+      }
+    }
+  }
+}
+
+void Engine::settle_gradients() {
+  notice_cleared_gradients();
+  reducer_.finish_all();
+}
+
+void Engine::notice_cleared_gradients() {
+  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    unit->check_membership();
+    unit->notice_cleared_gradients();
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,109 @@
+#include "engine/leaf_gradients.h"
+
+#include <ATen/ops/zeros_like.h>
+
+#include <utility>
+
+#include "torch_seams/clean_dispatch.h"
+
+namespace fsdp {
+
+std::vector<at::Tensor> LeafGradients::leaves() const {
+  return use_orig_params_ ? flat_.original_leaves() : std::vector<at::Tensor>{flat_.flat_leaf()};
+}
+
+bool LeafGradients::any() const {
+  if (!use_orig_params_) {
+    return flat_.flat_leaf().grad().defined();
+  }
+  for (const at::Tensor& leaf : flat_.original_leaves()) {
+    if (leaf.numel() > 0 && leaf.grad().defined()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+const at::Tensor& LeafGradients::memory() {
+  if (!memory_.defined()) {
+    memory_ = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
+  }
+  return memory_;
+}
+
+const at::Tensor& LeafGradients::fresh_memory() {
+  if (memory_.defined() && (memory_.use_count() > 1 || memory_.storage().use_count() > 1)) {
+    memory_.reset();
+  }
+  return memory();
+}
+
+void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured) {
+  if (use_orig_params_) {
+    add_to_original_leaves(reduced, captured);
+  } else {
+    add_to_leaf(flat_.flat_leaf(), reduced, memory());
+  }
+}
+
+// [Note: a shard of nothing but padding]
+// A rank that holds none of a FlatParameter would never be visited by the optimizer (its leaves are empty and have no
+// gradient), so the version of its shard would stand still while other ranks' versions move, and the ranks would
+// disagree on whether a unit that is still gathered has to be gathered again. Its first leaf therefore gets a defined
+// gradient without elements.
+void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
+  const FlatLayout& layout = flat_.layout();
+  bool visit_empty = layout.owned_numel(flat_.position().rank) == 0;
+  for (int64_t i = 0; i < layout.num_parameters(); ++i) {
+    const at::Tensor& leaf = flat_.original_leaves()[i];
+    if (captured.test(i) && (leaf.numel() > 0 || std::exchange(visit_empty, false))) {
+      add_to_leaf(leaf, flat_.slice_of(reduced, i), flat_.slice_of(memory(), i));
+    }
+  }
+}
+
+void LeafGradients::add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place) {
+  at::Tensor& present = leaf.mutable_grad();
+  if (present.defined()) {
+    present.add_(gradient);
+    return;
+  }
+  if (!gradient.is_set_to(place)) {
+    place.copy_(gradient);
+  }
+  present = place;
+}
+
+void LeafGradients::clear(int64_t parameter) {
+  seams::CleanDispatchGuard clean;
+  if (use_orig_params_) {
+    flat_.original_leaves()[parameter].mutable_grad().reset();
+  } else if (at::Tensor& gradient = flat_.flat_leaf().mutable_grad(); gradient.defined()) {
+    flat_.slice_of(gradient, parameter).zero_();
+  }
+}
+
+at::Tensor LeafGradients::collect(ParameterMask& defined) const {
+  seams::CleanDispatchGuard clean;
+  at::Tensor flat = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
+  for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
+    const at::Tensor& whole = use_orig_params_ ? flat_.original_leaves()[i].grad() : flat_.flat_leaf().grad();
+    if (whole.defined()) {
+      defined.set(i);
+      flat_.slice_of(flat, i).copy_(use_orig_params_ ? whole : flat_.slice_of(whole, i));
+    }
+  }
+  return flat;
+}
+
+void LeafGradients::assign(const at::Tensor& like_shard, const ParameterMask& defined) {
+  seams::CleanDispatchGuard clean;
+  for (const at::Tensor& leaf : leaves()) {
+    leaf.mutable_grad().reset();
+  }
+  if (use_orig_params_ || defined.count() > 0) {
+    add(like_shard, defined);
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,51 @@
+// What the optimizer sees of one FlatParameter's gradients: those of its leaves, views of one tensor laid out like the
+// shard.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "engine/parameter_mask.h"
+#include "flat/flat_parameter.h"
+
+namespace fsdp {
+
+// Threads: the caller's lock.
+class LeafGradients {
+ public:
+  LeafGradients(FlatParameter& flat, bool use_orig_params) : flat_(flat), use_orig_params_(use_orig_params) {}
+
+  // The original leaves, or the flat one.
+  std::vector<at::Tensor> leaves() const;
+  // Whether a leaf has a gradient.
+  bool any() const;
+  // Adds `reduced`, laid out like the shard, to the leaves of the parameters in `captured` (to the flat leaf: all of
+  // it). It may be memory() itself where no leaf has a gradient.
+  void add(const at::Tensor& reduced, const ParameterMask& captured);
+  // Takes one parameter's gradient away: without original leaves it becomes zero.
+  void clear(int64_t parameter);
+
+  // All as one tensor, zero where there is none; `defined` gets the parameters that have one here.
+  at::Tensor collect(ParameterMask& defined) const;
+  // The reverse: the leaves of a parameter in `defined` get their part, the others get none.
+  void assign(const at::Tensor& like_shard, const ParameterMask& defined);
+
+  // The memory that a new gradient is to be written to. Where somebody has kept a gradient that was cleared since, the
+  // old memory is theirs.
+  const at::Tensor& fresh_memory();
+  // Whether `tensor` lies in the leaves' memory.
+  bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
+  void drop_memory() { memory_.reset(); }
+
+ private:
+  const at::Tensor& memory();
+  void add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured);
+  void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
+
+  FlatParameter& flat_;
+  bool use_orig_params_;
+  at::Tensor memory_;  // like the shard, gradient dtype
+};
+
+}  // namespace fsdp
