@@ -129,7 +129,7 @@ std::string case_name(const ::testing::TestParamInfo<Recomputed::ParamType>& inf
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Recomputed,
-                         ::testing::Combine(::testing::Values(1, 2, 3),
+                         ::testing::Combine(::testing::Values(1, 2, 3, 8),
                                             ::testing::Values(ShardingStrategy::kFullShard,
                                                               ShardingStrategy::kShardGradOp,
                                                               ShardingStrategy::kNoShard),

@@ -205,7 +205,7 @@ TEST_P(GradScalerRanks, FindsAScaleThatFitsFp16) {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (int world_size : {1, 2, 3, 4}) {
+  for (int world_size : {1, 2, 3, 4, 8}) {
     for (ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       for (bool orig : {true, false}) cases.push_back({world_size, strategy, orig});
     }

@@ -129,7 +129,7 @@ TEST_P(Lamb, OverShardsEqualsOneProcess) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Lamb, ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(All, Lamb, ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Bool()),
                          [](const auto& info) {
                            return c10::str(std::get<0>(info.param), "ranks_",
                                            std::get<1>(info.param) ? "orig" : "flat");

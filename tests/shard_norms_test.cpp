@@ -133,7 +133,7 @@ TEST_P(ShardNorms, OddParameters) {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (int world_size : {1, 2, 3, 4}) {
+  for (int world_size : {1, 2, 3, 4, 8}) {
     for (ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       for (bool orig : {true, false}) {
         for (at::ScalarType dtype : {at::kFloat, at::kDouble}) cases.push_back({world_size, strategy, orig, dtype});

@@ -49,7 +49,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard}) {
-    for (int world_size : {1, 2, 3, 4}) {
+    for (int world_size : {1, 2, 3, 4, 8}) {
       for (bool orig : {true, false}) {
         if (!is_hybrid(strategy) || world_size % 2 == 0) {
           cases.push_back({world_size, strategy, orig});
@@ -336,7 +336,7 @@ TEST(Unshard, WhatIsUnderWayIsNotUsedOnceShardsWereWritten) {
 // ---------------------------------------------------------------- apply
 
 TEST(Apply, RunsInitialisersOnWholeParameters) {
-  for (int world_size : {1, 2, 3}) {
+  for (int world_size : {1, 2, 3, 8}) {
     run_ranks(world_size, [](Ranks world) {
       auto init = [](torch::nn::Module& module) {
         torch::NoGradGuard no_grad;

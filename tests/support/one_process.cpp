@@ -51,6 +51,8 @@ std::vector<ShardingCase> sharding_cases() {
   }
   cases.push_back({2, kHybridShard, false, true});
   cases.push_back({4, kHybridShard, true, false});
+  cases.push_back({8, kFullShard, true, false});
+  cases.push_back({8, kHybridShard, false, true});
   return cases;
 }
 
