@@ -320,6 +320,39 @@ const std::vector<PlanCase> kPlans = {
        shard_and_touch(*linear, options);
      },
      {"reshard_after_forward true", "reshard_after_forward false"}},
+    {"backward_prefetch",
+     [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.backward_prefetch = odd ? BackwardPrefetch::kNone : BackwardPrefetch::kPost;
+       shard_and_touch(*linear, options);
+     },
+     {"backward_prefetch BACKWARD_POST", "backward_prefetch none"}},
+    {"forward_prefetch",
+     [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.forward_prefetch = odd;
+       shard_and_touch(*linear, options);
+     },
+     {"forward_prefetch false", "forward_prefetch true"}},
+    {"limit",
+     [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.limit_all_gathers = odd;
+       options.max_gathered_units = 3;
+       shard_and_touch(*linear, options);
+     },
+     {"limit of gathered units none", "limit of gathered units 3"}},
+    {"communicators",
+     [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.one_communicator = odd;
+       shard_and_touch(*linear, options);
+     },
+     {"one_communicator false", "one_communicator true"}},
 };
 
 class PlanMismatch : public ::testing::TestWithParam<PlanCase> {};

@@ -8,7 +8,9 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "checkpoint/hf_folder.h"
@@ -206,6 +208,47 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
                               {"activation_checkpointing_every", 2},
                               {"activation_checkpointing_save_ops", {"aten::mm", "aten::bmm"}}}),
             expected);
+}
+
+// When gathers are issued, and through which connections, changes no number.
+TEST_F(Program, OverlapChangesNoNumber) {
+  const auto losses_and_norms = [&](const json& changes) {
+    const ProgramResult result = train(config(changes), "--nproc-per-node 2");
+    EXPECT_EQ(result.status, 0) << result.err;
+    std::vector<double> values;
+    for (const json& line : metrics()) values.insert(values.end(), {line["loss"], line["grad_norm"]});
+    return values;
+  };
+  const auto expected = losses_and_norms({{"forward_prefetch", false}, {"backward_prefetch", "none"}});
+  ASSERT_EQ(expected.size(), 8u);
+  EXPECT_EQ(losses_and_norms(json::object()), expected);
+  EXPECT_EQ(losses_and_norms({{"backward_prefetch", "backward_post"}, {"max_gathered_units", 1}}), expected);
+  EXPECT_EQ(losses_and_norms({{"limit_all_gathers", false}, {"one_communicator", true}}), expected);
+}
+
+// The names of one category in the trace, rank by rank.
+std::map<int, std::set<std::string>> traced(const json& trace, const std::string& category) {
+  std::map<int, std::set<std::string>> names;
+  for (const json& event : trace["traceEvents"]) {
+    if (event.value("cat", "") == category) names[event["pid"]].insert(event["name"]);
+  }
+  return names;
+}
+
+TEST_F(Program, WritesATrace) {
+  const ProgramResult result = train(config({{"trace_path", folder_.path("traces/t.json")}}), "--nproc-per-node 2");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("wrote a trace to " + folder_.path("traces/t.json")));
+  const json trace = json::parse(folder_.read("traces/t.json"));
+  const std::set<std::string> all = {"root", "model.layers.0", "model.layers.1", "model.layers.2"};
+  EXPECT_EQ(traced(trace, "step")[1], (std::set<std::string>{"forward", "backward", "optimizer"}));
+  for (const char* category : {"compute", "gather", "reduce"}) {
+    for (int rank : {0, 1}) EXPECT_EQ(traced(trace, category)[rank], all) << category;
+  }
+
+  const ProgramResult refused = train(config({{"trace_path", "/proc/none/t.json"}}), "--nproc-per-node 2");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("the trace was not written"), HasSubstr("/proc/none")));
 }
 
 // The variables that torchrun and Open MPI's mpirun set.

@@ -84,8 +84,12 @@ class Communicator {
   // failure in one of them ends both, with an error on all their ranks.
   virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) = 0;
 
-  // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, headers not
-  // counted.
+  // This group once more, with connections of its own: what is issued there does not wait behind what was issued here.
+  // Made by the first call, which is collective and blocks; then always the same one.
+  virtual std::shared_ptr<Communicator> twin() = 0;
+
+  // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, its twin's
+  // included, headers not counted.
   virtual std::vector<uint64_t> bytes_sent_to() const = 0;
   uint64_t bytes_sent() const {
     uint64_t sum = 0;

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "fsdp/options.h"
+#include "fsdp/trace.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -84,12 +85,22 @@ struct EngineStats {
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t all_reduces = 0;
-  int64_t gathered_bytes = 0;  // held by unsharded buffers now
+  int64_t prefetches = 0;         // gathers issued ahead of the first use
+  int64_t prefetches_wasted = 0;  // of these, how many were released without a use
+  int64_t gathered_bytes = 0;     // held by unsharded buffers now
   int64_t peak_gathered_bytes = 0;
-  int64_t gathered_units = 0;  // now, the root included
+  int64_t gathered_units = 0;  // now, the root and gathers under way included
   int64_t peak_gathered_units = 0;
   int64_t gradient_buffer_bytes = 0;
   int64_t peak_gradient_buffer_bytes = 0;
+};
+
+// Bytes on this rank of one kind of memory.
+struct MemoryCategory {
+  std::string name;
+  int64_t current = 0;
+  int64_t peak = 0;      // of what was in use at a time
+  int64_t reserved = 0;  // at most taken from the allocator for it, in use or not
 };
 
 // What backward passes do with gradients. They read it when they begin: when the first of their operators or gradients
@@ -234,6 +245,13 @@ class ShardedModule {
   void reshard();
   void reshard(const torch::nn::Module& module);
 
+  // When the units made for `module` itself are used in forward (in backward), gathers those made for each of
+  // `modules`, in this order, instead of what the execution order makes expect; beyond Options::max_gathered_units, if
+  // need be. An empty list: again what is expected. All ranks must do the same.
+  using ModuleList = std::vector<std::reference_wrapper<const torch::nn::Module>>;
+  void set_modules_to_forward_prefetch(const torch::nn::Module& module, const ModuleList& modules);
+  void set_modules_to_backward_prefetch(const torch::nn::Module& module, const ModuleList& modules);
+
   // true: parameters are gathered and used, and gradients reduced, in the dtype of the shards, and buffers return to
   // their own dtypes: an evaluation in full precision, say. false: again as the options say. Graphs made before cannot
   // be run backward afterwards. All ranks must do the same, between steps.
@@ -243,9 +261,34 @@ class ShardedModule {
   // Forgets gradients that a failed backward left half captured. Shards and their gradients stay as they are.
   void reset();
 
+  // Records from now on what happens when; see trace.h. stop_trace() ends it and returns what was recorded by this
+  // rank.
+  void start_trace();
+  std::vector<TraceRange> stop_trace();
+  // A range of the user's in the trace, until the returned scope ends: "forward", "optimizer". Nothing while no trace
+  // is recorded.
+  class TraceScope {
+   public:
+    TraceScope(ShardedModule& sharded, std::string name);
+    ~TraceScope();
+    TraceScope(const TraceScope&) = delete;
+    TraceScope& operator=(const TraceScope&) = delete;
+
+   private:
+    std::shared_ptr<Engine> engine_;
+    std::string name_;
+    int64_t begin_;
+  };
+  [[nodiscard]] TraceScope trace_range(std::string name) { return {*this, std::move(name)}; }
+
   // A table of units: FQNs, shapes, sizes, padding, and which rank owns which part.
   std::string describe_units() const;
   EngineStats stats() const;
+  // What the engine holds on this rank, now and at most so far. Memory of activations, of the optimizer, and what the
+  // communicator keeps for itself is not in it.
+  std::vector<MemoryCategory> memory() const;
+  // The same as a table, with what the caller knows of below: its optimizer's state, say.
+  std::string memory_summary(const std::vector<MemoryCategory>& more = {}) const;
 
   // Compares the plan (units, FQNs, shapes, dtypes, options, world size) over the ranks; a difference is an error on
   // all of them that names ranks and the first difference. Runs by itself before the first gather.

@@ -58,6 +58,14 @@ class ReshardAfterForward {
   bool is_group_ = false;
 };
 
+// When the gather of the unit that backward is expected to need next is issued (FSDP paper, section 3.3.2).
+enum class BackwardPrefetch : uint8_t {
+  kNone,  // when it is needed
+  kPre,   // before the current unit's gradients are computed: two units are gathered at a time
+  kPost,  // after the current unit's gradients were captured and it was released
+};
+const char* to_string(BackwardPrefetch prefetch);
+
 struct Options {
   // -- Options that must be the same for every unit of one tree; a difference is an error that names both units. --
 
@@ -71,6 +79,20 @@ struct Options {
   bool use_orig_params = true;
   // Where shards and unsharded buffers live. Unset: the device of the parameters, which must then not be meta.
   std::optional<c10::Device> device;
+
+  // -- Overlap of communication with computation. Gathers are issued ahead by the execution order that was seen before;
+  // where the order changes, the wrong unit is gathered and released again, which costs time and nothing else. --
+
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  // Whether the gather of the unit expected next in forward is issued before this unit's forward.
+  bool forward_prefetch = true;
+  // Whether at most max_gathered_units units are gathered or being gathered at a time, the one in use included, but not
+  // the root, nor units that stay gathered after forward. false: gathers are issued as far ahead as the order is known.
+  bool limit_all_gathers = true;
+  int64_t max_gathered_units = 2;
+  // Whether gathers and reductions go through one communicator, where each waits behind what was issued before, instead
+  // of two with connections of their own.
+  bool one_communicator = false;
 
   // -- Options that may differ from unit to unit. --
 

@@ -2,6 +2,7 @@
 
 #include "fsdp/communicator.h"
 #include "fsdp/options.h"
+#include "fsdp/trace.h"
 
 namespace fsdp {
 
@@ -35,6 +36,36 @@ const char* to_string(ShardingStrategy strategy) {
       return "_HYBRID_SHARD_ZERO2";
   }
   TORCH_CHECK(false, "fsdp: unknown sharding strategy ", static_cast<int>(strategy));
+}
+
+const char* to_string(BackwardPrefetch prefetch) {
+  switch (prefetch) {
+    case BackwardPrefetch::kNone:
+      return "none";
+    case BackwardPrefetch::kPre:
+      return "BACKWARD_PRE";
+    case BackwardPrefetch::kPost:
+      return "BACKWARD_POST";
+  }
+  TORCH_CHECK(false, "fsdp: unknown backward prefetch ", static_cast<int>(prefetch));
+}
+
+const char* to_string(TraceTrack track) {
+  switch (track) {
+    case TraceTrack::kStep:
+      return "step";
+    case TraceTrack::kCompute:
+      return "compute";
+    case TraceTrack::kWait:
+      return "wait";
+    case TraceTrack::kGather:
+      return "gather";
+    case TraceTrack::kReduce:
+      return "reduce";
+    case TraceTrack::kLimiter:
+      return "limiter";
+  }
+  TORCH_CHECK(false, "fsdp: unknown track ", static_cast<int>(track));
 }
 
 }  // namespace fsdp

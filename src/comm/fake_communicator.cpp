@@ -63,7 +63,12 @@ class LocalCommunicator final : public Communicator {
                                    backend_);
   }
 
-  std::vector<uint64_t> bytes_sent_to() const override { return bytes_sent_; }
+  std::shared_ptr<Communicator> twin() override {
+    if (!twin_) twin_ = make_local_communicator(rank_, size_, backend_);
+    return twin_;
+  }
+
+  std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), bytes_sent_); }
 
  private:
   void count(int peer, uint64_t bytes) { bytes_sent_[static_cast<size_t>(peer)] += peer == rank_ ? 0 : bytes; }
@@ -75,6 +80,7 @@ class LocalCommunicator final : public Communicator {
   int size_;
   std::string backend_;
   std::vector<uint64_t> bytes_sent_;
+  std::shared_ptr<Communicator> twin_;
 };
 
 }  // namespace
@@ -88,6 +94,14 @@ std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::s
 
 std::shared_ptr<Communicator> make_fake_communicator(int rank, int size) {
   return make_local_communicator(rank, size, "fake");
+}
+
+std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64_t> own) {
+  if (twin != nullptr) {
+    const std::vector<uint64_t> more = twin->bytes_sent_to();
+    for (size_t rank = 0; rank < own.size(); ++rank) own[rank] += more[rank];
+  }
+  return own;
 }
 
 }  // namespace fsdp

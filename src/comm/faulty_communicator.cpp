@@ -40,13 +40,14 @@ class FaultyCommunicator::FaultyWork final : public Work {
 };
 
 FaultyCommunicator::FaultyCommunicator(std::shared_ptr<Communicator> inner, std::vector<Fault> faults)
-    : inner_(std::move(inner)), faults_(std::move(faults)) {}
+    : inner_(std::move(inner)), plan_(std::make_shared<Plan>(Plan{std::move(faults)})) {}
 
 const Fault* FaultyCommunicator::next_fault() {
-  const auto index = next_index_++;
+  const auto index = plan_->next_index++;
+  const auto& faults = plan_->faults;
   const auto found =
-      std::find_if(faults_.begin(), faults_.end(), [&](const Fault& fault) { return fault.index == index; });
-  return found == faults_.end() ? nullptr : &*found;
+      std::find_if(faults.begin(), faults.end(), [&](const Fault& fault) { return fault.index == index; });
+  return found == faults.end() ? nullptr : &*found;
 }
 
 template <typename Issue>
@@ -79,6 +80,14 @@ std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string&
   if (is(fault, Fault::What::kSkip)) return std::vector<std::string>(static_cast<size_t>(size()), bytes);
   before_wait(fault);
   return inner_->all_gather_bytes(bytes, id);
+}
+
+std::shared_ptr<Communicator> FaultyCommunicator::twin() {
+  if (!twin_) {
+    twin_ = std::make_shared<FaultyCommunicator>(inner_->twin(), std::vector<Fault>{});
+    twin_->plan_ = plan_;
+  }
+  return twin_;
 }
 
 }  // namespace fsdp

@@ -46,6 +46,8 @@ class FaultyCommunicator final : public Communicator {
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
     return inner_->subgroup(members, id);
   }
+  // The twin's collectives count and fail with this one's.
+  std::shared_ptr<Communicator> twin() override;
   std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
 
  private:
@@ -56,8 +58,12 @@ class FaultyCommunicator final : public Communicator {
   std::unique_ptr<Work> issue_with_faults(Issue issue);
 
   std::shared_ptr<Communicator> inner_;
-  std::vector<Fault> faults_;
-  int64_t next_index_ = 0;
+  struct Plan {
+    std::vector<Fault> faults;
+    int64_t next_index = 0;
+  };
+  std::shared_ptr<Plan> plan_;
+  std::shared_ptr<FaultyCommunicator> twin_;
 };
 
 }  // namespace fsdp

@@ -65,6 +65,13 @@ class GlooWork final : public Work {
   std::shared_ptr<Advancing> advancing_;
 };
 
+// Memory for the headers of a few collectives that are in flight at a time, so that it is not allocated later.
+void reserve_headers(ExchangeContext& context, int size) {
+  std::vector<at::Tensor> headers(12);
+  for (at::Tensor& header : headers) header = context.buffers.take(size * kHeaderBytes);
+  for (at::Tensor& header : headers) context.buffers.give_back(std::move(header));
+}
+
 class GlooCommunicator final : public Communicator {
  public:
   // `names`: see ExchangeContext.
@@ -79,6 +86,7 @@ class GlooCommunicator final : public Communicator {
     context_->names = std::move(names);
     context_->payload_bytes_sent.resize(static_cast<size_t>(size));
     context_->family = std::move(family);
+    reserve_headers(*context_, size);
     context_->family->add(context_->transport);
   }
 
@@ -119,7 +127,18 @@ class GlooCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override;
 
-  std::vector<uint64_t> bytes_sent_to() const override { return context_->payload_bytes_sent; }
+  std::shared_ptr<Communicator> twin() override {
+    if (!twin_) {
+      std::vector<int> all(static_cast<size_t>(size()));
+      std::iota(all.begin(), all.end(), 0);
+      twin_ = subgroup(all, {"twin", 0, Pass::kSetup});
+    }
+    return twin_;
+  }
+
+  std::vector<uint64_t> bytes_sent_to() const override {
+    return with_bytes_of(twin_.get(), context_->payload_bytes_sent);
+  }
 
  private:
   std::shared_ptr<Communicator> make_subgroup(const std::shared_ptr<MeetingPoint>& point,
@@ -140,6 +159,7 @@ class GlooCommunicator final : public Communicator {
   GlooOptions options_;
   std::shared_ptr<ExchangeContext> context_;
   std::shared_ptr<Advancing> advancing_;
+  std::shared_ptr<Communicator> twin_;
 };
 
 std::string random_word() {

@@ -10,16 +10,19 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <pthread.h>
 #include <signal.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <list>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -105,17 +108,26 @@ class GlooTransport::Impl {
   Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options)
       : rank_(rank), size_(size), timeout_(options.timeout), group_(connect(point, rank, size, options)) {
     for (int peer = 0; peer < size_; ++peer) watches_.push_back(watch(peer));
-    watcher_ = std::thread([this] { watch_peers(); });
+    watcher_ = std::thread([this] {
+      pthread_setname_np(pthread_self(), "fsdp_watch");
+      watch_peers();
+    });
+    StoppedAtExit::add(*this);
   }
 
   ~Impl() {
+    StoppedAtExit::remove(*this);
+    stop_watching();
+    if (!buried_.empty()) close_connections();
+  }
+
+  void stop_watching() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stopped_ = true;
     }
     wake_.notify_all();
-    watcher_.join();
-    if (!buried_.empty()) close_connections();
+    if (watcher_.joinable()) watcher_.join();
   }
 
   std::unique_ptr<GlooMessage> post(int peer, int tag, const at::Tensor& tensor, bool send) {
@@ -191,6 +203,36 @@ class GlooTransport::Impl {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
+  // [Note: groups alive at exit]
+  // A group may outlive main: models in static objects hold theirs. Its watcher must not call into libraries whose
+  // static objects are being destroyed, so it is stopped before: a handler registered now runs before the destruction
+  // of what was constructed before.
+  class StoppedAtExit {
+   public:
+    static void add(Impl& impl) {
+      static const int registered = std::atexit([] {
+        for (Impl* one : std::exchange(all().impls, {})) one->stop_watching();
+      });
+      TORCH_CHECK(registered == 0, "no more handlers can be registered for the end of this process");
+      std::lock_guard<std::mutex> lock(all().mutex);
+      all().impls.insert(&impl);
+    }
+    static void remove(Impl& impl) {
+      std::lock_guard<std::mutex> lock(all().mutex);
+      all().impls.erase(&impl);
+    }
+
+   private:
+    struct All {
+      std::mutex mutex;
+      std::set<Impl*> impls;
+    };
+    static All& all() {
+      static All* instance = new All;  // never destroyed
+      return *instance;
+    }
+  };
+
   // A receive that only ever ends when the peer fails: by its notice, or by an error of the connection. Gloo
   // does not tell messages that are half way through a connection that it closed, and says nothing to those
   // who wait for others.

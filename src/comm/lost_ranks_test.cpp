@@ -2,6 +2,9 @@
 // timeout.
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <thread>
 
@@ -52,6 +55,31 @@ std::vector<std::string> errors_of_ranks(int size, const testing::RankOptions& o
       },
       options);
   return errors;
+}
+
+// Exits with status 3 when a thread of this name is left.
+void check_no_thread_is_called(const std::string& name) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "comm");
+    std::string comm;
+    std::getline(file, comm);
+    if (comm == name) std::_Exit(3);
+  }
+}
+
+// [Note: groups alive at exit]
+TEST(Exit, EndsThreadsOfGroupsThatAreStillAlive) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  auto exit_with_live_groups = [] {
+    std::atexit([] { check_no_thread_is_called("fsdp_watch"); });  // called after handlers that are registered later
+    run_ranks(2, [](std::shared_ptr<Communicator> comm) {
+      gather(*comm, "a")->wait();
+      comm->twin();
+      new std::shared_ptr<Communicator>(comm);
+    });
+    std::exit(0);
+  };
+  EXPECT_EXIT(exit_with_live_groups(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(LostRank, LeavesBeforeACollective) {

@@ -50,6 +50,7 @@ CollectiveEvent RecordingCommunicator::record_issue(CollectiveKind kind, const C
   event.id = id;
   event.numel = numel;
   event.dtype = dtype;
+  event.twin = is_twin_;
   log_->events.push_back(event);
   return event;
 }
@@ -82,6 +83,15 @@ std::vector<std::string> RecordingCommunicator::all_gather_bytes(const std::stri
   auto result = inner_->all_gather_bytes(bytes, id);
   log_->record_wait(std::move(event));
   return result;
+}
+
+std::shared_ptr<Communicator> RecordingCommunicator::twin() {
+  if (!twin_) {
+    twin_ = std::make_shared<RecordingCommunicator>(inner_->twin());
+    twin_->log_ = log_;
+    twin_->is_twin_ = true;
+  }
+  return twin_;
 }
 
 const std::vector<CollectiveEvent>& RecordingCommunicator::events() const { return log_->events; }

@@ -22,6 +22,7 @@ struct CollectiveEvent {
   CollectiveId id;
   int64_t numel = 0;                 // of the larger of the two tensors; bytes of this rank for a gather of bytes
   at::ScalarType dtype = at::kByte;  // of what is sent
+  bool twin = false;                 // whether through the twin
 };
 // "issue 3: all-gather of 'layer.3' (forward, generation 7), 1024 Float"
 std::string to_string(const CollectiveEvent& event);
@@ -43,6 +44,8 @@ class RecordingCommunicator final : public Communicator {
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
     return inner_->subgroup(members, id);
   }
+  // The twin writes to the same log.
+  std::shared_ptr<Communicator> twin() override;
   std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
 
   // Waits are logged when they have succeeded; a gather of bytes is logged as an issue and a wait. Not
@@ -62,6 +65,8 @@ class RecordingCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> inner_;
   std::shared_ptr<Log> log_;
+  std::shared_ptr<RecordingCommunicator> twin_;
+  bool is_twin_ = false;
 };
 
 }  // namespace fsdp

@@ -34,14 +34,25 @@ class PinnedUnits {
       unit->engine->leave(*unit);
     }
   }
-  void add(Unit& unit) {
+  // `parameter`: its index in the unit.
+  void add(Unit& unit, int64_t parameter) {
     for (Unit* pinned : units_) {
       if (pinned == &unit) {
         return;
       }
     }
-    unit.engine->enter(unit);
+    unit.engine->enter(unit, parameter);
     units_.push_back(&unit);
+  }
+  // The operator has succeeded. May issue gathers, and so throw.
+  void leave() {
+    while (!units_.empty()) {
+      Unit* unit = units_.back();
+      units_.pop_back();
+      if (unit->engine->leave(*unit)) {
+        unit->engine->prefetch();
+      }
+    }
   }
 
  private:
@@ -94,7 +105,7 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
     if (argument.written) {
       check_write(unit, owner, op);
     }
-    pinned.add(unit);
+    pinned.add(unit, owner.index);
   });
 }
 
@@ -212,6 +223,7 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     PinnedUnits pinned;
     pin_arguments(op, info, *stack, pinned);
     redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+    pinned.leave();
   }
   if (cast_back) {
     cast_results(*stack, op.schema().returns().size(), *cast_back);

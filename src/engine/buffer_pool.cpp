@@ -3,13 +3,13 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "torch_seams/clean_dispatch.h"
 
 namespace fsdp {
 namespace {
 
-constexpr int64_t kGranularity = 512;  // bytes
 // While poisoning, this many buffers stay unused so that addresses rotate.
 constexpr size_t kQuarantine = 3;
 
@@ -17,52 +17,133 @@ int64_t nbytes_of(const at::Tensor& buffer) { return static_cast<int64_t>(buffer
 
 }  // namespace
 
-at::Tensor BufferPool::acquire(int64_t numel, at::ScalarType dtype) {
+at::Tensor BufferPool::acquire(int64_t numel, at::ScalarType dtype, Residence residence, const void* owner) {
   seams::CleanDispatchGuard clean;
-  int64_t wanted = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  int64_t nbytes = std::max((wanted + kGranularity - 1) / kGranularity * kGranularity, kGranularity);
-  at::Tensor bytes;
-  {
-    std::lock_guard lock(mutex_);
-    bytes = take_fitting(nbytes);
-    in_use_bytes_ += wanted;
-    peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
-  }
-  return bytes.narrow(0, 0, wanted).view(dtype);
+  return acquire_bytes(numel * static_cast<int64_t>(c10::elementSize(dtype)), residence, owner, /*padding=*/0)
+      .view(dtype);
 }
 
-at::Tensor BufferPool::take_fitting(int64_t nbytes) {
-  auto best = free_.end();
-  auto end = poison_ ? free_.begin() + (free_.size() > kQuarantine ? free_.size() - kQuarantine : 0) : free_.end();
-  for (auto it = free_.begin(); it != end; ++it) {
-    if (nbytes_of(*it) >= nbytes && (best == free_.end() || nbytes_of(*it) < nbytes_of(*best))) {
+at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const void* owner, int64_t padding) {
+  seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
+  at::Tensor bytes = take(nbytes, residence, owner).narrow(0, 0, nbytes);
+  in_use_bytes_ += nbytes - padding;
+  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
+  return bytes;
+}
+
+at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* owner) {
+  if (residence == Residence::kStaying && !poison_) {
+    return take_staying(nbytes, owner);
+  }
+  if (residence == Residence::kPassing && !poison_) {
+    if (std::optional<at::Tensor> planned = arena_.take(nbytes)) {
+      return *planned;
+    }
+  }
+  return take_fitting(Arena::rounded(nbytes), residence);
+}
+
+at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
+  Staying& staying = staying_[owner];
+  if (staying.in_use) {
+    return take_fitting(Arena::rounded(nbytes), Residence::kPassing);
+  }
+  if (!staying.bytes.defined() || nbytes_of(staying.bytes) < nbytes) {
+    count_reserved(staying.bytes.defined() ? -nbytes_of(staying.bytes) : 0);
+    staying.bytes.reset();
+    staying.bytes = allocate(Arena::rounded(nbytes));
+  }
+  staying.in_use = true;
+  return staying.bytes;
+}
+
+bool BufferPool::give_back_staying(const at::Tensor& buffer) {
+  for (auto& [owner, staying] : staying_) {
+    if (staying.bytes.defined() && staying.bytes.is_alias_of(buffer)) {
+      staying.in_use = false;
+      return true;
+    }
+  }
+  return false;
+}
+
+at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
+  FreeList& free = residence == Residence::kAside ? free_aside_ : free_;
+  auto best = free.end();
+  auto end = poison_ ? free.begin() + (free.size() > kQuarantine ? free.size() - kQuarantine : 0) : free.end();
+  for (auto it = free.begin(); it != end; ++it) {
+    if (nbytes_of(*it) >= nbytes && (best == free.end() || nbytes_of(*it) < nbytes_of(*best))) {
       best = it;
     }
   }
-  if (best != free_.end()) {
+  if (best != free.end()) {
     at::Tensor bytes = *best;
-    free_.erase(best);
+    free.erase(best);
     return bytes;
   }
   // Nothing fits: a buffer that is too small makes room for the larger one, so that the pool does not keep both.
-  if (!poison_ && !free_.empty()) {
-    free_.erase(std::max_element(free_.begin(), free_.end(),
-                                 [](const at::Tensor& a, const at::Tensor& b) { return nbytes_of(a) < nbytes_of(b); }));
+  if (!poison_ && !free.empty()) {
+    auto largest = std::max_element(
+        free.begin(), free.end(), [](const at::Tensor& a, const at::Tensor& b) { return nbytes_of(a) < nbytes_of(b); });
+    give_up(*largest);
+    free.erase(largest);
   }
+  at::Tensor bytes = allocate(nbytes);
+  if (residence == Residence::kAside) {
+    aside_.insert(bytes.storage().unsafeGetStorageImpl());
+  }
+  return bytes;
+}
+
+void BufferPool::give_up(const at::Tensor& bytes) {
+  count_reserved(-nbytes_of(bytes));
+  aside_.erase(bytes.storage().unsafeGetStorageImpl());
+}
+
+at::Tensor BufferPool::allocate(int64_t nbytes) {
   ++allocations_;
+  count_reserved(nbytes);
   return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
 }
 
-void BufferPool::release(const at::Tensor& buffer) {
+void BufferPool::count_reserved(int64_t nbytes) {
+  reserved_bytes_ += nbytes;
+  peak_reserved_bytes_ = std::max(peak_reserved_bytes_, reserved_bytes_);
+}
+
+void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
+  std::lock_guard lock(mutex_);
+  in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
+  if (arena_.give_back(buffer) || give_back_staying(buffer)) {
+    return;
+  }
   at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
   bytes.set_(buffer.storage(), 0, {nbytes_of(buffer)}, {1});
   if (poison_) {
     bytes.fill_(0xFF);
   }
+  bool aside = aside_.count(bytes.storage().unsafeGetStorageImpl()) > 0;
+  (aside ? free_aside_ : free_).push_back(bytes);
+}
+
+bool BufferPool::plan(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes());
-  free_.push_back(bytes);
+  if (poison_ || nbytes == arena_.capacity()) {
+    return true;
+  }
+  if (!arena_.empty()) {
+    return false;
+  }
+  for (const at::Tensor& bytes : free_) {
+    give_up(bytes);
+  }
+  free_.clear();
+  count_reserved(nbytes - arena_.capacity());
+  ++allocations_;
+  arena_.resize(nbytes);
+  return true;
 }
 
 void BufferPool::set_poison(bool on) {

@@ -1,23 +1,40 @@
-// Memory for unsharded and gradient buffers, reused from one unit to the next.
+// Memory for unsharded and gradient buffers: planned where the order of units is known, else reused as it comes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
-#include <vector>
+#include <set>
+
+#include "engine/arena.h"
 
 namespace fsdp {
 
-// Hands out flat buffers on one device. Threads: safe.
+// How long a buffer lives beside others.
+enum class Residence : uint8_t {
+  kPassing,  // until the next unit's is needed: in the arena, if there is one
+  kStaying,  // while many others come and go: memory of its owner's own, kept for the next time
+  kAside,    // small; reused as it comes
+};
+
+// Hands out buffers on one device. Threads: safe.
 class BufferPool {
  public:
-  explicit BufferPool(c10::Device device) : device_(device) {}
+  explicit BufferPool(c10::Device device) : device_(device), arena_(device) {}
 
-  // A 1-D tensor of `numel` elements, contents undefined. Give it back with release().
-  at::Tensor acquire(int64_t numel, at::ScalarType dtype);
-  void release(const at::Tensor& buffer);
+  // A 1-D kByte tensor of `nbytes`, contents undefined. Give it back with release(). `owner`: tells staying buffers
+  // apart. `padding`: how many of the bytes do not count as used.
+  at::Tensor acquire_bytes(int64_t nbytes, Residence residence, const void* owner, int64_t padding);
+  // The same as `numel` elements of `dtype`.
+  at::Tensor acquire(int64_t numel, at::ScalarType dtype, Residence residence, const void* owner = nullptr);
+  void release(const at::Tensor& buffer, int64_t padding = 0);
+
+  // Passing buffers come from one arena of this size from now on, as long as they fit. Takes effect, and gives back the
+  // memory of passing buffers that were used before, once none is handed out: returns whether it did.
+  bool plan(int64_t nbytes);
 
   // Test mode: released buffers are overwritten with NaN patterns, and their addresses are not used again soon.
   void set_poison(bool on);
@@ -27,16 +44,36 @@ class BufferPool {
   // Bytes handed out and not given back, now and at most so far.
   int64_t in_use_bytes() const { return in_use_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
+  // Bytes that it has from the allocator, handed out or not, now and at most so far.
+  int64_t reserved_bytes() const { return reserved_bytes_; }
+  int64_t peak_reserved_bytes() const { return peak_reserved_bytes_; }
 
  private:
-  at::Tensor take_fitting(int64_t nbytes);
+  struct Staying {
+    at::Tensor bytes;
+    bool in_use = false;
+  };
+  at::Tensor take(int64_t nbytes, Residence residence, const void* owner);
+  at::Tensor take_staying(int64_t nbytes, const void* owner);
+  at::Tensor take_fitting(int64_t nbytes, Residence residence);
+  void give_up(const at::Tensor& bytes);
+  bool give_back_staying(const at::Tensor& buffer);
+  at::Tensor allocate(int64_t nbytes);
+  void count_reserved(int64_t nbytes);
 
   c10::Device device_;
   std::mutex mutex_;
-  std::deque<at::Tensor> free_;  // byte tensors, oldest release first
+  Arena arena_;
+  std::map<const void*, Staying> staying_;
+  using FreeList = std::deque<at::Tensor>;  // byte tensors, oldest release first
+  FreeList free_;
+  FreeList free_aside_;
+  std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_
   int64_t allocations_ = 0;
   int64_t in_use_bytes_ = 0;
   int64_t peak_bytes_ = 0;
+  int64_t reserved_bytes_ = 0;
+  int64_t peak_reserved_bytes_ = 0;
   bool poison_ = false;
 };
 

@@ -1,7 +1,5 @@
 #include "engine/engine.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +13,7 @@ namespace fsdp {
 Engine::Engine(const EngineOptions& options)
     : options_(options),
       parameter_pool_(options.device),
-      reducer_(options.device),
+      reducer_(options.device, trace_),
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}) {}
 
 Engine::~Engine() {
@@ -155,13 +153,15 @@ bool Engine::unused() const {
   return true;
 }
 
-// ---------------------------------------------------------------- touches
+// ---------------------------------------------------------------- preparing
 
 void Engine::prepare() {
   std::lock_guard lock(prepare_mutex_);
   if (!prepared_) {
     compare_plans(*this);
     make_park_groups();
+    make_reduce_groups();
+    mark_staying_gradients();
     prepared_ = true;
   }
 }
@@ -184,152 +184,28 @@ void Engine::make_park_groups() {
   }
 }
 
+void Engine::mark_staying_gradients() {
+  for (auto& unit : units_) {
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      if (FlatGradient* gradient = unit->gradient(i)) {
+        gradient->stays = unit->is_root;
+      }
+    }
+  }
+}
+
+void Engine::make_reduce_groups() {
+  for (auto& unit : units_) {
+    const std::shared_ptr<Communicator>& group = unit->groups().shard;
+    if (group && unit->trains()) {
+      unit->set_reduce_group(options_.overlap.one_communicator ? group : group->twin());
+    }
+  }
+}
+
 void Engine::verify_plan() {
   prepared_ = false;
   prepare();
-}
-
-void Engine::enter(Unit& unit) {
-  if (!prepared_) {
-    prepare();
-  }
-  if (backward_.changed()) {
-    backward_.observe(shared_from_this());
-  }
-  if (last_entered_.exchange(&unit) != &unit) {
-    make_room_for(unit);
-    reduce_before(unit);
-  }
-  std::lock_guard lock(unit.mutex);
-  TORCH_CHECK(!unit.only_on_rank_0, "fsdp: ", unit.where(),
-              ": a parameter was used inside summon_full_params(rank0_only): there only rank 0 has it");
-  ensure_gathered(unit);
-  unit.awaits_use = false;
-  ++unit.pins;
-}
-
-void Engine::leave(Unit& unit) {
-  std::lock_guard lock(unit.mutex);
-  if (--unit.pins == 0 && unit.gathered() && (strict_ || unit.release_when_unpinned)) {
-    release(unit);
-  }
-}
-
-// [Note: release without hooks]
-// A unit is released when an operator of another unit comes that is neither its ancestor nor its descendant: module
-// trees run depth first, so such an operator means that the unit's module has ended. Of the related ones only the most
-// recent stays, so that beside the root (and units that stay gathered on purpose) no more than two are gathered at a
-// time. A unit released too early is gathered again at its next use: that costs time, never correctness.
-void Engine::make_room_for(Unit& unit) {
-  std::vector<Unit*> victims;
-  {
-    std::lock_guard lock(mutex_);
-    bool related_seen = false;
-    for (auto it = gathered_.rbegin(); it != gathered_.rend(); ++it) {
-      Unit* other = *it;
-      if (other == &unit || other->keeps_gathered_after_forward() || other->awaits_use) {
-        continue;
-      }
-      bool stays = other->is_related_to(unit) && !related_seen;
-      related_seen |= stays;
-      if (!stays) {
-        victims.push_back(other);
-      }
-    }
-    if (auto it = std::find(gathered_.begin(), gathered_.end(), &unit); it != gathered_.end()) {
-      std::rotate(it, it + 1, gathered_.end());
-    }
-  }
-  for (Unit* victim : victims) {
-    release_if_idle(*victim);
-  }
-}
-
-namespace {
-
-// Whether the running backward may use values of the unit that a forward before it saved. A forward inside backward (a
-// function's backward that runs modules of its own) does not, where the unit was used inside of backward passes only.
-bool backward_relies_on(const Unit& unit) {
-  return seams::current_backward() != -1 && (unit.used_outside_backward || !at::GradMode::is_enabled());
-}
-
-}  // namespace
-
-// Views of parameters do not gather, but remember the version of what they view: an optimizer step must have counted
-// before, or autograd takes the view for older than the parameter.
-void Engine::enter_view(Unit& unit) {
-  std::lock_guard lock(unit.mutex);
-  if (!backward_relies_on(unit)) {
-    notice_shard_writes(unit);
-  }
-}
-
-void Engine::notice_shard_writes(Unit& unit) {
-  uint64_t version = unit.shard_version();
-  bool relies = backward_relies_on(unit);
-  unit.used_outside_backward |= seams::current_backward() == -1;
-  if (!unit.stamp || *unit.stamp == version) {
-    return;
-  }
-  TORCH_CHECK(!relies, "fsdp: ", unit.where(),
-              ": its shards were written between forward and backward (an optimizer step?), so that this backward "
-              "would use other values than its forward. Run backward before the step, or forward again");
-  unit.invalidate_saved_values();
-  unit.unpark(parameter_pool_);
-  if (unit.gathering()) {
-    finish_gather(unit);  // what is under way is stale
-  }
-  if (unit.gathered() && unit.unsharded_nbytes() > 0) {
-    TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
-    release(unit);
-  }
-  unit.stamp = version;
-}
-
-void Engine::begin_gather(Unit& unit) {
-  notice_shard_writes(unit);
-  if (unit.gathered() || unit.gathering()) {
-    return;
-  }
-  bool in_backward = seams::current_backward() != -1;
-  unit.begin_gather(parameter_pool_, in_backward ? Pass::kBackward : Pass::kForward, may_alias_);
-  if (!unit.stamp) {
-    unit.stamp = unit.shard_version();
-  }
-}
-
-void Engine::ensure_gathered(Unit& unit) {
-  begin_gather(unit);
-  if (unit.gathering()) {
-    finish_gather(unit);
-  }
-}
-
-void Engine::finish_gather(Unit& unit) {
-  unit.finish_gather();
-  std::lock_guard lock(mutex_);
-  gathered_.push_back(&unit);
-  stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(gathered_.size()));
-}
-
-void Engine::release(Unit& unit) {
-  if (seams::current_backward() == -1 && unit.write_scopes == 0) {
-    unit.park(parameter_pool_);
-  }
-  unit.awaits_use = false;
-  unit.release(parameter_pool_);
-  std::lock_guard lock(mutex_);
-  std::erase(gathered_, &unit);
-}
-
-void Engine::release_if_idle(Unit& unit) {
-  std::lock_guard lock(unit.mutex);
-  if (unit.gathering()) {
-    finish_gather(unit);
-  }
-  if (unit.gathered() && unit.pins == 0) {
-    release(unit);
-  }
 }
 
 }  // namespace fsdp

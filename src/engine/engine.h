@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,20 +13,33 @@
 #include <utility>
 #include <vector>
 
+#include "base/trace_recorder.h"
 #include "engine/backward_tracker.h"
 #include "engine/buffer_pool.h"
 #include "engine/gradient_reducer.h"
 #include "engine/unit.h"
+#include "engine/visit_history.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
 namespace fsdp {
+
+inline constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+
+// See Options.
+struct OverlapOptions {
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  bool forward_prefetch = true;
+  size_t max_gathered_units = 2;  // or kNoLimit
+  bool one_communicator = false;
+};
 
 // Options that all units of a tree share.
 struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
   c10::Device device = c10::kCPU;
+  OverlapOptions overlap{};
   // Tells several models over one communicator apart.
   int64_t model = 1;
 };
@@ -59,9 +73,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool unused() const;
 
   // -- what the dispatcher and autograd tell --
-  // Gathers and pins a unit that an operator is about to use. Waits for other ranks.
-  void enter(Unit& unit);
-  void leave(Unit& unit);
+  // Gathers and pins a unit of which an operator is about to use a parameter (its index in the unit). Waits for other
+  // ranks.
+  void enter(Unit& unit, int64_t parameter);
+  // The operator has ended. Whether the unit was released, so that there is room to prefetch().
+  bool leave(Unit& unit);
+  // Issues gathers of units that are expected after the one used last.
+  void prefetch();
   // A view of one of its parameters is about to be made, which reads nothing.
   void enter_view(Unit& unit);
   // A gradient has reached a parameter (its index in the unit).
@@ -90,7 +108,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Drops gradients that were accumulated and not reduced yet.
   void forget_accumulated();
   GradientReducer& reducer() { return reducer_; }
+  TraceRecorder& trace() { return trace_; }
   EngineStats stats() const;
+  std::vector<MemoryCategory> memory();
   void count_all_gather() { ++stats_.all_gathers; }
 
   // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
@@ -100,21 +120,51 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   void prepare();
   void make_park_groups();
-  void make_room_for(Unit& unit);
-  void notice_shard_writes(Unit& unit);  // under unit.mutex
-  void begin_gather(Unit& unit);         // under unit.mutex
-  void ensure_gathered(Unit& unit);      // under unit.mutex
-  void finish_gather(Unit& unit);        // under unit.mutex
-  void release(Unit& unit);              // under unit.mutex
-  void release_if_idle(Unit& unit);
-  void release_after_backward(Unit& unit);
+  void make_reduce_groups();
+  void mark_staying_gradients();
+  void observe_backward();
+  void begin_visit(Unit& unit);
+  void end_visit();
+  void hold(Unit& unit);  // enter() for the user: no part of the execution order
+  bool may_release_early(const Unit& unit) const;
+  void make_room_for(Unit& unit, const VisitHistory* history);
+  bool stays(const Unit& unit) const;
+  VisitHistory::Ignore needs_no_room() const;                                         // to be called under mutex_
+  size_t max_others() const;                                                          // beside the unit in use
+  std::vector<Unit*> expected_next(const VisitHistory& history, size_t count) const;  // under mutex_
+  std::vector<Unit*> unexpected(const std::vector<Unit*>& expected) const;            // under mutex_
+  std::vector<Unit*> unrelated(const Unit& unit) const;                               // under mutex_
+  const std::vector<Unit*>& wanted_after(const Unit& unit) const;
+  bool has_room() const;
+  bool begin_prefetch(Unit& unit);
+  bool hold_back(Unit& unit);
+  // Whether the running backward may use values of the unit that a forward before it saved. A forward inside backward
+  // (a function's backward that runs modules of its own) does not, where the unit was used inside backward passes only.
+  bool backward_relies_on(const Unit& unit) const;
+  // The following under unit.mutex.
+  void gather_to_use(Unit& unit);
+  void notice_shard_writes(Unit& unit);
+  void drop_stale(Unit& unit);
+  void begin_gather(Unit& unit);
+  void gather_ahead(Unit& unit);
+  void ensure_gathered(Unit& unit);
+  void finish_gather(Unit& unit);
+  void forget_resident(Unit& unit);
+  void release(Unit& unit);
+  void release_if_idle(Unit& unit);         // takes it itself
+  bool release_after_backward(Unit& unit);  // under unit.mutex
   void reduce_before(Unit& unit);
   void reduce_captured(Unit& unit);  // under unit.mutex
   bool syncs(const Unit& unit) const;
   void end_round(Unit& unit);  // under unit.mutex
   bool stays_gathered_after_backward(const Unit& unit) const;
+  bool capture_in(Unit& unit, int64_t index, const at::Tensor& gradient);
   void begin_backward();
+  void end_pass(VisitHistory& history);
   void finish_backward();
+  void compare_reductions();
+  void plan_memory();
+  int64_t passing_nbytes(const std::vector<Unit*>& order) const;
   void discard_captures();
   // With each FlatParameter that gets gradients, under its unit's lock.
   void for_each_gradient(const std::function<void(FlatGradient&)>& visit);
@@ -129,13 +179,22 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<bool> prepared_{false};
   std::mutex prepare_mutex_;
 
+  int64_t planned_parameters_ = 0;  // bytes
+  int64_t planned_gradients_ = 0;
+  int64_t peak_gradient_shards_ = 0;
+
+  TraceRecorder trace_;
   BufferPool parameter_pool_;
   GradientReducer reducer_;
   BackwardTracker backward_;
 
-  mutable std::mutex mutex_;     // guards gathered_ and the peaks
-  std::vector<Unit*> gathered_;  // least recently entered first
+  mutable std::mutex mutex_;     // guards resident_, the histories and the peaks
+  std::vector<Unit*> resident_;  // gathered or being gathered, least recently entered first
   std::atomic<Unit*> last_entered_{nullptr};
+  VisitHistory forward_history_;
+  VisitHistory backward_history_;
+  VisitHistory* visited_in_ = nullptr;  // where the present visit is recorded
+  int64_t visit_began_ = 0;             // for the trace
 
   // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
   std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_;

@@ -1,6 +1,8 @@
 // The engine's second half: gradients, from their capture to the end of backward.
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
@@ -8,26 +10,29 @@
 namespace fsdp {
 
 void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
-  if (backward_.changed()) {
-    backward_.observe(shared_from_this());
-  }
+  observe_backward();
   TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
               "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
               "torch::autograd::grad, which returns local gradients");
   // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
   at::Tensor plain = seams::has_sharded_key(gradient) ? gradient.clone() : gradient;
+  if (capture_in(unit, index, plain) && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
+    prefetch();
+  }
+}
+
+// Whether the unit has all its gradients.
+bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
   std::lock_guard lock(unit.mutex);
   Unit::Place place = unit.place(index);
   ShardedParameter& parameter = place.flat.parameters()[place.parameter];
   unit.check_membership(parameter);
-  if (!plain.defined()) {
-    return;
+  if (!gradient.defined()) {
+    return false;
   }
-  place.gradient->capture(place.parameter, plain, reducer_.pool());
+  place.gradient->capture(place.parameter, gradient, reducer_.pool());
   unit.install_sentinel(place.flat, place.parameter);
-  if (place.gradient->complete()) {
-    release_after_backward(unit);
-  }
+  return place.gradient->complete() && release_after_backward(unit);
 }
 
 // [Note: when gradients are reduced]
@@ -82,22 +87,26 @@ void Engine::end_round(Unit& unit) {
   }
 }
 
-// The unit has all its gradients, so this backward will hardly use it again.
-void Engine::release_after_backward(Unit& unit) {
+// When the unit has all its gradients, this backward will hardly use it again.
+bool Engine::release_after_backward(Unit& unit) {
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
     FlatGradient* gradient = unit.gradient(i);
     if (gradient && gradient->capturing() && !gradient->complete()) {
-      return;
+      return false;
     }
   }
   if (!unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
-    return;
+    return true;
+  }
+  if (last_entered_ == &unit && unit.visit.goes_on()) {
+    return false;  // frozen parameters are still to be used; leave() releases the unit
   }
   if (unit.pins == 0) {
     release(unit);
   } else {
     unit.release_when_unpinned = true;
   }
+  return true;
 }
 
 // Between backward passes that do not communicate, units that are not resharded after forward need not be gathered
@@ -107,6 +116,7 @@ bool Engine::stays_gathered_after_backward(const Unit& unit) const {
 }
 
 void Engine::begin_backward() {
+  end_pass(forward_history_);
   reducer_.begin_backward();
   notice_cleared_gradients();
 }
@@ -116,6 +126,7 @@ void Engine::finish_backward() {
     std::lock_guard lock(unit->mutex);
     end_round(*unit);
   }
+  compare_reductions();
   if (reducer_.current().is_last_backward) {
     reducer_.finish_all();
   }
@@ -126,12 +137,42 @@ void Engine::finish_backward() {
     std::lock_guard lock(unit->mutex);
     unit->unpark(parameter_pool_);
   }
-  last_entered_ = nullptr;
+  end_pass(backward_history_);
+  plan_memory();
+}
+
+// [Note: two communicators and ranks that differ]
+// One communicator compares what its ranks issue, in order. Where reductions have one of their own, a rank could wait
+// for a reduction that another one has left out, while that one waits for a gather that the first has not come to:
+// neither would see the difference before the timeout. So at the end of backward, before anybody waits for the last
+// reductions, ranks compare over the gathers' communicator what they have reduced. Before that, the next reduction
+// tells.
+void Engine::compare_reductions() {
+  if (options_.overlap.one_communicator || !reducer_.current().requires_gradient_sync) {
+    return;
+  }
+  std::vector<Communicator*> groups;
+  for (auto& unit : units_) {
+    Communicator* group = unit->trains() ? unit->groups().shard.get() : nullptr;
+    if (group && group->size() > 1 && std::find(groups.begin(), groups.end(), group) == groups.end()) {
+      groups.push_back(group);
+    }
+  }
+  for (Communicator* group : groups) {
+    group->all_gather_bytes("", {reducer_.describe_backward(), 0, Pass::kReduce});
+  }
+}
+
+void Engine::end_pass(VisitHistory& history) {
+  end_visit();
+  std::lock_guard lock(mutex_);
+  history.end();
 }
 
 // What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
 // gradients since.
 void Engine::discard_captures() {
+  end_pass(backward_history_);
   reducer_.drop_current();
   for_each_gradient([this](FlatGradient& gradient) { gradient.discard(reducer_.pool()); });
 }

@@ -35,9 +35,7 @@ void Engine::check_membership() {
 
 void Engine::unshard(const std::vector<Unit*>& units, bool async_op) {
   prepare();
-  if (backward_.changed()) {
-    backward_.observe(shared_from_this());
-  }
+  observe_backward();
   for (Unit* unit : units) {
     std::lock_guard lock(unit->mutex);
     begin_gather(*unit);
@@ -58,8 +56,8 @@ void Engine::wait_for(const std::vector<Unit*>& units) {
 }
 
 void Engine::reshard() {
+  end_visit();
   reshard(all_units());
-  last_entered_ = nullptr;
 }
 
 void Engine::reshard(const std::vector<Unit*>& units) {
@@ -84,7 +82,7 @@ void Engine::pin(const std::vector<Unit*>& units, const std::function<void()>& b
     }
   });
   for (Unit* unit : units) {
-    enter(*unit);
+    hold(*unit);
     entered.push_back(unit);
   }
   body();
@@ -146,7 +144,7 @@ EngineStats Engine::stats() const {
   stats.gradient_buffer_bytes = reducer_.pool().in_use_bytes();
   stats.peak_gradient_buffer_bytes = reducer_.pool().peak_bytes();
   std::lock_guard lock(mutex_);
-  stats.gathered_units = static_cast<int64_t>(gathered_.size());
+  stats.gathered_units = static_cast<int64_t>(resident_.size());
   return stats;
 }
 

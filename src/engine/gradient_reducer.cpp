@@ -1,5 +1,8 @@
 #include "engine/gradient_reducer.h"
 
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace fsdp {
@@ -8,6 +11,9 @@ void GradientReducer::begin_backward() {
   std::lock_guard lock(mutex_);
   current_ = options;
   ++backward_;
+  issued_in_backward_ = 0;
+  last_issued_ = nullptr;
+  passing_.clear();
 }
 
 void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
@@ -24,7 +30,36 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
   ReduceCall call{groups, divide_factor.value_or(static_cast<double>(groups.ranks())), current_.requires_all_reduce,
                   unit.next_id(Pass::kReduce), communication_hook};
   ++(groups.shard ? reduce_scatters_ : all_reduces_);
-  in_flight_.push_back({&unit, &gradient, gradient.issue(call, pool_), backward_});
+  note_issue(unit, gradient);
+  int64_t issued = trace_.now();
+  in_flight_.push_back({&unit, &gradient, gradient.issue(call, pool_), backward_, issued});
+}
+
+void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient) {
+  ++issued_in_backward_;
+  if (!gradient.stays) {
+    if (last_issued_ != &unit || passing_.empty()) {
+      passing_.push_back(0);
+    }
+    passing_.back() += gradient.buffer_nbytes();
+  }
+  last_issued_ = &unit;
+}
+
+// The one being captured, and those in flight: [Note: reductions in flight].
+int64_t GradientReducer::passing_nbytes() const {
+  size_t window = all_reduces_ > 0 ? 3 : 2;
+  int64_t most = 0, sum = 0;
+  for (size_t i = 0; i < passing_.size(); ++i) {
+    sum += passing_[i] - (i >= window ? passing_[i - window] : 0);
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+std::string GradientReducer::describe_backward() const {
+  std::string last = last_issued_ ? c10::str(", the last one of '", last_issued_->name(), "'") : "";
+  return c10::str("end of backward after ", issued_in_backward_, " reductions", last);
 }
 
 // Whether it has something to do while the next unit's reduction is issued; else it is to be finished.
@@ -61,7 +96,10 @@ void GradientReducer::finish(InFlight& oldest) {
     };
   }
   bool complete = !oldest.reduction->leaves_out_replicas;
+  int64_t waiting = trace_.now();
   oldest.gradient->finish(*oldest.reduction, hook, pool_);
+  trace_.record(TraceTrack::kWait, oldest.unit->name(), Pass::kReduce, waiting);
+  trace_.record(TraceTrack::kReduce, oldest.unit->name(), Pass::kReduce, oldest.issued);
   if (complete && unit_reduced_hook) {
     unit_reduced(oldest);
   }

@@ -6,7 +6,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "base/trace_recorder.h"
 #include "engine/buffer_pool.h"
 #include "engine/unit.h"
 #include "fsdp/fully_shard.h"
@@ -22,7 +25,7 @@ namespace fsdp {
 // Threads: safe; takes its own lock after the unit's.
 class GradientReducer {
  public:
-  explicit GradientReducer(c10::Device device) : pool_(device) {}
+  GradientReducer(c10::Device device, TraceRecorder& trace) : pool_(device), trace_(trace) {}
 
   BufferPool& pool() { return pool_; }
   const BufferPool& pool() const { return pool_; }
@@ -47,6 +50,12 @@ class GradientReducer {
   // Waits for what is in flight of the current backward, and drops it; finishes what is older.
   void drop_current();
 
+  // Which reductions were issued in this backward: "end of backward after 3 reductions, the last one of 'l0'".
+  std::string describe_backward() const;
+
+  // Bytes of gradient buffers that lived at a time in this backward, where they come and go.
+  int64_t passing_nbytes() const;
+
   // How many collectives were issued.
   int64_t reduce_scatters() const { return reduce_scatters_; }
   int64_t all_reduces() const { return all_reduces_; }
@@ -57,18 +66,24 @@ class GradientReducer {
     FlatGradient* gradient;
     std::unique_ptr<Reduction> reduction;
     int64_t backward;
+    int64_t issued;  // for the trace
   };
 
+  void note_issue(const Unit& unit, const FlatGradient& gradient);
   InFlight take_oldest();
   void finish(InFlight& oldest);
   bool advance(InFlight& latest);
   void unit_reduced(InFlight& finished);
 
   BufferPool pool_;
+  TraceRecorder& trace_;
   BackwardOptions current_;
   std::recursive_mutex mutex_;
   std::deque<InFlight> in_flight_;
   int64_t backward_ = 0;
+  int64_t issued_in_backward_ = 0;
+  const Unit* last_issued_ = nullptr;
+  std::vector<int64_t> passing_;  // bytes of the units whose reductions were issued in this backward
   int64_t reduce_scatters_ = 0;
   int64_t all_reduces_ = 0;
 };

@@ -37,6 +37,7 @@ class LeafGradients {
   // Whether `tensor` lies in the leaves' memory.
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
   void drop_memory() { memory_.reset(); }
+  int64_t memory_nbytes() const { return memory_.defined() ? static_cast<int64_t>(memory_.nbytes()) : 0; }
 
  private:
   const at::Tensor& memory();

@@ -21,6 +21,17 @@ std::string reshard_text(const std::optional<ReshardAfterForward>& reshard) {
                                  : "false";
 }
 
+std::string limit_text(size_t max_gathered_units) {
+  return max_gathered_units == kNoLimit ? "none" : std::to_string(max_gathered_units);
+}
+
+void describe_overlap(std::ostream& out, const OverlapOptions& options) {
+  out << "backward_prefetch " << to_string(options.backward_prefetch) << "\n"
+      << "forward_prefetch " << (options.forward_prefetch ? "true" : "false") << "\n"
+      << "limit of gathered units " << limit_text(options.max_gathered_units) << "\n"
+      << "one_communicator " << (options.one_communicator ? "true" : "false") << "\n";
+}
+
 void describe_flat(std::ostream& out, const FlatParameter& flat) {
   const FlatDtypes& dtypes = flat.dtypes();
   out << "  flat parameter: dtype " << dtypes.shard << ", compute " << dtypes.compute << ", reduce " << dtypes.reduce
@@ -63,6 +74,7 @@ std::string plan_text(const Engine& engine) {
       << "\n"
       << "use_orig_params " << (engine.options().use_orig_params ? "true" : "false") << "\n"
       << "device type " << engine.options().device.type() << "\n";
+  describe_overlap(out, engine.options().overlap);
   for (const auto& unit : engine.units()) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "

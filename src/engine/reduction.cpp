@@ -26,6 +26,12 @@ bool FlatGradient::captures_in_place() const {
   return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient && in_flight_ == 0 && !leaves_.any();
 }
 
+int64_t FlatGradient::buffer_nbytes() const {
+  bool in_place = replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient;
+  int64_t numel = flat_.layout().padded_numel();
+  return in_place ? 0 : Arena::rounded(numel * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)));
+}
+
 void FlatGradient::give_back(at::Tensor& buffer, BufferPool& pool) {
   if (buffer.defined() && !leaves_.is_memory(buffer)) {
     pool.release(buffer);
@@ -38,7 +44,8 @@ void FlatGradient::begin_round(BufferPool& pool) {
   state_.transition(GradientState::kCapturing, where_);
   if (!buffer_.defined()) {
     buffer_ = captures_in_place() ? leaves_.fresh_memory()
-                                  : pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce);
+                                  : pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce,
+                                                 stays ? Residence::kStaying : Residence::kPassing, this);
   }
 }
 
@@ -153,18 +160,18 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
 // stages, what lies between them in reduce_dtype is the mean over the shard group's F ranks, of the size of a rank's
 // own gradient: it overflows, or underflows, no earlier than that did. The second stage multiplies by F / D.
 void FlatGradient::issue_reduce_scatter(Reduction& reduction, const ReduceCall& call, BufferPool& pool) {
-  Communicator& group = *call.groups.shard;
+  Communicator& group = *call.groups.reduce;
   bool alone = !call.groups.replicate;
   int64_t numel = flat_.layout().shard_numel();
   at::Tensor target;
   if (alone) {
     target = reduction.output = make_output(pool, in_flight_);
   } else if (call.all_reduce) {
-    target = reduction.partial = pool.acquire(numel, flat_.dtypes().reduce);
+    target = reduction.partial = pool.acquire(numel, flat_.dtypes().reduce, Residence::kAside);
     reduction.second_stage_ahead = true;
     reduction.second_scale = group.size() / call.divisor;
   } else {
-    target = reduction.output = pool.acquire(numel, flat_.dtypes().shard);
+    target = reduction.output = pool.acquire(numel, flat_.dtypes().shard, Residence::kAside);
     reduction.leaves_out_replicas = true;
   }
   double scale = alone ? 1.0 / call.divisor : 1.0 / group.size();
@@ -206,19 +213,20 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
               ": requires_all_reduce = false cannot be combined with a communication hook, which does the whole "
               "reduction itself");
   bool in_place = leaves_.is_memory(reduction.buffer);
-  reduction.output =
-      in_place ? pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient) : make_output(pool, in_flight_);
-  merge_over(call.groups.shard.get(), reduction.captured, call.id);
+  reduction.output = in_place ? pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient, Residence::kAside)
+                              : make_output(pool, in_flight_);
+  merge_over(call.groups.reduce.get(), reduction.captured, call.id);
   merge_over(call.groups.replicate.get(), reduction.captured, call.id);
-  call.communication_hook(
-      {call.id.name, reduction.buffer, reduction.output, call.groups.shard, call.groups.replicate, 1.0 / call.divisor});
+  call.communication_hook({call.id.name, reduction.buffer, reduction.output, call.groups.reduce, call.groups.replicate,
+                           1.0 / call.divisor});
   reduction.work = make_done_work();
 }
 
 // Where the leaves' gradients live, if nothing else is there or on its way there.
 at::Tensor FlatGradient::make_output(BufferPool& pool, int64_t others_in_flight) {
-  return others_in_flight == 0 && !leaves_.any() ? leaves_.fresh_memory()
-                                                 : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient);
+  return others_in_flight == 0 && !leaves_.any()
+             ? leaves_.fresh_memory()
+             : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient, Residence::kAside);
 }
 
 void FlatGradient::finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool) {

@@ -86,6 +86,10 @@ class FlatGradient {
   void set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined);
   // Gives memory of gradients back that nobody holds any more.
   void trim();
+  // Whether its buffer outlives those of other units, as the root's does: its gradients come first and last.
+  bool stays = false;
+  // Bytes of the buffer that a round captures into; 0 where that is the leaves' memory.
+  int64_t buffer_nbytes() const;
   // The last backward in which the user's unit-reduced hook was called; the reducer's to keep.
   int64_t reported_in_backward = -1;
 

@@ -13,6 +13,8 @@ namespace fsdp {
 struct ShardGroups {
   std::shared_ptr<Communicator> shard;      // null: each rank holds everything
   std::shared_ptr<Communicator> replicate;  // null: no replicas; never null together with `shard`
+  // Where gradients are reduced over the shard group: `shard` or its twin. Null until the engine has prepared.
+  std::shared_ptr<Communicator> reduce = nullptr;
 
   ShardPosition position() const { return shard ? ShardPosition{shard->rank(), shard->size()} : ShardPosition{}; }
   // How many ranks contribute to a gradient.

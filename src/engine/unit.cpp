@@ -29,6 +29,21 @@ std::string join_names(const std::vector<AnnotatedModule>& modules) {
 
 }  // namespace
 
+void VisitUses::begin(std::optional<VisitHistory::LastUse> expected) {
+  std::fill(counts_.begin(), counts_.end(), 0);
+  last_ = {};
+  expected_ = expected;
+  over_ = false;
+}
+
+void VisitUses::note(int64_t parameter) {
+  if (static_cast<size_t>(parameter) >= counts_.size()) {
+    counts_.resize(parameter + 1);
+  }
+  last_ = {parameter, ++counts_[parameter]};
+  over_ |= last_ == expected_;
+}
+
 Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOptions& options,
            std::vector<std::vector<ShardedParameter>> groups, c10::Device device)
     : engine(&engine_),
@@ -103,6 +118,10 @@ Unit::Place Unit::place(int64_t index) {
   TORCH_CHECK(false, "fsdp: ", where(), ": no parameter with index ", index);
 }
 
+bool Unit::trains() const {
+  return std::any_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) { return gradient != nullptr; });
+}
+
 bool Unit::captures() const {
   return std::any_of(gradients_.begin(), gradients_.end(),
                      [](const auto& gradient) { return gradient && gradient->capturing(); });
@@ -129,15 +148,61 @@ CollectiveId Unit::next_id(Pass pass) {
 void Unit::begin_gather(BufferPool& pool, Pass pass, bool may_alias) {
   check_membership();
   state_.transition(UnitState::kGathering, [this] { return where(); });
-  unsharded_nbytes_ = 0;
   try {
     seams::CleanDispatchGuard clean;
+    acquire_buffers(pool, may_alias);
     for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-      gather_flat(i, pool, pass, may_alias);
+      if (unsharded_[i].defined()) {
+        gather_flat(i, pass);
+      }
     }
   } catch (...) {
     give_up_gather();
     throw;
+  }
+}
+
+bool Unit::needs_buffer(const FlatParameter& flat, bool may_alias) const {
+  return !may_alias || !flat.shard_is_whole();
+}
+
+namespace {
+
+int64_t unsharded_nbytes_of(const FlatParameter& flat) {
+  return flat.layout().padded_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
+}
+int64_t nbytes_in_block(const FlatParameter& flat) { return Arena::rounded(unsharded_nbytes_of(flat)); }
+
+}  // namespace
+
+int64_t Unit::block_nbytes() const {
+  int64_t nbytes = 0;
+  for (const auto& flat : flat_parameters_) {
+    nbytes += needs_buffer(*flat, /*may_alias=*/true) ? nbytes_in_block(*flat) : 0;
+  }
+  return nbytes;
+}
+
+// One block of memory for all FlatParameters, so that units and not FlatParameters share the arena.
+void Unit::acquire_buffers(BufferPool& pool, bool may_alias) {
+  unsharded_nbytes_ = 0;
+  int64_t nbytes = 0;
+  for (const auto& flat : flat_parameters_) {
+    nbytes += needs_buffer(*flat, may_alias) ? nbytes_in_block(*flat) : 0;
+    unsharded_nbytes_ += needs_buffer(*flat, may_alias) ? unsharded_nbytes_of(*flat) : 0;
+  }
+  if (nbytes == 0) {
+    return;
+  }
+  Residence residence = keeps_gathered_after_forward() ? Residence::kStaying : Residence::kPassing;
+  block_ = pool.acquire_bytes(nbytes, residence, this, nbytes - unsharded_nbytes_);
+  int64_t offset = 0;
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    const FlatParameter& flat = *flat_parameters_[i];
+    if (needs_buffer(flat, may_alias)) {
+      unsharded_[i] = block_.narrow(0, offset, unsharded_nbytes_of(flat)).view(flat.dtypes().compute);
+      offset += nbytes_in_block(flat);
+    }
   }
 }
 
@@ -164,17 +229,12 @@ void Unit::give_up_gather() {
   for (at::Tensor& unsharded : unsharded_) {
     unsharded.reset();
   }
+  block_.reset();
   state_.transition(UnitState::kSharded, [this] { return where(); });
 }
 
-void Unit::gather_flat(size_t index, BufferPool& pool, Pass pass, bool may_alias) {
-  FlatParameter& flat = *flat_parameters_[index];
-  if (may_alias && flat.shard_is_whole()) {
-    return;
-  }
-  at::Tensor full = pool.acquire(flat.layout().padded_numel(), flat.dtypes().compute);
-  unsharded_[index] = full;
-  unsharded_nbytes_ += static_cast<int64_t>(full.nbytes());
+void Unit::gather_flat(size_t index, Pass pass) {
+  const at::Tensor& full = unsharded_[index];
   if (auto gather = parked_[index].defined() ? gather_parked(index, full, pass) : gather_shards(index, full, pass)) {
     gathers_.push_back(std::move(gather));
   }
@@ -209,7 +269,7 @@ void Unit::park(BufferPool& pool) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     const FlatParameter& flat = *flat_parameters_[i];
     int64_t n = flat.layout().padded_numel() / park_group->size();
-    parked_[i] = pool.acquire(n, flat.dtypes().compute);
+    parked_[i] = pool.acquire(n, flat.dtypes().compute, Residence::kStaying, &parked_[i]);
     parked_[i].copy_(unsharded_[i].narrow(0, park_group->rank() * n, n));
   }
 }
@@ -236,10 +296,11 @@ void Unit::release(BufferPool& pool) {
   release_when_unpinned = false;
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     flat_parameters_[i]->detach();
-    if (unsharded_[i].defined()) {
-      pool.release(unsharded_[i]);
-      unsharded_[i].reset();
-    }
+    unsharded_[i].reset();
+  }
+  if (block_.defined()) {
+    pool.release(block_, static_cast<int64_t>(block_.nbytes()) - unsharded_nbytes_);
+    block_.reset();
   }
 }
 

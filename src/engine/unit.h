@@ -14,6 +14,7 @@
 #include "engine/reduction.h"
 #include "engine/shard_groups.h"
 #include "engine/unit_state.h"
+#include "engine/visit_history.h"
 #include "flat/flat_parameter.h"
 #include "fsdp/communicator.h"
 #include "fsdp/options.h"
@@ -21,6 +22,24 @@
 namespace fsdp {
 
 class Engine;
+
+// The uses of a unit's parameters in one visit, and whether the last one was seen that is expected.
+class VisitUses {
+ public:
+  // `expected`: the use after which the unit is to be released; none: it is not.
+  void begin(std::optional<VisitHistory::LastUse> expected);
+  void note(int64_t parameter);
+  const VisitHistory::LastUse& last() const { return last_; }
+  bool over() const { return over_; }
+  // Whether the last use is expected and has not come.
+  bool goes_on() const { return expected_ && !over_; }
+
+ private:
+  std::vector<int64_t> counts_;  // by parameter
+  VisitHistory::LastUse last_;
+  std::optional<VisitHistory::LastUse> expected_;
+  bool over_ = false;
+};
 
 // Options of one unit, resolved.
 struct UnitOptions {
@@ -51,6 +70,9 @@ class Unit {
   const std::vector<AnnotatedModule>& modules() const { return modules_; }
   const UnitOptions& options() const { return options_; }
   const ShardGroups& groups() const { return groups_; }
+  void set_reduce_group(std::shared_ptr<Communicator> group) { groups_.reduce = std::move(group); }
+  // Whether any of its parameters gets gradients.
+  bool trains() const;
   // Gives modules and parameters the names that they have below a new root: `module_fqns` in the order of modules(),
   // `parameter_fqns` by the identity of the tensor, the first name first.
   void rename(const std::vector<std::string>& module_fqns,
@@ -90,6 +112,18 @@ class Unit {
   // Gathered because the user asked, and not used since: other units' operators do not release it. Atomic, as it is
   // read without `mutex`.
   std::atomic<bool> awaits_use{false};
+  // Gathered because it is expected to be used soon, and not used since.
+  std::atomic<bool> prefetched{false};
+  // The present visit ([Note: prediction by history]).
+  VisitUses visit;
+  // What the user wants gathered when this unit is used, in place of what is expected; empty: what is expected.
+  std::vector<Unit*> forward_prefetch;
+  std::vector<Unit*> backward_prefetch;
+  // In which pass and when its gather was issued, and since when the limiter has held it back, for the trace (0:
+  // unknown).
+  Pass gather_pass = Pass::kForward;
+  int64_t gather_issued = 0;
+  int64_t held_back = 0;
   // Scopes in which its parameters may be written.
   int write_scopes = 0;
   // Inside summon_full_params(rank0_only), on the other ranks: a touch is an error.
@@ -104,7 +138,9 @@ class Unit {
   std::shared_ptr<Communicator> park_group;
   // The unsharded buffer of a FlatParameter; undefined where its shard serves, or while the unit is sharded.
   const at::Tensor& unsharded(const FlatParameter& flat) const;
-  // Bytes of the unsharded buffers that gather() takes from the pool.
+  // Bytes of memory that gathering takes where shards do not serve as unsharded buffers.
+  int64_t block_nbytes() const;
+  // Bytes of the unsharded buffers that gather() has taken from the pool.
   int64_t unsharded_nbytes() const { return unsharded_nbytes_; }
 
   // Uses and reduces parameters in the dtype of the shards, or again as the options say. The unit must be sharded and
@@ -136,7 +172,9 @@ class Unit {
   void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
   void name_from_modules();
-  void gather_flat(size_t index, BufferPool& pool, Pass pass, bool may_alias);
+  bool needs_buffer(const FlatParameter& flat, bool may_alias) const;
+  void acquire_buffers(BufferPool& pool, bool may_alias);
+  void gather_flat(size_t index, Pass pass);
   std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
   std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass);
   void give_up_gather();
@@ -148,6 +186,7 @@ class Unit {
   std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
   std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
   std::vector<std::unique_ptr<FlatGradient>> gradients_;
+  at::Tensor block_;                            // kByte: the memory of unsharded_; undefined where it is empty
   std::vector<at::Tensor> unsharded_;           // one for each FlatParameter; undefined where the shard itself serves
   std::vector<at::Tensor> parked_;              // likewise; undefined unless parked
   std::vector<std::unique_ptr<Work>> gathers_;  // under way

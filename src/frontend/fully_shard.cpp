@@ -11,6 +11,7 @@
 #include "frontend/buffer_casts.h"
 #include "frontend/engine_registry.h"
 #include "frontend/mesh_choice.h"
+#include "frontend/option_checks.h"
 #include "frontend/unit_assignment.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
@@ -173,38 +174,6 @@ void check_all_shardable(const std::vector<FoundParameter>& parameters) {
   check_no_overlap(parameters);
 }
 
-void check_unit_options(const Options& options, const std::string& name) {
-  ReshardAfterForward reshard = options.reshard_after_forward.value_or(false);
-  TORCH_CHECK(!reshard.on() || reshards_after_forward(options.sharding_strategy), "fsdp: unit '", name,
-              "': reshard_after_forward=true contradicts ", to_string(options.sharding_strategy),
-              ", which keeps parameters gathered after forward; use FULL_SHARD or HYBRID_SHARD");
-  for (auto dtype : {options.param_dtype, options.reduce_dtype, options.buffer_dtype}) {
-    TORCH_CHECK(!dtype || c10::isFloatingType(*dtype), "fsdp: unit '", name, "': ", *dtype,
-                ": param_dtype, reduce_dtype and buffer_dtype must be floating point");
-  }
-}
-
-void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name) {
-  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
-    return;
-  }
-  int group = *options.reshard_after_forward->group_size();
-  int all = (is_hybrid(options.sharding_strategy) ? mesh.shard : mesh.world)->size();
-  TORCH_CHECK(group > 1 && group < all && all % group == 0, "fsdp: unit '", name, "': reshard_after_forward=", group,
-              " must divide the ", all,
-              " ranks of the shard group, and be neither 1 nor all of them; use false to keep ",
-              "parameters gathered, true to release them to the whole group");
-}
-
-UnitOptions unit_options(const Options& options) {
-  return {.strategy = options.sharding_strategy,
-          .reshard_after_forward = options.reshard_after_forward,
-          .param_dtype = options.param_dtype,
-          .reduce_dtype = options.reduce_dtype,
-          .keep_low_precision_grads = options.keep_low_precision_grads,
-          .cast_forward_inputs = options.cast_forward_inputs};
-}
-
 c10::Device shard_device(const Options& options, const std::vector<FoundParameter>& parameters,
                          const Survey& surveyed) {
   if (options.device) {
@@ -218,17 +187,6 @@ c10::Device shard_device(const Options& options, const std::vector<FoundParamete
   TORCH_CHECK(device != c10::kMeta, "fsdp: parameter '", parameters.front().fqn(),
               "' is on the meta device: set Options::device to say where its shards shall live");
   return device;
-}
-
-// Options that must be the same over the tree.
-void check_agrees(const EngineOptions& outer, const Engine& inner) {
-  const EngineOptions& other = inner.options();
-  auto require = [&](bool equal, const char* option) {
-    TORCH_CHECK(equal, "fsdp: option ", option, " must be the same for all units of a tree, but unit '",
-                inner.units().front()->name(), "' was annotated with another value than the module above it");
-  };
-  require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
-  require(outer.device == other.device, "device");
 }
 
 // One group for each dtype, requires_grad and precision, in order of first appearance.
@@ -289,8 +247,10 @@ std::string join_fqns(const UnitPlan& plan) {
 std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitPlan>& plans,
                                      const Survey& surveyed, const Options& options) {
   const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
-  EngineOptions shared{choose_mesh(options, name), options.use_orig_params,
-                       shard_device(options, surveyed.unassigned, surveyed)};
+  EngineOptions shared{.mesh = choose_mesh(options, name),
+                       .use_orig_params = options.use_orig_params,
+                       .device = shard_device(options, surveyed.unassigned, surveyed),
+                       .overlap = overlap_options(options)};
   check_reshard_group(options, shared.mesh, name);
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);

@@ -145,6 +145,38 @@ UnshardHandle ShardedModule::unshard(const torch::nn::Module& module, bool async
   engine().unshard(units, async_op);
   return {engine().shared_from_this(), units};
 }
+namespace {
+
+void set_prefetch(Engine& engine, const torch::nn::Module& module, const ShardedModule::ModuleList& modules,
+                  std::vector<Unit*> Unit::*list) {
+  std::vector<Unit*> targets;
+  for (const torch::nn::Module& target : modules) {
+    std::vector<Unit*> units = engine.units_of(&target);
+    targets.insert(targets.end(), units.begin(), units.end());
+  }
+  for (Unit* unit : engine.units_of(&module)) {
+    unit->*list = targets;
+  }
+}
+
+}  // namespace
+
+void ShardedModule::set_modules_to_forward_prefetch(const torch::nn::Module& module, const ModuleList& modules) {
+  set_prefetch(engine(), module, modules, &Unit::forward_prefetch);
+}
+
+void ShardedModule::set_modules_to_backward_prefetch(const torch::nn::Module& module, const ModuleList& modules) {
+  set_prefetch(engine(), module, modules, &Unit::backward_prefetch);
+}
+
+void ShardedModule::start_trace() { engine().trace().start(); }
+std::vector<TraceRange> ShardedModule::stop_trace() { return engine().trace().stop(); }
+
+ShardedModule::TraceScope::TraceScope(ShardedModule& sharded, std::string name)
+    : engine_(sharded.engine().shared_from_this()), name_(std::move(name)), begin_(engine_->trace().now()) {}
+
+ShardedModule::TraceScope::~TraceScope() { engine_->trace().record(TraceTrack::kStep, name_, Pass::kUser, begin_); }
+
 void ShardedModule::reshard() { engine().reshard(); }
 void ShardedModule::reshard(const torch::nn::Module& module) { engine().reshard(engine().units_of(&module)); }
 

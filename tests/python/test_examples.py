@@ -19,7 +19,7 @@ EXAMPLES = {
     "mixed_precision": "loss in bf16:",
     "muon": "rank 0 keeps the state of",
     "optimizer_in_backward": "bytes of gradients waited at a time",
-    "prefetch_by_hand": "with prefetching",
+    "prefetching": "gathers issued ahead in three steps:",
     "shard_your_model": "step 40 loss",
     "whole_parameters": "visited 132929 elements",
 }

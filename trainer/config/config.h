@@ -58,9 +58,11 @@ struct Config {
   int64_t size_min_params = 30'000'000;
   bool use_orig_params = true;
   bool cpu_offload = false;
-  std::string backward_prefetch = "none";
-  bool forward_prefetch = false;
-  bool limit_all_gathers = false;
+  std::string backward_prefetch = "backward_pre";
+  bool forward_prefetch = true;
+  bool limit_all_gathers = true;
+  int64_t max_gathered_units = 2;
+  bool one_communicator = false;
   bool activation_checkpointing = false;
   int64_t activation_checkpointing_every = 1;
   std::vector<std::string> activation_checkpointing_save_ops;
@@ -70,6 +72,9 @@ struct Config {
   int64_t logging_steps = 1;
   bool do_eval = false;
   bool save_final = false;
+  std::optional<std::string> trace_path;
+  int64_t trace_first_step = 3;
+  int64_t trace_steps = 2;
 
   bool operator==(const Config&) const = default;
 };

@@ -61,6 +61,21 @@ void check_resharding(const std::string& path, const Config& c) {
                           "hybrid_shard");
 }
 
+void check_trace(const std::string& path, const Config& c) {
+  if (c.trace_path) {
+    if (c.trace_first_step <= c.max_steps) return;
+    contradiction(path, c10::str("key \"trace_first_step\" is ", c.trace_first_step, ", but \"max_steps\" is ",
+                                 c.max_steps, "; no step would be traced"));
+  }
+  const std::string needed = ", but \"trace_path\" is null; name a file";
+  if (c.trace_first_step != Config{}.trace_first_step) {
+    contradiction(path, c10::str("key \"trace_first_step\" is ", c.trace_first_step, needed));
+  }
+  if (c.trace_steps != Config{}.trace_steps) {
+    contradiction(path, c10::str("key \"trace_steps\" is ", c.trace_steps, needed));
+  }
+}
+
 [[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,
                                const std::string& accepted) {
   throw ConfigError(c10::str("key \"", key, "\": ", value, " does not fit sharding_strategy \"",
@@ -115,6 +130,11 @@ void check_combinations(const std::string& path, const Config& c) {
     contradiction(path,
                   c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
   }
+  if (c.max_gathered_units != Config{}.max_gathered_units && !c.limit_all_gathers) {
+    contradiction(path, c10::str("key \"max_gathered_units\" is ", c.max_gathered_units,
+                                 ", but \"limit_all_gathers\" is false; it must be true"));
+  }
+  check_trace(path, c);
   check_recomputation(path, c);
   check_loss_scaling(path, c);
   check_accumulation(path, c);

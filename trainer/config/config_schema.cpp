@@ -245,20 +245,31 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "backward_prefetch",
        .member = &Config::backward_prefetch,
-       .meaning = "When the next unit's gather is issued during backward: before or after the current unit's "
-                  "gradients are computed, or when it is needed (`none`).",
-       .choices = {"none"},
-       .later = {"backward_pre", "backward_post"}},
+       .meaning = "When the gather of the unit that backward is expected to need next is issued: before the current "
+                  "unit's gradients are computed, after they were and the current unit was released, or when it is "
+                  "needed (`none`).",
+       .choices = {"none", "backward_pre", "backward_post"}},
       {.section = section,
        .name = "forward_prefetch",
        .member = &Config::forward_prefetch,
-       .meaning = "Whether the next unit's gather is issued before the current unit's forward.",
-       .later = {true}},
+       .meaning = "Whether the gather of the unit that forward is expected to need next is issued before the current "
+                  "unit's forward."},
       {.section = section,
        .name = "limit_all_gathers",
        .member = &Config::limit_all_gathers,
-       .meaning = "Whether the number of gathers issued ahead of the device is limited.",
-       .later = {true}},
+       .meaning = "Whether at most `max_gathered_units` units are gathered or being gathered at a time. false: gathers "
+                  "are issued as far ahead as the order of units is known."},
+      {.section = section,
+       .name = "max_gathered_units",
+       .member = &Config::max_gathered_units,
+       .meaning = "Units that are gathered or being gathered at a time, the one in use included, the root and units "
+                  "that stay gathered after forward not.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "one_communicator",
+       .member = &Config::one_communicator,
+       .meaning = "Whether gathers and reductions share one communicator, in which each waits behind what was issued "
+                  "before it, instead of having connections of their own."},
       {.section = section,
        .name = "activation_checkpointing",
        .member = &Config::activation_checkpointing,
@@ -299,6 +310,22 @@ std::vector<ConfigKey> output_keys() {
        .member = &Config::save_final,
        .meaning = "Whether the trained model is written to output_dir/final as a Hugging Face folder, with the "
                   "tokenizer's files of model_path."},
+      {.section = section,
+       .name = "trace_path",
+       .member = &Config::trace_path,
+       .meaning = "File for a trace of some steps on all ranks, for ui.perfetto.dev: computation, gathers, reductions, "
+                  "waits and gathers held back by `limit_all_gathers`, by unit. null: no trace."},
+      {.section = section,
+       .name = "trace_first_step",
+       .member = &Config::trace_first_step,
+       .meaning = "First step to be traced, counted from 1. The first steps are unlike the others: nothing is known of "
+                  "the order of units yet.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "trace_steps",
+       .member = &Config::trace_steps,
+       .meaning = "How many steps are traced; fewer where training ends before.",
+       .range = kAtLeastOne},
   };
 }
 

@@ -80,6 +80,21 @@ std::optional<ReshardAfterForward> reshard_after_forward(const Config& config) {
   return ReshardAfterForward(static_cast<int>(std::get<int64_t>(*config.reshard_after_forward)));
 }
 
+BackwardPrefetch backward_prefetch(const std::string& name) {
+  if (name == "none") return BackwardPrefetch::kNone;
+  if (name == "backward_pre") return BackwardPrefetch::kPre;
+  if (name == "backward_post") return BackwardPrefetch::kPost;
+  TORCH_CHECK(false, "backward_prefetch: \"", name, "\" is unknown");
+}
+
+void set_overlap(const Config& config, Options& options) {
+  options.backward_prefetch = backward_prefetch(config.backward_prefetch);
+  options.forward_prefetch = config.forward_prefetch;
+  options.limit_all_gathers = config.limit_all_gathers;
+  options.max_gathered_units = config.max_gathered_units;
+  options.one_communicator = config.one_communicator;
+}
+
 void set_precision(const Config& config, const models::CausalLM& model, Options& options) {
   options.param_dtype = scalar_type(config.dtype);
   options.reduce_dtype = scalar_type(config.mixed_precision_reduce_dtype.value_or(config.dtype));
@@ -109,6 +124,7 @@ Options sharding_options(const Config& config, const models::CausalLM& model,
   options.device = c10::Device(c10::kCPU);
   options.sharding_strategy = sharding_strategy(config.sharding_strategy);
   options.reshard_after_forward = reshard_after_forward(config);
+  set_overlap(config, options);
   set_precision(config, model, options);
   options.auto_wrap_policy = wrap_policy(config, model);
   return options;

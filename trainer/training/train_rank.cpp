@@ -11,6 +11,7 @@
 #include "training/model_io.h"
 #include "training/run_report.h"
 #include "training/sharding_options.h"
+#include "training/step_trace.h"
 #include "training/training_inputs.h"
 #include "training/training_run.h"
 
@@ -70,8 +71,13 @@ void RankRun::train() {
                                        .shuffle = config_.shuffle,
                                        .seed = static_cast<uint64_t>(config_.seed)});
   TrainingRun run(config_, *inputs_.model, *sharded_, batches);
+  StepTrace trace(config_, *sharded_, *communicator_);
   report_.start();
-  for (int64_t step = 1; step <= config_.max_steps; ++step) report_.after_step(step, run.step());
+  for (int64_t step = 1; step <= config_.max_steps; ++step) {
+    trace.before_step(step);
+    report_.after_step(step, run.step());
+    if (trace.after_step(step)) report_.say("wrote a trace to " + *config_.trace_path);
+  }
 }
 
 void RankRun::evaluate_model() {

@@ -41,6 +41,7 @@ StepResult TrainingRun::step() {
   if (scaler_.enabled()) result.loss_scale = scaler_.scale();
   sharded_.zero_grad();
   result.loss = accumulate_gradients();
+  const auto traced = sharded_.trace_range("optimizer");
   scaler_.unscale_(sharded_);
   result.grad_norm = sharded_.grad_norm().item<double>();
   optimizer_.set_learning_rate(result.learning_rate);
@@ -55,12 +56,18 @@ double TrainingRun::accumulate_gradients() {
   const double share = 1.0 / static_cast<double>(config_.gradient_accumulation_steps);
   double loss_sum = 0;
   for (int64_t pass = 0; pass < config_.gradient_accumulation_steps; ++pass) {
-    const at::Tensor tokens = batches_.next();
-    const at::Tensor loss = model_.forward(tokens, tokens).loss;
+    const at::Tensor loss = forward();
+    const auto traced = sharded_.trace_range("backward");
     sharded_.backward(scaler_.scale(loss * share), backward_options(pass));
     loss_sum += loss.item<double>();
   }
   return loss_sum * share;
+}
+
+at::Tensor TrainingRun::forward() {
+  const auto traced = sharded_.trace_range("forward");
+  const at::Tensor tokens = batches_.next();
+  return model_.forward(tokens, tokens).loss;
 }
 
 BackwardOptions TrainingRun::backward_options(int64_t pass) const {

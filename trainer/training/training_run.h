@@ -34,6 +34,7 @@ class TrainingRun {
 
  private:
   double accumulate_gradients();
+  at::Tensor forward();
   BackwardOptions backward_options(int64_t pass) const;
 
   const Config& config_;

@@ -1,0 +1,41 @@
+// What a rank did when, unit by unit: for a trace viewer.
+//
+//   sharded->start_trace();
+//   … some steps …
+//   write_trace("trace.json", *communicator, sharded->stop_trace());   // opens in ui.perfetto.dev
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+// What the ranges of one row have in common.
+enum class TraceTrack : uint8_t {
+  kStep,     // ranges of the user's (ShardedModule::trace_range)
+  kCompute,  // operators of a unit, from its first one to the first one of another unit
+  kWait,     // inside kCompute or between: the computing thread waits for a gather or a reduction
+  kGather,   // from the issue of an all-gather until it was waited for
+  kReduce,   // from the issue of a unit's reduction until it was waited for
+  kLimiter,  // the gather of a unit that is expected is held back by Options::limit_all_gathers
+};
+const char* to_string(TraceTrack track);
+
+struct TraceRange {
+  TraceTrack track;
+  std::string name;  // of the unit
+  Pass pass;
+  int64_t begin_ns;  // since the epoch of std::chrono::system_clock
+  int64_t end_ns;
+};
+
+// Writes what all ranks of the communicator have recorded into one file in the Trace Event Format (JSON), a process for
+// each rank and a row for each track; where gathers overlap, several rows. Collective; rank 0 writes. `ranges`: of this
+// rank. Errors, on all ranks: the file cannot be written.
+void write_trace(const std::filesystem::path& path, Communicator& communicator, const std::vector<TraceRange>& ranges);
+
+}  // namespace fsdp

@@ -1,0 +1,62 @@
+// What memory the units of a step need at a time.
+#include <algorithm>
+
+#include "engine/engine.h"
+
+namespace fsdp {
+
+// By the order of the last forward and the last backward. A plan only grows: where the order changes from step to step,
+// it is that of the one that needs most.
+void Engine::plan_memory() {
+  int64_t parameters = 0;
+  {
+    std::lock_guard lock(mutex_);
+    parameters = std::max(passing_nbytes(forward_history_.last_pass()), passing_nbytes(backward_history_.last_pass()));
+  }
+  planned_parameters_ = std::max(planned_parameters_, parameters);
+  planned_gradients_ = std::max(planned_gradients_, reducer_.passing_nbytes());
+  memory();  // gradients are at their peak
+  parameter_pool_.plan(planned_parameters_);
+  reducer_.pool().plan(planned_gradients_);
+}
+
+// The largest sum over a unit and those that may be gathered ahead of it.
+int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
+  int64_t most = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    std::vector<const Unit*> together;
+    int64_t sum = 0;
+    for (size_t j = i; j < order.size() && together.size() < options_.overlap.max_gathered_units; ++j) {
+      const Unit* unit = order[j];
+      if (!unit->keeps_gathered_after_forward() &&
+          std::find(together.begin(), together.end(), unit) == together.end()) {
+        together.push_back(unit);
+        int64_t nbytes = unit->block_nbytes();
+        sum += nbytes > 0 ? Arena::rounded(nbytes) : 0;
+      }
+    }
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+std::vector<MemoryCategory> Engine::memory() {
+  int64_t shards = 0, gradients = 0;
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      shards += static_cast<int64_t>(unit->flat_parameters()[i]->shard().nbytes());
+      FlatGradient* gradient = unit->gradient(i);
+      gradients += gradient ? gradient->leaves().memory_nbytes() : 0;
+    }
+  }
+  peak_gradient_shards_ = std::max(peak_gradient_shards_, gradients);
+  const BufferPool& captured = reducer_.pool();
+  return {{"parameter shards", shards, shards, shards},
+          {"gradient shards", gradients, peak_gradient_shards_, gradients},
+          {"unsharded parameters", parameter_pool_.in_use_bytes(), parameter_pool_.peak_bytes(),
+           parameter_pool_.peak_reserved_bytes()},
+          {"gradient buffers", captured.in_use_bytes(), captured.peak_bytes(), captured.peak_reserved_bytes()}};
+}
+
+}  // namespace fsdp

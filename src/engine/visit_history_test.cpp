@@ -1,0 +1,128 @@
+// Predictions from sequences of visits, on made-up units.
+#include "engine/visit_history.h"
+
+#include <string>
+
+namespace fsdp {
+namespace {
+
+const VisitHistory::Ignore kNone = [](const Unit*) { return false; };
+
+// Units are letters.
+Unit* unit(char letter) { return reinterpret_cast<Unit*>(static_cast<uintptr_t>(letter)); }
+std::string text(const std::vector<Unit*>& units) {
+  std::string text;
+  for (const Unit* one : units) text += static_cast<char>(reinterpret_cast<uintptr_t>(one));
+  return text;
+}
+
+// Lower-case letters are visits, a point ends a pass.
+VisitHistory after(const std::string& visits) {
+  VisitHistory history;
+  for (char c : visits) {
+    if (c == '.') {
+      history.end();
+    } else {
+      history.visit(unit(c));
+    }
+  }
+  return history;
+}
+
+std::string next(const std::string& visits, size_t count = 3) { return text(after(visits).next(count, kNone)); }
+
+TEST(VisitHistory, KnowsNothingOfTheFirstPass) {
+  EXPECT_EQ(next("abc"), "");
+  EXPECT_FALSE(after("abc").known());
+  EXPECT_FALSE(after("").known());
+}
+
+TEST(VisitHistory, ExpectsWhatFollowedBefore) {
+  EXPECT_EQ(next("abcd.a"), "bcd");
+  EXPECT_EQ(next("abcd.a", 1), "b");
+  EXPECT_EQ(next("abcd.abc"), "d");
+  EXPECT_EQ(next("abcd.abcd"), "") << "not beyond the end of the pass";
+}
+
+TEST(VisitHistory, NamesEachUnitOnceAndNotThePresentOne) { EXPECT_EQ(next("abacbad.a"), "bcd"); }
+
+TEST(VisitHistory, TellsRepeatedUnitsApartByWhatCameBefore) {
+  EXPECT_EQ(next("abxcbyd.ab", 1), "x");
+  EXPECT_EQ(next("abxcbyd.abxcb", 1), "y");
+  EXPECT_EQ(next("abxcbyd.cb", 1), "y") << "the order has changed";
+}
+
+TEST(VisitHistory, LearnsAChangedOrderByItsHavingHappenedOnce) {
+  EXPECT_EQ(next("abcd.abcd.acbd.a", 1), "c") << "the most recent of equal places";
+  EXPECT_EQ(next("abcd.abcd.ac", 1), "d") << "the place of c, although b was left out";
+  EXPECT_EQ(next("abcd.ax", 1), "") << "x is new";
+  EXPECT_EQ(next("abcd.axc", 1), "d");
+}
+
+TEST(VisitHistory, GoesRoundInPassesThatNothingEnds) {
+  EXPECT_EQ(next("abcabcabc", 2), "ab");
+  EXPECT_EQ(next("abcdab", 2), "cd");
+}
+
+TEST(VisitHistory, DoesNotTakeTheEndOfTheFirstPassForItsBeginning) {
+  EXPECT_EQ(next("rabr"), "");
+  EXPECT_EQ(next("rabr.rabr"), "");
+  EXPECT_EQ(next("rabr.r", 1), "a");
+}
+
+TEST(VisitHistory, LastPassIsTheLastOneThatHasEnded) {
+  EXPECT_EQ(text(after("").last_pass()), "");
+  EXPECT_EQ(text(after("ab").last_pass()), "");
+  EXPECT_EQ(text(after("ab.").last_pass()), "ab");
+  EXPECT_EQ(text(after("ab.cad.").last_pass()), "cad");
+  EXPECT_EQ(text(after("ab.cad.b").last_pass()), "cad");
+}
+
+TEST(VisitHistory, ReturnsWithin) {
+  EXPECT_TRUE(after("abab.a").returns_within(1, kNone));
+  EXPECT_FALSE(after("abcab.a").returns_within(1, kNone));
+  EXPECT_TRUE(after("abcab.a").returns_within(2, kNone));
+  EXPECT_TRUE(after("abc.abc").returns_within(1, kNone)) << "nothing comes before the pass ends";
+  EXPECT_FALSE(after("abc.ab").returns_within(1, kNone));
+  EXPECT_TRUE(after("abc.ab").returns_within(1, [](const Unit* u) { return u == unit('c'); }));
+  EXPECT_FALSE(after("abc").returns_within(1, kNone)) << "unknown";
+}
+
+TEST(VisitHistory, PassesOverIgnoredUnits) {
+  EXPECT_EQ(text(after("arbrc.a").next(2, [](const Unit* u) { return u == unit('r'); })), "bc");
+}
+
+TEST(VisitHistory, RemembersLastUses) {
+  VisitHistory history;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (char c : {'a', 'b'}) {
+      history.visit(unit(c));
+      if (pass == 1) {
+        ASSERT_TRUE(history.expected_last_use());
+        EXPECT_EQ(history.expected_last_use()->parameter, c);
+      } else {
+        EXPECT_FALSE(history.expected_last_use());
+      }
+      history.set_last_use({c, 2});
+    }
+    history.end();
+  }
+}
+
+TEST(VisitHistory, ForgetsTheOldestOfVeryMany) {
+  VisitHistory history;
+  for (int pass = 0; pass < 20000; ++pass) {
+    for (char c : {'a', 'b', 'c'}) history.visit(unit(c));
+    history.end();
+    if (pass > 0) {
+      history.visit(unit('a'));
+      ASSERT_EQ(text(history.next(2, kNone)), "bc") << pass;
+      history.visit(unit('b'));
+      history.visit(unit('c'));
+      history.end();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

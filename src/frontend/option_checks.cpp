@@ -1,0 +1,62 @@
+#include "frontend/option_checks.h"
+
+namespace fsdp {
+
+void check_unit_options(const Options& options, const std::string& name) {
+  ReshardAfterForward reshard = options.reshard_after_forward.value_or(false);
+  TORCH_CHECK(!reshard.on() || reshards_after_forward(options.sharding_strategy), "fsdp: unit '", name,
+              "': reshard_after_forward=true contradicts ", to_string(options.sharding_strategy),
+              ", which keeps parameters gathered after forward; use FULL_SHARD or HYBRID_SHARD");
+  for (auto dtype : {options.param_dtype, options.reduce_dtype, options.buffer_dtype}) {
+    TORCH_CHECK(!dtype || c10::isFloatingType(*dtype), "fsdp: unit '", name, "': ", *dtype,
+                ": param_dtype, reduce_dtype and buffer_dtype must be floating point");
+  }
+  TORCH_CHECK(options.max_gathered_units >= 1, "fsdp: unit '", name,
+              "': max_gathered_units=", options.max_gathered_units, " must be at least 1: the unit in use");
+}
+
+void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name) {
+  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
+    return;
+  }
+  int group = *options.reshard_after_forward->group_size();
+  int all = (is_hybrid(options.sharding_strategy) ? mesh.shard : mesh.world)->size();
+  TORCH_CHECK(group > 1 && group < all && all % group == 0, "fsdp: unit '", name, "': reshard_after_forward=", group,
+              " must divide the ", all,
+              " ranks of the shard group, and be neither 1 nor all of them; use false to keep ",
+              "parameters gathered, true to release them to the whole group");
+}
+
+UnitOptions unit_options(const Options& options) {
+  return {.strategy = options.sharding_strategy,
+          .reshard_after_forward = options.reshard_after_forward,
+          .param_dtype = options.param_dtype,
+          .reduce_dtype = options.reduce_dtype,
+          .keep_low_precision_grads = options.keep_low_precision_grads,
+          .cast_forward_inputs = options.cast_forward_inputs};
+}
+
+OverlapOptions overlap_options(const Options& options) {
+  return {.backward_prefetch = options.backward_prefetch,
+          .forward_prefetch = options.forward_prefetch,
+          .max_gathered_units = options.limit_all_gathers ? static_cast<size_t>(options.max_gathered_units) : kNoLimit,
+          .one_communicator = options.one_communicator};
+}
+
+// Options that must be the same over the tree.
+void check_agrees(const EngineOptions& outer, const Engine& inner) {
+  const EngineOptions& other = inner.options();
+  auto require = [&](bool equal, const char* option) {
+    TORCH_CHECK(equal, "fsdp: option ", option, " must be the same for all units of a tree, but unit '",
+                inner.units().front()->name(), "' was annotated with another value than the module above it");
+  };
+  require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
+  require(outer.device == other.device, "device");
+  require(outer.overlap.backward_prefetch == other.overlap.backward_prefetch, "backward_prefetch");
+  require(outer.overlap.forward_prefetch == other.overlap.forward_prefetch, "forward_prefetch");
+  require(outer.overlap.max_gathered_units == other.overlap.max_gathered_units,
+          "limit_all_gathers or max_gathered_units");
+  require(outer.overlap.one_communicator == other.overlap.one_communicator, "one_communicator");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,169 @@
+#include "trace/trace_file.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "checkpoint/output_file.h"
+
+namespace fsdp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// In the order of rows. Waits lie within the ranges of computation and share their row.
+enum class Row : int { kStep, kCompute, kGather, kLimiter, kReduce };
+constexpr std::array kRowNames = {"step", "compute", "all-gather", "held back by limit_all_gathers", "reduce"};
+constexpr int kMaxLanes = 1000;  // numbers of rows are row * kMaxLanes + lane
+
+Row row_of(TraceTrack track) {
+  switch (track) {
+    case TraceTrack::kStep:
+      return Row::kStep;
+    case TraceTrack::kCompute:
+    case TraceTrack::kWait:
+      return Row::kCompute;
+    case TraceTrack::kGather:
+      return Row::kGather;
+    case TraceTrack::kReduce:
+      return Row::kReduce;
+    case TraceTrack::kLimiter:
+      return Row::kLimiter;
+  }
+  TORCH_CHECK(false, "fsdp: unknown track ", static_cast<int>(track));
+}
+
+// Ranges that began earlier come first; of those that began together the longest, as it holds the others.
+bool comes_first(const TraceRange& a, const TraceRange& b) {
+  return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.end_ns > b.end_ns;
+}
+
+// One row of ranges that lie beside one another, or within one another.
+struct Lane {
+  std::vector<int64_t> open;  // ends of the ranges that hold the latest one, the outermost first
+
+  bool takes(const TraceRange& range) {
+    while (!open.empty() && open.back() <= range.begin_ns) open.pop_back();
+    if (!open.empty() && (range.end_ns > open.back() || range.track != TraceTrack::kWait)) {
+      return false;
+    }
+    open.push_back(range.end_ns);
+    return true;
+  }
+};
+
+class RankEvents {
+ public:
+  explicit RankEvents(int rank) : rank_(rank) {
+    name("process_name", 0, "rank " + std::to_string(rank));
+    events_.push_back({{"ph", "M"}, {"name", "process_sort_index"}, {"pid", rank}, {"args", {{"sort_index", rank}}}});
+  }
+
+  void add(const TraceRange& range) {
+    const auto row = static_cast<size_t>(row_of(range.track));
+    std::vector<Lane>& lanes = lanes_[row];
+    size_t lane = 0;
+    while (lane < lanes.size() && !lanes[lane].takes(range)) ++lane;
+    const int tid = static_cast<int>(row) * kMaxLanes + static_cast<int>(lane) + 1;
+    if (lane == lanes.size()) {
+      lanes.emplace_back().takes(range);
+      name("thread_name", tid, kRowNames[row]);
+      events_.push_back(
+          {{"ph", "M"}, {"name", "thread_sort_index"}, {"pid", rank_}, {"tid", tid}, {"args", {{"sort_index", tid}}}});
+    }
+    events_.push_back({{"ph", "X"},
+                       {"name", title(range)},
+                       {"cat", to_string(range.track)},
+                       {"pid", rank_},
+                       {"tid", tid},
+                       {"ts", static_cast<double>(range.begin_ns) / 1e3},
+                       {"dur", static_cast<double>(range.end_ns - range.begin_ns) / 1e3},
+                       {"args", {{"unit", range.name}, {"pass", to_string(range.pass)}}}});
+  }
+
+  std::string text() const {
+    std::string text;
+    for (const Json& event : events_) text += (text.empty() ? "" : ",\n") + event.dump();
+    return text;
+  }
+
+ private:
+  static std::string title(const TraceRange& range) {
+    switch (range.track) {
+      case TraceTrack::kWait:
+        return std::string(range.pass == Pass::kReduce ? "wait for reduction: " : "wait for gather: ") + range.name;
+      case TraceTrack::kLimiter:
+        return "held back: " + range.name;
+      default:
+        return range.name;
+    }
+  }
+
+  void name(const char* what, int tid, const std::string& value) {
+    events_.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", {{"name", value}}}});
+  }
+
+  int rank_;
+  std::array<std::vector<Lane>, kRowNames.size()> lanes_;
+  std::vector<Json> events_;
+};
+
+// Times from the first range on, so that fractions of microseconds are not lost in a double.
+int64_t earliest(const std::vector<std::string>& begins) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const std::string& begin : begins) first = std::min<int64_t>(first, std::stoll(begin));
+  return first;
+}
+
+int64_t first_begin(const std::vector<TraceRange>& ranges) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const TraceRange& range : ranges) first = std::min(first, range.begin_ns);
+  return first;
+}
+
+std::string file_text(const std::vector<std::string>& events) {
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  for (size_t rank = 0; rank < events.size(); ++rank) text += (rank > 0 ? ",\n" : "") + events[rank];
+  return text + "\n]}\n";
+}
+
+// What went wrong, or nothing.
+std::string write(const std::filesystem::path& path, const std::vector<std::string>& events) {
+  try {
+    if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+    checkpoint::write_file(path, file_text(events));
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string trace_events(int rank, std::vector<TraceRange> ranges) {
+  std::sort(ranges.begin(), ranges.end(), comes_first);
+  RankEvents events(rank);
+  for (const TraceRange& range : ranges) events.add(range);
+  return events.text();
+}
+
+void write_trace(const std::filesystem::path& path, Communicator& communicator, const std::vector<TraceRange>& ranges) {
+  const int64_t origin =
+      earliest(communicator.all_gather_bytes(std::to_string(first_begin(ranges)), {"trace origin", 0, Pass::kUser}));
+  std::vector<TraceRange> shifted = ranges;
+  for (TraceRange& range : shifted) {
+    range.begin_ns -= origin;
+    range.end_ns -= origin;
+  }
+  const std::vector<std::string> events =
+      communicator.all_gather_bytes(trace_events(communicator.rank(), std::move(shifted)), {"trace", 0, Pass::kUser});
+  const std::string problem = communicator.all_gather_bytes(communicator.rank() == 0 ? write(path, events) : "",
+                                                            {"trace written", 0, Pass::kUser})[0];
+  TORCH_CHECK(problem.empty(), "the trace was not written: ", problem);
+}
+
+}  // namespace fsdp

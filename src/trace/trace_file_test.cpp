@@ -1,0 +1,94 @@
+// The events of a trace: which rows there are, and what lies where.
+#include "trace/trace_file.h"
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/checkpoint_test_support.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using Json = nlohmann::json;
+
+Json parse(const std::string& events) { return Json::parse("[" + events + "]"); }
+
+// The rows of the ranges, by their names, as "row/lane".
+std::map<std::string, int> rows_of(const std::vector<TraceRange>& ranges) {
+  std::map<std::string, int> rows;
+  for (const Json& event : parse(trace_events(0, ranges))) {
+    if (event["ph"] == "X") rows[event["name"]] = event["tid"];
+  }
+  return rows;
+}
+
+TEST(TraceFile, AnEventSaysWhatWhenAndWhere) {
+  Json events = parse(trace_events(3, {{TraceTrack::kGather, "layers.0", Pass::kBackward, 2500, 5000}}));
+  Json want = {{"ph", "X"},
+               {"name", "layers.0"},
+               {"cat", "gather"},
+               {"pid", 3},
+               {"ts", 2.5},
+               {"dur", 2.5},
+               {"args", {{"unit", "layers.0"}, {"pass", "backward"}}}};
+  Json got = events.back();
+  want["tid"] = got["tid"];
+  EXPECT_EQ(got, want);
+  std::set<std::string> names;
+  for (const Json& event : events) {
+    if (event["ph"] == "M" && event["args"].contains("name")) names.insert(event["args"]["name"]);
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"rank 3", "all-gather"}));
+}
+
+TEST(TraceFile, OverlappingGathersHaveRowsOfTheirOwn) {
+  auto rows = rows_of({{TraceTrack::kGather, "a", Pass::kForward, 0, 10},
+                       {TraceTrack::kGather, "b", Pass::kForward, 5, 15},
+                       {TraceTrack::kGather, "c", Pass::kForward, 10, 20},
+                       {TraceTrack::kReduce, "d", Pass::kReduce, 0, 10}});
+  EXPECT_EQ(rows["a"], rows["c"]);
+  EXPECT_EQ(rows["b"], rows["a"] + 1);
+  EXPECT_NE(rows["d"], rows["a"]);
+}
+
+TEST(TraceFile, WaitsLieWithinComputation) {
+  auto rows = rows_of({{TraceTrack::kWait, "b", Pass::kForward, 2, 4},
+                       {TraceTrack::kCompute, "a", Pass::kForward, 0, 10},
+                       {TraceTrack::kCompute, "b", Pass::kForward, 10, 20},
+                       {TraceTrack::kWait, "c", Pass::kReduce, 20, 24}});
+  EXPECT_EQ(rows["a"], rows["wait for gather: b"]);
+  EXPECT_EQ(rows["a"], rows["b"]);
+  EXPECT_EQ(rows["a"], rows["wait for reduction: c"]);
+}
+
+TEST(TraceFile, HoldsAllRanks) {
+  checkpoint::TemporaryFolder folder;
+  std::filesystem::path path = folder.path() / "new" / "trace.json";
+  testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    int rank = communicator->rank();
+    std::vector<TraceRange> ranges;
+    if (rank > 0) ranges.push_back({TraceTrack::kCompute, "u", Pass::kForward, 1000000 * rank, 1000000 * rank + 1});
+    write_trace(path, *communicator, ranges);
+  });
+  Json file = Json::parse(std::ifstream(path));
+  std::map<int, double> times;
+  for (const Json& event : file["traceEvents"]) {
+    if (event["ph"] == "X") times[event["pid"]] = event["ts"];
+  }
+  EXPECT_EQ(times, (std::map<int, double>{{1, 0}, {2, 1000}}));
+}
+
+TEST(TraceFile, AFileThatCannotBeWrittenIsAnErrorOnAllRanks) {
+  testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    testing::expect_error([&] { write_trace("/proc/nothing/trace.json", *communicator, {}); },
+                          {"the trace was not written", "/proc/nothing"});
+  });
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,226 @@
+// What memory the engine takes, and when.
+#include <optional>
+
+#include "engine/engine.h"
+#include "support/counting_allocator.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using enum ShardingStrategy;
+using testing::CountedMemory;
+using testing::expect_same;
+using testing::run_ranks;
+using testing::weights_of;
+
+// Layers of different sizes, which can be run in any order, between parameters of the root. Each is a unit.
+struct UnevenImpl : torch::nn::Module {
+  UnevenImpl() {
+    for (int64_t width : {31, 211, 17, 97, 301, 61, 151}) {
+      std::string name = "l" + std::to_string(layers.size());
+      layers.push_back(register_module(
+          name, torch::nn::Sequential(torch::nn::Linear(16, width), torch::nn::Tanh(), torch::nn::Linear(width, 16))));
+      in_order.push_back(in_order.size());
+    }
+    first = register_module("first", torch::nn::Linear(16, 16));
+    last = register_parameter("last", torch::linspace(-1, 1, 16));
+  }
+  torch::Tensor forward(torch::Tensor x, const std::vector<size_t>& order) {
+    x = torch::tanh(first(x));
+    for (size_t i : order) x = x + layers[i]->forward(x);
+    return (x * last).pow(2).mean();
+  }
+  std::vector<torch::nn::Sequential> layers;
+  torch::nn::Linear first{nullptr};
+  torch::Tensor last;
+  std::vector<size_t> in_order;
+};
+TORCH_MODULE(Uneven);
+
+Uneven make_uneven(bool frozen = false) {
+  return testing::seeded([&] {
+    Uneven net;
+    if (frozen) {
+      for (size_t i = 0; i < net->layers.size(); i += 2) {
+        for (auto& parameter : net->layers[i]->ptr(0)->parameters()) parameter.set_requires_grad(false);
+      }
+    }
+    return net;
+  });
+}
+
+torch::Tensor input(int rank) { return torch::linspace(-1, 1, 64).view({4, 16}) / (1 + rank); }
+
+struct Case {
+  int ranks;
+  ShardingStrategy strategy;
+  bool frozen;
+};
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return c10::str(to_string(info.param.strategy), "_", info.param.ranks, "ranks", info.param.frozen ? "_frozen" : "");
+}
+
+class MemoryPlan : public ::testing::TestWithParam<Case> {
+ protected:
+  static Options options(const std::shared_ptr<Communicator>& communicator) {
+    Options options;
+    options.communicator = communicator;
+    options.sharding_strategy = GetParam().strategy;
+    if (is_hybrid(GetParam().strategy)) options.mesh = make_mesh(communicator, communicator->size() / 2);
+    options.auto_wrap_policy = [](const WrapCandidate& candidate) { return candidate.fqn.size() == 2; };
+    return options;
+  }
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard}) {
+    for (int ranks : {1, 2, 3, 4, 8}) cases.push_back({ranks, strategy, ranks % 2 == 1});
+  }
+  for (ShardingStrategy strategy : {kHybridShard, kHybridShardZero2}) {
+    for (int ranks : {2, 4, 8}) cases.push_back({ranks, strategy, ranks == 4});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MemoryPlan, ::testing::ValuesIn(all_cases()), case_name);
+
+// How often all ranks together ask for memory in `step`, counted on rank 0.
+int64_t allocations_of_all(Communicator& communicator, const std::function<void()>& step) {
+  auto meet = [&, n = uint64_t{0}]() mutable { communicator.all_gather_bytes("", {"meet", n++, Pass::kUser}); };
+  meet();
+  std::optional<CountedMemory> memory;
+  if (communicator.rank() == 0) memory.emplace();
+  meet();
+  int64_t before = memory ? memory->allocations() : 0;
+  meet();
+  step();
+  meet();
+  int64_t allocations = memory ? memory->allocations() - before : 0;
+  memory.reset();
+  meet();
+  return allocations;
+}
+
+// A step of the sharded model asks for memory no more often than a step of the plain one: the engine does not. What the
+// communicator keeps for sums of all-reduces settles one step later.
+TEST_P(MemoryPlan, AfterTheFirstStepTheEngineAllocatesNothing) {
+  Uneven plain = make_uneven(GetParam().frozen);
+  auto plain_step = [&] {
+    plain->zero_grad();
+    plain->forward(input(0), plain->in_order).backward();
+  };
+  plain_step();
+  CountedMemory memory;
+  int64_t before = memory.allocations();
+  plain_step();
+  int64_t expected = memory.allocations() - before;
+  bool all_reduces = GetParam().strategy == kNoShard || is_hybrid(GetParam().strategy);
+  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+    Uneven net = make_uneven(GetParam().frozen);
+    auto sharded = fully_shard(net, options(communicator));
+    for (int i = 0; i < 5; ++i) {
+      int64_t allocations = allocations_of_all(*communicator, [&] {
+        sharded->zero_grad();
+        net->forward(input(communicator->rank()), net->in_order).backward();
+      });
+      if (i > (all_reduces ? 1 : 0) && communicator->rank() == 0) {
+        EXPECT_LE(allocations, expected * GetParam().ranks) << "step " << i;
+      }
+    }
+  });
+}
+
+// Memory of the root's buffers, and of the two largest of others.
+template <typename Bytes>
+int64_t bound(ShardedModule& sharded, Bytes bytes) {
+  int64_t root = 0;
+  std::vector<int64_t> others = {0, 0};
+  for (Unit* unit : sharded.engine().all_units()) {
+    (unit->is_root ? root : others.emplace_back()) = bytes(*unit);
+  }
+  std::sort(others.rbegin(), others.rend());
+  return root + others[0] + others[1];
+}
+
+int64_t gradient_bytes(Unit& unit) {
+  int64_t sum = 0;
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    sum += unit.gradient(i) ? unit.gradient(i)->buffer_nbytes() : 0;
+  }
+  return sum;
+}
+
+MemoryCategory category(const ShardedModule& sharded, const std::string& name) {
+  for (const MemoryCategory& one : sharded.memory()) {
+    if (one.name == name) return one;
+  }
+  ADD_FAILURE() << name;
+  return {};
+}
+
+TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
+  if (!reshards_after_forward(GetParam().strategy)) {
+    return;  // all units stay gathered
+  }
+  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+    Uneven net = make_uneven(GetParam().frozen);
+    auto sharded = fully_shard(net, options(communicator));
+    for (int i = 0; i < 4; ++i) {
+      sharded->zero_grad();
+      net->forward(input(communicator->rank()), net->in_order).backward();
+    }
+    bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
+                   sharded->engine().units().front()->groups().shard->size() == 1;
+    auto unsharded = category(*sharded, "unsharded parameters");
+    int64_t parameters = bound(*sharded, [](Unit& unit) { return Arena::rounded(unit.block_nbytes()); });
+    EXPECT_LE(unsharded.reserved, aliases ? Arena::kGranularity : parameters);
+    EXPECT_LE(unsharded.peak, unsharded.reserved);
+    EXPECT_EQ(unsharded.current, 0);
+    auto buffers = category(*sharded, "gradient buffers");
+    EXPECT_LE(buffers.peak, buffers.reserved);
+    EXPECT_EQ(buffers.current, 0);
+    if (GetParam().strategy == kFullShard && !aliases) {
+      EXPECT_LE(buffers.reserved, bound(*sharded, gradient_bytes));
+    }
+  });
+}
+
+// A plan is for the order that was seen. In another one every number stays, and memory comes from elsewhere if need be.
+TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
+  const std::vector<std::vector<size_t>> orders = {{0, 2, 5}, {0, 2, 5}, {4, 1, 6}, {1, 1, 4}, {6, 5, 4, 3, 2, 1, 0},
+                                                   {}};
+  std::vector<std::map<std::string, torch::Tensor>> weights(2);
+  for (bool strict : {true, false}) {
+    run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+      Uneven net = make_uneven(GetParam().frozen);
+      auto sharded = fully_shard(net, options(communicator));
+      sharded->engine().set_strict_release(strict);  // without a plan
+      for (const auto& order : orders) {
+        sharded->zero_grad();
+        net->forward(input(communicator->rank()), order).backward();
+        testing::descend(sharded->parameters());
+      }
+      auto got = weights_of(*sharded);
+      if (communicator->rank() == 0) weights[strict] = got;
+    });
+  }
+  expect_same(weights[0], weights[1]);
+}
+
+TEST(MemorySummary, HasARowForEachCategory) {
+  torch::nn::Linear linear(16, 16);
+  auto sharded = fully_shard(*linear, testing::one_rank_options());
+  std::string summary = sharded->memory_summary({{"optimizer state", 1 << 20, 2 << 20, 3 << 20}});
+  for (const char* part :
+       {"rank 0, MiB", "current", "peak", "reserved", "parameter shards", "gradient shards", "unsharded parameters",
+        "gradient buffers", "optimizer state                 1.00        2.00        3.00", "together"}) {
+    EXPECT_THAT(summary, ::testing::HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

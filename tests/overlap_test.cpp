@@ -1,0 +1,320 @@
+// Gathers that are issued ahead: which, when, how many, and that a wrong prediction changes no number.
+#include "comm/recording_communicator.h"
+#include "engine/engine.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::expect_same;
+using testing::run_ranks;
+using testing::weights_of;
+
+// Layers in a row that can be run in any order, between parameters of the root.
+struct RowImpl : torch::nn::Module {
+  explicit RowImpl(int depth) {
+    first = register_module("first", torch::nn::Linear(5, 7));
+    for (int i = 0; i < depth; ++i) {
+      layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(7, 7)));
+    }
+    last = register_parameter("last", torch::linspace(-1, 1, 7));
+    to(at::kDouble);
+  }
+  torch::Tensor forward(torch::Tensor x, const std::vector<int>& order) {
+    x = torch::tanh(first(x));
+    for (int i : order) {
+      x = x + torch::tanh(layers[i](x));
+      if (after_layer) after_layer(i);
+    }
+    return (x * last).pow(2).mean();
+  }
+  torch::nn::Linear first{nullptr};
+  std::vector<torch::nn::Linear> layers;
+  torch::Tensor last;
+  std::function<void(int)> after_layer;
+};
+TORCH_MODULE(Row);
+
+constexpr int kDepth = 5;
+const std::vector<int> kInOrder = {0, 1, 2, 3, 4};
+
+Row make_row() {
+  return testing::seeded([] { return Row(kDepth); });
+}
+
+// The layers are units; the first layer is part of the root.
+Options options_for(const std::shared_ptr<Communicator>& communicator) {
+  Options options;
+  options.communicator = communicator;
+  options.auto_wrap_policy = [](const WrapCandidate& candidate) { return candidate.fqn.size() == 2; };
+  return options;
+}
+
+torch::Tensor input(int rank) { return torch::arange(15).to(at::kDouble).view({3, 5}) / (10 + rank); }
+
+void step(Row& row, ShardedModule& sharded, int rank, const std::vector<int>& order = kInOrder) {
+  sharded.zero_grad();
+  row->forward(input(rank), order).backward();
+  testing::descend(sharded.parameters());
+}
+
+// "g2" where the gather of unit l2 is issued, "w2" where it is waited for, "r2" where its reduction is issued.
+std::string log_of(const RecordingCommunicator& communicator) {
+  std::string log;
+  for (const CollectiveEvent& event : communicator.events()) {
+    bool reduce = event.kind == CollectiveKind::kReduceScatter;
+    if (event.id.name == "root" || event.kind == CollectiveKind::kGatherBytes ||
+        (reduce && event.what == CollectiveEvent::What::kWait))
+      continue;
+    const char* what = reduce ? "r" : event.what == CollectiveEvent::What::kIssue ? "g" : "w";
+    log += (log.empty() ? "" : " ") + std::string(what) + event.id.name.substr(1);
+  }
+  return log;
+}
+
+// The log of the second step on rank 0.
+std::string log_of_second_step(const std::function<void(Options&)>& configure) {
+  std::string log;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    auto recording = std::make_shared<RecordingCommunicator>(communicator);
+    Row row = make_row();
+    Options options = options_for(recording);
+    configure(options);
+    auto sharded = fully_shard(row, options);
+    step(row, *sharded, recording->rank());
+    recording->clear();
+    step(row, *sharded, recording->rank());
+    if (recording->rank() == 0) log = log_of(*recording);
+  });
+  return log;
+}
+
+const std::string kForward = "g0 g1 w0 g2 w1 g3 w2 g4 w3 w4 ";
+
+TEST(Prefetch, ForwardAndBackwardByDefault) {
+  EXPECT_EQ(log_of_second_step([](Options&) {}), kForward + "g3 g2 r4 w3 g1 r3 w2 g0 r2 w1 r1 w0 r0");
+}
+
+TEST(Prefetch, BackwardPost) {
+  auto configure = [](Options& options) { options.backward_prefetch = BackwardPrefetch::kPost; };
+  EXPECT_EQ(log_of_second_step(configure), kForward + "g3 r4 w3 g2 r3 w2 g1 r2 w1 g0 r1 w0 r0");
+}
+
+TEST(Prefetch, None) {
+  auto configure = [](Options& options) {
+    options.forward_prefetch = false;
+    options.backward_prefetch = BackwardPrefetch::kNone;
+  };
+  EXPECT_EQ(log_of_second_step(configure), "g0 w0 g1 w1 g2 w2 g3 w3 g4 w4 r4 g3 w3 r3 g2 w2 r2 g1 w1 r1 g0 w0 r0");
+}
+
+// Nothing waits for the one in use to end: all are issued as soon as they are expected.
+TEST(Prefetch, Unlimited) {
+  auto configure = [](Options& options) { options.limit_all_gathers = false; };
+  EXPECT_EQ(log_of_second_step(configure), "g0 g1 g2 g3 g4 w0 w1 w2 w3 w4 g3 g2 g1 g0 r4 w3 r3 w2 r2 w1 r1 w0 r0");
+}
+
+// With one communicator a gather stands behind the reductions that were issued before it (the paper's figure 6b): with
+// BACKWARD_PRE none is, as the logs above show, without prefetching the unit before. With two it does not matter.
+TEST(Prefetch, ReductionsHaveACommunicatorOfTheirOwn) {
+  for (bool one : {false, true}) {
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      auto recording = std::make_shared<RecordingCommunicator>(communicator);
+      Row row = make_row();
+      Options options = options_for(recording);
+      options.one_communicator = one;
+      auto sharded = fully_shard(row, options);
+      step(row, *sharded, recording->rank());
+      for (const CollectiveEvent& event : recording->events()) {
+        EXPECT_EQ(event.twin, !one && event.kind == CollectiveKind::kReduceScatter) << to_string(event);
+      }
+    });
+  }
+}
+
+// Weights after steps with a new order of layers each time equal those of one process and those without prefetching.
+TEST(Prefetch, AChangedOrderCostsTimeOnly) {
+  const std::vector<std::vector<int>> orders = {
+      kInOrder, kInOrder, {4, 3, 2, 1, 0}, {0, 2, 4}, {1, 1, 3, 1}, {0, 1, 2, 3, 4}, {}, {2}, kInOrder, kInOrder};
+  for (ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard}) {
+    for (int ranks : {1, 2, 3, 4, 8}) {
+      std::vector<std::map<std::string, torch::Tensor>> weights(2);
+      for (bool ahead : {false, true}) {
+        run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+          Row row = make_row();
+          Options options = options_for(communicator);
+          options.sharding_strategy = strategy;
+          options.forward_prefetch = ahead;
+          options.backward_prefetch = ahead ? BackwardPrefetch::kPre : BackwardPrefetch::kNone;
+          auto sharded = fully_shard(row, options);
+          for (const std::vector<int>& order : orders) step(row, *sharded, communicator->rank(), order);
+          EngineStats stats = sharded->stats();
+          EXPECT_EQ(stats.prefetches > 0, ahead && ranks > 1 && strategy != ShardingStrategy::kNoShard);
+          EXPECT_EQ(stats.gathered_units, 0);
+          auto got = weights_of(*sharded);
+          if (communicator->rank() == 0) weights[ahead] = got;
+        });
+      }
+      expect_same(weights[1], weights[0]);
+    }
+  }
+}
+
+// What no step has used yet is released again, unused.
+TEST(Prefetch, CountsWhatWasWasted) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    auto sharded = fully_shard(row, options_for(communicator));
+    for (int i = 0; i < 3; ++i) step(row, *sharded, communicator->rank());
+    EXPECT_EQ(sharded->stats().prefetches_wasted, 0);
+    step(row, *sharded, communicator->rank(), {3, 0});
+    EXPECT_GT(sharded->stats().prefetches_wasted, 0);
+  });
+}
+
+TEST(Prefetch, EvaluationBetweenStepsIsLearned) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    auto sharded = fully_shard(row, options_for(communicator));
+    auto round = [&] {
+      step(row, *sharded, communicator->rank());
+      torch::NoGradGuard no_grad;
+      row->forward(input(0), kInOrder);
+      row->forward(input(1), {0, 1});
+    };
+    for (int i = 0; i < 3; ++i) round();
+    EngineStats before = sharded->stats();
+    round();
+    EngineStats after = sharded->stats();
+    EXPECT_GE(after.prefetches - before.prefetches, 4 + 4 + 4 + 1);
+    EXPECT_LE(after.prefetches_wasted - before.prefetches_wasted, 2);
+  });
+}
+
+// ---------------------------------------------------------------- how many at a time
+
+int64_t peak_units(int64_t limit) {
+  std::atomic<int64_t> peak = 0;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    Options options = options_for(communicator);
+    options.limit_all_gathers = limit > 0;
+    options.max_gathered_units = std::max<int64_t>(limit, 1);
+    auto sharded = fully_shard(row, options);
+    for (int i = 0; i < 3; ++i) step(row, *sharded, communicator->rank());
+    peak = sharded->stats().peak_gathered_units - 1;  // without the root
+  });
+  return peak;
+}
+
+TEST(Limit, HoldsForGathersAheadToo) {
+  for (int64_t limit : {1, 2, 3, 4}) EXPECT_EQ(peak_units(limit), limit);
+  EXPECT_EQ(peak_units(0), kDepth) << "no limit";
+}
+
+// A layer is released after its last operator, not when the next one begins.
+TEST(Limit, UnitsAreReleasedAfterTheirLastUse) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    Options options = options_for(communicator);
+    options.forward_prefetch = false;
+    auto sharded = fully_shard(row, options);
+    std::vector<int64_t> gathered;
+    row->after_layer = [&](int) { gathered.push_back(sharded->stats().gathered_units); };
+    step(row, *sharded, communicator->rank());
+    EXPECT_EQ(gathered, (std::vector<int64_t>{2, 2, 2, 2, 2})) << "the root and the layer";
+    gathered.clear();
+    step(row, *sharded, communicator->rank());
+    EXPECT_EQ(gathered, (std::vector<int64_t>{1, 1, 1, 1, 2})) << "the last one stays for backward";
+  });
+}
+
+TEST(Limit, ListsOfTheUserGoBeyondIt) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    auto recording = std::make_shared<RecordingCommunicator>(communicator);
+    Row row = make_row();
+    Options options = options_for(recording);
+    options.forward_prefetch = false;
+    options.backward_prefetch = BackwardPrefetch::kNone;
+    auto sharded = fully_shard(row, options);
+    auto& layers = row->layers;
+    sharded->set_modules_to_forward_prefetch(*layers[0], {*layers[1], *layers[2], *layers[3]});
+    sharded->set_modules_to_backward_prefetch(*layers[4], {*layers[3], *layers[2]});
+    step(row, *sharded, communicator->rank());
+    EXPECT_EQ(log_of(*recording), "g0 g1 g2 g3 w0 w1 w2 w3 g4 w4 g3 g2 r4 w3 r3 w2 r2 g1 w1 r1 g0 w0 r0");
+    sharded->set_modules_to_forward_prefetch(*layers[0], {});
+    sharded->set_modules_to_backward_prefetch(*layers[4], {});
+    recording->clear();
+    step(row, *sharded, communicator->rank());
+    EXPECT_EQ(log_of(*recording), "g0 w0 g1 w1 g2 w2 g3 w3 g4 w4 r4 g3 w3 r3 g2 w2 r2 g1 w1 r1 g0 w0 r0");
+    testing::expect_error([&] { sharded->set_modules_to_forward_prefetch(*row->first, {}); },
+                          {"no unit was made for this module itself"});
+  });
+}
+
+// ---------------------------------------------------------------- the trace
+
+// The units of one track, in order of time.
+std::string units_of(const std::vector<TraceRange>& ranges, TraceTrack track, Pass pass) {
+  std::string units;
+  for (const TraceRange& range : ranges) {
+    if (range.track == track && range.pass == pass) units += (units.empty() ? "" : " ") + range.name;
+  }
+  return units;
+}
+
+std::vector<TraceRange> trace_of_third_step(const std::function<void(Options&)>& configure) {
+  std::vector<TraceRange> trace;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    Options options = options_for(communicator);
+    configure(options);
+    auto sharded = fully_shard(row, options);
+    for (int i = 0; i < 2; ++i) step(row, *sharded, communicator->rank());
+    EXPECT_TRUE(sharded->stop_trace().empty()) << "nobody wanted one";
+    sharded->start_trace();
+    {
+      auto range = sharded->trace_range("step");
+      step(row, *sharded, communicator->rank());
+    }
+    auto got = sharded->stop_trace();
+    step(row, *sharded, communicator->rank());
+    EXPECT_TRUE(sharded->stop_trace().empty());
+    if (communicator->rank() == 0) trace = got;
+  });
+  std::sort(trace.begin(), trace.end(), [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
+  return trace;
+}
+
+TEST(Trace, ShowsComputationGathersReductionsAndWaits) {
+  auto trace = trace_of_third_step([](Options&) {});
+  const std::string forward = "root l0 l1 l2 l3 l4 root", backward = "root l4 l3 l2 l1 l0";
+  EXPECT_EQ(units_of(trace, TraceTrack::kCompute, Pass::kForward), forward);
+  EXPECT_EQ(units_of(trace, TraceTrack::kCompute, Pass::kBackward), backward);
+  for (TraceTrack track : {TraceTrack::kGather, TraceTrack::kWait}) {
+    EXPECT_EQ(units_of(trace, track, Pass::kForward), "root l0 l1 l2 l3 l4") << to_string(track);
+    EXPECT_EQ(units_of(trace, track, Pass::kBackward), "l3 l2 l1 l0") << to_string(track);
+    if (track == TraceTrack::kGather) track = TraceTrack::kReduce;
+    EXPECT_EQ(units_of(trace, track, Pass::kReduce), "l4 l3 l2 l1 l0 root") << to_string(track);
+  }
+  EXPECT_EQ(units_of(trace, TraceTrack::kStep, Pass::kUser), "step");
+  for (const TraceRange& range : trace) {
+    EXPECT_LE(trace.front().begin_ns, range.begin_ns);
+    EXPECT_LE(range.begin_ns, range.end_ns);
+    EXPECT_LE(range.end_ns, trace.front().end_ns) << "all within the step";
+  }
+}
+
+TEST(Trace, ShowsWhatTheLimiterHoldsBack) {
+  auto trace = trace_of_third_step([](Options&) {});
+  EXPECT_EQ(units_of(trace, TraceTrack::kLimiter, Pass::kForward), "l2 l3 l4");
+  EXPECT_EQ(units_of(trace, TraceTrack::kLimiter, Pass::kBackward), "l2 l1 l0");
+  auto unlimited = trace_of_third_step([](Options& options) { options.limit_all_gathers = false; });
+  EXPECT_EQ(units_of(unlimited, TraceTrack::kLimiter, Pass::kForward), "");
+  EXPECT_EQ(units_of(unlimited, TraceTrack::kLimiter, Pass::kBackward), "");
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,23 @@
+#include "training/step_trace.h"
+
+#include <algorithm>
+
+namespace fsdp::trainer {
+
+StepTrace::StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator)
+    : config_(config),
+      sharded_(sharded),
+      communicator_(communicator),
+      last_step_(std::min(config.trace_first_step + config.trace_steps - 1, config.max_steps)) {}
+
+void StepTrace::before_step(int64_t step) {
+  if (traces() && step == config_.trace_first_step) sharded_.start_trace();
+}
+
+bool StepTrace::after_step(int64_t step) {
+  if (!traces() || step != last_step_) return false;
+  write_trace(*config_.trace_path, communicator_, sharded_.stop_trace());
+  return true;
+}
+
+}  // namespace fsdp::trainer
