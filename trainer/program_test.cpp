@@ -54,6 +54,14 @@ class Program : public ::testing::Test {
     for (std::string line; std::getline(lines, line);) result.push_back(json::parse(line));
     return result;
   }
+  // Of a run over two ranks, line by line.
+  std::vector<double> losses_and_norms(const json& changes) const {
+    const ProgramResult result = train(config(changes), "--nproc-per-node 2");
+    EXPECT_EQ(result.status, 0) << result.err;
+    std::vector<double> values;
+    for (const json& line : metrics()) values.insert(values.end(), {line["loss"], line["grad_norm"]});
+    return values;
+  }
 
   TestFolder folder_;
 };
@@ -194,13 +202,6 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
   json model = tiny_llama_config(/*tied=*/true);
   model["attention_dropout"] = 0.3;
   folder_.write("model/config.json", model.dump());
-  const auto losses_and_norms = [&](const json& changes) {
-    const ProgramResult result = train(config(changes), "--nproc-per-node 2");
-    EXPECT_EQ(result.status, 0) << result.err;
-    std::vector<double> values;
-    for (const json& line : metrics()) values.insert(values.end(), {line["loss"], line["grad_norm"]});
-    return values;
-  };
   const auto expected = losses_and_norms(json::object());
   ASSERT_EQ(expected.size(), 8u);
   EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true}}), expected);
@@ -212,13 +213,6 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
 
 // When gathers are issued, and through which connections, changes no number.
 TEST_F(Program, OverlapChangesNoNumber) {
-  const auto losses_and_norms = [&](const json& changes) {
-    const ProgramResult result = train(config(changes), "--nproc-per-node 2");
-    EXPECT_EQ(result.status, 0) << result.err;
-    std::vector<double> values;
-    for (const json& line : metrics()) values.insert(values.end(), {line["loss"], line["grad_norm"]});
-    return values;
-  };
   const auto expected = losses_and_norms({{"forward_prefetch", false}, {"backward_prefetch", "none"}});
   ASSERT_EQ(expected.size(), 8u);
   EXPECT_EQ(losses_and_norms(json::object()), expected);
