@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/buffer_pool.h"
 #include "comm/collective_header.h"
 #include "comm/gloo_transport.h"
 #include "comm/group_family.h"
+#include "comm/staging_pool.h"
 
 namespace fsdp {
 
@@ -20,7 +20,7 @@ struct ExchangeContext {
   std::shared_ptr<GlooTransport> transport;
   std::shared_ptr<GroupFamily> family;
   std::vector<int> names;  // for errors: the ranks of this group as the first group of the family counts them
-  BufferPool buffers;
+  StagingPool buffers;
   uint64_t next_sequence = 0;
   std::vector<uint64_t> payload_bytes_sent;  // by rank
 };

@@ -69,25 +69,12 @@ bool BufferPool::give_back_staying(const at::Tensor& buffer) {
 }
 
 at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
-  FreeList& free = residence == Residence::kAside ? free_aside_ : free_;
-  auto best = free.end();
-  auto end = poison_ ? free.begin() + (free.size() > kQuarantine ? free.size() - kQuarantine : 0) : free.end();
-  for (auto it = free.begin(); it != end; ++it) {
-    if (nbytes_of(*it) >= nbytes && (best == free.end() || nbytes_of(*it) < nbytes_of(*best))) {
-      best = it;
-    }
+  FreeBuffers& free = residence == Residence::kAside ? free_aside_ : free_;
+  if (auto bytes = free.take(nbytes, poison_ ? kQuarantine : 0)) {
+    return *bytes;
   }
-  if (best != free.end()) {
-    at::Tensor bytes = *best;
-    free.erase(best);
-    return bytes;
-  }
-  // Nothing fits: a buffer that is too small makes room for the larger one, so that the pool does not keep both.
-  if (!poison_ && !free.empty()) {
-    auto largest = std::max_element(
-        free.begin(), free.end(), [](const at::Tensor& a, const at::Tensor& b) { return nbytes_of(a) < nbytes_of(b); });
+  if (auto largest = poison_ ? std::nullopt : free.take_largest()) {
     give_up(*largest);
-    free.erase(largest);
   }
   at::Tensor bytes = allocate(nbytes);
   if (residence == Residence::kAside) {
@@ -125,7 +112,7 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
     bytes.fill_(0xFF);
   }
   bool aside = aside_.count(bytes.storage().unsafeGetStorageImpl()) > 0;
-  (aside ? free_aside_ : free_).push_back(bytes);
+  (aside ? free_aside_ : free_).add(bytes);
 }
 
 bool BufferPool::plan(int64_t nbytes) {
@@ -136,10 +123,9 @@ bool BufferPool::plan(int64_t nbytes) {
   if (!arena_.empty()) {
     return false;
   }
-  for (const at::Tensor& bytes : free_) {
-    give_up(bytes);
+  while (auto bytes = free_.take_largest()) {
+    give_up(*bytes);
   }
-  free_.clear();
   count_reserved(nbytes - arena_.capacity());
   ++allocations_;
   arena_.resize(nbytes);

@@ -4,11 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
 
+#include "base/free_buffers.h"
 #include "engine/arena.h"
 
 namespace fsdp {
@@ -65,9 +65,8 @@ class BufferPool {
   std::mutex mutex_;
   Arena arena_;
   std::map<const void*, Staying> staying_;
-  using FreeList = std::deque<at::Tensor>;  // byte tensors, oldest release first
-  FreeList free_;
-  FreeList free_aside_;
+  FreeBuffers free_;
+  FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_
   int64_t allocations_ = 0;
   int64_t in_use_bytes_ = 0;

@@ -164,6 +164,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void finish_backward();
   void compare_reductions();
   void plan_memory();
+  int64_t gradient_shards_nbytes();  // now; notes the peak
   int64_t passing_nbytes(const std::vector<Unit*>& order) const;
   void discard_captures();
   // With each FlatParameter that gets gradients, under its unit's lock.

@@ -15,7 +15,7 @@ void Engine::plan_memory() {
   }
   planned_parameters_ = std::max(planned_parameters_, parameters);
   planned_gradients_ = std::max(planned_gradients_, reducer_.passing_nbytes());
-  memory();  // gradients are at their peak
+  gradient_shards_nbytes();  // they are at their peak
   parameter_pool_.plan(planned_parameters_);
   reducer_.pool().plan(planned_gradients_);
 }
@@ -26,7 +26,8 @@ int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
   for (size_t i = 0; i < order.size(); ++i) {
     std::vector<const Unit*> together;
     int64_t sum = 0;
-    for (size_t j = i; j < order.size() && together.size() < options_.overlap.max_gathered_units; ++j) {
+    size_t j = i;
+    for (; j < order.size() && together.size() < options_.overlap.max_gathered_units; ++j) {
       const Unit* unit = order[j];
       if (!unit->keeps_gathered_after_forward() &&
           std::find(together.begin(), together.end(), unit) == together.end()) {
@@ -36,21 +37,27 @@ int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
       }
     }
     most = std::max(most, sum);
+    if (j == order.size()) {
+      break;  // those that follow hold no more
+    }
   }
   return most;
 }
 
+int64_t Engine::gradient_shards_nbytes() {
+  int64_t nbytes = 0;
+  for_each_gradient([&](FlatGradient& gradient) { nbytes += gradient.leaves().memory_nbytes(); });
+  peak_gradient_shards_ = std::max(peak_gradient_shards_, nbytes);
+  return nbytes;
+}
+
 std::vector<MemoryCategory> Engine::memory() {
-  int64_t shards = 0, gradients = 0;
+  int64_t shards = 0, gradients = gradient_shards_nbytes();
   for (auto& unit : units_) {
-    std::lock_guard lock(unit->mutex);
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      shards += static_cast<int64_t>(unit->flat_parameters()[i]->shard().nbytes());
-      FlatGradient* gradient = unit->gradient(i);
-      gradients += gradient ? gradient->leaves().memory_nbytes() : 0;
+    for (const auto& flat : unit->flat_parameters()) {
+      shards += static_cast<int64_t>(flat->shard().nbytes());
     }
   }
-  peak_gradient_shards_ = std::max(peak_gradient_shards_, gradients);
   const BufferPool& captured = reducer_.pool();
   return {{"parameter shards", shards, shards, shards},
           {"gradient shards", gradients, peak_gradient_shards_, gradients},

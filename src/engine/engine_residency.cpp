@@ -162,7 +162,7 @@ void Engine::make_room_for(Unit& unit, const VisitHistory* history) {
 
 // Units that are gathered and stay so on purpose.
 VisitHistory::Ignore Engine::needs_no_room() const {
-  return [this](const Unit* unit) { return unit->keeps_gathered_after_forward() && contains(resident_, unit); };
+  return [](const Unit* unit) { return unit->keeps_gathered_after_forward() && unit->resident; };
 }
 
 bool Engine::stays(const Unit& unit) const {
@@ -312,6 +312,7 @@ void Engine::gather_ahead(Unit& unit) {
   trace_.record(TraceTrack::kLimiter, unit.name(), pass, std::exchange(unit.held_back, 0));
   std::lock_guard lock(mutex_);
   resident_.push_back(&unit);
+  unit.resident = true;
   stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(resident_.size()));
 }
 
@@ -337,6 +338,7 @@ void Engine::finish_gather(Unit& unit) {
 void Engine::forget_resident(Unit& unit) {
   std::lock_guard lock(mutex_);
   std::erase(resident_, &unit);
+  unit.resident = false;
   stats_.prefetches_wasted += unit.prefetched.exchange(false);
 }
 

@@ -114,6 +114,8 @@ class Unit {
   std::atomic<bool> awaits_use{false};
   // Gathered because it is expected to be used soon, and not used since.
   std::atomic<bool> prefetched{false};
+  // Whether it is among the engine's gathered units, gathers under way included; under the engine's mutex.
+  bool resident = false;
   // The present visit ([Note: prediction by history]).
   VisitUses visit;
   // What the user wants gathered when this unit is used, in place of what is expected; empty: what is expected.

@@ -4,12 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <vector>
+
+#include "base/free_buffers.h"
 
 namespace fsdp {
 
 // Not thread-safe.
-class BufferPool {
+class StagingPool {
  public:
   // At least `bytes` bytes of host memory (kByte, 1-D). The smallest free buffer that is large enough, else a
   // new one.
@@ -18,7 +19,7 @@ class BufferPool {
   void give_back(at::Tensor buffer);
 
  private:
-  std::vector<at::Tensor> free_;
+  FreeBuffers free_;
 };
 
 }  // namespace fsdp
