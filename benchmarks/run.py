@@ -32,6 +32,7 @@ class Variant:
     ours: bool = False
     method: str = ""
     prefetch: bool = False
+    settings: tuple = ()  # pairs of a config key and its value, of ours
 
     @property
     def strategy(self):
@@ -40,6 +41,12 @@ class Variant:
 
 VARIANTS = (
     Variant("full_shard", "fsdp.cpp", ours=True),
+    Variant("full_shard", "fsdp.cpp, no prefetch", ours=True,
+            settings=(("backward_prefetch", "none"), ("forward_prefetch", False))),
+    Variant("full_shard", "fsdp.cpp, backward_post", ours=True, settings=(("backward_prefetch", "backward_post"),)),
+    Variant("full_shard", "fsdp.cpp, no limit", ours=True, settings=(("limit_all_gathers", False),)),
+    Variant("full_shard", "fsdp.cpp, one communicator", ours=True, settings=(("one_communicator", True),)),
+    Variant("full_shard", "fsdp.cpp, auto_units", ours=True, settings=(("wrap_policy", "auto_units"),)),
     Variant("full_shard", "FSDP1, no prefetch", method="fsdp1"),
     Variant("full_shard", "FSDP1, default prefetch", method="fsdp1", prefetch=True),
     Variant("full_shard", "FSDP2", method="fsdp2"),
@@ -113,6 +120,7 @@ def run_torch(variant, config_path, ranks):
 def measure(variant, build_dir, folder, ranks, steps):
     config = dict(TRAINING, model_path=str(folder / "model"), dataset=str(folder / "tokens.bin"), max_steps=steps,
                   sharding_strategy=variant.strategy, output_dir=str(folder / "run"))
+    config.update(variant.settings)
     config_path = folder / "config.json"
     config_path.write_text(json.dumps(config))
     result = run_ours(build_dir, config_path, ranks) if variant.ours else run_torch(variant, config_path, ranks)
@@ -141,7 +149,7 @@ def training(build_dir, folder, world_sizes, turns, steps):
                 results[ranks][variant].append(measure(variant, build_dir, folder, ranks, steps))
     parts = []
     for ranks, by_variant in results.items():
-        ours = {variant.group: [run.tokens_per_second for run in runs] for variant, runs in by_variant.items() if variant.ours}
+        ours = {variant.group: [run.tokens_per_second for run in runs] for variant, runs in by_variant.items() if variant.name == "fsdp.cpp"}
         parts.append(f"#### {ranks} rank{'s' if ranks > 1 else ''}\n\n{training_table(by_variant, ours)}")
     return "\n\n".join(parts)
 

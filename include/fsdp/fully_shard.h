@@ -82,6 +82,7 @@ class UnshardHandle {
 
 // Counters since fully_shard; what tests and benchmarks look at.
 struct EngineStats {
+  int64_t units = 0;  // now
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t all_reduces = 0;
@@ -280,6 +281,13 @@ class ShardedModule {
     int64_t begin_;
   };
   [[nodiscard]] TraceScope trace_range(std::string name) { return {*this, std::move(name)}; }
+
+  // Makes the units that Options::auto_units asks for now, from the order seen so far, instead of when the first
+  // backward begins: for a model that only infers, or where optimizer state is loaded before the first backward. Does
+  // nothing when they are made. Collective.
+  void cut_units();
+  // In which order the parameters of Options::auto_units were used (AutoUnits::order); empty before units are made.
+  ExecutionOrder execution_order() const;
 
   // A table of units: FQNs, shapes, sizes, padding, and which rank owns which part.
   std::string describe_units() const;

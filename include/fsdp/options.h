@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/auto_units.h"
 #include "fsdp/communicator.h"
 #include "fsdp/mesh.h"
 #include "fsdp/wrap_policy.h"
@@ -128,6 +129,9 @@ struct Options {
 
   // Which modules below the annotated one become units of their own. Default: none.
   WrapPolicy auto_wrap_policy;
+  // Units from the order in which the model uses its parameters, in place of a policy; see AutoUnits. Needs
+  // use_orig_params, as flat leaves would change with the units.
+  std::optional<AutoUnits> auto_units;
 };
 
 }  // namespace fsdp

@@ -101,11 +101,13 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
     if (owner.kind == StorageOwner::Kind::kGradientSentinel) {
       refuse_sentinel(owner, op);
     }
-    Unit& unit = unit_of(owner);
     if (argument.written) {
-      check_write(unit, owner, op);
+      check_write(unit_of(owner), owner, op);
     }
-    pinned.add(unit, owner.index);
+    if (unit_of(owner).to_be_cut) {
+      unit_of(owner).engine->cut_before_backward(unit_of(owner));
+    }
+    pinned.add(unit_of(owner), owner.index);
   });
 }
 

@@ -115,6 +115,15 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   (aside ? free_aside_ : free_).add(bytes);
 }
 
+void BufferPool::forget(const void* owner) {
+  std::lock_guard lock(mutex_);
+  auto it = staying_.find(owner);
+  if (it != staying_.end() && !it->second.in_use) {
+    count_reserved(-nbytes_of(it->second.bytes));
+    staying_.erase(it);
+  }
+}
+
 bool BufferPool::plan(int64_t nbytes) {
   std::lock_guard lock(mutex_);
   if (poison_ || nbytes == arena_.capacity()) {

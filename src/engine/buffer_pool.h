@@ -32,6 +32,9 @@ class BufferPool {
   at::Tensor acquire(int64_t numel, at::ScalarType dtype, Residence residence, const void* owner = nullptr);
   void release(const at::Tensor& buffer, int64_t padding = 0);
 
+  // Gives back the memory that is kept for an owner, which holds none of it now.
+  void forget(const void* owner);
+
   // Passing buffers come from one arena of this size from now on, as long as they fit. Takes effect, and gives back the
   // memory of passing buffers that were used before, once none is handed out: returns whether it did.
   bool plan(int64_t nbytes);

@@ -38,50 +38,56 @@ Engine::~Engine() {
 namespace {
 
 // The hooks hold the owner, not the unit: they may outlive it.
-void hook_capture(ShardedParameter& parameter, int64_t index) {
+void hook_capture(ShardedParameter& parameter) {
   seams::StorageOwnerPtr owner = parameter.owner;
-  parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner, index](const at::Tensor& gradient) {
+  parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner](const at::Tensor& gradient) {
     auto* unit = static_cast<Unit*>(owner->unit.load());
     TORCH_CHECK(unit, "fsdp: a gradient arrived at a parameter whose sharded module is gone");
-    unit->engine->capture(*unit, index, gradient);
+    if (unit->to_be_cut) {
+      unit->engine->cut_before_backward(*unit);
+      unit = static_cast<Unit*>(owner->unit.load());
+    }
+    unit->engine->capture(*unit, owner->index, gradient);
   });
 }
 
-void add_tripwire(const ShardedParameter& parameter, int64_t index) {
-  seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner, index] {
+void add_tripwire(const ShardedParameter& parameter) {
+  seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner] {
     if (auto* unit = static_cast<Unit*>(owner->unit.load())) {
-      unit->check_membership(unit->parameter(index));
+      unit->check_membership(unit->parameter(owner->index));
     }
   });
 }
 
-// Calls `visit` with each parameter that gets gradients and its index in the unit.
-void for_each_trainable(Unit& unit, const std::function<void(ShardedParameter&, int64_t)>& visit) {
-  int64_t index = 0;
+// Calls `visit` with each parameter that gets gradients.
+void for_each_trainable(Unit& unit, const std::function<void(ShardedParameter&)>& visit) {
   for (auto& flat : unit.flat_parameters()) {
     for (ShardedParameter& parameter : flat->parameters()) {
       if (flat->requires_grad()) {
-        visit(parameter, index);
+        visit(parameter);
       }
-      ++index;
     }
   }
 }
 
 }  // namespace
 
-Unit& Engine::add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
+Unit& Engine::add_unit(UnitOrigin origin, const UnitOptions& options,
                        std::vector<std::vector<ShardedParameter>> groups) {
   for (const std::vector<ShardedParameter>& group : groups) {
     for (const ShardedParameter& parameter : group) {
       check_shardable(parameter.tensor, parameter.fqn);
     }
   }
-  units_.push_back(std::make_unique<Unit>(*this, std::move(modules), options, std::move(groups), options_.device));
+  units_.push_back(std::make_unique<Unit>(*this, std::move(origin), options));
   Unit& unit = *units_.back();
-  for_each_trainable(unit, [](ShardedParameter& parameter, int64_t index) {
-    hook_capture(parameter, index);
-    add_tripwire(parameter, index);
+  for (std::vector<ShardedParameter>& group : groups) {
+    unit.add(std::move(group), options_.device);
+  }
+  unit.name_it();
+  for_each_trainable(unit, [](ShardedParameter& parameter) {
+    hook_capture(parameter);
+    add_tripwire(parameter);
   });
   prepared_ = false;
   return unit;
@@ -126,6 +132,9 @@ void Engine::absorb(Engine& inner) {
   inner.units_.clear();
   park_groups_.merge(inner.park_groups_);
   buffers_.insert(buffers_.end(), inner.buffers_.begin(), inner.buffers_.end());
+  std::move(inner.use_records_.begin(), inner.use_records_.end(), std::back_inserter(use_records_));
+  std::move(inner.execution_order_.begin(), inner.execution_order_.end(), std::back_inserter(execution_order_));
+  std::move(inner.retired_units_.begin(), inner.retired_units_.end(), std::back_inserter(retired_units_));
   inner.absorbed_into_ = shared_from_this();
   prepared_ = false;
 }

@@ -18,6 +18,7 @@
 #include "engine/buffer_pool.h"
 #include "engine/gradient_reducer.h"
 #include "engine/unit.h"
+#include "engine/use_record.h"
 #include "engine/visit_history.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
@@ -59,8 +60,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     at::ScalarType low;
   };
   void add_buffer(const CastBuffer& buffer) { buffers_.push_back(buffer); }
-  Unit& add_unit(std::vector<AnnotatedModule> modules, const UnitOptions& options,
-                 std::vector<std::vector<ShardedParameter>> groups);
+  // `groups`: the unit's parameters, one group for each FlatParameter.
+  Unit& add_unit(UnitOrigin origin, const UnitOptions& options, std::vector<std::vector<ShardedParameter>> groups);
+  // The unit, of one parameter, is to be cut with the others of the record.
+  void cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record);
   // Takes over the units of an engine that was made for modules below this one's; rename them afterwards.
   void absorb(Engine& inner);
   // The engine that has absorbed this one, or this.
@@ -85,7 +88,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // A gradient has reached a parameter (its index in the unit).
   void capture(Unit& unit, int64_t index, const at::Tensor& gradient);
 
+  // Cuts the units that are to be cut, if there are any, or only those of one record ([Note: when units are cut]).
+  // Collective.
+  void cut_units(const UseRecord* only = nullptr);
+  // A backward is about to use a unit: the time to cut, unless the use is an error.
+  void cut_before_backward(const Unit& unit);
+
   // -- what the user asks --
+  ExecutionOrder execution_order() const;
   void verify_plan();
   void check_membership();
   // Gathers units, all at once, and leaves them gathered; asynchronously: only issues the gathers.
@@ -122,6 +132,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void make_park_groups();
   void make_reduce_groups();
   void mark_staying_gradients();
+  void check_ready_to_cut();
+  void cut(UseRecord& record);
+  std::unique_ptr<Unit> unite(const std::vector<Unit*>& members);
+  void note_order(const std::vector<UseRecord::Use>& order);
+  void note_use(const Unit& unit, const Unit* before);
+  void retire_members(const UseRecord& record);
   void observe_backward();
   void begin_visit(Unit& unit);
   void end_visit();
@@ -176,6 +192,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   EngineOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<CastBuffer> buffers_;
+  std::vector<std::shared_ptr<UseRecord>> use_records_;  // of units to be cut
+  std::vector<std::unique_ptr<Unit>> retired_units_;     // without parameters; handles may refer to them
+  struct OrderedUse {
+    std::vector<seams::StorageOwnerPtr> owners;
+    bool returns = false;
+    bool joins = true;
+  };
+  std::vector<OrderedUse> execution_order_;  // of parameters of units that were cut
   std::shared_ptr<Engine> absorbed_into_;
   std::atomic<bool> prepared_{false};
   std::mutex prepare_mutex_;

@@ -16,6 +16,9 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
               "torch::autograd::grad, which returns local gradients");
   // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
   at::Tensor plain = seams::has_sharded_key(gradient) ? gradient.clone() : gradient;
+  if (last_entered_ != &unit && !unit.captures()) {
+    reduce_before(unit);
+  }
   if (capture_in(unit, index, plain) && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
     prefetch();
   }
@@ -37,8 +40,10 @@ bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
 
 // [Note: when gradients are reduced]
 // A unit's gradients are reduced when an operator of an unrelated unit comes (that is the point where make_room_for
-// releases it), else at the end of backward. Not when the last of its gradients arrives: a parameter may take no part
-// on one rank only, and then the ranks would issue their collectives in different orders.
+// releases it), or, of one that no operator has used just before, the first gradient (the first layer's weight is not
+// used in backward where the input needs no gradient), else at the end of backward. Not when the last of its gradients
+// arrives: a parameter may take no part on one rank only, and then the ranks would issue their collectives in different
+// orders.
 void Engine::reduce_before(Unit& unit) {
   if (seams::current_backward() == -1) {
     return;

@@ -72,12 +72,14 @@ bool Engine::leave(Unit& unit) {
 
 // What comes next is issued before this unit's gather is waited for.
 void Engine::begin_visit(Unit& unit) {
+  const Unit* before = last_entered_;
   end_visit();
   VisitHistory& history = in_backward() ? backward_history_ : forward_history_;
   std::optional<VisitHistory::LastUse> last_use;
   {
     std::lock_guard lock(mutex_);
     history.visit(&unit);
+    note_use(unit, before);
     visited_in_ = &history;
     if (may_release_early(unit) && !history.returns_within(max_others(), needs_no_room())) {
       last_use = history.expected_last_use();

@@ -137,6 +137,7 @@ void Engine::write_back(Unit& unit) {
 
 EngineStats Engine::stats() const {
   EngineStats stats = stats_;
+  stats.units = static_cast<int64_t>(units_.size());
   stats.gathered_bytes = parameter_pool_.in_use_bytes();
   stats.peak_gathered_bytes = parameter_pool_.peak_bytes();
   stats.reduce_scatters = reducer_.reduce_scatters();

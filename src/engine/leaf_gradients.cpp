@@ -46,14 +46,17 @@ void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured
   }
 }
 
-// [Note: a shard of nothing but padding]
-// A rank that holds none of a FlatParameter would never be visited by the optimizer (its leaves are empty and have no
-// gradient), so the version of its shard would stand still while other ranks' versions move, and the ranks would
-// disagree on whether a unit that is still gathered has to be gathered again. Its first leaf therefore gets a defined
-// gradient without elements.
+// [Note: a shard that the optimizer passes over]
+// A rank that holds no element of the captured parameters, but padding or parameters without gradients, would not be
+// visited by the optimizer (its leaves are empty and have no gradient), so the version of its shard would stand still
+// while other ranks' versions move, and the ranks would disagree on whether a unit that is still gathered has to be
+// gathered again. The first captured leaf therefore gets a defined gradient without elements there.
 void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
   const FlatLayout& layout = flat_.layout();
-  bool visit_empty = layout.owned_numel(flat_.position().rank) == 0;
+  bool visit_empty = true;
+  for (int64_t i = 0; i < layout.num_parameters(); ++i) {
+    visit_empty &= !captured.test(i) || flat_.original_leaves()[i].numel() == 0;
+  }
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const at::Tensor& leaf = flat_.original_leaves()[i];
     if (captured.test(i) && (leaf.numel() > 0 || std::exchange(visit_empty, false))) {

@@ -25,6 +25,8 @@ std::string limit_text(size_t max_gathered_units) {
   return max_gathered_units == kNoLimit ? "none" : std::to_string(max_gathered_units);
 }
 
+std::string bytes_text(const std::optional<int64_t>& bytes) { return bytes ? std::to_string(*bytes) : "unset"; }
+
 void describe_overlap(std::ostream& out, const OverlapOptions& options) {
   out << "backward_prefetch " << to_string(options.backward_prefetch) << "\n"
       << "forward_prefetch " << (options.forward_prefetch ? "true" : "false") << "\n"
@@ -79,6 +81,11 @@ std::string plan_text(const Engine& engine) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "
         << reshard_text(options.reshard_after_forward) << "\n";
+    if (unit->to_be_cut) {
+      const AutoUnits& cut = unit->to_be_cut->options();
+      out << "  auto_units target_bytes " << bytes_text(cut.target_bytes) << ", memory_bound "
+          << bytes_text(cut.memory_bound) << "\n";
+    }
     for (const auto& flat : unit->flat_parameters()) {
       describe_flat(out, *flat);
     }

@@ -76,7 +76,7 @@ void Engine::summon_full_params(const SummonOptions& options, const std::functio
   settle_gradients();
   std::vector<Unit*> units = all_units();
   if (!options.recurse) {
-    std::erase_if(units, [](const Unit* unit) { return !unit->is_root; });
+    std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
   }
   std::deque<SummonedGradients> gradients;
   if (options.with_grads) {

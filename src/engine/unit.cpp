@@ -29,58 +29,76 @@ std::string join_names(const std::vector<AnnotatedModule>& modules) {
 
 }  // namespace
 
-void VisitUses::begin(std::optional<VisitHistory::LastUse> expected) {
-  std::fill(counts_.begin(), counts_.end(), 0);
-  last_ = {};
-  expected_ = expected;
-  over_ = false;
+FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool full_precision) {
+  bool mixed = c10::isFloatingType(original) && !full_precision;
+  at::ScalarType compute = mixed ? options.param_dtype.value_or(original) : original;
+  at::ScalarType reduce = mixed ? options.reduce_dtype.value_or(compute) : original;
+  return {original, compute, reduce, options.keep_low_precision_grads ? reduce : original};
 }
 
-void VisitUses::note(int64_t parameter) {
-  if (static_cast<size_t>(parameter) >= counts_.size()) {
-    counts_.resize(parameter + 1);
-  }
-  last_ = {parameter, ++counts_[parameter]};
-  over_ |= last_ == expected_;
-}
-
-Unit::Unit(Engine& engine_, std::vector<AnnotatedModule> modules, const UnitOptions& options,
-           std::vector<std::vector<ShardedParameter>> groups, c10::Device device)
+Unit::Unit(Engine& engine_, UnitOrigin origin, const UnitOptions& options)
     : engine(&engine_),
-      modules_(std::move(modules)),
+      origin_(std::move(origin)),
+      name_(join_names(origin_.modules)),
       options_(options),
-      groups_(shard_groups(engine_.mesh(), options.strategy, join_names(modules_))),
-      state_(UnitState::kSharded, unit_transitions()) {
-  name_ = join_names(modules_);
-  int64_t first_index = 0;
-  for (std::vector<ShardedParameter>& group : groups) {
-    at::ScalarType original = group.front().tensor.scalar_type();
-    bool mixed = c10::isFloatingType(original) && !group.front().full_precision;
-    at::ScalarType compute = mixed ? options_.param_dtype.value_or(original) : original;
-    at::ScalarType reduce = mixed ? options_.reduce_dtype.value_or(compute) : original;
-    at::ScalarType gradient = options_.keep_low_precision_grads ? reduce : original;
-    int64_t count = static_cast<int64_t>(group.size());
-    mixed_dtypes_.push_back({compute, reduce});
-    flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(group),
-                                                               FlatDtypes{original, compute, reduce, gradient},
-                                                               groups_.position(), device, this, first_index));
-    FlatParameter& flat = *flat_parameters_.back();
-    gradients_.push_back(flat.requires_grad() ? std::make_unique<FlatGradient>(flat, engine->options().use_orig_params,
-                                                                               [this] { return where(); })
-                                              : nullptr);
-    first_index += count;
+      groups_(shard_groups(engine_.mesh(), options.strategy, name_)),
+      state_(UnitState::kSharded, unit_transitions()) {}
+
+void Unit::add(std::vector<ShardedParameter> parameters, c10::Device device) {
+  at::ScalarType original = parameters.front().tensor.scalar_type();
+  bool full_precision = parameters.front().full_precision;
+  add_flat(std::move(parameters), original, full_precision, device);
+}
+
+void Unit::add(FlatParameter::Moved parameters) {
+  at::ScalarType original = parameters.shard.scalar_type();
+  bool full_precision = parameters.parameters.front().full_precision;
+  add_flat(std::move(parameters), original, full_precision);
+}
+
+template <typename Parameters, typename... Rest>
+void Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_precision, Rest... rest) {
+  FlatDtypes dtypes = flat_dtypes(options_, original, full_precision);
+  mixed_dtypes_.push_back({dtypes.compute, dtypes.reduce});
+  if (engine->full_precision()) {
+    dtypes.compute = dtypes.reduce = dtypes.shard;
   }
-  unsharded_.resize(flat_parameters_.size());
-  parked_.resize(flat_parameters_.size());
+  int64_t first_index = num_parameters();
+  flat_parameters_.push_back(
+      std::make_unique<FlatParameter>(std::move(parameters), dtypes, groups_.position(), rest..., this, first_index));
+  FlatParameter& flat = *flat_parameters_.back();
+  auto gradient = [&] {
+    return std::make_unique<FlatGradient>(flat, engine->options().use_orig_params, [this] { return where(); });
+  };
+  gradients_.push_back(flat.requires_grad() ? gradient() : nullptr);
+  unsharded_.emplace_back();
+  parked_.emplace_back();
+}
+
+int64_t Unit::num_parameters() const {
+  int64_t count = 0;
+  for (const auto& flat : flat_parameters_) {
+    count += flat->layout().num_parameters();
+  }
+  return count;
+}
+
+// Parameters that were put together by their order have no module to be named after.
+void Unit::name_it() {
+  name_ = join_names(origin_.modules);
+  if (origin_.automatic) {
+    const std::string& first = flat_parameters_.front()->parameters().front().fqn;
+    const std::string& last = flat_parameters_.back()->parameters().back().fqn;
+    name_ = first == last ? first : first + ".." + last;
+  }
   name_storages();
 }
 
 void Unit::rename(const std::vector<std::string>& module_fqns,
                   const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns) {
-  for (size_t i = 0; i < modules_.size(); ++i) {
-    modules_[i].fqn = module_fqns.at(i);
+  for (size_t i = 0; i < origin_.modules.size(); ++i) {
+    origin_.modules[i].fqn = module_fqns.at(i);
   }
-  name_ = join_names(modules_);
   for (auto& flat : flat_parameters_) {
     for (ShardedParameter& parameter : flat->parameters()) {
       std::vector<std::string> fqns = parameter_fqns(parameter.tensor);
@@ -88,7 +106,20 @@ void Unit::rename(const std::vector<std::string>& module_fqns,
       parameter.other_fqns.assign(fqns.begin() + 1, fqns.end());
     }
   }
-  name_storages();
+  name_it();
+}
+
+void Unit::retire(BufferPool& pool) {
+  TORCH_CHECK(!gathered() && !gathering(), "fsdp: ", where(), ": a unit in use cannot be cut anew");
+  pool.forget(this);
+  for (at::Tensor& parked : parked_) {
+    pool.forget(&parked);
+  }
+  flat_parameters_.clear();
+  gradients_.clear();
+  unsharded_.clear();
+  parked_.clear();
+  to_be_cut.reset();
 }
 
 void Unit::name_storages() {
@@ -100,11 +131,14 @@ void Unit::name_storages() {
 std::string Unit::where() const { return c10::str("rank ", engine->mesh().rank(), ": unit '", name_, "'"); }
 
 bool Unit::is_ancestor_of(const Unit& other) const {
+  if (origin_.automatic) {
+    return false;  // it has no module that could still run
+  }
   auto below_one_of_mine = [&](const AnnotatedModule& module) {
-    return std::any_of(modules_.begin(), modules_.end(),
+    return std::any_of(modules().begin(), modules().end(),
                        [&](const AnnotatedModule& mine) { return is_path_prefix(mine.fqn, module.fqn); });
   };
-  return this != &other && std::all_of(other.modules_.begin(), other.modules_.end(), below_one_of_mine);
+  return this != &other && std::all_of(other.modules().begin(), other.modules().end(), below_one_of_mine);
 }
 
 Unit::Place Unit::place(int64_t index) {

@@ -14,7 +14,7 @@
 #include "engine/reduction.h"
 #include "engine/shard_groups.h"
 #include "engine/unit_state.h"
-#include "engine/visit_history.h"
+#include "engine/visit_uses.h"
 #include "flat/flat_parameter.h"
 #include "fsdp/communicator.h"
 #include "fsdp/options.h"
@@ -22,24 +22,6 @@
 namespace fsdp {
 
 class Engine;
-
-// The uses of a unit's parameters in one visit, and whether the last one was seen that is expected.
-class VisitUses {
- public:
-  // `expected`: the use after which the unit is to be released; none: it is not.
-  void begin(std::optional<VisitHistory::LastUse> expected);
-  void note(int64_t parameter);
-  const VisitHistory::LastUse& last() const { return last_; }
-  bool over() const { return over_; }
-  // Whether the last use is expected and has not come.
-  bool goes_on() const { return expected_ && !over_; }
-
- private:
-  std::vector<int64_t> counts_;  // by parameter
-  VisitHistory::LastUse last_;
-  std::optional<VisitHistory::LastUse> expected_;
-  bool over_ = false;
-};
 
 // Options of one unit, resolved.
 struct UnitOptions {
@@ -57,17 +39,33 @@ struct AnnotatedModule {
   const void* identity;
 };
 
+// What a unit was made for: a module, or siblings; or, by their order (Options::auto_units), parameters below a module.
+struct UnitOrigin {
+  std::vector<AnnotatedModule> modules;
+  bool automatic = false;
+};
+
+// The dtypes of a FlatParameter of `original` parameters.
+FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool full_precision);
+
+class UseRecord;
+
 // Threads: `mutex` guards gathering, releasing, pins and captures of the unit (rule R3: pin and gather, unpin and
 // release are each one critical section).
 class Unit {
  public:
-  // `groups`: the unit's parameters, one group for each FlatParameter.
-  Unit(Engine& engine, std::vector<AnnotatedModule> modules, const UnitOptions& options,
-       std::vector<std::vector<ShardedParameter>> groups, c10::Device device);
+  Unit(Engine& engine, UnitOrigin origin, const UnitOptions& options);
+  // Adds a FlatParameter; after the last one, name().
+  void add(std::vector<ShardedParameter> parameters, c10::Device device);
+  void add(FlatParameter::Moved parameters);
+  void name_it();
+  // After its parameters have moved to other units: has none any more. Handles may still refer to it.
+  void retire(BufferPool& pool);
 
   // -- identity --
   const std::string& name() const { return name_; }
-  const std::vector<AnnotatedModule>& modules() const { return modules_; }
+  const std::vector<AnnotatedModule>& modules() const { return origin_.modules; }
+  bool automatic() const { return origin_.automatic; }
   const UnitOptions& options() const { return options_; }
   const ShardGroups& groups() const { return groups_; }
   void set_reduce_group(std::shared_ptr<Communicator> group) { groups_.reduce = std::move(group); }
@@ -99,6 +97,10 @@ class Unit {
   // -- policy --
   bool keeps_gathered_after_forward() const;
   bool is_root = false;
+  // Whether it was made for the module that was annotated last, not for one below.
+  bool is_of_root() const { return is_root || (automatic() && modules().front().fqn.empty()); }
+  // Set until units are cut from the order in which parameters are used, of which it is one.
+  std::shared_ptr<UseRecord> to_be_cut;
 
   // -- gathering; all under `mutex` --
   std::mutex mutex;
@@ -140,6 +142,7 @@ class Unit {
   std::shared_ptr<Communicator> park_group;
   // The unsharded buffer of a FlatParameter; undefined where its shard serves, or while the unit is sharded.
   const at::Tensor& unsharded(const FlatParameter& flat) const;
+  int64_t num_parameters() const;
   // Bytes of memory that gathering takes where shards do not serve as unsharded buffers.
   int64_t block_nbytes() const;
   // Bytes of the unsharded buffers that gather() has taken from the pool.
@@ -173,7 +176,8 @@ class Unit {
  private:
   void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
-  void name_from_modules();
+  template <typename Parameters, typename... Rest>
+  void add_flat(Parameters parameters, at::ScalarType original, bool full_precision, Rest... rest);
   bool needs_buffer(const FlatParameter& flat, bool may_alias) const;
   void acquire_buffers(BufferPool& pool, bool may_alias);
   void gather_flat(size_t index, Pass pass);
@@ -181,7 +185,7 @@ class Unit {
   std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass);
   void give_up_gather();
 
-  std::vector<AnnotatedModule> modules_;
+  UnitOrigin origin_;
   std::string name_;
   UnitOptions options_;
   ShardGroups groups_;

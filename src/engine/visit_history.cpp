@@ -42,6 +42,30 @@ void VisitHistory::clear() {
   place_.reset();
 }
 
+// Visits of units that have become one unit are one visit: of its last parameter's uses there are those of all.
+void VisitHistory::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t)>& successor) {
+  std::vector<Visit> replaced;
+  size_t first = 0;  // visit of the present run of visits of one unit
+  std::vector<LastUse> uses;
+  for (const Visit& old : visits_) {
+    auto [unit, parameter] = old.unit ? successor(old.unit, old.last_use.parameter) : std::pair<Unit*, int64_t>();
+    bool goes_on = unit && first < replaced.size() && replaced[first].unit == unit;
+    if (!goes_on) {
+      first = replaced.size();
+      replaced.push_back({unit, {}});
+      uses.clear();
+    }
+    auto same = std::find_if(uses.begin(), uses.end(), [&](const LastUse& use) { return use.parameter == parameter; });
+    if (same == uses.end()) {
+      same = uses.insert(uses.end(), {parameter, 0});
+    }
+    same->count += old.last_use.count;
+    replaced[first].last_use = *same;
+  }
+  visits_ = std::move(replaced);
+  place_.reset();
+}
+
 std::vector<Unit*> VisitHistory::last_pass() const {
   std::vector<Unit*> units;
   size_t end = visits_.size();

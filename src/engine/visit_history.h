@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace fsdp {
@@ -42,6 +43,9 @@ class VisitHistory {
   // The pass ends; nothing when nothing came since the last end.
   void end();
   void clear();
+  // Visits of a unit that is no more become visits of its successor; `successor` tells it, and what index a parameter
+  // of the former has there. What followed the latest visit is not known any more.
+  void replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t parameter)>& successor);
   // The units visited in the last pass that has ended, in order.
   std::vector<Unit*> last_pass() const;
 

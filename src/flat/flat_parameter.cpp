@@ -55,13 +55,17 @@ std::string sentinel_message(const ShardedParameter& parameter, const std::strin
 }  // namespace
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
-                             c10::Device device, void* unit, int64_t first_index)
+                             c10::Device device)
     : parameters_(std::move(parameters)),
       dtypes_(dtypes),
       position_(position),
       device_(device),
       requires_grad_(parameters_.front().tensor.requires_grad()),
-      layout_(numels_of(parameters_), position.factor) {
+      layout_(numels_of(parameters_), position.factor) {}
+
+FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
+                             c10::Device device, void* unit, int64_t first_index)
+    : FlatParameter(std::move(parameters), dtypes, position, device) {
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);  // set_data runs operators on the new views
   at::NoGradGuard no_grad;
@@ -72,8 +76,33 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
     parameter.strides = flat_strides(parameter.tensor);
     copy_into_shard(i);
     replace_by_keyed_view(i, unit, first_index + i);
+    original_leaves_.push_back(make_leaf(slice_of(shard_, i)));
   }
-  make_leaves();
+  flat_leaf_ = make_leaf(shard_);
+}
+
+FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, void* unit,
+                             int64_t first_index)
+    : FlatParameter(std::move(moved.parameters), dtypes, position, moved.shard.device()) {
+  c10::InferenceMode no_inference(false);
+  at::NoGradGuard no_grad;
+  shard_ = std::move(moved.shard);
+  original_leaves_ = std::move(moved.leaves);
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    take_over(i, unit, first_index + i);
+    seams::move_versioned_leaf(original_leaves_[i], slice_of(shard_, i));
+  }
+  flat_leaf_ = make_leaf(shard_);
+}
+
+void FlatParameter::take_over(int64_t parameter, void* unit, int64_t index) {
+  for (const seams::StorageOwnerPtr& owner :
+       {parameters_[parameter].owner, parameters_[parameter].sentinel_owner.lock()}) {
+    if (owner) {
+      owner->unit = unit;
+      owner->index = index;
+    }
+  }
 }
 
 void FlatParameter::copy_into_shard(int64_t parameter) {
@@ -130,20 +159,14 @@ at::Tensor FlatParameter::make_keyed_view(int64_t parameter, const seams::Storag
 at::Tensor FlatParameter::make_gradient_sentinel(int64_t parameter, std::function<void()> gone) {
   ShardedParameter& p = parameters_[parameter];
   auto owner = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kGradientSentinel,
-                                                        p.owner->unit.load(), p.owner->index);
+                                                        p.owner->unit.load(), p.owner->index.load());
   owner->gone = std::move(gone);
   p.sentinel_owner = c10::weak_intrusive_ptr<seams::StorageOwner>(owner);
   return make_keyed_view(parameter, owner, sentinel_message(p, unit_name_));
 }
 
-void FlatParameter::make_leaves() {
-  auto leaf_of = [&](const at::Tensor& part) {
-    return seams::make_versioned_leaf(part).set_requires_grad(requires_grad_);
-  };
-  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
-    original_leaves_.push_back(leaf_of(slice_of(shard_, i)));
-  }
-  flat_leaf_ = leaf_of(shard_);
+at::Tensor FlatParameter::make_leaf(const at::Tensor& part) const {
+  return seams::make_versioned_leaf(part).set_requires_grad(requires_grad_);
 }
 
 at::Tensor FlatParameter::slice_of(const at::Tensor& like_shard, int64_t parameter) const {

@@ -56,6 +56,15 @@ class FlatParameter {
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                 c10::Device device, void* unit, int64_t first_index);
 
+  // Parameters that belonged to other FlatParameters, which must be detached and are not used again. Tensors and leaves
+  // stay the same objects.
+  struct Moved {
+    std::vector<ShardedParameter> parameters;
+    std::vector<at::Tensor> leaves;  // original ones, in the same order
+    at::Tensor shard;                // this rank's part of the values, laid out and padded as here
+  };
+  FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, void* unit, int64_t first_index);
+
   const FlatLayout& layout() const { return layout_; }
   const FlatDtypes& dtypes() const { return dtypes_; }
   const ShardPosition& position() const { return position_; }
@@ -95,11 +104,14 @@ class FlatParameter {
   bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute; }
 
  private:
+  FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
+                c10::Device device);
   void copy_into_shard(int64_t parameter);
   void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
   void point_at_new_storage(ShardedParameter& parameter, int64_t position);
   at::Tensor make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner, const std::string& message) const;
-  void make_leaves();
+  void take_over(int64_t parameter, void* unit, int64_t index);
+  at::Tensor make_leaf(const at::Tensor& part) const;
 
   std::vector<ShardedParameter> parameters_;
   FlatDtypes dtypes_;

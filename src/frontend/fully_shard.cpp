@@ -174,6 +174,25 @@ void check_all_shardable(const std::vector<FoundParameter>& parameters) {
   check_no_overlap(parameters);
 }
 
+// AutoUnits::order names parameters that get units by this call.
+void check_order(const Options& options, const std::vector<FoundParameter>& parameters) {
+  if (!options.auto_units) {
+    return;
+  }
+  std::unordered_set<std::string> known;
+  for (const FoundParameter& parameter : parameters) {
+    for (const ParameterSite& site : parameter.sites) {
+      known.insert(site.fqn);
+    }
+  }
+  for (const std::vector<std::string>& together : options.auto_units->order) {
+    for (const std::string& fqn : together) {
+      TORCH_CHECK(known.count(fqn), "fsdp: auto_units: order names '", fqn,
+                  "', which is no parameter below this module, or belongs to an inner unit");
+    }
+  }
+}
+
 c10::Device shard_device(const Options& options, const std::vector<FoundParameter>& parameters,
                          const Survey& surveyed) {
   if (options.device) {
@@ -241,7 +260,24 @@ void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
 }
 
 std::string join_fqns(const UnitPlan& plan) {
-  return plan.modules.front().fqn.empty() ? "root" : plan.modules.front().fqn;
+  const std::string& fqn = plan.origin.modules.front().fqn;
+  return fqn.empty() ? "root" : fqn;
+}
+
+void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options& options,
+               const std::vector<std::string>& full_precision) {
+  auto record = options.auto_units ? std::make_shared<UseRecord>(*options.auto_units) : nullptr;
+  for (const UnitPlan& plan : plans) {
+    Unit& unit = engine.add_unit(plan.origin, unit_options(options), group_parameters(plan.parameters, full_precision));
+    unit.is_root = plan.is_root;
+    if (record) {
+      engine.cut_later(unit, record);
+    }
+  }
+  if (record && !options.auto_units->order.empty()) {
+    record->visit_in_given_order();
+    engine.cut_units(record.get());
+  }
 }
 
 std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitPlan>& plans,
@@ -271,11 +307,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
     unregister_engine(*inner);
   }
   rename_inner_units(*engine, surveyed.tree);
-  for (const UnitPlan& plan : plans) {
-    Unit& unit =
-        engine->add_unit(plan.modules, unit_options(options), group_parameters(plan.parameters, full_precision));
-    unit.is_root = plan.modules.front().fqn.empty();
-  }
+  add_units(*engine, plans, options, full_precision);
   register_engine(engine);
   return std::make_shared<ShardedModule>(engine);
 }
@@ -285,6 +317,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
 std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Options& options) {
   seams::self_check();
   check_unit_options(options, module_class_name(module));
+  check_auto_units(options, module_class_name(module));
   Survey surveyed = survey(module);
   TORCH_CHECK(!surveyed.tree.parameters.empty(), "fsdp: fully_shard was called on a module of class ",
               module_class_name(module), " that has no parameters: an empty unit");
@@ -292,7 +325,10 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
   check_inner_units(surveyed);
   check_one_device(surveyed.unassigned);
   check_all_shardable(surveyed.unassigned);
-  auto plans = assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
+  check_order(options, surveyed.unassigned);
+  auto plans = options.auto_units
+                   ? assign_singly(module, surveyed.unassigned)
+                   : assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
   auto sharded = build(module, plans, surveyed, options);
   warn_if_one_unit(sharded->engine(), &module);
   return sharded;
@@ -302,8 +338,8 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
                                            const Options& options) {
   seams::self_check();
   TORCH_CHECK(!modules.empty(), "fsdp: fully_shard was called with an empty list of modules");
-  TORCH_CHECK(!options.auto_wrap_policy,
-              "fsdp: auto_wrap_policy cannot be used with a list of modules: their "
+  TORCH_CHECK(!options.auto_wrap_policy && !options.auto_units,
+              "fsdp: auto_wrap_policy and auto_units cannot be used with a list of modules: their "
               "parameters become one unit. Annotate inner modules first");
   // A stand-in for the parent that siblings do not have here; its names last until an outer module is annotated.
   torch::nn::Module parent;
@@ -311,9 +347,9 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
-    TORCH_CHECK(std::none_of(plan.modules.begin(), plan.modules.end(), same), "fsdp: module ", i, " of class ",
-                module_class_name(*modules[i]), " stands twice in the list");
-    plan.modules.push_back({std::to_string(i), modules[i].get()});
+    TORCH_CHECK(std::none_of(plan.origin.modules.begin(), plan.origin.modules.end(), same), "fsdp: module ", i,
+                " of class ", module_class_name(*modules[i]), " stands twice in the list");
+    plan.origin.modules.push_back({std::to_string(i), modules[i].get()});
     parent.register_module(std::to_string(i), modules[i]);
   }
   check_unit_options(options, "the list of modules");

@@ -15,6 +15,22 @@ void check_unit_options(const Options& options, const std::string& name) {
               "': max_gathered_units=", options.max_gathered_units, " must be at least 1: the unit in use");
 }
 
+void check_auto_units(const Options& options, const std::string& name) {
+  if (!options.auto_units) {
+    return;
+  }
+  TORCH_CHECK(!options.auto_wrap_policy, "fsdp: unit '", name,
+              "': auto_units and auto_wrap_policy both say what the units are: give one of them");
+  TORCH_CHECK(options.use_orig_params, "fsdp: unit '", name,
+              "': auto_units needs use_orig_params=true: flat leaves would change when units are made");
+  auto check_positive = [&](const std::optional<int64_t>& bytes, const char* option) {
+    TORCH_CHECK(!bytes || *bytes > 0, "fsdp: unit '", name, "': auto_units: ", option, "=", *bytes,
+                " must be positive");
+  };
+  check_positive(options.auto_units->target_bytes, "target_bytes");
+  check_positive(options.auto_units->memory_bound, "memory_bound");
+}
+
 void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name) {
   if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
     return;

@@ -10,6 +10,7 @@ namespace fsdp {
 
 // These throw what is wrong; `name` names the unit.
 void check_unit_options(const Options& options, const std::string& name);
+void check_auto_units(const Options& options, const std::string& name);
 void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name);
 // Options that must be the same over the tree.
 void check_agrees(const EngineOptions& outer, const Engine& inner);

@@ -155,6 +155,8 @@ void set_prefetch(Engine& engine, const torch::nn::Module& module, const Sharded
     targets.insert(targets.end(), units.begin(), units.end());
   }
   for (Unit* unit : engine.units_of(&module)) {
+    TORCH_CHECK(!unit->to_be_cut, "fsdp: ", unit->where(),
+                ": what it prefetches cannot be set before its units are made (Options::auto_units)");
     unit->*list = targets;
   }
 }
@@ -190,6 +192,8 @@ void ShardedModule::set_full_precision(bool on) { engine().set_full_precision(on
 bool ShardedModule::full_precision() const { return engine().full_precision(); }
 void ShardedModule::reset() { engine().reset(); }
 EngineStats ShardedModule::stats() const { return engine().stats(); }
+void ShardedModule::cut_units() { engine().cut_units(); }
+ExecutionOrder ShardedModule::execution_order() const { return engine().execution_order(); }
 void ShardedModule::verify_plan() { engine().verify_plan(); }
 
 Engine& ShardedModule::engine() const { return engine_->current(); }

@@ -50,7 +50,7 @@ class Assignment {
       return belongs_below(parameter, module.fqn);
     });
     if (rest != unassigned_.begin()) {
-      plans_.push_back({{module}, {unassigned_.begin(), rest}});
+      plans_.push_back({{{module}}, {unassigned_.begin(), rest}, /*is_root=*/module.fqn.empty()});
       unassigned_.erase(unassigned_.begin(), rest);
     }
   }
@@ -67,6 +67,14 @@ std::vector<UnitPlan> assign_units(const torch::nn::Module& root, const WrapPoli
                                    std::vector<FoundParameter> parameters,
                                    const std::unordered_set<const void*>& annotated) {
   return Assignment(policy, std::move(parameters), annotated).run(root);
+}
+
+std::vector<UnitPlan> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters) {
+  std::vector<UnitPlan> plans;
+  for (const FoundParameter& parameter : parameters) {
+    plans.push_back({{{{"", &root}}, /*automatic=*/true}, {parameter}});
+  }
+  return plans;
 }
 
 }  // namespace fsdp

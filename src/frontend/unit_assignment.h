@@ -12,10 +12,11 @@
 
 namespace fsdp {
 
-// A unit to be: the annotated modules' FQNs and what it takes.
+// A unit to be: what it is made for, and what it takes.
 struct UnitPlan {
-  std::vector<AnnotatedModule> modules;
+  UnitOrigin origin;
   std::vector<FoundParameter> parameters;
+  bool is_root = false;
 };
 
 // Units for `root`, children before parents, the root's own last (absent when nothing is left for it). `parameters`
@@ -23,5 +24,8 @@ struct UnitPlan {
 std::vector<UnitPlan> assign_units(const torch::nn::Module& root, const WrapPolicy& policy,
                                    std::vector<FoundParameter> parameters,
                                    const std::unordered_set<const void*>& annotated);
+
+// A unit for each parameter, until they are cut (Options::auto_units).
+std::vector<UnitPlan> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters);
 
 }  // namespace fsdp

@@ -25,9 +25,10 @@ struct StorageOwner : c10::intrusive_ptr_target {
   ~StorageOwner() override { notify(); }
 
   const Kind kind;
-  // The unit (fsdp::Unit) and the parameter's position in it. Null once the engine is gone.
+  // The unit (fsdp::Unit) and the parameter's position in it. Null once the engine is gone. They change when units are
+  // cut anew (Options::auto_units), while nothing is in use.
   std::atomic<void*> unit;
-  const int64_t index;
+  std::atomic<int64_t> index;
   // Called once, when the last reference goes.
   std::function<void()> gone;
 

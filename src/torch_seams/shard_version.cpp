@@ -30,6 +30,13 @@ at::Tensor make_versioned_leaf(const at::Tensor& part) {
   return leaf;
 }
 
+void move_versioned_leaf(const at::Tensor& leaf, const at::Tensor& part) {
+  c10::TensorImpl* impl = leaf.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(part.storage());
+  impl->set_sizes_and_strides(part.sizes(), part.strides(), part.storage_offset());
+  impl->set_version_counter(part.unsafeGetTensorImpl()->version_counter());
+}
+
 uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }

@@ -9,6 +9,7 @@ import pytest
 # Each example, and what its rank 0 prints.
 EXAMPLES = {
     "activation_checkpointing": "bytes kept for backward:",
+    "auto_units": "units; gathered parameters and gradient buffers took",
     "fp16_with_scaler": "step 20 skipped",
     "gradient_accumulation": "20 reductions when each pass reduces, 5 with no_sync",
     "gradient_compression": "in bf16:",

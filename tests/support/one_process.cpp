@@ -36,7 +36,8 @@ void expect_same_gradients(const std::vector<LeafGradient>& got, const std::vect
 
 std::string name_of(const ShardingCase& sharding) {
   return c10::str(to_string(sharding.strategy), "_", sharding.world_size, "ranks_",
-                  sharding.use_orig_params ? "orig" : "flat", sharding.strict ? "_strict" : "");
+                  sharding.use_orig_params ? "orig" : "flat", sharding.strict ? "_strict" : "",
+                  sharding.automatic ? "_automatic" : "");
 }
 
 std::vector<ShardingCase> sharding_cases() {
@@ -53,6 +54,12 @@ std::vector<ShardingCase> sharding_cases() {
   cases.push_back({4, kHybridShard, true, false});
   cases.push_back({8, kFullShard, true, false});
   cases.push_back({8, kHybridShard, false, true});
+  cases.push_back({1, kFullShard, true, true, /*automatic=*/true});
+  cases.push_back({2, kShardGradOp, true, true, /*automatic=*/true});
+  cases.push_back({3, kFullShard, true, true, /*automatic=*/true});
+  cases.push_back({4, kHybridShardZero2, true, false, /*automatic=*/true});
+  cases.push_back({4, kNoShard, true, true, /*automatic=*/true});
+  cases.push_back({8, kFullShard, true, false, /*automatic=*/true});
   return cases;
 }
 
@@ -61,7 +68,11 @@ Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communica
   options.communicator = world;
   options.sharding_strategy = sharding.strategy;
   options.use_orig_params = sharding.use_orig_params;
-  options.auto_wrap_policy = every_module();
+  if (sharding.automatic) {
+    options.auto_units.emplace().target_bytes = 300;
+  } else {
+    options.auto_wrap_policy = every_module();
+  }
   if (is_hybrid(sharding.strategy)) {
     options.mesh = make_mesh(world, sharding.world_size / 2);
   }

@@ -19,12 +19,13 @@ struct ShardingCase {
   int world_size;
   ShardingStrategy strategy;
   bool use_orig_params;
-  bool strict;  // Engine::set_strict_release
+  bool strict;             // Engine::set_strict_release
+  bool automatic = false;  // units are cut from the execution order
 };
 std::string name_of(const ShardingCase& sharding);
-// 1 to 4 ranks, all strategies but _HYBRID_SHARD_ZERO2, both use_orig_params; about half of them strict.
+// 1 to 4 ranks and 8, all strategies, both use_orig_params, automatic units; about half of them strict.
 std::vector<ShardingCase> sharding_cases();
-// With a unit for each module that has parameters of its own.
+// With a unit for each module that has parameters of its own, or automatic units of about two parameters.
 Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communicator>& world);
 std::shared_ptr<ShardedModule> shard(torch::nn::Module& module, const ShardingCase& sharding, const Options& options);
 

@@ -56,6 +56,8 @@ struct Config {
   std::string wrap_policy = "transformer";
   std::vector<std::string> wrap_classes;
   int64_t size_min_params = 30'000'000;
+  std::optional<int64_t> auto_units_target_bytes;
+  std::optional<int64_t> auto_units_memory_bound;
   bool use_orig_params = true;
   bool cpu_offload = false;
   std::string backward_prefetch = "backward_pre";

@@ -130,6 +130,15 @@ void check_combinations(const std::string& path, const Config& c) {
     contradiction(path,
                   c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
   }
+  if ((c.auto_units_target_bytes || c.auto_units_memory_bound) && c.wrap_policy != "auto_units") {
+    const char* key = c.auto_units_target_bytes ? "auto_units_target_bytes" : "auto_units_memory_bound";
+    contradiction(path, c10::str("key \"", key, "\" is set", policy, key, " needs \"auto_units\""));
+  }
+  if (c.wrap_policy == "auto_units" && !c.use_orig_params) {
+    contradiction(path,
+                  "key \"use_orig_params\" is false, but \"wrap_policy\" is \"auto_units\"; it must be true, as "
+                  "flat leaves would change when units are made");
+  }
   if (c.max_gathered_units != Config{}.max_gathered_units && !c.limit_all_gathers) {
     contradiction(path, c10::str("key \"max_gathered_units\" is ", c.max_gathered_units,
                                  ", but \"limit_all_gathers\" is false; it must be true"));

@@ -182,6 +182,12 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("wrap_classes": ["A"], "wrap_policy": "none")"),
               AllOf(HasSubstr("wrap_classes"), HasSubstr("wrap_policy")));
   EXPECT_THAT(error_with(R"("size_min_params": 5)"), AllOf(HasSubstr("size_min_params"), HasSubstr("wrap_policy")));
+  EXPECT_THAT(error_with(R"("auto_units_target_bytes": 5)"),
+              AllOf(HasSubstr("auto_units_target_bytes"), HasSubstr("\"wrap_policy\" is \"transformer\"")));
+  EXPECT_THAT(error_with(R"("auto_units_memory_bound": 5)"),
+              AllOf(HasSubstr("auto_units_memory_bound"), HasSubstr("wrap_policy")));
+  EXPECT_THAT(error_with(R"("wrap_policy": "auto_units", "use_orig_params": false)"),
+              AllOf(HasSubstr("use_orig_params"), HasSubstr("auto_units")));
   EXPECT_THAT(error_with(R"("activation_checkpointing_every": 2)"),
               AllOf(HasSubstr("activation_checkpointing_every"), HasSubstr("\"activation_checkpointing\" is false")));
   EXPECT_THAT(

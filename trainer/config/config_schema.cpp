@@ -221,8 +221,9 @@ std::vector<ConfigKey> sharding_keys() {
        .member = &Config::wrap_policy,
        .meaning = "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`, "
                   "under `no_shard` also large embeddings and heads. `size`: modules with at least `size_min_params` "
-                  "parameters. `none`: the whole model is one unit.",
-       .choices = {"transformer", "size", "none"}},
+                  "parameters. `auto_units`: no modules; the order in which the first forward uses parameters is cut "
+                  "into units of about equal size. `none`: the whole model is one unit.",
+       .choices = {"transformer", "size", "auto_units", "none"}},
       {.section = section,
        .name = "wrap_classes",
        .member = &Config::wrap_classes,
@@ -231,6 +232,20 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "size_min_params",
        .member = &Config::size_min_params,
        .meaning = "Smallest number of parameters of a unit with wrap_policy `size`.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "auto_units_target_bytes",
+       .member = &Config::auto_units_target_bytes,
+       .meaning =
+           "With wrap_policy `auto_units`: bytes of a unit's gathered parameters. null: one 32nd of the model's, "
+           "and at most those of 33 million elements.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "auto_units_memory_bound",
+       .member = &Config::auto_units_memory_bound,
+       .meaning =
+           "With wrap_policy `auto_units`: bytes that gathered parameters and gradient buffers together may take "
+           "at a time on a rank; units are made smaller where need be. null: no bound.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "use_orig_params",

@@ -67,7 +67,7 @@ WrapPolicy transformer_policy(const Config& config, const models::CausalLM& mode
 }
 
 WrapPolicy wrap_policy(const Config& config, const models::CausalLM& model) {
-  if (config.wrap_policy == "none") return {};
+  if (config.wrap_policy == "none" || config.wrap_policy == "auto_units") return {};
   if (config.wrap_policy == "size") return size_policy(config.size_min_params);
   TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
   check_classes("wrap_classes", config.wrap_classes, model);
@@ -127,6 +127,10 @@ Options sharding_options(const Config& config, const models::CausalLM& model,
   set_overlap(config, options);
   set_precision(config, model, options);
   options.auto_wrap_policy = wrap_policy(config, model);
+  if (config.wrap_policy == "auto_units") {
+    options.auto_units =
+        AutoUnits{.target_bytes = config.auto_units_target_bytes, .memory_bound = config.auto_units_memory_bound};
+  }
   return options;
 }
 

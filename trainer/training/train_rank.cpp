@@ -76,6 +76,9 @@ void RankRun::train() {
   for (int64_t step = 1; step <= config_.max_steps; ++step) {
     trace.before_step(step);
     report_.after_step(step, run.step());
+    if (step == 1 && config_.wrap_policy == "auto_units") {
+      report_.say(c10::str("made ", sharded_->stats().units, " units from the execution order"));
+    }
     if (trace.after_step(step)) report_.say("wrote a trace to " + *config_.trace_path);
   }
 }

@@ -166,25 +166,25 @@ TEST_P(SteppingRanks, TrainAsOneProcessDoes) {
   config.reshard_after_forward = c.reshard_after_forward;
   config.wrap_policy = c.wrap_policy;
   config.size_min_params = 500;
+  if (c.wrap_policy == "auto_units") config.auto_units_target_bytes = 4000;
   config.use_orig_params = c.use_orig_params;
   expect_same(sharded(config, c.world_size, c.tied), reference(config, c.world_size, c.tied));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, SteppingRanks,
-                         ::testing::Values(Case{"full_shard", "transformer", true, true, 1},
-                                           Case{"full_shard", "transformer", true, false, 2},
-                                           Case{"full_shard", "transformer", false, true, 3},
-                                           Case{"shard_grad_op", "size", true, false, 2},
-                                           Case{"no_shard", "transformer", false, false, 2},
-                                           Case{"full_shard", "none", true, false, 4},
-                                           Case{"hybrid_shard", "transformer", true, true, 4, 2},
-                                           Case{"hybrid_shard_zero2", "size", false, false, 4, 2},
-                                           Case{"hybrid_shard", "transformer", false, false, 3, 1},
-                                           Case{"hybrid_shard", "transformer", true, false, 2},
-                                           Case{"full_shard", "transformer", true, false, 4, {}, int64_t{2}},
-                                           Case{"hybrid_shard", "none", false, true, 4, 4, int64_t{2}},
-                                           Case{"full_shard", "transformer", true, false, 2, {}, true},
-                                           Case{"full_shard", "transformer", true, false, 2, {}, false}));
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SteppingRanks,
+    ::testing::Values(
+        Case{"full_shard", "transformer", true, true, 1}, Case{"full_shard", "transformer", true, false, 2},
+        Case{"full_shard", "transformer", false, true, 3}, Case{"shard_grad_op", "size", true, false, 2},
+        Case{"no_shard", "transformer", false, false, 2}, Case{"full_shard", "none", true, false, 4},
+        Case{"full_shard", "auto_units", true, true, 3}, Case{"shard_grad_op", "auto_units", true, false, 2},
+        Case{"no_shard", "auto_units", true, false, 4}, Case{"hybrid_shard", "auto_units", true, true, 4, 2},
+        Case{"hybrid_shard", "transformer", true, true, 4, 2}, Case{"hybrid_shard_zero2", "size", false, false, 4, 2},
+        Case{"hybrid_shard", "transformer", false, false, 3, 1}, Case{"hybrid_shard", "transformer", true, false, 2},
+        Case{"full_shard", "transformer", true, false, 4, {}, int64_t{2}},
+        Case{"hybrid_shard", "none", false, true, 4, 4, int64_t{2}},
+        Case{"full_shard", "transformer", true, false, 2, {}, true},
+        Case{"full_shard", "transformer", true, false, 2, {}, false}));
 
 // A copy of the model lies on sharding_factor ranks, and reshard_after_forward decides what is gathered again.
 TEST(TrainingRun, FactorAndReshardingReachTheEngine) {

@@ -62,7 +62,7 @@ class EngineForPython : public torch::CustomClassHolder {
     options.param_dtype = dtype_of(compute);
     options.reduce_dtype = dtype_of(reduce);
     Unit& unit =
-        engine_->add_unit({{module_fqn, nullptr}}, options, group_by_dtype_and_requires_grad(parameters, fqns));
+        engine_->add_unit({{{module_fqn, nullptr}}}, options, group_by_dtype_and_requires_grad(parameters, fqns));
     unit.is_root = module_fqn.empty();
   }
 

@@ -1,0 +1,261 @@
+// Units from the order in which parameters were used (Options::auto_units).
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+#include "engine/engine.h"
+#include "engine/unit_cut.h"
+#include "engine/use_record.h"
+#include "engine/whole_parameters.h"
+#include "torch_seams/clean_dispatch.h"
+#include "torch_seams/gradient_hooks.h"
+
+namespace fsdp {
+namespace {
+
+// Elements beyond which a larger all-gather is hardly faster (FSDP paper, figure 2).
+constexpr int64_t kLargestUsefulUnit = 33'000'000;
+
+// [Note: when units are cut]
+// Between the first forward and the first backward: the order is known by then, no gradient has been captured, and no
+// optimizer has made state for leaves, which change their sizes. The module's tensors, their storages and the leaves
+// stay the same objects, so that the graph of that forward, its saved tensors included, belongs to the new units.
+
+// The text of rank 0 of all ranks: where parameters are not gathered (NO_SHARD), ranks may have used them differently.
+std::string text_of_rank_0(const ProcessMesh& mesh, std::string text) {
+  std::vector<Communicator*> groups = {mesh.world.get()};
+  if (!mesh.world) {
+    groups = {mesh.replicate.get(), mesh.shard.get()};
+  }
+  for (Communicator* group : groups) {
+    text = group->all_gather_bytes(text, {"order of parameters", 0, Pass::kSetup}).front();
+  }
+  return text;
+}
+
+CutItem cut_item(const UseRecord::Use& use) {
+  CutItem item{.returns = use.returns, .joins = use.joins};
+  for (Unit* unit : use.units) {
+    const FlatParameter& flat = *unit->flat_parameters().front();
+    int64_t nbytes = flat.layout().numel(0) * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
+    item.nbytes += nbytes;
+    item.gathered_nbytes += flat.shard_is_whole() ? 0 : nbytes;
+    item.gradient_nbytes += flat.requires_grad() ? unit->gradient(0)->buffer_nbytes() : 0;
+  }
+  return item;
+}
+
+// Memory of a FlatParameter to be, filled with this rank's part of what others hold.
+FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPosition position) {
+  FlatParameter::Moved moved;
+  std::vector<int64_t> numels;
+  for (Unit* member : members) {
+    numels.push_back(member->flat_parameters().front()->layout().numel(0));
+  }
+  FlatLayout layout(numels, position.factor);
+  seams::CleanDispatchGuard clean;
+  moved.shard = at::zeros({layout.shard_numel()}, members.front()->flat_parameters().front()->shard().options());
+  for (size_t i = 0; i < members.size(); ++i) {
+    FlatParameter& flat = *members[i]->flat_parameters().front();
+    ParameterSlice part = layout.slice(static_cast<int64_t>(i), position.rank);
+    at::Tensor whole = gather_values(*members[i], flat);
+    moved.shard.narrow(0, part.shard_offset, part.numel()).copy_(whole.slice(0, part.begin, part.end));
+    moved.parameters.push_back(flat.parameters().front());
+    moved.leaves.push_back(flat.original_leaves().front());
+  }
+  return moved;
+}
+
+CutRules cut_rules(const AutoUnits& options, const Unit& member, const OverlapOptions& overlap) {
+  bool all_reduces = !member.groups().shard || member.groups().replicate;
+  int64_t element = static_cast<int64_t>(c10::elementSize(member.flat_parameters().front()->dtypes().compute));
+  return {.target_nbytes = options.target_bytes,
+          .max_target_nbytes = kLargestUsefulUnit * element,
+          .bound_nbytes = options.memory_bound,
+          .gathered_at_a_time = overlap.max_gathered_units,
+          .gradients_at_a_time = all_reduces ? size_t{3} : size_t{2},
+          .reshards = !member.keeps_gathered_after_forward()};
+}
+
+void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member) {
+  TORCH_CHECK(cut.fits, "fsdp: rank ", member.engine->mesh().rank(), ": auto_units: memory_bound of ",
+              *options.memory_bound,
+              " bytes is too small: with the smallest units, of what one operator uses, "
+              "gathered parameters and gradient buffers take ",
+              cut.planned_nbytes, " bytes at a time. Raise it, or lower Options::max_gathered_units");
+}
+
+// Members that can share a FlatParameter, in order of first appearance.
+std::vector<std::vector<Unit*>> group_members(const std::vector<Unit*>& members) {
+  auto key = [](Unit* unit) {
+    const FlatParameter& flat = *unit->flat_parameters().front();
+    return std::tuple(flat.dtypes().shard, flat.requires_grad(), flat.parameters().front().full_precision);
+  };
+  std::vector<std::vector<Unit*>> groups;
+  for (Unit* member : members) {
+    auto it =
+        std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return key(group[0]) == key(member); });
+    (it == groups.end() ? groups.emplace_back() : *it).push_back(member);
+  }
+  return groups;
+}
+
+}  // namespace
+
+void Engine::cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record) {
+  unit.to_be_cut = record;
+  record->add(&unit);
+  if (std::find(use_records_.begin(), use_records_.end(), record) == use_records_.end()) {
+    use_records_.push_back(record);
+  }
+}
+
+void Engine::cut_units(const UseRecord* only) {
+  auto concerned = [&](const std::shared_ptr<UseRecord>& record) { return !only || record.get() == only; };
+  auto first = std::stable_partition(use_records_.begin(), use_records_.end(), std::not_fn(concerned));
+  std::vector<std::shared_ptr<UseRecord>> records(first, use_records_.end());
+  if (records.empty()) {
+    return;
+  }
+  prepare();
+  end_pass(forward_history_);
+  check_ready_to_cut();
+  reshard();
+  reducer_.finish_all();
+  for (const std::shared_ptr<UseRecord>& record : records) {
+    cut(*record);
+    std::erase(use_records_, record);
+  }
+  verify_plan();
+}
+
+void Engine::cut_before_backward(const Unit& unit) {
+  bool shards_written = unit.stamp && *unit.stamp != unit.shard_version();
+  if (unit.to_be_cut && seams::current_backward() != -1 && !shards_written) {
+    cut_units();
+  }
+}
+
+void Engine::check_ready_to_cut() {
+  for (auto& unit : units_) {
+    if (!unit->to_be_cut) {
+      continue;
+    }
+    std::lock_guard lock(unit->mutex);
+    TORCH_CHECK(unit->pins == 0 && unit->write_scopes == 0, "fsdp: ", unit->where(),
+                ": auto_units cuts units when the first backward begins, but this one began inside pin(), "
+                "summon_full_params or an operator that uses the unit. Call ShardedModule::cut_units before");
+    const std::vector<at::Tensor>& leaves = unit->flat_parameters().front()->original_leaves();
+    TORCH_CHECK(!leaves.front().grad().defined(), "fsdp: ", unit->where(),
+                ": auto_units cuts units when the first backward begins, but a gradient was assigned to a leaf before. "
+                "Assign it after ShardedModule::cut_units");
+  }
+}
+
+void Engine::cut(UseRecord& record) {
+  const std::vector<UseRecord::Use> order = record.order_from(text_of_rank_0(mesh(), record.order_text()));
+  std::vector<CutItem> items;
+  std::transform(order.begin(), order.end(), std::back_inserter(items), cut_item);
+  UnitCut cut = cut_into_units(items, cut_rules(record.options(), *record.first(), options_.overlap));
+  check_fits(cut, record.options(), *record.first());
+  std::vector<std::unique_ptr<Unit>> made;
+  for (size_t i = 0; i < cut.units.size(); ++i) {
+    std::vector<Unit*> members;
+    for (size_t item : cut.units[i]) {
+      members.insert(members.end(), order[item].units.begin(), order[item].units.end());
+    }
+    made.push_back(unite(members));
+    made.back()->is_root = cut.has_root && i == 0;
+  }
+  note_order(order);
+  retire_members(record);
+  std::move(made.begin(), made.end(), std::back_inserter(units_));
+}
+
+// A failure leaves the members as they were.
+std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
+  auto united = std::make_unique<Unit>(*this, UnitOrigin{members.front()->modules(), /*automatic=*/true},
+                                       members.front()->options());
+  std::vector<FlatParameter::Moved> groups;
+  for (const std::vector<Unit*>& group : group_members(members)) {
+    groups.push_back(gather_parts(group, united->groups().position()));
+  }
+  for (FlatParameter::Moved& group : groups) {
+    united->add(std::move(group));
+  }
+  united->name_it();
+  for (Unit* member : members) {
+    united->used_outside_backward |= member->used_outside_backward;
+    if (member->stamp && *member->stamp != member->shard_version()) {
+      member->invalidate_saved_values();
+    }
+    if (member->stamp) {
+      united->stamp = united->shard_version();
+    }
+  }
+  return united;
+}
+
+void Engine::retire_members(const UseRecord& record) {
+  {
+    std::lock_guard lock(mutex_);
+    for (VisitHistory* history : {&forward_history_, &backward_history_}) {
+      history->replace([&](Unit* unit, int64_t parameter) {
+        if (unit->to_be_cut.get() != &record) {
+          return std::pair(unit, parameter);
+        }
+        const seams::StorageOwner& owner = *unit->parameter(0).owner;
+        return std::pair(static_cast<Unit*>(owner.unit.load()), owner.index.load());
+      });
+    }
+  }
+  auto members =
+      std::stable_partition(units_.begin(), units_.end(), [&](auto& unit) { return unit->to_be_cut.get() != &record; });
+  for (auto it = members; it != units_.end(); ++it) {
+    (*it)->retire(parameter_pool_);
+    retired_units_.push_back(std::move(*it));
+  }
+  units_.erase(members, units_.end());
+}
+
+// Under mutex_. An operator pins all units that it uses before it runs: while the one before is pinned, it is the same
+// operator, but for the user's pin(), which holds them all.
+void Engine::note_use(const Unit& unit, const Unit* before) {
+  for (const std::shared_ptr<UseRecord>& record : use_records_) {
+    record->visit(&unit, before && before->pins > 0 && unit.pins == 0);
+  }
+}
+
+void Engine::note_order(const std::vector<UseRecord::Use>& order) {
+  for (const UseRecord::Use& use : order) {
+    OrderedUse& ordered = execution_order_.emplace_back();
+    ordered.returns = use.returns;
+    ordered.joins = use.joins;
+    for (Unit* unit : use.units) {
+      ordered.owners.push_back(unit->parameter(0).owner);
+    }
+  }
+}
+
+ExecutionOrder Engine::execution_order() const {
+  ExecutionOrder order, again;
+  for (const OrderedUse& use : execution_order_) {
+    std::vector<std::string> fqns;
+    for (const seams::StorageOwnerPtr& owner : use.owners) {
+      fqns.push_back(static_cast<Unit*>(owner->unit.load())->parameter(owner->index).fqn);
+    }
+    if (!use.joins && !order.empty()) {
+      order.emplace_back();
+    }
+    order.push_back(fqns);
+    if (use.returns) {
+      again.push_back(fqns);
+    }
+  }
+  order.insert(order.end(), again.begin(), again.end());
+  return order;
+}
+
+}  // namespace fsdp

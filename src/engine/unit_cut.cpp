@@ -1,0 +1,140 @@
+#include "engine/unit_cut.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace fsdp {
+namespace {
+
+constexpr int64_t kUnits = 32;           // where no target is given
+constexpr int64_t kRootCostDivisor = 4;  // a root may take this part more than no root
+
+using Units = std::vector<std::vector<size_t>>;
+
+class Cutter {
+ public:
+  Cutter(const std::vector<CutItem>& items, const CutRules& rules) : items_(items), rules_(rules) {}
+
+  UnitCut run() const {
+    std::vector<size_t> all(items_.size()), returning, others;
+    std::iota(all.begin(), all.end(), 0);
+    std::partition_copy(all.begin(), all.end(), std::back_inserter(returning), std::back_inserter(others),
+                        [&](size_t i) { return items_[i].returns; });
+    UnitCut without = cut({}, all);
+    if (returning.empty()) {
+      return without;
+    }
+    UnitCut with = cut(returning, others);
+    int64_t bound = rules_.bound_nbytes.value_or(without.planned_nbytes + without.planned_nbytes / kRootCostDivisor);
+    return with.planned_nbytes <= bound ? with : without;
+  }
+
+ private:
+  // Smaller and smaller units, until they fit the bound or each is a single parameter.
+  UnitCut cut(const std::vector<size_t>& root, const std::vector<size_t>& chain) const {
+    UnitCut result;
+    for (int64_t target = first_target();; target -= std::max<int64_t>(1, target / 8)) {
+      Units units;
+      for (const std::vector<size_t>& run : runs_of(chain)) {
+        Units of_run = balanced(run, target);
+        units.insert(units.end(), of_run.begin(), of_run.end());
+      }
+      bool smallest = target == 1 || units.size() == chain.size();
+      result.planned_nbytes = planned(root, units);
+      result.fits = result.planned_nbytes <= rules_.bound_nbytes.value_or(result.planned_nbytes);
+      result.units = std::move(units);
+      if (result.fits || smallest) {
+        break;
+      }
+    }
+    if (!root.empty()) {
+      result.has_root = true;
+      result.units.insert(result.units.begin(), root);
+    }
+    return result;
+  }
+
+  int64_t first_target() const {
+    std::vector<size_t> all(items_.size());
+    std::iota(all.begin(), all.end(), 0);
+    int64_t share = (sum(all, &CutItem::nbytes) + kUnits - 1) / kUnits;
+    return std::max<int64_t>(1, rules_.target_nbytes.value_or(std::min(share, rules_.max_target_nbytes)));
+  }
+
+  // Pieces of the chain between uses of parameters of others.
+  Units runs_of(const std::vector<size_t>& chain) const {
+    Units runs;
+    for (size_t i : chain) {
+      if (runs.empty() || !items_[i].joins) {
+        runs.emplace_back();
+      }
+      runs.back().push_back(i);
+    }
+    return runs;
+  }
+
+  // As few units as `target` allows, the largest of them as small as possible: the smallest limit that still gives so
+  // few is searched for.
+  Units balanced(const std::vector<size_t>& run, int64_t target) const {
+    Units units = greedy(run, target);
+    int64_t low = 0, high = target;  // of limits: high is enough
+    while (low < high) {
+      int64_t middle = low + (high - low) / 2;
+      Units tried = greedy(run, middle);
+      if (tried.size() <= units.size()) {
+        high = middle;
+        units = std::move(tried);
+      } else {
+        low = middle + 1;
+      }
+    }
+    return units;
+  }
+
+  Units greedy(const std::vector<size_t>& run, int64_t limit) const {
+    Units units;
+    int64_t filled = 0;
+    for (size_t i : run) {
+      if (units.empty() || filled + items_[i].nbytes > limit) {
+        units.emplace_back();
+        filled = 0;
+      }
+      units.back().push_back(i);
+      filled += items_[i].nbytes;
+    }
+    return units;
+  }
+
+  int64_t planned(const std::vector<size_t>& root, const Units& units) const {
+    size_t gathered = rules_.reshards ? rules_.gathered_at_a_time : units.size();
+    return sum(root, &CutItem::gathered_nbytes) + sum(root, &CutItem::gradient_nbytes) +
+           largest_window(units, gathered, &CutItem::gathered_nbytes) +
+           largest_window(units, rules_.gradients_at_a_time, &CutItem::gradient_nbytes);
+  }
+
+  int64_t largest_window(const Units& units, size_t width, int64_t CutItem::*nbytes) const {
+    std::vector<int64_t> sizes;
+    int64_t most = 0, together = 0;
+    for (size_t i = 0; i < units.size(); ++i) {
+      sizes.push_back(sum(units[i], nbytes));
+      together += sizes[i] - (i >= width ? sizes[i - width] : 0);
+      most = std::max(most, together);
+    }
+    return most;
+  }
+
+  int64_t sum(const std::vector<size_t>& unit, int64_t CutItem::*nbytes) const {
+    return std::accumulate(unit.begin(), unit.end(), int64_t{0},
+                           [&](int64_t before, size_t i) { return before + items_[i].*nbytes; });
+  }
+
+  const std::vector<CutItem>& items_;
+  const CutRules& rules_;
+};
+
+}  // namespace
+
+UnitCut cut_into_units(const std::vector<CutItem>& items, const CutRules& rules) { return Cutter(items, rules).run(); }
+
+}  // namespace fsdp

@@ -1,0 +1,60 @@
+// The order in which the parameters of one fully_shard call are used, until units are cut from it.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fsdp/auto_units.h"
+
+namespace fsdp {
+
+class Unit;
+
+// Each member is a unit of one parameter. Threads: the caller's lock.
+class UseRecord {
+ public:
+  explicit UseRecord(AutoUnits options) : options_(std::move(options)) {}
+  const AutoUnits& options() const { return options_; }
+
+  // In module order.
+  void add(Unit* member);
+  const Unit* first() const { return members_.front().unit; }
+  // An operator on this unit, a member or not, comes after one on another; `together`: the same operator.
+  void visit(const Unit* unit, bool together);
+  // As AutoUnits::order says.
+  void visit_in_given_order();
+
+  // Members that one operator used together, or one member.
+  struct Use {
+    std::vector<Unit*> units;
+    bool returns = false;  // used more often than most, with others in between
+    bool joins = false;    // follows the use before it, without a unit that is not a member in between
+  };
+  // Every member, in the order of first use; those without a use last, in module order.
+  std::vector<Use> order() const;
+  // The same as a text that another rank can read.
+  std::string order_text() const;
+  std::vector<Use> order_from(const std::string& text) const;
+
+ private:
+  struct Member {
+    Unit* unit;
+    int64_t visits = 0;
+    int64_t first_visit = 0;  // which visit of any member was its first
+    int64_t others_before = 0;
+    bool together = false;  // with the member first used before it
+  };
+  std::vector<const Member*> in_order() const;
+  int64_t usual_visits() const;
+
+  AutoUnits options_;
+  std::vector<Member> members_;
+  std::unordered_map<const Unit*, size_t> indices_;
+  const Unit* latest_ = nullptr;
+  const Unit* latest_new_ = nullptr;
+  int64_t visits_ = 0;
+  int64_t others_ = 0;
+};
+
+}  // namespace fsdp

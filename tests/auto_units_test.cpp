@@ -1,0 +1,387 @@
+// Units that are cut from the order in which parameters are used. That training is right with them, with control flow
+// that changes, several forwards, recomputation and frozen parts, is tested by the cases `automatic` of autograd_test,
+// autograd_failures_test and accumulation_test; here: which units are made, when, and what stays.
+#include "fsdp/activation_checkpoint.h"
+
+#include <torch/optim/adamw.h>
+
+#include <set>
+
+#include "comm/faulty_communicator.h"
+#include "engine/engine.h"
+#include "support/branched_net.h"
+#include "support/models.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using enum ShardingStrategy;
+using testing::BranchedNet;
+using ::testing::ElementsAre;
+using testing::expect_error;
+using testing::expect_same;
+using ::testing::HasSubstr;
+using testing::make_tiny_lm;
+using testing::one_rank;
+using testing::run_ranks;
+using testing::TinyLM;
+using testing::weights_of;
+
+Options automatic(const std::shared_ptr<Communicator>& communicator, int64_t target_bytes = 300) {
+  Options options;
+  options.communicator = communicator;
+  options.auto_units.emplace().target_bytes = target_bytes;
+  return options;
+}
+
+std::vector<std::string> names_of(const ShardedModule& sharded) {
+  std::vector<std::string> names;
+  for (const Unit* unit : sharded.engine().all_units()) {
+    names.push_back(unit->name() + (unit->is_root ? " (root)" : ""));
+  }
+  return names;
+}
+
+torch::Tensor input() { return torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}); }
+
+// ---------------------------------------------------------------- which units
+
+TEST(AutoUnits, AreCutWhenTheFirstBackwardBegins) {
+  BranchedNet net = testing::seeded([] { return BranchedNet(); });
+  auto sharded = fully_shard(net, automatic(one_rank()));
+  EXPECT_EQ(names_of(*sharded).size(), 11);
+  EXPECT_THAT(sharded->describe_units(), HasSubstr("unit 'a.weight' FULL_SHARD, to be cut with others"));
+  torch::Tensor loss = net->loss(input());
+  EXPECT_EQ(names_of(*sharded).size(), 11);
+  EXPECT_TRUE(sharded->execution_order().empty());
+  loss.backward();
+  // What was used comes in that order, the siblings c and a part of another module together; side and spare were not.
+  EXPECT_THAT(names_of(*sharded),
+              ElementsAre("a.bias..scale", "b.bias..b.weight", "c.bias..c.weight", "side.weight..spare.bias"));
+  EXPECT_EQ(sharded->execution_order(), (ExecutionOrder{{"a.bias", "a.weight"},
+                                                        {"scale"},
+                                                        {"b.bias", "b.weight"},
+                                                        {"c.bias", "c.weight"},
+                                                        {},
+                                                        {"side.weight"},
+                                                        {"side.bias"},
+                                                        {"spare.weight"},
+                                                        {"spare.bias"}}));
+}
+
+TEST(AutoUnits, JoinSiblingsWithoutTheirParent) {
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 4),
+                            torch::nn::Linear(4, 4));
+  auto sharded = fully_shard(net, automatic(one_rank(), 2 * 20 * 4));
+  net->forward(torch::ones({2, 4})).sum().backward();
+  EXPECT_THAT(names_of(*sharded), ElementsAre("0.bias..1.weight", "2.bias..3.weight"));
+}
+
+TEST(AutoUnits, ATiedWeightIsTheRoot) {
+  TinyLM model = make_tiny_lm({.tied = true});
+  auto sharded = fully_shard(model, automatic(one_rank(), 400));
+  model->loss(testing::batch_of(0, 0)).backward();
+  EXPECT_EQ(names_of(*sharded).front(), "embed.weight (root)");
+  auto order = sharded->execution_order();
+  EXPECT_EQ(order.front(), std::vector<std::string>{"embed.weight"});
+  EXPECT_EQ(order.back(), std::vector<std::string>{"embed.weight"});
+}
+
+// The same number of uses for all is no return, however often forward runs before backward.
+TEST(AutoUnits, SeveralForwardsBeforeBackwardAreNotReturns) {
+  BranchedNet net;
+  auto sharded = fully_shard(net, automatic(one_rank()));
+  (net->loss(input()) + net->loss(input() * 2)).backward();
+  EXPECT_THAT(names_of(*sharded),
+              ElementsAre("a.bias..scale", "b.bias..b.weight", "c.bias..c.weight", "side.weight..spare.bias"));
+}
+
+TEST(AutoUnits, DoNotReachOverInnerUnits) {
+  BranchedNet net;
+  Options plain;
+  plain.communicator = one_rank();
+  fully_shard(net->b, plain);
+  auto sharded = fully_shard(net, automatic(plain.communicator, 1 << 20));
+  net->loss(input()).backward();
+  EXPECT_THAT(names_of(*sharded), ElementsAre("b", "a.bias..scale", "c.bias..c.weight", "side.weight..spare.bias"));
+}
+
+TEST(AutoUnits, OfInnerModulesAreCutWithTheOutersOwn) {
+  BranchedNet net;
+  auto communicator = one_rank();
+  fully_shard(net->b, automatic(communicator, 1 << 20));
+  auto sharded = fully_shard(net, automatic(communicator, 1 << 20));
+  net->loss(input()).backward();
+  EXPECT_THAT(names_of(*sharded),
+              ElementsAre("b.bias..b.weight", "a.bias..scale", "c.bias..c.weight", "side.weight..spare.bias"));
+}
+
+// ---------------------------------------------------------------- memory
+
+struct Chain : torch::nn::Module {
+  Chain() {
+    for (int i = 0; i < 12; ++i) {
+      layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(16, 16)));
+    }
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (auto& layer : layers) x = torch::tanh(layer(x));
+    return x.sum();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+class AutoUnitsMemory : public ::testing::TestWithParam<std::pair<int, int64_t>> {};
+INSTANTIATE_TEST_SUITE_P(All, AutoUnitsMemory,
+                         ::testing::Values(std::pair(2, 5248), std::pair(2, 8 * 1088), std::pair(3, 12 * 1100),
+                                           std::pair(4, 5248), std::pair(8, 24 * 1088)));
+
+// What is gathered and captured at a time, after the parameters were cut.
+TEST_P(AutoUnitsMemory, StaysBelowTheBound) {
+  auto [ranks, bound] = GetParam();
+  run_ranks(ranks, [bound = bound](std::shared_ptr<Communicator> communicator) {
+    Chain net;
+    Options options = automatic(communicator, 1 << 20);
+    options.auto_units->memory_bound = bound;
+    auto sharded = fully_shard(net, options);
+    for (int i = 0; i < 3; ++i) {
+      sharded->zero_grad();
+      net.forward(torch::ones({2, 16})).backward();
+    }
+    EngineStats stats = sharded->stats();
+    EXPECT_LE(stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes, bound);
+    EXPECT_GE(stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes, bound / 2) << "smaller than needed";
+  });
+}
+
+TEST(AutoUnits, ABoundThatIsTooSmallSaysWhatIsNeeded) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    Chain net;
+    Options options = automatic(communicator);
+    options.auto_units->memory_bound = 2000;
+    auto sharded = fully_shard(net, options);
+    torch::Tensor loss = net.forward(torch::ones({2, 16}));
+    // Two layers, gathered and captured: what one operator uses is not parted.
+    expect_error([&] { loss.backward(); }, {"memory_bound of 2000 bytes", "take 5248 bytes at a time"});
+  });
+}
+
+// ---------------------------------------------------------------- optimizers and gradients
+
+// An optimizer made before the first forward works on the leaves after the cut: the same objects with other parts.
+void expect_adamw_as_in_one_process(int ranks) {
+  auto make = [] { return testing::seeded([] { return BranchedNet(); }); };
+  auto x = [](int rank, int step) { return torch::sin(input() * 7 + rank + 3 * step); };
+  BranchedNet plain = make();
+  torch::optim::AdamW reference(plain->parameters(), torch::optim::AdamWOptions(0.01));
+  for (int step = 0; step < 4; ++step) {
+    reference.zero_grad();
+    for (int rank = 0; rank < ranks; ++rank) (plain->loss(x(rank, step)) / ranks).backward();
+    reference.step();
+  }
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+    BranchedNet net = make();
+    auto sharded = fully_shard(net, automatic(communicator));
+    auto identities = [&] {
+      std::set<c10::TensorImpl*> result;
+      for (auto& leaf : sharded->parameters()) result.insert(leaf.unsafeGetTensorImpl());
+      return result;
+    };
+    const auto before = identities();
+    torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(0.01));
+    for (int step = 0; step < 4; ++step) {
+      sharded->zero_grad();
+      net->loss(x(communicator->rank(), step)).backward();
+      optimizer.step();
+    }
+    EXPECT_EQ(identities(), before);
+    EXPECT_EQ(names_of(*sharded).size(), 4);
+    auto got = weights_of(*sharded), want = weights_of(*plain);
+    ASSERT_EQ(got.size(), want.size());
+    for (auto& [name, weight] : want) {
+      EXPECT_TRUE(torch::allclose(got.at(name), weight, 1e-9, 1e-9)) << name;
+    }
+  });
+}
+
+TEST(AutoUnits, OptimizersMadeBeforeTheFirstForwardGoOn) {
+  for (int ranks : {1, 2, 3, 4, 8}) expect_adamw_as_in_one_process(ranks);
+}
+
+// Values move in the dtype of the shards, not in that of compute; frozen ones and those in full precision stay apart.
+TEST(AutoUnits, ShardsKeepTheirPrecision) {
+  for (int ranks : {1, 3}) {
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      TinyLM model = make_tiny_lm({}, at::kDouble);
+      for (auto& parameter : model->blocks[1]->parameters()) parameter.set_requires_grad(false);
+      auto want = weights_of(*model);
+      Options options = automatic(communicator, 1 << 20);
+      options.param_dtype = at::kBFloat16;
+      options.full_precision_classes = {"LayerNorm"};
+      auto sharded = fully_shard(model, options);
+      EXPECT_TRUE(model->loss(testing::batch_of(communicator->rank(), 0)).isfinite().item<bool>());
+      sharded->cut_units();
+      ASSERT_EQ(sharded->engine().units().size(), 1);
+      EXPECT_EQ(sharded->engine().units().front()->flat_parameters().size(), 4);
+      expect_same(weights_of(*sharded), want);
+    });
+  }
+}
+
+// ---------------------------------------------------------------- other moments
+
+// A model that only infers, and one that is evaluated first.
+TEST(AutoUnits, CanBeCutWithoutABackward) {
+  run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    BranchedNet net = testing::seeded([] { return BranchedNet(); });
+    torch::Tensor want, got;
+    {
+      torch::NoGradGuard no_grad;
+      want = net->forward(input());
+      auto sharded = fully_shard(net, automatic(communicator));
+      EXPECT_TRUE(torch::equal(net->forward(input()), want));
+      sharded->cut_units();
+      sharded->cut_units();
+      EXPECT_EQ(names_of(*sharded).size(), 4);
+      EXPECT_TRUE(torch::equal(net->forward(input()), want));
+    }
+    net->loss(input()).backward();
+  });
+}
+
+TEST(AutoUnits, AreCutInFullPrecisionToo) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    BranchedNet net = testing::seeded([] { return BranchedNet(); });
+    torch::Tensor want = net->loss(input());
+    Options options = automatic(communicator);
+    options.param_dtype = at::kFloat;
+    auto sharded = fully_shard(net, options);
+    sharded->set_full_precision(true);
+    torch::Tensor loss = net->loss(input());
+    EXPECT_TRUE(torch::equal(loss, want));
+    loss.backward();
+    EXPECT_EQ(names_of(*sharded).size(), 4);
+    EXPECT_TRUE(torch::equal(net->loss(input()), want));
+    sharded->set_full_precision(false);
+    torch::Tensor rounded = net->loss(input());
+    EXPECT_FALSE(torch::equal(rounded, want));
+    EXPECT_TRUE(torch::allclose(rounded.to(at::kDouble), want, 1e-5));
+  });
+}
+
+TEST(AutoUnits, AKnownOrderCutsAtOnce) {
+  ExecutionOrder order;
+  std::vector<std::string> names;
+  std::map<std::string, torch::Tensor> weights[2];
+  for (bool known : {false, true}) {
+    run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+      TinyLM model = make_tiny_lm({.tied = true}, at::kDouble);
+      Options options = automatic(communicator, 600);
+      if (known) options.auto_units->order = order;
+      auto sharded = fully_shard(model, options);
+      EXPECT_EQ(names_of(*sharded).size() == names.size(), known);
+      for (int step = 0; step < 3; ++step) {
+        sharded->zero_grad();
+        model->loss(testing::batch_of(communicator->rank(), step)).backward();
+        testing::descend(sharded->parameters());
+      }
+      auto result = weights_of(*sharded);
+      auto made = names_of(*sharded);
+      auto used = sharded->execution_order();
+      if (communicator->rank() == 0) {
+        weights[known] = result;
+        if (known) {
+          EXPECT_EQ(made, names);
+          EXPECT_EQ(used, order);
+        }
+        names = made, order = used;
+      }
+    });
+  }
+  expect_same(weights[1], weights[0]);
+}
+
+// Without gathers, ranks may use parameters in different orders in forward: all cut as rank 0 does.
+TEST(AutoUnits, RanksThatDifferFollowRank0) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    auto two = torch::nn::ModuleList(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
+    Options options = automatic(communicator, 48);
+    options.sharding_strategy = kNoShard;
+    auto sharded = fully_shard(two, options);
+    auto run = [&](int64_t i, torch::Tensor x) { return two->ptr(i)->as<torch::nn::Linear>()->forward(x); };
+    int64_t first = communicator->rank();
+    (void)run(1 - first, run(first, torch::ones({1, 3})));
+    run(1, run(0, torch::ones({1, 3}))).sum().backward();
+    EXPECT_THAT(names_of(*sharded), ElementsAre("0.bias..0.weight", "1.bias..1.weight"));
+  });
+}
+
+// ---------------------------------------------------------------- errors
+
+TEST(AutoUnits, OptionsThatContradict) {
+  BranchedNet net;
+  Options options = automatic(one_rank());
+  options.auto_wrap_policy = testing::every_module();
+  expect_error([&] { fully_shard(net, options); }, {"auto_units and auto_wrap_policy both say what the units are"});
+  options.auto_wrap_policy = {};
+  options.use_orig_params = false;
+  expect_error([&] { fully_shard(net, options); }, {"auto_units needs use_orig_params=true"});
+  options.use_orig_params = true;
+  options.auto_units->target_bytes = 0;
+  expect_error([&] { fully_shard(net, options); }, {"auto_units: target_bytes=0 must be positive"});
+  options.auto_units = AutoUnits{.order = {{"a.weight"}, {"nothing"}}};
+  expect_error([&] { fully_shard(net, options); }, {"auto_units: order names 'nothing'"});
+  expect_error(
+      [&] {
+        fully_shard({net->a.ptr(), net->b.ptr()}, automatic(one_rank()));
+      },
+      {"auto_units cannot be used with a list of modules"});
+  fully_shard(net, automatic(one_rank()));
+}
+
+TEST(AutoUnits, AreNotCutWhileInUse) {
+  BranchedNet net;
+  auto sharded = fully_shard(net, automatic(one_rank()));
+  expect_error([&] { sharded->pin({}, [&] { net->loss(input()).backward(); }); },
+               {"unit 'scale'", "Call ShardedModule::cut_units before"});
+  expect_error([&] { sharded->set_modules_to_forward_prefetch(*net, {*net}); },
+               {"cannot be set before its units are made"});
+  net->loss(input()).backward();
+  EXPECT_EQ(names_of(*sharded).size(), 4);
+}
+
+TEST(AutoUnits, DifferentOptionsOnRanks) {
+  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    BranchedNet net;
+    auto sharded = fully_shard(net, automatic(communicator, 100 + communicator->rank()));
+    expect_error([&] { net->loss(input()); }, {"auto_units target_bytes 100", "auto_units target_bytes 101"});
+  });
+}
+
+// Whichever of its collectives fails, the shards have all values afterwards.
+TEST(AutoUnits, AFailureWhileCuttingLosesNothing) {
+  for (int64_t index : {1, 2, 6, 12}) {
+    run_ranks(2,
+              [&](std::shared_ptr<Communicator> communicator) {
+                BranchedNet net = testing::seeded([] { return BranchedNet(); });
+                auto want = weights_of(*net);
+                auto faulty = std::make_shared<FaultyCommunicator>(
+                    communicator, std::vector<Fault>{{.index = index, .what = Fault::What::kFailIssue}});
+                auto sharded = fully_shard(net, automatic(communicator->rank() == 1 ? faulty : communicator));
+                expect_error([&] { sharded->cut_units(); }, {communicator->rank() == 1 ? "injected fault" : "rank 1"});
+                std::map<std::string, int64_t> seen;
+                for (const ShardSlice& slice : sharded->shard_slices()) {
+                  EXPECT_TRUE(torch::equal(slice.data, want.at(slice.fqn).reshape(-1).slice(0, slice.begin, slice.end)))
+                      << slice.fqn << " after collective " << index;
+                  seen[slice.fqn] += 1;
+                }
+                EXPECT_EQ(seen.size(), want.size());
+              },
+              {std::chrono::seconds(1)});
+  }
+}
+
+}  // namespace
+}  // namespace fsdp
