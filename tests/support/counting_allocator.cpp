@@ -5,11 +5,38 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <unordered_map>
 
 namespace fsdp::testing {
 namespace {
 
+c10::Allocator* before = nullptr;
 std::atomic<int64_t> allocations{0}, current{0}, peak{0};
+
+struct Block {
+  c10::DataPtr data;
+  int64_t bytes;
+};
+// By address: kernels that ask for raw memory free it by its address alone.
+std::mutex blocks_mutex;
+std::unordered_map<void*, Block>& blocks() {
+  static auto* map = new std::unordered_map<void*, Block>;
+  return *map;
+}
+
+void free_block(void* memory) {
+  std::unordered_map<void*, Block>::node_type block;
+  {
+    std::lock_guard lock(blocks_mutex);
+    block = blocks().extract(memory);
+  }
+  if (block) {
+    current -= block.mapped().bytes;
+  } else {
+    before->raw_deallocate(memory);  // it is from before counting began
+  }
+}
 
 // Never destroyed: memory that was allocated here may be freed at any time later.
 class CountingAllocator final : public c10::Allocator {
@@ -26,26 +53,16 @@ class CountingAllocator final : public c10::Allocator {
     for (int64_t seen = peak; seen < now && !peak.compare_exchange_weak(seen, now);) {
     }
     void* memory = data.get();
-    auto* block = new Block{std::move(data), static_cast<int64_t>(bytes)};
-    return {memory, block, &free_block, c10::Device(c10::kCPU)};
+    std::lock_guard lock(blocks_mutex);
+    blocks().emplace(memory, Block{std::move(data), static_cast<int64_t>(bytes)});
+    return {memory, memory, &free_block, c10::Device(c10::kCPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, std::size_t count) const override { inner_.copy_data(to, from, count); }
 
  private:
-  struct Block {
-    c10::DataPtr data;
-    int64_t bytes;
-  };
-  static void free_block(void* context) {
-    auto* block = static_cast<Block*>(context);
-    current -= block->bytes;
-    delete block;
-  }
-
   c10::Allocator& inner_;
 };
-
-c10::Allocator* before = nullptr;
 
 }  // namespace
 
