@@ -378,6 +378,14 @@ TEST(AutoUnits, AFailureWhileCuttingLosesNothing) {
                   seen[slice.fqn] += 1;
                 }
                 EXPECT_EQ(seen.size(), want.size());
+                auto slices = sharded->shard_slices();
+                auto leaves = sharded->named_parameters();
+                ASSERT_EQ(slices.size(), leaves.size());
+                for (size_t i = 0; i < slices.size(); ++i) EXPECT_TRUE(leaves[i].second.is_set_to(slices[i].data));
+                // Units that were made, and those that were not, are still there.
+                for (auto& entry : net->named_parameters()) {
+                  expect_error([&] { (void)entry.value().sum(); }, {"rank"});
+                }
               },
               {std::chrono::seconds(1)});
   }

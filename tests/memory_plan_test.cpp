@@ -189,6 +189,32 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
   });
 }
 
+TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
+  std::vector<std::map<std::string, torch::Tensor>> weights(2);
+  for (bool keep : {true, false}) {
+    run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+      Uneven net = make_uneven(GetParam().frozen);
+      Options with = options(communicator);
+      with.keep_gradient_memory = keep;
+      auto sharded = fully_shard(net, with);
+      for (int i = 0; i < 3; ++i) {
+        net->forward(input(communicator->rank()), net->in_order).backward();
+        EXPECT_GT(category(*sharded, "gradient shards").current, 0);
+        testing::descend(sharded->parameters());
+        if (i == 1) {
+          for (auto& leaf : sharded->parameters()) leaf.mutable_grad().reset();  // as an optimizer's zero_grad does
+          continue;
+        }
+        sharded->zero_grad();
+        EXPECT_EQ(category(*sharded, "gradient shards").current > 0, keep);
+      }
+      auto got = weights_of(*sharded);
+      if (communicator->rank() == 0) weights[keep] = got;
+    });
+  }
+  expect_same(weights[0], weights[1]);
+}
+
 // A plan is for the order that was seen. In another one every number stays, and memory comes from elsewhere if need be.
 TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
   const std::vector<std::vector<size_t>> orders = {{0, 2, 5}, {0, 2, 5}, {4, 1, 6}, {1, 1, 4}, {6, 5, 4, 3, 2, 1, 0},

@@ -218,6 +218,7 @@ TEST_F(Program, OverlapChangesNoNumber) {
   EXPECT_EQ(losses_and_norms(json::object()), expected);
   EXPECT_EQ(losses_and_norms({{"backward_prefetch", "backward_post"}, {"max_gathered_units", 1}}), expected);
   EXPECT_EQ(losses_and_norms({{"limit_all_gathers", false}, {"one_communicator", true}}), expected);
+  EXPECT_EQ(losses_and_norms({{"keep_gradient_memory", false}}), expected);
 }
 
 // The names of one category in the trace, rank by rank.

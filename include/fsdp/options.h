@@ -95,6 +95,12 @@ struct Options {
   // of two with connections of their own.
   bool one_communicator = false;
 
+  // Whether the memory of the shards' gradients stays when they are cleared, so that no step after the first asks the
+  // allocator for it. false: ShardedModule::zero_grad gives it back, and so does the beginning of backward for leaves
+  // without gradients, as PyTorch does: the peak is lower where activations are large, as gradients come when
+  // activations go.
+  bool keep_gradient_memory = true;
+
   // -- Options that may differ from unit to unit. --
 
   ShardingStrategy sharding_strategy = ShardingStrategy::kFullShard;

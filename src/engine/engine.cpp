@@ -14,7 +14,8 @@ Engine::Engine(const EngineOptions& options)
     : options_(options),
       parameter_pool_(options.device),
       reducer_(options.device, trace_),
-      backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}) {}
+      backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
+      residency_(options.overlap.max_gathered_units) {}
 
 Engine::~Engine() {
   // Parameters may outlive the engine: from now on a touch says so.
@@ -204,10 +205,16 @@ void Engine::mark_staying_gradients() {
 }
 
 void Engine::make_reduce_groups() {
+  reducing_groups_.clear();
   for (auto& unit : units_) {
     const std::shared_ptr<Communicator>& group = unit->groups().shard;
-    if (group && unit->trains()) {
-      unit->set_reduce_group(options_.overlap.one_communicator ? group : group->twin());
+    if (!group || !unit->trains()) {
+      continue;
+    }
+    unit->set_reduce_group(options_.overlap.one_communicator ? group : group->twin());
+    bool known = std::find(reducing_groups_.begin(), reducing_groups_.end(), group.get()) != reducing_groups_.end();
+    if (group->size() > 1 && !known) {
+      reducing_groups_.push_back(group.get());
     }
   }
 }

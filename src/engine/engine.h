@@ -17,28 +17,19 @@
 #include "engine/backward_tracker.h"
 #include "engine/buffer_pool.h"
 #include "engine/gradient_reducer.h"
+#include "engine/residency.h"
 #include "engine/unit.h"
 #include "engine/use_record.h"
-#include "engine/visit_history.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
 namespace fsdp {
 
-inline constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
-
-// See Options.
-struct OverlapOptions {
-  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
-  bool forward_prefetch = true;
-  size_t max_gathered_units = 2;  // or kNoLimit
-  bool one_communicator = false;
-};
-
 // Options that all units of a tree share.
 struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
+  bool keep_gradient_memory = true;
   c10::Device device = c10::kCPU;
   OverlapOptions overlap{};
   // Tells several models over one communicator apart.
@@ -115,13 +106,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void notice_cleared_gradients();
   // Before somebody looks at the leaves' gradients: waits for reductions, notices what was cleared.
   void settle_gradients();
+  // Gives back memory of gradients that were cleared, if the options say so.
+  void trim_gradients();
   // Drops gradients that were accumulated and not reduced yet.
   void forget_accumulated();
   GradientReducer& reducer() { return reducer_; }
   TraceRecorder& trace() { return trace_; }
   EngineStats stats() const;
   std::vector<MemoryCategory> memory();
-  void count_all_gather() { ++stats_.all_gathers; }
+  void count_all_gather() { ++all_gathers_; }
 
   // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
   // memory is overwritten with NaN and refilled at other addresses, and shards never serve as unsharded buffers.
@@ -136,22 +129,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void cut(UseRecord& record);
   std::unique_ptr<Unit> unite(const std::vector<Unit*>& members);
   void note_order(const std::vector<UseRecord::Use>& order);
-  void note_use(const Unit& unit, const Unit* before);
-  void retire_members(const UseRecord& record);
+  void note_use(const Unit& unit);
+  void retire(const std::vector<Unit*>& members);
   void observe_backward();
   void begin_visit(Unit& unit);
   void end_visit();
   void hold(Unit& unit);  // enter() for the user: no part of the execution order
   bool may_release_early(const Unit& unit) const;
-  void make_room_for(Unit& unit, const VisitHistory* history);
-  bool stays(const Unit& unit) const;
-  VisitHistory::Ignore needs_no_room() const;                                         // to be called under mutex_
-  size_t max_others() const;                                                          // beside the unit in use
-  std::vector<Unit*> expected_next(const VisitHistory& history, size_t count) const;  // under mutex_
-  std::vector<Unit*> unexpected(const std::vector<Unit*>& expected) const;            // under mutex_
-  std::vector<Unit*> unrelated(const Unit& unit) const;                               // under mutex_
+  void make_room_for(Unit& unit, std::optional<Phase> phase);
   const std::vector<Unit*>& wanted_after(const Unit& unit) const;
-  bool has_room() const;
   bool begin_prefetch(Unit& unit);
   bool hold_back(Unit& unit);
   // Whether the running backward may use values of the unit that a forward before it saved. A forward inside backward
@@ -176,7 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool stays_gathered_after_backward(const Unit& unit) const;
   bool capture_in(Unit& unit, int64_t index, const at::Tensor& gradient);
   void begin_backward();
-  void end_pass(VisitHistory& history);
+  void end_pass(Phase phase);
   void finish_backward();
   void compare_reductions();
   void plan_memory();
@@ -192,6 +178,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   EngineOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<CastBuffer> buffers_;
+  std::mutex records_mutex_;                             // guards what the records have seen
   std::vector<std::shared_ptr<UseRecord>> use_records_;  // of units to be cut
   std::vector<std::unique_ptr<Unit>> retired_units_;     // without parameters; handles may refer to them
   struct OrderedUse {
@@ -213,20 +200,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   GradientReducer reducer_;
   BackwardTracker backward_;
 
-  mutable std::mutex mutex_;     // guards resident_, the histories and the peaks
-  std::vector<Unit*> resident_;  // gathered or being gathered, least recently entered first
-  std::atomic<Unit*> last_entered_{nullptr};
-  VisitHistory forward_history_;
-  VisitHistory backward_history_;
-  VisitHistory* visited_in_ = nullptr;  // where the present visit is recorded
-  int64_t visit_began_ = 0;             // for the trace
+  Residency residency_;
 
+  std::vector<Communicator*> reducing_groups_;  // shard groups of several ranks in which gradients are reduced
   // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
   std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_;
   std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself
   bool strict_ = false;
   bool full_precision_ = false;
-  EngineStats stats_;
+  std::atomic<int64_t> all_gathers_{0};
+  std::atomic<int64_t> prefetches_{0};
+  std::atomic<int64_t> prefetches_wasted_{0};
 };
 
 }  // namespace fsdp

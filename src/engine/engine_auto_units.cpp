@@ -120,7 +120,7 @@ void Engine::cut_units(const UseRecord* only) {
     return;
   }
   prepare();
-  end_pass(forward_history_);
+  end_pass(Phase::kForward);
   check_ready_to_cut();
   reshard();
   reducer_.finish_all();
@@ -160,21 +160,19 @@ void Engine::cut(UseRecord& record) {
   std::transform(order.begin(), order.end(), std::back_inserter(items), cut_item);
   UnitCut cut = cut_into_units(items, cut_rules(record.options(), *record.first(), options_.overlap));
   check_fits(cut, record.options(), *record.first());
-  std::vector<std::unique_ptr<Unit>> made;
+  note_order(order);
   for (size_t i = 0; i < cut.units.size(); ++i) {
     std::vector<Unit*> members;
     for (size_t item : cut.units[i]) {
       members.insert(members.end(), order[item].units.begin(), order[item].units.end());
     }
-    made.push_back(unite(members));
-    made.back()->is_root = cut.has_root && i == 0;
+    units_.push_back(unite(members));
+    units_.back()->is_root = cut.has_root && i == 0;
+    retire(members);
   }
-  note_order(order);
-  retire_members(record);
-  std::move(made.begin(), made.end(), std::back_inserter(units_));
 }
 
-// A failure leaves the members as they were.
+// A failure leaves the members as they were; units that were made before stay.
 std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
   auto united = std::make_unique<Unit>(*this, UnitOrigin{members.front()->modules(), /*automatic=*/true},
                                        members.front()->options());
@@ -198,31 +196,31 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
   return united;
 }
 
-void Engine::retire_members(const UseRecord& record) {
-  {
-    std::lock_guard lock(mutex_);
-    for (VisitHistory* history : {&forward_history_, &backward_history_}) {
-      history->replace([&](Unit* unit, int64_t parameter) {
-        if (unit->to_be_cut.get() != &record) {
-          return std::pair(unit, parameter);
-        }
-        const seams::StorageOwner& owner = *unit->parameter(0).owner;
-        return std::pair(static_cast<Unit*>(owner.unit.load()), owner.index.load());
-      });
-    }
-  }
-  auto members =
-      std::stable_partition(units_.begin(), units_.end(), [&](auto& unit) { return unit->to_be_cut.get() != &record; });
-  for (auto it = members; it != units_.end(); ++it) {
+void Engine::retire(const std::vector<Unit*>& members) {
+  residency_.replace([](Unit* unit, int64_t parameter) {
+    const seams::StorageOwner& owner = *unit->parameter(0).owner;
+    bool moved = owner.unit.load() != unit;
+    return moved ? std::pair(static_cast<Unit*>(owner.unit.load()), owner.index.load()) : std::pair(unit, parameter);
+  });
+  auto is_member = [&](const std::unique_ptr<Unit>& unit) {
+    return std::find(members.begin(), members.end(), unit.get()) != members.end();
+  };
+  auto first = std::stable_partition(units_.begin(), units_.end(), std::not_fn(is_member));
+  for (auto it = first; it != units_.end(); ++it) {
     (*it)->retire(parameter_pool_);
-    retired_units_.push_back(std::move(*it));
   }
-  units_.erase(members, units_.end());
+  std::move(first, units_.end(), std::back_inserter(retired_units_));
+  units_.erase(first, units_.end());
 }
 
-// Under mutex_. An operator pins all units that it uses before it runs: while the one before is pinned, it is the same
-// operator, but for the user's pin(), which holds them all.
-void Engine::note_use(const Unit& unit, const Unit* before) {
+// An operator pins all units that it uses before it runs: while the one before is pinned, it is the same operator, but
+// for the user's pin(), which holds them all.
+void Engine::note_use(const Unit& unit) {
+  if (use_records_.empty()) {
+    return;
+  }
+  const Unit* before = residency_.visited();
+  std::lock_guard lock(records_mutex_);
   for (const std::shared_ptr<UseRecord>& record : use_records_) {
     record->visit(&unit, before && before->pins > 0 && unit.pins == 0);
   }

@@ -16,7 +16,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
               "torch::autograd::grad, which returns local gradients");
   // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
   at::Tensor plain = seams::has_sharded_key(gradient) ? gradient.clone() : gradient;
-  if (last_entered_ != &unit && !unit.captures()) {
+  if (residency_.visited() != &unit && !unit.captures()) {
     reduce_before(unit);
   }
   if (capture_in(unit, index, plain) && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
@@ -103,7 +103,7 @@ bool Engine::release_after_backward(Unit& unit) {
   if (!unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
     return true;
   }
-  if (last_entered_ == &unit && unit.visit.goes_on()) {
+  if (residency_.visited() == &unit && unit.visit.goes_on()) {
     return false;  // frozen parameters are still to be used; leave() releases the unit
   }
   if (unit.pins == 0) {
@@ -121,9 +121,10 @@ bool Engine::stays_gathered_after_backward(const Unit& unit) const {
 }
 
 void Engine::begin_backward() {
-  end_pass(forward_history_);
+  end_pass(Phase::kForward);
   reducer_.begin_backward();
   notice_cleared_gradients();
+  trim_gradients();
 }
 
 void Engine::finish_backward() {
@@ -142,7 +143,7 @@ void Engine::finish_backward() {
     std::lock_guard lock(unit->mutex);
     unit->unpark(parameter_pool_);
   }
-  end_pass(backward_history_);
+  end_pass(Phase::kBackward);
   plan_memory();
 }
 
@@ -156,28 +157,20 @@ void Engine::compare_reductions() {
   if (options_.overlap.one_communicator || !reducer_.current().requires_gradient_sync) {
     return;
   }
-  std::vector<Communicator*> groups;
-  for (auto& unit : units_) {
-    Communicator* group = unit->trains() ? unit->groups().shard.get() : nullptr;
-    if (group && group->size() > 1 && std::find(groups.begin(), groups.end(), group) == groups.end()) {
-      groups.push_back(group);
-    }
-  }
-  for (Communicator* group : groups) {
+  for (Communicator* group : reducing_groups_) {
     group->all_gather_bytes("", {reducer_.describe_backward(), 0, Pass::kReduce});
   }
 }
 
-void Engine::end_pass(VisitHistory& history) {
+void Engine::end_pass(Phase phase) {
   end_visit();
-  std::lock_guard lock(mutex_);
-  history.end();
+  residency_.end_pass(phase);
 }
 
 // What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
 // gradients since.
 void Engine::discard_captures() {
-  end_pass(backward_history_);
+  end_pass(Phase::kBackward);
   reducer_.drop_current();
   for_each_gradient([this](FlatGradient& gradient) { gradient.discard(reducer_.pool()); });
 }
@@ -196,6 +189,12 @@ void Engine::for_each_gradient(const std::function<void(FlatGradient&)>& visit) 
         visit(*gradient);
       }
     }
+  }
+}
+
+void Engine::trim_gradients() {
+  if (!options_.keep_gradient_memory) {
+    for_each_gradient([](FlatGradient& gradient) { gradient.trim(); });
   }
 }
 

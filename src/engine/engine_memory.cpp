@@ -8,12 +8,9 @@ namespace fsdp {
 // By the order of the last forward and the last backward. A plan only grows: where the order changes from step to step,
 // it is that of the one that needs most.
 void Engine::plan_memory() {
-  int64_t parameters = 0;
-  {
-    std::lock_guard lock(mutex_);
-    parameters = std::max(passing_nbytes(forward_history_.last_pass()), passing_nbytes(backward_history_.last_pass()));
+  for (Phase phase : {Phase::kForward, Phase::kBackward}) {
+    planned_parameters_ = std::max(planned_parameters_, passing_nbytes(residency_.last_pass(phase)));
   }
-  planned_parameters_ = std::max(planned_parameters_, parameters);
   planned_gradients_ = std::max(planned_gradients_, reducer_.passing_nbytes());
   gradient_shards_nbytes();  // they are at their peak
   parameter_pool_.plan(planned_parameters_);

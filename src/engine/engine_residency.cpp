@@ -11,10 +11,7 @@ namespace fsdp {
 namespace {
 
 bool in_backward() { return seams::current_backward() != -1; }
-
-bool contains(const std::vector<Unit*>& units, const Unit* unit) {
-  return std::find(units.begin(), units.end(), unit) != units.end();
-}
+Phase phase() { return in_backward() ? Phase::kBackward : Phase::kForward; }
 
 }  // namespace
 
@@ -31,7 +28,7 @@ void Engine::enter(Unit& unit, int64_t parameter) {
     prepare();
   }
   observe_backward();
-  if (last_entered_ != &unit) {
+  if (residency_.visited() != &unit) {
     begin_visit(unit);
   }
   std::lock_guard lock(unit.mutex);
@@ -44,7 +41,7 @@ void Engine::hold(Unit& unit) {
   prepare();
   observe_backward();
   end_visit();
-  make_room_for(unit, nullptr);
+  make_room_for(unit, std::nullopt);
   std::lock_guard lock(unit.mutex);
   gather_to_use(unit);
   ++unit.pins;
@@ -72,22 +69,13 @@ bool Engine::leave(Unit& unit) {
 
 // What comes next is issued before this unit's gather is waited for.
 void Engine::begin_visit(Unit& unit) {
-  const Unit* before = last_entered_;
+  note_use(unit);
   end_visit();
-  VisitHistory& history = in_backward() ? backward_history_ : forward_history_;
-  std::optional<VisitHistory::LastUse> last_use;
-  {
-    std::lock_guard lock(mutex_);
-    history.visit(&unit);
-    note_use(unit, before);
-    visited_in_ = &history;
-    if (may_release_early(unit) && !history.returns_within(max_others(), needs_no_room())) {
-      last_use = history.expected_last_use();
-    }
-    last_entered_ = &unit;
-    visit_began_ = trace_.now();
+  std::optional<VisitHistory::LastUse> last_use = residency_.begin_visit({&unit, phase(), trace_.now()});
+  if (!may_release_early(unit)) {
+    last_use.reset();
   }
-  make_room_for(unit, &history);
+  make_room_for(unit, phase());
   reduce_before(unit);
   {
     std::lock_guard lock(unit.mutex);
@@ -109,20 +97,19 @@ const std::vector<Unit*>& Engine::wanted_after(const Unit& unit) const {
 }
 
 void Engine::end_visit() {
-  Unit* unit = last_entered_.exchange(nullptr);
-  if (!unit) {
+  Residency::Visit visit = residency_.end_visit();
+  if (!visit.unit) {
     return;
   }
   VisitHistory::LastUse use;
   {
-    std::lock_guard lock(unit->mutex);
-    use = unit->visit.last();
-    unit->visit.begin(std::nullopt);
+    std::lock_guard lock(visit.unit->mutex);
+    use = visit.unit->visit.last();
+    visit.unit->visit.begin(std::nullopt);
   }
-  std::lock_guard lock(mutex_);
-  visited_in_->set_last_use(use);
-  bool forward = visited_in_ == &forward_history_;
-  trace_.record(TraceTrack::kCompute, unit->name(), forward ? Pass::kForward : Pass::kBackward, visit_began_);
+  residency_.note_last_use(visit, use);
+  Pass pass = visit.phase == Phase::kForward ? Pass::kForward : Pass::kBackward;
+  trace_.record(TraceTrack::kCompute, visit.unit->name(), pass, visit.began);
 }
 
 // Whether the unit may be released before another one is used.
@@ -139,88 +126,26 @@ void Engine::enter_view(Unit& unit) {
   }
 }
 
-// ---------------------------------------------------------------- room
+// ---------------------------------------------------------------- room and prefetching
 
-// [Note: which units stay gathered]
-// Where the history says which units come next in this pass, these stay: as many as the limit has room for. Else, and
-// at the end of a pass, the structure decides: when an operator of another unit comes that is neither ancestor nor
-// descendant, the unit's module has ended, as module trees run depth first; of the related ones the most recent stays.
-// Either way no more than two are gathered at a time by default, beside the root and units that stay gathered on
-// purpose. A unit released too early is gathered again at its next use: that costs time, never correctness.
-void Engine::make_room_for(Unit& unit, const VisitHistory* history) {
-  std::vector<Unit*> victims;
-  {
-    std::lock_guard lock(mutex_);
-    std::vector<Unit*> expected = history ? expected_next(*history, max_others()) : std::vector<Unit*>();
-    victims = expected.empty() ? unrelated(unit) : unexpected(expected);
-    if (auto it = std::find(resident_.begin(), resident_.end(), &unit); it != resident_.end()) {
-      std::rotate(it, it + 1, resident_.end());
-    }
-  }
-  for (Unit* victim : victims) {
+void Engine::make_room_for(Unit& unit, std::optional<Phase> phase) {
+  for (Unit* victim : residency_.to_release_for(unit, phase)) {
     release_if_idle(*victim);
   }
 }
 
-// Units that are gathered and stay so on purpose.
-VisitHistory::Ignore Engine::needs_no_room() const {
-  return [](const Unit* unit) { return unit->keeps_gathered_after_forward() && unit->resident; };
-}
-
-bool Engine::stays(const Unit& unit) const {
-  return unit.keeps_gathered_after_forward() || unit.awaits_use || last_entered_ == &unit;
-}
-
-size_t Engine::max_others() const { return options_.overlap.max_gathered_units - 1; }
-
-std::vector<Unit*> Engine::expected_next(const VisitHistory& history, size_t count) const {
-  return history.next(count, needs_no_room());
-}
-
-std::vector<Unit*> Engine::unexpected(const std::vector<Unit*>& expected) const {
-  std::vector<Unit*> victims;
-  for (Unit* other : resident_) {
-    if (!stays(*other) && !contains(expected, other)) {
-      victims.push_back(other);
-    }
-  }
-  return victims;
-}
-
-std::vector<Unit*> Engine::unrelated(const Unit& unit) const {
-  std::vector<Unit*> victims;
-  bool related_seen = max_others() == 0;
-  for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
-    Unit* other = *it;
-    if (other == &unit || stays(*other)) {
-      continue;
-    }
-    bool kept = other->is_related_to(unit) && !related_seen;
-    related_seen |= kept;
-    if (!kept) {
-      victims.push_back(other);
-    }
-  }
-  return victims;
-}
-
-// ---------------------------------------------------------------- prefetching
-
 void Engine::prefetch() {
-  bool predicts =
-      in_backward() ? options_.overlap.backward_prefetch != BackwardPrefetch::kNone : options_.overlap.forward_prefetch;
-  bool one_by_one = in_backward() && options_.overlap.backward_prefetch == BackwardPrefetch::kPost;
-  size_t ahead = one_by_one ? 1 : std::min(options_.overlap.max_gathered_units, units_.size());
-  std::vector<Unit*> expected;
-  {
-    std::lock_guard lock(mutex_);
-    const Unit* unit = last_entered_;
-    if (predicts && unit && wanted_after(*unit).empty()) {
-      expected = expected_next(in_backward() ? backward_history_ : forward_history_, ahead + 1);
-    }
+  const OverlapOptions& overlap = options_.overlap;
+  bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
+  const Unit* unit = residency_.visited();
+  if (!predicts || !unit || !wanted_after(*unit).empty()) {
+    return;
   }
+  bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
+  size_t ahead = one_by_one ? 1 : std::min(overlap.max_gathered_units, units_.size());
+  std::vector<Unit*> expected = residency_.expected(phase(), ahead + 1);
   for (size_t i = 0; i < expected.size(); ++i) {
-    if (i < ahead && has_room()) {
+    if (i < ahead && residency_.has_room()) {
       begin_prefetch(*expected[i]);
     } else if (hold_back(*expected[i])) {
       break;
@@ -240,13 +165,6 @@ bool Engine::hold_back(Unit& unit) {
   return true;
 }
 
-bool Engine::has_room() const {
-  std::lock_guard lock(mutex_);
-  auto counts = [](const Unit* unit) { return !unit->keeps_gathered_after_forward() && !unit->awaits_use; };
-  return std::count_if(resident_.begin(), resident_.end(), counts) <
-         static_cast<int64_t>(std::min<size_t>(options_.overlap.max_gathered_units, units_.size() + 1));
-}
-
 // Whether a gather was issued. Backward does not touch units whose shards were written since their forward: should it
 // use one, the use throws.
 bool Engine::begin_prefetch(Unit& unit) {
@@ -260,8 +178,7 @@ bool Engine::begin_prefetch(Unit& unit) {
   }
   gather_ahead(unit);
   unit.prefetched = true;
-  std::lock_guard engine_lock(mutex_);
-  ++stats_.prefetches;
+  ++prefetches_;
   return true;
 }
 
@@ -312,10 +229,7 @@ void Engine::gather_ahead(Unit& unit) {
   unit.gather_pass = pass;
   unit.gather_issued = trace_.now();
   trace_.record(TraceTrack::kLimiter, unit.name(), pass, std::exchange(unit.held_back, 0));
-  std::lock_guard lock(mutex_);
-  resident_.push_back(&unit);
-  unit.resident = true;
-  stats_.peak_gathered_units = std::max(stats_.peak_gathered_units, static_cast<int64_t>(resident_.size()));
+  residency_.add(unit);
 }
 
 void Engine::ensure_gathered(Unit& unit) {
@@ -338,10 +252,8 @@ void Engine::finish_gather(Unit& unit) {
 }
 
 void Engine::forget_resident(Unit& unit) {
-  std::lock_guard lock(mutex_);
-  std::erase(resident_, &unit);
-  unit.resident = false;
-  stats_.prefetches_wasted += unit.prefetched.exchange(false);
+  residency_.remove(unit);
+  prefetches_wasted_ += unit.prefetched.exchange(false);
 }
 
 void Engine::release(Unit& unit) {

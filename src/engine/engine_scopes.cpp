@@ -136,16 +136,19 @@ void Engine::write_back(Unit& unit) {
 }
 
 EngineStats Engine::stats() const {
-  EngineStats stats = stats_;
+  EngineStats stats;
   stats.units = static_cast<int64_t>(units_.size());
+  stats.all_gathers = all_gathers_;
+  stats.prefetches = prefetches_;
+  stats.prefetches_wasted = prefetches_wasted_;
   stats.gathered_bytes = parameter_pool_.in_use_bytes();
   stats.peak_gathered_bytes = parameter_pool_.peak_bytes();
   stats.reduce_scatters = reducer_.reduce_scatters();
   stats.all_reduces = reducer_.all_reduces();
   stats.gradient_buffer_bytes = reducer_.pool().in_use_bytes();
   stats.peak_gradient_buffer_bytes = reducer_.pool().peak_bytes();
-  std::lock_guard lock(mutex_);
-  stats.gathered_units = static_cast<int64_t>(resident_.size());
+  stats.gathered_units = residency_.count();
+  stats.peak_gathered_units = residency_.peak_count();
   return stats;
 }
 

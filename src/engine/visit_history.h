@@ -54,7 +54,7 @@ class VisitHistory {
   // How the visit that the latest one is thought to repeat ended.
   std::optional<LastUse> expected_last_use() const;
   // Units that need no room of their own, and so are passed over.
-  using Ignore = std::function<bool(const Unit*)>;
+  using Ignore = bool (*)(const Unit*);
   // The units, other than that of the latest visit, that come next: each once, in order, at most `count`.
   std::vector<Unit*> next(size_t count, const Ignore& ignore) const;
   // Whether the latest visit's unit is visited again in this pass before more than `count` others, or no other comes

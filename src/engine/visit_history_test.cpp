@@ -109,6 +109,26 @@ TEST(VisitHistory, RemembersLastUses) {
   }
 }
 
+// a and b become x, with parameters 0 and 1 of it; c stays.
+TEST(VisitHistory, VisitsOfUnitsThatBecameOneAreOne) {
+  VisitHistory history;
+  for (char c : {'a', 'b', 'a', 'c', 'b'}) {
+    history.visit(unit(c));
+    history.set_last_use({0, 2});
+  }
+  history.end();
+  history.replace([](Unit* old, int64_t parameter) {
+    return old == unit('c') ? std::pair(old, parameter) : std::pair(unit('x'), int64_t{old == unit('b')});
+  });
+  EXPECT_EQ(text(history.last_pass()), "xcx");
+  history.visit(unit('x'));
+  EXPECT_EQ(history.expected_last_use(), (VisitHistory::LastUse{0, 4})) << "the last of a b a, used twice and twice";
+  history.visit(unit('c'));
+  EXPECT_EQ(history.expected_last_use(), (VisitHistory::LastUse{0, 2}));
+  history.visit(unit('x'));
+  EXPECT_EQ(history.expected_last_use(), (VisitHistory::LastUse{1, 2}));
+}
+
 TEST(VisitHistory, ForgetsTheOldestOfVeryMany) {
   VisitHistory history;
   for (int pass = 0; pass < 20000; ++pass) {

@@ -285,6 +285,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
   EngineOptions shared{.mesh = choose_mesh(options, name),
                        .use_orig_params = options.use_orig_params,
+                       .keep_gradient_memory = options.keep_gradient_memory,
                        .device = shard_device(options, surveyed.unassigned, surveyed),
                        .overlap = overlap_options(options)};
   check_reshard_group(options, shared.mesh, name);

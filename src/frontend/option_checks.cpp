@@ -67,6 +67,7 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
                 inner.units().front()->name(), "' was annotated with another value than the module above it");
   };
   require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
+  require(outer.keep_gradient_memory == other.keep_gradient_memory, "keep_gradient_memory");
   require(outer.device == other.device, "device");
   require(outer.overlap.backward_prefetch == other.overlap.backward_prefetch, "backward_prefetch");
   require(outer.overlap.forward_prefetch == other.overlap.forward_prefetch, "forward_prefetch");

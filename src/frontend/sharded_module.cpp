@@ -61,6 +61,7 @@ void ShardedModule::zero_grad(bool set_to_none) {
       gradient.zero_();
     }
   }
+  engine().trim_gradients();
 }
 
 ShardedModule::NoSync::NoSync(ShardedModule& sharded)

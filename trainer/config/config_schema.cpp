@@ -286,6 +286,12 @@ std::vector<ConfigKey> sharding_keys() {
        .meaning = "Whether gathers and reductions share one communicator, in which each waits behind what was issued "
                   "before it, instead of having connections of their own."},
       {.section = section,
+       .name = "keep_gradient_memory",
+       .member = &Config::keep_gradient_memory,
+       .meaning =
+           "Whether the memory of the shards' gradients stays from step to step. false: it is given back between "
+           "steps, which lowers the peak where activations are large, and costs an allocation for each unit."},
+      {.section = section,
        .name = "activation_checkpointing",
        .member = &Config::activation_checkpointing,
        .meaning = "Whether blocks recompute their activations in backward instead of keeping them."},

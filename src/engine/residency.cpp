@@ -1,0 +1,145 @@
+#include "engine/residency.h"
+
+#include <algorithm>
+
+#include "engine/unit.h"
+
+namespace fsdp {
+namespace {
+
+bool contains(const std::vector<Unit*>& units, const Unit* unit) {
+  return std::find(units.begin(), units.end(), unit) != units.end();
+}
+
+// Units that are gathered and stay so on purpose.
+bool needs_no_room(const Unit* unit) { return unit->keeps_gathered_after_forward() && unit->resident; }
+
+}  // namespace
+
+// ---------------------------------------------------------------- visits
+
+std::optional<VisitHistory::LastUse> Residency::begin_visit(const Visit& visit) {
+  std::lock_guard lock(mutex_);
+  VisitHistory& visits = history(visit.phase);
+  visits.visit(visit.unit);
+  present_ = visit;
+  visited_ = visit.unit;
+  return visits.returns_within(max_others(), needs_no_room) ? std::nullopt : visits.expected_last_use();
+}
+
+Residency::Visit Residency::end_visit() {
+  if (!visited_) {
+    return {};
+  }
+  std::lock_guard lock(mutex_);
+  return visited_.exchange(nullptr) ? present_ : Visit{};
+}
+
+void Residency::note_last_use(const Visit& visit, const VisitHistory::LastUse& use) {
+  std::lock_guard lock(mutex_);
+  history(visit.phase).set_last_use(use);
+}
+
+void Residency::end_pass(Phase phase) {
+  std::lock_guard lock(mutex_);
+  history(phase).end();
+}
+
+std::vector<Unit*> Residency::last_pass(Phase phase) const {
+  std::lock_guard lock(mutex_);
+  return history(phase).last_pass();
+}
+
+void Residency::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t)>& successor) {
+  std::lock_guard lock(mutex_);
+  forward_.replace(successor);
+  backward_.replace(successor);
+}
+
+// ---------------------------------------------------------------- gathered units
+
+void Residency::add(Unit& unit) {
+  std::lock_guard lock(mutex_);
+  resident_.push_back(&unit);
+  unit.resident = true;
+  peak_count_ = std::max(peak_count_, static_cast<int64_t>(resident_.size()));
+}
+
+void Residency::remove(Unit& unit) {
+  std::lock_guard lock(mutex_);
+  std::erase(resident_, &unit);
+  unit.resident = false;
+}
+
+int64_t Residency::count() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(resident_.size());
+}
+
+int64_t Residency::peak_count() const {
+  std::lock_guard lock(mutex_);
+  return peak_count_;
+}
+
+// ---------------------------------------------------------------- decisions
+
+// [Note: which units stay gathered]
+// Where the history says which units come next in this pass, these stay: as many as the limit has room for. Else, and
+// at the end of a pass, the structure decides: when an operator of another unit comes that is neither ancestor nor
+// descendant, the unit's module has ended, as module trees run depth first; of the related ones the most recent stays.
+// Either way no more than two are gathered at a time by default, beside the root and units that stay gathered on
+// purpose. A unit released too early is gathered again at its next use: that costs time, never correctness.
+std::vector<Unit*> Residency::to_release_for(Unit& unit, std::optional<Phase> phase) {
+  std::lock_guard lock(mutex_);
+  std::vector<Unit*> next = phase ? history(*phase).next(max_others(), needs_no_room) : std::vector<Unit*>();
+  std::vector<Unit*> victims = next.empty() ? unrelated(unit) : unexpected(next);
+  if (auto it = std::find(resident_.begin(), resident_.end(), &unit); it != resident_.end()) {
+    std::rotate(it, it + 1, resident_.end());
+  }
+  return victims;
+}
+
+bool Residency::stays(const Unit& unit) const {
+  return unit.keeps_gathered_after_forward() || unit.awaits_use || visited_ == &unit;
+}
+
+std::vector<Unit*> Residency::unexpected(const std::vector<Unit*>& expected) const {
+  std::vector<Unit*> victims;
+  for (Unit* other : resident_) {
+    if (!stays(*other) && !contains(expected, other)) {
+      victims.push_back(other);
+    }
+  }
+  return victims;
+}
+
+std::vector<Unit*> Residency::unrelated(const Unit& unit) const {
+  std::vector<Unit*> victims;
+  bool related_seen = max_others() == 0;
+  for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
+    Unit* other = *it;
+    if (other == &unit || stays(*other)) {
+      continue;
+    }
+    bool kept = other->is_related_to(unit) && !related_seen;
+    related_seen |= kept;
+    if (!kept) {
+      victims.push_back(other);
+    }
+  }
+  return victims;
+}
+
+std::vector<Unit*> Residency::expected(Phase phase, size_t count) const {
+  std::lock_guard lock(mutex_);
+  return visited_ ? history(phase).next(count, needs_no_room) : std::vector<Unit*>();
+}
+
+bool Residency::has_room() const {
+  std::lock_guard lock(mutex_);
+  auto counts = [](const Unit* unit) { return !unit->keeps_gathered_after_forward() && !unit->awaits_use; };
+  auto gathered = static_cast<size_t>(std::count_if(resident_.begin(), resident_.end(), counts));
+  return gathered < max_gathered_units_;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,86 @@
+// Which units are gathered, in what order units are used, and what follows from both. Decides only; the engine acts.
+#pragma once
+
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "engine/visit_history.h"
+#include "fsdp/options.h"
+
+namespace fsdp {
+
+inline constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+
+// See Options.
+struct OverlapOptions {
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  bool forward_prefetch = true;
+  size_t max_gathered_units = 2;  // or kNoLimit
+  bool one_communicator = false;
+};
+
+enum class Phase : uint8_t { kForward, kBackward };
+
+// Threads: safe.
+class Residency {
+ public:
+  explicit Residency(size_t max_gathered_units) : max_gathered_units_(max_gathered_units) {}
+
+  // -- visits: [Note: prediction by history] --
+  struct Visit {
+    Unit* unit = nullptr;
+    Phase phase = Phase::kForward;
+    int64_t began = 0;  // for the trace
+  };
+  // The unit of the present visit; null between visits.
+  Unit* visited() const { return visited_; }
+  // The last visit must have been ended. Returns the use after which the unit can be released before another one is
+  // used, if that is expected.
+  std::optional<VisitHistory::LastUse> begin_visit(const Visit& visit);
+  // Ends the present visit and returns it; without a unit where there is none.
+  Visit end_visit();
+  // How a visit that was ended has ended.
+  void note_last_use(const Visit& visit, const VisitHistory::LastUse& use);
+  void end_pass(Phase phase);
+  // The units visited in the last pass that has ended, in order.
+  std::vector<Unit*> last_pass(Phase phase) const;
+  // See VisitHistory.
+  void replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t parameter)>& successor);
+
+  // -- gathered units; gathers under way are included --
+  void add(Unit& unit);
+  void remove(Unit& unit);
+  int64_t count() const;
+  int64_t peak_count() const;
+
+  // -- decisions --
+  // What is to be released before `unit` is used ([Note: which units stay gathered]). `phase`: whose history counts;
+  // unset: none, the structure alone.
+  std::vector<Unit*> to_release_for(Unit& unit, std::optional<Phase> phase);
+  // Units that come after the present visit's, and need room: at most `count`.
+  std::vector<Unit*> expected(Phase phase, size_t count) const;
+  // Whether another unit may be gathered.
+  bool has_room() const;
+
+ private:
+  VisitHistory& history(Phase phase) { return phase == Phase::kForward ? forward_ : backward_; }
+  const VisitHistory& history(Phase phase) const { return phase == Phase::kForward ? forward_ : backward_; }
+  bool stays(const Unit& unit) const;
+  std::vector<Unit*> unexpected(const std::vector<Unit*>& expected) const;
+  std::vector<Unit*> unrelated(const Unit& unit) const;
+  size_t max_others() const { return max_gathered_units_ - 1; }  // beside the unit in use
+
+  const size_t max_gathered_units_;
+  mutable std::mutex mutex_;
+  std::vector<Unit*> resident_;  // least recently visited first
+  int64_t peak_count_ = 0;
+  std::atomic<Unit*> visited_{nullptr};
+  Visit present_;
+  VisitHistory forward_;
+  VisitHistory backward_;
+};
+
+}  // namespace fsdp
