@@ -27,14 +27,14 @@ std::string join_names(const std::vector<AnnotatedModule>& modules) {
   return c10::Join("+", fqns);
 }
 
-}  // namespace
-
 FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool full_precision) {
   bool mixed = c10::isFloatingType(original) && !full_precision;
   at::ScalarType compute = mixed ? options.param_dtype.value_or(original) : original;
   at::ScalarType reduce = mixed ? options.reduce_dtype.value_or(compute) : original;
   return {original, compute, reduce, options.keep_low_precision_grads ? reduce : original};
 }
+
+}  // namespace
 
 Unit::Unit(Engine& engine_, UnitOrigin origin, const UnitOptions& options)
     : engine(&engine_),

@@ -45,9 +45,6 @@ struct UnitOrigin {
   bool automatic = false;
 };
 
-// The dtypes of a FlatParameter of `original` parameters.
-FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool full_precision);
-
 class UseRecord;
 
 // Threads: `mutex` guards gathering, releasing, pins and captures of the unit (rule R3: pin and gather, unpin and
@@ -55,7 +52,7 @@ class UseRecord;
 class Unit {
  public:
   Unit(Engine& engine, UnitOrigin origin, const UnitOptions& options);
-  // Adds a FlatParameter; after the last one, name().
+  // Adds a FlatParameter; after the last one, name_it().
   void add(std::vector<ShardedParameter> parameters, c10::Device device);
   void add(FlatParameter::Moved parameters);
   void name_it();
