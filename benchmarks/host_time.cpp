@@ -2,18 +2,20 @@
 // fake group of eight ranks. The time of a unit is the slope between a short and a long chain, so that what a
 // step costs once falls out. Steps of all variants take turns. Prints one JSON object a line; host_time.py is
 // PyTorch's side.
-#include <torch/torch.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "block.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
 namespace {
+
+using fsdp::benchmarks::Block;
+using fsdp::benchmarks::BlockImpl;
 
 constexpr int kRanks = 8;
 constexpr int64_t kWidth = 32;
@@ -21,19 +23,6 @@ constexpr int64_t kRows = 4;
 constexpr int kFewUnits = 4;
 constexpr int kManyUnits = 12;
 constexpr int kWarmUpSteps = 20;
-
-// Six small parameters.
-struct BlockImpl : torch::nn::Module {
-  BlockImpl()
-      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
-        up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))),
-        down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
-  at::Tensor forward(const at::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
-
-  torch::nn::LayerNorm norm;
-  torch::nn::Linear up, down;
-};
-TORCH_MODULE(Block);
 
 struct Variant {
   std::string name;
@@ -47,7 +36,7 @@ class Chain {
  public:
   Chain(const Variant& variant, int units) {
     torch::manual_seed(0);
-    for (int unit = 0; unit < units; ++unit) model_->push_back(Block());
+    for (int unit = 0; unit < units; ++unit) model_->push_back(Block(kWidth, 2 * kWidth));
     if (!variant.sharded) return;
     fsdp::Options options;
     options.communicator = fsdp::make_fake_communicator(0, kRanks);

@@ -17,28 +17,17 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_block import Block
+
 RANKS = 8
 WIDTH = 32
 ROWS = 4
 FEW, MANY = 4, 12  # units; what one adds is the slope between
 
 
-class Block(nn.Module):
-    """Six small parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 2 * WIDTH)
-        self.down = nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
 def blocks(count):
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(count)))
+    return nn.Sequential(*(Block(WIDTH, 2 * WIDTH) for _ in range(count)))
 
 
 def fsdp1(count, use_orig_params):

@@ -1,35 +1,26 @@
 // Peak memory of a training step on one rank, beside what it has to be. Started by benchmarks/memory.py, once for each
 // rank, with the environment of torchrun.
 // Usage: memory VARIANT LAYERS WIDTH VOCABULARY BATCH LENGTH; prints bytes on rank 0, as JSON.
-#include <torch/torch.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "block.h"
 #include "fsdp/fully_shard.h"
 #include "support/counting_allocator.h"
 
 namespace {
 
+using fsdp::benchmarks::Block;
+using fsdp::benchmarks::BlockImpl;
 using fsdp::testing::CountedMemory;
-
-struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(int64_t width)
-      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-        up(register_module("up", torch::nn::Linear(width, 4 * width))),
-        down(register_module("down", torch::nn::Linear(4 * width, width))) {}
-  torch::Tensor forward(const torch::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
-  torch::nn::LayerNorm norm;
-  torch::nn::Linear up, down;
-};
-TORCH_MODULE(Block);
 
 struct ModelImpl : torch::nn::Module {
   ModelImpl(int64_t layers, int64_t width, int64_t vocabulary)
       : embed(register_module("embed", torch::nn::Embedding(vocabulary, width))),
         head(register_module("head", torch::nn::Linear(width, vocabulary))) {
-    for (int64_t i = 0; i < layers; ++i) blocks.push_back(register_module("block" + std::to_string(i), Block(width)));
+    for (int64_t i = 0; i < layers; ++i)
+      blocks.push_back(register_module("block" + std::to_string(i), Block(width, 4 * width)));
   }
   torch::Tensor run(torch::Tensor x, const torch::Tensor& tokens) {
     for (Block& block : blocks) x = block(x);

@@ -10,31 +10,15 @@ buffers + activations (the plain model's peak without parameters and their gradi
 import argparse
 import ctypes
 import json
-import os
 import pathlib
-import subprocess
 import sys
+
+import ranks as rank_processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = ("transformer policy", "auto_units", "gradients given back", "no limit")
 TORCH = ("FSDP1", "FSDP2")
 SIZES = ("layers", "width", "vocabulary", "batch", "length")
-
-
-def run(command, ranks, port):
-    """Starts the command on each rank; what rank 0 prints, read as JSON."""
-    processes = []
-    for rank in range(ranks):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-                       "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                       "OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen([*map(str, command)], env=environment, text=True, stdout=subprocess.PIPE,
-                                          stderr=subprocess.PIPE))
-    outputs = [process.communicate() for process in processes]
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            sys.exit(f"error: rank {rank} of {' '.join(map(str, command))} failed:\n{outputs[rank][1]}")
-    return json.loads(outputs[0][0])
 
 
 def torch_worker(options):
@@ -45,20 +29,14 @@ def torch_worker(options):
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    class Block(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x):
-            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+    from torch_block import Block
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.embed = nn.Embedding(options.vocabulary, options.width)
             self.head = nn.Linear(options.width, options.vocabulary)
-            self.blocks = nn.ModuleList(Block(options.width) for _ in range(options.layers))
+            self.blocks = nn.ModuleList(Block(options.width, 4 * options.width) for _ in range(options.layers))
 
         def forward(self, tokens):
             x = self.embed(tokens)
@@ -104,7 +82,7 @@ def measure(options, ranks):
         else:
             command = [sys.executable, __file__, "--worker", variant, "--build-dir", options.build_dir,
                        *(f"--{name}={size}" for name, size in zip(SIZES, sizes))]
-        results[variant] = run(command, ranks, 29700 + 10 * ranks + number)
+        results[variant] = rank_processes.run(command, ranks, 29700 + 10 * ranks + number)
     return results
 
 

@@ -10,12 +10,13 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
+
+import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = ("fsdp-overlap-0", "fsdp-overlap-1")
@@ -49,19 +50,8 @@ def throttled_link(mbit):
 
 
 def run(command, port):
-    """Starts the command in both namespaces; what rank 0 prints, read as JSON."""
-    ranks = []
-    for rank, name in enumerate(NAMES):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-                       "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-                       "GLOO_SOCKET_IFNAME": f"ovl{rank}"}
-        ranks.append(subprocess.Popen(["ip", "netns", "exec", name, *map(str, command)], env=environment, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    outputs = [rank.communicate() for rank in ranks]
-    for rank, process in enumerate(ranks):
-        if process.returncode:
-            sys.exit(f"error: rank {rank} of {' '.join(map(str, command))} failed:\n{outputs[rank][1]}")
-    return json.loads(outputs[0][0])
+    hosts = [(["ip", "netns", "exec", name], {"GLOO_SOCKET_IFNAME": f"ovl{rank}"}) for rank, name in enumerate(NAMES)]
+    return ranks.run(command, len(NAMES), port, address=ADDRESSES[0], hosts=hosts)
 
 
 def torch_worker(variant, layers, width, batch, steps):

@@ -352,6 +352,21 @@ TEST(AutoUnits, AreNotCutWhileInUse) {
   EXPECT_EQ(names_of(*sharded).size(), 4);
 }
 
+// Units that will be gone can be neither end of an explicit prefetch.
+TEST(AutoUnits, AreNotPrefetchedByListsBeforeTheyAreMade) {
+  BranchedNet net;
+  Options plain;
+  plain.communicator = one_rank();
+  fully_shard(net->b, plain);
+  auto sharded = fully_shard(net, automatic(plain.communicator));
+  expect_error([&] { sharded->set_modules_to_forward_prefetch(*net->b, {*net}); },
+               {"cannot be set before its units are made"});
+  expect_error([&] { sharded->set_modules_to_backward_prefetch(*net, {*net->b}); },
+               {"cannot be set before its units are made"});
+  sharded->cut_units();
+  sharded->set_modules_to_forward_prefetch(*net->b, {*net});
+}
+
 TEST(AutoUnits, DifferentOptionsOnRanks) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     BranchedNet net;

@@ -89,7 +89,6 @@ void BufferPool::give_up(const at::Tensor& bytes) {
 }
 
 at::Tensor BufferPool::allocate(int64_t nbytes) {
-  ++allocations_;
   count_reserved(nbytes);
   return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
 }
@@ -124,21 +123,16 @@ void BufferPool::forget(const void* owner) {
   }
 }
 
-bool BufferPool::plan(int64_t nbytes) {
+void BufferPool::plan(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  if (poison_ || nbytes == arena_.capacity()) {
-    return true;
-  }
-  if (!arena_.empty()) {
-    return false;
+  if (poison_ || nbytes == arena_.capacity() || !arena_.empty()) {
+    return;
   }
   while (auto bytes = free_.take_largest()) {
     give_up(*bytes);
   }
   count_reserved(nbytes - arena_.capacity());
-  ++allocations_;
   arena_.resize(nbytes);
-  return true;
 }
 
 void BufferPool::set_poison(bool on) {

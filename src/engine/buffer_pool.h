@@ -36,19 +36,16 @@ class BufferPool {
   void forget(const void* owner);
 
   // Passing buffers come from one arena of this size from now on, as long as they fit. Takes effect, and gives back the
-  // memory of passing buffers that were used before, once none is handed out: returns whether it did.
-  bool plan(int64_t nbytes);
+  // memory of passing buffers that were used before, once none is handed out.
+  void plan(int64_t nbytes);
 
   // Test mode: released buffers are overwritten with NaN patterns, and their addresses are not used again soon.
   void set_poison(bool on);
 
-  // How many times memory was asked of the allocator so far.
-  int64_t allocations() const { return allocations_; }
   // Bytes handed out and not given back, now and at most so far.
   int64_t in_use_bytes() const { return in_use_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
-  // Bytes that it has from the allocator, handed out or not, now and at most so far.
-  int64_t reserved_bytes() const { return reserved_bytes_; }
+  // Bytes that it had from the allocator at most so far, handed out or not.
   int64_t peak_reserved_bytes() const { return peak_reserved_bytes_; }
 
  private:
@@ -71,7 +68,6 @@ class BufferPool {
   FreeBuffers free_;
   FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_
-  int64_t allocations_ = 0;
   int64_t in_use_bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t reserved_bytes_ = 0;

@@ -171,7 +171,7 @@ void Engine::prepare() {
     compare_plans(*this);
     make_park_groups();
     make_reduce_groups();
-    mark_staying_gradients();
+    for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.stays = unit.is_root; });
     prepared_ = true;
   }
 }
@@ -191,16 +191,6 @@ void Engine::make_park_groups() {
       smaller = group->subgroup(members, {"reshard_after_forward", static_cast<uint64_t>(*size), Pass::kSetup});
     }
     unit->park_group = smaller;
-  }
-}
-
-void Engine::mark_staying_gradients() {
-  for (auto& unit : units_) {
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i)) {
-        gradient->stays = unit->is_root;
-      }
-    }
   }
 }
 

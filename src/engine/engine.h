@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -82,7 +81,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Cuts the units that are to be cut, if there are any, or only those of one record ([Note: when units are cut]).
   // Collective.
   void cut_units(const UseRecord* only = nullptr);
-  // A backward is about to use a unit: the time to cut, unless the use is an error.
+  // A unit that is to be cut is about to be used: the time to cut, if it is backward and the use is no error.
   void cut_before_backward(const Unit& unit);
 
   // -- what the user asks --
@@ -124,7 +123,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void prepare();
   void make_park_groups();
   void make_reduce_groups();
-  void mark_staying_gradients();
   void check_ready_to_cut();
   void cut(UseRecord& record);
   std::unique_ptr<Unit> unite(const std::vector<Unit*>& members);
@@ -136,7 +134,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void end_visit();
   void hold(Unit& unit);  // enter() for the user: no part of the execution order
   bool may_release_early(const Unit& unit) const;
-  void make_room_for(Unit& unit, std::optional<Phase> phase);
+  void make_room_for(Unit& unit, std::optional<Pass> pass);
   const std::vector<Unit*>& wanted_after(const Unit& unit) const;
   bool begin_prefetch(Unit& unit);
   bool hold_back(Unit& unit);
@@ -162,7 +160,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool stays_gathered_after_backward(const Unit& unit) const;
   bool capture_in(Unit& unit, int64_t index, const at::Tensor& gradient);
   void begin_backward();
-  void end_pass(Phase phase);
+  void end_pass(Pass pass);
   void finish_backward();
   void compare_reductions();
   void plan_memory();
@@ -170,7 +168,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t passing_nbytes(const std::vector<Unit*>& order) const;
   void discard_captures();
   // With each FlatParameter that gets gradients, under its unit's lock.
-  void for_each_gradient(const std::function<void(FlatGradient&)>& visit);
+  void for_each_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit);
   void write_back(Unit& unit);
   void run_on_rank_0(const std::vector<Unit*>& units, const std::function<void()>& body);
   void run_in_write_scope(const std::vector<Unit*>& units, bool writeback, const std::function<void()>& body);
@@ -199,7 +197,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   BufferPool parameter_pool_;
   GradientReducer reducer_;
   BackwardTracker backward_;
-
   Residency residency_;
 
   std::vector<Communicator*> reducing_groups_;  // shard groups of several ranks in which gradients are reduced

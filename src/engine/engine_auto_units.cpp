@@ -120,7 +120,7 @@ void Engine::cut_units(const UseRecord* only) {
     return;
   }
   prepare();
-  end_pass(Phase::kForward);
+  end_pass(Pass::kForward);
   check_ready_to_cut();
   reshard();
   reducer_.finish_all();
@@ -132,8 +132,7 @@ void Engine::cut_units(const UseRecord* only) {
 }
 
 void Engine::cut_before_backward(const Unit& unit) {
-  bool shards_written = unit.stamp && *unit.stamp != unit.shard_version();
-  if (unit.to_be_cut && seams::current_backward() != -1 && !shards_written) {
+  if (seams::current_backward() != -1 && !unit.shards_written()) {
     cut_units();
   }
 }
@@ -186,7 +185,7 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
   united->name_it();
   for (Unit* member : members) {
     united->used_outside_backward |= member->used_outside_backward;
-    if (member->stamp && *member->stamp != member->shard_version()) {
+    if (member->shards_written()) {
       member->invalidate_saved_values();
     }
     if (member->stamp) {

@@ -121,7 +121,7 @@ bool Engine::stays_gathered_after_backward(const Unit& unit) const {
 }
 
 void Engine::begin_backward() {
-  end_pass(Phase::kForward);
+  end_pass(Pass::kForward);
   reducer_.begin_backward();
   notice_cleared_gradients();
   trim_gradients();
@@ -143,7 +143,7 @@ void Engine::finish_backward() {
     std::lock_guard lock(unit->mutex);
     unit->unpark(parameter_pool_);
   }
-  end_pass(Phase::kBackward);
+  end_pass(Pass::kBackward);
   plan_memory();
 }
 
@@ -162,31 +162,31 @@ void Engine::compare_reductions() {
   }
 }
 
-void Engine::end_pass(Phase phase) {
+void Engine::end_pass(Pass pass) {
   end_visit();
-  residency_.end_pass(phase);
+  residency_.end_pass(pass);
 }
 
 // What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
 // gradients since.
 void Engine::discard_captures() {
-  end_pass(Phase::kBackward);
+  end_pass(Pass::kBackward);
   reducer_.drop_current();
-  for_each_gradient([this](FlatGradient& gradient) { gradient.discard(reducer_.pool()); });
+  for_each_gradient([this](const Unit&, FlatGradient& gradient) { gradient.discard(reducer_.pool()); });
 }
 
 void Engine::forget_accumulated() {
   backward_.observe(shared_from_this());
   reducer_.finish_all();
-  for_each_gradient([this](FlatGradient& gradient) { gradient.forget(reducer_.pool()); });
+  for_each_gradient([this](const Unit&, FlatGradient& gradient) { gradient.forget(reducer_.pool()); });
 }
 
-void Engine::for_each_gradient(const std::function<void(FlatGradient&)>& visit) {
+void Engine::for_each_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit) {
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       if (FlatGradient* gradient = unit->gradient(i)) {
-        visit(*gradient);
+        visit(*unit, *gradient);
       }
     }
   }
@@ -194,7 +194,7 @@ void Engine::for_each_gradient(const std::function<void(FlatGradient&)>& visit) 
 
 void Engine::trim_gradients() {
   if (!options_.keep_gradient_memory) {
-    for_each_gradient([](FlatGradient& gradient) { gradient.trim(); });
+    for_each_gradient([](const Unit&, FlatGradient& gradient) { gradient.trim(); });
   }
 }
 

@@ -8,8 +8,8 @@ namespace fsdp {
 // By the order of the last forward and the last backward. A plan only grows: where the order changes from step to step,
 // it is that of the one that needs most.
 void Engine::plan_memory() {
-  for (Phase phase : {Phase::kForward, Phase::kBackward}) {
-    planned_parameters_ = std::max(planned_parameters_, passing_nbytes(residency_.last_pass(phase)));
+  for (Pass pass : {Pass::kForward, Pass::kBackward}) {
+    planned_parameters_ = std::max(planned_parameters_, passing_nbytes(residency_.last_pass(pass)));
   }
   planned_gradients_ = std::max(planned_gradients_, reducer_.passing_nbytes());
   gradient_shards_nbytes();  // they are at their peak
@@ -43,7 +43,7 @@ int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
 
 int64_t Engine::gradient_shards_nbytes() {
   int64_t nbytes = 0;
-  for_each_gradient([&](FlatGradient& gradient) { nbytes += gradient.leaves().memory_nbytes(); });
+  for_each_gradient([&](const Unit&, FlatGradient& gradient) { nbytes += gradient.leaves().memory_nbytes(); });
   peak_gradient_shards_ = std::max(peak_gradient_shards_, nbytes);
   return nbytes;
 }

@@ -11,7 +11,7 @@ namespace fsdp {
 namespace {
 
 bool in_backward() { return seams::current_backward() != -1; }
-Phase phase() { return in_backward() ? Phase::kBackward : Phase::kForward; }
+Pass pass_now() { return in_backward() ? Pass::kBackward : Pass::kForward; }
 
 }  // namespace
 
@@ -71,11 +71,8 @@ bool Engine::leave(Unit& unit) {
 void Engine::begin_visit(Unit& unit) {
   note_use(unit);
   end_visit();
-  std::optional<VisitHistory::LastUse> last_use = residency_.begin_visit({&unit, phase(), trace_.now()});
-  if (!may_release_early(unit)) {
-    last_use.reset();
-  }
-  make_room_for(unit, phase());
+  auto last_use = residency_.begin_visit({&unit, pass_now(), trace_.now()}, may_release_early(unit));
+  make_room_for(unit, pass_now());
   reduce_before(unit);
   {
     std::lock_guard lock(unit.mutex);
@@ -108,8 +105,7 @@ void Engine::end_visit() {
     visit.unit->visit.begin(std::nullopt);
   }
   residency_.note_last_use(visit, use);
-  Pass pass = visit.phase == Phase::kForward ? Pass::kForward : Pass::kBackward;
-  trace_.record(TraceTrack::kCompute, visit.unit->name(), pass, visit.began);
+  trace_.record(TraceTrack::kCompute, visit.unit->name(), visit.pass, visit.began);
 }
 
 // Whether the unit may be released before another one is used.
@@ -128,8 +124,8 @@ void Engine::enter_view(Unit& unit) {
 
 // ---------------------------------------------------------------- room and prefetching
 
-void Engine::make_room_for(Unit& unit, std::optional<Phase> phase) {
-  for (Unit* victim : residency_.to_release_for(unit, phase)) {
+void Engine::make_room_for(Unit& unit, std::optional<Pass> pass) {
+  for (Unit* victim : residency_.to_release_for(unit, pass)) {
     release_if_idle(*victim);
   }
 }
@@ -143,7 +139,7 @@ void Engine::prefetch() {
   }
   bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
   size_t ahead = one_by_one ? 1 : std::min(overlap.max_gathered_units, units_.size());
-  std::vector<Unit*> expected = residency_.expected(phase(), ahead + 1);
+  std::vector<Unit*> expected = residency_.expected(pass_now(), ahead + 1);
   for (size_t i = 0; i < expected.size(); ++i) {
     if (i < ahead && residency_.has_room()) {
       begin_prefetch(*expected[i]);
@@ -169,7 +165,7 @@ bool Engine::hold_back(Unit& unit) {
 // use one, the use throws.
 bool Engine::begin_prefetch(Unit& unit) {
   std::lock_guard lock(unit.mutex);
-  bool stale = unit.stamp && *unit.stamp != unit.shard_version();
+  bool stale = unit.shards_written();
   if (unit.gathered() || unit.gathering() || !unit.groups().shard || unit.only_on_rank_0 || (stale && in_backward())) {
     return false;
   }
@@ -191,7 +187,7 @@ bool Engine::backward_relies_on(const Unit& unit) const {
 void Engine::notice_shard_writes(Unit& unit) {
   bool relies = backward_relies_on(unit);
   unit.used_outside_backward |= !in_backward();
-  if (!unit.stamp || *unit.stamp == unit.shard_version()) {
+  if (!unit.shards_written()) {
     return;
   }
   TORCH_CHECK(!relies, "fsdp: ", unit.where(),
@@ -221,7 +217,7 @@ void Engine::begin_gather(Unit& unit) {
 }
 
 void Engine::gather_ahead(Unit& unit) {
-  Pass pass = in_backward() ? Pass::kBackward : Pass::kForward;
+  Pass pass = pass_now();
   unit.begin_gather(parameter_pool_, pass, may_alias_);
   if (!unit.stamp) {
     unit.stamp = unit.shard_version();

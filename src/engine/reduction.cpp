@@ -22,14 +22,16 @@ FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::funct
 
 // ---------------------------------------------------------------- capturing
 
-bool FlatGradient::captures_in_place() const {
-  return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient && in_flight_ == 0 && !leaves_.any();
+bool FlatGradient::may_capture_in_place() const {
+  return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient;
 }
 
+bool FlatGradient::captures_in_place() const { return may_capture_in_place() && in_flight_ == 0 && !leaves_.any(); }
+
 int64_t FlatGradient::buffer_nbytes() const {
-  bool in_place = replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient;
   int64_t numel = flat_.layout().padded_numel();
-  return in_place ? 0 : Arena::rounded(numel * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)));
+  return may_capture_in_place() ? 0
+                                : Arena::rounded(numel * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)));
 }
 
 void FlatGradient::give_back(at::Tensor& buffer, BufferPool& pool) {

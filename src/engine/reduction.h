@@ -98,7 +98,8 @@ class FlatGradient {
   void begin_round(BufferPool& pool);
   void end_round();
   void end_reduction(GradientState then);
-  // Whether gradients can be captured and reduced where the leaves' gradients live.
+  // Whether gradients can be captured and reduced where the leaves' gradients live: ever, and now.
+  bool may_capture_in_place() const;
   bool captures_in_place() const;
   void give_back(at::Tensor& buffer, BufferPool& pool);
   void fill_gaps();

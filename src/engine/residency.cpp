@@ -18,13 +18,14 @@ bool needs_no_room(const Unit* unit) { return unit->keeps_gathered_after_forward
 
 // ---------------------------------------------------------------- visits
 
-std::optional<VisitHistory::LastUse> Residency::begin_visit(const Visit& visit) {
+std::optional<VisitHistory::LastUse> Residency::begin_visit(const Visit& visit, bool early) {
   std::lock_guard lock(mutex_);
-  VisitHistory& visits = history(visit.phase);
+  VisitHistory& visits = history(visit.pass);
   visits.visit(visit.unit);
   present_ = visit;
   visited_ = visit.unit;
-  return visits.returns_within(max_others(), needs_no_room) ? std::nullopt : visits.expected_last_use();
+  bool releases = early && !visits.returns_within(max_others(), needs_no_room);
+  return releases ? visits.expected_last_use() : std::nullopt;
 }
 
 Residency::Visit Residency::end_visit() {
@@ -37,17 +38,17 @@ Residency::Visit Residency::end_visit() {
 
 void Residency::note_last_use(const Visit& visit, const VisitHistory::LastUse& use) {
   std::lock_guard lock(mutex_);
-  history(visit.phase).set_last_use(use);
+  history(visit.pass).set_last_use(use);
 }
 
-void Residency::end_pass(Phase phase) {
+void Residency::end_pass(Pass pass) {
   std::lock_guard lock(mutex_);
-  history(phase).end();
+  history(pass).end();
 }
 
-std::vector<Unit*> Residency::last_pass(Phase phase) const {
+std::vector<Unit*> Residency::last_pass(Pass pass) const {
   std::lock_guard lock(mutex_);
-  return history(phase).last_pass();
+  return history(pass).last_pass();
 }
 
 void Residency::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t)>& successor) {
@@ -89,9 +90,9 @@ int64_t Residency::peak_count() const {
 // descendant, the unit's module has ended, as module trees run depth first; of the related ones the most recent stays.
 // Either way no more than two are gathered at a time by default, beside the root and units that stay gathered on
 // purpose. A unit released too early is gathered again at its next use: that costs time, never correctness.
-std::vector<Unit*> Residency::to_release_for(Unit& unit, std::optional<Phase> phase) {
+std::vector<Unit*> Residency::to_release_for(Unit& unit, std::optional<Pass> pass) {
   std::lock_guard lock(mutex_);
-  std::vector<Unit*> next = phase ? history(*phase).next(max_others(), needs_no_room) : std::vector<Unit*>();
+  std::vector<Unit*> next = pass ? history(*pass).next(max_others(), needs_no_room) : std::vector<Unit*>();
   std::vector<Unit*> victims = next.empty() ? unrelated(unit) : unexpected(next);
   if (auto it = std::find(resident_.begin(), resident_.end(), &unit); it != resident_.end()) {
     std::rotate(it, it + 1, resident_.end());
@@ -130,9 +131,9 @@ std::vector<Unit*> Residency::unrelated(const Unit& unit) const {
   return victims;
 }
 
-std::vector<Unit*> Residency::expected(Phase phase, size_t count) const {
+std::vector<Unit*> Residency::expected(Pass pass, size_t count) const {
   std::lock_guard lock(mutex_);
-  return visited_ ? history(phase).next(count, needs_no_room) : std::vector<Unit*>();
+  return visited_ ? history(pass).next(count, needs_no_room) : std::vector<Unit*>();
 }
 
 bool Residency::has_room() const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/visit_history.h"
+#include "fsdp/communicator.h"
 #include "fsdp/options.h"
 
 namespace fsdp {
@@ -22,9 +23,7 @@ struct OverlapOptions {
   bool one_communicator = false;
 };
 
-enum class Phase : uint8_t { kForward, kBackward };
-
-// Threads: safe.
+// Passes here are forward and backward. Threads: safe.
 class Residency {
  public:
   explicit Residency(size_t max_gathered_units) : max_gathered_units_(max_gathered_units) {}
@@ -32,21 +31,21 @@ class Residency {
   // -- visits: [Note: prediction by history] --
   struct Visit {
     Unit* unit = nullptr;
-    Phase phase = Phase::kForward;
+    Pass pass = Pass::kForward;
     int64_t began = 0;  // for the trace
   };
   // The unit of the present visit; null between visits.
   Unit* visited() const { return visited_; }
-  // The last visit must have been ended. Returns the use after which the unit can be released before another one is
-  // used, if that is expected.
-  std::optional<VisitHistory::LastUse> begin_visit(const Visit& visit);
+  // The last visit must have been ended. With `early`, returns the use after which the unit can be released before
+  // another one is used, if that is expected.
+  std::optional<VisitHistory::LastUse> begin_visit(const Visit& visit, bool early);
   // Ends the present visit and returns it; without a unit where there is none.
   Visit end_visit();
   // How a visit that was ended has ended.
   void note_last_use(const Visit& visit, const VisitHistory::LastUse& use);
-  void end_pass(Phase phase);
+  void end_pass(Pass pass);
   // The units visited in the last pass that has ended, in order.
-  std::vector<Unit*> last_pass(Phase phase) const;
+  std::vector<Unit*> last_pass(Pass pass) const;
   // See VisitHistory.
   void replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t parameter)>& successor);
 
@@ -57,17 +56,17 @@ class Residency {
   int64_t peak_count() const;
 
   // -- decisions --
-  // What is to be released before `unit` is used ([Note: which units stay gathered]). `phase`: whose history counts;
+  // What is to be released before `unit` is used ([Note: which units stay gathered]). `pass`: whose history counts;
   // unset: none, the structure alone.
-  std::vector<Unit*> to_release_for(Unit& unit, std::optional<Phase> phase);
+  std::vector<Unit*> to_release_for(Unit& unit, std::optional<Pass> pass);
   // Units that come after the present visit's, and need room: at most `count`.
-  std::vector<Unit*> expected(Phase phase, size_t count) const;
+  std::vector<Unit*> expected(Pass pass, size_t count) const;
   // Whether another unit may be gathered.
   bool has_room() const;
 
  private:
-  VisitHistory& history(Phase phase) { return phase == Phase::kForward ? forward_ : backward_; }
-  const VisitHistory& history(Phase phase) const { return phase == Phase::kForward ? forward_ : backward_; }
+  VisitHistory& history(Pass pass) { return pass == Pass::kForward ? forward_ : backward_; }
+  const VisitHistory& history(Pass pass) const { return pass == Pass::kForward ? forward_ : backward_; }
   bool stays(const Unit& unit) const;
   std::vector<Unit*> unexpected(const std::vector<Unit*>& expected) const;
   std::vector<Unit*> unrelated(const Unit& unit) const;

@@ -153,6 +153,8 @@ class Unit {
   uint64_t shard_version() const;
   // The shard's version when it was last gathered or used in forward.
   std::optional<uint64_t> stamp;
+  // Whether they were written since then.
+  bool shards_written() const { return stamp && *stamp != shard_version(); }
   // Whether it was used outside of backward passes since then, so that backward may find values of then.
   bool used_outside_backward = false;
   void invalidate_saved_values();

@@ -37,11 +37,6 @@ void VisitHistory::end() {
   }
 }
 
-void VisitHistory::clear() {
-  visits_.clear();
-  place_.reset();
-}
-
 // Visits of units that have become one unit are one visit: of its last parameter's uses there are those of all.
 void VisitHistory::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t)>& successor) {
   std::vector<Visit> replaced;

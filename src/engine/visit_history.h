@@ -42,7 +42,6 @@ class VisitHistory {
   void set_last_use(const LastUse& use);
   // The pass ends; nothing when nothing came since the last end.
   void end();
-  void clear();
   // Visits of a unit that is no more become visits of its successor; `successor` tells it, and what index a parameter
   // of the former has there. What followed the latest visit is not known any more.
   void replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t parameter)>& successor);

@@ -150,14 +150,20 @@ namespace {
 
 void set_prefetch(Engine& engine, const torch::nn::Module& module, const ShardedModule::ModuleList& modules,
                   std::vector<Unit*> Unit::*list) {
+  auto units_of = [&](const torch::nn::Module& one) {
+    std::vector<Unit*> units = engine.units_of(&one);
+    for (const Unit* unit : units) {
+      TORCH_CHECK(!unit->to_be_cut, "fsdp: ", unit->where(),
+                  ": what is prefetched with it cannot be set before its units are made (Options::auto_units)");
+    }
+    return units;
+  };
   std::vector<Unit*> targets;
   for (const torch::nn::Module& target : modules) {
-    std::vector<Unit*> units = engine.units_of(&target);
+    std::vector<Unit*> units = units_of(target);
     targets.insert(targets.end(), units.begin(), units.end());
   }
-  for (Unit* unit : engine.units_of(&module)) {
-    TORCH_CHECK(!unit->to_be_cut, "fsdp: ", unit->where(),
-                ": what it prefetches cannot be set before its units are made (Options::auto_units)");
+  for (Unit* unit : units_of(module)) {
     unit->*list = targets;
   }
 }
