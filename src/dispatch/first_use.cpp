@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "base/visit_tensors.h"
+#include "deferred/deferred_storage.h"
+#include "deferred/recorder.h"
 #include "dispatch/input_casts.h"
 #include "dispatch/operator_info.h"
 #include "engine/engine.h"
@@ -59,12 +61,17 @@ class PinnedUnits {
   c10::SmallVector<Unit*, 4> units_;
 };
 
+// Has the key, and is no deferred tensor.
+bool is_sharded(const at::Tensor& tensor) {
+  return seams::has_sharded_key(tensor) && (deferred::live_storages() == 0 || !deferred::find(tensor));
+}
+
 template <typename Visit>
 void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& stack, const Visit& visit) {
   const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   for (const OperatorInfo::Argument& argument : info.tensors) {
     visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
-      if (seams::has_sharded_key(tensor)) {
+      if (is_sharded(tensor)) {
         visit(tensor, argument);
       }
     });
@@ -197,19 +204,21 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
 }
 
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) {
+    return;
+  }
   const OperatorInfo& info = operator_info(op);
-  if (info.kind == OperatorKind::kCopy && is_pinned(stack->back().toTensor())) {
-    return;  // the argument is the result
+  if (info.kind == OperatorKind::kCopy && is_sharded(stack->back().toTensor())) {
+    if (!is_pinned(stack->back().toTensor())) {  // else the argument is the result
+      stack->back() = stack->back().toTensor().clone();
+    }
+    return;
   }
   if (info.kind == OperatorKind::kView) {
     enter_view(info, *stack);
   }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
-    return;
-  }
-  if (info.kind == OperatorKind::kCopy) {
-    stack->back() = stack->back().toTensor().clone();
     return;
   }
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {

@@ -62,7 +62,7 @@ StorageOwner* storage_owner(const at::TensorBase& tensor) {
 }
 
 at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
-                             at::IntArrayRef strides) {
+                             at::IntArrayRef strides, int64_t offset) {
   // The view constructor takes keys as they are, so they come from a tensor that was made the ordinary way: with those
   // of autograd.
   at::Tensor ordinary = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
@@ -70,7 +70,7 @@ at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, 
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage),
                                                          keys | c10::DispatchKeySet(kShardedKey),
                                                          c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, 0);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return tensor;
 }
 

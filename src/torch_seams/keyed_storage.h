@@ -17,9 +17,10 @@
 
 namespace fsdp::seams {
 
-// What a keyed storage belongs to. Lives as long as any DataPtr or engine refers to it.
+// What a keyed storage belongs to. Lives as long as any DataPtr or engine refers to it. A deferred one has a class of
+// its own (deferred/deferred_storage.h), and no unit.
 struct StorageOwner : c10::intrusive_ptr_target {
-  enum class Kind : uint8_t { kParameter, kGradientSentinel };
+  enum class Kind : uint8_t { kParameter, kGradientSentinel, kDeferred };
 
   StorageOwner(Kind kind_, void* unit_, int64_t index_) : kind(kind_), unit(unit_), index(index_) {}
   ~StorageOwner() override { notify(); }
@@ -61,9 +62,9 @@ void set_empty_message(c10::StorageImpl& storage, const std::string& message);
 // The owner of a tensor's storage, or null when it is not a keyed storage.
 StorageOwner* storage_owner(const at::TensorBase& tensor);
 
-// A tensor with the sharded key over `storage`, of the given geometry and offset 0.
+// A tensor with the sharded key over `storage`, of the given geometry; `offset` in elements.
 at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
-                             at::IntArrayRef strides);
+                             at::IntArrayRef strides, int64_t offset = 0);
 
 // Makes `tensor`, a leaf without a gradient, show what `view` shows; like set_data, and also from the meta device to a
 // real one, which set_data refuses.

@@ -1,0 +1,53 @@
+#include "deferred/materialize.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "deferred/deferred_storage.h"
+#include "deferred/replay.h"
+#include "torch_seams/clean_dispatch.h"
+#include "torch_seams/dispatch_key.h"
+
+namespace fsdp::deferred {
+
+std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) {
+  seams::CleanDispatchGuard clean;
+  std::vector<StorageState> states;
+  for (const at::Tensor& tensor : tensors) {
+    if (const DeferredStorage* storage = find(tensor); storage && !storage->resident) {
+      states.push_back({storage->twin, storage->writer, storage->device});
+    }
+  }
+  std::vector<c10::Storage> memory = replay(states);
+  std::vector<at::Tensor> values;
+  auto next = memory.begin();
+  for (const at::Tensor& tensor : tensors) {
+    const DeferredStorage* storage = find(tensor);
+    values.push_back(!storage            ? tensor
+                     : storage->resident ? tensor_over(storage->memory, tensor)
+                                         : tensor_over(*next++, tensor));
+  }
+  return values;
+}
+
+void replace_by_values(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> deferred;
+  for (const at::Tensor& tensor : tensors) {
+    if (find(tensor)) {
+      deferred.push_back(tensor);
+    }
+  }
+  make_resident(deferred);
+  at::NoGradGuard no_grad;
+  for (const at::Tensor& tensor : deferred) {
+    at::Tensor value = [&] {
+      seams::CleanDispatchGuard clean;
+      return tensor_over(find(tensor)->memory, tensor);
+    }();
+    c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
+    seams::replace_data(tensor, value);
+  }
+}
+
+}  // namespace fsdp::deferred
