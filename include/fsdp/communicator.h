@@ -72,6 +72,9 @@ class Communicator {
   virtual std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                            const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) = 0;
 
+  // Copies `tensor` (1-D, contiguous) of the rank `root` into that of the others.
+  virtual std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) = 0;
+
   // Every rank's `bytes`, in rank order. Lengths may differ. Blocks.
   virtual std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) = 0;
 

@@ -314,7 +314,9 @@ class ShardedModule {
 // of the modules that hold them. Errors list the FQNs concerned: a module annotated twice, a parameter in two units, a
 // unit without parameters (when nothing below it is sharded either), parameters on several devices.
 //
-// Meta parameters are given uninitialised shards on options.device: fill them through shard_slices().
+// Parameters may be whole on any device, deferred (deferred_init.h), or on the meta device; a unit's are given to the
+// shards before the next unit's are looked at. Meta parameters are given uninitialised shards on options.device: fill
+// them through shard_slices(), or set Options::param_init_fn or sync_module_states.
 std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Options& options);
 // Several modules as one unit (siblings, without their parent).
 std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,

@@ -1,9 +1,11 @@
 // Options of fully_shard and FullyShardedDataParallel.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +15,10 @@
 #include "fsdp/communicator.h"
 #include "fsdp/mesh.h"
 #include "fsdp/wrap_policy.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace fsdp {
 
@@ -130,6 +136,23 @@ struct Options {
   // Classes of modules (module_class_name) whose parameters and buffers are used and reduced in full precision:
   // normalisations, say. They are kept in FlatParameters of their own.
   std::vector<std::string> full_precision_classes;
+
+  // -- What is sharded, and which values it begins with. --
+
+  // Parameters that this call, and calls for modules above, leave as they are: not sharded, not reduced, not among the
+  // leaves, not in norms. Gradients are this rank's own.
+  std::vector<at::Tensor> ignored_parameters;
+  // The same for all parameters below these modules; their buffers are left alone too.
+  std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
+  // Called, unit by unit, for each module that itself holds parameters which have no values (meta or deferred ones),
+  // after these were given memory, whole and uninitialised: is to initialise them in place, with reset_parameters(),
+  // say. What a deferred initialisation has recorded for them is dropped. Runs without gradients, and draws in the
+  // order of units; all ranks must make the same values, unless sync_module_states.
+  std::function<void(torch::nn::Module& module)> param_init_fn;
+  // Whether rank 0's parameters and buffers are given to all ranks, unit by unit. On other ranks values are not looked
+  // at, nor made: param_init_fn is not called there, and deferred initialisations are not replayed. Ignored ones are
+  // left alone. Collective.
+  bool sync_module_states = false;
 
   // -- Options of one call. --
 

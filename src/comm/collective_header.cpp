@@ -52,6 +52,7 @@ std::string CollectiveIdentity::describe() const {
   text += c10::str(", ", numel, " elements of ", dtype);
   if (output_dtype != dtype) text += c10::str(" into ", output_dtype);
   if (scale != 1.0) text += c10::str(", scale ", scale);
+  if (kind == CollectiveKind::kBroadcast) text += c10::str(", from rank ", root);
   if (flag_words > 0) text += c10::str(", ", flag_words, " words of flags");
   return text;
 }
@@ -62,6 +63,7 @@ uint64_t CollectiveIdentity::hash() const {
   hash = combine(hash, static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(output_dtype));
   hash = combine(hash, std::bit_cast<uint64_t>(scale));
   hash = combine(hash, flag_words);
+  hash = combine(hash, static_cast<uint64_t>(root));
   return kind == CollectiveKind::kGatherBytes ? hash : combine(hash, static_cast<uint64_t>(numel));
 }
 

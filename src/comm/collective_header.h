@@ -23,6 +23,7 @@ struct CollectiveIdentity {
   at::ScalarType output_dtype = at::kByte;
   double scale = 1.0;
   uint32_t flag_words = 0;
+  int root = 0;  // of a broadcast
 
   // "all-gather of 'layer.3' (forward, generation 7), 1024 elements of Float"
   std::string describe() const;

@@ -40,6 +40,8 @@ const char* to_string(CollectiveKind kind) {
       return "all-reduce";
     case CollectiveKind::kGatherBytes:
       return "all-gather of bytes";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
   }
   return "unknown collective";
 }
@@ -68,6 +70,12 @@ void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const 
   check_reducible(output, tensor, "all-reduce", id);
   TORCH_CHECK(output.numel() == tensor.numel(), describe("all-reduce", id), ": the output has ", output.numel(),
               " elements and the input ", tensor.numel());
+}
+
+void check_broadcast(const at::Tensor& tensor, int root, int size, const CollectiveId& id) {
+  check_flat(tensor, "tensor", "broadcast", id);
+  TORCH_CHECK(root >= 0 && root < size, describe("broadcast", id), ": there is no rank ", root, " in a group of ", size,
+              " to broadcast from");
 }
 
 int check_subgroup(const std::vector<int>& members, int rank, int size, const CollectiveId& id) {

@@ -11,7 +11,7 @@
 
 namespace fsdp {
 
-enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes };
+enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes, kBroadcast };
 const char* to_string(CollectiveKind kind);
 
 // "all-gather of 'layer.3' (forward, generation 7)"
@@ -22,6 +22,7 @@ std::string describe(const std::string& kind, const CollectiveId& id);
 void check_all_gather(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id);
+void check_broadcast(const at::Tensor& tensor, int root, int size, const CollectiveId& id);
 
 // Throws unless `members` are ascending ranks below `size` with `rank` among them; returns its position.
 int check_subgroup(const std::vector<int>& members, int rank, int size, const CollectiveId& id);

@@ -53,6 +53,12 @@ class LocalCommunicator final : public Communicator {
     return make_done_work();
   }
 
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
+    check_broadcast(tensor, root, size_, id);
+    if (rank_ == root) count_for_each_peer(tensor.nbytes());
+    return make_done_work();
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId&) override {
     count_for_each_peer(bytes.size());
     return std::vector<std::string>(static_cast<size_t>(size_), bytes);

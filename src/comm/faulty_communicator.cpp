@@ -74,6 +74,10 @@ std::unique_ptr<Work> FaultyCommunicator::all_reduce(at::Tensor output, at::Tens
   return issue_with_faults([&] { return inner_->all_reduce(output, tensor, options, id, flags); });
 }
 
+std::unique_ptr<Work> FaultyCommunicator::broadcast(at::Tensor tensor, int root, const CollectiveId& id) {
+  return issue_with_faults([&] { return inner_->broadcast(tensor, root, id); });
+}
+
 std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   const Fault* fault = next_fault();
   before_issue(fault);

@@ -25,6 +25,12 @@ CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const a
   return identity;
 }
 
+CollectiveIdentity identify_broadcast(const at::Tensor& tensor, int root, const CollectiveId& id) {
+  auto identity = identify(CollectiveKind::kBroadcast, id, tensor, tensor.scalar_type(), 1.0, nullptr);
+  identity.root = root;
+  return identity;
+}
+
 CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& id) {
   CollectiveIdentity identity;
   identity.kind = CollectiveKind::kGatherBytes;
@@ -122,6 +128,22 @@ void AllReduce::finish() {
   advance();
   exchange_.wait_received(kGatherStep);
   if (!sums_.is_same(output_)) output_.copy_(sums_);
+  exchange_.finish();
+}
+
+Broadcast::Broadcast(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, int root,
+                     const CollectiveId& id)
+    : Collective(std::move(context), identify_broadcast(tensor, root, id), nullptr) {
+  if (exchange_.rank() == root) {
+    for_each_peer([&](int peer) { exchange_.send(peer, tensor); });
+  } else {
+    exchange_.receive(root, tensor);
+  }
+}
+
+void Broadcast::finish() {
+  exchange_.agree();
+  exchange_.wait_received();
   exchange_.finish();
 }
 

@@ -76,6 +76,12 @@ class AllReduce final : public Collective {
   bool reduced_ = false;
 };
 
+class Broadcast final : public Collective {
+ public:
+  Broadcast(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, int root, const CollectiveId& id);
+  void finish() override;
+};
+
 class GatherBytes final : public Collective {
  public:
   GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes, const CollectiveId& id);

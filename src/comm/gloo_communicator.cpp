@@ -117,6 +117,12 @@ class GlooCommunicator final : public Communicator {
     return std::make_unique<GlooWork>(std::move(collective), advancing_);
   }
 
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
+    check_broadcast(tensor, root, size(), id);
+    check_on_host(tensor, "broadcast", id);
+    return issue<Broadcast>(tensor, root, id);
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     GatherBytes collective(context_, bytes, id);

@@ -61,6 +61,18 @@ TEST_P(GlooSizes, AllGatherInPlace) {
   });
 }
 
+TEST_P(GlooSizes, BroadcastCopiesFromAnyRank) {
+  with_ranks(size(), [&](Communicator& comm) {
+    for (int root = 0; root < size(); ++root) {
+      auto tensor = contribution(comm.rank(), numel(), dtype());
+      comm.broadcast(tensor, root, id("u", static_cast<uint64_t>(root)))->wait();
+      EXPECT_TRUE(torch::equal(tensor, contribution(root, numel(), dtype())));
+    }
+    EXPECT_EQ(comm.bytes_sent(), (size() - 1) * numel() * c10::elementSize(dtype()));
+    EXPECT_ANY_THROW(comm.broadcast(torch::zeros({1}), size(), id("u")));
+  });
+}
+
 TEST_P(GlooSizes, ReduceScatterSumsTheOwnPart) {
   with_ranks(size(), [&](Communicator& comm) {
     auto input = contribution(comm.rank(), numel() * size(), dtype());

@@ -78,6 +78,11 @@ std::unique_ptr<Work> RecordingCommunicator::all_reduce(at::Tensor output, at::T
   return wrap(inner_->all_reduce(std::move(output), std::move(tensor), options, id, flags), std::move(event));
 }
 
+std::unique_ptr<Work> RecordingCommunicator::broadcast(at::Tensor tensor, int root, const CollectiveId& id) {
+  auto event = record_issue(CollectiveKind::kBroadcast, id, tensor.numel(), tensor.scalar_type());
+  return wrap(inner_->broadcast(std::move(tensor), root, id), std::move(event));
+}
+
 std::vector<std::string> RecordingCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   auto event = record_issue(CollectiveKind::kGatherBytes, id, static_cast<int64_t>(bytes.size()), at::kByte);
   auto result = inner_->all_gather_bytes(bytes, id);

@@ -65,6 +65,7 @@ TEST_F(Shapes, ThatDoNotFitAreNamed) {
               HasSubstr("contiguous"));
   EXPECT_THAT(error_of([&] { comm->all_reduce(torch::zeros({2}), torch::zeros({2}, at::kLong), {}, kUnit); }),
               HasSubstr("cannot reduce Long into Float"));
+  EXPECT_THAT(error_of([&] { comm->broadcast(torch::zeros({2}), 2, kUnit); }), HasSubstr("there is no rank 2"));
   EXPECT_THAT(error_of([&] { comm->all_gather(at::Tensor(), torch::zeros({2}), kUnit); }), HasSubstr("undefined"));
 }
 
@@ -83,15 +84,17 @@ TEST(RecordingCommunicator, KeepsTheOrderOfIssuesAndWaits) {
   first->wait();
   comm.all_reduce(tensor, tensor, {}, {"norm", 0, Pass::kUser});
   comm.all_gather_bytes("abc", {"names", 0, Pass::kSetup});
+  comm.broadcast(tensor, 0, {"names", 1, Pass::kSetup});
   EXPECT_THAT(log_of(comm), ElementsAre("issue 0: all-gather of 'layer.3' (forward, generation 7), 4 Float",
                                         "issue 1: reduce-scatter of 'head' (reduce, generation 1), 6 BFloat16",
                                         "wait 1: reduce-scatter of 'head' (reduce, generation 1), 6 BFloat16",
                                         "wait 0: all-gather of 'layer.3' (forward, generation 7), 4 Float",
                                         "issue 2: all-reduce of 'norm' (user, generation 0), 6 BFloat16",
                                         "issue 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte",
-                                        "wait 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte"));
+                                        "wait 3: all-gather of bytes of 'names' (setup, generation 0), 3 Byte",
+                                        "issue 4: broadcast of 'names' (setup, generation 1), 6 BFloat16"));
   EXPECT_EQ(comm.count(CollectiveKind::kAllGather), 1);
-  EXPECT_EQ(comm.bytes_sent(), 8u + 6u + 12u + 3u);
+  EXPECT_EQ(comm.bytes_sent(), 8u + 6u + 12u + 3u + 12u);
   comm.clear();
   EXPECT_TRUE(comm.events().empty());
 }

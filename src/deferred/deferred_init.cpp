@@ -1,7 +1,6 @@
 #include "fsdp/deferred_init.h"
 
 #include "deferred/deferred_storage.h"
-#include "deferred/draw_sequence.h"
 #include "deferred/materialize.h"
 #include "deferred/recorder.h"
 #include "torch_seams/dispatch_key.h"
@@ -22,7 +21,7 @@ bool is_deferred(const at::TensorBase& tensor) { return deferred::find(tensor) !
 
 void materialize(const std::vector<at::Tensor>& tensors) {
   deferred::replace_by_values(tensors);
-  deferred::DrawSequence::settle_all();
+  deferred::settle_generators();
 }
 
 void materialize(const at::Tensor& tensor) { materialize(std::vector<at::Tensor>{tensor}); }

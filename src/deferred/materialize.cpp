@@ -1,10 +1,12 @@
 #include "deferred/materialize.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "deferred/deferred_storage.h"
+#include "deferred/draw_sequence.h"
 #include "deferred/replay.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/dispatch_key.h"
@@ -49,5 +51,17 @@ void replace_by_values(const std::vector<at::Tensor>& tensors) {
     seams::replace_data(tensor, value);
   }
 }
+
+void replace_by_memory(const at::Tensor& tensor, c10::Device device) {
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
+  c10::Device place = tensor.is_meta() ? device : tensor.device();
+  seams::replace_data(tensor, at::empty_strided(tensor.sizes(), tensor.strides(),
+                                                at::TensorOptions(tensor.scalar_type()).device(place)));
+}
+
+bool has_no_values(const at::Tensor& tensor) { return tensor.is_meta() || find(tensor); }
+
+void settle_generators() { DrawSequence::settle_all(); }
 
 }  // namespace fsdp::deferred

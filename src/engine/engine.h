@@ -50,6 +50,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
     at::ScalarType low;
   };
   void add_buffer(const CastBuffer& buffer) { buffers_.push_back(buffer); }
+  // Parameters below its modules that are not sharded (Options::ignored_parameters, ignored_modules).
+  void ignore(std::vector<at::Tensor> parameters) { ignored_ = std::move(parameters); }
+  const std::vector<at::Tensor>& ignored() const { return ignored_; }
   // `groups`: the unit's parameters, one group for each FlatParameter.
   Unit& add_unit(UnitOrigin origin, const UnitOptions& options, std::vector<std::vector<ShardedParameter>> groups);
   // The unit, of one parameter, is to be cut with the others of the record.
@@ -175,6 +178,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   EngineOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<at::Tensor> ignored_;
   std::vector<CastBuffer> buffers_;
   std::mutex records_mutex_;                             // guards what the records have seen
   std::vector<std::shared_ptr<UseRecord>> use_records_;  // of units to be cut

@@ -106,7 +106,8 @@ void FlatParameter::take_over(int64_t parameter, void* unit, int64_t index) {
 }
 
 void FlatParameter::copy_into_shard(int64_t parameter) {
-  const at::Tensor& tensor = parameters_[parameter].tensor;
+  at::Tensor value = std::exchange(parameters_[parameter].value, {});
+  const at::Tensor& tensor = value.defined() ? value : parameters_[parameter].tensor;
   ParameterSlice part = slice(parameter);
   if (tensor.is_meta() || part.numel() == 0) {
     return;

@@ -16,7 +16,8 @@ namespace fsdp {
 // One original parameter. `tensor` is the module's own: a keyed view, full shape, without memory while sharded.
 struct ShardedParameter {
   at::Tensor tensor;
-  std::string fqn;                      // the first name; under which the optimizer sees it
+  at::Tensor value;  // whole, to be sharded in place of what `tensor` holds; may be undefined; dropped then
+  std::string fqn;   // the first name; under which the optimizer sees it
   std::vector<std::string> other_fqns;  // of a shared parameter
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format

@@ -1,11 +1,23 @@
 #include "flat/shardable.h"
 
 #include "torch_seams/dispatch_key.h"
+#include "torch_seams/keyed_storage.h"
 
 namespace fsdp {
+namespace {
+
+bool belongs_to_a_unit(const at::Tensor& tensor) {
+  if (!seams::has_sharded_key(tensor)) {
+    return false;
+  }
+  const seams::StorageOwner* owner = seams::storage_owner(tensor);
+  return !owner || owner->kind != seams::StorageOwner::Kind::kDeferred;
+}
+
+}  // namespace
 
 void check_shardable(const at::Tensor& tensor, const std::string& fqn) {
-  TORCH_CHECK(!seams::has_sharded_key(tensor), "fsdp: parameter '", fqn,
+  TORCH_CHECK(!belongs_to_a_unit(tensor), "fsdp: parameter '", fqn,
               "' is sharded already: a parameter cannot be in two units");
   TORCH_CHECK(!tensor.is_inference(), "fsdp: parameter '", fqn,
               "' was created in InferenceMode, so writes to it cannot be tracked: create the module outside of it");

@@ -60,6 +60,11 @@ std::shared_ptr<ShardedModule> shard_strictly(const std::vector<std::shared_ptr<
   return strict(fully_shard(modules, options));
 }
 
+std::mutex& seed_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 torch::Tensor numbers(at::IntArrayRef sizes) {
   int64_t count = c10::multiply_integers(sizes);
   return torch::sin(torch::arange(count).to(torch::kFloat) * 0.7).view(sizes);

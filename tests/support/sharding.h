@@ -57,10 +57,10 @@ void expect_same(const std::map<std::string, torch::Tensor>& got, const std::map
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b);
 
 // Seeds the global generator, which the threads of run_ranks share, while it makes something.
+std::mutex& seed_mutex();
 template <typename Make>
 auto seeded(Make make, uint64_t seed = 17) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(seed_mutex());
   torch::manual_seed(seed);
   return make();
 }
