@@ -1,13 +1,13 @@
 #include "frontend/initial_values.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <functional>
 #include <unordered_set>
 
+#include "base/passing_memory.h"
 #include "deferred/deferred_storage.h"
 #include "deferred/materialize.h"
 #include "fsdp/wrap_policy.h"
@@ -43,10 +43,10 @@ std::string without_values(const torch::nn::Module& root, const Options& options
 
 // Every element once, in the order in which they lie.
 at::Tensor dense_like(const at::Tensor& tensor, c10::Device device) {
-  at::TensorOptions options = at::TensorOptions(tensor.scalar_type()).device(device);
-  return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0
-             ? at::empty_strided(tensor.sizes(), tensor.strides(), options)
-             : at::empty(tensor.sizes(), options);
+  auto nbytes = static_cast<int64_t>(tensor.nbytes());
+  at::Tensor flat = passing_bytes(nbytes, device).view(tensor.scalar_type());
+  return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 ? flat.as_strided(tensor.sizes(), tensor.strides())
+                                                                     : flat.view(tensor.sizes());
 }
 
 at::Tensor bytes_of(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}).view(at::kByte); }

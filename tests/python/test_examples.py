@@ -40,11 +40,13 @@ def environment_of(rank, ranks, port):
     return {**os.environ, **{name: str(value) for name, value in ours.items()}}
 
 
-def run_ranks(program, ranks, timeout=120):
+def run_ranks(program, ranks, timeout=120, arguments=(), more_environment=None):
     """The exit statuses of all ranks, and what they printed."""
     assert program.exists(), f"{program} is missing: run make build"
     port = free_port()
-    processes = [subprocess.Popen([program], env=environment_of(rank, ranks, port), text=True,
+    command = [program, *map(str, arguments)]
+    environments = [{**environment_of(rank, ranks, port), **(more_environment or {})} for rank in range(ranks)]
+    processes = [subprocess.Popen(command, env=environments[rank], text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(ranks)]
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in processes]
