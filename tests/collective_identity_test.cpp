@@ -345,6 +345,14 @@ const std::vector<PlanCase> kPlans = {
        shard_and_touch(*linear, options);
      },
      {"limit of gathered units none", "limit of gathered units 3"}},
+    {"collective_check",
+     [](const auto& communicator, bool odd) {
+       torch::nn::Linear linear(4, 4);
+       Options options = options_for(communicator);
+       options.debug.collective_check.every = odd ? 7 : 9;
+       shard_and_touch(*linear, options);
+     },
+     {"steps and every 9", "steps and every 7"}},
     {"communicators",
      [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);

@@ -19,6 +19,8 @@
 
 namespace fsdp {
 
+class MeetingPoint;
+
 // Which part of a training step a collective belongs to.
 enum class Pass : uint8_t { kSetup, kForward, kBackward, kReduce, kUser };
 const char* to_string(Pass pass);
@@ -91,6 +93,28 @@ class Communicator {
   // Made by the first call, which is collective and blocks; then always the same one.
   virtual std::shared_ptr<Communicator> twin() = 0;
 
+  // Whether every collective compares its identity (CollectiveId, kind, sizes, dtypes) over the ranks before data is
+  // trusted. Where it does not, fully_shard adds checks (DebugOptions::collective_check).
+  virtual bool carries_identity() const { return false; }
+
+  // The store where the ranks of this group, and nobody else, can leave notes for one another while the group itself is
+  // busy or stuck; null: there is none. Checks and the watchdog of DebugOptions go through it.
+  virtual std::shared_ptr<MeetingPoint> meeting_point() const { return nullptr; }
+
+  // After how long a collective that does not end is an error; zero: not known.
+  virtual std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(0); }
+
+  // How errors are to name a rank of this group: its number in the group that this one was made from, first of all.
+  virtual int world_rank(int rank) const { return rank; }
+
+  // Ends this group and those made from it or with it, on all ranks as far as the backend can tell them: what is in
+  // flight or issued later throws `reason`. For a group in which ranks have diverged. Does nothing by default. Threads:
+  // as the rest.
+  virtual void abort(const std::string& /*reason*/) {}
+
+  // What the library keeps with this communicator for as long as it lives.
+  std::shared_ptr<void>& attachment() { return attachment_; }
+
   // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, its twin's
   // included, headers not counted.
   virtual std::vector<uint64_t> bytes_sent_to() const = 0;
@@ -99,6 +123,9 @@ class Communicator {
     for (uint64_t bytes : bytes_sent_to()) sum += bytes;
     return sum;
   }
+
+ private:
+  std::shared_ptr<void> attachment_;
 };
 
 // Where ranks meet, from the environment that torchrun and mpirun set.

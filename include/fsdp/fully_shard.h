@@ -14,6 +14,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -297,6 +298,17 @@ class ShardedModule {
   std::vector<MemoryCategory> memory() const;
   // The same as a table, with what the caller knows of below: its optimizer's state, say.
   std::string memory_summary(const std::vector<MemoryCategory>& more = {}) const;
+
+  // When `error` says that memory could not be allocated: what it says, memory_summary(more), and the gathered units.
+  // Otherwise: what it says. Errors of the engine's own allocations and of operators on
+  // sharded parameters say it already; this is for whatever else a step allocates:
+  //   catch (const std::exception& error) { throw std::runtime_error(sharded->explain_out_of_memory(error)); }
+  std::string explain_out_of_memory(const std::exception& error, const std::vector<MemoryCategory>& more = {}) const;
+
+  // This rank's last 64 collectives in all groups of the tree, oldest first, a line each:
+  //   "rank 1, #41 reduce-scatter of 'layer.3' (reduce, generation 7), 1024 elements of Float: waited for since 12.3 s"
+  // Threads: safe; another thread may ask while this one waits.
+  std::string collective_log() const;
 
   // Compares the plan (units, FQNs, shapes, dtypes, options, world size) over the ranks; a difference is an error on
   // all of them that names ranks and the first difference. Runs by itself before the first gather.

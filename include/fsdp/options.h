@@ -13,6 +13,7 @@
 
 #include "fsdp/auto_units.h"
 #include "fsdp/communicator.h"
+#include "fsdp/debug_options.h"
 #include "fsdp/mesh.h"
 #include "fsdp/wrap_policy.h"
 
@@ -106,6 +107,9 @@ struct Options {
   // without gradients, as PyTorch does: the peak is lower where activations are large, as gradients come when
   // activations go.
   bool keep_gradient_memory = true;
+
+  // How ranks that diverge or do not come are found.
+  DebugOptions debug{};
 
   // -- Options that may differ from unit to unit. --
 

@@ -1,6 +1,7 @@
 #include <c10/util/Exception.h>
 
 #include "fsdp/communicator.h"
+#include "fsdp/debug_options.h"
 #include "fsdp/options.h"
 #include "fsdp/trace.h"
 
@@ -20,6 +21,18 @@ const char* to_string(Pass pass) {
       return "user";
   }
   TORCH_CHECK(false, "fsdp: unknown pass ", static_cast<int>(pass));
+}
+
+const char* to_string(CollectiveCheckLevel level) {
+  switch (level) {
+    case CollectiveCheckLevel::kOff:
+      return "off";
+    case CollectiveCheckLevel::kSampled:
+      return "sampled";
+    case CollectiveCheckLevel::kAlways:
+      return "always";
+  }
+  TORCH_CHECK(false, "fsdp: unknown level of collective checks ", static_cast<int>(level));
 }
 
 const char* to_string(ShardingStrategy strategy) {

@@ -74,6 +74,9 @@ class LocalCommunicator final : public Communicator {
     return twin_;
   }
 
+  // There is no other rank to differ from.
+  bool carries_identity() const override { return true; }
+
   std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), bytes_sent_); }
 
  private:

@@ -50,6 +50,11 @@ class FaultyCommunicator final : public Communicator {
   // The twin's collectives count and fail with this one's.
   std::shared_ptr<Communicator> twin() override;
   std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
+  bool carries_identity() const override { return inner_->carries_identity(); }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return inner_->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+  int world_rank(int rank) const override { return inner_->world_rank(rank); }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
   class FaultyWork;

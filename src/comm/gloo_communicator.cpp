@@ -142,6 +142,12 @@ class GlooCommunicator final : public Communicator {
     return twin_;
   }
 
+  bool carries_identity() const override { return true; }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return context_->transport->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return context_->transport->timeout(); }
+  int world_rank(int rank) const override { return context_->names.at(static_cast<size_t>(rank)); }
+  void abort(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
+
   std::vector<uint64_t> bytes_sent_to() const override {
     return with_bytes_of(twin_.get(), context_->payload_bytes_sent);
   }

@@ -12,6 +12,7 @@
 #include <c10/util/StringUtil.h>
 #include <pthread.h>
 #include <signal.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
@@ -63,10 +64,11 @@ void ignore_sigpipe() {
   });
 }
 
-c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(MeetingPoint& point, int rank, int size,
+// `store`: the group's own.
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
+                                                   const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                    const GlooOptions& options) {
   ignore_sigpipe();
-  auto store = point.join(rank, size, options.timeout);
   const std::string host = options.host.empty() ? point.local_address() : options.host;
   auto settings = c10d::ProcessGroupGloo::Options::create(options.timeout);
   settings->threads = 1;
@@ -106,7 +108,11 @@ at::Tensor make_notice(const std::string& reason) {
 class GlooTransport::Impl {
  public:
   Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options)
-      : rank_(rank), size_(size), timeout_(options.timeout), group_(connect(point, rank, size, options)) {
+      : rank_(rank), size_(size), timeout_(options.timeout) {
+    const auto store = point.join(rank, size, options.timeout);
+    group_ = connect(point, store, rank, size, options);
+    meeting_point_ = std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>("meeting", store),
+                                                    point.name(), point.local_address());
     for (int peer = 0; peer < size_; ++peer) watches_.push_back(watch(peer));
     watcher_ = std::thread([this] {
       pthread_setname_np(pthread_self(), "fsdp_watch");
@@ -201,6 +207,7 @@ class GlooTransport::Impl {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  const std::shared_ptr<MeetingPoint>& meeting_point() const { return meeting_point_; }
 
  private:
   // [Note: groups alive at exit]
@@ -343,6 +350,7 @@ class GlooTransport::Impl {
   const int size_;
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  std::shared_ptr<MeetingPoint> meeting_point_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -367,6 +375,7 @@ GlooTransport::~GlooTransport() = default;
 int GlooTransport::rank() const { return impl_->rank(); }
 int GlooTransport::size() const { return impl_->size(); }
 std::chrono::milliseconds GlooTransport::timeout() const { return impl_->timeout(); }
+const std::shared_ptr<MeetingPoint>& GlooTransport::meeting_point() const { return impl_->meeting_point(); }
 
 std::unique_ptr<Message> GlooTransport::send(int peer, int tag, const at::Tensor& tensor) {
   return impl_->post(peer, tag, tensor, /*send=*/true);

@@ -67,6 +67,8 @@ class GlooTransport {
   int rank() const;
   int size() const;
   std::chrono::milliseconds timeout() const;
+  // A place that belongs to this group alone.
+  const std::shared_ptr<MeetingPoint>& meeting_point() const;
 
   // Tags are below kTagLimit. A message is received by the receive of the same tag, in the order of posting;
   // both sides must give equal numbers of bytes. Throw PeerLost.

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -48,6 +49,11 @@ class RecordingCommunicator final : public Communicator {
   // The twin writes to the same log.
   std::shared_ptr<Communicator> twin() override;
   std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
+  bool carries_identity() const override { return inner_->carries_identity(); }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return inner_->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+  int world_rank(int rank) const override { return inner_->world_rank(rank); }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
 
   // Waits are logged when they have succeeded; a gather of bytes is logged as an issue and a wait. Not
   // thread-safe.

@@ -12,6 +12,7 @@
 #include "dispatch/input_casts.h"
 #include "dispatch/operator_info.h"
 #include "engine/engine.h"
+#include "engine/out_of_memory.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
@@ -45,6 +46,14 @@ class PinnedUnits {
     }
     unit.engine->enter(unit, parameter);
     units_.push_back(&unit);
+  }
+  // An operator on them has failed.
+  void explain(c10::Error& error, const c10::OperatorHandle& op) const {
+    if (!units_.empty()) {
+      const Unit& unit = *units_.front();
+      unit.engine->explain_out_of_memory(error,
+                                         c10::str(op.schema().name(), " on parameters of unit '", unit.name(), "'"));
+    }
   }
   // The operator has succeeded. May issue gathers, and so throw.
   void leave() {
@@ -233,7 +242,12 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   {
     PinnedUnits pinned;
     pin_arguments(op, info, *stack, pinned);
-    redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+    try {
+      redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+    } catch (c10::Error& error) {
+      pinned.explain(error, op);
+      throw;
+    }
     pinned.leave();
   }
   if (cast_back) {

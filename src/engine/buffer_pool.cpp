@@ -89,8 +89,9 @@ void BufferPool::give_up(const at::Tensor& bytes) {
 }
 
 at::Tensor BufferPool::allocate(int64_t nbytes) {
+  at::Tensor bytes = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
   count_reserved(nbytes);
-  return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+  return bytes;
 }
 
 void BufferPool::count_reserved(int64_t nbytes) {

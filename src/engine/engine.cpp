@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/checked_communicator.h"
+#include "engine/out_of_memory.h"
 #include "engine/plan.h"
 #include "flat/shardable.h"
 #include "torch_seams/dispatch_key.h"
@@ -10,12 +12,29 @@
 
 namespace fsdp {
 
+namespace {
+
+// Of the groups of a mesh, each once.
+std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& mesh) {
+  std::vector<std::shared_ptr<CollectiveMonitor>> monitors;
+  for (const auto& group : {mesh.world, mesh.shard, mesh.replicate}) {
+    auto monitor = group ? CheckedCommunicator::monitor_over(*group) : nullptr;
+    if (monitor && std::find(monitors.begin(), monitors.end(), monitor) == monitors.end()) {
+      monitors.push_back(std::move(monitor));
+    }
+  }
+  return monitors;
+}
+
+}  // namespace
+
 Engine::Engine(const EngineOptions& options)
     : options_(options),
       parameter_pool_(options.device),
       reducer_(options.device, trace_),
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
-      residency_(options.overlap.max_gathered_units) {}
+      residency_(options.overlap.max_gathered_units),
+      monitors_(monitors_of(options.mesh)) {}
 
 Engine::~Engine() {
   // Parameters may outlive the engine: from now on a touch says so.
@@ -83,7 +102,8 @@ Unit& Engine::add_unit(UnitOrigin origin, const UnitOptions& options,
   units_.push_back(std::make_unique<Unit>(*this, std::move(origin), options));
   Unit& unit = *units_.back();
   for (std::vector<ShardedParameter>& group : groups) {
-    unit.add(std::move(group), options_.device);
+    explaining_out_of_memory(
+        *this, [] { return "making the shards of a unit"; }, [&] { unit.add(std::move(group), options_.device); });
   }
   unit.name_it();
   for_each_trainable(unit, [](ShardedParameter& parameter) {
@@ -146,6 +166,14 @@ Engine& Engine::current() {
     engine = engine->absorbed_into_.get();
   }
   return *engine;
+}
+
+std::string Engine::collective_log() const {
+  std::string text;
+  for (const auto& monitor : monitors_) {
+    text += monitor->record().text();
+  }
+  return text;
 }
 
 bool Engine::unused() const {

@@ -24,6 +24,8 @@
 
 namespace fsdp {
 
+class CollectiveMonitor;
+
 // Options that all units of a tree share.
 struct EngineOptions {
   ProcessMesh mesh;
@@ -31,6 +33,7 @@ struct EngineOptions {
   bool keep_gradient_memory = true;
   c10::Device device = c10::kCPU;
   OverlapOptions overlap{};
+  CollectiveCheck collective_check{};
   // Tells several models over one communicator apart.
   int64_t model = 1;
 };
@@ -116,6 +119,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   TraceRecorder& trace() { return trace_; }
   EngineStats stats() const;
   std::vector<MemoryCategory> memory();
+  // Adds to an error that memory is wanting what holds how much, and which units are gathered. `doing`: for what it was
+  // wanted. Does nothing to other errors, and once for each.
+  void explain_out_of_memory(c10::Error& error, const std::string& doing);
+  // The records of this rank's collectives, over all groups.
+  std::string collective_log() const;
   void count_all_gather() { ++all_gathers_; }
 
   // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
@@ -203,6 +211,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   BackwardTracker backward_;
   Residency residency_;
 
+  std::vector<std::shared_ptr<CollectiveMonitor>> monitors_;
   std::vector<Communicator*> reducing_groups_;  // shard groups of several ranks in which gradients are reduced
   // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
   std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_;

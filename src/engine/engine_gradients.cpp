@@ -1,9 +1,12 @@
 // The engine's second half: gradients, from their capture to the end of backward.
 #include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
+#include "comm/collective_monitor.h"
 #include "engine/engine.h"
+#include "engine/out_of_memory.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
 
@@ -19,7 +22,11 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   if (residency_.visited() != &unit && !unit.captures()) {
     reduce_before(unit);
   }
-  if (capture_in(unit, index, plain) && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
+  const bool complete = explaining_out_of_memory(
+      *this,
+      [&] { return c10::str("capturing the gradient of '", unit.parameter(index).fqn, "', unit '", unit.name(), "'"); },
+      [&] { return capture_in(unit, index, plain); });
+  if (complete && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
     prefetch();
   }
 }
@@ -128,14 +135,18 @@ void Engine::begin_backward() {
 }
 
 void Engine::finish_backward() {
-  for (auto& unit : units_) {
-    std::lock_guard lock(unit->mutex);
-    end_round(*unit);
-  }
-  compare_reductions();
-  if (reducer_.current().is_last_backward) {
-    reducer_.finish_all();
-  }
+  const auto reduce_what_is_left = [this] {
+    for (auto& unit : units_) {
+      std::lock_guard lock(unit->mutex);
+      end_round(*unit);
+    }
+    compare_reductions();
+    if (reducer_.current().is_last_backward) {
+      reducer_.finish_all();
+    }
+  };
+  explaining_out_of_memory(
+      *this, [] { return "reducing gradients at the end of backward"; }, reduce_what_is_left);
   for (auto& unit : units_) {
     if (!stays_gathered_after_backward(*unit)) {
       release_if_idle(*unit);
@@ -145,6 +156,11 @@ void Engine::finish_backward() {
   }
   end_pass(Pass::kBackward);
   plan_memory();
+  if (reducer_.current().requires_gradient_sync) {
+    for (const auto& monitor : monitors_) {
+      monitor->next_step();
+    }
+  }
 }
 
 // [Note: two communicators and ranks that differ]

@@ -1,9 +1,11 @@
 // Which units are gathered: at first use, ahead of it, and until when.
 #include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
 #include "engine/engine.h"
+#include "engine/out_of_memory.h"
 #include "torch_seams/gradient_hooks.h"
 
 namespace fsdp {
@@ -12,6 +14,12 @@ namespace {
 
 bool in_backward() { return seams::current_backward() != -1; }
 Pass pass_now() { return in_backward() ? Pass::kBackward : Pass::kForward; }
+
+template <typename Gather>
+void gather_explained(Engine& engine, const Unit& unit, const Gather& gather) {
+  explaining_out_of_memory(
+      engine, [&] { return c10::str("gathering unit '", unit.name(), "'"); }, gather);
+}
 
 }  // namespace
 
@@ -29,12 +37,14 @@ void Engine::enter(Unit& unit, int64_t parameter) {
   }
   observe_backward();
   if (residency_.visited() != &unit) {
-    begin_visit(unit);
+    gather_explained(*this, unit, [&] { begin_visit(unit); });
   }
-  std::lock_guard lock(unit.mutex);
-  gather_to_use(unit);
-  unit.visit.note(parameter);
-  ++unit.pins;
+  gather_explained(*this, unit, [&] {
+    std::lock_guard lock(unit.mutex);
+    gather_to_use(unit);
+    unit.visit.note(parameter);
+    ++unit.pins;
+  });
 }
 
 void Engine::hold(Unit& unit) {
@@ -42,9 +52,11 @@ void Engine::hold(Unit& unit) {
   observe_backward();
   end_visit();
   make_room_for(unit, std::nullopt);
-  std::lock_guard lock(unit.mutex);
-  gather_to_use(unit);
-  ++unit.pins;
+  gather_explained(*this, unit, [&] {
+    std::lock_guard lock(unit.mutex);
+    gather_to_use(unit);
+    ++unit.pins;
+  });
 }
 
 void Engine::gather_to_use(Unit& unit) {
@@ -82,7 +94,7 @@ void Engine::begin_visit(Unit& unit) {
     }
   }
   for (Unit* wanted : wanted_after(unit)) {
-    wanted->awaits_use = begin_prefetch(*wanted) || wanted->awaits_use;
+    gather_explained(*this, *wanted, [&] { wanted->awaits_use = begin_prefetch(*wanted) || wanted->awaits_use; });
   }
   if (!in_backward() || options_.overlap.backward_prefetch == BackwardPrefetch::kPre) {
     prefetch();
@@ -142,7 +154,7 @@ void Engine::prefetch() {
   std::vector<Unit*> expected = residency_.expected(pass_now(), ahead + 1);
   for (size_t i = 0; i < expected.size(); ++i) {
     if (i < ahead && residency_.has_room()) {
-      begin_prefetch(*expected[i]);
+      gather_explained(*this, *expected[i], [&] { begin_prefetch(*expected[i]); });
     } else if (hold_back(*expected[i])) {
       break;
     }

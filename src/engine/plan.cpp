@@ -25,6 +25,12 @@ std::string limit_text(size_t max_gathered_units) {
   return max_gathered_units == kNoLimit ? "none" : std::to_string(max_gathered_units);
 }
 
+std::string check_text(const CollectiveCheck& check) {
+  return check.level != CollectiveCheckLevel::kSampled
+             ? to_string(check.level)
+             : c10::str("sampled, the first ", check.first_steps, " steps and every ", check.every);
+}
+
 std::string bytes_text(const std::optional<int64_t>& bytes) { return bytes ? std::to_string(*bytes) : "unset"; }
 
 void describe_overlap(std::ostream& out, const OverlapOptions& options) {
@@ -77,6 +83,7 @@ std::string plan_text(const Engine& engine) {
       << "use_orig_params " << (engine.options().use_orig_params ? "true" : "false") << "\n"
       << "device type " << engine.options().device.type() << "\n";
   describe_overlap(out, engine.options().overlap);
+  out << "collective_check " << check_text(engine.options().collective_check) << "\n";
   for (const auto& unit : engine.units()) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "

@@ -120,18 +120,19 @@ void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options
 std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitPlan>& plans,
                                      const Survey& surveyed, const Options& options) {
   const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
-  EngineOptions shared{.mesh = choose_mesh(options, name),
+  EngineOptions shared{.mesh = watched_mesh(choose_mesh(options, name), options.debug),
                        .use_orig_params = options.use_orig_params,
                        .keep_gradient_memory = options.keep_gradient_memory,
                        .device = shard_device(options, surveyed.unassigned, surveyed),
-                       .overlap = overlap_options(options)};
+                       .overlap = overlap_options(options),
+                       .collective_check = options.debug.collective_check};
   check_reshard_group(options, shared.mesh, name);
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);
     shared.mesh = merge_meshes(shared.mesh, inner->mesh(), inner->units().front()->name());
   }
   const auto& ranks = shared.mesh.world ? shared.mesh.world : shared.mesh.shard;
-  shared.model = surveyed.inner.empty() ? number_of_model(ranks) : surveyed.inner.front()->options().model;
+  shared.model = surveyed.inner.empty() ? number_of_model(unwatched(ranks)) : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
   engine->ignore(surveyed.ignored);
   InitialValues values(root, options, shared.mesh, shared.device);

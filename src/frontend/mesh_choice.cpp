@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/checked_communicator.h"
+
 namespace fsdp {
 namespace {
 
@@ -41,6 +43,27 @@ void merge(std::shared_ptr<Communicator>& into, const std::shared_ptr<Communicat
   into = into ? into : other;
 }
 
+void check_same(const DebugOptions& options, const DebugOptions& known) {
+  const auto require = [](bool same, const char* option) {
+    TORCH_CHECK(same, "fsdp: option debug.", option, " must be the same for all units of a tree, and for all models ",
+                "over one communicator");
+  };
+  require(options.collective_check == known.collective_check, "collective_check");
+  require(options.watchdog_warning == known.watchdog_warning, "watchdog_warning");
+  require(options.dump_folder == known.dump_folder, "dump_folder");
+}
+
+std::shared_ptr<CollectiveMonitor> monitor_for(const ProcessMesh& mesh, const DebugOptions& debug) {
+  for (const auto& group : {mesh.world, mesh.shard, mesh.replicate}) {
+    auto monitor = group ? CheckedCommunicator::monitor_over(*group) : nullptr;
+    if (monitor) {
+      check_same(debug, monitor->options());
+      return monitor;
+    }
+  }
+  return std::make_shared<CollectiveMonitor>(mesh.rank(), debug);
+}
+
 }  // namespace
 
 ProcessMesh choose_mesh(const Options& options, const std::string& unit) {
@@ -55,6 +78,19 @@ ProcessMesh choose_mesh(const Options& options, const std::string& unit) {
     mesh = mesh_of_hosts(mesh.world);
   }
   return mesh;
+}
+
+ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug) {
+  const std::shared_ptr<CollectiveMonitor> monitor = monitor_for(mesh, debug);
+  const auto over = [&](const std::shared_ptr<Communicator>& group, const char* name) {
+    return group ? CheckedCommunicator::over(group, monitor, name) : nullptr;
+  };
+  return {over(mesh.world, "world"), over(mesh.shard, "shard group"), over(mesh.replicate, "replicate group")};
+}
+
+std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& group) {
+  const auto checked = std::dynamic_pointer_cast<CheckedCommunicator>(group);
+  return checked ? checked->inner() : group;
 }
 
 ProcessMesh merge_meshes(const ProcessMesh& a, const ProcessMesh& b, const std::string& unit) {

@@ -73,6 +73,7 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
   require(outer.overlap.forward_prefetch == other.overlap.forward_prefetch, "forward_prefetch");
   require(outer.overlap.max_gathered_units == other.overlap.max_gathered_units,
           "limit_all_gathers or max_gathered_units");
+  require(outer.collective_check == other.collective_check, "debug.collective_check");
   require(outer.overlap.one_communicator == other.overlap.one_communicator, "one_communicator");
 }
 

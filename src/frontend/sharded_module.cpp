@@ -87,6 +87,8 @@ void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& opti
   loss.backward({}, retain_graph);
 }
 
+std::string ShardedModule::collective_log() const { return engine().collective_log(); }
+
 void ShardedModule::wait_for_gradients() { engine().reducer().finish_all(); }
 
 void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {

@@ -1,0 +1,19 @@
+#include "base/out_of_memory.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <string>
+
+namespace fsdp {
+
+// The CPU's allocator has no class of error of its own: "[enforce fail at alloc_cpu.cpp:…] … DefaultCPUAllocator: can't
+// allocate memory: you tried to allocate … bytes".
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) {
+    return true;
+  }
+  return std::string(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string::npos;
+}
+
+}  // namespace fsdp

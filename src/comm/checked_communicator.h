@@ -1,0 +1,88 @@
+// A communicator whose collectives are written to the flight record and, at the steps that DebugOptions say, compared
+// over the ranks by fingerprints.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/collective_header.h"
+#include "comm/collective_monitor.h"
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+// [Note: fingerprints]
+// A checked collective is preceded by an all-gather of fingerprints (256 bytes for each rank) over the *control group*:
+// the same ranks over a backend whose collectives carry an identity, with connections of their own. It is issued before
+// the collective, without blocking, and compared in wait(), before the collective itself is waited for: so a rank never
+// waits for data that do not belong to what it issued. A fingerprint has the collective's identity, its number in this
+// group, and the step. All ranks of a group compare the same fingerprints and come to the same error. A rank whose
+// collective fails while it waits ends all groups that it is in (CollectiveMonitor::abort), as Gloo does by itself, so
+// that ranks which wait elsewhere get the error as well.
+//
+// Numbers count all collectives, checked or not. Where ranks disagree about the step, one may check and another may
+// not: the one waits until the other comes to a checked collective, finds another number there, and both stop. Twins
+// and subgroups have control groups of their own, as their collectives are ordered on their own.
+class CheckedCommunicator final : public Communicator {
+ public:
+  // The one for `inner`: always the same while it lives, and of the same group of the record as those before it.
+  // `monitor`: for the first call; later ones must give one with equal options, else an error. Collective and blocking
+  // where a control group has to be made. `name`: of the group, for the record and for errors.
+  static std::shared_ptr<CheckedCommunicator> over(const std::shared_ptr<Communicator>& inner,
+                                                   const std::shared_ptr<CollectiveMonitor>& monitor,
+                                                   const std::string& name);
+  // The monitor of the group that was made over `inner`, if there is one.
+  static std::shared_ptr<CollectiveMonitor> monitor_over(Communicator& inner);
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string backend() const override { return inner_->backend(); }
+  std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override;
+  std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
+                                       const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
+  std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                   const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override;
+  std::shared_ptr<Communicator> twin() override;
+  std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
+  bool carries_identity() const override { return inner_->carries_identity(); }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return inner_->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+  int world_rank(int rank) const override { return inner_->world_rank(rank); }
+  void abort(const std::string& reason) override;
+
+  const std::shared_ptr<Communicator>& inner() const { return inner_; }
+  const std::shared_ptr<CollectiveMonitor>& monitor() const;
+
+ private:
+  struct Group;
+  class Flight;
+  class CheckedWork;
+
+  CheckedCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Group> group);
+  static std::shared_ptr<Group> make_group(const std::shared_ptr<Communicator>& inner,
+                                           const std::shared_ptr<CollectiveMonitor>& monitor, const std::string& name,
+                                           std::shared_ptr<Communicator> control);
+  static std::shared_ptr<CheckedCommunicator> wrap(const std::shared_ptr<Communicator>& inner,
+                                                   const std::shared_ptr<Group>& group);
+  const CollectiveIdentity& identify(CollectiveKind kind, const CollectiveId& id, const at::Tensor& larger,
+                                     at::ScalarType output_dtype, const ReduceOptions& options,
+                                     const std::vector<uint64_t>* flags);
+  template <typename Issue>
+  std::unique_ptr<Work> issue_checked(const CollectiveIdentity& identity, Issue issue);
+  template <typename Run>
+  auto run_checked(const CollectiveIdentity& identity, Run run);
+
+  std::shared_ptr<Communicator> inner_;
+  std::shared_ptr<Group> group_;
+  CollectiveIdentity identity_;  // of the collective that is being issued; reused, as it has a name
+  std::shared_ptr<CheckedCommunicator> twin_;
+};
+
+}  // namespace fsdp
