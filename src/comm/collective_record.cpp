@@ -63,6 +63,7 @@ FlightRecord::Ticket FlightRecord::issue(int group, const CollectiveIdentity& id
   CollectiveEntry& entry = ring_[serial % ring_.size()];
   entry.group = group;
   entry.number = groups_[static_cast<size_t>(group)].issued++;
+  groups_[static_cast<size_t>(group)].last_change = now;
   entry.identity = identity;
   entry.state = State::kIssued;
   entry.issued = now;
@@ -79,6 +80,7 @@ void FlightRecord::waiting(Ticket ticket) {
   if (CollectiveEntry* entry = entry_of(ticket)) {
     entry->state = State::kWaiting;
     entry->waited = now;
+    groups_[static_cast<size_t>(entry->group)].last_change = now;
   }
 }
 
@@ -88,11 +90,17 @@ void FlightRecord::end(Ticket ticket, State state) {
   if (CollectiveEntry* entry = entry_of(ticket)) {
     entry->state = state;
     entry->ended = now;
+    groups_[static_cast<size_t>(entry->group)].last_change = now;
   }
 }
 
 void FlightRecord::done(Ticket ticket) { end(ticket, State::kDone); }
 void FlightRecord::failed(Ticket ticket) { end(ticket, State::kFailed); }
+
+FlightRecord::Clock::time_point FlightRecord::last_change(int group) const {
+  std::lock_guard lock(mutex_);
+  return groups_.at(static_cast<size_t>(group)).last_change;
+}
 
 uint64_t FlightRecord::issued(int group) const {
   std::lock_guard lock(mutex_);

@@ -55,6 +55,8 @@ class FlightRecord {
   void failed(Ticket ticket);
 
   int rank() const { return rank_; }
+  // When a collective of the group last changed its state; when the group was added, if it had none.
+  Clock::time_point last_change(int group) const;
   // How many collectives were issued in a group.
   uint64_t issued(int group) const;
   // What is still in the ring, in order of issue: of one group, or of all (no value).
@@ -74,6 +76,7 @@ class FlightRecord {
   struct Group {
     std::string name;
     uint64_t issued = 0;
+    Clock::time_point last_change = Clock::now();
   };
   CollectiveEntry* entry_of(Ticket ticket);  // under mutex_; null when it is overwritten
   void end(Ticket ticket, CollectiveEntry::State state);

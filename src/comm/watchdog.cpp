@@ -80,7 +80,7 @@ class Watchdog::Guard {
   };
 
   void answer_requests() {
-    if (!board_) return;
+    if (!board_ || Clock::now() - record_.last_change(options_.group) < options_.warning / 4) return;
     if (const int64_t request = board_->asked(); request > answered_) answer(request);
   }
 
