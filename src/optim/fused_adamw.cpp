@@ -48,6 +48,16 @@ void FusedAdamW::step(double gradient_scale) {
   for (auto& [key, batch] : batches) update(batch, gradient_scale);
 }
 
+int64_t FusedAdamW::state_nbytes() const {
+  size_t nbytes = 0;
+  for (const State& state : states_) {
+    for (const at::Tensor& tensor : {state.steps, state.mean, state.square_mean}) {
+      nbytes += tensor.defined() ? tensor.nbytes() : 0;
+    }
+  }
+  return static_cast<int64_t>(nbytes);
+}
+
 void FusedAdamW::update(Batch& batch, double gradient_scale) const {
   std::optional<at::Tensor> divisor;
   if (gradient_scale != 1.0 && batch.parameters.front().scalar_type() == at::kDouble) {

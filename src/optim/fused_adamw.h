@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace fsdp {
@@ -30,6 +31,8 @@ class FusedAdamW {
 
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   double learning_rate() const { return options_.learning_rate; }
+  // Bytes of the state so far.
+  int64_t state_nbytes() const;
 
  private:
   // State of one parameter; undefined until its first gradient.

@@ -70,6 +70,11 @@ struct Config {
   int64_t activation_checkpointing_every = 1;
   std::vector<std::string> activation_checkpointing_save_ops;
 
+  // Divergence.
+  std::string collective_check = "sampled";
+  std::optional<double> watchdog_seconds;
+  bool collective_dump = true;
+
   // Output.
   std::string output_dir = "output";
   int64_t logging_steps = 1;

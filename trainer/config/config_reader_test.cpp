@@ -152,6 +152,7 @@ TEST_F(ConfigReader, NumbersOutOfRangeNameTheRange) {
               AllOf(HasSubstr("0 is out of range"), HasSubstr("an integer >= 1")));
   EXPECT_THAT(error_with(R"("learning_rate": -1e-3)"), HasSubstr("a number >= 0"));
   EXPECT_THAT(error_with(R"("adam_beta1": 1.0)"), HasSubstr(">= 0 and < 1"));
+  EXPECT_THAT(error_with(R"("watchdog_seconds": 1800)"), HasSubstr(">= 0 and < 1800"));
   EXPECT_THAT(error_with(R"("learning_rate": 1e999)"), HasSubstr("config.json:2:"));
   EXPECT_THAT(error_with(R"("max_steps": 9223372036854775808)"), HasSubstr("is out of range"));
   EXPECT_THAT(error_with(R"("max_steps": 99999999999999999999999)"), HasSubstr("is out of range"));
@@ -162,6 +163,8 @@ TEST_F(ConfigReader, NumbersOutOfRangeNameTheRange) {
 TEST_F(ConfigReader, ChoicesAreListed) {
   EXPECT_THAT(error_with(R"("dtype": "fp8")"),
               AllOf(HasSubstr("\"fp8\" is not an accepted value"), HasSubstr("fp32, bf16 or fp16")));
+  EXPECT_THAT(error_with(R"("collective_check": "sometimes")"),
+              AllOf(HasSubstr("\"sometimes\" is not an accepted value"), HasSubstr("off, sampled or always")));
   EXPECT_THAT(error_with(R"("output_dir": "")"), HasSubstr("is empty"));
 }
 

@@ -310,6 +310,31 @@ std::vector<ConfigKey> sharding_keys() {
   };
 }
 
+std::vector<ConfigKey> divergence_keys() {
+  const std::string section = "Divergence";
+  return {
+      {.section = section,
+       .name = "collective_check",
+       .member = &Config::collective_check,
+       .meaning =
+           "When ranks compare what they communicate, so that ranks that diverge are stopped and named. "
+           "`sampled`: in the first 3 passes that reduce gradients and in every 100th. Over Gloo, which compares "
+           "always, all three are the same.",
+       .choices = {"off", "sampled", "always"}},
+      {.section = section,
+       .name = "watchdog_seconds",
+       .member = &Config::watchdog_seconds,
+       .meaning = "After a rank has waited this long for others, the late ones are named on stderr, with the unit and "
+                  "what they did last. 0: never. null: 30 seconds.",
+       .range = Range{.lower = 0, .upper = 1800, .upper_open = true}},
+      {.section = section,
+       .name = "collective_dump",
+       .member = &Config::collective_dump,
+       .meaning = "Whether a rank whose communication fails leaves its last 64 collectives in "
+                  "output_dir/collectives_rank<R>.txt."},
+  };
+}
+
 std::vector<ConfigKey> output_keys() {
   const std::string section = "Output";
   return {
@@ -352,7 +377,8 @@ std::vector<ConfigKey> output_keys() {
 
 std::vector<ConfigKey> all_keys() {
   std::vector<ConfigKey> keys;
-  for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), sharding_keys(), output_keys()}) {
+  for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), sharding_keys(), divergence_keys(),
+                       output_keys()}) {
     keys.insert(keys.end(), section.begin(), section.end());
   }
   return keys;

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <set>
 #include <vector>
 
@@ -95,6 +97,22 @@ void set_overlap(const Config& config, Options& options) {
   options.one_communicator = config.one_communicator;
 }
 
+CollectiveCheckLevel check_level(const std::string& name) {
+  if (name == "off") return CollectiveCheckLevel::kOff;
+  if (name == "sampled") return CollectiveCheckLevel::kSampled;
+  if (name == "always") return CollectiveCheckLevel::kAlways;
+  TORCH_CHECK(false, "collective_check: \"", name, "\" is unknown");
+}
+
+void set_debug(const Config& config, Options& options) {
+  options.debug.collective_check.level = check_level(config.collective_check);
+  if (config.watchdog_seconds) {
+    options.debug.watchdog_warning =
+        std::chrono::milliseconds(static_cast<int64_t>(std::ceil(*config.watchdog_seconds * 1000)));
+  }
+  if (config.collective_dump) options.debug.dump_folder = config.output_dir;
+}
+
 void set_precision(const Config& config, const models::CausalLM& model, Options& options) {
   options.param_dtype = scalar_type(config.dtype);
   options.reduce_dtype = scalar_type(config.mixed_precision_reduce_dtype.value_or(config.dtype));
@@ -126,6 +144,7 @@ Options sharding_options(const Config& config, const models::CausalLM& model,
   options.sharding_strategy = sharding_strategy(config.sharding_strategy);
   options.reshard_after_forward = reshard_after_forward(config);
   set_overlap(config, options);
+  set_debug(config, options);
   set_precision(config, model, options);
   options.auto_wrap_policy = wrap_policy(config, model);
   if (config.wrap_policy == "auto_units") {

@@ -3,7 +3,10 @@
 #include <ATen/Context.h>
 
 #include <filesystem>
+#include <stdexcept>
+#include <vector>
 
+#include "base/out_of_memory.h"
 #include "config/config_writer.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
@@ -32,6 +35,9 @@ class RankRun {
   void save_model();
 
  private:
+  // Runs `part`. When memory is wanting in it, the error says what holds how much.
+  template <typename Part, typename Memory>
+  auto explained(const Part& part, const Memory& memory) const;
   bool is_first() const { return communicator_->rank() == 0; }
 
   const Config& config_;
@@ -40,6 +46,16 @@ class RankRun {
   RunReport report_;
   std::shared_ptr<ShardedModule> sharded_;
 };
+
+template <typename Part, typename Memory>
+auto RankRun::explained(const Part& part, const Memory& memory) const {
+  try {
+    return part();
+  } catch (const std::exception& error) {
+    if (!is_out_of_memory(error)) throw;
+    throw std::runtime_error(sharded_->explain_out_of_memory(error, memory()));
+  }
+}
 
 GlobalBatch global_batch_of(const Config& config, int world_size) {
   return {config.train_batch_size, world_size, config.gradient_accumulation_steps};
@@ -75,7 +91,7 @@ void RankRun::train() {
   report_.start();
   for (int64_t step = 1; step <= config_.max_steps; ++step) {
     trace.before_step(step);
-    report_.after_step(step, run.step());
+    report_.after_step(step, explained([&] { return run.step(); }, [&] { return run.memory(); }));
     if (step == 1 && config_.wrap_policy == "auto_units") {
       report_.say(c10::str("made ", sharded_->stats().units, " units from the execution order"));
     }
@@ -85,7 +101,9 @@ void RankRun::train() {
 
 void RankRun::evaluate_model() {
   sharded_->set_full_precision(config_.full_precision_in_eval);
-  const double loss = evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_);
+  const double loss =
+      explained([&] { return evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_); },
+                [] { return std::vector<MemoryCategory>{}; });
   sharded_->set_full_precision(false);
   report_.after_evaluation(config_.max_steps, loss);
 }

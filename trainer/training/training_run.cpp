@@ -52,6 +52,11 @@ StepResult TrainingRun::step() {
   return result;
 }
 
+std::vector<MemoryCategory> TrainingRun::memory() const {
+  const int64_t state = optimizer_.state_nbytes();
+  return {{"optimizer state", state, state, state}};
+}
+
 double TrainingRun::accumulate_gradients() {
   const double share = 1.0 / static_cast<double>(config_.gradient_accumulation_steps);
   double loss_sum = 0;

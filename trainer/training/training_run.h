@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "config/config.h"
 #include "data/batches.h"
@@ -31,6 +32,9 @@ class TrainingRun {
 
   // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW.
   StepResult step();
+
+  // What it holds beside what `sharded` holds.
+  std::vector<MemoryCategory> memory() const;
 
  private:
   double accumulate_gradients();

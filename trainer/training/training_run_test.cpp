@@ -343,6 +343,23 @@ TEST(TrainingRun, PrecisionKeysReachTheEngine) {
   EXPECT_THROW(options(), ConfigError);
 }
 
+TEST(TrainingRun, DivergenceKeysReachTheEngine) {
+  Config config = base_config();
+  const auto model = make_tiny_llama(false, kModelSeed);
+  const auto debug = [&] { return sharding_options(config, *model, nullptr).debug; };
+  EXPECT_EQ(debug().collective_check, CollectiveCheck{});
+  EXPECT_EQ(debug().watchdog_warning, std::nullopt);
+  EXPECT_EQ(debug().dump_folder, config.output_dir);
+  config.collective_check = "always";
+  config.watchdog_seconds = 2.5;
+  config.collective_dump = false;
+  EXPECT_EQ(debug().collective_check.level, CollectiveCheckLevel::kAlways);
+  EXPECT_EQ(debug().watchdog_warning, std::chrono::milliseconds(2500));
+  EXPECT_EQ(debug().dump_folder, "");
+  config.collective_check = "off";
+  EXPECT_EQ(debug().collective_check.level, CollectiveCheckLevel::kOff);
+}
+
 // Any class of the model: those whose results differ in dtype from what follows, too.
 TEST(TrainingRun, EveryClassMayStayInFullPrecision) {
   Config config = base_config();
