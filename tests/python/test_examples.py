@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = {
     "activation_checkpointing": "bytes kept for backward:",
     "auto_units": "units; gathered parameters and gradient buffers took",
+    "divergence": "rank 1 left out block1",
     "fp16_with_scaler": "step 20 skipped",
     "gradient_accumulation": "20 reductions when each pass reduces, 5 with no_sync",
     "gradient_compression": "in bf16:",
@@ -24,7 +25,7 @@ EXAMPLES = {
     "shard_your_model": "step 40 loss",
     "whole_parameters": "visited 132929 elements",
 }
-RANKS = {"hybrid_sharding": (2, 4)}  # the others: one and two
+RANKS = {"divergence": (2, 3), "hybrid_sharding": (2, 4)}  # the others: one and two
 CASES = [(name, ranks) for name in EXAMPLES for ranks in RANKS.get(name, (1, 2))]
 
 
