@@ -17,13 +17,13 @@ namespace fsdp {
 
 // [Note: who is late]
 // What other ranks do cannot be asked over the group that is stuck. So they leave notes in the store where they met
-// (status_board.h): a rank that has waited for `warning` puts up a request, and each answers with how many collectives it
-// has issued, the last of them, and what it does. The late rank is the one that waits for nothing, so the watchdog of a
-// rank on which nothing has happened in the group for a quarter of that time looks for requests, about eight times in
-// it and at most every two seconds: while training goes on, the store hears nothing. Ranks count the collectives
-// of a group alike: who has issued fewer is late, who has issued another one under the same number has diverged, and
-// who does not answer within half of `warning` has ended, is stopped, or is cut off. Of several ranks that wait, the
-// lowest speaks.
+// (status_board.h): a rank that has waited for `warning` puts up a request, and each answers with how many collectives
+// it has issued, the last of them, and what it does. The late rank is the one that waits for nothing, so the watchdog
+// of a rank on which nothing has happened in the group for a quarter of that time looks for requests, about eight times
+// in it and at most every two seconds: while training goes on, the store hears nothing. Ranks count the collectives of
+// a group alike: who has issued fewer is late, who has issued another one under the same number has diverged, and who
+// does not answer within half of `warning` has ended, is stopped, or is cut off. Of several ranks that wait, the lowest
+// speaks.
 class Watchdog {
  public:
   using Log = std::function<void(const std::string& line)>;
