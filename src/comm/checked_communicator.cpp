@@ -202,6 +202,7 @@ const CollectiveIdentity& CheckedCommunicator::identify(CollectiveKind kind, con
   identity_.output_dtype = output_dtype;
   identity_.scale = options.scale;
   identity_.flag_words = flags ? static_cast<uint32_t>(flags->size()) : 0;
+  identity_.root = 0;
   return identity_;
 }
 
@@ -242,6 +243,12 @@ std::unique_ptr<Work> CheckedCommunicator::all_reduce(at::Tensor output, at::Ten
   const auto& identity = identify(CollectiveKind::kAllReduce, id, tensor, output.scalar_type(), options, flags);
   return issue_checked(identity,
                        [&] { return inner_->all_reduce(std::move(output), std::move(tensor), options, id, flags); });
+}
+
+std::unique_ptr<Work> CheckedCommunicator::broadcast(at::Tensor tensor, int root, const CollectiveId& id) {
+  identify(CollectiveKind::kBroadcast, id, tensor, tensor.scalar_type(), {}, nullptr);
+  identity_.root = root;
+  return issue_checked(identity_, [&] { return inner_->broadcast(std::move(tensor), root, id); });
 }
 
 std::vector<std::string> CheckedCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {

@@ -155,6 +155,11 @@ class UncheckedCommunicator final : public Communicator {
     return issue(bytes_of(tensor), flags, sum_into(output, tensor.scalar_type(), options.scale, 0));
   }
 
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId&) override {
+    return issue(bytes_of(tensor), nullptr,
+                 [tensor, root](const Parts& parts) { fill(tensor, parts[static_cast<size_t>(root)].bytes); });
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId&) override {
     std::vector<std::string> result;
     issue(bytes, nullptr, [&](const Parts& parts) {
