@@ -1,12 +1,27 @@
 // The communicator: how the ranks of one group exchange tensors.
 //
-// One interface for every backend (Gloo, a fake one for benchmarks, wrappers that record, delay or fail for tests).
-// A collective is *issued* by a call and *waited for* through the returned Work: the call never blocks on other
-// ranks. Buffers handed to a collective must stay alive and untouched until its Work was waited for.
+// One interface for every backend (Gloo in host memory, NCCL on NVIDIA GPUs, a fake one for benchmarks, wrappers that
+// record, delay or fail for tests). A collective is *issued* by a call and *waited for* through the returned Work: the
+// call never blocks on other ranks. Buffers handed to a collective must stay alive and untouched until its Work was
+// waited for.
 //
 // Threads: a communicator is used by one thread at a time. All ranks must issue the same collectives in the same
 // order; each collective carries an identity that the ranks compare, so that two ranks which issue different ones get
-// an error that names both, instead of mixed data.
+// an error that names both, instead of mixed data. (When they compare: NcclOptions::compare_every_collective.)
+//
+// Devices and streams: the tensors of one collective are on one device.
+// - In host memory: wait() blocks until the result is in place.
+// - On a device with streams, over NCCL: a call enqueues the collective on the stream of that device which is *current*
+//   in the calling thread, behind all that was enqueued there before; wait() makes the stream which is current in the
+//   waiting thread *then* wait for the result. Neither waits for the device. So the caller chooses streams, by setting
+//   the current one around the call and around wait(). Behind wait(), what is enqueued on the stream that waited may
+//   use and overwrite the buffers; whoever frees them or uses them on another stream first orders that stream behind
+//   this one by an event. A Work that is destroyed without wait() makes the stream that is current then wait, too.
+// - On a device with streams, over Gloo or the fake communicator: the same, but a call over Gloo blocks the host until
+//   the device has come to the collective and its input is copied to the host, and wait() until the other ranks' parts
+//   are on this host.
+// On ranks with several communicators on one device (a group and its twin) the order of issue over all of them must be
+// the same on all ranks: kernels of one may keep those of the other from starting.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +29,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +52,8 @@ struct CollectiveId {
 class Work {
  public:
   virtual ~Work() = default;
-  // Blocks until the result is in place, or throws what went wrong (naming ranks and collective). Call it once.
+  // The result is in place behind it: for the host, or for the current stream of a device (see above). Or throws what
+  // went wrong (naming ranks and collective). Call it once.
   virtual void wait() = 0;
   // Does this rank's next step of a collective that has several (an all-reduce: sends its sums once all contributions
   // are in), so that the rest goes on while this rank computes. May block as wait() does; never required.
@@ -45,6 +62,12 @@ class Work {
 
 // How the contributions to a reduction are put together: sum over ranks in rank order, then times `scale`. The sum is
 // formed in fp32 for bf16 and fp16 contributions.
+//
+// NCCL promises less. It adds in an order of its own, in the dtype of the contributions: bf16 and fp16 sums are rounded
+// on their way from rank to rank (by some of its algorithms only at the end). For these two dtypes contributions are
+// multiplied by the largest power of two that is not above `scale` (at most 1; for fp16 at least 2^-14) before they are
+// added, so that means do not overflow, and the sum by what remains of `scale`; for fp32 and fp64, by `scale` before.
+// Reduce in fp32 where that matters.
 struct ReduceOptions {
   double scale = 1.0;
 };
@@ -55,7 +78,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // "gloo", "fake", …
+  // "gloo", "nccl", "fake", …
   virtual std::string backend() const = 0;
 
   // Gathers `input` (n elements, 1-D, contiguous) of every rank into `output` (size() * n elements) in rank order.
@@ -64,13 +87,16 @@ class Communicator {
 
   // Reduces `input` (size() * n elements, one dtype for all ranks) over the ranks; `output` (n elements) receives the
   // part of this rank. `output` may have another floating dtype than `input`. `flags` (may be empty; same length on
-  // all ranks) holds a bit set that is OR-ed over the ranks, in place, by the time wait() returns.
+  // all ranks) holds a bit set that is OR-ed over the ranks, in place, by the time wait() returns. Over NCCL it travels
+  // between the hosts, and wait() blocks the host until all ranks have issued the collective; not if all bits of all
+  // words are ones here, since nothing can change them (set the unused ones, too).
   virtual std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                                const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) = 0;
 
   // Reduces `tensor` (1-D, contiguous) over the ranks into `output`, which may be the same tensor and may have another
   // floating dtype. `flags` as in reduce_scatter. Sums in rank order on one rank an element, so that all ranks hold
-  // the same bits; results travel in the dtype of `tensor`, whose memory is overwritten on the way.
+  // the same bits (NCCL, too, adds once and copies); results travel in the dtype of `tensor`, whose memory is
+  // overwritten on the way.
   virtual std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                            const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) = 0;
 
@@ -116,7 +142,8 @@ class Communicator {
   std::shared_ptr<void>& attachment() { return attachment_; }
 
   // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, its twin's
-  // included, headers not counted.
+  // included, headers not counted. Over NCCL, which chooses its own ways: what each rank has to get from this one, sent
+  // directly.
   virtual std::vector<uint64_t> bytes_sent_to() const = 0;
   uint64_t bytes_sent() const {
     uint64_t sum = 0;
@@ -151,9 +178,38 @@ struct GlooOptions {
 
 // A communicator over Gloo for the ranks of `environment`, which meet at the TCP store that rank 0 opens at
 // master_address:master_port. A port in use is an error that names it. Traffic is neither encrypted nor authenticated:
-// use a trusted network.
+// use a trusted network. Tensors on a device are copied to pinned host memory and back.
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment,
                                                      const GlooOptions& options = {});
+
+struct NcclOptions {
+  // For what the host waits for: other ranks that shall come, their flags and bytes, NCCL's set-up if it does not
+  // block.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // Index of the CUDA device; none: the local rank.
+  std::optional<int> device;
+  // Whether NCCL's own calls block until they are done. If not, `timeout` bounds them, too (ncclConfig_t::blocking).
+  bool blocking = true;
+  // Ranks compare what they issue through their hosts. Always with each gather of bytes, barrier and reduction that has
+  // flags: a hash of all collectives issued so far goes with these, so that a difference is found there at the latest,
+  // behind the collectives that mixed data. With this on, with each collective, before its wait() returns: wait() then
+  // blocks the host until all ranks have issued it.
+  bool compare_every_collective = false;
+  // As in GlooOptions, for what goes through the hosts.
+  std::string host;
+};
+
+// A communicator over NCCL, for tensors on one CUDA device, which is this rank's alone. What NCCL cannot do (flags,
+// bytes, the meeting) goes through a Gloo group of the same ranks. The NCCL library is looked for at run time: in the
+// file that the environment variable FSDP_NCCL_LIBRARY names, else the one that LibTorch has loaded, else libnccl.so.2
+// where libraries are found. Errors, which say what to do: no CUDA device, no NCCL library or one that is too old, or
+// fsdp.cpp built without NCCL's headers.
+//
+// When a collective fails on a rank, its NCCL communicators are aborted, which ends their kernels, and those of the
+// other ranks with them. The first call that notices throws, and so do all later ones. Destroying a communicator waits
+// for what was issued through it on the device.
+std::shared_ptr<Communicator> make_nccl_communicator(const RankEnvironment& environment,
+                                                     const NcclOptions& options = {});
 
 // A group of `size` ranks of which only `rank` exists: collectives do their local part and return at once, gathers
 // repeat this rank's part. For measuring host time; results mean nothing.
