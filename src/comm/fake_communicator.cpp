@@ -6,21 +6,28 @@
 #include <utility>
 #include <vector>
 
+#include "base/device_stream.h"
 #include "comm/collective_shapes.h"
+#include "comm/payload_count.h"
 #include "comm/reduce_kernels.h"
 
 namespace fsdp {
 namespace {
 
-class DoneWork final : public Work {
+class EventWork final : public Work {
  public:
-  void wait() override {}
+  explicit EventWork(c10::Device device) { event_.record_current(device); }
+  ~EventWork() override { event_.block_current(); }
+  void wait() override { event_.block_current(); }
+
+ private:
+  DeviceEvent event_;
 };
 
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(int rank, int size, std::string backend)
-      : rank_(rank), size_(size), backend_(std::move(backend)), bytes_sent_(static_cast<size_t>(size)) {}
+      : rank_(rank), size_(size), backend_(std::move(backend)), sent_(rank, size) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -29,8 +36,8 @@ class LocalCommunicator final : public Communicator {
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
     check_all_gather(output, input, size_, id);
     for (int rank = 0; rank < size_; ++rank) copy_into_slice(output, rank, input);
-    count_for_each_peer(input.nbytes());
-    return make_done_work();
+    sent_.add_for_each_peer(input.nbytes());
+    return make_done_work(output.device());
   }
 
   std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
@@ -38,29 +45,26 @@ class LocalCommunicator final : public Communicator {
     check_reduce_scatter(output, input, size_, id);
     const auto numel = output.numel();
     sum_in_order(output, {input.narrow(0, rank_ * numel, numel)}, options.scale);
-    count_for_each_peer(numel * input.element_size());
-    return make_done_work();
+    sent_.add_for_each_peer(numel * input.element_size());
+    return make_done_work(output.device());
   }
 
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>*) override {
     check_all_reduce(output, tensor, id);
     sum_in_order(output, {tensor}, options.scale);
-    for (int peer = 0; peer < size_; ++peer) {
-      const int64_t elements = part_of(tensor.numel(), peer, size_).numel + part_of(tensor.numel(), rank_, size_).numel;
-      count(peer, elements * tensor.element_size());
-    }
-    return make_done_work();
+    sent_.add_all_reduce(tensor.numel(), tensor.element_size());
+    return make_done_work(output.device());
   }
 
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
     check_broadcast(tensor, root, size_, id);
-    if (rank_ == root) count_for_each_peer(tensor.nbytes());
-    return make_done_work();
+    if (rank_ == root) sent_.add_for_each_peer(tensor.nbytes());
+    return make_done_work(tensor.device());
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId&) override {
-    count_for_each_peer(bytes.size());
+    sent_.add_for_each_peer(bytes.size());
     return std::vector<std::string>(static_cast<size_t>(size_), bytes);
   }
 
@@ -77,24 +81,19 @@ class LocalCommunicator final : public Communicator {
   // There is no other rank to differ from.
   bool carries_identity() const override { return true; }
 
-  std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), bytes_sent_); }
+  std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), sent_.by_rank()); }
 
  private:
-  void count(int peer, uint64_t bytes) { bytes_sent_[static_cast<size_t>(peer)] += peer == rank_ ? 0 : bytes; }
-  void count_for_each_peer(uint64_t bytes) {
-    for (int peer = 0; peer < size_; ++peer) count(peer, bytes);
-  }
-
   int rank_;
   int size_;
   std::string backend_;
-  std::vector<uint64_t> bytes_sent_;
+  PayloadCount sent_;
   std::shared_ptr<Communicator> twin_;
 };
 
 }  // namespace
 
-std::unique_ptr<Work> make_done_work() { return std::make_unique<DoneWork>(); }
+std::unique_ptr<Work> make_done_work(c10::Device device) { return std::make_unique<EventWork>(device); }
 
 std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::string backend) {
   TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");

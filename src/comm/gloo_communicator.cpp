@@ -14,9 +14,11 @@
 
 #include "comm/collective_shapes.h"
 #include "comm/exchange.h"
+#include "comm/failable.h"
 #include "comm/fake_communicator.h"
 #include "comm/gloo_collectives.h"
 #include "comm/meeting_point.h"
+#include "comm/staged_communicator.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
@@ -72,7 +74,7 @@ void reserve_headers(ExchangeContext& context, int size) {
   for (at::Tensor& header : headers) context.buffers.give_back(std::move(header));
 }
 
-class GlooCommunicator final : public Communicator {
+class GlooCommunicator final : public Communicator, public Failable {
  public:
   // `names`: see ExchangeContext.
   GlooCommunicator(std::shared_ptr<MeetingPoint> point, int rank, std::vector<int> names, const GlooOptions& options,
@@ -152,6 +154,9 @@ class GlooCommunicator final : public Communicator {
     return with_bytes_of(twin_.get(), context_->payload_bytes_sent);
   }
 
+  void fail(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
+  void check_not_failed() const override { context_->transport->check_not_failed(); }
+
  private:
   std::shared_ptr<Communicator> make_subgroup(const std::shared_ptr<MeetingPoint>& point,
                                               const std::vector<int>& members, const CollectiveId& id);
@@ -213,7 +218,7 @@ std::shared_ptr<Communicator> GlooCommunicator::subgroup(const std::vector<int>&
 std::shared_ptr<Communicator> GlooCommunicator::make_subgroup(const std::shared_ptr<MeetingPoint>& point,
                                                               const std::vector<int>& members, const CollectiveId& id) {
   const int position = check_subgroup(members, rank(), size(), id);
-  if (members.size() == 1) return make_gloo_communicator(point, 0, 1, options_);
+  if (members.size() == 1) return make_local_communicator(0, 1, "gloo");
   std::vector<int> names;
   for (int member : members) names.push_back(context_->names[static_cast<size_t>(member)]);
   return std::make_shared<GlooCommunicator>(point, position, std::move(names), options_, context_->family);
@@ -221,13 +226,18 @@ std::shared_ptr<Communicator> GlooCommunicator::make_subgroup(const std::shared_
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
+std::shared_ptr<Communicator> make_host_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
                                                      const GlooOptions& options) {
   TORCH_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " is not in a group of ", size, " ranks");
   if (size == 1) return make_local_communicator(0, 1, "gloo");
   std::vector<int> names(static_cast<size_t>(size));
   std::iota(names.begin(), names.end(), 0);
   return std::make_shared<GlooCommunicator>(point, rank, std::move(names), options, std::make_shared<GroupFamily>());
+}
+
+std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
+                                                     const GlooOptions& options) {
+  return make_staged_communicator(make_host_communicator(point, rank, size, options));
 }
 
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment, const GlooOptions& options) {

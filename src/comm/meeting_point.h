@@ -32,4 +32,8 @@ std::shared_ptr<MeetingPoint> inner_meeting_point(const MeetingPoint& point, con
 std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
                                                      const GlooOptions& options);
 
+// The same for tensors in host memory only.
+std::shared_ptr<Communicator> make_host_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
+                                                     const GlooOptions& options);
+
 }  // namespace fsdp
