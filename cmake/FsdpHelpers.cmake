@@ -31,14 +31,18 @@ function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
 endfunction()
 
-# fsdp_add_layer(NAME [DEPENDS layer...]): src/NAME/*.cpp as the object library fsdp_NAME, and src/NAME/*_test.cpp as
-# the sources of the test program NAME_test (built in tests/). A layer sees its own headers and those of the layers
-# that it depends on through links in layers/ of the build folder: an include of any other layer does not compile.
+# fsdp_add_layer(NAME [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library fsdp_NAME, and
+# src/NAME/*_test.cpp as the sources of the test program NAME_test (built in tests/). A layer sees its own headers and
+# those of the layers that it depends on through links in layers/ of the build folder: an include of any other layer does
+# not compile.
 function(fsdp_add_layer name)
-  cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "DEPENDS;EXCEPT" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
   set(test_sources ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  foreach(file ${arg_EXCEPT})
+    list(REMOVE_ITEM sources "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/${file}")
+  endforeach()
   list(FILTER test_sources INCLUDE REGEX "_test\\.cpp$")
   set(headers "${CMAKE_BINARY_DIR}/layers/${name}")
   file(MAKE_DIRECTORY "${headers}")
@@ -70,5 +74,5 @@ function(fsdp_add_library)
   set_target_properties(fsdp PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION 0)
   target_include_directories(fsdp PUBLIC
     $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
-  target_link_libraries(fsdp PUBLIC LibTorch::LibTorch PRIVATE Threads::Threads)
+  target_link_libraries(fsdp PUBLIC LibTorch::LibTorch PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 endfunction()

