@@ -24,7 +24,7 @@ namespace fsdp::testing {
 namespace {
 
 constexpr int kDevices = 2;
-constexpr int kStreams = 9;  // of each device: the default one and a pool
+constexpr int kStreams = 97;  // of each device: the default one and a pool
 constexpr auto kLateness = std::chrono::microseconds(300);
 
 class SimulatedStream {
@@ -71,9 +71,14 @@ class SimulatedStream {
   std::thread thread_;
 };
 
+// Made at their first use.
 SimulatedStream& stream_of(c10::DeviceIndex device, c10::StreamId id) {
-  static std::array<std::array<SimulatedStream, kStreams>, kDevices> streams;
-  return streams.at(static_cast<size_t>(device)).at(static_cast<size_t>(id));
+  static std::mutex mutex;
+  static std::array<std::array<std::unique_ptr<SimulatedStream>, kStreams>, kDevices> streams;
+  std::lock_guard lock(mutex);
+  auto& stream = streams.at(static_cast<size_t>(device)).at(static_cast<size_t>(id));
+  if (!stream) stream = std::make_unique<SimulatedStream>();
+  return *stream;
 }
 SimulatedStream& stream_of(const c10::Stream& stream) { return stream_of(stream.device_index(), stream.id()); }
 

@@ -1,0 +1,36 @@
+// Ranks as threads over the fake NCCL library of tests/tools.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "fsdp/communicator.h"
+#include "tools/fake_nccl.h"
+
+namespace fsdp::testing {
+
+// Its functions, found at run time: the communicator opens the same file.
+struct FakeNccl {
+  decltype(&::fake_nccl_fail_next) fail_next;
+  decltype(&::fake_nccl_set_async_error) set_async_error;
+  decltype(&::fake_nccl_set_in_progress) set_in_progress;
+  decltype(&::fake_nccl_set_version) set_version;
+  decltype(&::fake_nccl_live_communicators) live_communicators;
+  decltype(&::fake_nccl_live_operators) live_operators;
+};
+
+std::string fake_nccl_path();
+
+// Opens it, for streams of the simulated device too, and makes it forget what a test before set.
+FakeNccl fresh_fake_nccl();
+
+// Runs `body` once for each rank, each a thread with a communicator over the fake library for tensors on `device`: the
+// CPU, where collectives block, or the simulated device, with a stream of its own as the current one. Errors as
+// run_ranks.
+void run_nccl_ranks(int size, c10::Device device, const std::function<void(std::shared_ptr<Communicator>)>& body,
+                    const NcclOptions& options = {});
+
+}  // namespace fsdp::testing
