@@ -13,8 +13,10 @@ class Failable {
   // Marks this group, and all groups made from it or from which it was made, as failed on all ranks: their calls throw
   // `reason` from now on. The first reason stays.
   virtual void fail(const std::string& reason) = 0;
-  // Throws the reason if the group was marked as failed.
+  // Throws the reason if this rank has marked the group as failed.
   virtual void check_not_failed() const = 0;
+  // Throws if another rank has failed or left, and why, so that nothing new can succeed.
+  virtual void check_complete() const = 0;
 };
 
 // The same for a communicator; nothing for one that is not Failable (a group of one rank).
@@ -23,6 +25,9 @@ inline void fail_group(Communicator& group, const std::string& reason) {
 }
 inline void check_group_not_failed(const Communicator& group) {
   if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_not_failed();
+}
+inline void check_group_complete(const Communicator& group) {
+  if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_complete();
 }
 
 }  // namespace fsdp

@@ -156,6 +156,13 @@ class GlooCommunicator final : public Communicator, public Failable {
 
   void fail(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
   void check_not_failed() const override { context_->transport->check_not_failed(); }
+  void check_complete() const override {
+    try {
+      context_->transport->check_complete();
+    } catch (const PeerLost& error) {
+      TORCH_CHECK(false, "rank ", context_->names[static_cast<size_t>(error.peer())], " is lost: ", error.what());
+    }
+  }
 
  private:
   std::shared_ptr<Communicator> make_subgroup(const std::shared_ptr<MeetingPoint>& point,

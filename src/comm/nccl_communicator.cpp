@@ -139,6 +139,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Work> issue(const CollectiveIdentity& identity, std::vector<uint64_t>* flags, Enqueue enqueue) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     group().check({to_string(identity.kind), identity.id});
+    group().check_complete({to_string(identity.kind), identity.id});
     auto exchange = context_->agreement->begin(identity, flags);
     if (identity.numel > 0) enqueue();
     return std::make_unique<NcclWork>(context_, identity, std::move(exchange), flags);

@@ -139,11 +139,11 @@ TEST_F(Nccl, ScalesThatNarrowDtypesDoNotHoldAreExact) {
   run_nccl_ranks(3, c10::kCPU, [](std::shared_ptr<Communicator> comm) {
     for (auto dtype : {at::kBFloat16, at::kHalf}) {
       auto mean = torch::empty({7});
-      comm->all_reduce(mean, torch::full({7}, 1.25, dtype), {1.0 / 3}, id("mean"))->wait();
-      EXPECT_NEAR(mean[6].item<float>(), 1.25f, 1e-6f) << dtype;
+      comm->all_reduce(mean, torch::full({7}, 1.75, dtype), {1.0 / 3}, id("mean"))->wait();
+      EXPECT_NEAR(mean[6].item<float>(), 1.75f, 1e-6f) << dtype;
       auto part = torch::empty({7}, dtype);
-      comm->reduce_scatter(part, torch::full({21}, 1.25, dtype), {5.0}, id("times five"))->wait();
-      EXPECT_EQ(part[6].item<float>(), 18.75f) << dtype;
+      comm->reduce_scatter(part, torch::full({21}, 1.75, dtype), {5.0}, id("times five"))->wait();
+      EXPECT_EQ(part[6].item<float>(), 26.25f) << dtype;
     }
   });
 }

@@ -121,6 +121,7 @@ TEST_F(NcclFailures, ACallThatFailsEndsAllRanksAndGroups) {
   fake.fail_next("ncclAllGather", 1, kSystemError);
   run_nccl_ranks(3, c10::kCPU, [](std::shared_ptr<Communicator> comm) {
     auto twin = comm->twin();
+    if (comm->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the others are inside NCCL
     const auto reason = AllOf(
         HasSubstr("rank 1 of 3 cannot finish its all-gather of 'a' (forward, generation 0) over NCCL 2."),
         HasSubstr("on cpu: unhandled system error (the fake library's last words)"), HasSubstr("NCCL_SOCKET_IFNAME"));

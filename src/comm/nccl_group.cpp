@@ -103,8 +103,7 @@ void NcclGroup::forget(ncclRedOp_t op) noexcept {
   if (comm_ != nullptr) setup_.library->red_op_destroy(op, comm_);
 }
 
-// Throws if the group has failed here, or its hosts say that it has on another rank.
-void NcclGroup::check_hosts() {
+void NcclGroup::check(const NcclSubject& subject) {
   if (failure_.empty()) {
     try {
       check_group_not_failed(*host_);
@@ -113,14 +112,14 @@ void NcclGroup::check_hosts() {
     }
   }
   TORCH_CHECK(failure_.empty(), failure_);
-}
-
-void NcclGroup::check(const NcclSubject& subject) {
-  check_hosts();
   ncclResult_t state = ncclSuccess;
   const ncclResult_t result = setup_.library->comm_get_async_error(comm_, &state);
   if (result != ncclSuccess) fail(subject, result);
   if (state != ncclSuccess && state != ncclInProgress) fail(subject, state);
+}
+
+void NcclGroup::check_complete(const NcclSubject& subject) {
+  if (const auto loss = loss_of_others()) fail_with(c10::str(who(subject), *loss));
 }
 
 // A communicator that does not block answers "in progress" until it is done.
@@ -129,7 +128,7 @@ void NcclGroup::settle(const NcclSubject& subject, ncclResult_t result) {
   while (result == ncclInProgress) {
     if (Clock::now() > deadline) fail_late(subject);
     std::this_thread::sleep_for(kPollingInterval);
-    check_hosts();
+    check_complete(subject);
     const ncclResult_t asked = setup_.library->comm_get_async_error(comm_, &result);
     if (asked != ncclSuccess) result = asked;
   }
@@ -143,14 +142,34 @@ std::string NcclGroup::who(const NcclSubject& subject) const {
 }
 
 void NcclGroup::fail(const NcclSubject& subject, ncclResult_t result) {
-  const std::string reason = c10::str(who(subject), words_of(*setup_.library, comm_, result), ". ", advice(result));
-  fail(reason);
-  TORCH_CHECK(false, reason);
+  if (result == ncclRemoteError) await_reasons(subject);
+  fail_with(c10::str(who(subject), words_of(*setup_.library, comm_, result), ". ", advice(result)));
+}
+
+// NCCL notices that another rank is gone before that rank's own words have come through the hosts.
+void NcclGroup::await_reasons(const NcclSubject& subject) {
+  const auto deadline = Clock::now() + kTimeForReasons;
+  while (host_->size() > 1 && Clock::now() < deadline) {
+    check_complete(subject);
+    std::this_thread::sleep_for(kPollingInterval);
+  }
+}
+
+std::optional<std::string> NcclGroup::loss_of_others() const {
+  try {
+    check_group_complete(*host_);
+  } catch (const std::exception& error) {
+    return first_line(error);
+  }
+  return std::nullopt;
 }
 
 void NcclGroup::fail_late(const NcclSubject& subject) {
-  const std::string reason = c10::str(who(subject), "it was not done within ", setup_.options.timeout.count(),
-                                      " ms. Is another rank stuck, or does it skip this collective?");
+  fail_with(c10::str(who(subject), "it was not done within ", setup_.options.timeout.count(),
+                     " ms. Is another rank stuck, or does it skip this collective?"));
+}
+
+void NcclGroup::fail_with(const std::string& reason) {
   fail(reason);
   TORCH_CHECK(false, reason);
 }

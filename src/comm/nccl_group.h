@@ -50,8 +50,10 @@ class NcclGroup {
     settle(subject, action(*setup_.library, comm_));
   }
 
-  // Throws what went wrong in the meantime, here or on another rank.
+  // Throws what went wrong on this rank in the meantime.
   void check(const NcclSubject& subject);
+  // Throws if another rank has failed or left. What is in flight may still end well: it may have done its part.
+  void check_complete(const NcclSubject& subject);
 
   // Aborts the communicator and marks the groups of this family as failed on all ranks; all calls throw `reason` from
   // now on.
@@ -66,11 +68,12 @@ class NcclGroup {
   const NcclSetup& setup() const { return setup_; }
 
  private:
-  void check_hosts();
   void settle(const NcclSubject& subject, ncclResult_t result);
   [[noreturn]] void fail(const NcclSubject& subject, ncclResult_t result);
   [[noreturn]] void fail_late(const NcclSubject& subject);
-  std::optional<std::string> reason_of_others() const;
+  [[noreturn]] void fail_with(const std::string& reason);
+  void await_reasons(const NcclSubject& subject);
+  std::optional<std::string> loss_of_others() const;
   std::string who(const NcclSubject& subject) const;
   void abort();
   void drain() noexcept;
