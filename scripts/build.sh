@@ -9,16 +9,18 @@ export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 torch=$(torch_dir)
 settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch" "$@")
 stamp=$BUILD_DIR/.configured-with
+# Headers of NCCL that came or went since are a change of settings, too.
+configuration="${settings[*]} $(cat "$VENV/nccl-headers/.made-from" 2>/dev/null || true)"
 
 configure() {
   say "Configuring $BUILD_DIR with LibTorch in $torch"
   cmake -G Ninja -S "$ROOT" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
     die "CMake could not configure the build" "What is missing is named above; make setup installs it." \
       "Another LibTorch: make build TORCH_DIR=…   Old settings: make clean"
-  printf '%s\n' "${settings[*]}" >"$stamp"
+  printf '%s\n' "$configuration" >"$stamp"
 }
 
-if [[ ! -f $BUILD_DIR/build.ninja || ! -f $stamp || $(<"$stamp") != "${settings[*]}" ]]; then configure; fi
+if [[ ! -f $BUILD_DIR/build.ninja || ! -f $stamp || $(<"$stamp") != "$configuration" ]]; then configure; fi
 cmake --build "$BUILD_DIR" --parallel "${JOBS:-$(default_jobs)}" ||
   die "the build failed: the first error above is the one to look at" \
     "Compiler killed, or no memory: make build JOBS=1   After changes to the system: make clean build"
