@@ -80,6 +80,32 @@ TEST(GlooOnASimulatedDevice, TwinsAndSubgroupsDoToo) {
   });
 }
 
+// It has no transfers to wait for, but copies on the stream of the call.
+TEST(FakeCommunicatorOnASimulatedDevice, IsWaitedForByTheCurrentStream) {
+  const auto device = simulated_device();
+  const CurrentStreamGuard compute(take_stream(device));
+  const auto aside = take_stream(device);
+  auto comm = make_fake_communicator(1, 2);
+  auto input = torch::empty({1000}, device).fill_(0);
+  auto gathered = torch::empty({2000}, device).fill_(0);
+  auto part = torch::empty({500}, device).fill_(0);
+  DeviceEvent made;
+  made.record_current(device);
+  std::unique_ptr<Work> gather;
+  std::unique_ptr<Work> reduction;
+  {
+    const CurrentStreamGuard guard(aside);
+    made.block_current();
+    for (int i = 0; i < 5; ++i) input.fill_(i);
+    gather = comm->all_gather(gathered, input, id("g"));
+    reduction = comm->reduce_scatter(part, input, {0.5}, id("r"));
+  }
+  gather->wait();
+  EXPECT_TRUE(torch::equal(gathered.cpu(), torch::full({2000}, 4.f)));
+  reduction->wait();
+  EXPECT_TRUE(torch::equal(part.cpu(), torch::full({500}, 2.f)));
+}
+
 TEST(GlooOnAGpu, ExchangesThroughTheHost) {
   if (device_count(c10::kCUDA) == 0) GTEST_SKIP() << "no CUDA device";
   for (int size : {1, 2, 3, 4}) {  // all of them on one GPU

@@ -136,16 +136,18 @@ TEST_F(Nccl, IntegersAreAddedAndDoublesScaled) {
 
 // A third is no bf16 or fp16 number: multiplying by its nearest one would make means too large by 0.2 %.
 TEST_F(Nccl, ScalesThatNarrowDtypesDoNotHoldAreExact) {
-  run_nccl_ranks(3, c10::kCPU, [](std::shared_ptr<Communicator> comm) {
-    for (auto dtype : {at::kBFloat16, at::kHalf}) {
-      auto mean = torch::empty({7});
-      comm->all_reduce(mean, torch::full({7}, 1.75, dtype), {1.0 / 3}, id("mean"))->wait();
-      EXPECT_NEAR(mean[6].item<float>(), 1.75f, 1e-6f) << dtype;
-      auto part = torch::empty({7}, dtype);
-      comm->reduce_scatter(part, torch::full({21}, 1.75, dtype), {5.0}, id("times five"))->wait();
-      EXPECT_EQ(part[6].item<float>(), 26.25f) << dtype;
-    }
-  });
+  for (auto device : {c10::Device(c10::kCPU), simulated_device()}) {
+    run_nccl_ranks(3, device, [&](std::shared_ptr<Communicator> comm) {
+      for (auto dtype : {at::kBFloat16, at::kHalf}) {
+        auto mean = torch::empty({7}, device);
+        comm->all_reduce(mean, torch::full({7}, 1.75, dtype).to(device), {1.0 / 3}, id("mean"))->wait();
+        EXPECT_NEAR(mean.cpu()[6].item<float>(), 1.75f, 1e-6f) << dtype;
+        auto part = torch::empty({7}, at::TensorOptions(dtype).device(device));
+        comm->reduce_scatter(part, torch::full({21}, 1.75, dtype).to(device), {5.0}, id("times five"))->wait();
+        EXPECT_EQ(part.cpu()[6].item<float>(), 26.25f) << dtype;
+      }
+    });
+  }
 }
 
 TEST_F(Nccl, MeansOfHalvesDoNotOverflow) {

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -247,9 +248,11 @@ at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
   return self;
 }
 
-at::Tensor& multiply(at::Tensor& self, const at::Tensor& other) {
-  current_stream_of(self).enqueue([to = memory_of(self), by = memory_of(other)] { to.mul_(by); });
-  return self;
+// In place, or by a number: of one shape.
+at::Tensor& multiply(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
+  current_stream_of(out).enqueue(
+      [from = memory_of(self), by = memory_of(other), to = memory_of(out)]() mutable { at::mul_out(to, from, by); });
+  return out;
 }
 
 void register_device() {
@@ -263,7 +266,7 @@ void register_device() {
   kernels.impl("copy_", &copy);
   kernels.impl("zero_", &zero);
   kernels.impl("fill_.Scalar", &fill);
-  kernels.impl("mul_.Tensor", &multiply);
+  kernels.impl("mul.out", &multiply);
 }
 
 }  // namespace

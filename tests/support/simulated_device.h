@@ -3,7 +3,8 @@
 // Its tensors (device type PrivateUse1) lie in host memory. A stream is a thread that does what was enqueued on it, in
 // order, each item a little late; so a missing wait shows as wrong data. Memory is given back in the order of the
 // stream that was current when it was allocated, as CUDA's caching allocator does, and overwritten then.
-// There are kernels for what communication needs: empty, views, copies (also from and to the host), zero_, fill_, mul_.
+// There are kernels for what communication needs: empty, views, copies (also from and to the host), zero_, fill_,
+// products.
 #pragma once
 
 #include <c10/core/Device.h>
