@@ -185,6 +185,23 @@ TEST(DeferredShards, AreEqualToTheBitHoweverUnitsAreMade) {
   }
 }
 
+// One operator on a sharded parameter and on a table that the module keeps by itself.
+TEST(DeferredShards, MeetDeferredTensorsInOperators) {
+  struct Scaled : torch::nn::Module {
+    Scaled() {
+      weight = register_parameter("weight", torch::randn({70, 50}));
+      scale = torch::rand({70, 50});
+    }
+    torch::Tensor weight, scale;
+  };
+  auto build = [] { return std::make_shared<Scaled>(); };
+  auto eager = seeded(build);
+  auto module = seeded([&] { return deferred_init(build); });
+  auto sharded = shard_strictly(*module);
+  EXPECT_TRUE(same_bits((module->weight * module->scale).detach(), (eager->weight * eager->scale).detach()));
+  EXPECT_TRUE(same_bits((module->scale * module->weight).detach(), (eager->scale * eager->weight).detach()));
+}
+
 TEST(DeferredShards, LeaveTheGeneratorWhereConstructionDoes) {
   Options options = one_rank_options();
   torch::manual_seed(17);

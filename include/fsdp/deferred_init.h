@@ -10,8 +10,8 @@
 //
 // Values are those of ordinary construction, bit for bit: each random operator draws from the state in which the
 // generator would have been, whatever the order of replay, also where a parameter is initialised again, or from another
-// parameter. When all is replayed the generator is where construction would have left it, unless it was used in
-// between. Until then generators do not move: what draws in between draws what construction would have drawn first.
+// parameter. When all is replayed the generator is where construction would have left it, unless it was seeded or used
+// in between. Until then it has moved by one number, by which that is noticed.
 //
 // After the guard has ended, operators on deferred tensors alone, and those that write one, are still recorded
 // (apply(init_weights), to(kBFloat16), clone()); an operator that reads one beside an ordinary tensor, or whose result

@@ -31,6 +31,7 @@ void check_collectives(Communicator& comm, c10::Device device, int64_t numel, at
   auto gathered = torch::empty({numel * size}, whole.options());
   auto part = torch::empty({numel}, whole.options().dtype(at::kFloat));
   auto reduced = whole.clone();
+  auto sent = contribution(comm.rank(), numel, dtype).to(device);
   std::vector<uint64_t> flags(1, uint64_t{1} << comm.rank());
   DeviceEvent made;
   made.record_current(device);
@@ -42,6 +43,7 @@ void check_collectives(Communicator& comm, c10::Device device, int64_t numel, at
     works.push_back(comm.all_gather(gathered, own, id("g")));
     works.push_back(comm.reduce_scatter(part, whole, {0.5}, id("s"), &flags));
     works.push_back(comm.all_reduce(reduced, reduced, {0.25}, id("r")));
+    works.push_back(comm.broadcast(sent, size - 1, id("b")));
   }
   for (auto& work : works) work->wait();
 
@@ -52,6 +54,7 @@ void check_collectives(Communicator& comm, c10::Device device, int64_t numel, at
     sum += contribution(rank, numel * size, at::kDouble);
   }
   EXPECT_TRUE(torch::equal(gathered.cpu(), torch::cat(shards)));
+  EXPECT_TRUE(torch::equal(sent.cpu(), contribution(size - 1, numel, dtype)));
   EXPECT_TRUE(torch::equal(part.cpu(), (sum * 0.5).narrow(0, comm.rank() * numel, numel).to(at::kFloat)));
   EXPECT_TRUE(torch::equal(reduced.cpu(), (sum * 0.25).to(dtype)));
   EXPECT_EQ(flags[0], size == 1 ? flags[0] : (uint64_t{1} << size) - 1);

@@ -154,7 +154,6 @@ class GlooCommunicator final : public Communicator, public Failable {
     return with_bytes_of(twin_.get(), context_->payload_bytes_sent);
   }
 
-  void fail(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
   void check_not_failed() const override { context_->transport->check_not_failed(); }
   void check_complete() const override {
     try {

@@ -97,6 +97,8 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags) override;
 
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     group().check({"all-gather of bytes", id});
     auto all = context_->host->all_gather_bytes(bytes, context_->agreement->with_history(id));
@@ -119,6 +121,10 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), sent_.by_rank()); }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return context_->host->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return group().setup().options.timeout; }
+  int world_rank(int rank) const override { return context_->host->world_rank(rank); }
+  void abort(const std::string& reason) override { group().fail(reason); }
 
  private:
   NcclGroup& group() const { return *context_->group; }
@@ -223,6 +229,21 @@ std::unique_ptr<Work> NcclCommunicator::all_reduce(at::Tensor output, at::Tensor
                              wire_dtype, reduction.op(), comm, stream_of(tensor));
     });
     finish_sum(output, sum, scale.after);
+  });
+}
+
+std::unique_ptr<Work> NcclCommunicator::broadcast(at::Tensor tensor, int root, const CollectiveId& id) {
+  const NcclSubject subject{"broadcast", id};
+  check_broadcast(tensor, root, size(), id);
+  check_place(tensor, subject);
+  if (rank() == root) sent_.add_for_each_peer(tensor.nbytes());
+  auto identity = identity_of(CollectiveKind::kBroadcast, id, tensor, tensor, 1.0, nullptr);
+  identity.root = root;
+  return issue(identity, nullptr, [&] {
+    group().call(subject, [&](const NcclLibrary& nccl, ncclComm_t comm) {
+      return nccl.broadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root, comm,
+                            stream_of(tensor));
+    });
   });
 }
 

@@ -82,6 +82,17 @@ TEST_P(NcclSizes, AllGather) {
   });
 }
 
+TEST_P(NcclSizes, Broadcast) {
+  run_nccl_ranks(size(), device(), [&](std::shared_ptr<Communicator> comm) {
+    for (int root = 0; root < size(); ++root) {
+      auto tensor = contribution(comm->rank(), numel(), dtype()).to(device());
+      comm->broadcast(tensor, root, id("b"))->wait();
+      EXPECT_TRUE(torch::equal(tensor.cpu(), contribution(root, numel(), dtype())));
+    }
+    EXPECT_EQ(comm->bytes_sent(), (size() - 1) * numel() * c10::elementSize(dtype()));
+  });
+}
+
 TEST_P(NcclSizes, ReduceScatter) {
   run_nccl_ranks(size(), device(), [&](std::shared_ptr<Communicator> comm) {
     const auto input = contribution(comm->rank(), numel() * size(), dtype()).to(device());

@@ -176,7 +176,7 @@ void NcclGroup::fail_with(const std::string& reason) {
 
 void NcclGroup::fail(const std::string& reason) {
   if (failure_.empty()) failure_ = reason;
-  fail_group(*host_, reason);
+  host_->abort(reason);
   abort();
 }
 

@@ -47,6 +47,7 @@ void find_functions(void* handle, NcclLibrary& library) {
   find(handle, library, "ncclRedOpCreatePreMulSum", library.red_op_create_pre_mul_sum);
   find(handle, library, "ncclRedOpDestroy", library.red_op_destroy);
   find(handle, library, "ncclAllGather", library.all_gather);
+  find(handle, library, "ncclBroadcast", library.broadcast);
   find(handle, library, "ncclReduceScatter", library.reduce_scatter);
   find(handle, library, "ncclAllReduce", library.all_reduce);
 }

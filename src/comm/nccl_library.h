@@ -22,6 +22,7 @@ struct NcclLibrary {
   decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum = nullptr;
   decltype(&::ncclRedOpDestroy) red_op_destroy = nullptr;
   decltype(&::ncclAllGather) all_gather = nullptr;
+  decltype(&::ncclBroadcast) broadcast = nullptr;
   decltype(&::ncclReduceScatter) reduce_scatter = nullptr;
   decltype(&::ncclAllReduce) all_reduce = nullptr;
 };

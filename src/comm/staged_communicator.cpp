@@ -85,6 +85,15 @@ class StagedCommunicator final : public Communicator {
     return std::make_unique<StagedWork>(std::move(work), std::move(output), std::move(sum));
   }
 
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
+    if (tensor.defined() && tensor.is_cpu()) return host_->broadcast(std::move(tensor), root, id);
+    check_broadcast(tensor, root, size(), id);
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    at::Tensor copy = rank() == root ? copy_to_host(tensor) : host_memory_for(tensor);
+    auto work = host_->broadcast(copy, root, id);
+    return std::make_unique<StagedWork>(std::move(work), std::move(tensor), std::move(copy));
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     return host_->all_gather_bytes(bytes, id);
   }
@@ -99,6 +108,11 @@ class StagedCommunicator final : public Communicator {
   }
 
   std::vector<uint64_t> bytes_sent_to() const override { return host_->bytes_sent_to(); }
+  bool carries_identity() const override { return host_->carries_identity(); }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return host_->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return host_->timeout(); }
+  int world_rank(int rank) const override { return host_->world_rank(rank); }
+  void abort(const std::string& reason) override { host_->abort(reason); }
 
  private:
   std::shared_ptr<Communicator> host_;

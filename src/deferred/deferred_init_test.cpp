@@ -224,6 +224,46 @@ TEST(DeferredInitAfterwards, TablesOutsideOfTheModulesListsWork) {
   }
 }
 
+TEST(DeferredInitAfterwards, TheSameSeedTwiceMakesTheSameTwice) {
+  torch::manual_seed(3);
+  auto eager = std::make_shared<Net>();
+  at::Tensor after = torch::rand({5});
+  auto build = [] {
+    torch::manual_seed(3);
+    return deferred_init([] { return std::make_shared<Net>(); });
+  };
+  auto a = build(), b = build();
+  materialize(*a);
+  materialize(*b);
+  expect_same_module(*a, *eager);
+  expect_same_module(*b, *eager);
+  EXPECT_TRUE(same_bits(torch::rand({5}), after));
+}
+
+// Operators with results that may be undefined, or in lists.
+TEST(DeferredInitAfterwards, ResultsOfAllShapesAreFound) {
+  auto build = [] {
+    torch::NoGradGuard no_grad;
+    torch::nn::ParameterList list;
+    auto [norm, mean, deviation] = torch::native_layer_norm(torch::randn({60, 70}), {70}, {}, {}, 1e-5);
+    for (const at::Tensor& tensor : {norm, mean, deviation}) {
+      list->append(tensor.clone());
+    }
+    for (const at::Tensor& part : torch::split_with_sizes_copy(torch::randn({90, 50}), {20, 70})) {
+      list->append(part);
+    }
+    auto [values, indices] = torch::sort(torch::rand({3000}));
+    list->append(values);
+    return list.ptr();
+  };
+  torch::manual_seed(3);
+  auto eager = build();
+  torch::manual_seed(3);
+  auto module = deferred_init(build);
+  materialize(*module);
+  expect_same_module(*module, *eager);
+}
+
 TEST(DeferredInitAfterwards, GeneratorsUsedInBetweenAreLeftAlone) {
   torch::manual_seed(3);
   auto eager = std::make_shared<Net>();

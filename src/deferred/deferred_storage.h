@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <vector>
 
 #include "deferred/recorded_operator.h"
@@ -21,7 +22,7 @@ struct DeferredStorage final : seams::StorageOwner {
   c10::Device device;
   OperatorPtr writer;
   c10::Storage memory;  // of a resident one; kept when it turns into a recorded one, for whoever has a pointer to it
-  bool resident = false;
+  std::atomic<bool> resident = false;  // turns true under the lock of replay
 };
 
 // How many there are in the process: while none, nobody need look for them.

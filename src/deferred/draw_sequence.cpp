@@ -1,6 +1,8 @@
 #include "deferred/draw_sequence.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/uniform.h>
 
 #include <algorithm>
 #include <map>
@@ -30,8 +32,8 @@ bool same_state(const at::Tensor& a, const at::Tensor& b) {
 
 // Those of which draws have run for their results, of all threads, until they are settled.
 std::vector<std::shared_ptr<DrawSequence>>& begun_sequences() {
-  static std::vector<std::shared_ptr<DrawSequence>> sequences;
-  return sequences;
+  static auto* sequences = new std::vector<std::shared_ptr<DrawSequence>>;  // generators may go before it would
+  return *sequences;
 }
 
 }  // namespace
@@ -41,8 +43,12 @@ std::recursive_mutex& replay_mutex() {
   return mutex;
 }
 
-DrawSequence::DrawSequence(at::Generator generator)
-    : generator_(std::move(generator)), recorded_at_(state_of(generator_)), state_(recorded_at_) {}
+// The generator moves on by one number: one that is seeded again, with the same seed, is in another state than that.
+DrawSequence::DrawSequence(at::Generator generator) : generator_(std::move(generator)), state_(state_of(generator_)) {
+  seams::CleanDispatchGuard clean;
+  at::empty({1}, at::TensorOptions(generator_.device())).uniform_(0, 1, generator_);
+  recorded_at_ = state_of(generator_);
+}
 
 std::shared_ptr<DrawSequence> DrawSequence::current(const at::Generator& generator) {
   thread_local std::map<const c10::GeneratorImpl*, std::weak_ptr<DrawSequence>> sequences;
@@ -50,6 +56,9 @@ std::shared_ptr<DrawSequence> DrawSequence::current(const at::Generator& generat
   std::weak_ptr<DrawSequence>& known = sequences[generator.unsafeGetGeneratorImpl()];
   std::shared_ptr<DrawSequence> sequence = known.lock();
   if (!sequence || sequence->settled_ || !sequence->is_untouched()) {
+    if (sequence) {
+      sequence->superseded_ = true;
+    }
     sequence = std::make_shared<DrawSequence>(generator);
     known = sequence;
   }
@@ -153,7 +162,7 @@ void DrawSequence::settle() {
   if (pending || settled_) {
     return;
   }
-  bool untouched = is_untouched();
+  bool untouched = !superseded_ && is_untouched();
   settled_ = true;
   if (untouched) {
     pass_up_to(entries_.size());

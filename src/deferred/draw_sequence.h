@@ -22,7 +22,7 @@ namespace fsdp::deferred {
 
 class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
  public:
-  // Begins in the generator's state now.
+  // Begins in the generator's state now, and leaves a mark in it.
   explicit DrawSequence(at::Generator generator);
 
   // The sequence of this thread to which a draw from the generator that is recorded now belongs.
@@ -57,11 +57,12 @@ class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
   bool is_untouched() const;
 
   at::Generator generator_;
-  at::Tensor recorded_at_;  // the generator's state while draws were recorded
+  at::Tensor recorded_at_;  // the generator's state while draws are recorded
   at::Tensor state_;        // behind the draws before next_
   size_t next_ = 0;
   std::vector<Entry> entries_;
-  bool begun_ = false;  // whether a draw has run for its result
+  bool begun_ = false;       // whether a draw has run for its result
+  bool superseded_ = false;  // the generator was seeded or used since, and draws are recorded elsewhere
   bool settled_ = false;
 };
 

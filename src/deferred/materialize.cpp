@@ -43,6 +43,9 @@ void replace_by_values(const std::vector<at::Tensor>& tensors) {
   make_resident(deferred);
   at::NoGradGuard no_grad;
   for (const at::Tensor& tensor : deferred) {
+    if (!find(tensor)) {
+      continue;  // it stands in the list twice
+    }
     at::Tensor value = [&] {
       seams::CleanDispatchGuard clean;
       return tensor_over(find(tensor)->memory, tensor);

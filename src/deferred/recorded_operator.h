@@ -25,7 +25,8 @@ struct RecordedOperator {
     bool read = true;  // whether its elements matter; false where all of them are overwritten, or only shapes count
     bool written = false;
   };
-  // A result in memory of its own: where it stands among the tensors of the results, and its shape (over its twin).
+  // A result in memory of its own: where it stands among the defined tensors of the results, and its shape (over its
+  // twin).
   struct Output {
     size_t position;
     at::Tensor shape;

@@ -352,6 +352,14 @@ bool can_be_deferred(const OperatorCall& call, const c10::OperatorHandle& op, co
   return from_nothing && strided && call.device() != c10::kMeta && makes_tensors(op.schema());
 }
 
+bool has_deferred(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  bool found = false;
+  for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+    visit_tensors(stack[i], [&](const at::Tensor& tensor) { found |= find(tensor) != nullptr; });
+  }
+  return found;
+}
+
 // The operator is to be run now: what it reads gets its memory, and draws before its own are done.
 void run_after_all_before(const OperatorCall& call, const OperatorTraits& traits) {
   make_resident(call.recorded());
@@ -367,9 +375,16 @@ int recording_depth() { return depth; }
 void set_recording_depth(int value) { depth = value; }
 
 bool intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (!is_recording() && !has_deferred(op, stack)) {
+    return false;
+  }
   OperatorCall call(op, stack);
   OperatorTraits traits = traits_of(op);
-  if ((!is_recording() && !call.any_deferred()) || call.any_sharded() || traits.of_the_object) {
+  if (traits.of_the_object) {
+    return false;
+  }
+  if (call.any_sharded()) {
+    make_resident(call.recorded());
     return false;
   }
   if (!call.any_deferred() && !can_be_deferred(call, op, traits)) {

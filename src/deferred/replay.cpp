@@ -157,7 +157,11 @@ class Replay {
   void take_results(const RecordedOperator& op, const torch::jit::Stack& stack) {
     std::vector<at::Tensor> results;
     for (const c10::IValue& value : stack) {
-      visit_tensors(value, [&](const at::Tensor& tensor) { results.push_back(tensor); });
+      visit_tensors(value, [&](const at::Tensor& tensor) {
+        if (tensor.defined()) {
+          results.push_back(tensor);
+        }
+      });
     }
     for (const RecordedOperator::Output& output : op.outputs) {
       memory_.emplace(key_of(output.shape.storage()), as_recorded(results.at(output.position), output.shape));

@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = {
     "activation_checkpointing": "bytes kept for backward:",
     "auto_units": "units; gathered parameters and gradient buffers took",
+    "deferred_init": "parameters initialised in shards",
     "divergence": "rank 1 left out block1",
     "fp16_with_scaler": "step 20 skipped",
     "gradient_accumulation": "20 reductions when each pass reduces, 5 with no_sync",

@@ -33,7 +33,7 @@ Settings& settings() {
 std::atomic<int> live_communicators = 0;
 std::atomic<int> live_operators = 0;
 
-enum class Kind { kAllGather, kReduceScatter, kAllReduce };
+enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast };
 
 // What one rank gives to a collective.
 struct Part {
@@ -43,6 +43,7 @@ struct Part {
   size_t count;
   ncclDataType_t dtype;
   double factor;
+  int root = 0;
 };
 
 // One collective of all ranks: the last to come does it for all of them.
@@ -132,15 +133,22 @@ void gather(Meeting& meeting) {
   }
 }
 
+void spread(Meeting& meeting) {
+  const Part& from = *meeting.parts[static_cast<size_t>(meeting.parts[0]->root)];
+  for (const auto& to : meeting.parts) std::memmove(to->receive, from.send, from.count * bytes_of(from.dtype));
+}
+
 void carry_out(Meeting& meeting) {
   const Part& first = *meeting.parts[0];
   for (const auto& part : meeting.parts) {
-    if (part->kind != first.kind || part->count != first.count || part->dtype != first.dtype) {
+    if (part->kind != first.kind || part->count != first.count || part->dtype != first.dtype ||
+        part->root != first.root) {
       meeting.result = ncclInvalidUsage;
       return;
     }
   }
   if (first.kind == Kind::kAllGather) return gather(meeting);
+  if (first.kind == Kind::kBroadcast) return spread(meeting);
   switch (first.dtype) {
     case ncclFloat32:
       return reduce<float>(meeting);
@@ -385,6 +393,11 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclComm_t comm,
                            cudaStream_t stream) {
   return issue(comm, "ncclAllGather", {send, receive, Kind::kAllGather, count, dtype, 1.0}, stream);
+}
+
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t dtype, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return issue(comm, "ncclBroadcast", {send, receive, Kind::kBroadcast, count, dtype, 1.0, root}, stream);
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclRedOp_t op,

@@ -59,6 +59,7 @@ struct Config {
   std::optional<int64_t> auto_units_target_bytes;
   std::optional<int64_t> auto_units_memory_bound;
   bool use_orig_params = true;
+  bool sync_module_states = false;
   bool cpu_offload = false;
   std::string backward_prefetch = "backward_pre";
   bool forward_prefetch = true;

@@ -253,6 +253,11 @@ std::vector<ConfigKey> sharding_keys() {
        .meaning = "Whether the optimizer works on one tensor for each original parameter, or on one for each "
                   "flattened unit. The result is the same."},
       {.section = section,
+       .name = "sync_module_states",
+       .member = &Config::sync_module_states,
+       .meaning = "true: rank 0 reads the weights and sends them to the others, a unit at a time. false: each rank "
+                  "reads its part. The headers of the files in `model_path` are read by all either way."},
+      {.section = section,
        .name = "cpu_offload",
        .member = &Config::cpu_offload,
        .meaning = "Whether shards rest in host memory while compute is on another device.",

@@ -4,6 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/hf_folder_writer.h"
@@ -36,6 +39,25 @@ void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& s
   for (const ShardSlice& slice : sharded.shard_slices()) {
     if (slice.begin < slice.end) folder.read_range(slice.fqn, slice.begin, slice.end, slice.data);
   }
+}
+
+void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module& model, Options& options) {
+  // What each module holds under the parameter's first name.
+  std::unordered_map<const torch::nn::Module*, std::vector<std::pair<std::string, at::Tensor>>> parameters;
+  std::unordered_set<const at::TensorImpl*> known;
+  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
+    for (const auto& parameter : module.value()->named_parameters(/*recurse=*/false)) {
+      if (known.insert(parameter.value().unsafeGetTensorImpl()).second) {
+        parameters[module.value().get()].emplace_back(module.key() + "." + parameter.key(), parameter.value());
+      }
+    }
+  }
+  options.sync_module_states = true;
+  options.param_init_fn = [&folder, parameters = std::move(parameters)](torch::nn::Module& module) {
+    for (const auto& [name, value] : parameters.at(&module)) {
+      folder.read_range(name, 0, value.numel(), value.view(-1));
+    }
+  };
 }
 
 void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded, bool is_writer) {

@@ -16,6 +16,10 @@ void check_can_save(const std::filesystem::path& path);
 // rank holds; touches no other rank.
 void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded);
 
+// The same with rank 0 reading, whole parameters, a unit at a time, and sending them to the others: lets fully_shard of
+// `model`, whose parameters are on the meta device, do it.
+void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module& model, Options& options);
+
 // Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards;
 // config.json and the tokenizer's files as in `source`. Collective; rank 0 of `sharded`'s communicator
 // writes.

@@ -71,9 +71,11 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, std::shared_ptr<Co
       inputs_(std::move(inputs)),
       communicator_(std::move(communicator)),
       report_(config, work_of(config, *inputs_.model, communicator_->size()), *communicator_) {
-  sharded_ = fully_shard(*inputs_.model, sharding_options(config, *inputs_.model, communicator_));
+  Options options = sharding_options(config, *inputs_.model, communicator_);
+  if (config.sync_module_states) read_on_rank_0(inputs_.folder, *inputs_.model, options);
+  sharded_ = fully_shard(*inputs_.model, options);
   sharded_->verify_plan();
-  load_into_shards(inputs_.folder, *sharded_);
+  if (!config.sync_module_states) load_into_shards(inputs_.folder, *sharded_);
   inputs_.model->train();
 }
 

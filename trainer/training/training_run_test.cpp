@@ -16,6 +16,7 @@
 #include "testing/tiny_llama.h"
 #include "training/checkpoint_policy.h"
 #include "training/evaluation.h"
+#include "training/model_io.h"
 #include "training/sharding_options.h"
 #include "training/training_inputs.h"
 
@@ -455,6 +456,38 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
     for (double loss : losses) {
       EXPECT_NEAR(loss, expected, 1e-5 * expected);
       EXPECT_EQ(loss, losses[0]);
+    }
+  }
+}
+
+// Each rank's shards, read by itself or sent by rank 0.
+Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>& world, bool from_rank_0) {
+  const checkpoint::HfFolder folder(config.model_path);
+  const auto model = models::make_causal_lm(folder.config(), c10::kFloat, c10::Device(c10::kMeta));
+  Options options = sharding_options(config, *model, world);
+  if (from_rank_0) read_on_rank_0(folder, *model, options);
+  const auto handle = fully_shard(*model, options);
+  if (!from_rank_0) load_into_shards(folder, *handle);
+  Weights shards;
+  for (const ShardSlice& slice : handle->shard_slices()) shards[slice.fqn] = slice.data.clone();
+  return shards;
+}
+
+TEST(Loading, RankZeroMayReadForAll) {
+  TestFolder folder;
+  for (const bool tied : {false, true}) {
+    Config config = base_config();
+    config.model_path = folder.path(tied ? "tied" : "untied");
+    write_tiny_llama(config.model_path, tied, kModelSeed);
+    for (const char* policy : {"transformer", "none", "auto_units"}) {
+      config.wrap_policy = policy;
+      for (int world_size : {1, 3}) {
+        testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> world) {
+          const Weights want = loaded_shards(config, world, false), got = loaded_shards(config, world, true);
+          ASSERT_EQ(got.size(), want.size());
+          for (const auto& [name, shard] : want) EXPECT_TRUE(torch::equal(got.at(name), shard)) << name;
+        });
+      }
     }
   }
 }
