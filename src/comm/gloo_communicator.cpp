@@ -238,7 +238,10 @@ std::shared_ptr<Communicator> make_host_communicator(const std::shared_ptr<Meeti
   if (size == 1) return make_local_communicator(0, 1, "gloo");
   std::vector<int> names(static_cast<size_t>(size));
   std::iota(names.begin(), names.end(), 0);
-  return std::make_shared<GlooCommunicator>(point, rank, std::move(names), options, std::make_shared<GroupFamily>());
+  auto group =
+      std::make_shared<GlooCommunicator>(point, rank, std::move(names), options, std::make_shared<GroupFamily>());
+  group->barrier({"group", 0, Pass::kSetup});  // as in subgroup()
+  return group;
 }
 
 std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
