@@ -32,6 +32,17 @@ void expect_same_module(Module& deferred, Module& eager) {
   }
 }
 
+// What `build` makes, and what it makes under the guard, from the same seed.
+template <typename Build>
+void expect_same_when_deferred(const Build& build) {
+  torch::manual_seed(3);
+  auto eager = build();
+  torch::manual_seed(3);
+  auto module = deferred_init(build);
+  materialize(*module);
+  expect_same_module(*module, *eager);
+}
+
 // Whether no tensor of the module but small constants has memory.
 void expect_no_memory(Module& module) {
   for (const auto& entry : module.named_parameters()) {
@@ -256,12 +267,7 @@ TEST(DeferredInitAfterwards, ResultsOfAllShapesAreFound) {
     list->append(values);
     return list.ptr();
   };
-  torch::manual_seed(3);
-  auto eager = build();
-  torch::manual_seed(3);
-  auto module = deferred_init(build);
-  materialize(*module);
-  expect_same_module(*module, *eager);
+  expect_same_when_deferred(build);
 }
 
 TEST(DeferredInitAfterwards, GeneratorsUsedInBetweenAreLeftAlone) {
@@ -323,12 +329,7 @@ TEST(DeferredInitAfterwards, ValuesCanBeAskedFor) {
     net->second->weight.mul_(1 / norm);
     return net;
   };
-  torch::manual_seed(3);
-  auto eager = build();
-  torch::manual_seed(3);
-  auto module = deferred_init(build);
-  materialize(*module);
-  expect_same_module(*module, *eager);
+  expect_same_when_deferred(build);
 }
 
 TEST(DeferredInitArguments, OrdinaryTensorsAreReadAsTheyWere) {

@@ -61,8 +61,8 @@ bool must_copy(const at::Tensor& tensor) { return tensor.nbytes() <= kCopiedByte
 // One operator on its way to being recorded.
 class Recording {
  public:
-  Recording(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const OperatorTraits& traits)
-      : op_(op), stack_(stack), call_(op, stack), traits_(traits), device_(call_.device()) {}
+  Recording(const c10::OperatorHandle& op, const OperatorCall& call, const OperatorTraits& traits)
+      : op_(op), call_(call), traits_(traits), device_(call.device()) {}
 
   // Finds the shapes of the results, on the meta device. False: they cannot be known without values.
   bool find_shapes() {
@@ -122,9 +122,13 @@ class Recording {
     return map_tensors(value, [&](const at::Tensor& tensor) { return meta_twin(tensor); });
   }
 
+  const TensorArgument& argument_with(const at::Tensor& tensor) const {
+    return *std::find_if(call_.tensors().begin(), call_.tensors().end(),
+                         [&](const TensorArgument& one) { return one.tensor.is_same(tensor); });
+  }
+
   at::Tensor meta_twin(const at::Tensor& tensor) {
-    auto same = [&](const TensorArgument& one) { return one.tensor.is_same(tensor); };
-    const TensorArgument& argument = *std::find_if(call_.tensors().begin(), call_.tensors().end(), same);
+    const TensorArgument& argument = argument_with(tensor);
     if (!argument.deferred && is_host_scalar(tensor)) {
       return tensor;
     }
@@ -144,8 +148,7 @@ class Recording {
   void keep_arguments() {
     for (size_t i = 0; i < call_.num_arguments(); ++i) {
       arguments_.push_back(map_tensors(call_.argument(i), [&](const at::Tensor& tensor) {
-        auto same = [&](const TensorArgument& one) { return one.tensor.is_same(tensor); };
-        const TensorArgument& argument = *std::find_if(call_.tensors().begin(), call_.tensors().end(), same);
+        const TensorArgument& argument = argument_with(tensor);
         bool recorded = argument.deferred && (!argument.deferred->resident || argument.written);
         return recorded ? twin_of(tensor) : ordinary(argument);
       }));
@@ -311,8 +314,7 @@ class Recording {
   }
 
   const c10::OperatorHandle& op_;
-  const torch::jit::Stack& stack_;
-  OperatorCall call_;
+  const OperatorCall& call_;
   OperatorTraits traits_;
   c10::Device device_;
   std::vector<Twin> twins_;
@@ -400,7 +402,7 @@ bool intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (all_known && !is_recording()) {
     return false;
   }
-  Recording recording(op, stack, traits);
+  Recording recording(op, call, traits);
   if (!recording.find_shapes()) {
     run_after_all_before(call, traits);
     return false;
