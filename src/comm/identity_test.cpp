@@ -3,6 +3,7 @@
 
 #include "comm/faulty_communicator.h"
 #include "fsdp/communicator.h"
+#include "support/error_of.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -10,6 +11,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_ranks;
 
@@ -24,17 +26,6 @@ std::unique_ptr<Work> gather(Communicator& comm, const CollectiveId& id, int64_t
 
 std::unique_ptr<Work> reduce(Communicator& comm, const CollectiveId& id, int64_t numel = 8, double scale = 1) {
   return comm.reduce_scatter(torch::zeros({numel}), torch::ones({numel * comm.size()}), {scale}, id);
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Rank r runs actions[r]; returns the error of each rank. All ranks keep their communicator until the last

@@ -11,6 +11,7 @@
 #include "comm/faulty_communicator.h"
 #include "comm/meeting_point.h"
 #include "fsdp/communicator.h"
+#include "support/error_of.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -18,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StrEq;
@@ -28,17 +30,6 @@ CollectiveId id(const std::string& name) { return {name, 0, Pass::kBackward}; }
 
 std::unique_ptr<Work> gather(Communicator& comm, const std::string& name, int64_t numel = 8) {
   return comm.all_gather(torch::zeros({numel * comm.size()}), torch::ones({numel}), id(name));
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Longer than any test may take: a test that waits for it fails by the time limit of the test program.

@@ -14,11 +14,10 @@ namespace {
 
 using ::testing::Combine;
 using ::testing::ElementsAre;
-using testing::FakeNccl;
-using testing::fresh_fake_nccl;
 using testing::run_nccl_ranks;
 using testing::simulated_device;
 using ::testing::Values;
+using testing::WithFakeNccl;
 
 CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
 
@@ -32,20 +31,6 @@ at::Tensor sum_of_contributions(int size, int64_t numel, double scale) {
   for (int rank = 0; rank < size; ++rank) sum += contribution(rank, numel, torch::kDouble);
   return sum * scale;
 }
-
-class WithFakeNccl : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
-    fake = fresh_fake_nccl();
-  }
-  void TearDown() override {
-    if (!nccl_is_built_in()) return;
-    EXPECT_EQ(fake.live_communicators(), 0);
-    EXPECT_EQ(fake.live_operators(), 0);
-  }
-  FakeNccl fake{};
-};
 
 enum class Where { kCpu, kSimulatedDevice };
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/device_stream.h"
+#include "support/error_of.h"
 #include "support/nccl_ranks.h"
 #include "support/simulated_device.h"
 
@@ -13,9 +14,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Each;
+using testing::error_of;
 using testing::fake_nccl_path;
-using testing::FakeNccl;
-using testing::fresh_fake_nccl;
 using ::testing::HasSubstr;
 using testing::run_nccl_ranks;
 using testing::simulated_device;
@@ -24,17 +24,6 @@ constexpr int kSystemError = 2;  // as nccl.h counts
 constexpr int kRemoteError = 6;
 
 CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 void gather(Communicator& comm, const std::string& name, int64_t numel = 4) {
   auto output = torch::zeros({numel * comm.size()});
@@ -54,17 +43,8 @@ NcclOptions without_blocking(std::chrono::milliseconds timeout) {
   return options;
 }
 
-class NcclFailures : public ::testing::Test {
+class NcclFailures : public testing::WithFakeNccl {
  protected:
-  void SetUp() override {
-    if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
-    fake = fresh_fake_nccl();
-  }
-  void TearDown() override {
-    if (!nccl_is_built_in()) return;
-    EXPECT_EQ(fake.live_communicators(), 0);
-  }
-
   // The error of each rank's `body`.
   std::vector<std::string> errors_of_ranks(int size, const std::function<void(Communicator&)>& body,
                                            const NcclOptions& options = {}) {
@@ -81,8 +61,6 @@ class NcclFailures : public ::testing::Test {
   std::string error_of_library(const std::string& path) {
     return error_of([&] { make_nccl_communicator(nullptr, 0, 1, {}, {c10::kCPU, path}); });
   }
-
-  FakeNccl fake{};
 };
 
 TEST_F(NcclFailures, LibraryThatIsNotThere) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "comm/nccl_communicator.h"
 #include "fsdp/communicator.h"
 #include "tools/fake_nccl.h"
 
@@ -26,6 +28,21 @@ std::string fake_nccl_path();
 
 // Opens it, for streams of the simulated device too, and makes it forget what a test before set.
 FakeNccl fresh_fake_nccl();
+
+// A test that needs the library, and leaves nothing in it.
+class WithFakeNccl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
+    fake = fresh_fake_nccl();
+  }
+  void TearDown() override {
+    if (!nccl_is_built_in()) return;
+    EXPECT_EQ(fake.live_communicators(), 0);
+    EXPECT_EQ(fake.live_operators(), 0);
+  }
+  FakeNccl fake{};
+};
 
 // Runs `body` once for each rank, each a thread with a communicator over the fake library for tensors on `device`: the
 // CPU, where collectives block, or the simulated device, with a stream of its own as the current one. Errors as
