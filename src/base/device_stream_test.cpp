@@ -27,7 +27,7 @@ TEST(StreamsOfTheCpu, DoNothing) {
 TEST(Devices, AreCounted) {
   simulated_device();
   EXPECT_EQ(device_count(c10::kCPU), 1);
-  EXPECT_EQ(device_count(c10::kPrivateUse1), 2);
+  EXPECT_EQ(device_count(c10::kPrivateUse1), testing::kSimulatedDevices);
   EXPECT_EQ(device_count(c10::kHPU), 0);  // LibTorch has nothing for it
 }
 

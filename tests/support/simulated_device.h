@@ -1,10 +1,14 @@
 // A device with streams, without hardware: tests see whether what runs on streams is ordered by events.
 //
 // Its tensors (device type PrivateUse1) lie in host memory. A stream is a thread that does what was enqueued on it, in
-// order, each item a little late; so a missing wait shows as wrong data. Memory is given back in the order of the
-// stream that was current when it was allocated, as CUDA's caching allocator does, and overwritten then.
-// There are kernels for what communication needs: empty, views, copies (also from and to the host), zero_, fill_,
-// products.
+// order, a little late; so a missing wait shows as wrong data. Memory is given back in the order of the stream that was
+// current when it was allocated, as CUDA's caching allocator does, and overwritten then.
+//
+// It has every operator that the CPU has, with the same results to the bit; see simulated_fallback.h. Random numbers
+// come from the CPU's default generator. Copies from pinned host memory read it when the stream reaches them.
+//
+// LibTorch runs the backward passes on one device one after the other, in one thread: ranks that are threads and train
+// need a device each, as they do with GPUs.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,7 +17,9 @@
 
 namespace fsdp::testing {
 
-// Registers the device with LibTorch, once in a process, and returns its device `index` (there are two).
+constexpr int kSimulatedDevices = 4;
+
+// Registers the device with LibTorch, once in a process, and returns its device `index`.
 c10::Device simulated_device(int index = 0);
 
 // Enqueues `work` on the stream whose native handle this is.
