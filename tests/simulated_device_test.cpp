@@ -191,6 +191,18 @@ TEST(SimulatedThreads, TrainSideBySide) {
   for (auto& thread : threads) thread.join();
 }
 
+void fused_step(const std::vector<at::Tensor>& values) {
+  std::vector<at::Tensor> gradients, means, squares, steps;
+  for (const auto& value : values) {
+    gradients.push_back(value * 0.5);
+    means.push_back(torch::zeros_like(value));
+    squares.push_back(torch::zeros_like(value));
+    steps.push_back(torch::ones({}, value.options()));
+  }
+  at::_fused_adamw_(values, gradients, means, squares, {}, steps, 0.1, 0.9, 0.99, 0.01, 1e-8, /*amsgrad=*/false,
+                    /*maximize=*/false);
+}
+
 TEST(SimulatedOperators, OnListsOfTensors) {
   const std::vector<at::Tensor> cpu = {numbers({3}), numbers({2, 5}), numbers({})};
   std::vector<at::Tensor> device;
@@ -199,12 +211,27 @@ TEST(SimulatedOperators, OnListsOfTensors) {
   at::_foreach_mul_(cpu, 1.5);
   at::_foreach_addcdiv_(device, device, at::_foreach_exp(device), 0.25);
   at::_foreach_addcdiv_(cpu, cpu, at::_foreach_exp(cpu), 0.25);
+  fused_step(device);
+  fused_step(cpu);
   const auto norms = at::_foreach_norm(device);
   const auto want = at::_foreach_norm(cpu);
   for (size_t i = 0; i < cpu.size(); ++i) {
     EXPECT_TRUE(same_bits(device[i].cpu(), cpu[i]));
     EXPECT_TRUE(same_bits(norms[i].cpu(), want[i]));
   }
+}
+
+at::Tensor half_of(const at::Tensor& x) { return x / 2; }
+
+TEST(SimulatedOperators, OfOtherLibraries) {
+  torch::Library library(torch::Library::FRAGMENT, "simulated_device_test", std::nullopt, __FILE__, __LINE__);
+  library.def("half(Tensor x) -> Tensor");
+  library.impl("half", torch::dispatch(c10::DispatchKey::CPU, &half_of));
+  const auto half = c10::Dispatcher::singleton()
+                        .findSchemaOrThrow("simulated_device_test::half", "")
+                        .typed<at::Tensor(const at::Tensor&)>();
+  const auto x = numbers({3, 5});
+  EXPECT_TRUE(same_bits(half.call(x.to(simulated_device())).cpu(), x / 2));
 }
 
 }  // namespace

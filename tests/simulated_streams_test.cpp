@@ -156,23 +156,26 @@ TEST_F(SimulatedStreams, BackwardRunsOnTheStreamOfForward) {
 }
 
 TEST_F(SimulatedStreams, MemoryGoesInTheOrderOfItsStream) {
-  auto made = torch::ones({1000}, on_device());
-  DeviceEvent ready;
-  ready.record_current(device);
-  ready.block(other);
-  Gate gate(other);
-  at::Tensor sum;
-  {
+  for (bool recorded : {false, true}) {
+    auto made = torch::ones({1000}, on_device());
+    DeviceEvent ready;
+    ready.record_current(device);
+    ready.block(other);
+    Gate gate(other);
+    at::Tensor sum;
+    {
+      const CurrentStreamGuard guard(other);
+      sum = made.view({10, 100}).sum();
+    }
+    if (recorded) made.record_stream(other);
+    made.reset();  // without the recording, nothing makes its stream wait for the reader
+    DeviceEvent freed;
+    freed.record_current(device);
+    if (!recorded) freed.synchronize();
+    gate.open();
     const CurrentStreamGuard guard(other);
-    sum = made.view({10, 100}).sum();
+    EXPECT_EQ(sum.item<float>() == 1000, recorded);
   }
-  made.reset();  // nothing makes its stream wait for the reader
-  DeviceEvent freed;
-  freed.record_current(device);
-  freed.synchronize();
-  gate.open();
-  const CurrentStreamGuard guard(other);
-  EXPECT_NE(sum.item<float>(), 1000);
 }
 
 TEST_F(SimulatedStreams, PinnedMemoryIsReadLate) {

@@ -7,6 +7,8 @@
 // It has every operator that the CPU has, with the same results to the bit; see simulated_fallback.h. Random numbers
 // come from the CPU's default generator. Copies from pinned host memory read it when the stream reaches them.
 //
+// LibTorch takes it for the process's accelerator from then on: autograd orders no other device's streams.
+//
 // LibTorch runs the backward passes on one device one after the other, in one thread: ranks that are threads and train
 // need a device each, as they do with GPUs.
 #pragma once

@@ -120,6 +120,10 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   return self;
 }
 
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  record_use_on_stream(self.storage().data_ptr(), simulated_stream(stream));
+}
+
 // Module::to gives a parameter memory on another device by set_data. LibTorch allows that among its own devices, all of
 // which have ordinary tensors.
 bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
@@ -164,6 +168,7 @@ void register_simulated_operators() {
   kernels.impl("set_.source_Tensor", &set_tensor);
   kernels.impl("set_", &set_nothing);
   kernels.impl("copy_", &copy);
+  kernels.impl("record_stream", &record_stream);
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose_attention);
   kernels.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
 }
