@@ -172,6 +172,8 @@ TEST_F(SimulatedStreams, MemoryGoesInTheOrderOfItsStream) {
     DeviceEvent freed;
     freed.record_current(device);
     if (!recorded) freed.synchronize();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // for a wrong order to show
+    EXPECT_EQ(freed.reached(), !recorded);
     gate.open();
     const CurrentStreamGuard guard(other);
     EXPECT_EQ(sum.item<float>() == 1000, recorded);
