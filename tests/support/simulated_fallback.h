@@ -9,8 +9,8 @@
 // run at once.
 //
 // Where LibTorch itself composes an operator for a device otherwise than for the CPU, results round differently:
-// dropout, scaled_dot_product_attention with dropout, RNN. LSTM and GRU need fused cells, and sparse tensors a layout,
-// that the CPU does not have for it: these are not there.
+// dropout, scaled_dot_product_attention with dropout, RNN. Not there, and refused with LibTorch's message: LSTM and GRU
+// (LibTorch wants fused cells), sparse tensors, autocast.
 #pragma once
 
 namespace fsdp::testing {
