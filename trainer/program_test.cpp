@@ -221,6 +221,29 @@ TEST_F(Program, OverlapChangesNoNumber) {
   EXPECT_EQ(losses_and_norms({{"keep_gradient_memory", false}}), expected);
 }
 
+// Where shards and optimizer state lie changes no number.
+TEST_F(Program, OffloadChangesNoNumber) {
+  const auto expected = losses_and_norms(json::object());
+  ASSERT_EQ(expected.size(), 8u);
+  EXPECT_EQ(losses_and_norms({{"offload_path", folder_.path("offload")}}), expected);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path("offload")));
+  EXPECT_EQ(losses_and_norms({{"cpu_offload", true}}), expected);
+}
+
+TEST_F(Program, OffloadIsInTheLog) {
+  const json both = {{"cpu_offload", true}, {"offload_path", folder_.path("offload")}};
+  const ProgramResult result = train(config(both), "--nproc-per-node 2");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("shards are in host memory already"), HasSubstr(folder_.path("offload"))));
+}
+
+TEST_F(Program, OffloadToAFolderThatCannotBeMadeIsNamed) {
+  folder_.write("file", "");
+  const ProgramResult result = train(config({{"offload_path", folder_.path("file/below")}}), "--nproc-per-node 2");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("offload_path"), HasSubstr(folder_.path("file/below"))));
+}
+
 // The names of one category in the trace, rank by rank.
 std::map<int, std::set<std::string>> traced(const json& trace, const std::string& category) {
   std::map<int, std::set<std::string>> names;
@@ -323,7 +346,6 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
       {{{"fp16_init_scale", 2}}, 2, {"config.json", "fp16_init_scale", "dtype"}},
       {{{"full_precision_classes", {"RmsNorm"}}}, 2, {"full_precision_classes", "RmsNorm", "RMSNorm"}},
       {{{"master_dtype", "fp16"}}, 2, {"master_dtype", "fp16", "fp32 or bf16"}},
-      {{{"cpu_offload", true}}, 2, {"cpu_offload", "not supported"}},
       {{{"max_seq_length", 65}}, 2, {"max_seq_length", "65", "64"}},
       {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "LlamaDecoderLayer"}},
       {{{"activation_checkpointing", true}, {"activation_checkpointing_save_ops", {"aten::linear"}}},

@@ -260,6 +260,14 @@ class ShardedModule {
   void set_full_precision(bool on);
   bool full_precision() const;
 
+  // Runs `body`, an optimizer's step, so that large host tensors that it makes in this thread lie in files below
+  // Options::offload_path; then takes them, and the shards, out of resident memory. Without offload_path: only runs
+  // `body`. State that was made before stays where it is.
+  //   sharded->with_offloaded_memory([&] { optimizer.step(); });
+  void with_offloaded_memory(const std::function<void()>& body);
+  // Takes shards and state that lie in files out of resident memory now: inside a long step, after each part of it.
+  void page_out() const;
+
   // Forgets gradients that a failed backward left half captured. Shards and their gradients stay as they are.
   void reset();
 

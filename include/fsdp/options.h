@@ -85,8 +85,21 @@ struct Options {
   // Whether the optimizer sees one leaf for each original parameter (a 1-D view of the part that this rank holds,
   // possibly empty, under the original FQN) or one leaf for each FlatParameter.
   bool use_orig_params = true;
-  // Where shards and unsharded buffers live. Unset: the device of the parameters, which must then not be meta.
+  // Where parameters are gathered and used, and where shards live unless they are offloaded. Unset: the device of the
+  // parameters, which must then not be meta.
   std::optional<c10::Device> device;
+
+  // -- Offload: where shards and their gradients live, and so where the optimizer works. --
+
+  // true: in host memory, which is pinned, so that copies to and from the device run beside computation. The end of
+  // backward waits until the gradients are there. On the CPU shards are in host memory already: it changes nothing.
+  bool cpu_offload = false;
+  // A folder, on a local disk best, made where it is missing: shards lie in files there, mapped into memory (gradients
+  // in host memory), and so does the optimizer state that is made inside ShardedModule::with_offloaded_memory. The
+  // files have no names, and their space is free again when the process ends. A unit's pages leave the process's
+  // resident memory when it was gathered; the system writes them to the disk when it wants the memory. With any device;
+  // includes cpu_offload. Unset: no files. Errors name the folder: it cannot be made or written, or its disk is full.
+  std::optional<std::string> offload_path;
 
   // -- Overlap of communication with computation. Gathers are issued ahead by the execution order that was seen before;
   // where the order changes, the wrong unit is gathered and released again, which costs time and nothing else. --
@@ -101,6 +114,9 @@ struct Options {
   // Whether gathers and reductions go through one communicator, where each waits behind what was issued before, instead
   // of two with connections of their own.
   bool one_communicator = false;
+  // On a device with streams: whether the streams of gathers and reductions have a higher priority than others, so that
+  // their kernels, which are small, start before those of the computation that waits for them.
+  bool high_priority_streams = true;
 
   // Whether the memory of the shards' gradients stays when they are cleared, so that no step after the first asks the
   // allocator for it. false: ShardedModule::zero_grad gives it back, and so does the beginning of backward for leaves

@@ -55,6 +55,14 @@ void DeviceEvent::record(const c10::Stream& stream) {
   event_->record(stream);
 }
 
+void DeviceEvent::record_current(c10::Device device) {
+  if (has_streams(device)) {
+    record(current_stream(device));
+  } else {
+    event_.reset();
+  }
+}
+
 void DeviceEvent::block(const c10::Stream& stream) const {
   if (event_) event_->block(stream);
 }

@@ -51,7 +51,7 @@ class DeviceEvent {
   // The point behind all that was enqueued on `stream` so far; forgets the point before. The memory behind the event
   // is kept for the next recording.
   void record(const c10::Stream& stream);
-  void record_current(c10::Device device) { record(current_stream(device)); }
+  void record_current(c10::Device device);
 
   // What is enqueued on `stream` from now on waits until the device has reached the point. The host does not wait.
   void block(const c10::Stream& stream) const;

@@ -32,6 +32,7 @@ class Arena {
 
   bool empty() const { return blocks_.empty(); }
   int64_t capacity() const { return memory_.defined() ? memory_.numel() : 0; }
+  const at::Tensor& memory() const { return memory_; }
   // Gives up the memory, and allocates as much as this, if any. The arena must be empty.
   void resize(int64_t nbytes);
 

@@ -27,6 +27,7 @@ at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const 
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   at::Tensor bytes = take(nbytes, residence, owner).narrow(0, 0, nbytes);
+  order_.before_use(bytes);
   in_use_bytes_ += nbytes - padding;
   peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
   return bytes;
@@ -50,8 +51,11 @@ at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
     return take_fitting(Arena::rounded(nbytes), Residence::kPassing);
   }
   if (!staying.bytes.defined() || nbytes_of(staying.bytes) < nbytes) {
-    count_reserved(staying.bytes.defined() ? -nbytes_of(staying.bytes) : 0);
-    staying.bytes.reset();
+    if (staying.bytes.defined()) {
+      count_reserved(-nbytes_of(staying.bytes));
+      before_freeing(staying.bytes);
+      staying.bytes.reset();
+    }
     staying.bytes = allocate(Arena::rounded(nbytes));
   }
   staying.in_use = true;
@@ -84,14 +88,22 @@ at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
 }
 
 void BufferPool::give_up(const at::Tensor& bytes) {
+  before_freeing(bytes);
   count_reserved(-nbytes_of(bytes));
   aside_.erase(bytes.storage().unsafeGetStorageImpl());
 }
 
 at::Tensor BufferPool::allocate(int64_t nbytes) {
+  CurrentStreamGuard at_home(home_);
   at::Tensor bytes = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+  order_.after_use(bytes);  // of what the allocator had there before
   count_reserved(nbytes);
   return bytes;
+}
+
+void BufferPool::before_freeing(const at::Tensor& bytes) {
+  CurrentStreamGuard at_home(home_);
+  order_.before_use(bytes);
 }
 
 void BufferPool::count_reserved(int64_t nbytes) {
@@ -103,9 +115,13 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
-  if (arena_.give_back(buffer) || give_back_staying(buffer)) {
-    return;
+  if (!arena_.give_back(buffer) && !give_back_staying(buffer)) {
+    add_to_free(buffer);
   }
+  order_.after_use(buffer);
+}
+
+void BufferPool::add_to_free(const at::Tensor& buffer) {
   at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
   bytes.set_(buffer.storage(), 0, {nbytes_of(buffer)}, {1});
   if (poison_) {
@@ -120,6 +136,7 @@ void BufferPool::forget(const void* owner) {
   auto it = staying_.find(owner);
   if (it != staying_.end() && !it->second.in_use) {
     count_reserved(-nbytes_of(it->second.bytes));
+    before_freeing(it->second.bytes);
     staying_.erase(it);
   }
 }
@@ -133,7 +150,14 @@ void BufferPool::plan(int64_t nbytes) {
     give_up(*bytes);
   }
   count_reserved(nbytes - arena_.capacity());
+  CurrentStreamGuard at_home(home_);
+  if (arena_.memory().defined()) {
+    order_.before_use(arena_.memory());
+  }
   arena_.resize(nbytes);
+  if (arena_.memory().defined()) {
+    order_.after_use(arena_.memory());
+  }
 }
 
 void BufferPool::set_poison(bool on) {

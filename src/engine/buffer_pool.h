@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/free_buffers.h"
+#include "base/stream_order.h"
 #include "engine/arena.h"
 
 namespace fsdp {
@@ -20,13 +21,15 @@ enum class Residence : uint8_t {
   kAside,    // small; reused as it comes
 };
 
-// Hands out buffers on one device. Threads: safe.
+// Hands out buffers on one device, of which memory comes from and goes back to the stream that is current at
+// construction: [Note: memory reuse by events]. Threads: safe.
 class BufferPool {
  public:
-  explicit BufferPool(c10::Device device) : device_(device), arena_(device) {}
+  explicit BufferPool(c10::Device device) : device_(device), home_(current_stream(device)), arena_(device) {}
 
-  // A 1-D kByte tensor of `nbytes`, contents undefined. Give it back with release(). `owner`: tells staying buffers
-  // apart. `padding`: how many of the bytes do not count as used.
+  // A 1-D kByte tensor of `nbytes`, contents undefined, for use on the current stream. Give it back with release(), on
+  // the stream that is behind all its uses. `owner`: tells staying buffers apart. `padding`: how many of the bytes do
+  // not count as used.
   at::Tensor acquire_bytes(int64_t nbytes, Residence residence, const void* owner, int64_t padding);
   // The same as `numel` elements of `dtype`.
   at::Tensor acquire(int64_t numel, at::ScalarType dtype, Residence residence, const void* owner = nullptr);
@@ -57,12 +60,16 @@ class BufferPool {
   at::Tensor take_staying(int64_t nbytes, const void* owner);
   at::Tensor take_fitting(int64_t nbytes, Residence residence);
   void give_up(const at::Tensor& bytes);
+  void add_to_free(const at::Tensor& buffer);
   bool give_back_staying(const at::Tensor& buffer);
   at::Tensor allocate(int64_t nbytes);
+  void before_freeing(const at::Tensor& bytes);
   void count_reserved(int64_t nbytes);
 
   c10::Device device_;
+  c10::Stream home_;
   std::mutex mutex_;
+  MemoryOrder order_;
   Arena arena_;
   std::map<const void*, Staying> staying_;
   FreeBuffers free_;

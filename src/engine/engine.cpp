@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/allocation_scope.h"
 #include "comm/checked_communicator.h"
 #include "engine/out_of_memory.h"
 #include "engine/plan.h"
@@ -30,13 +31,17 @@ std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& m
 
 Engine::Engine(const EngineOptions& options)
     : options_(options),
-      parameter_pool_(options.device),
-      reducer_(options.device, trace_),
+      streams_(device(), options.overlap.high_priority_streams ? StreamPriority::kHigh : StreamPriority::kNormal),
+      parameter_pool_(device()),
+      reducer_(streams_, options.memory.apart(), trace_),
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
       residency_(options.overlap.max_gathered_units),
       monitors_(monitors_of(options.mesh)) {}
 
 Engine::~Engine() {
+  // Its memory goes back to the allocator, for whoever is on the current stream.
+  streams_.await_gathers();
+  streams_.await_reductions();
   // Parameters may outlive the engine: from now on a touch says so.
   for (auto& unit : units_) {
     for (auto& flat : unit->flat_parameters()) {
@@ -103,9 +108,12 @@ Unit& Engine::add_unit(UnitOrigin origin, const UnitOptions& options,
   Unit& unit = *units_.back();
   for (std::vector<ShardedParameter>& group : groups) {
     explaining_out_of_memory(
-        *this, [] { return "making the shards of a unit"; }, [&] { unit.add(std::move(group), options_.device); });
+        *this, [] { return "making the shards of a unit"; }, [&] { unit.add(std::move(group)); });
   }
   unit.name_it();
+  for (const auto& flat : unit.flat_parameters()) {
+    flat->memory().page_out(flat->shard());
+  }
   for_each_trainable(unit, [](ShardedParameter& parameter) {
     hook_capture(parameter);
     add_tripwire(parameter);
@@ -166,6 +174,26 @@ Engine& Engine::current() {
     engine = engine->absorbed_into_.get();
   }
   return *engine;
+}
+
+void Engine::order_gathers_behind_writes() {
+  streams_.order_gathers_behind_writes();
+  for (auto& unit : units_) {
+    unit->ordered_version = unit->shard_version();
+  }
+}
+
+void Engine::with_offloaded_memory(const std::function<void()>& body) {
+  const std::shared_ptr<MappedFiles>& files = options_.memory.files();
+  if (!files) {
+    return body();
+  }
+  {
+    AllocationScope scope(files);
+    body();
+  }
+  files->trim();
+  files->page_out();
 }
 
 std::string Engine::collective_log() const {

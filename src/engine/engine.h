@@ -15,6 +15,7 @@
 #include "base/trace_recorder.h"
 #include "engine/backward_tracker.h"
 #include "engine/buffer_pool.h"
+#include "engine/engine_streams.h"
 #include "engine/gradient_reducer.h"
 #include "engine/residency.h"
 #include "engine/unit.h"
@@ -31,7 +32,7 @@ struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
   bool keep_gradient_memory = true;
-  c10::Device device = c10::kCPU;
+  ShardMemory memory{c10::Device(c10::kCPU)};  // and where parameters are used
   OverlapOptions overlap{};
   CollectiveCheck collective_check{};
   // Tells several models over one communicator apart.
@@ -46,6 +47,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // -- building --
   const EngineOptions& options() const { return options_; }
   const ProcessMesh& mesh() const { return options_.mesh; }
+  const EngineStreams& streams() const { return streams_; }
+  c10::Device device() const { return options_.memory.compute_device(); }
   // A buffer that was cast from its own dtype to `low` (Options::buffer_dtype).
   struct CastBuffer {
     at::Tensor buffer;
@@ -125,6 +128,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The records of this rank's collectives, over all groups.
   std::string collective_log() const;
   void count_all_gather() { ++all_gathers_; }
+  // See EngineStreams.
+  void order_gathers_behind_writes();
+  // Runs `body` so that host memory which it allocates lies in files, if shards do.
+  void with_offloaded_memory(const std::function<void()>& body);
 
   // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
   // memory is overwritten with NaN and refilled at other addresses, and shards never serve as unsharded buffers.
@@ -185,6 +192,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void run_in_write_scope(const std::vector<Unit*>& units, bool writeback, const std::function<void()>& body);
 
   EngineOptions options_;
+  EngineStreams streams_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<at::Tensor> ignored_;
   std::vector<CastBuffer> buffers_;

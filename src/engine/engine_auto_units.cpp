@@ -1,6 +1,4 @@
 // Units from the order in which parameters were used (Options::auto_units).
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <functional>
 #include <tuple>
@@ -56,7 +54,8 @@ FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPositi
   }
   FlatLayout layout(numels, position.factor);
   seams::CleanDispatchGuard clean;
-  moved.shard = at::zeros({layout.shard_numel()}, members.front()->flat_parameters().front()->shard().options());
+  const FlatParameter& first = *members.front()->flat_parameters().front();
+  moved.shard = first.memory().zeros(layout.shard_numel(), first.dtypes().shard);
   for (size_t i = 0; i < members.size(); ++i) {
     FlatParameter& flat = *members[i]->flat_parameters().front();
     ParameterSlice part = layout.slice(static_cast<int64_t>(i), position.rank);

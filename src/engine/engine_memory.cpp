@@ -56,8 +56,9 @@ std::vector<MemoryCategory> Engine::memory() {
     }
   }
   const BufferPool& captured = reducer_.pool();
-  return {{"parameter shards", shards, shards, shards},
-          {"gradient shards", gradients, peak_gradient_shards_, gradients},
+  const ShardMemory& memory = options_.memory;
+  return {{"parameter shards" + memory.where(), shards, shards, shards},
+          {memory.apart() ? "gradient shards (host)" : "gradient shards", gradients, peak_gradient_shards_, gradients},
           {"unsharded parameters", parameter_pool_.in_use_bytes(), parameter_pool_.peak_bytes(),
            parameter_pool_.peak_reserved_bytes()},
           {"gradient buffers", captured.in_use_bytes(), captured.peak_bytes(), captured.peak_reserved_bytes()}};

@@ -63,6 +63,7 @@ void Engine::gather_to_use(Unit& unit) {
   TORCH_CHECK(!unit.only_on_rank_0, "fsdp: ", unit.where(),
               ": a parameter was used inside summon_full_params(rank0_only): there only rank 0 has it");
   ensure_gathered(unit);
+  unit.use_on_current_stream();
   unit.awaits_use = false;
   unit.prefetched = false;
 }

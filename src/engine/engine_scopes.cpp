@@ -125,7 +125,7 @@ void Engine::write_back(Unit& unit) {
       continue;
     }
     int64_t n = flat->layout().shard_numel();
-    at::Tensor own = full.narrow(0, flat->position().rank * n, n);
+    at::Tensor own = full.narrow(0, flat->position().rank * n, n).to(flat->shard().device());
     at::Tensor written = bits_of(own).ne(bits_of(flat->shard().to(flat->dtypes().compute)));
     flat->shard().copy_(at::where(written, own.to(flat->dtypes().shard), flat->shard()));
     seams::bump_version(flat->shard());

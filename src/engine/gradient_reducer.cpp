@@ -27,8 +27,12 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
     finish(oldest);
   }
   const ShardGroups& groups = unit.groups();
-  ReduceCall call{groups, divide_factor.value_or(static_cast<double>(groups.ranks())), current_.requires_all_reduce,
-                  unit.next_id(Pass::kReduce), communication_hook};
+  ReduceCall call{groups,
+                  streams_,
+                  divide_factor.value_or(static_cast<double>(groups.ranks())),
+                  current_.requires_all_reduce,
+                  unit.next_id(Pass::kReduce),
+                  communication_hook};
   ++(groups.shard ? reduce_scatters_ : all_reduces_);
   note_issue(unit, gradient);
   int64_t issued = trace_.now();
@@ -64,7 +68,8 @@ std::string GradientReducer::describe_backward() const {
 
 // Whether it has something to do while the next unit's reduction is issued; else it is to be finished.
 bool GradientReducer::advance(InFlight& latest) {
-  if (latest.gradient->issue_second_stage(*latest.reduction, latest.unit->next_id(Pass::kReduce), pool_)) {
+  if (latest.gradient->issue_second_stage(*latest.reduction, latest.unit->next_id(Pass::kReduce), streams_.all_reduce,
+                                          pool_)) {
     ++all_reduces_;
     return true;
   }
@@ -112,6 +117,8 @@ void GradientReducer::unit_reduced(InFlight& finished) {
               "(parameters used again by units that come earlier in forward): its optimizer has stepped too early. Put "
               "the modules that share these parameters into one unit, or step after backward");
   last = finished.backward;
+  CurrentStreamGuard on_stream(finished.reduction->stream);
+  settle_on_host();
   unit_reduced_hook(finished.unit->name(), finished.gradient->leaves().leaves());
   finished.gradient->trim();
 }
@@ -124,6 +131,20 @@ void GradientReducer::finish_all() {
   while (!in_flight_.empty()) {
     InFlight oldest = take_oldest();
     finish(oldest);
+  }
+  streams_.await_reductions();
+  settle_on_host();
+}
+
+// Behind that, gradients are in host memory, and shards in host memory were read: an optimizer may write them.
+void GradientReducer::settle_on_host() const {
+  if (!to_host_) {
+    return;
+  }
+  for (const c10::Stream& stream : {streams_.gather, streams_.reduce, streams_.all_reduce}) {
+    DeviceEvent done;
+    done.record(stream);
+    done.synchronize();
   }
 }
 

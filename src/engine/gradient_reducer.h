@@ -11,6 +11,7 @@
 
 #include "base/trace_recorder.h"
 #include "engine/buffer_pool.h"
+#include "engine/engine_streams.h"
 #include "engine/unit.h"
 #include "fsdp/fully_shard.h"
 
@@ -25,7 +26,9 @@ namespace fsdp {
 // Threads: safe; takes its own lock after the unit's.
 class GradientReducer {
  public:
-  GradientReducer(c10::Device device, TraceRecorder& trace) : pool_(device), trace_(trace) {}
+  // `to_host`: gradients of the shards are in host memory, which the device writes.
+  GradientReducer(const EngineStreams& streams, bool to_host, TraceRecorder& trace)
+      : streams_(streams), to_host_(to_host), pool_(streams.device), trace_(trace) {}
 
   BufferPool& pool() { return pool_; }
   const BufferPool& pool() const { return pool_; }
@@ -45,7 +48,7 @@ class GradientReducer {
 
   // Hands what a unit has captured to the communicators. Under unit.mutex.
   void issue(Unit& unit, FlatGradient& gradient);
-  // Waits for all that is in flight and adds it to the leaves' gradients.
+  // Waits for all that is in flight and adds it to the leaves' gradients, which may be used on the current stream then.
   void finish_all();
   // Waits for what is in flight of the current backward, and drops it; finishes what is older.
   void drop_current();
@@ -75,6 +78,10 @@ class GradientReducer {
   bool advance(InFlight& latest);
   void unit_reduced(InFlight& finished);
 
+  void settle_on_host() const;
+
+  const EngineStreams& streams_;
+  const bool to_host_;
   BufferPool pool_;
   TraceRecorder& trace_;
   BackwardOptions current_;

@@ -1,9 +1,8 @@
 #include "engine/leaf_gradients.h"
 
-#include <ATen/ops/zeros_like.h>
-
 #include <utility>
 
+#include "base/stream_order.h"
 #include "torch_seams/clean_dispatch.h"
 
 namespace fsdp {
@@ -26,9 +25,17 @@ bool LeafGradients::any() const {
 
 const at::Tensor& LeafGradients::memory() {
   if (!memory_.defined()) {
-    memory_ = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
+    memory_ = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
+    memory_stream_ = current_stream(memory_.device());
   }
   return memory_;
+}
+
+void LeafGradients::drop_memory() {
+  if (memory_.defined()) {
+    order_streams(current_stream(memory_.device()), *memory_stream_);
+    memory_.reset();
+  }
 }
 
 const at::Tensor& LeafGradients::fresh_memory() {
@@ -39,11 +46,21 @@ const at::Tensor& LeafGradients::fresh_memory() {
 }
 
 void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured) {
+  const at::Tensor here = on_device_of_shards(reduced);
   if (use_orig_params_) {
-    add_to_original_leaves(reduced, captured);
+    add_to_original_leaves(here, captured);
   } else {
-    add_to_leaf(flat_.flat_leaf(), reduced, memory());
+    add_to_leaf(flat_.flat_leaf(), here, memory());
   }
+}
+
+// The host waits only where it is to add.
+at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
+  const c10::Device device = flat_.memory().shard_device();
+  if (!reduced.defined() || reduced.device() == device) {
+    return reduced;
+  }
+  return any() ? reduced.to(device) : fresh_memory().copy_(reduced, /*non_blocking=*/true);
 }
 
 // [Note: a shard that the optimizer passes over]
@@ -88,7 +105,7 @@ void LeafGradients::clear(int64_t parameter) {
 
 at::Tensor LeafGradients::collect(ParameterMask& defined) const {
   seams::CleanDispatchGuard clean;
-  at::Tensor flat = at::zeros_like(flat_.shard(), flat_.shard().options().dtype(flat_.dtypes().gradient));
+  at::Tensor flat = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
   for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
     const at::Tensor& whole = use_orig_params_ ? flat_.original_leaves()[i].grad() : flat_.flat_leaf().grad();
     if (whole.defined()) {
@@ -105,7 +122,7 @@ void LeafGradients::assign(const at::Tensor& like_shard, const ParameterMask& de
     leaf.mutable_grad().reset();
   }
   if (use_orig_params_ || defined.count() > 0) {
-    add(like_shard, defined);
+    add(like_shard.defined() ? like_shard.to(flat_.memory().shard_device()) : like_shard, defined);
   }
 }
 

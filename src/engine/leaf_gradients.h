@@ -4,8 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
+#include "base/device_stream.h"
 #include "engine/parameter_mask.h"
 #include "flat/flat_parameter.h"
 
@@ -21,7 +23,8 @@ class LeafGradients {
   // Whether a leaf has a gradient.
   bool any() const;
   // Adds `reduced`, laid out like the shard, to the leaves of the parameters in `captured` (to the flat leaf: all of
-  // it). It may be memory() itself where no leaf has a gradient.
+  // it). It may be memory() itself where no leaf has a gradient. From another device to the host it is copied on the
+  // current stream; the host must wait for that before it reads.
   void add(const at::Tensor& reduced, const ParameterMask& captured);
   // Takes one parameter's gradient away: without original leaves it becomes zero.
   void clear(int64_t parameter);
@@ -36,17 +39,20 @@ class LeafGradients {
   const at::Tensor& fresh_memory();
   // Whether `tensor` lies in the leaves' memory.
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
-  void drop_memory() { memory_.reset(); }
+  // It goes back to the stream that was current when it was made, which comes behind the current one.
+  void drop_memory();
   int64_t memory_nbytes() const { return memory_.defined() ? static_cast<int64_t>(memory_.nbytes()) : 0; }
 
  private:
   const at::Tensor& memory();
+  at::Tensor on_device_of_shards(const at::Tensor& reduced);
   void add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
 
   FlatParameter& flat_;
   bool use_orig_params_;
   at::Tensor memory_;  // like the shard, gradient dtype
+  std::optional<c10::Stream> memory_stream_;
 };
 
 }  // namespace fsdp

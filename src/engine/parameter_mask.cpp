@@ -15,7 +15,12 @@ bool ParameterMask::set(int64_t i) {
   return was_clear;
 }
 
-void ParameterMask::clear() { std::fill(words_.begin(), words_.end(), uint64_t{0}); }
+void ParameterMask::clear() {
+  std::fill(words_.begin(), words_.end(), uint64_t{0});
+  if (size_ % 64 != 0) {
+    words_.back() = ~uint64_t{0} << (size_ % 64);
+  }
+}
 
 void ParameterMask::merge(const ParameterMask& other) {
   for (size_t word = 0; word < words_.size(); ++word) {
@@ -24,7 +29,8 @@ void ParameterMask::merge(const ParameterMask& other) {
 }
 
 int64_t ParameterMask::count() const {
-  return std::accumulate(words_.begin(), words_.end(), int64_t{0},
+  const auto unused = static_cast<int64_t>(words_.size() * 64) - size_;
+  return std::accumulate(words_.begin(), words_.end(), -unused,
                          [](int64_t sum, uint64_t word) { return sum + std::popcount(word); });
 }
 

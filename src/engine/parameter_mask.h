@@ -11,7 +11,7 @@ namespace fsdp {
 class ParameterMask {
  public:
   ParameterMask() = default;
-  explicit ParameterMask(int64_t size) : words_((size + 63) / 64) {}
+  explicit ParameterMask(int64_t size) : size_(size), words_((size + 63) / 64) { clear(); }
   bool test(int64_t i) const { return (words_[i / 64] >> (i % 64)) & 1; }
   // Returns whether the bit was clear.
   bool set(int64_t i);
@@ -19,9 +19,12 @@ class ParameterMask {
   void clear();
   void merge(const ParameterMask& other);
   int64_t count() const;
+  // Bits that belong to no parameter are ones: where all parameters are in, all bits of all words are (see
+  // Communicator::reduce_scatter).
   std::vector<uint64_t>& words() { return words_; }
 
  private:
+  int64_t size_ = 0;
   std::vector<uint64_t> words_;
 };
 

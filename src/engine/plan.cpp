@@ -81,7 +81,7 @@ std::string plan_text(const Engine& engine) {
   out << "world size " << mesh.size() << (mesh.is_2d() ? c10::str(", shard groups of ", mesh.shard->size()) : "")
       << "\n"
       << "use_orig_params " << (engine.options().use_orig_params ? "true" : "false") << "\n"
-      << "device type " << engine.options().device.type() << "\n";
+      << "device type " << engine.device().type() << "\n";
   describe_overlap(out, engine.options().overlap);
   out << "collective_check " << check_text(engine.options().collective_check) << "\n";
   for (const auto& unit : engine.units()) {

@@ -23,7 +23,7 @@ FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, std::funct
 // ---------------------------------------------------------------- capturing
 
 bool FlatGradient::may_capture_in_place() const {
-  return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient;
+  return replicated() && flat_.dtypes().reduce == flat_.dtypes().gradient && !flat_.memory().apart();
 }
 
 bool FlatGradient::captures_in_place() const { return may_capture_in_place() && in_flight_ == 0 && !leaves_.any(); }
@@ -53,6 +53,7 @@ void FlatGradient::begin_round(BufferPool& pool) {
 
 void FlatGradient::end_round() {
   buffer_.reset();
+  turns_.forget();
   captured_.clear();
   seen_.clear();
   carries_ = false;
@@ -65,6 +66,7 @@ void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, Buffer
               ": a backward threw while gradients of several passes were being accumulated; ",
               "what earlier passes had brought to parameter '", flat_.parameters()[parameter].fqn,
               "' was lost with it. Call ShardedModule::zero_grad (or reset) and begin the step again");
+  take_turn();
   if (!capturing()) {
     begin_round(pool);
   }
@@ -92,6 +94,7 @@ void FlatGradient::suspend() {
 
 void FlatGradient::resume(BufferPool& pool) {
   std::lock_guard lock(mutex_);
+  take_turn();
   begin_round(pool);
 }
 
@@ -99,6 +102,7 @@ void FlatGradient::discard(BufferPool& pool) {
   std::lock_guard lock(mutex_);
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
+    take_turn();
     lost_ |= carries_ || unreplicated_.defined();
     give_back(buffer_, pool);
     end_round();
@@ -109,10 +113,11 @@ void FlatGradient::forget(BufferPool& pool) {
   std::lock_guard lock(mutex_);
   if (accumulating()) {
     state_.transition(GradientState::kNone, where_);
+    take_turn();
     give_back(buffer_, pool);
     end_round();
   }
-  unreplicated_.reset();
+  give_back(unreplicated_, pool);
   unreplicated_captured_.clear();
   lost_ = false;
 }
@@ -135,9 +140,13 @@ void FlatGradient::fill_gaps() {
 std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPool& pool) {
   std::optional<seams::CleanDispatchGuard> clean(std::in_place);
   std::lock_guard lock(mutex_);
+  // Replicas are reduced on one stream, whether in one stage or in two.
+  const c10::Stream& stream = call.groups.shard ? call.streams.reduce : call.streams.all_reduce;
+  CurrentStreamGuard on_stream(stream);
+  take_turn();
   fill_gaps();
   state_.transition(GradientState::kReducing, where_);
-  auto reduction = std::make_unique<Reduction>();
+  auto reduction = std::make_unique<Reduction>(stream);
   reduction->buffer = buffer_;
   reduction->captured = captured_;
   reduction->carries = carries_;
@@ -188,10 +197,14 @@ void FlatGradient::issue_all_reduce(Reduction& reduction, const ReduceCall& call
       reduction.output, reduction.buffer, ReduceOptions{1.0 / call.divisor}, call.id, &reduction.captured.words());
 }
 
-bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& id, BufferPool& pool) {
+bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& id, const c10::Stream& stream,
+                                      BufferPool& pool) {
   if (!std::exchange(reduction.second_stage_ahead, false)) {
     return false;
   }
+  CurrentStreamGuard on_stream(stream);
+  order_streams(reduction.stream, stream);  // what lies behind the gradients of earlier passes, too
+  reduction.stream = stream;
   std::unique_ptr<Work> first = std::move(reduction.work);
   first->wait();
   seams::CleanDispatchGuard clean;
@@ -201,7 +214,7 @@ bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& 
     reduction.partial.add_(unreplicated_);
     reduction.captured.merge(unreplicated_captured_);
     reduction.carries = true;
-    unreplicated_.reset();
+    give_back(unreplicated_, pool);
     unreplicated_captured_.clear();
   }
   reduction.output = make_output(pool, in_flight_ - 1);
@@ -226,12 +239,13 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
 
 // Where the leaves' gradients live, if nothing else is there or on its way there.
 at::Tensor FlatGradient::make_output(BufferPool& pool, int64_t others_in_flight) {
-  return others_in_flight == 0 && !leaves_.any()
+  return others_in_flight == 0 && !leaves_.any() && !flat_.memory().apart()
              ? leaves_.fresh_memory()
              : pool.acquire(flat_.layout().shard_numel(), flat_.dtypes().gradient, Residence::kAside);
 }
 
 void FlatGradient::finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool) {
+  CurrentStreamGuard on_stream(reduction.stream);
   reduction.work->wait();
   if (hook && !reduction.leaves_out_replicas) {
     hook(reduction.output);
@@ -243,8 +257,7 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
   }
   give_back(reduction.partial, pool);
   if (reduction.leaves_out_replicas) {
-    keep_unreplicated(reduction);
-    give_back(reduction.output, pool);
+    keep_unreplicated(reduction, pool);
     end_reduction(GradientState::kAccumulating);
     return;
   }
@@ -253,11 +266,12 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
   end_reduction(GradientState::kReduced);
 }
 
-void FlatGradient::keep_unreplicated(Reduction& reduction) {
+void FlatGradient::keep_unreplicated(Reduction& reduction, BufferPool& pool) {
   if (unreplicated_.defined()) {
     unreplicated_.add_(reduction.output);
+    give_back(reduction.output, pool);
   } else {
-    unreplicated_ = reduction.output.clone();
+    unreplicated_ = std::move(reduction.output);
   }
   unreplicated_captured_.merge(reduction.captured);
 }
@@ -270,6 +284,7 @@ void FlatGradient::end_reduction(GradientState then) {
 }
 
 void FlatGradient::drop(Reduction& reduction, BufferPool& pool) {
+  CurrentStreamGuard on_stream(reduction.stream);
   std::lock_guard lock(mutex_);
   end_reduction(GradientState::kReduced);
   reduction.work->wait();

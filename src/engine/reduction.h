@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/stream_order.h"
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
+#include "engine/engine_streams.h"
 #include "engine/leaf_gradients.h"
 #include "engine/parameter_mask.h"
 #include "engine/shard_groups.h"
@@ -24,6 +26,7 @@ namespace fsdp {
 // How a captured round is to be reduced.
 struct ReduceCall {
   const ShardGroups& groups;
+  const EngineStreams& streams;
   double divisor = 1;      // of the sum over all ranks of both groups
   bool all_reduce = true;  // false: leave the replicas to a later round
   CollectiveId id;
@@ -32,6 +35,9 @@ struct ReduceCall {
 
 // A gradient buffer on its way over the ranks: one stage, or a reduce-scatter and then an all-reduce.
 struct Reduction {
+  explicit Reduction(const c10::Stream& first) : stream(first) {}
+
+  c10::Stream stream;      // where its present stage runs, and what becomes of its outcome
   at::Tensor buffer;       // unsharded, reduce dtype
   at::Tensor partial;      // between the stages: laid out like the shard, reduce dtype
   at::Tensor output;       // laid out like the shard, gradient dtype
@@ -59,7 +65,8 @@ class FlatGradient {
   // Whether every parameter has been captured in this backward. Only a prediction that no more will come (rule R5).
   bool complete() const { return capturing() && seen_.count() == flat_.layout().num_parameters(); }
 
-  // Writes a gradient into the buffer, or adds it when its parameter was captured before in this round.
+  // Writes a gradient into the buffer, or adds it when its parameter was captured before in this round. On the current
+  // stream, behind captures on others.
   void capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool);
   // A backward has ended that does not reduce: what was captured stays for the next one.
   void suspend();
@@ -67,9 +74,9 @@ class FlatGradient {
   void resume(BufferPool& pool);
   // Hands the captured round to the communicator.
   std::unique_ptr<Reduction> issue(const ReduceCall& call, BufferPool& pool);
-  // Waits for the first of two stages and issues the second. False when no second stage is ahead.
-  bool issue_second_stage(Reduction& reduction, const CollectiveId& id, BufferPool& pool);
-  // Waits; calls `hook`, if any, on what came; adds it to the leaves' gradients.
+  // Waits for the first of two stages and issues the second, on `stream`. False when no second stage is ahead.
+  bool issue_second_stage(Reduction& reduction, const CollectiveId& id, const c10::Stream& stream, BufferPool& pool);
+  // Waits; calls `hook`, if any, on what came; adds it to the leaves' gradients. On the reduction's stream.
   void finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool);
   // A backward threw: drops what it has captured. When earlier passes had been accumulated, these are lost with it, and
   // capture() throws until forget().
@@ -95,6 +102,8 @@ class FlatGradient {
 
  private:
   bool replicated() const { return flat_.position().factor == 1; }
+  // The captured buffer is to be used, or given back, on the current stream.
+  void take_turn() { turns_.take(flat_.compute_device()); }
   void begin_round(BufferPool& pool);
   void end_round();
   void end_reduction(GradientState then);
@@ -107,7 +116,7 @@ class FlatGradient {
   void issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   void run_hook(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   at::Tensor make_output(BufferPool& pool, int64_t others_in_flight);
-  void keep_unreplicated(Reduction& reduction);
+  void keep_unreplicated(Reduction& reduction, BufferPool& pool);
 
   std::mutex mutex_;
   FlatParameter& flat_;
@@ -115,11 +124,12 @@ class FlatGradient {
   std::function<std::string()> where_;
   StateMachine<GradientState> state_;
   at::Tensor buffer_;
+  StreamTurns turns_;        // of captures, and of what comes after them
   ParameterMask captured_;   // in this round, which may take several backward passes
   ParameterMask seen_;       // in this backward
   bool carries_ = false;     // whether the round has something of earlier backward passes
   bool lost_ = false;        // whether that was lost by a backward that threw
-  at::Tensor unreplicated_;  // reduced in the shard group only; shard dtype
+  at::Tensor unreplicated_;  // reduced in the shard group only; shard dtype, the pool's
   ParameterMask unreplicated_captured_;
   int64_t in_flight_ = 0;
 };

@@ -21,6 +21,7 @@ struct OverlapOptions {
   bool forward_prefetch = true;
   size_t max_gathered_units = 2;  // or kNoLimit
   bool one_communicator = false;
+  bool high_priority_streams = true;
 };
 
 // Passes here are forward and backward. Threads: safe.

@@ -1,4 +1,6 @@
 // What users ask of the engine for whole parameters: scopes, visits, updates.
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -16,8 +18,8 @@ void check(const SummonOptions& options, const Engine& engine) {
   TORCH_CHECK(!options.rank0_only || !options.writeback,
               "fsdp: summon_full_params: rank0_only cannot be combined with ",
               "writeback: the other ranks would not see what rank 0 has written. Set writeback to false");
-  TORCH_CHECK(!options.offload_to_cpu || engine.options().device.is_cpu(),
-              "fsdp: summon_full_params: offload_to_cpu: ", "the module's parameters are on ", engine.options().device,
+  TORCH_CHECK(!options.offload_to_cpu || engine.device().is_cpu(),
+              "fsdp: summon_full_params: offload_to_cpu: ", "the module's parameters are on ", engine.device(),
               "; use for_each_full_parameter with offload_to_cpu, which hands out copies on the host");
 }
 
@@ -45,9 +47,16 @@ class Owners {
 void share_values(Unit& unit, FlatParameter& flat, const at::Tensor& values) {
   seams::CleanDispatchGuard clean;
   const FlatLayout& layout = flat.layout();
+  const at::Tensor shard = flat.shard().detach();
   if (flat.position().factor > 1) {
+    const at::Tensor part = flat.memory().apart() ? at::empty(shard.sizes(), values.options()) : shard;
     values.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
-    unit.groups().shard->reduce_scatter(flat.shard().detach(), values, {}, unit.next_id(Pass::kUser))->wait();
+    unit.groups().shard->reduce_scatter(part, values, {}, unit.next_id(Pass::kUser))->wait();
+    if (flat.memory().apart()) {
+      shard.copy_(part);
+    }
+  } else if (flat.memory().apart()) {
+    shard.copy_(values);
   }
   seams::bump_version(flat.shard());
 }

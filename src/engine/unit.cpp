@@ -44,10 +44,10 @@ Unit::Unit(Engine& engine_, UnitOrigin origin, const UnitOptions& options)
       groups_(shard_groups(engine_.mesh(), options.strategy, name_)),
       state_(UnitState::kSharded, unit_transitions()) {}
 
-void Unit::add(std::vector<ShardedParameter> parameters, c10::Device device) {
+void Unit::add(std::vector<ShardedParameter> parameters) {
   at::ScalarType original = parameters.front().tensor.scalar_type();
   bool full_precision = parameters.front().full_precision;
-  add_flat(std::move(parameters), original, full_precision, device);
+  add_flat(std::move(parameters), original, full_precision);
 }
 
 void Unit::add(FlatParameter::Moved parameters) {
@@ -56,16 +56,16 @@ void Unit::add(FlatParameter::Moved parameters) {
   add_flat(std::move(parameters), original, full_precision);
 }
 
-template <typename Parameters, typename... Rest>
-void Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_precision, Rest... rest) {
+template <typename Parameters>
+void Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_precision) {
   FlatDtypes dtypes = flat_dtypes(options_, original, full_precision);
   mixed_dtypes_.push_back({dtypes.compute, dtypes.reduce});
   if (engine->full_precision()) {
     dtypes.compute = dtypes.reduce = dtypes.shard;
   }
   int64_t first_index = num_parameters();
-  flat_parameters_.push_back(
-      std::make_unique<FlatParameter>(std::move(parameters), dtypes, groups_.position(), rest..., this, first_index));
+  flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(parameters), dtypes, groups_.position(),
+                                                             engine->options().memory, this, first_index));
   FlatParameter& flat = *flat_parameters_.back();
   auto gradient = [&] {
     return std::make_unique<FlatGradient>(flat, engine->options().use_orig_params, [this] { return where(); });
@@ -182,17 +182,29 @@ CollectiveId Unit::next_id(Pass pass) {
 void Unit::begin_gather(BufferPool& pool, Pass pass, bool may_alias) {
   check_membership();
   state_.transition(UnitState::kGathering, [this] { return where(); });
+  order_behind_writes();
+  const c10::Stream& stream = engine->streams().gather;
+  CurrentStreamGuard on_stream(stream);
   try {
     seams::CleanDispatchGuard clean;
     acquire_buffers(pool, may_alias);
     for (size_t i = 0; i < flat_parameters_.size(); ++i) {
       if (unsharded_[i].defined()) {
-        gather_flat(i, pass);
+        gather_flat(i, pass, pool);
       }
     }
   } catch (...) {
     give_up_gather();
     throw;
+  }
+  issued_.record(stream);
+}
+
+c10::Device Unit::device() const { return engine->options().memory.compute_device(); }
+
+void Unit::order_behind_writes() {
+  if (engine->streams().apart() && ordered_version != shard_version()) {
+    engine->order_gathers_behind_writes();
   }
 }
 
@@ -242,6 +254,7 @@ void Unit::acquire_buffers(BufferPool& pool, bool may_alias) {
 
 void Unit::finish_gather() {
   try {
+    issued_.block_current();
     for (std::unique_ptr<Work>& gather : gathers_) {
       gather->wait();
     }
@@ -253,7 +266,11 @@ void Unit::finish_gather() {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     FlatParameter& flat = *flat_parameters_[i];
     flat.attach(unsharded_[i].defined() ? unsharded_[i] : flat.shard());
+    if (unsharded_[i].defined()) {
+      flat.memory().page_out(flat.shard());
+    }
   }
+  readers_.begin(device());
   state_.transition(UnitState::kUnsharded, [this] { return where(); });
 }
 
@@ -267,31 +284,50 @@ void Unit::give_up_gather() {
   state_.transition(UnitState::kSharded, [this] { return where(); });
 }
 
-void Unit::gather_flat(size_t index, Pass pass) {
+void Unit::gather_flat(size_t index, Pass pass, BufferPool& pool) {
   const at::Tensor& full = unsharded_[index];
-  if (auto gather = parked_[index].defined() ? gather_parked(index, full, pass) : gather_shards(index, full, pass)) {
+  if (auto gather =
+          parked_[index].defined() ? gather_parked(index, full, pass) : gather_shards(index, full, pass, pool)) {
     gathers_.push_back(std::move(gather));
   }
 }
 
-std::unique_ptr<Work> Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass) {
+namespace {
+
+// The one cast of a unit and pass. From the host values go as they are, and are cast on the device: the host would have
+// to wait for the copy otherwise.
+void copy_shard(const FlatParameter& flat, const at::Tensor& own, BufferPool& pool) {
+  if (!flat.memory().apart() || flat.dtypes().shard == flat.dtypes().compute) {
+    own.copy_(flat.shard(), /*non_blocking=*/true);
+    return;
+  }
+  at::Tensor staged = pool.acquire(flat.layout().shard_numel(), flat.dtypes().shard, Residence::kAside);
+  staged.copy_(flat.shard(), /*non_blocking=*/true);
+  own.copy_(staged);
+  pool.release(staged);
+}
+
+}  // namespace
+
+std::unique_ptr<Work> Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool) {
   FlatParameter& flat = *flat_parameters_[index];
   const ShardPosition& position = flat.position();
-  bool same_dtype = flat.dtypes().shard == flat.dtypes().compute;
+  bool as_it_is = flat.dtypes().shard == flat.dtypes().compute && !flat.memory().apart();
   int64_t n = flat.layout().shard_numel();
   at::Tensor own = full.narrow(0, position.rank * n, n);
-  if (position.factor == 1 || !same_dtype) {
-    own.copy_(flat.shard());  // the one cast of a unit and pass
+  if (position.factor == 1 || !as_it_is) {
+    copy_shard(flat, own, pool);
   }
   if (position.factor == 1) {
     return nullptr;
   }
   engine->count_all_gather();
-  return groups_.shard->all_gather(full, same_dtype ? flat.shard() : own, next_id(pass));
+  return groups_.shard->all_gather(full, as_it_is ? flat.shard() : own, next_id(pass));
 }
 
 std::unique_ptr<Work> Unit::gather_parked(size_t index, const at::Tensor& full, Pass pass) {
   engine->count_all_gather();
+  parked_written_.block_current();
   return park_group->all_gather(full, parked_[index], next_id(pass));
 }
 
@@ -306,9 +342,12 @@ void Unit::park(BufferPool& pool) {
     parked_[i] = pool.acquire(n, flat.dtypes().compute, Residence::kStaying, &parked_[i]);
     parked_[i].copy_(unsharded_[i].narrow(0, park_group->rank() * n, n));
   }
+  parked_written_.record_current(device());
 }
 
+// Gathers were the last to read it.
 void Unit::unpark(BufferPool& pool) {
+  CurrentStreamGuard on_stream(engine->streams().gather);
   for (at::Tensor& parked : parked_) {
     if (parked.defined()) {
       pool.release(parked);
@@ -329,9 +368,14 @@ void Unit::release(BufferPool& pool) {
   state_.transition(UnitState::kSharded, [this] { return where(); });
   release_when_unpinned = false;
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    flat_parameters_[i]->detach();
+    FlatParameter& flat = *flat_parameters_[i];
+    flat.detach();
+    if (!unsharded_[i].defined()) {
+      flat.memory().page_out(flat.shard());
+    }
     unsharded_[i].reset();
   }
+  readers_.end(device());
   if (block_.defined()) {
     pool.release(block_, static_cast<int64_t>(block_.nbytes()) - unsharded_nbytes_);
     block_.reset();

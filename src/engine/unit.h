@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/stream_order.h"
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
 #include "engine/reduction.h"
@@ -53,7 +54,7 @@ class Unit {
  public:
   Unit(Engine& engine, UnitOrigin origin, const UnitOptions& options);
   // Adds a FlatParameter; after the last one, name_it().
-  void add(std::vector<ShardedParameter> parameters, c10::Device device);
+  void add(std::vector<ShardedParameter> parameters);
   void add(FlatParameter::Moved parameters);
   void name_it();
   // After its parameters have moved to other units: has none any more. Handles may still refer to it.
@@ -105,9 +106,12 @@ class Unit {
   bool release_when_unpinned = false;
   bool gathered() const { return state_.is(UnitState::kUnsharded); }
   bool gathering() const { return state_.is(UnitState::kGathering); }
-  // Issues the gather of a sharded unit; finish_gather waits for it. A failure of either leaves the unit sharded.
+  // Issues the gather of a sharded unit; finish_gather waits for it, on the current stream. A failure of either leaves
+  // the unit sharded.
   void begin_gather(BufferPool& pool, Pass pass, bool may_alias);
   void finish_gather();
+  // An operator on the current stream is about to use the gathered unit.
+  void use_on_current_stream() { readers_.add(device()); }
   // Gathered because the user asked, and not used since: other units' operators do not release it. Atomic, as it is
   // read without `mutex`.
   std::atomic<bool> awaits_use{false};
@@ -129,7 +133,7 @@ class Unit {
   int write_scopes = 0;
   // Inside summon_full_params(rank0_only), on the other ranks: a touch is an error.
   bool only_on_rank_0 = false;
-  // The unit must be gathered and unpinned.
+  // The unit must be gathered and unpinned. The current stream waits for all uses.
   void release(BufferPool& pool);
   // With a smaller group set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
   // group. The unit must be gathered. See ReshardAfterForward.
@@ -151,6 +155,9 @@ class Unit {
 
   // -- versions (rule R4) --
   uint64_t shard_version() const;
+  // The shard's version up to which gathers come behind all writes, in the order of streams. Atomic, as it is set
+  // without `mutex`.
+  std::atomic<uint64_t> ordered_version{~uint64_t{0}};
   // The shard's version when it was last gathered or used in forward.
   std::optional<uint64_t> stamp;
   // Whether they were written since then.
@@ -175,13 +182,15 @@ class Unit {
  private:
   void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
-  template <typename Parameters, typename... Rest>
-  void add_flat(Parameters parameters, at::ScalarType original, bool full_precision, Rest... rest);
+  template <typename Parameters>
+  void add_flat(Parameters parameters, at::ScalarType original, bool full_precision);
   bool needs_buffer(const FlatParameter& flat, bool may_alias) const;
   void acquire_buffers(BufferPool& pool, bool may_alias);
-  void gather_flat(size_t index, Pass pass);
+  c10::Device device() const;
+  void order_behind_writes();
+  void gather_flat(size_t index, Pass pass, BufferPool& pool);
   std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
-  std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass);
+  std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool);
   void give_up_gather();
 
   UnitOrigin origin_;
@@ -195,6 +204,9 @@ class Unit {
   std::vector<at::Tensor> unsharded_;           // one for each FlatParameter; undefined where the shard itself serves
   std::vector<at::Tensor> parked_;              // likewise; undefined unless parked
   std::vector<std::unique_ptr<Work>> gathers_;  // under way
+  DeviceEvent issued_;                          // what the gather has enqueued on its stream
+  StreamReaders readers_;                       // of the unsharded buffers
+  DeviceEvent parked_written_;
   int64_t unsharded_nbytes_ = 0;
   StateMachine<UnitState> state_;
   uint64_t generations_[5] = {};

@@ -1,7 +1,7 @@
 #include "engine/whole_parameters.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 
 #include "engine/engine.h"
 #include "torch_seams/clean_dispatch.h"
@@ -10,11 +10,12 @@ namespace fsdp {
 namespace {
 
 at::Tensor gather_over_shards(Unit& unit, const FlatParameter& flat, const at::Tensor& part) {
+  const at::Tensor mine = part.to(flat.compute_device());
   if (flat.position().factor == 1) {
-    return part;
+    return mine;
   }
-  at::Tensor full = at::empty({flat.layout().padded_numel()}, part.options());
-  unit.groups().shard->all_gather(full, part, unit.next_id(Pass::kUser))->wait();
+  at::Tensor full = at::empty({flat.layout().padded_numel()}, mine.options());
+  unit.groups().shard->all_gather(full, mine, unit.next_id(Pass::kUser))->wait();
   return full;
 }
 
@@ -84,7 +85,7 @@ void SummonedGradients::write_back(size_t index) {
                 gradient.sizes());
     if (!whole.flat.defined()) {
       int64_t numel = flat.layout().padded_numel();
-      whole.flat = at::zeros({numel}, flat.shard().options().dtype(flat.dtypes().gradient));
+      whole.flat = at::zeros({numel}, at::TensorOptions(flat.dtypes().gradient).device(flat.compute_device()));
     }
     at::Tensor place = flat.view_in(whole.flat, k);
     if (!whole.defined.set(k) || !gradient.is_set_to(place)) {

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -55,21 +54,21 @@ std::string sentinel_message(const ShardedParameter& parameter, const std::strin
 }  // namespace
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
-                             c10::Device device)
+                             const ShardMemory& memory)
     : parameters_(std::move(parameters)),
       dtypes_(dtypes),
       position_(position),
-      device_(device),
+      memory_(memory),
       requires_grad_(parameters_.front().tensor.requires_grad()),
       layout_(numels_of(parameters_), position.factor) {}
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
-                             c10::Device device, void* unit, int64_t first_index)
-    : FlatParameter(std::move(parameters), dtypes, position, device) {
+                             const ShardMemory& memory, void* unit, int64_t first_index)
+    : FlatParameter(std::move(parameters), dtypes, position, memory) {
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);  // set_data runs operators on the new views
   at::NoGradGuard no_grad;
-  shard_ = at::zeros({layout_.shard_numel()}, at::TensorOptions().dtype(dtypes_.shard).device(device_));
+  shard_ = memory_.zeros(layout_.shard_numel(), dtypes_.shard);
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
     parameter.sizes = parameter.tensor.sizes().vec();
@@ -81,9 +80,9 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
   flat_leaf_ = make_leaf(shard_);
 }
 
-FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, void* unit,
-                             int64_t first_index)
-    : FlatParameter(std::move(moved.parameters), dtypes, position, moved.shard.device()) {
+FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, const ShardMemory& memory,
+                             void* unit, int64_t first_index)
+    : FlatParameter(std::move(moved.parameters), dtypes, position, memory) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   shard_ = std::move(moved.shard);
@@ -153,7 +152,7 @@ at::Tensor FlatParameter::make_keyed_view(int64_t parameter, const seams::Storag
                                           const std::string& message) const {
   const ShardedParameter& p = parameters_[parameter];
   size_t nbytes = layout_.numel(parameter) * c10::elementSize(dtypes_.compute);
-  c10::Storage storage = seams::make_empty_storage(owner, nbytes, device_, message);
+  c10::Storage storage = seams::make_empty_storage(owner, nbytes, memory_.compute_device(), message);
   return seams::make_keyed_tensor(storage, dtypes_.compute, p.sizes, p.strides);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "flat/flat_layout.h"
+#include "flat/shard_memory.h"
 #include "torch_seams/keyed_storage.h"
 
 namespace fsdp {
@@ -51,11 +52,11 @@ struct ShardPosition {
 
 class FlatParameter {
  public:
-  // Takes over `parameters` (all of one dtype, device and requires_grad): copies this rank's part into a shard on
-  // `device` and turns each tensor into a keyed view without memory. `unit` and the index of the first parameter in
-  // the unit go into the storages' owners. Meta tensors leave the shard uninitialised.
+  // Takes over `parameters` (all of one dtype, device and requires_grad): copies this rank's part into a shard in
+  // `memory` and turns each tensor into a keyed view without memory, on the compute device. `unit` and the index of the
+  // first parameter in the unit go into the storages' owners. Meta tensors leave the shard uninitialised.
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
-                c10::Device device, void* unit, int64_t first_index);
+                const ShardMemory& memory, void* unit, int64_t first_index);
 
   // Parameters that belonged to other FlatParameters, which must be detached and are not used again. Tensors and leaves
   // stay the same objects.
@@ -64,11 +65,14 @@ class FlatParameter {
     std::vector<at::Tensor> leaves;  // original ones, in the same order
     at::Tensor shard;                // this rank's part of the values, laid out and padded as here
   };
-  FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, void* unit, int64_t first_index);
+  FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, const ShardMemory& memory, void* unit,
+                int64_t first_index);
 
   const FlatLayout& layout() const { return layout_; }
   const FlatDtypes& dtypes() const { return dtypes_; }
   const ShardPosition& position() const { return position_; }
+  const ShardMemory& memory() const { return memory_; }
+  c10::Device compute_device() const { return memory_.compute_device(); }
   bool requires_grad() const { return requires_grad_; }
   std::vector<ShardedParameter>& parameters() { return parameters_; }
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
@@ -102,11 +106,11 @@ class FlatParameter {
   void name_storages(const std::string& unit_name);
 
   // Whether the shard may serve as the unsharded buffer itself.
-  bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute; }
+  bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute && !memory_.apart(); }
 
  private:
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
-                c10::Device device);
+                const ShardMemory& memory);
   void copy_into_shard(int64_t parameter);
   void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
   void point_at_new_storage(ShardedParameter& parameter, int64_t position);
@@ -117,7 +121,7 @@ class FlatParameter {
   std::vector<ShardedParameter> parameters_;
   FlatDtypes dtypes_;
   ShardPosition position_;
-  c10::Device device_;
+  ShardMemory memory_;
   bool requires_grad_;
   FlatLayout layout_;
   at::Tensor shard_;

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "base/device_stream.h"
 #include "deferred/recorder.h"
 #include "frontend/buffer_casts.h"
 #include "frontend/engine_registry.h"
@@ -38,19 +39,26 @@ void check_order(const Options& options, const std::vector<FoundParameter>& para
   }
 }
 
-c10::Device shard_device(const Options& options, const std::vector<FoundParameter>& parameters,
-                         const Survey& surveyed) {
+c10::Device compute_device(const Options& options, const std::vector<FoundParameter>& parameters,
+                           const Survey& surveyed) {
   if (options.device) {
     TORCH_CHECK(*options.device != c10::kMeta, "fsdp: Options::device must not be meta");
-    return *options.device;
+    return with_index(*options.device);
   }
   if (parameters.empty()) {
-    return surveyed.inner.front()->options().device;
+    return surveyed.inner.front()->device();
   }
   c10::Device device = parameters.front().tensor.device();
   TORCH_CHECK(device != c10::kMeta, "fsdp: parameter '", parameters.front().fqn(),
-              "' is on the meta device: set Options::device to say where its shards shall live");
+              "' is on the meta device: set Options::device to say where it shall be used");
   return device;
+}
+
+ShardMemory shard_memory(const Options& options, c10::Device compute) {
+  if (options.offload_path) {
+    return ShardMemory::on_host(compute, MappedFiles::in(*options.offload_path));
+  }
+  return options.cpu_offload ? ShardMemory::on_host(compute, nullptr) : ShardMemory(compute);
 }
 
 // One group for each dtype, requires_grad and precision, in order of first appearance. `values`: InitialValues::of.
@@ -123,7 +131,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   EngineOptions shared{.mesh = watched_mesh(choose_mesh(options, name), options.debug),
                        .use_orig_params = options.use_orig_params,
                        .keep_gradient_memory = options.keep_gradient_memory,
-                       .device = shard_device(options, surveyed.unassigned, surveyed),
+                       .memory = shard_memory(options, compute_device(options, surveyed.unassigned, surveyed)),
                        .overlap = overlap_options(options),
                        .collective_check = options.debug.collective_check};
   check_reshard_group(options, shared.mesh, name);
@@ -135,7 +143,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   shared.model = surveyed.inner.empty() ? number_of_model(unwatched(ranks)) : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
   engine->ignore(surveyed.ignored);
-  InitialValues values(root, options, shared.mesh, shared.device);
+  InitialValues values(root, options, shared.mesh, shared.memory.compute_device());
   std::vector<std::string> except = annotated_paths(surveyed);
   except.insert(except.end(), surveyed.ignored_paths.begin(), surveyed.ignored_paths.end());
   values.make_others(surveyed.ignored, except);

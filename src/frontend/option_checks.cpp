@@ -56,7 +56,8 @@ OverlapOptions overlap_options(const Options& options) {
   return {.backward_prefetch = options.backward_prefetch,
           .forward_prefetch = options.forward_prefetch,
           .max_gathered_units = options.limit_all_gathers ? static_cast<size_t>(options.max_gathered_units) : kNoLimit,
-          .one_communicator = options.one_communicator};
+          .one_communicator = options.one_communicator,
+          .high_priority_streams = options.high_priority_streams};
 }
 
 // Options that must be the same over the tree.
@@ -68,13 +69,16 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
   };
   require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
   require(outer.keep_gradient_memory == other.keep_gradient_memory, "keep_gradient_memory");
-  require(outer.device == other.device, "device");
+  require(outer.memory.compute_device() == other.memory.compute_device(), "device");
+  require(outer.memory.shard_device() == other.memory.shard_device(), "cpu_offload");
+  require(outer.memory.files() == other.memory.files(), "offload_path");
   require(outer.overlap.backward_prefetch == other.overlap.backward_prefetch, "backward_prefetch");
   require(outer.overlap.forward_prefetch == other.overlap.forward_prefetch, "forward_prefetch");
   require(outer.overlap.max_gathered_units == other.overlap.max_gathered_units,
           "limit_all_gathers or max_gathered_units");
   require(outer.collective_check == other.collective_check, "debug.collective_check");
   require(outer.overlap.one_communicator == other.overlap.one_communicator, "one_communicator");
+  require(outer.overlap.high_priority_streams == other.overlap.high_priority_streams, "high_priority_streams");
 }
 
 }  // namespace fsdp

@@ -109,6 +109,14 @@ void ShardedModule::for_each_full_parameter(
   engine().for_each_full_parameter(visit, options);
 }
 
+void ShardedModule::with_offloaded_memory(const std::function<void()>& body) { engine().with_offloaded_memory(body); }
+
+void ShardedModule::page_out() const {
+  if (const auto& files = engine().options().memory.files()) {
+    files->page_out();
+  }
+}
+
 void ShardedModule::summon_full_params(const SummonOptions& options, const std::function<void()>& body) {
   engine().summon_full_params(options, body);
 }

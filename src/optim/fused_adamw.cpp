@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 namespace fsdp {
 
@@ -30,22 +31,39 @@ void FusedAdamW::step(double gradient_scale) {
   std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, c10::ScalarType>, Batch> batches;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
-    const at::Tensor& gradient = parameter.grad();
-    if (!gradient.defined()) continue;
-    State& state = states_[i];
-    if (!state.steps.defined()) {
-      state = {at::zeros({}, parameter.options().dtype(at::kFloat)), at::zeros_like(parameter),
-               at::zeros_like(parameter)};
-    }
+    if (!parameter.grad().defined()) continue;
     const c10::Device device = parameter.device();
     Batch& batch = batches[{device.type(), device.index(), parameter.scalar_type()}];
-    batch.parameters.push_back(parameter);
-    batch.gradients.push_back(gradient.to(parameter.scalar_type()));  // a cast only of gradients in low precision
-    batch.means.push_back(state.mean);
-    batch.square_means.push_back(state.square_mean);
-    batch.steps.push_back(state.steps);
+    add(batch, i);
+    if (part_done_ && batch.nbytes >= part_nbytes_) {
+      update(std::exchange(batch, {}), gradient_scale);
+      part_done_();
+    }
   }
-  for (auto& [key, batch] : batches) update(batch, gradient_scale);
+  for (auto& [key, batch] : batches) {
+    if (!batch.parameters.empty()) update(std::move(batch), gradient_scale);
+  }
+  if (part_done_) part_done_();
+}
+
+void FusedAdamW::after_each_part(std::function<void()> done, int64_t nbytes) {
+  part_done_ = std::move(done);
+  part_nbytes_ = nbytes;
+}
+
+void FusedAdamW::add(Batch& batch, size_t index) {
+  const at::Tensor& parameter = parameters_[index];
+  State& state = states_[index];
+  if (!state.steps.defined()) {
+    state = {at::zeros({}, parameter.options().dtype(at::kFloat)), at::zeros_like(parameter),
+             at::zeros_like(parameter)};
+  }
+  batch.parameters.push_back(parameter);
+  batch.gradients.push_back(parameter.grad().to(parameter.scalar_type()));  // a cast only of those in low precision
+  batch.means.push_back(state.mean);
+  batch.square_means.push_back(state.square_mean);
+  batch.steps.push_back(state.steps);
+  batch.nbytes += static_cast<int64_t>(parameter.nbytes());
 }
 
 int64_t FusedAdamW::state_nbytes() const {
@@ -58,7 +76,7 @@ int64_t FusedAdamW::state_nbytes() const {
   return static_cast<int64_t>(nbytes);
 }
 
-void FusedAdamW::update(Batch& batch, double gradient_scale) const {
+void FusedAdamW::update(Batch batch, double gradient_scale) const {
   std::optional<at::Tensor> divisor;
   if (gradient_scale != 1.0 && batch.parameters.front().scalar_type() == at::kDouble) {
     at::_foreach_mul_(batch.gradients, gradient_scale);  // the kernel takes a divisor in fp32

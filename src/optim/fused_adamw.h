@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fsdp {
@@ -29,6 +30,10 @@ class FusedAdamW {
   // above the limit.
   void step(double gradient_scale = 1.0);
 
+  // A step goes through the parameters in parts of about `nbytes` from now on, and calls `done` after each: its state
+  // may leave memory then.
+  void after_each_part(std::function<void()> done, int64_t nbytes = int64_t{64} << 20);
+
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   double learning_rate() const { return options_.learning_rate; }
   // Bytes of the state so far.
@@ -44,13 +49,17 @@ class FusedAdamW {
   // Lists of equal length, as the kernel takes them.
   struct Batch {
     std::vector<at::Tensor> parameters, gradients, means, square_means, steps;
+    int64_t nbytes = 0;  // of the parameters
   };
 
-  void update(Batch& batch, double gradient_scale) const;
+  void add(Batch& batch, size_t index);
+  void update(Batch batch, double gradient_scale) const;
 
   FusedAdamWOptions options_;
   std::vector<at::Tensor> parameters_;
   std::vector<State> states_;
+  std::function<void()> part_done_;
+  int64_t part_nbytes_ = 0;
 };
 
 }  // namespace fsdp

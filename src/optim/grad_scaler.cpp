@@ -45,7 +45,7 @@ bool unscale_gradients(ShardedModule& sharded, double scale) {
       gradients[gradient.scalar_type()].push_back(gradient);
     }
   }
-  const auto options = at::TensorOptions(at::kFloat).device(sharded.engine().options().device);
+  const auto options = at::TensorOptions(at::kFloat).device(sharded.engine().options().memory.shard_device());
   const at::Tensor inverse = at::full({}, 1.0 / scale, options);
   at::Tensor found = at::zeros({}, options);
   for (auto& [dtype, tensors] : gradients) {

@@ -21,6 +21,7 @@ EXAMPLES = {
     "lora_llama": "LoRA       shards",
     "mixed_precision": "loss in bf16:",
     "muon": "rank 0 keeps the state of",
+    "offload": "the same loss with shards in files",
     "optimizer_in_backward": "bytes of gradients waited at a time",
     "prefetching": "gathers issued ahead in three steps:",
     "shard_your_model": "step 40 loss",

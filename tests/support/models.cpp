@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "support/test_device.h"
+
 namespace fsdp::testing {
 
 namespace {
@@ -60,12 +62,13 @@ TinyLM make_tiny_lm(const TinyLMImpl::Config& config, at::ScalarType dtype) {
   std::lock_guard lock(mutex);
   torch::manual_seed(17);
   TinyLM model(config);
-  model->to(dtype);
+  model->to(test_device(), dtype);
   return model;
 }
 
 torch::Tensor batch_of(int64_t rank, int64_t step, int64_t vocabulary) {
-  return (torch::arange(10).view({2, 5}) * 3 + rank * 5 + step * 7 + rank * step) % vocabulary;
+  torch::Tensor ids = (torch::arange(10).view({2, 5}) * 3 + rank * 5 + step * 7 + rank * step) % vocabulary;
+  return ids.to(test_device());
 }
 
 }  // namespace fsdp::testing

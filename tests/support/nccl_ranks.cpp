@@ -20,6 +20,16 @@ void find(void* library, const char* name, Function& function) {
   TORCH_CHECK(function != nullptr, fake_nccl_path(), " has no function ", name);
 }
 
+void run_on_devices(int size, const std::function<c10::Device(int rank)>& device_of,
+                    const std::function<void(std::shared_ptr<Communicator>)>& body, const NcclOptions& options) {
+  const auto point = make_in_memory_meeting_point();
+  run_ranks(size, [&](std::shared_ptr<Communicator> rank) {
+    const c10::Device device = device_of(rank->rank());
+    const CurrentStreamGuard own_stream(take_stream(device));
+    body(make_nccl_communicator(point, rank->rank(), size, options, {device, fake_nccl_path()}));
+  });
+}
+
 }  // namespace
 
 std::string fake_nccl_path() { return FSDP_BUILD_DIR "/libfake_nccl.so"; }
@@ -45,11 +55,12 @@ FakeNccl fresh_fake_nccl() {
 
 void run_nccl_ranks(int size, c10::Device device, const std::function<void(std::shared_ptr<Communicator>)>& body,
                     const NcclOptions& options) {
-  const auto point = make_in_memory_meeting_point();
-  run_ranks(size, [&](std::shared_ptr<Communicator> rank) {
-    const CurrentStreamGuard own_stream(take_stream(device));
-    body(make_nccl_communicator(point, rank->rank(), size, options, {device, fake_nccl_path()}));
-  });
+  run_on_devices(
+      size, [&](int) { return device; }, body, options);
+}
+
+void run_nccl_ranks_on_own_devices(int size, const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  run_on_devices(size, &simulated_device, body, {});
 }
 
 }  // namespace fsdp::testing

@@ -50,4 +50,7 @@ class WithFakeNccl : public ::testing::Test {
 void run_nccl_ranks(int size, c10::Device device, const std::function<void(std::shared_ptr<Communicator>)>& body,
                     const NcclOptions& options = {});
 
+// The same with a simulated device for each rank, as ranks need that train.
+void run_nccl_ranks_on_own_devices(int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
+
 }  // namespace fsdp::testing

@@ -86,7 +86,7 @@ std::shared_ptr<ShardedModule> shard(torch::nn::Module& module, const ShardingCa
 }
 
 torch::Tensor RankStep::x(int number) const {
-  return torch::sin(torch::arange(12, at::kDouble) * 0.7 + rank + 3 * step + 5 * number).view({3, 4});
+  return torch::sin(torch::arange(12, at::kDouble) * 0.7 + rank + 3 * step + 5 * number).view({3, 4}).to(test_device());
 }
 
 void RankStep::backward(const torch::Tensor& loss, bool retain_graph) const {

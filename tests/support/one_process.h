@@ -1,6 +1,7 @@
 // Sharded training beside the same training in one process: a step is written once and run on both.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "fsdp/fully_shard.h"
 #include "support/sharding.h"
+#include "support/test_device.h"
 
 namespace fsdp::testing {
 
@@ -41,7 +43,7 @@ struct RankStep {
   // A batch [3, 4], another one for each rank, step and number.
   torch::Tensor x(int number = 0) const;
   void backward(const torch::Tensor& loss, bool retain_graph = false) const;
-  void see(const torch::Tensor& value) const { seen.push_back(value.detach().clone()); }
+  void see(const torch::Tensor& value) const { seen.push_back(value.detach().cpu().clone()); }
 };
 
 // Whether the leaf of these parameters got a gradient.
@@ -102,10 +104,13 @@ void run_on_ranks(int world_size, const std::function<void(const std::shared_ptr
 template <typename Make, typename Step>
 void expect_as_in_one_process(const ShardingCase& sharding, const Make& make, const Step& run_step,
                               const std::function<void(Options&)>& change_options = {}) {
+  if (!enough_devices(sharding.world_size)) GTEST_SKIP() << "needs a device for each of " << sharding.world_size;
   auto plain = seeded(make);
+  plain->to(test_device());
   const Outcome want = train_in_one_process(*plain, run_step, sharding.world_size);
   run_on_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
     auto net = seeded(make);
+    net->to(test_device());
     Options options = options_of(sharding, world);
     if (change_options) {
       change_options(options);

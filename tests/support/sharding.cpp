@@ -29,6 +29,10 @@ std::map<std::string, torch::Tensor> by_first_name(const torch::nn::Module& modu
   return result;
 }
 
+torch::Tensor copy_on_host(const torch::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> one_rank() { return make_gloo_communicator(nullptr, 0, 1, {}); }
@@ -110,7 +114,7 @@ std::map<std::string, torch::Tensor> gradients_of(const ShardedModule& sharded) 
 std::map<std::string, torch::Tensor> weights_of(ShardedModule& sharded) {
   std::map<std::string, torch::Tensor> result;
   sharded.for_each_full_parameter(
-      [&](const std::string& fqn, const torch::Tensor& full) { result[fqn] = full.detach().clone(); });
+      [&](const std::string& fqn, const torch::Tensor& full) { result[fqn] = copy_on_host(full); });
   return result;
 }
 
@@ -123,7 +127,7 @@ std::map<std::string, torch::Tensor> gradients_of(const torch::nn::Module& modul
 }
 
 std::map<std::string, torch::Tensor> weights_of(const torch::nn::Module& module) {
-  return by_first_name(module, [](const torch::Tensor& parameter) { return parameter.detach().clone(); });
+  return by_first_name(module, copy_on_host);
 }
 
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {

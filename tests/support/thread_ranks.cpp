@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/meeting_point.h"
+#include "support/test_device.h"
 
 namespace fsdp::testing {
 namespace {
@@ -43,6 +44,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
+      use_device_of_rank(rank);
       try {
         body(make_gloo_communicator(point, rank, world_size, gloo));
       } catch (const c10::Error& error) {

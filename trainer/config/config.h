@@ -61,6 +61,7 @@ struct Config {
   bool use_orig_params = true;
   bool sync_module_states = false;
   bool cpu_offload = false;
+  std::optional<std::string> offload_path;
   std::string backward_prefetch = "backward_pre";
   bool forward_prefetch = true;
   bool limit_all_gathers = true;

@@ -12,14 +12,6 @@ namespace {
 
 std::string default_text(const ConfigKey& key) { return key.required ? "required" : value_of(key, Config{}).dump(); }
 
-std::string later_text(const ConfigKey& key) {
-  std::string text;
-  for (const auto& value : key.later) {
-    text += (text.empty() ? "" : ", ") + (value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  return text.empty() ? text : "A later version brings " + text + ".";
-}
-
 // `text` in lines of at most `width` characters, each after `indent` spaces.
 std::string wrapped(const std::string& text, size_t indent, size_t width) {
   std::string result;
@@ -60,7 +52,7 @@ std::string config_help() {
        [&](const ConfigKey& key) {
          help += c10::str("  ", key.name, " (", type_name(key), key.required ? "; " : "; default: ", default_text(key),
                           ")\n");
-         help += wrapped(c10::str(key.meaning, " Accepted: ", accepted_values(key), ". ", later_text(key)), 6, 100);
+         help += wrapped(c10::str(key.meaning, " Accepted: ", accepted_values(key), "."), 6, 100);
        });
   return help;
 }
@@ -73,11 +65,9 @@ std::string config_markdown() {
         text += "| Key | Type | Default | Accepted | Meaning |\n| --- | --- | --- | --- | --- |\n";
       },
       [&](const ConfigKey& key) {
-        const std::string later = later_text(key);
         const std::string default_cell = key.required ? "required" : "`" + default_text(key) + "`";
         text += c10::str("| `", key.name, "` | ", type_name(key), " | ", default_cell, " | ",
-                         in_table(accepted_values(key)), " | ", in_table(key.meaning), later.empty() ? "" : " " + later,
-                         " |\n");
+                         in_table(accepted_values(key)), " | ", in_table(key.meaning), " |\n");
       });
   return text;
 }

@@ -168,12 +168,6 @@ TEST_F(ConfigReader, ChoicesAreListed) {
   EXPECT_THAT(error_with(R"("output_dir": "")"), HasSubstr("is empty"));
 }
 
-TEST_F(ConfigReader, CapabilitiesOfLaterVersionsAreRefusedByName) {
-  EXPECT_THAT(error_with(R"("cpu_offload": true)"),
-              AllOf(HasSubstr("\"cpu_offload\""), HasSubstr("not supported by this version")));
-  EXPECT_FALSE(read(R"({"model_path": "m", "cpu_offload": false})").cpu_offload);
-}
-
 TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("do_eval": true)"), AllOf(HasSubstr("do_eval"), HasSubstr("eval_dataset")));
   EXPECT_THAT(error_with(R"("max_gathered_units": 3, "limit_all_gathers": false)"),

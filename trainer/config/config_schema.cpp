@@ -260,8 +260,15 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "cpu_offload",
        .member = &Config::cpu_offload,
-       .meaning = "Whether shards rest in host memory while compute is on another device.",
-       .later = {true}},
+       .meaning =
+           "Whether shards, their gradients and the optimizer's state and work are in host memory. Training runs "
+           "on the CPU, where they are there already: true changes nothing, and the log says so."},
+      {.section = section,
+       .name = "offload_path",
+       .member = &Config::offload_path,
+       .meaning = "A folder, best on a local disk: shards and optimizer state lie in files there instead of in memory, "
+                  "and are read and written as units are used. The files have no names and are gone when the run "
+                  "ends. null: no files."},
       {.section = section,
        .name = "backward_prefetch",
        .member = &Config::backward_prefetch,

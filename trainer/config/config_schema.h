@@ -37,8 +37,6 @@ struct ConfigKey {
   std::string meaning = {};
   std::optional<Range> range = {};        // of numbers
   std::vector<std::string> choices = {};  // of strings; empty: any that is not empty
-  // Values that have a meaning but need a capability which this version lacks: refused by name.
-  std::vector<nlohmann::json> later = {};
   // Values that one might expect but that cannot be used, each with the reason.
   std::vector<std::pair<nlohmann::json, std::string>> unusable = {};
   bool required = false;

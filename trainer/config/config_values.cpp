@@ -115,9 +115,6 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
 }
 
 void check_choice(const ConfigKey& key, const json& value, const std::string& where) {
-  if (std::find(key.later.begin(), key.later.end(), value) != key.later.end()) {
-    refuse(key, value, where, "is not supported by this version");
-  }
   for (const auto& [unusable, reason] : key.unusable) {
     if (value == unusable) refuse(key, value, where, "cannot be used: " + reason);
   }
@@ -144,7 +141,7 @@ std::string type_name(const ConfigKey& key) {
 std::string accepted_values(const ConfigKey& key) {
   const std::string or_null = accepts_null(key) ? " or null" : "";
   const std::string type = base_type_name(key);
-  if (type == "boolean") return key.later.empty() ? "true or false" : key.later.front() == true ? "false" : "true";
+  if (type == "boolean") return "true or false";
   if (type == "list of strings") return "a list of strings";
   if (!key.choices.empty()) {
     std::vector<std::string> words = key.choices;

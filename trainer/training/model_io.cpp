@@ -38,6 +38,7 @@ void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& s
   const at::NoGradGuard no_grad;
   for (const ShardSlice& slice : sharded.shard_slices()) {
     if (slice.begin < slice.end) folder.read_range(slice.fqn, slice.begin, slice.end, slice.data);
+    sharded.page_out();
   }
 }
 

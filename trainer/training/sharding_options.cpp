@@ -141,6 +141,8 @@ Options sharding_options(const Config& config, const models::CausalLM& model,
   options.use_orig_params = config.use_orig_params;
   options.keep_gradient_memory = config.keep_gradient_memory;
   options.device = c10::Device(c10::kCPU);
+  options.cpu_offload = config.cpu_offload;
+  options.offload_path = config.offload_path;
   options.sharding_strategy = sharding_strategy(config.sharding_strategy);
   options.reshard_after_forward = reshard_after_forward(config);
   set_overlap(config, options);

@@ -75,6 +75,8 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, std::shared_ptr<Co
   if (config.sync_module_states) read_on_rank_0(inputs_.folder, *inputs_.model, options);
   sharded_ = fully_shard(*inputs_.model, options);
   sharded_->verify_plan();
+  if (config.cpu_offload) report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
+  if (config.offload_path) report_.say("shards and optimizer state are in files in " + *config.offload_path);
   if (!config.sync_module_states) load_into_shards(inputs_.folder, *sharded_);
   inputs_.model->train();
 }

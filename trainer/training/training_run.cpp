@@ -33,6 +33,7 @@ TrainingRun::TrainingRun(const Config& config, models::CausalLM& model, ShardedM
       optimizer_(sharded.parameters(), optimizer_options(config)),
       scaler_(scaler_options(config)) {
   sharded.set_gradient_divide_factor(config.gradient_divide_factor);
+  if (config.offload_path) optimizer_.after_each_part([&sharded] { sharded.page_out(); });
 }
 
 StepResult TrainingRun::step() {
@@ -46,7 +47,8 @@ StepResult TrainingRun::step() {
   result.grad_norm = sharded_.grad_norm().item<double>();
   optimizer_.set_learning_rate(result.learning_rate);
   const double clipping = config_.clip_grad_norm > 0 ? clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
-  result.skipped = !scaler_.step(sharded_, [&] { optimizer_.step(clipping); });
+  const auto update = [&] { sharded_.with_offloaded_memory([&] { optimizer_.step(clipping); }); };
+  result.skipped = !scaler_.step(sharded_, update);
   scaler_.update();
   if (!result.skipped) ++updates_;
   return result;
@@ -54,7 +56,7 @@ StepResult TrainingRun::step() {
 
 std::vector<MemoryCategory> TrainingRun::memory() const {
   const int64_t state = optimizer_.state_nbytes();
-  return {{"optimizer state", state, state, state}};
+  return {{config_.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};
 }
 
 double TrainingRun::accumulate_gradients() {

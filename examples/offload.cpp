@@ -1,0 +1,37 @@
+// Offload: shards and optimizer state in files, as on a machine whose memory they do not fit; the numbers stay the
+// same.
+//   torchrun --no-python --nproc-per-node 2 build/offload
+// Options::cpu_offload alone keeps them in host memory, while a device computes.
+#include <filesystem>
+
+#include "example.h"
+
+using namespace example;
+
+at::Tensor train(const fsdp::Options& options) {
+  Net net = make_net();
+  auto sharded = fsdp::fully_shard(net, options);
+  torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(1e-2));
+  at::Tensor loss;
+  for (int step = 0; step < 5; ++step) {
+    sharded->zero_grad();
+    loss = loss_of(*net, make_input(options.communicator->rank(), step));
+    loss.backward();
+    sharded->with_offloaded_memory([&] { optimizer.step(); });  // its state is made in files
+  }
+  if (options.communicator->rank() == 0) std::cout << sharded->memory_summary();
+  return loss.detach();
+}
+
+int main() {
+  return run([] {
+    fsdp::Options options = make_options();
+    const at::Tensor usual = train(options);
+    const std::filesystem::path folder = std::filesystem::temp_directory_path() / "fsdp-example-offload";
+    options.offload_path = folder.string();
+    const at::Tensor offloaded = train(options);
+    require(torch::equal(offloaded, usual), "where shards lie changes no number");
+    require(std::filesystem::is_empty(folder), "files have no names: nothing stays behind");
+    if (options.communicator->rank() == 0) std::cout << "the same loss with shards in files\n";
+  });
+}

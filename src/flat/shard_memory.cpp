@@ -1,0 +1,44 @@
+#include "flat/shard_memory.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+at::Tensor in_files(MappedFiles& files, int64_t numel, at::ScalarType dtype) {
+  auto memory = std::make_shared<c10::DataPtr>(files.allocate(numel * c10::elementSize(dtype)));
+  return at::from_blob(
+      memory->get(), {numel}, [memory](void*) mutable { memory.reset(); }, at::TensorOptions(dtype));
+}
+
+}  // namespace
+
+ShardMemory ShardMemory::on_host(c10::Device compute, std::shared_ptr<MappedFiles> files) {
+  ShardMemory memory(compute);
+  memory.shards_ = c10::Device(c10::kCPU);
+  memory.files_ = std::move(files);
+  return memory;
+}
+
+at::Tensor ShardMemory::zeros(int64_t numel, at::ScalarType dtype) const {
+  return files_ && numel > 0 ? in_files(*files_, numel, dtype).zero_() : gradient_zeros(numel, dtype);
+}
+
+at::Tensor ShardMemory::gradient_zeros(int64_t numel, at::ScalarType dtype) const {
+  const auto options = at::TensorOptions(dtype).device(shards_);
+  return apart() && numel > 0 ? at::empty({numel}, options.pinned_memory(true)).zero_() : at::zeros({numel}, options);
+}
+
+void ShardMemory::page_out(const at::Tensor& shard) const {
+  if (files_) {
+    files_->page_out(shard.const_data_ptr(), shard.nbytes());
+  }
+}
+
+std::string ShardMemory::where() const { return files_ ? " (files)" : apart() ? " (host)" : ""; }
+
+}  // namespace fsdp
