@@ -1,11 +1,15 @@
 // The engine on a device with streams: gathers, reductions and computation run on streams of their own, late, and are
 // ordered by events only. What comes out is what the same ranks compute on the CPU.
+#include <chrono>
+#include <thread>
+
 #include "base/stream_order.h"
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
 #include "support/branched_net.h"
 #include "support/nccl_ranks.h"
 #include "support/one_process.h"
+#include "support/simulated_device.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -174,6 +178,73 @@ TEST_P(EveryWay, TrainsAsOnTheCpu) {
   expect_as_on_cpu({ranks, ShardingStrategy::kFullShard, true, false}, plain_step, way.change, offload);
 }
 
+// ---------------------------------------------------------------- one stream far behind the others
+
+enum class Held { kGather, kReduce, kAllReduce, kComputation };
+
+// The stream does nothing for a while, behind what was enqueued on it so far.
+void hold_back(const c10::Stream& stream) {
+  if (!has_streams(stream.device())) return;
+  testing::enqueue_on_simulated_stream(native_stream(stream),
+                                       [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); });
+}
+
+c10::Stream stream_of(const ShardedModule& sharded, Held held) {
+  const EngineStreams& streams = sharded.engine().streams();
+  return held == Held::kGather      ? streams.gather
+         : held == Held::kReduce    ? streams.reduce
+         : held == Held::kAllReduce ? streams.all_reduce
+                                    : current_stream(testing::test_device());
+}
+
+// A step in which the stream falls behind again and again: before forward, in forward, before backward, after it.
+Step step_with(Held held) {
+  return [held](BranchedNetImpl& net, const RankStep& rank) {
+    const auto fall_behind = [&] { hold_back(stream_of(*rank.sharded, held)); };
+    fall_behind();
+    const torch::Tensor h = net.encode(rank.x());
+    fall_behind();
+    const torch::Tensor loss = net.decode(h).pow(2).mean();
+    fall_behind();
+    rank.backward(loss);
+    fall_behind();
+    rank.see(loss);
+  };
+}
+
+using HeldCase = std::tuple<Held, ShardingCase, bool>;
+std::string name_of_held(const HeldCase& value) {
+  const auto& [held, sharding, on_host] = value;
+  const std::vector<std::string> names = {"Gathers", "Reductions", "AllReductions", "Computation"};
+  return names[static_cast<size_t>(held)] + "_" + testing::name_of(sharding) + (on_host ? "_on_host" : "");
+}
+
+std::vector<ShardingCase> cases_to_hold() {
+  return {{2, ShardingStrategy::kFullShard, true, false},
+          {2, ShardingStrategy::kNoShard, true, true},
+          {4, ShardingStrategy::kHybridShard, true, false}};
+}
+
+class OneStreamHeld : public DeviceTraining, public ::testing::WithParamInterface<HeldCase> {};
+INSTANTIATE_TEST_SUITE_P(All, OneStreamHeld,
+                         ::testing::Combine(::testing::Values(Held::kGather, Held::kReduce, Held::kAllReduce,
+                                                              Held::kComputation),
+                                            ::testing::ValuesIn(cases_to_hold()), ::testing::Bool()),
+                         [](const auto& info) { return name_of_held(info.param); });
+
+TEST_P(OneStreamHeld, TrainsAsOnTheCpu) {
+  const auto& [held, sharding, on_host] = GetParam();
+  const Change offload = [on_host = on_host](Options& options) { options.cpu_offload = on_host; };
+  expect_as_on_cpu(sharding, step_with(held), {}, offload);
+}
+
+TEST_F(DeviceTraining, ASmallerGroupWhileAStreamIsHeld) {
+  for (Held held : {Held::kGather, Held::kComputation}) {
+    expect_as_on_cpu({4, ShardingStrategy::kFullShard, true, /*strict=*/true}, step_with(held),
+                     [](Options& options) { options.reshard_after_forward = 2; });
+  }
+}
+
 // ---------------------------------------------------------------- users' own streams and hooks
 
 // A unit is used on two streams, and backward runs on both.
@@ -186,8 +257,11 @@ TEST_F(DeviceTraining, PartOfTheModelOnAnotherStream) {
     torch::Tensor h;
     {
       const CurrentStreamGuard on_other(other);
-      h = net.encode(x) + net.c->bias.sum();
+      h = net.encode(x);
+      hold_back(other);
+      h = h + net.c->bias.sum();
     }
+    rank.sharded->reshard();  // while the other stream still reads
     order_streams(other, usual);
     const torch::Tensor loss = net.decode(h).pow(2).mean();
     rank.see(loss);
@@ -203,7 +277,10 @@ TEST_F(DeviceTraining, PartOfTheModelOnAnotherStream) {
 
 TEST_F(DeviceTraining, GradientHooksSeeTheReducedGradient) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
-    rank.sharded->set_gradient_hook([](const ReducedGradient& reduced) { reduced.gradient.mul_(0.5); });
+    rank.sharded->set_gradient_hook([](const ReducedGradient& reduced) {
+      hold_back(current_stream(reduced.gradient.device()));  // autograd runs hooks in threads of its own
+      reduced.gradient.mul_(0.5);
+    });
     plain_step(net, rank);
   };
   for (bool on_host : {false, true}) {

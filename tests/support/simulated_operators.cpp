@@ -7,6 +7,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
@@ -158,6 +159,7 @@ void register_simulated_operators() {
   kernels.impl("empty_strided", &empty_strided);
   kernels.impl("as_strided", &at::native::as_strided_tensorimpl);
   kernels.impl("view", &at::native::view);
+  kernels.impl("is_set_to", &at::native::is_set_to);
   kernels.impl("_reshape_alias", &at::native::_reshape_alias);
   kernels.impl("unfold", &at::native::unfold);
   kernels.impl("view_as_real", &at::native::view_as_real);
