@@ -44,4 +44,4 @@ sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSani
 	@scripts/sanitize.sh
 
 clean:  ## Remove what was built (not the environment, the model or the data)
-	rm -rf $(BUILD_DIR) build-sanitize build-debug
+	rm -rf $(BUILD_DIR) build-sanitize build-debug build-gpu

@@ -89,6 +89,38 @@ def test_wrong_options_are_refused(gpu_check, options, complaint):
     assert complaint in result.stderr
 
 
+TEST_PROGRAM = """#!{python}
+import json, os, sys
+case = {{"name": "Case", "status": "RUN", "result": "COMPLETED"}}
+if os.environ["FSDP_TEST_DEVICE"] != "{device}":
+    case["failures"] = [{{"failure": "x"}}]
+report = sys.argv[1].removeprefix("--gtest_output=json:")
+json.dump({{"testsuites": [{{"name": "Suite", "testsuite": [case]}}]}}, open(report, "w"))
+"""
+
+
+@pytest.mark.parametrize("wanted, lines", [("cpu", ["1 passed, 0 failed"]),
+                                           ("another", ["* FAILED a_test: Suite.Case", "0 passed, 1 failed"])])
+def test_tests_run_on_the_device_and_their_outcome_is_reported(gpu_check, tmp_path, wanted, lines):
+    build = tmp_path / "build"
+    build.mkdir()
+    script(build / "gpu", "")
+    (build / "a_test").write_text(TEST_PROGRAM.format(python=sys.executable, device=wanted))
+    (build / "a_test").chmod(0o755)
+    (build / "CTestTestfile.cmake").write_text(f'add_test([=[a_test]=] "{build}/a_test")\n')
+    result = gpu_check("--device", "cpu", "--only", "test", "--tests", "^a_test$", python=sys.executable)
+    assert result.returncode == (wanted != "cpu")
+    results = (build / "gpu_check.md").read_text()
+    assert result.stdout.endswith(results)
+    assert [line for line in results.partition("## Tests")[2].splitlines()[3:] if line] == lines
+
+
+def test_part_without_a_build_says_how_to_make_one(gpu_check):
+    result = gpu_check("--device", "cpu", "--only", "bench", python=sys.executable)
+    assert result.returncode == 1
+    assert "holds no gpu" in result.stderr and "--only build" in result.stderr
+
+
 def measure(source_dir, tmp_path, *options):
     result = subprocess.run([sys.executable, source_dir / "benchmarks/gpu.py", *TINY, "--folder", tmp_path, *options],
                             capture_output=True, text=True, timeout=300)
