@@ -5,7 +5,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR VENV TORCH_DIR BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test train bench format format-check sanitize clean
+.PHONY: help setup build test train bench gpu-check format format-check sanitize clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ bench: setup  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@scripts/build.sh
 	@$(VENV)/bin/python benchmarks/run.py
 
+gpu-check:  ## Build, test and measure on a machine with an NVIDIA GPU (options: scripts/gpu_check --help)
+	@scripts/gpu_check
+
 format:  ## Format all C++ files
 	@scripts/format.sh
 
@@ -41,4 +44,4 @@ sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSani
 	@scripts/sanitize.sh
 
 clean:  ## Remove what was built (not the environment, the model or the data)
-	rm -rf $(BUILD_DIR) build-sanitize build-debug
+	rm -rf $(BUILD_DIR) build-sanitize build-debug build-gpu

@@ -1,7 +1,8 @@
 // Host time that one unit adds to forward and backward: a chain of small blocks, plain and sharded over a
 // fake group of eight ranks. The time of a unit is the slope between a short and a long chain, so that what a
-// step costs once falls out. Steps of all variants take turns. Prints one JSON object a line; host_time.py is
-// PyTorch's side.
+// step costs once falls out. Steps of all variants take turns. On a device the time ends when backward returns, not
+// when the device is done, which is waited for between steps. Prints one JSON object a line; host_time.py is PyTorch's
+// side. Usage: host_time [STEPS [cpu|cuda]]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "block.h"
+#include "device.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
@@ -34,9 +36,10 @@ struct Variant {
 // A chain of blocks of one variant, and the times of its steps.
 class Chain {
  public:
-  Chain(const Variant& variant, int units) {
+  Chain(const Variant& variant, int units, c10::Device device) : device_(device) {
     torch::manual_seed(0);
     for (int unit = 0; unit < units; ++unit) model_->push_back(Block(kWidth, 2 * kWidth));
+    model_->to(device);
     if (!variant.sharded) return;
     fsdp::Options options;
     options.communicator = fsdp::make_fake_communicator(0, kRanks);
@@ -51,6 +54,7 @@ class Chain {
     model_->forward(input).sum().backward();
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
     if (keep_time) times_.push_back(elapsed.count());
+    fsdp::benchmarks::synchronize(device_);
     if (sharded_) {
       sharded_->zero_grad();
     } else {
@@ -65,13 +69,15 @@ class Chain {
   }
 
  private:
+  c10::Device device_;
   torch::nn::Sequential model_;
   std::shared_ptr<fsdp::ShardedModule> sharded_;
   std::vector<double> times_;
 };
 
 struct Measurement {
-  explicit Measurement(const Variant& variant) : few(variant, kFewUnits), many(variant, kManyUnits) {}
+  Measurement(const Variant& variant, c10::Device device)
+      : few(variant, kFewUnits, device), many(variant, kManyUnits, device) {}
 
   double milliseconds_per_unit() {
     return (many.median_milliseconds() - few.median_milliseconds()) / (kManyUnits - kFewUnits);
@@ -84,6 +90,7 @@ struct Measurement {
 
 int main(int argc, char** argv) {
   const int steps = argc > 1 ? std::stoi(argv[1]) : 150;
+  const c10::Device device = fsdp::benchmarks::use_device(argc > 2 ? argv[2] : "cpu");
   at::set_num_threads(1);
   using enum fsdp::ShardingStrategy;
   const std::vector<Variant> variants = {{.name = "plain", .sharded = false},
@@ -92,8 +99,8 @@ int main(int argc, char** argv) {
                                          {.name = "fsdp.cpp shard_grad_op", .strategy = kShardGradOp},
                                          {.name = "fsdp.cpp no_shard", .strategy = kNoShard}};
   std::vector<Measurement> measurements;
-  for (const Variant& variant : variants) measurements.emplace_back(variant);
-  const at::Tensor input = torch::randn({kRows, kWidth});
+  for (const Variant& variant : variants) measurements.emplace_back(variant, device);
+  const at::Tensor input = torch::randn({kRows, kWidth}, device);
   for (int step = 0; step < kWarmUpSteps + steps; ++step) {
     for (Measurement& measurement : measurements) {
       measurement.few.step(input, step >= kWarmUpSteps);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Host time that one unit adds to forward and backward in PyTorch's FSDP1, FSDP2 and DDP.
 
-The like of host_time.cpp: the same block, a fake process group of 8 ranks, one thread. Prints one JSON object a line.
+The like of host_time.cpp: the same block, a fake process group of 8 ranks, one thread. On a GPU (without DDP) the time ends
+when backward returns, not when the device is done, which is waited for between steps. Prints one JSON object a line.
 """
 
 import argparse
@@ -25,22 +26,23 @@ ROWS = 4
 FEW, MANY = 4, 12  # units; what one adds is the slope between
 
 
-def blocks(count):
+def blocks(count, device):
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(WIDTH, 2 * WIDTH) for _ in range(count)))
+    return nn.Sequential(*(Block(WIDTH, 2 * WIDTH) for _ in range(count))).to(device)
 
 
-def fsdp1(count, use_orig_params):
+def fsdp1(count, device, use_orig_params):
     policy = lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, Block)
-    return FullyShardedDataParallel(blocks(count), auto_wrap_policy=policy, use_orig_params=use_orig_params,
-                                    device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(blocks(count, device), auto_wrap_policy=policy, use_orig_params=use_orig_params,
+                                    device_id=device)
 
 
-def fsdp2(count):
-    model = blocks(count)
+def fsdp2(count, device):
+    model = blocks(count, device)
+    mesh = dist.init_device_mesh(device.type, (RANKS,))
     for block in model:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def all_reduce(_, bucket):
@@ -51,8 +53,8 @@ def all_reduce(_, bucket):
     return done
 
 
-def ddp(count):
-    model = DistributedDataParallel(blocks(count))
+def ddp(count, device):
+    model = DistributedDataParallel(blocks(count, device))
     model.register_comm_hook(None, all_reduce)
     return model
 
@@ -60,8 +62,8 @@ def ddp(count):
 VARIANTS = {
     "plain": blocks,
     "DDP": ddp,
-    "FSDP1, flat parameters": lambda count: fsdp1(count, False),
-    "FSDP1, use_orig_params": lambda count: fsdp1(count, True),
+    "FSDP1, flat parameters": lambda count, device: fsdp1(count, device, False),
+    "FSDP1, use_orig_params": lambda count, device: fsdp1(count, device, True),
     "FSDP2": fsdp2,
 }
 
@@ -70,6 +72,8 @@ def time_step(model, x):
     start = time.perf_counter()
     model(x).sum().backward()
     seconds = time.perf_counter() - start
+    if x.is_cuda:
+        torch.cuda.synchronize()
     model.zero_grad()
     return seconds
 
@@ -77,12 +81,15 @@ def time_step(model, x):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
+    device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", 0)
+    variants = {name: make for name, make in VARIANTS.items() if name != "DDP" or options.device == "cpu"}
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    models = {(name, count): make(count) for name, make in VARIANTS.items() for count in (FEW, MANY)}
-    x = torch.randn(ROWS, WIDTH)
+    models = {(name, count): make(count, device) for name, make in variants.items() for count in (FEW, MANY)}
+    x = torch.randn(ROWS, WIDTH, device=device)
     times = {key: [] for key in models}
     for step in range(options.steps + 20):
         for key, model in models.items():
@@ -90,7 +97,7 @@ def main():
             if step >= 20:
                 times[key].append(seconds)
     per_unit = {name: (statistics.median(times[name, MANY]) - statistics.median(times[name, FEW])) / (MANY - FEW) * 1e3
-                for name in VARIANTS}
+                for name in variants}
     for name, milliseconds in per_unit.items():
         if name != "plain":
             print(json.dumps({"variant": name, "plain_ms": per_unit["plain"],

@@ -4,21 +4,65 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 
 
-def run(command, ranks, port, *, address="127.0.0.1", hosts=None):
-    """What rank 0 prints, read as JSON. hosts: for each rank, a prefix of its command and variables of its own; each is
-    then a host by itself. Ends the program when a rank fails."""
-    processes = []
-    for rank in range(ranks):
-        prefix, variables = hosts[rank] if hosts else ([], {})
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0" if hosts else str(rank),
-                       "LOCAL_WORLD_SIZE": "1" if hosts else str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port),
-                       "OMP_NUM_THREADS": "1", **variables}
-        processes.append(subprocess.Popen([*prefix, *map(str, command)], env=environment, text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    outputs = [process.communicate() for process in processes]
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            sys.exit(f"error: rank {rank} of {' '.join(map(str, command))} failed:\n{outputs[rank][1]}")
-    return json.loads(outputs[0][0])
+class RankError(RuntimeError):
+    """A rank that failed, or did not end in time; says which, and what it wrote."""
+
+
+def outputs(command, ranks, port, *, address="127.0.0.1", hosts=None, variables=None, timeout=None):
+    """What each rank prints. hosts: for each rank, a prefix of its command and variables of its own; each is then a host
+    by itself. variables: for all ranks. timeout: seconds. When a rank fails, the others are ended."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        started = []
+        try:
+            for rank in range(ranks):
+                prefix, own = hosts[rank] if hosts else ([], {})
+                environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                               "LOCAL_RANK": "0" if hosts else str(rank), "LOCAL_WORLD_SIZE": "1" if hosts else str(ranks),
+                               "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                               **(variables or {}), **own}
+                files = [open(os.path.join(folder, f"{rank}.{name}"), "w+") for name in ("out", "err")]
+                process = subprocess.Popen([*prefix, *map(str, command)], env=environment, text=True,
+                                           stdin=subprocess.DEVNULL, stdout=files[0], stderr=files[1])
+                started.append((process, *files))
+            wait(command, started, timeout)
+            return [content(out) for _, out, _ in started]
+        finally:
+            for process, out, err in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                out.close()
+                err.close()
+
+
+def content(file):
+    file.seek(0)
+    return file.read()
+
+
+def wait(command, started, timeout):
+    """Until all ranks have ended well."""
+    line, end = " ".join(map(str, command)), None if timeout is None else time.monotonic() + timeout
+    while True:
+        codes = [process.poll() for process, *_ in started]
+        for rank, code in enumerate(codes):
+            if code:
+                raise RankError(f"rank {rank} of {line} failed (status {code}):\n{content(started[rank][2])}")
+        if None not in codes:
+            return
+        if end is not None and time.monotonic() > end:
+            late = codes.index(None)
+            raise RankError(f"rank {late} of {line} did not end in {timeout} s:\n{content(started[late][2])}")
+        time.sleep(0.05)
+
+
+def run(command, ranks, port, **settings):
+    """What rank 0 prints, read as JSON; settings as of outputs(). Ends the program when a rank fails."""
+    try:
+        return json.loads(outputs(command, ranks, port, **settings)[0])
+    except RankError as error:
+        sys.exit(f"error: {error}")
