@@ -115,6 +115,15 @@ TEST_P(EverySharding, TrainsAsOnTheCpuWithShardsOnTheHost) {
   expect_as_on_cpu(GetParam(), plain_step, {}, [](Options& options) { options.cpu_offload = true; });
 }
 
+TEST_P(EverySharding, TrainsWithShardsInFiles) {
+  const ShardingCase& sharding = GetParam();
+  const auto in_files = [](Options& options) { options.offload_path = ::testing::TempDir() + "device-training"; };
+  const std::vector<Outcome> want = train_on_cpu(sharding, plain_step, {});
+  const std::vector<Outcome> got = train_on_cpu(sharding, plain_step, in_files);
+  for (int rank = 0; rank < sharding.world_size; ++rank) expect_same_outcome(got[rank], want[rank], 1);
+  if (sharding.world_size == 2) expect_as_on_cpu(sharding, plain_step, {}, in_files);
+}
+
 TEST_P(EverySharding, TrainsOverGlooAsOnTheCpu) {
   over_gloo = true;
   expect_as_on_cpu(GetParam(), plain_step);
