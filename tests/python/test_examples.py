@@ -69,7 +69,8 @@ def test_example(build_dir, name, ranks):
     statuses, outputs = run_ranks(build_dir / name, ranks)
     assert statuses == [0] * ranks, "\n".join(outputs)
     assert EXAMPLES[name] in outputs[0]
-    assert not any(outputs[1:]), "only rank 0 prints"
+    # Where ranks fail, rank 0 may be gone with its store while another rank's watchdog asks there: LibTorch then warns.
+    assert name == "divergence" or not any(outputs[1:]), "only rank 0 prints"
 
 
 def test_hybrid_sharding_refuses_an_odd_number_of_ranks(build_dir):
