@@ -8,6 +8,7 @@
 #include "base/out_of_memory.h"
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
+#include "support/error_of.h"
 #include "support/sharding.h"
 
 namespace fsdp {
@@ -15,21 +16,11 @@ namespace {
 
 using ::testing::AllOf;
 using testing::Bag;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int64_t kAbsurd = int64_t{1} << 50;  // bytes: more than an address space has
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 void allocate_absurdly() { (void)torch::empty({kAbsurd}, torch::kByte); }
 
@@ -52,7 +43,7 @@ TEST(OutOfMemory, InAnOperatorOnParametersNamesUnitAndHolders) {
   torch::nn::Linear linear(4, 4);
   auto sharded = testing::shard_strictly(*linear);
   const torch::Tensor x = torch::ones({1, 4});
-  const std::string message = message_of([&] { linear(x.expand({kAbsurd / 16, 4})); });
+  const std::string message = error_of([&] { linear(x.expand({kAbsurd / 16, 4})); });
   EXPECT_THAT(message, AllOf(HasSubstr("can't allocate memory"), HasSubstr("rank 0 ran out of memory: aten::"),
                              HasSubstr("unit 'root'"), HasSubstr("parameter shards"), HasSubstr("gradient buffers"),
                              HasSubstr("gathered units: 'root'")));
@@ -64,7 +55,7 @@ TEST(OutOfMemory, ElsewhereIsExplainedOnRequest) {
   torch::nn::Linear linear(4, 4);
   auto sharded = testing::shard_strictly(*linear);
   const std::vector<MemoryCategory> more = {{"optimizer state", 3 << 20, 4 << 20, 4 << 20}};
-  const std::string text = message_of([&] {
+  const std::string text = error_of([&] {
     try {
       allocate_absurdly();
     } catch (const std::exception& error) {
@@ -102,7 +93,7 @@ constexpr int64_t kMiB = 1 << 20;
   at::set_num_threads(1);
   prepare();
   limit_memory_to(16 * kMiB);
-  std::fputs(message_of(body).c_str(), stderr);
+  std::fputs(error_of(body).c_str(), stderr);
   std::_Exit(0);
 }
 

@@ -182,10 +182,10 @@ CollectiveId Unit::next_id(Pass pass) {
 void Unit::begin_gather(BufferPool& pool, Pass pass, bool may_alias) {
   check_membership();
   state_.transition(UnitState::kGathering, [this] { return where(); });
-  order_behind_writes();
-  const c10::Stream& stream = engine->streams().gather;
-  CurrentStreamGuard on_stream(stream);
   try {
+    order_behind_writes();
+    const c10::Stream& stream = engine->streams().gather;
+    CurrentStreamGuard on_stream(stream);
     seams::CleanDispatchGuard clean;
     acquire_buffers(pool, may_alias);
     for (size_t i = 0; i < flat_parameters_.size(); ++i) {
@@ -193,14 +193,14 @@ void Unit::begin_gather(BufferPool& pool, Pass pass, bool may_alias) {
         gather_flat(i, pass, pool);
       }
     }
+    issued_.record(stream);
   } catch (...) {
     give_up_gather();
     throw;
   }
-  issued_.record(stream);
 }
 
-c10::Device Unit::device() const { return engine->options().memory.compute_device(); }
+c10::Device Unit::device() const { return engine->device(); }
 
 void Unit::order_behind_writes() {
   if (engine->streams().apart() && ordered_version != shard_version()) {
