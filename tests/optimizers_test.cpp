@@ -1,5 +1,6 @@
 // Any torch::optim optimizer over the shards trains as over the plain module.
 #include "engine/engine.h"
+#include "optim/fused_adamw.h"
 #include "support/models.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
@@ -140,6 +141,40 @@ TEST(ParameterGroups, NoWeightDecayByName) {
 }
 
 // More ranks than a unit has elements: some hold nothing of it, and still take part.
+// Units that stay gathered, as those of SHARD_GRAD_OP do after a forward without backward, are gathered again when an
+// optimizer has written their shards.
+template <typename Optimizer>
+void expect_to_follow(const std::function<Optimizer(std::vector<torch::Tensor>)>& make) {
+  for (bool orig : {true, false}) {
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      TinyLM model = make_tiny_lm({});
+      Options options;
+      options.communicator = communicator;
+      options.sharding_strategy = ShardingStrategy::kShardGradOp;
+      options.use_orig_params = orig;
+      options.auto_wrap_policy = testing::every_module();
+      auto sharded = fully_shard(*model, options);
+      auto optimizer = make(sharded->parameters());
+      const torch::Tensor batch = testing::batch_of(0, 1);
+      for (int step = 0; step < 2; ++step) {
+        sharded->zero_grad();
+        model->loss(batch).backward();
+        const torch::Tensor before = model->forward(batch).detach().clone();
+        optimizer.step();
+        const torch::Tensor after = model->forward(batch).detach().clone();
+        EXPECT_FALSE(torch::allclose(after, before, 1e-3, 1e-3));
+        sharded->reshard();
+        EXPECT_TRUE(testing::same_bits(after, model->forward(batch).detach()));
+      }
+    });
+  }
+}
+
+TEST(UnitsThatStayGathered, FollowEveryOptimizer) {
+  expect_to_follow<torch::optim::AdamW>([](auto p) { return torch::optim::AdamW(std::move(p), 0.1); });
+  expect_to_follow<FusedAdamW>([](auto p) { return FusedAdamW(std::move(p), {.learning_rate = 0.1}); });
+}
+
 TEST(EmptyShards, SeveralSteps) {
   struct DustImpl : torch::nn::Module {
     DustImpl() {

@@ -13,6 +13,8 @@
 #include <tuple>
 #include <utility>
 
+#include "torch_seams/shard_version.h"
+
 namespace fsdp {
 
 FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options)
@@ -88,6 +90,9 @@ void FusedAdamW::update(Batch batch, double gradient_scale) const {
                     batch.steps, options_.learning_rate, options_.beta1, options_.beta2, options_.weight_decay,
                     options_.epsilon,
                     /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/divisor, /*found_inf=*/std::nullopt);
+  for (const at::Tensor& parameter : batch.parameters) {
+    seams::bump_version(parameter);  // the kernel does not: gathers would not see the write
+  }
 }
 
 }  // namespace fsdp

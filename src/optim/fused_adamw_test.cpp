@@ -72,6 +72,23 @@ TEST(FusedAdamW, KeepsParametersWithoutGradients) {
   EXPECT_TRUE(torch::equal(parameters[0], before));
 }
 
+// LibTorch's kernel does not count what it writes.
+TEST(FusedAdamW, CountsAsAWrite) {
+  std::vector<at::Tensor> parameters = make_parameters(at::kFloat);
+  std::vector<at::Tensor> squares;
+  for (const at::Tensor& parameter : parameters) {
+    squares.push_back(parameter.square().sum());
+    parameter.mutable_grad() = torch::ones_like(parameter);
+  }
+  parameters[2].mutable_grad().reset();
+  FusedAdamW(parameters, {}).step();
+  for (size_t i : {0, 3}) {
+    EXPECT_GT(parameters[i]._version(), 0u) << i;
+    EXPECT_THROW(squares[i].backward(), c10::Error) << "backward through a value that is gone";
+  }
+  EXPECT_EQ(parameters[2]._version(), 0u);
+}
+
 TEST(FusedAdamW, KeepsStateInTheParametersDtype) {
   at::Tensor parameter = torch::ones({3}, torch::kBFloat16).set_requires_grad(true);
   FusedAdamW optimizer({parameter}, {.learning_rate = 0.5});
