@@ -429,7 +429,7 @@ TEST(CommunicationHook, ReplacesTheEnginesReduction) {
         model->loss(batch_of(world->rank(), 0)).backward();
         std::vector<torch::Tensor> result;
         for (const torch::Tensor& leaf : sharded->parameters()) {
-          result.push_back(leaf.grad().defined() ? leaf.grad().clone() : torch::zeros({0}));
+          result.push_back(leaf.grad().defined() ? leaf.grad().clone() : torch::zeros({0}, leaf.options()));
         }
         return torch::cat(result);
       };

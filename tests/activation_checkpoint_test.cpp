@@ -146,7 +146,7 @@ TEST(RecomputedDropout, DiffersPerRankAndRepeats) {
       CheckpointOptions options{.generators = {generator}};
       const CallBlock call = [&](int64_t, Block block, const Tensor& x) {
         auto dropped = [&, block](const Tensor& in) mutable {
-          Tensor mask = torch::rand(in.sizes(), generator) < 0.5;
+          Tensor mask = (torch::rand(in.sizes(), generator) < 0.5).to(in.device());
           masks.push_back(mask);
           return block->forward(in * mask);
         };
@@ -158,7 +158,7 @@ TEST(RecomputedDropout, DiffersPerRankAndRepeats) {
     ASSERT_EQ(masks.size(), 9u + 18u);
     EXPECT_FALSE(torch::equal(masks[0], masks[1]));
     Tensor mine = masks[0].to(at::kFloat).flatten();
-    Tensor all = torch::empty({3 * mine.numel()});
+    Tensor all = torch::empty({3 * mine.numel()}, mine.options());
     communicator->all_gather(all, mine, {"masks", 0, Pass::kUser})->wait();
     EXPECT_FALSE(torch::equal(all.slice(0, 0, mine.numel()), all.slice(0, mine.numel(), 2 * mine.numel())));
   });

@@ -298,6 +298,24 @@ TEST_F(DeviceTraining, GradientHooksSeeTheReducedGradient) {
   }
 }
 
+// Autograd wakes the thread that called a failed backward before it lets go of the pass.
+TEST_F(DeviceTraining, FailedBackwardPassesAreNoticedAlikeOnAllRanks) {
+  const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
+    for (int failure = 0; failure < 6; ++failure) {
+      torch::Tensor h = net.encode(rank.x(failure));
+      h.register_hook([](const torch::Tensor& gradient) -> torch::Tensor {
+        if (gradient.defined()) throw std::runtime_error("in backward");
+        return gradient;
+      });
+      EXPECT_THROW(net.decode(h).pow(2).mean().backward(), std::exception);
+      rank.see(net.loss(rank.x(failure)));
+    }
+    rank.sharded->zero_grad();
+    plain_step(net, rank);
+  };
+  for (int ranks : {2, 4}) expect_as_on_cpu({ranks, ShardingStrategy::kFullShard, true, false}, step);
+}
+
 TEST_F(DeviceTraining, OptimizerInBackward) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
     rank.sharded->set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>& leaves) {

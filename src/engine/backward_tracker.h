@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,12 @@ namespace fsdp {
 // then the flush comes early, which costs a second reduction but no gradient. A pass that throws never calls its
 // callback; autograd destroys the callback instead, and with it the token that it holds, which is how an abandoned pass
 // is noticed at the next touch.
+//
+// [Note: a pass that fails in a device's thread]
+// On a device with streams autograd runs a pass in a thread of the device's, while the one that called backward waits.
+// When a node throws, the caller is woken first and the pass destroyed a moment later: whether the caller's next touch
+// finds it abandoned would be chance, and ranks would differ in what they gather. Passes therefore know their caller:
+// the thread that touched last outside of passes. It waits, at its next touch outside of passes, until they are over.
 class BackwardTracker {
  public:
   struct Events {
@@ -32,15 +39,37 @@ class BackwardTracker {
   void observe(const std::shared_ptr<void>& owner);
 
  private:
+  // The callers of passes that are not over. Threads: safe.
+  class Callers {
+   public:
+    void add(std::thread::id caller);
+    void remove(std::thread::id caller);
+    // Blocks until no pass of this caller's is left.
+    void wait_for(std::thread::id caller);
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable removed_;
+    std::vector<std::thread::id> callers_;
+  };
+  // Over when its pass has ended, or was destroyed. `callers` is null where the caller runs the pass itself.
   struct Token {
-    int id;
-    std::thread::id thread;
+    Token(int id, std::thread::id caller, std::shared_ptr<Callers> callers);
+    ~Token() { end(); }
+    void end();
+
+    const int id;
+    const std::thread::id thread = std::this_thread::get_id();
+    const std::thread::id caller;
+    std::shared_ptr<Callers> callers;
   };
   bool forget_abandoned();
   void finish(const std::shared_ptr<Token>& token);
 
   Events events_;
   std::atomic<int> last_seen_{-1};
+  mutable std::atomic<std::thread::id> last_outside_{};  // touched last outside of passes
+  const std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
   std::recursive_mutex mutex_;
   std::vector<std::weak_ptr<Token>> open_;
 };

@@ -39,9 +39,7 @@ Engine::Engine(const EngineOptions& options)
       monitors_(monitors_of(options.mesh)) {}
 
 Engine::~Engine() {
-  // Its memory goes back to the allocator, for whoever is on the current stream.
-  streams_.await_gathers();
-  streams_.await_reductions();
+  streams_.bring_home();
   // Parameters may outlive the engine: from now on a touch says so.
   for (auto& unit : units_) {
     for (auto& flat : unit->flat_parameters()) {

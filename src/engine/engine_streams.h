@@ -23,6 +23,7 @@ class EngineStreams {
  public:
   EngineStreams(c10::Device device_, StreamPriority priority)
       : device(device_),
+        home(current_stream(device_)),
         gather(take_stream(device_, priority)),
         reduce(take_stream(device_, priority)),
         all_reduce(take_stream(device_, priority)) {}
@@ -42,9 +43,17 @@ class EngineStreams {
     order_streams(reduce, current_stream(device));
     order_streams(all_reduce, current_stream(device));
   }
-  void await_gathers() const { order_streams(gather, current_stream(device)); }
+  // The stream of the engine's memory waits for all that uses it: the memory may be given back.
+  void bring_home() const {
+    order_streams(current_stream(device), home);
+    for (const c10::Stream& stream : {gather, reduce, all_reduce}) {
+      order_streams(stream, home);
+    }
+  }
 
   const c10::Device device;
+  // The one that was current when the engine was made: its memory comes from it.
+  const c10::Stream home;
   const c10::Stream gather;
   const c10::Stream reduce;
   const c10::Stream all_reduce;

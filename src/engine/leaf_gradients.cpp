@@ -25,15 +25,19 @@ bool LeafGradients::any() const {
 
 const at::Tensor& LeafGradients::memory() {
   if (!memory_.defined()) {
-    memory_ = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
-    memory_stream_ = current_stream(memory_.device());
+    const c10::Stream user = current_stream(home_.device());
+    {
+      CurrentStreamGuard at_home(home_);
+      memory_ = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
+    }
+    order_streams(home_, user);
   }
   return memory_;
 }
 
 void LeafGradients::drop_memory() {
   if (memory_.defined()) {
-    order_streams(current_stream(memory_.device()), *memory_stream_);
+    order_streams(current_stream(home_.device()), home_);
     memory_.reset();
   }
 }

@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <vector>
 
 #include "base/device_stream.h"
@@ -16,7 +15,9 @@ namespace fsdp {
 // Threads: the caller's lock.
 class LeafGradients {
  public:
-  LeafGradients(FlatParameter& flat, bool use_orig_params) : flat_(flat), use_orig_params_(use_orig_params) {}
+  // Their memory comes from the stream that is current now, and goes back to it: that of the user's operators.
+  LeafGradients(FlatParameter& flat, bool use_orig_params)
+      : flat_(flat), use_orig_params_(use_orig_params), home_(current_stream(flat.memory().shard_device())) {}
 
   // The original leaves, or the flat one.
   std::vector<at::Tensor> leaves() const;
@@ -39,7 +40,7 @@ class LeafGradients {
   const at::Tensor& fresh_memory();
   // Whether `tensor` lies in the leaves' memory.
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
-  // It goes back to the stream that was current when it was made, which comes behind the current one.
+  // Gives the memory back; who reads it on the current stream is waited for.
   void drop_memory();
   int64_t memory_nbytes() const { return memory_.defined() ? static_cast<int64_t>(memory_.nbytes()) : 0; }
 
@@ -51,8 +52,12 @@ class LeafGradients {
 
   FlatParameter& flat_;
   bool use_orig_params_;
+  // [Note: where gradients live]
+  // Reductions write gradients on their own streams, but the user drops them without telling us (zero_grad, a kept
+  // tensor that ends): memory that had come from a reduction's stream would be free there at once, while what the user
+  // enqueued before still reads it. It therefore comes from, and goes back to, the stream on which users read.
+  c10::Stream home_;
   at::Tensor memory_;  // like the shard, gradient dtype
-  std::optional<c10::Stream> memory_stream_;
 };
 
 }  // namespace fsdp

@@ -29,11 +29,11 @@ std::map<std::string, torch::Tensor> by_first_name(const torch::nn::Module& modu
   return result;
 }
 
+}  // namespace
+
 torch::Tensor copy_on_host(const torch::Tensor& tensor) {
   return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
-
-}  // namespace
 
 std::shared_ptr<Communicator> one_rank() { return make_gloo_communicator(nullptr, 0, 1, {}); }
 
@@ -134,8 +134,11 @@ bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
   if (!a.defined() || !b.defined()) {
     return a.defined() == b.defined();
   }
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         (a.is_floating_point() ? torch::allclose(a, b, 0, 0, /*equal_nan=*/true) : torch::equal(a, b));
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
+    return false;
+  }
+  return a.is_floating_point() ? torch::allclose(a.cpu(), b.cpu(), 0, 0, /*equal_nan=*/true)
+                               : torch::equal(a.cpu(), b.cpu());
 }
 
 void expect_same(const std::map<std::string, torch::Tensor>& got, const std::map<std::string, torch::Tensor>& want) {

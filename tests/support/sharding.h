@@ -52,7 +52,9 @@ std::map<std::string, torch::Tensor> weights_of(ShardedModule& sharded);
 std::map<std::string, torch::Tensor> gradients_of(const torch::nn::Module& module);
 std::map<std::string, torch::Tensor> weights_of(const torch::nn::Module& module);
 
-// The same names, each both undefined or equal to the bit (a NaN equals itself).
+torch::Tensor copy_on_host(const torch::Tensor& tensor);
+
+// The same names, each both undefined or equal to the bit (a NaN equals itself), on whatever devices.
 void expect_same(const std::map<std::string, torch::Tensor>& got, const std::map<std::string, torch::Tensor>& want);
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <gtest/gtest.h>
 
 #include <exception>
 #include <mutex>
@@ -32,10 +33,22 @@ class Errors {
   std::string text_;
 };
 
+void skip_without_devices(int world_size) {
+  if (enough_devices(world_size)) {
+    return;
+  }
+  const std::string why = std::to_string(world_size) + " ranks need as many devices";
+  [&] { GTEST_SKIP() << why; }();
+  // Ends the test from here, too; GoogleTest takes it for what was reported already.
+  throw ::testing::AssertionException(
+      ::testing::TestPartResult(::testing::TestPartResult::kSkip, __FILE__, __LINE__, why.c_str()));
+}
+
 }  // namespace
 
 void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body,
                const RankOptions& options) {
+  skip_without_devices(world_size);
   const auto point = make_in_memory_meeting_point();
   GlooOptions gloo;
   gloo.timeout = options.timeout;

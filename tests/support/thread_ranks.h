@@ -18,7 +18,8 @@ struct RankOptions {
 // its own over one in-memory store and with one thread for operators. Returns when all ranks have ended. A
 // rank whose body throws leaves the group, so that the others get errors too. Throws std::runtime_error with
 // the errors of all ranks, that of the rank that failed first in front. A fatal failure of GoogleTest
-// (ASSERT_*) ends the rank's body only: pass what follows from it by returning.
+// (ASSERT_*) ends the rank's body only: pass what follows from it by returning. Where the test's device
+// (test_device.h) is one of a kind of which there are fewer than ranks, the test is skipped and ends here.
 void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body,
                const RankOptions& options = {});
 
