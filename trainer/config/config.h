@@ -49,6 +49,10 @@ struct Config {
   double fp16_init_scale = 65536;
   int64_t fp16_growth_interval = 2000;
 
+  // Devices and communication.
+  std::string device = "auto";
+  std::string comm_backend = "auto";
+
   // Sharding.
   std::string sharding_strategy = "full_shard";
   std::optional<int64_t> sharding_factor;
@@ -74,6 +78,8 @@ struct Config {
 
   // Divergence.
   std::string collective_check = "sampled";
+  int64_t collective_check_first_steps = 3;
+  int64_t collective_check_every = 100;
   std::optional<double> watchdog_seconds;
   bool collective_dump = true;
 

@@ -76,6 +76,24 @@ void check_trace(const std::string& path, const Config& c) {
   }
 }
 
+void check_sampling(const std::string& path, const Config& c) {
+  if (c.collective_check == "sampled") return;
+  const std::string needed = ", but \"collective_check\" is \"" + c.collective_check + "\"; it needs \"sampled\"";
+  if (c.collective_check_first_steps != Config{}.collective_check_first_steps) {
+    contradiction(path, c10::str("key \"collective_check_first_steps\" is ", c.collective_check_first_steps, needed));
+  }
+  if (c.collective_check_every != Config{}.collective_check_every) {
+    contradiction(path, c10::str("key \"collective_check_every\" is ", c.collective_check_every, needed));
+  }
+}
+
+void check_devices(const std::string& path, const Config& c) {
+  if (c.device != "cpu" || c.comm_backend != "nccl") return;
+  contradiction(path,
+                "key \"comm_backend\" is \"nccl\", but \"device\" is \"cpu\"; NCCL needs GPUs: accepted are "
+                "auto or gloo, or the device cuda");
+}
+
 [[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,
                                const std::string& accepted) {
   throw ConfigError(c10::str("key \"", key, "\": ", value, " does not fit sharding_strategy \"",
@@ -143,6 +161,8 @@ void check_combinations(const std::string& path, const Config& c) {
     contradiction(path, c10::str("key \"max_gathered_units\" is ", c.max_gathered_units,
                                  ", but \"limit_all_gathers\" is false; it must be true"));
   }
+  check_devices(path, c);
+  check_sampling(path, c);
   check_trace(path, c);
   check_recomputation(path, c);
   check_loss_scaling(path, c);

@@ -169,6 +169,12 @@ TEST_F(ConfigReader, ChoicesAreListed) {
 }
 
 TEST_F(ConfigReader, ContradictionsNameBothKeys) {
+  EXPECT_THAT(error_with(R"("device": "cpu", "comm_backend": "nccl")"),
+              AllOf(HasSubstr("comm_backend"), HasSubstr("\"device\" is \"cpu\""), HasSubstr("gloo")));
+  EXPECT_THAT(error_with(R"("collective_check": "off", "collective_check_first_steps": 1)"),
+              AllOf(HasSubstr("collective_check_first_steps"), HasSubstr("\"collective_check\" is \"off\"")));
+  EXPECT_THAT(error_with(R"("collective_check": "always", "collective_check_every": 7)"),
+              AllOf(HasSubstr("collective_check_every"), HasSubstr("\"collective_check\" is \"always\"")));
   EXPECT_THAT(error_with(R"("do_eval": true)"), AllOf(HasSubstr("do_eval"), HasSubstr("eval_dataset")));
   EXPECT_THAT(error_with(R"("max_gathered_units": 3, "limit_all_gathers": false)"),
               AllOf(HasSubstr("max_gathered_units"), HasSubstr("limit_all_gathers")));

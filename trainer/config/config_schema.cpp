@@ -191,6 +191,26 @@ std::vector<ConfigKey> precision_keys() {
   };
 }
 
+std::vector<ConfigKey> device_keys() {
+  const std::string section = "Devices and communication";
+  return {
+      {.section = section,
+       .name = "device",
+       .member = &Config::device,
+       .meaning = "What ranks compute on. `cpu`. `cuda`: the GPU whose index is the rank's on its host (LOCAL_RANK); "
+                  "each rank needs one of its own. `auto`: `cuda` where there are enough GPUs for the ranks of the "
+                  "host, else `cpu`; the log says which.",
+       .choices = {"auto", "cpu", "cuda"}},
+      {.section = section,
+       .name = "comm_backend",
+       .member = &Config::comm_backend,
+       .meaning = "How ranks communicate. `gloo`: over the hosts' network, for any device (tensors on a GPU are copied "
+                  "to the host and back). `nccl`: between GPUs. `auto`: `nccl` on GPUs if this program was built with "
+                  "NCCL, else `gloo`; the log says which.",
+       .choices = {"auto", "gloo", "nccl"}},
+  };
+}
+
 std::vector<ConfigKey> sharding_keys() {
   const std::string section = "Sharding";
   return {
@@ -260,9 +280,8 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "cpu_offload",
        .member = &Config::cpu_offload,
-       .meaning =
-           "Whether shards, their gradients and the optimizer's state and work are in host memory. Training runs "
-           "on the CPU, where they are there already: true changes nothing, and the log says so."},
+       .meaning = "Whether shards, their gradients and the optimizer's state and work are in host memory, pinned for "
+                  "GPUs. On the CPU they are there already: true changes nothing, and the log says so."},
       {.section = section,
        .name = "offload_path",
        .member = &Config::offload_path,
@@ -328,11 +347,22 @@ std::vector<ConfigKey> divergence_keys() {
       {.section = section,
        .name = "collective_check",
        .member = &Config::collective_check,
-       .meaning =
-           "When ranks compare what they communicate, so that ranks that diverge are stopped and named. "
-           "`sampled`: in the first 3 passes that reduce gradients and in every 100th. Over Gloo, which compares "
-           "always, all three are the same.",
+       .meaning = "When ranks compare what they communicate, so that ranks that diverge are stopped and named. "
+                  "`sampled`: in the first `collective_check_first_steps` passes that reduce gradients and in every "
+                  "`collective_check_every`-th. Over Gloo, which compares always, all three are the same.",
        .choices = {"off", "sampled", "always"}},
+      {.section = section,
+       .name = "collective_check_first_steps",
+       .member = &Config::collective_check_first_steps,
+       .meaning = "With collective_check `sampled`: passes at the beginning in which ranks compare.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "collective_check_every",
+       .member = &Config::collective_check_every,
+       .meaning =
+           "With collective_check `sampled`: after them, ranks compare in each pass whose number, counted from 0, "
+           "this divides. 0: in none.",
+       .range = kAtLeastZero},
       {.section = section,
        .name = "watchdog_seconds",
        .member = &Config::watchdog_seconds,
@@ -389,8 +419,8 @@ std::vector<ConfigKey> output_keys() {
 
 std::vector<ConfigKey> all_keys() {
   std::vector<ConfigKey> keys;
-  for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), sharding_keys(), divergence_keys(),
-                       output_keys()}) {
+  for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), device_keys(), sharding_keys(),
+                       divergence_keys(), output_keys()}) {
     keys.insert(keys.end(), section.begin(), section.end());
   }
   return keys;

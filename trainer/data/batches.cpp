@@ -56,12 +56,13 @@ void TrainBatches::start_epoch(int64_t epoch) {
 at::Tensor TrainBatches::next() {
   if (next_batch_ == batches_per_epoch_) start_epoch(epoch_ + 1);
   const int64_t begin = next_batch_++ * options_.global.batch_size;
-  return dataset_.batch(slice(indices_, begin, begin + options_.global.batch_size));
+  return dataset_.batch(slice(indices_, begin, begin + options_.global.batch_size)).to(options_.device);
 }
 
-EvalBatches::EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size)
+EvalBatches::EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size, c10::Device device)
     : dataset_(dataset),
       batch_size_(batch_size),
+      device_(device),
       rounds_(divide_up(divide_up(dataset.size(), world_size), batch_size)),
       indices_(DistributedSampler({.samples = dataset.size(), .rank = rank, .world_size = world_size}).indices(0)) {}
 
@@ -69,8 +70,8 @@ EvalBatches::Batch EvalBatches::batch(int64_t round) const {
   const auto available = static_cast<int64_t>(indices_.size());
   const int64_t begin = std::min(round * batch_size_, available);
   const int64_t count = std::min(batch_size_, available - begin);
-  if (count == 0) return {dataset_.batch({0}), 0};
-  return {dataset_.batch(slice(indices_, begin, begin + count)), count};
+  if (count == 0) return {dataset_.batch({0}).to(device_), 0};
+  return {dataset_.batch(slice(indices_, begin, begin + count)).to(device_), count};
 }
 
 }  // namespace fsdp::trainer

@@ -31,6 +31,7 @@ class TrainBatches {
     int rank = 0;
     bool shuffle = true;
     uint64_t seed = 0;
+    c10::Device device = c10::kCPU;  // of the batches
   };
   // `dataset` must outlive this object.
   TrainBatches(const Dataset& dataset, const Options& options);
@@ -60,7 +61,7 @@ class EvalBatches {
     int64_t counted_samples = 0;  // 0 for a filler
   };
   // `dataset` must outlive this object.
-  EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size);
+  EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size, c10::Device device = c10::kCPU);
 
   int64_t rounds() const { return rounds_; }
   Batch batch(int64_t round) const;
@@ -68,6 +69,7 @@ class EvalBatches {
  private:
   const Dataset& dataset_;
   int64_t batch_size_;
+  c10::Device device_;
   int64_t rounds_;
   std::vector<int64_t> indices_;
 };

@@ -40,6 +40,7 @@ void MetricsFile::write(const StepMetrics& metrics) {
                               {"tokens_per_second", metrics.tokens_per_second},
                               {"tflops", metrics.tflops},
                               {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (metrics.peak_device_memory_bytes) line["peak_device_memory_bytes"] = *metrics.peak_device_memory_bytes;
   if (const auto& scaling = metrics.loss_scaling) {
     line.update(
         {{"loss_scale", scaling->scale}, {"skipped", scaling->skipped}, {"skipped_steps", scaling->skipped_steps}});

@@ -15,7 +15,9 @@ struct StepMetrics {
   double learning_rate = 0;       // that the step used
   double tokens_per_second = 0;   // of all ranks together, since the last report
   double tflops = 0;              // 10^12 floating point operations a second, of all ranks together
-  int64_t peak_memory_bytes = 0;  // of the rank that needed most
+  int64_t peak_memory_bytes = 0;  // of the rank that needed most, on its host
+  // On GPUs only: the same of the tensors on them.
+  std::optional<int64_t> peak_device_memory_bytes = std::nullopt;
   // With fp16 only.
   struct LossScaling {
     double scale = 1;           // that the step used

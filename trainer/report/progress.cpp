@@ -31,7 +31,8 @@ std::string progress_text(const StepMetrics& m, int64_t max_steps) {
   std::snprintf(text.data(), text.size(),
                 "step %lld/%lld | loss %.4f | grad norm %.3g | lr %.2e | %.0f tokens/s | %.3g TFLOPS | %s",
                 static_cast<long long>(m.step), static_cast<long long>(max_steps), m.loss, std::abs(m.grad_norm),
-                m.learning_rate, m.tokens_per_second, m.tflops, memory_text(m.peak_memory_bytes).c_str());
+                m.learning_rate, m.tokens_per_second, m.tflops,
+                memory_text(m.peak_device_memory_bytes.value_or(m.peak_memory_bytes)).c_str());
   return text.data() + (m.loss_scaling ? scaling_text(*m.loss_scaling) : "");
 }
 

@@ -7,11 +7,12 @@
 
 namespace fsdp::trainer {
 
-double evaluate(models::CausalLM& model, const Dataset& dataset, int64_t batch_size, Communicator& communicator) {
+double evaluate(models::CausalLM& model, const Dataset& dataset, int64_t batch_size, Communicator& communicator,
+                c10::Device device) {
   const at::NoGradGuard no_grad;
   const bool was_training = model.is_training();
   model.eval();
-  const EvalBatches batches(dataset, batch_size, communicator.rank(), communicator.size());
+  const EvalBatches batches(dataset, batch_size, communicator.rank(), communicator.size(), device);
   double loss_sum = 0;
   for (int64_t round = 0; round < batches.rounds(); ++round) {
     const EvalBatches::Batch batch = batches.batch(round);

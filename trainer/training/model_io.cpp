@@ -67,7 +67,7 @@ void save_folder(const fs::path& path, const checkpoint::HfFolder& source, Shard
     writer.emplace(path, source.config(), tensors_of(sharded),
                    checkpoint::HfFolderWriterOptions{.tokenizer_source = source.path()});
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {
-    if (writer) writer->write(fqn, full);
+    if (writer) writer->write(fqn, full.cpu());
   });
   if (writer) writer->finish();
 }

@@ -12,8 +12,8 @@
 
 namespace fsdp::trainer {
 
-RunReport::RunReport(const Config& config, const StepWork& work, Communicator& communicator)
-    : config_(config), work_(work), communicator_(communicator) {
+RunReport::RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device)
+    : config_(config), work_(work), communicator_(communicator), device_(device) {
   if (communicator.rank() != 0) return;
   std::filesystem::create_directories(config.output_dir);
   file_.emplace((std::filesystem::path(config.output_dir) / "metrics.jsonl").string());
@@ -41,13 +41,17 @@ void RunReport::say(const std::string& text) {
 
 StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
   const auto memory = static_cast<double>(peak_memory_bytes());
-  const auto all = gather_values(communicator_, {result.loss, memory},
+  const std::optional<int64_t> device_memory = peak_device_memory_bytes(device_);
+  const auto all = gather_values(communicator_, {result.loss, memory, static_cast<double>(device_memory.value_or(0))},
                                  {.name = "metrics", .generation = static_cast<uint64_t>(step)});
   StepMetrics metrics{.step = step, .grad_norm = result.grad_norm, .learning_rate = result.learning_rate};
   if (result.loss_scale) metrics.loss_scaling = {*result.loss_scale, result.skipped, skipped_steps_};
   for (const auto& values : all) {
     metrics.loss += values[0] / static_cast<double>(all.size());
     metrics.peak_memory_bytes = std::max(metrics.peak_memory_bytes, static_cast<int64_t>(values[1]));
+    if (!device_memory) continue;
+    metrics.peak_device_memory_bytes =
+        std::max(metrics.peak_device_memory_bytes.value_or(0), static_cast<int64_t>(values[2]));
   }
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_time_).count();

@@ -20,9 +20,9 @@ struct StepWork {
 
 class RunReport {
  public:
-  // On rank 0 creates output_dir and metrics.jsonl in it. `config` and `communicator` must outlive this
-  // object.
-  RunReport(const Config& config, const StepWork& work, Communicator& communicator);
+  // On rank 0 creates output_dir and metrics.jsonl in it. `device`: where training runs. `config` and
+  // `communicator` must outlive this object.
+  RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device = c10::kCPU);
 
   // Starts the clock of the first report.
   void start() { last_time_ = Clock::now(); }
@@ -39,6 +39,7 @@ class RunReport {
   const Config& config_;
   StepWork work_;
   Communicator& communicator_;
+  c10::Device device_;
   std::optional<MetricsFile> file_;   // on rank 0
   std::optional<Progress> progress_;  // on rank 0
   int64_t last_step_ = 0;

@@ -105,7 +105,9 @@ CollectiveCheckLevel check_level(const std::string& name) {
 }
 
 void set_debug(const Config& config, Options& options) {
-  options.debug.collective_check.level = check_level(config.collective_check);
+  options.debug.collective_check = {.level = check_level(config.collective_check),
+                                    .first_steps = config.collective_check_first_steps,
+                                    .every = config.collective_check_every};
   if (config.watchdog_seconds) {
     options.debug.watchdog_warning =
         std::chrono::milliseconds(static_cast<int64_t>(std::ceil(*config.watchdog_seconds * 1000)));
@@ -132,7 +134,7 @@ c10::ScalarType scalar_type(const std::string& dtype) {
 }
 
 Options sharding_options(const Config& config, const models::CausalLM& model,
-                         std::shared_ptr<Communicator> communicator) {
+                         std::shared_ptr<Communicator> communicator, c10::Device device) {
   Options options;
   if (communicator && config.sharding_factor && is_hybrid_strategy(config)) {
     options.mesh = make_mesh(communicator, static_cast<int>(*config.sharding_factor));
@@ -140,7 +142,7 @@ Options sharding_options(const Config& config, const models::CausalLM& model,
   options.communicator = std::move(communicator);
   options.use_orig_params = config.use_orig_params;
   options.keep_gradient_memory = config.keep_gradient_memory;
-  options.device = c10::Device(c10::kCPU);
+  options.device = device;
   options.cpu_offload = config.cpu_offload;
   options.offload_path = config.offload_path;
   options.sharding_strategy = sharding_strategy(config.sharding_strategy);

@@ -13,6 +13,7 @@
 #include "fsdp/communicator.h"
 #include "launch/launcher.h"
 #include "report/failure_report.h"
+#include "training/rank_place.h"
 #include "training/train_rank.h"
 #include "training/training_inputs.h"
 
@@ -50,6 +51,7 @@ int launch(const TrainCommand& command) {
   }
   const Config config = read_config(command.config_path, command.overrides);
   check_for_world_size(config, ranks);
+  choose_place(config, {.world_size = ranks, .local_world_size = ranks}, places_available());
   open_training_inputs(config, ranks);
   return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
 }

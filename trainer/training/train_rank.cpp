@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 // One rank's run, from the first step to the saved model.
 class RankRun {
  public:
-  RankRun(const Config& config, TrainingInputs inputs, std::shared_ptr<Communicator> communicator);
+  RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place);
 
   void save_config() const;
   void train();
@@ -42,6 +42,7 @@ class RankRun {
 
   const Config& config_;
   TrainingInputs inputs_;
+  c10::Device device_;
   std::shared_ptr<Communicator> communicator_;
   RunReport report_;
   std::shared_ptr<ShardedModule> sharded_;
@@ -66,16 +67,20 @@ StepWork work_of(const Config& config, const models::CausalLM& model, int world_
           .flops_per_token = model.flops_per_token(config.max_seq_length)};
 }
 
-RankRun::RankRun(const Config& config, TrainingInputs inputs, std::shared_ptr<Communicator> communicator)
+RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place)
     : config_(config),
       inputs_(std::move(inputs)),
-      communicator_(std::move(communicator)),
-      report_(config, work_of(config, *inputs_.model, communicator_->size()), *communicator_) {
-  Options options = sharding_options(config, *inputs_.model, communicator_);
+      device_(place.device),
+      communicator_(place.communicator),
+      report_(config, work_of(config, *inputs_.model, communicator_->size()), *communicator_, device_) {
+  if (!place.text.empty()) report_.say(place.text);
+  Options options = sharding_options(config, *inputs_.model, communicator_, device_);
   if (config.sync_module_states) read_on_rank_0(inputs_.folder, *inputs_.model, options);
   sharded_ = fully_shard(*inputs_.model, options);
   sharded_->verify_plan();
-  if (config.cpu_offload) report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
+  if (config.cpu_offload && device_.is_cpu()) {
+    report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
+  }
   if (config.offload_path) report_.say("shards and optimizer state are in files in " + *config.offload_path);
   if (!config.sync_module_states) load_into_shards(inputs_.folder, *sharded_);
   inputs_.model->train();
@@ -89,7 +94,8 @@ void RankRun::train() {
   TrainBatches batches(inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
                                        .rank = communicator_->rank(),
                                        .shuffle = config_.shuffle,
-                                       .seed = static_cast<uint64_t>(config_.seed)});
+                                       .seed = static_cast<uint64_t>(config_.seed),
+                                       .device = device_});
   TrainingRun run(config_, *inputs_.model, *sharded_, batches);
   StepTrace trace(config_, *sharded_, *communicator_);
   report_.start();
@@ -105,9 +111,9 @@ void RankRun::train() {
 
 void RankRun::evaluate_model() {
   sharded_->set_full_precision(config_.full_precision_in_eval);
-  const double loss =
-      explained([&] { return evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_); },
-                [] { return std::vector<MemoryCategory>{}; });
+  const double loss = explained(
+      [&] { return evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_, device_); },
+      [] { return std::vector<MemoryCategory>{}; });
   sharded_->set_full_precision(false);
   report_.after_evaluation(config_.max_steps, loss);
 }
@@ -121,10 +127,15 @@ void RankRun::save_model() {
 }  // namespace
 
 void train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
+  const PlaceChoice choice = choose_place(config, environment, places_available());
   TrainingInputs inputs = open_training_inputs(config, environment.world_size);
+  train_at(config, std::move(inputs), take_place(choice, environment), request);
+}
+
+void train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request) {
   // Random operators of the model (dropout) differ from rank to rank, as the samples do.
-  at::manual_seed(static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(environment.rank));
-  RankRun run(config, std::move(inputs), make_gloo_communicator(environment));
+  at::manual_seed(static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(place.communicator->rank()));
+  RankRun run(config, std::move(inputs), place);
   if (request.save_config) run.save_config();
   run.train();
   if (config.do_eval) run.evaluate_model();

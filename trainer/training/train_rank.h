@@ -3,6 +3,8 @@
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
+#include "training/rank_place.h"
+#include "training/training_inputs.h"
 
 namespace fsdp::trainer {
 
@@ -10,8 +12,11 @@ struct RunRequest {
   bool save_config = false;  // write output_dir/resolved_config.json
 };
 
-// Opens model and data, meets the other ranks, trains, evaluates and saves as `config` says. Throws what goes
-// wrong.
+// Chooses the rank's device, opens model and data, meets the other ranks, trains, evaluates and saves as `config` says.
+// Throws what goes wrong.
 void train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request);
+
+// The same at a place that is chosen already, with inputs that were opened.
+void train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request);
 
 }  // namespace fsdp::trainer

@@ -359,6 +359,11 @@ TEST(TrainingRun, DivergenceKeysReachTheEngine) {
   EXPECT_EQ(debug().dump_folder, "");
   config.collective_check = "off";
   EXPECT_EQ(debug().collective_check.level, CollectiveCheckLevel::kOff);
+  config.collective_check = "sampled";
+  config.collective_check_first_steps = 5;
+  config.collective_check_every = 0;
+  EXPECT_EQ(debug().collective_check,
+            (CollectiveCheck{.level = CollectiveCheckLevel::kSampled, .first_steps = 5, .every = 0}));
 }
 
 // Any class of the model: those whose results differ in dtype from what follows, too.
