@@ -10,26 +10,34 @@ namespace {
 
 using namespace testing;  // of this project
 
-BranchedNet make_net() { return BranchedNet(); }
+struct NetImpl : testing::BranchedNetImpl {
+  NetImpl() : offset(register_buffer("offset", torch::rand({5}, at::kDouble))) {}
+  torch::Tensor loss(const torch::Tensor& x) { return decode(encode(x) + offset).pow(2).mean(); }
+  torch::Tensor offset;
+};
+TORCH_MODULE(Net);
 
-void run_step(BranchedNetImpl& net, const RankStep& step) {
+Net make_net() { return Net(); }
+
+void run_step(NetImpl& net, const RankStep& step) {
   const torch::Tensor loss = net.loss(step.x());
   step.see(loss);
   step.backward(loss);
 }
 
 // Makes a rank's module, before fully_shard with these options.
-using Make = std::function<BranchedNet(int rank, Options& options)>;
+using Make = std::function<Net(int rank, Options& options)>;
 
 std::vector<Outcome> train(const ShardingCase& sharding, const Make& make) {
   std::vector<Outcome> outcomes(sharding.world_size);
   run_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
     Options options = options_of(sharding, world);
-    BranchedNet net = make(world->rank(), options);
+    Net net = make(world->rank(), options);
     // Replays draw from the generator, which threads share.
     world->barrier({"all modules are made", 0, Pass::kSetup});
     auto sharded = shard(*net, sharding, options);
     EXPECT_EQ(net->a->weight.device(), test_device());
+    EXPECT_EQ(net->offset.device(), test_device());
     outcomes[world->rank()] = train_sharded(*net, *sharded, run_step, world->rank());
   });
   return outcomes;
@@ -49,7 +57,11 @@ void expect_same(const std::vector<Outcome>& got, const std::vector<Outcome>& wa
 class DeviceStartUp : public ::testing::TestWithParam<ShardingCase> {
  protected:
   void expect_as_on_the_cpu(const Make& make) {
-    const std::vector<Outcome> want = train(GetParam(), [](int, Options&) { return seeded(make_net); });
+    std::vector<Outcome> want;
+    {
+      const DeviceKindGuard cpu(DeviceKind::kCpu);
+      want = train(GetParam(), [](int, Options&) { return seeded(make_net); });
+    }
     const DeviceKindGuard simulated(DeviceKind::kSimulated);
     expect_same(train(GetParam(), make), want);
     expect_same(train(GetParam(),
@@ -70,7 +82,7 @@ TEST_P(DeviceStartUp, AWholeModuleOfTheHostIsStreamedToIt) {
 
 TEST_P(DeviceStartUp, AModuleThatIsThereWhole) {
   expect_as_on_the_cpu([](int, Options&) {
-    BranchedNet net = seeded(make_net);
+    Net net = seeded(make_net);
     net->to(test_device());
     return net;
   });
@@ -88,7 +100,7 @@ TEST_P(DeviceStartUp, ADeferredModuleThatMovesItself) {
   expect_as_on_the_cpu([](int, Options&) {
     return seeded([] {
       return deferred_init([] {
-        BranchedNet net;
+        Net net;
         net->to(test_device());
         return net;
       });
@@ -107,9 +119,10 @@ TEST_P(DeviceStartUp, RankZeroSendsItsValues) {
 }
 
 TEST_P(DeviceStartUp, AModuleThatIsInitialisedUnitByUnit) {
-  const BranchedNet whole = seeded(make_net);
+  const Net whole = seeded(make_net);
   expect_as_on_the_cpu([&](int, Options& options) {
-    BranchedNet net = seeded([] { return deferred_init(make_net); }, /*seed=*/5);
+    Net net = seeded([] { return deferred_init(make_net); }, /*seed=*/5);
+    net->offset.copy_(whole->offset);
     auto values = std::make_shared<std::map<const torch::nn::Module*, std::string>>();
     for (const auto& entry : net->named_modules("", /*include_self=*/true)) {
       (*values)[entry.value().get()] = entry.key();

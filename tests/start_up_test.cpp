@@ -28,7 +28,7 @@ struct NetImpl : torch::nn::Module {
     to(torch::kDouble);
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    torch::Tensor y = torch::tanh(first(x)) + offset + table.slice(0, 0, x.size(0));
+    torch::Tensor y = torch::tanh(first(x)) + offset + table.slice(0, 0, x.size(0)).to(x.device());
     return head(torch::tanh(third(torch::tanh(second(y)))));
   }
   torch::nn::Linear first, second, third, head;
@@ -57,10 +57,12 @@ using Change = std::function<void(Options& options, torch::nn::Module& net, int 
 void expect_trains_as_in_one_process(const ShardingCase& sharding, const std::function<Net(int rank)>& make,
                                      const Change& change = {}) {
   Net plain = seeded(make_net);
+  plain->to(test_device());
   const Outcome want = train_in_one_process(*plain, run_step, sharding.world_size);
   run_on_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
     Net net = make_in_turn(*world, make);
     Options options = options_of(sharding, world);
+    options.device = test_device();
     if (change) {
       change(options, *net, world->rank());
     }
@@ -95,7 +97,6 @@ TEST_P(StartUp, RankZeroMayInitialiseUnitByUnit) {
   auto whole = seeded(make_net);
   std::map<std::string, torch::Tensor> weights = weights_of(*whole);
   auto change = [&](Options& options, torch::nn::Module& net, int rank) {
-    options.device = at::kCPU;
     options.sync_module_states = true;
     auto paths = std::make_shared<std::map<const torch::nn::Module*, std::string>>();
     for (const auto& child : net.named_modules("", /*include_self=*/false)) {
@@ -382,6 +383,7 @@ TEST_P(StartUp, IgnoredPartsTrainAsTheUserDoesIt) {
     }
   };
   frozen(*plain);
+  plain->to(test_device());
   const Outcome want = train_in_one_process(*plain, run_step, sharding.world_size);
   run_on_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
     Net net = make_in_turn(*world, [](int rank) { return rank % 2 == 0 ? deferred_net() : seeded(make_net); });
@@ -389,7 +391,10 @@ TEST_P(StartUp, IgnoredPartsTrainAsTheUserDoesIt) {
     Options options = options_of(sharding, world);
     options.ignored_modules = {net->second.ptr()};
     options.ignored_parameters = {net->first->bias};
+    options.device = test_device();
     auto sharded = shard(*net, sharding, options);
+    net->second->to(test_device());
+    net->first->bias.set_data(net->first->bias.to(test_device()));
     EXPECT_TRUE(same_bits(net->second->weight, plain->second->weight));
     EXPECT_TRUE(same_bits(net->first->bias, plain->first->bias));
     EXPECT_FALSE(is_deferred(net->second->weight));

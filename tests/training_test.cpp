@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
 #include "support/models.h"
+#include "support/sharding.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -64,7 +65,7 @@ Trained train_alone(const TinyLMImpl::Config& config, at::ScalarType dtype, int 
     loss.backward();
     if (step == 0) {
       for (const auto& [name, parameter] : parameters) {
-        result.first_gradients[name] = parameter.grad().clone();
+        result.first_gradients[name] = testing::copy_on_host(parameter.grad());
       }
     }
     result.losses.push_back(loss.item<double>());
@@ -72,7 +73,7 @@ Trained train_alone(const TinyLMImpl::Config& config, at::ScalarType dtype, int 
     optimizer.step();
   }
   for (const auto& [name, parameter] : parameters) {
-    result.weights[name] = parameter.detach().clone();
+    result.weights[name] = testing::copy_on_host(parameter);
   }
   return result;
 }
@@ -110,7 +111,7 @@ std::map<std::string, torch::Tensor> assemble(ShardedModule& sharded) {
         unit->groups().shard->all_gather(full, mine, {"assemble " + unit->name(), 0, Pass::kUser})->wait();
       }
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
-        whole[flat->parameters()[i].fqn] = flat->view_in(full, i).clone();
+        whole[flat->parameters()[i].fqn] = testing::copy_on_host(flat->view_in(full, i));
       }
     }
   }
@@ -224,7 +225,7 @@ Trained train_sharded(const Case& c, const std::shared_ptr<Communicator>& commun
     EXPECT_LE(model.sharded().stats().peak_gathered_bytes, largest_allowed_bytes(model.sharded()));
   }
   model.sharded().for_each_full_parameter(
-      [&](const std::string& fqn, const torch::Tensor& full) { result.weights[fqn] = full.clone(); });
+      [&](const std::string& fqn, const torch::Tensor& full) { result.weights[fqn] = testing::copy_on_host(full); });
   return result;
 }
 

@@ -85,8 +85,9 @@ struct Options {
   // Whether the optimizer sees one leaf for each original parameter (a 1-D view of the part that this rank holds,
   // possibly empty, under the original FQN) or one leaf for each FlatParameter.
   bool use_orig_params = true;
-  // Where parameters are gathered and used, and where shards live unless they are offloaded. Unset: the device of the
-  // parameters, which must then not be meta.
+  // Where parameters are gathered and used, and where shards live unless they are offloaded. Buffers that are on the
+  // host move there; ignored parts stay where they are. Unset: the device of the parameters, which must then not be
+  // meta.
   std::optional<c10::Device> device;
 
   // -- Offload: where shards and their gradients live, and so where the optimizer works. --

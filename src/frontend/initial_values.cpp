@@ -90,8 +90,13 @@ void InitialValues::make_others(const std::vector<at::Tensor>& ignored, const st
     }
   }
   deferred::replace_by_values(own);
+  at::NoGradGuard no_grad;
+  for (auto& [name, buffer] : buffers) {
+    if (buffer.is_cpu() && !device_.is_cpu()) {
+      buffer.set_data(buffer.to(device_));
+    }
+  }
   if (options_.sync_module_states) {
-    at::NoGradGuard no_grad;
     for (auto& [name, buffer] : buffers) {
       buffer.copy_(broadcast(buffer, buffer, name, device_));
     }

@@ -17,7 +17,8 @@ class InitialValues {
   // `device`: of the shards. With sync_module_states: throws on all ranks when rank 0 has parameters without values.
   InitialValues(torch::nn::Module& root, const Options& options, const ProcessMesh& mesh, c10::Device device);
 
-  // What is not sharded: these parameters, and the buffers of modules that are not at or below `except`.
+  // What is not sharded: these parameters, and the buffers of modules that are not at or below `except`, which move
+  // from the host to the device.
   void make_others(const std::vector<at::Tensor>& ignored, const std::vector<std::string>& except);
 
   // The values of one unit's parameters, whole; undefined where a parameter holds its own, or has none (meta).
