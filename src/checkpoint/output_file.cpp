@@ -2,16 +2,30 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
-#include <unistd.h>
+#include <unistd.h>  // getpid
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "checkpoint/file_system.h"
+
 namespace fsdp::checkpoint {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+int open_file(const std::string& name, int flags) {
+  return uninterrupted([&] { return file_system().open(name.c_str(), flags | O_CLOEXEC, 0666); });
+}
+
+int sync(int file) {
+  return uninterrupted([&] { return file_system().fsync(file); });
+}
+
+}  // namespace
 
 fs::path temporary_sibling(const fs::path& target) {
   static std::atomic<uint64_t> count{0};
@@ -21,7 +35,7 @@ fs::path temporary_sibling(const fs::path& target) {
 }
 
 OutputFile::OutputFile(fs::path target) : target_(std::move(target)), temporary_(temporary_sibling(target_)) {
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  fd_ = open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL);
   TORCH_CHECK(fd_ >= 0, target_.string(), ": cannot be created: ", std::strerror(errno));
 }
 
@@ -29,8 +43,8 @@ OutputFile::~OutputFile() { discard(); }
 
 void OutputFile::discard() noexcept {
   if (fd_ >= 0) {
-    ::close(fd_);
-    ::unlink(temporary_.c_str());
+    file_system().close(fd_);
+    file_system().unlink(temporary_.c_str());
     fd_ = -1;
   }
 }
@@ -45,10 +59,7 @@ void OutputFile::reserve(uint64_t bytes) {
   if (bytes == 0) {
     return;
   }
-  int result = 0;
-  do {
-    result = ::fallocate(fd_, 0, 0, static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);
+  const int result = uninterrupted([&] { return file_system().fallocate(fd_, static_cast<off_t>(bytes)); });
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     const int error = errno;
     fail(c10::str("reserving ", bytes, " bytes").c_str(), error);
@@ -58,10 +69,8 @@ void OutputFile::reserve(uint64_t bytes) {
 void OutputFile::write(uint64_t offset, std::string_view bytes) {
   TORCH_CHECK(fd_ >= 0, target_.string(), ": is no longer open for writing");
   while (!bytes.empty()) {
-    const ssize_t written = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
+    const ssize_t written = uninterrupted(
+        [&] { return file_system().pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
       fail("writing", written < 0 ? errno : EIO);
     }
@@ -72,23 +81,23 @@ void OutputFile::write(uint64_t offset, std::string_view bytes) {
 
 void OutputFile::commit() {
   TORCH_CHECK(fd_ >= 0, target_.string(), ": is no longer open for writing");
-  if (::fsync(fd_) != 0) {
+  if (sync(fd_) != 0) {
     fail("writing to the disk", errno);
   }
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
+  if (uninterrupted([&] { return file_system().rename(temporary_.c_str(), target_.c_str()); }) != 0) {
     fail("renaming the finished file", errno);
   }
-  ::close(std::exchange(fd_, -1));
+  file_system().close(std::exchange(fd_, -1));
   sync_folder(target_.parent_path());
 }
 
 void sync_folder(const fs::path& folder) {
   const std::string name = folder.empty() ? "." : folder.string();
-  const int fd = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int fd = open_file(name, O_RDONLY | O_DIRECTORY);
   TORCH_CHECK(fd >= 0, name, ": cannot be opened: ", std::strerror(errno));
   // Some file systems cannot sync folders and say EINVAL: then renames are as durable as they get.
-  const int error = ::fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
-  ::close(fd);
+  const int error = sync(fd) == 0 || errno == EINVAL ? 0 : errno;
+  file_system().close(fd);
   TORCH_CHECK(error == 0, name, ": writing the folder to the disk failed: ", std::strerror(error));
 }
 

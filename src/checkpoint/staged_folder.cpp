@@ -1,12 +1,11 @@
 #include "checkpoint/staged_folder.h"
 
 #include <c10/util/Exception.h>
-#include <fcntl.h>
-#include <stdio.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "checkpoint/file_system.h"
 #include "checkpoint/output_file.h"
 
 namespace fsdp::checkpoint {
@@ -15,11 +14,11 @@ namespace {
 namespace fs = std::filesystem;
 
 bool exchange(const fs::path& a, const fs::path& b) {
-  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+  return uninterrupted([&] { return file_system().exchange(a.c_str(), b.c_str()); }) == 0;
 }
 
 void rename_folder(const fs::path& from, const fs::path& to) {
-  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, to.string(),
+  TORCH_CHECK(uninterrupted([&] { return file_system().rename(from.c_str(), to.c_str()); }) == 0, to.string(),
               ": putting the finished folder in place failed: ", std::strerror(errno));
 }
 
@@ -33,16 +32,15 @@ fs::path resolve(const fs::path& target) {
 }  // namespace
 
 StagedFolder::StagedFolder(const fs::path& target) : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
-  std::error_code failure;
-  fs::create_directories(target_.parent_path(), failure);
-  TORCH_CHECK(!failure, target_.parent_path().string(), ": cannot be created: ", failure.message());
-  fs::create_directory(temporary_, failure);
-  TORCH_CHECK(!failure, target_.string(), ": cannot be created: ", failure.message());
+  make_folders(target_.parent_path());
+  TORCH_CHECK(uninterrupted([&] { return file_system().mkdir(temporary_.c_str(), 0777); }) == 0, target_.string(),
+              ": cannot be created: ", std::strerror(errno));
 }
 
 StagedFolder::~StagedFolder() {
-  std::error_code ignored;
-  fs::remove_all(temporary_, ignored);
+  if (!committed_) {
+    remove_tree(temporary_);
+  }
 }
 
 void StagedFolder::commit() {
@@ -52,13 +50,13 @@ void StagedFolder::commit() {
   } else {
     rename_folder(temporary_, target_);
   }
+  committed_ = true;
   sync_folder(target_.parent_path());
 }
 
 void StagedFolder::replace_target() {
-  std::error_code ignored;
   if (exchange(temporary_, target_)) {
-    fs::remove_all(temporary_, ignored);
+    remove_tree(temporary_);
     return;
   }
   const fs::path old = temporary_sibling(target_);
@@ -66,10 +64,10 @@ void StagedFolder::replace_target() {
   try {
     rename_folder(temporary_, target_);
   } catch (...) {
-    ::rename(old.c_str(), target_.c_str());
+    file_system().rename(old.c_str(), target_.c_str());
     throw;
   }
-  fs::remove_all(old, ignored);
+  remove_tree(old);
 }
 
 }  // namespace fsdp::checkpoint

@@ -30,6 +30,7 @@ class StagedFolder {
 
   std::filesystem::path target_;
   std::filesystem::path temporary_;
+  bool committed_ = false;
 };
 
 }  // namespace fsdp::checkpoint
