@@ -101,8 +101,8 @@ TEST(Writing, GoesOnAfterShortWritesAndInterruptions) {
   const int64_t calls = save_over({.first = 0}).calls;
   for (int64_t call = 1; call <= calls; ++call) {
     SCOPED_TRACE(call);
-    for (const FileFault& fault : {FileFault{.kind = FileFault::Kind::kShortWrite, .first = call},
-                                   FileFault{.kind = FileFault::Kind::kShortWrite, .first = call, .lasts = true},
+    for (const FileFault& fault : {FileFault{.kind = FileFault::Kind::kShort, .first = call},
+                                   FileFault{.kind = FileFault::Kind::kShort, .first = call, .lasts = true},
                                    FileFault{.error = EINTR, .first = call}}) {
       const Attempt attempt = save_over(fault);
       EXPECT_EQ(attempt.error, "");

@@ -20,6 +20,7 @@ int FileSystem::close(int file) { return ::close(file); }
 ssize_t FileSystem::pwrite(int file, const void* data, size_t size, off_t offset) {
   return ::pwrite(file, data, size, offset);
 }
+ssize_t FileSystem::pread(int file, void* data, size_t size, off_t offset) { return ::pread(file, data, size, offset); }
 int FileSystem::fallocate(int file, off_t size) { return ::fallocate(file, 0, 0, size); }
 int FileSystem::fsync(int file) { return ::fsync(file); }
 int FileSystem::rename(const char* from, const char* to) { return ::rename(from, to); }

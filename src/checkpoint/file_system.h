@@ -1,4 +1,5 @@
-// The system calls that write files of models and checkpoints, in one place: tests make any of them fail.
+// The system calls that write files of models and checkpoints, and those that read checkpoints, in one place: tests
+// make any of them fail.
 #pragma once
 
 #include <sys/types.h>
@@ -20,6 +21,7 @@ class FileSystem {
   virtual int open(const char* path, int flags, mode_t mode);
   virtual int close(int file);
   virtual ssize_t pwrite(int file, const void* data, size_t size, off_t offset);
+  virtual ssize_t pread(int file, void* data, size_t size, off_t offset);
   // Takes disk space for the file's first `size` bytes.
   virtual int fallocate(int file, off_t size);
   virtual int fsync(int file);

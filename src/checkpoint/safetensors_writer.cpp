@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/json_text.h"
 
@@ -60,7 +62,10 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vect
     slots_.push_back({std::move(tensor), offset});
     offset += bytes;
   }
-  file_.reserve(offset);
+  bytes_ = offset;
+  header_bytes_ = header.size();
+  header_checksum_ = checksum_of(header);
+  file_.reserve(bytes_);
   file_.write(0, header);
 }
 
@@ -74,20 +79,31 @@ void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor)
               quoted_name(name), " has shape ", tensor.sizes(), ", the layout says ",
               c10::IntArrayRef(slot.info.shape));
   const at::NoGradGuard no_grad;
-  write_values(slot.offset, tensor.detach().contiguous().view(-1), slot.info.dtype);
+  slot.checksums = write_values(slot.offset, tensor.detach().contiguous().view(-1), slot.info.dtype);
   slot.written = true;
 }
 
 // Converts and writes in blocks, so that a large tensor is never held twice.
-void SafetensorsWriter::write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype) {
+std::vector<uint64_t> SafetensorsWriter::write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype) {
+  BlockChecksums checksums;
   constexpr int64_t kBlock = int64_t{4} << 20;
   for (int64_t first = 0; first < flat.numel(); first += kBlock) {
     const int64_t count = std::min(kBlock, flat.numel() - first);
     const at::Tensor block =
         flat.narrow(0, first, count).to(at::TensorOptions().dtype(dtype).device(at::kCPU)).contiguous();
-    file_.write(offset, {static_cast<const char*>(block.const_data_ptr()), block.nbytes()});
-    offset += block.nbytes();
+    const std::string_view bytes(static_cast<const char*>(block.const_data_ptr()), block.nbytes());
+    checksums.add(bytes);
+    file_.write(offset, bytes);
+    offset += bytes.size();
   }
+  return checksums.finish();
+}
+
+SafetensorsWriter::Place SafetensorsWriter::place(const std::string& name) const {
+  const auto found = index_.find(name);
+  TORCH_CHECK(found != index_.end() && slots_[found->second].written, file_.target().string(), ": tensor ",
+              quoted_name(name), " was not written");
+  return {slots_[found->second].offset, slots_[found->second].checksums};
 }
 
 void SafetensorsWriter::finish() {

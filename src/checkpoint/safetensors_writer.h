@@ -30,20 +30,36 @@ class SafetensorsWriter {
   // of the layout. Any order; each once.
   void write(const std::string& name, const at::Tensor& tensor);
 
+  // Where a tensor that was written lies in the file, and the checksums of its bytes (checksum.h).
+  struct Place {
+    uint64_t offset;
+    std::vector<uint64_t> checksums;
+  };
+  Place place(const std::string& name) const;
+  // Of the whole file, and of what comes before the tensors' data.
+  uint64_t bytes() const { return bytes_; }
+  uint64_t header_bytes() const { return header_bytes_; }
+  uint64_t header_checksum() const { return header_checksum_; }
+
   // Every tensor must have been written.
   void finish();
 
  private:
-  void write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype);
+  // Returns the checksums of what it wrote.
+  std::vector<uint64_t> write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype);
 
   struct Slot {
     TensorInfo info;
     uint64_t offset;  // in the file
     bool written = false;
+    std::vector<uint64_t> checksums{};
   };
   std::vector<Slot> slots_;
   std::unordered_map<std::string, size_t> index_;
   OutputFile file_;
+  uint64_t bytes_ = 0;
+  uint64_t header_bytes_ = 0;
+  uint64_t header_checksum_ = 0;
 };
 
 }  // namespace fsdp::checkpoint

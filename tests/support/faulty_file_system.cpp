@@ -19,10 +19,16 @@ int FaultyFileSystem::open(const char* path, int flags, mode_t mode) {
   return fails() ? -1 : FileSystem::open(path, flags, mode);
 }
 ssize_t FaultyFileSystem::pwrite(int file, const void* data, size_t size, off_t offset) {
-  if (fault_.kind == FileFault::Kind::kShortWrite) {
+  if (fault_.kind == FileFault::Kind::kShort) {
     return FileSystem::pwrite(file, data, strikes() ? (size + 1) / 2 : size, offset);
   }
   return fails() ? -1 : FileSystem::pwrite(file, data, size, offset);
+}
+ssize_t FaultyFileSystem::pread(int file, void* data, size_t size, off_t offset) {
+  if (fault_.kind == FileFault::Kind::kShort) {
+    return FileSystem::pread(file, data, strikes() ? (size + 1) / 2 : size, offset);
+  }
+  return fails() ? -1 : FileSystem::pread(file, data, size, offset);
 }
 int FaultyFileSystem::fallocate(int file, off_t size) { return fails() ? -1 : FileSystem::fallocate(file, size); }
 int FaultyFileSystem::fsync(int file) { return fails() ? -1 : FileSystem::fsync(file); }

@@ -11,8 +11,8 @@ namespace fsdp::testing {
 // What happens instead of a call that can fail: all but close, unlink and rmdir.
 struct FileFault {
   enum class Kind : uint8_t {
-    kError,       // it fails with `error`
-    kShortWrite,  // pwrite writes half of its bytes; other calls are as ever
+    kError,  // it fails with `error`
+    kShort,  // pwrite and pread do half of their bytes; other calls are as ever
   };
   Kind kind = Kind::kError;
   int error = 0;
@@ -30,6 +30,7 @@ class FaultyFileSystem final : public checkpoint::FileSystem {
 
   int open(const char* path, int flags, mode_t mode) override;
   ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override;
+  ssize_t pread(int file, void* data, size_t size, off_t offset) override;
   int fallocate(int file, off_t size) override;
   int fsync(int file) override;
   int rename(const char* from, const char* to) override;
