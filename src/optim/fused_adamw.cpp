@@ -8,11 +8,13 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
 
+#include "optim/named_state.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp {
@@ -67,6 +69,65 @@ void FusedAdamW::add(Batch& batch, size_t index) {
   batch.steps.push_back(state.steps);
   batch.nbytes += static_cast<int64_t>(parameter.nbytes());
 }
+
+class FusedAdamW::Named final : public OptimizerState {
+ public:
+  explicit Named(FusedAdamW& optimizer) : optimizer_(optimizer) {}
+
+  std::vector<std::vector<at::Tensor>> groups() const override { return {optimizer_.parameters_}; }
+
+  std::optional<LeafState> leaf(const at::Tensor& leaf) const override {
+    const State& state = optimizer_.states_[position(leaf)];
+    if (!state.steps.defined()) return std::nullopt;
+    return LeafState{{{"exp_avg", state.mean}, {"exp_avg_sq", state.square_mean}},
+                     {{"step", state.steps.item<double>()}}};
+  }
+
+  void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& given) override {
+    State& state = optimizer_.states_[position(leaf)];
+    if (!given) {
+      state = {};
+      return;
+    }
+    NamedState named(kName, leaf, *given);
+    State next{at::full({}, named.take_scalar("step"), leaf.options().dtype(at::kFloat).requires_grad(false)),
+               named.take_tensor("exp_avg"), named.take_tensor("exp_avg_sq")};
+    named.check_all_taken();
+    state = std::move(next);
+  }
+
+  std::map<std::string, double> options(size_t) const override {
+    const FusedAdamWOptions& options = optimizer_.options_;
+    return {{"lr", options.learning_rate},
+            {"beta1", options.beta1},
+            {"beta2", options.beta2},
+            {"eps", options.epsilon},
+            {"weight_decay", options.weight_decay}};
+  }
+
+  void set_options(size_t, const std::map<std::string, double>& given) override {
+    NamedOptions named(kName, given);
+    const FusedAdamWOptions options{named.take("lr"), named.take("beta1"), named.take("beta2"), named.take("eps"),
+                                    named.take("weight_decay")};
+    named.check_all_taken();
+    optimizer_.options_ = options;
+  }
+
+ private:
+  static constexpr const char* kName = "FusedAdamW";
+
+  size_t position(const at::Tensor& leaf) const {
+    const auto same = [&](const at::Tensor& own) { return own.is_same(leaf); };
+    const auto found = std::find_if(optimizer_.parameters_.begin(), optimizer_.parameters_.end(), same);
+    TORCH_CHECK(found != optimizer_.parameters_.end(), kName, ": a tensor of shape ", leaf.sizes(),
+                " is no leaf of this optimizer");
+    return static_cast<size_t>(found - optimizer_.parameters_.begin());
+  }
+
+  FusedAdamW& optimizer_;
+};
+
+std::unique_ptr<OptimizerState> FusedAdamW::named_state() { return std::make_unique<Named>(*this); }
 
 int64_t FusedAdamW::state_nbytes() const {
   size_t nbytes = 0;

@@ -5,7 +5,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
+
+#include "fsdp/optimizer_state.h"
 
 namespace fsdp {
 
@@ -36,10 +39,14 @@ class FusedAdamW {
 
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   double learning_rate() const { return options_.learning_rate; }
+  // By name, as torch.optim.AdamW's: step, exp_avg, exp_avg_sq. Refers to this object, which must outlive it.
+  std::unique_ptr<OptimizerState> named_state();
+
   // Bytes of the state so far.
   int64_t state_nbytes() const;
 
  private:
+  class Named;
   // State of one parameter; undefined until its first gradient.
   struct State {
     at::Tensor steps;  // scalar fp32: how often it was updated
