@@ -31,7 +31,7 @@ class OptimizerState {
   // The leaves that the optimizer was built on, by parameter group.
   virtual std::vector<std::vector<at::Tensor>> groups() const = 0;
 
-  // The tensors are the optimizer's own. None: the leaf had no gradient so far.
+  // The tensors are the optimizer's own. None: the leaf had no gradient so far, or is not one of the optimizer's.
   virtual std::optional<LeafState> leaf(const at::Tensor& leaf) const = 0;
   // Takes the tensors over. Names that are missing, or that this optimizer does not have, and tensors of another shape
   // than the leaf's are errors; so is a leaf that is not the optimizer's.

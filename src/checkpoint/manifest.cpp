@@ -51,6 +51,14 @@ json to_json(const StoredTensor& tensor) {
   return fields;
 }
 
+json to_json(const std::map<std::string, StoredTensor>& tensors) {
+  json all = json::object();
+  for (const auto& [name, tensor] : tensors) {
+    all[name] = to_json(tensor);
+  }
+  return all;
+}
+
 // ---------------------------------------------------------------- reading
 
 // One object of the manifest; errors say where it is.
@@ -133,6 +141,15 @@ StoredTensor parse_tensor(const Fields& fields) {
     tensor.parts.push_back(parse_part(Fields(part, c10::str(fields.where(), ", part ", tensor.parts.size()))));
   }
   return tensor;
+}
+
+std::map<std::string, StoredTensor> parse_tensors(const json& fields, const std::string& source) {
+  TORCH_CHECK(fields.is_object(), source, ": tensors: expected an object, got ", json_text(fields));
+  std::map<std::string, StoredTensor> tensors;
+  for (const auto& [name, tensor] : fields.items()) {
+    tensors.emplace(name, parse_tensor(Fields(tensor, source + ": tensor " + quoted_name(name))));
+  }
+  return tensors;
 }
 
 // ---------------------------------------------------------------- checks
@@ -251,21 +268,48 @@ std::string_view checked_content(std::string_view text, const std::string& sourc
 
 }  // namespace
 
+std::string rank_file_text(const RankFile& file) {
+  return json{{"file", to_json(file.file)}, {"tensors", to_json(file.tensors)}}.dump();
+}
+
+RankFile parse_rank_file(std::string_view text, const std::string& source) {
+  const json content = parse_json(text, source);
+  const Fields fields(content, source);
+  return {parse_file(Fields(fields.at("file"), source + ": file")), parse_tensors(fields.at("tensors"), source)};
+}
+
+void add_rank_file(RankFile added, Manifest& manifest) {
+  for (auto& [name, tensor] : added.tensors) {
+    StoredTensor& known =
+        manifest.tensors.try_emplace(name, StoredTensor{tensor.dtype, tensor.shape, tensor.strides, {}}).first->second;
+    TORCH_CHECK(known.dtype == tensor.dtype && known.shape == tensor.shape && known.strides == tensor.strides,
+                "tensor ", quoted_name(name), ": ranks differ in its dtype, shape or strides");
+    for (StoredPart& part : tensor.parts) {
+      part.file = manifest.files.size();
+      known.parts.push_back(std::move(part));
+    }
+  }
+  manifest.files.push_back(std::move(added.file));
+}
+
 std::string manifest_text(Manifest manifest, const std::string& source) {
-  json files = json::array(), tensors = json::object();
   for (auto& [name, tensor] : manifest.tensors) {
     std::sort(tensor.parts.begin(), tensor.parts.end(),
               [](const StoredPart& a, const StoredPart& b) { return a.begin < b.begin; });
-    tensors[name] = to_json(tensor);
   }
   check(manifest, source);
+  json files = json::array();
   for (const StoredFile& file : manifest.files) {
     files.push_back(to_json(file));
   }
-  const std::string content =
-      json{{"format", kFormat},         {"version", kVersion},           {"block_bytes", kChecksumBlock},
-           {"files", std::move(files)}, {"tensors", std::move(tensors)}, {"state", std::move(manifest.state)}}
-          .dump();
+  const std::string content = json{
+      {"format", kFormat},
+      {"version", kVersion},
+      {"block_bytes", kChecksumBlock},
+      {"files", std::move(files)},
+      {"tensors", to_json(manifest.tensors)},
+      {"state",
+       std::move(manifest.state)}}.dump();
   return c10::str(kBefore, checksums_text({checksum_of(content)}), kBetween, content, kAfter);
 }
 
@@ -282,10 +326,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   for (const json& file : fields.list("files")) {
     manifest.files.push_back(parse_file(Fields(file, c10::str(source, ": file ", manifest.files.size()))));
   }
-  const Fields tensors(fields.at("tensors"), source + ": tensors");
-  for (const auto& [name, tensor] : fields.at("tensors").items()) {
-    manifest.tensors.emplace(name, parse_tensor(Fields(tensor, source + ": tensor " + quoted_name(name))));
-  }
+  manifest.tensors = parse_tensors(fields.at("tensors"), source);
   manifest.state = fields.at("state");
   check(manifest, source);
   return manifest;

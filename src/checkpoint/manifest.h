@@ -56,6 +56,17 @@ struct Manifest {
   nlohmann::json state = nlohmann::json::object();
 };
 
+// What one rank has written.
+struct RankFile {
+  StoredFile file;
+  std::map<std::string, StoredTensor> tensors;  // parts' `file` is not looked at
+};
+// As text, for the rank that writes the manifest, and back.
+std::string rank_file_text(const RankFile& file);
+RankFile parse_rank_file(std::string_view text, const std::string& source);
+// Adds it to the manifest. A tensor whose dtype, shape or strides differ from those of another rank is an error.
+void add_rank_file(RankFile file, Manifest& manifest);
+
 // Sorts the parts of each tensor. Errors as in parse_manifest: what it would refuse is not written.
 std::string manifest_text(Manifest manifest, const std::string& source);
 

@@ -77,14 +77,17 @@ class FusedAdamW::Named final : public OptimizerState {
   std::vector<std::vector<at::Tensor>> groups() const override { return {optimizer_.parameters_}; }
 
   std::optional<LeafState> leaf(const at::Tensor& leaf) const override {
-    const State& state = optimizer_.states_[position(leaf)];
-    if (!state.steps.defined()) return std::nullopt;
+    const std::optional<size_t> at = position(leaf);
+    if (!at || !optimizer_.states_[*at].steps.defined()) return std::nullopt;
+    const State& state = optimizer_.states_[*at];
     return LeafState{{{"exp_avg", state.mean}, {"exp_avg_sq", state.square_mean}},
                      {{"step", state.steps.item<double>()}}};
   }
 
   void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& given) override {
-    State& state = optimizer_.states_[position(leaf)];
+    const std::optional<size_t> at = position(leaf);
+    TORCH_CHECK(at, kName, ": a tensor of shape ", leaf.sizes(), " is no leaf of this optimizer");
+    State& state = optimizer_.states_[*at];
     if (!given) {
       state = {};
       return;
@@ -116,11 +119,10 @@ class FusedAdamW::Named final : public OptimizerState {
  private:
   static constexpr const char* kName = "FusedAdamW";
 
-  size_t position(const at::Tensor& leaf) const {
+  std::optional<size_t> position(const at::Tensor& leaf) const {
     const auto same = [&](const at::Tensor& own) { return own.is_same(leaf); };
     const auto found = std::find_if(optimizer_.parameters_.begin(), optimizer_.parameters_.end(), same);
-    TORCH_CHECK(found != optimizer_.parameters_.end(), kName, ": a tensor of shape ", leaf.sizes(),
-                " is no leaf of this optimizer");
+    if (found == optimizer_.parameters_.end()) return std::nullopt;
     return static_cast<size_t>(found - optimizer_.parameters_.begin());
   }
 

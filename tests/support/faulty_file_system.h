@@ -46,4 +46,10 @@ class FaultyFileSystem final : public checkpoint::FileSystem {
   std::atomic<int64_t> calls_{0};
 };
 
+// Waits for no disk.
+class UnsyncedFileSystem final : public checkpoint::FileSystem {
+ public:
+  int fsync(int) override { return 0; }
+};
+
 }  // namespace fsdp::testing

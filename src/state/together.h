@@ -1,0 +1,17 @@
+// Steps that all ranks take, or none.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+// Runs `step` on this rank and returns what it returned on each, in rank order. If it threw on any rank, throws on all:
+// an error that names the ranks and what each said. Collective: no rank goes on before all have taken the step.
+std::vector<std::string> together(Communicator& world, const std::string& name,
+                                  const std::function<std::string()>& step);
+
+}  // namespace fsdp

@@ -1,0 +1,37 @@
+// A training run's state in a folder: model, buffers, optimizer, and what the caller adds. Saved by any number of
+// ranks, with any strategy, units and leaves; loaded by any other.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "fsdp/communicator.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/optimizer_state.h"
+
+namespace fsdp {
+
+// Tensors in the manifest (checkpoint/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
+// optimizer_state.h). Its state: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups": [{"parameters": [FQN, …],
+// "options": {"lr": …}}, …]}, and "user".
+struct TrainingState {
+  ShardedModule& model;
+  torch::nn::Module& module;            // of `model`: for its buffers
+  OptimizerState* optimizer = nullptr;  // null: none
+};
+
+// The folder appears under its name, complete and on the disk, on all ranks' return; one that is there is replaced.
+// After an error, which all ranks get, what was there is as it was. `user`: rank 0's is kept. Each element is written
+// once, by the ranks that hold it. `world`: all ranks, which see the same file system. Collective.
+void save_training_state(const std::filesystem::path& folder, const TrainingState& state, const nlohmann::json& user,
+                         Communicator& world);
+
+// Returns what `user` was. Each rank reads what it holds. Errors, which all ranks get: whatever CheckpointFolder finds;
+// tensors that are missing, too many, or of another shape or dtype than the model's; optimizer state that does not fit.
+// Model and optimizer hold anything after an error. Collective.
+nlohmann::json load_training_state(const std::filesystem::path& folder, const TrainingState& state,
+                                   Communicator& world);
+
+}  // namespace fsdp

@@ -1,0 +1,231 @@
+// Saved by some ranks, loaded by others: weights, optimizer state and what follows are equal to the bit.
+#include "state/training_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "engine/engine.h"
+#include "fsdp/fsdp.h"
+#include "optim/fused_adamw.h"
+#include "support/error_of.h"
+#include "support/faulty_file_system.h"
+#include "support/one_process.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing;  // of this project
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "fsdp-state-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// Odd sizes, a shared and a frozen parameter, one in another memory format, one that never gets a gradient, buffers.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    a = register_module("a", torch::nn::Linear(4, 7));
+    norm = register_module("norm", torch::nn::BatchNorm1d(7));
+    b = register_module("b", torch::nn::Linear(7, 7));
+    frozen = register_parameter("frozen", torch::rand({7}), /*requires_grad=*/false);
+    spare = register_parameter("spare", torch::rand({3}));
+    b->weight.set_data(torch::rand({7, 7}).t());
+    to(at::kDouble);
+  }
+  torch::Tensor loss(const torch::Tensor& x) {
+    return (b(torch::tanh(norm(a(x)))) * frozen + b->weight[0]).pow(2).mean();
+  }
+
+  torch::nn::Linear a{nullptr}, b{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::Tensor frozen, spare;
+};
+TORCH_MODULE(Net);
+
+// One rank's run: a sharded model and an optimizer of it.
+struct OneRank {
+  OneRank(const ShardingCase& sharding, const std::shared_ptr<Communicator>& world_, uint64_t seed, bool fused)
+      : world(world_), net(seeded([] { return Net(); }, seed)) {
+    sharded = shard(*net, sharding, options_of(sharding, world));
+    if (sharding.automatic) sharded->cut_units();
+    std::vector<torch::Tensor> trained;
+    for (const torch::Tensor& leaf : sharded->parameters()) {
+      if (leaf.requires_grad()) trained.push_back(leaf);
+    }
+    if (fused) {
+      own = std::make_unique<FusedAdamW>(trained, FusedAdamWOptions{.learning_rate = 0.1});
+      state = own->named_state();
+    } else {
+      torchs = std::make_unique<torch::optim::AdamW>(trained, torch::optim::AdamWOptions(0.1).amsgrad(true));
+      state = state_of(*torchs);
+    }
+  }
+  // All ranks see the same batch, so that the number of ranks changes no mean by more than rounding.
+  void step(int number) {
+    sharded->zero_grad();
+    torch::manual_seed(1);
+    net->loss(torch::cos(torch::arange(20, at::kDouble) + number).view({5, 4})).backward();
+    own ? own->step() : void(torchs->step());
+  }
+  TrainingState training_state() { return {*sharded, *net, state.get()}; }
+
+  // Weights, buffers and optimizer state, whole, by name.
+  std::map<std::string, torch::Tensor> everything() {
+    auto all = weights_of(*sharded);
+    for (const auto& buffer : net->named_buffers()) all["buffer " + buffer.key()] = copy_on_host(buffer.value());
+    return all;
+  }
+
+  std::shared_ptr<Communicator> world;
+  Net net;
+  std::shared_ptr<ShardedModule> sharded;
+  std::unique_ptr<FusedAdamW> own;
+  std::unique_ptr<torch::optim::AdamW> torchs;
+  std::unique_ptr<OptimizerState> state;
+};
+
+std::vector<ShardingCase> some_cases() {
+  using enum ShardingStrategy;
+  return {{1, kFullShard, true, false},   {2, kFullShard, false, false},
+          {3, kShardGradOp, true, false}, {4, kHybridShard, true, false},
+          {2, kNoShard, true, false},     {4, kFullShard, false, false},
+          {8, kFullShard, true, false},   {3, kFullShard, true, false, /*automatic=*/true}};
+}
+
+// Two of them.
+std::vector<ShardingCase> others_than(const ShardingCase& sharding) {
+  const std::vector<ShardingCase> all = some_cases();
+  size_t at = 0;
+  while (name_of(all[at]) != name_of(sharding)) ++at;
+  std::vector<ShardingCase> others;
+  for (size_t further : {1, 3}) others.push_back(all[(at + further) % all.size()]);
+  return others;
+}
+
+class Resharding : public ::testing::TestWithParam<std::tuple<ShardingCase, bool>> {};
+INSTANTIATE_TEST_SUITE_P(All, Resharding, ::testing::Combine(::testing::ValuesIn(some_cases()), ::testing::Bool()),
+                         [](const auto& info) {
+                           return name_of(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_fused" : "_torch");
+                         });
+
+// What a checkpoint holds does not depend on who saved it: loaded and saved again by others, and by these again.
+TEST_P(Resharding, KeepsEveryBit) {
+  const auto& [sharding, fused] = GetParam();
+  UnsyncedFileSystem unsynced;
+  const checkpoint::FileSystemGuard guard(unsynced);
+  const Folder folder;
+  const fs::path first = folder.path() / "first", second = folder.path() / "second";
+  std::map<std::string, torch::Tensor> want, next;
+  run_ranks(sharding.world_size, [&, fused = fused, sharding = sharding](const std::shared_ptr<Communicator>& world) {
+    OneRank run(sharding, world, 17, fused);
+    run.step(0);
+    run.step(1);
+    save_training_state(first, run.training_state(), {{"step", 2}}, *world);
+    auto here = run.everything();
+    if (world->rank() == 0) want = here;
+    run.step(2);
+    here = run.everything();
+    if (world->rank() == 0) next = here;
+  });
+  for (const ShardingCase& other : others_than(sharding)) {
+    SCOPED_TRACE(name_of(other));
+    run_ranks(other.world_size, [&, fused = fused](const std::shared_ptr<Communicator>& world) {
+      OneRank run(other, world, 99, fused);
+      EXPECT_EQ(load_training_state(first, run.training_state(), *world), (nlohmann::json{{"step", 2}}));
+      expect_same(run.everything(), want);
+      save_training_state(second, run.training_state(), {{"step", 2}}, *world);
+    });
+    run_ranks(sharding.world_size, [&, fused = fused, sharding = sharding](const std::shared_ptr<Communicator>& world) {
+      OneRank run(sharding, world, 5, fused);
+      load_training_state(second, run.training_state(), *world);
+      expect_same(run.everything(), want);
+      run.step(2);
+      expect_same(run.everything(), next);
+    });
+  }
+}
+
+// ---------------------------------------------------------------- what goes wrong
+
+TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
+  const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
+  const Folder folder;
+  const fs::path path = folder.path() / "checkpoint";
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(sharding, world, 17, true);
+    run.step(0);
+    save_training_state(path, run.training_state(), {{"step", 1}}, *world);
+  });
+  int64_t calls = 40;
+  for (int64_t call = 1; call <= calls; ++call) {
+    SCOPED_TRACE(call);
+    FaultyFileSystem faulty({.error = ENOSPC, .first = call});
+    std::atomic<int> failed{0};
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      OneRank run(sharding, world, 17, true);
+      run.step(0);
+      run.step(1);
+      world->barrier({"begin", 0, Pass::kUser});
+      {
+        const std::string error = [&] {
+          static std::mutex mutex;
+          static std::unique_ptr<checkpoint::FileSystemGuard> guard;
+          if (world->rank() == 0) guard = std::make_unique<checkpoint::FileSystemGuard>(faulty);
+          world->barrier({"guarded", 0, Pass::kUser});
+          std::string text = error_of([&] { save_training_state(path, run.training_state(), {{"step", 2}}, *world); });
+          world->barrier({"saved", 0, Pass::kUser});
+          if (world->rank() == 0) guard.reset();
+          return text;
+        }();
+        if (error != "no error") {
+          ++failed;
+          EXPECT_THAT(error, AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("checkpoint")));
+        }
+      }
+      run.step(2);  // training goes on
+      world->barrier({"over", 0, Pass::kUser});
+      OneRank other(sharding, world, 3, true);
+      const auto user = load_training_state(path, other.training_state(), *world);
+      EXPECT_TRUE(user.at("step") == 1 || user.at("step") == 2) << user;
+    });
+    EXPECT_TRUE(failed == 0 || failed == 2);
+    if (call > faulty.calls()) {
+      EXPECT_EQ(failed, 0);
+      break;
+    }
+  }
+}
+
+TEST(Loading, SaysWhatDoesNotFit) {
+  const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
+  const Folder folder;
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(sharding, world, 17, true);
+    save_training_state(folder.path() / "it", run.training_state(), {}, *world);
+    torch::nn::Linear linear(4, 7);
+    auto sharded = fully_shard(linear, options_of(sharding, world));
+    const std::string error = error_of([&] {
+      load_training_state(folder.path() / "it", {*sharded, *linear, nullptr}, *world);
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("another model"), HasSubstr("missing: model/weight"),
+                             HasSubstr("unexpected: model/a.weight F64 [7, 4]"), HasSubstr("rank 1")));
+    EXPECT_THAT(error_of([&] { load_training_state(folder.path() / "none", run.training_state(), *world); }),
+                AllOf(HasSubstr("none"), HasSubstr("no manifest.json")));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
