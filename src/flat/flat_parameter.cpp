@@ -4,6 +4,7 @@
 #include <ATen/ops/as_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/strides.h>
 
 #include <utility>
 
@@ -21,20 +22,12 @@ std::vector<int64_t> numels_of(const std::vector<ShardedParameter>& parameters) 
   return numels;
 }
 
-std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 // The order in which a parameter's elements lie in the flat buffer: memory formats are kept.
 std::vector<int64_t> flat_strides(const at::Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 ? tensor.strides().vec()
-                                                                     : row_major_strides(tensor.sizes());
+  const c10::DimVector row_major = c10::contiguous_strides(tensor.sizes());
+  return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0
+             ? tensor.strides().vec()
+             : std::vector<int64_t>(row_major.begin(), row_major.end());
 }
 
 std::string quoted_names(const ShardedParameter& parameter) {

@@ -1,25 +1,16 @@
 #include "state/held_part.h"
 
+#include <c10/util/strides.h>
+
 #include "engine/engine.h"
 
 namespace fsdp {
 
 namespace {
 
-// Of sizes, row-major.
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 // Strides as they are stored: those of dimensions of size 1 say nothing.
 std::vector<int64_t> stored_strides(const ShardedParameter& parameter) {
-  const std::vector<int64_t> plain = contiguous_strides(parameter.sizes);
+  const c10::DimVector plain = c10::contiguous_strides(parameter.sizes);
   for (size_t i = 0; i < plain.size(); ++i) {
     if (parameter.sizes[i] != 1 && parameter.strides[i] != plain[i]) {
       return parameter.strides;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <map>
@@ -30,7 +31,8 @@ std::string shown(const StoredTensor& tensor) {
 }
 
 std::vector<int64_t> strides_or_plain(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
-  return strides.empty() ? at::empty(sizes, at::kMeta).strides().vec() : strides;
+  const c10::DimVector plain = c10::contiguous_strides(sizes);
+  return strides.empty() ? std::vector<int64_t>(plain.begin(), plain.end()) : strides;
 }
 
 // Elements [begin, end) of a parameter, in the order in which it lies in memory here, into `to`.
