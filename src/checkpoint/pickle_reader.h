@@ -1,0 +1,76 @@
+// Pickles that others wrote, read as plain data: nothing is imported, called or constructed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fsdp::checkpoint {
+
+struct PickleValue {
+  enum class Kind : uint8_t {
+    kNone,
+    kBool,    // integer: 0 or 1
+    kInt,     // integer
+    kDouble,  // real
+    kString,  // text, valid UTF-8
+    kBytes,   // text
+    kTuple,   // items
+    kList,    // items
+    kDict,    // items: key, value, key, value, … as written; equal keys are all kept
+    kSet,     // items
+    kGlobal,  // text: "module.name" of an allowed class or constant
+    kObject,  // text: "module.name" of an allowed class; arguments; state
+  };
+
+  Kind kind = Kind::kNone;
+  uint64_t offset = 0;  // in the pickle, of the opcode that made the value
+  int64_t integer = 0;
+  double real = 0;
+  std::string text;
+  std::vector<const PickleValue*> items;
+  const PickleValue* arguments = nullptr;  // the tuple that the class was called with
+  const PickleValue* state = nullptr;      // what the object's attributes were set from; nullptr: nothing
+};
+
+// Owns the values of one pickle. Values that the pickle shares are shared here, so a value may be reached in
+// several ways; it never contains itself.
+class PickleTree {
+ public:
+  PickleTree(std::deque<PickleValue> values, const PickleValue* root) : values_(std::move(values)), root_(root) {}
+  PickleTree(PickleTree&&) = default;
+  PickleTree& operator=(PickleTree&&) = default;
+
+  const PickleValue& root() const { return *root_; }
+
+ private:
+  std::deque<PickleValue> values_;
+  const PickleValue* root_;
+};
+
+// The only globals that a pickle may name.
+struct PickleGlobals {
+  using Name = std::pair<std::string, std::string>;  // module and name in it
+
+  std::set<Name> classes;    // may be called: their objects become values of kind kObject
+  std::set<Name> constants;  // may only stand as values
+};
+
+struct PickleLimits {
+  size_t max_depth = 64;
+  uint64_t max_values = uint64_t{1} << 25;  // with shared values counted wherever they stand; about 100 bytes each
+  size_t max_memo = size_t{1} << 25;
+};
+
+// Reads a whole pickle of protocol 2 to 5 with the opcodes that Python's own pickler writes for plain data and
+// objects. Time and memory are linear in the size of `bytes`, whatever they hold, and so is a walk over the
+// tree from its root bounded by `limits.max_values`. Errors have the form "SOURCE: byte OFFSET: what is wrong".
+PickleTree read_pickle(std::string_view bytes, const std::string& source, const PickleGlobals& globals,
+                       const PickleLimits& limits = {});
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,47 @@
+// The values that the opcodes of a pickle make: the stack with its marks, and the memo.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/pickle_input.h"
+#include "checkpoint/pickle_reader.h"
+
+namespace fsdp::checkpoint {
+
+// All errors are at the offset of the input's current opcode. Values keep their addresses.
+class PickleStack {
+ public:
+  PickleStack(const PickleInput& input, const PickleLimits& limits) : input_(input), limits_(limits) {}
+
+  PickleValue& push(PickleValue::Kind kind);
+  void mark() { marks_.push_back(stack_.size()); }
+
+  // Values below the last mark are out of reach.
+  PickleValue& top() const;
+  PickleValue& pop();
+  std::vector<const PickleValue*> pop_count(size_t count);
+  std::vector<const PickleValue*> pop_to_mark();  // takes the mark away too
+
+  // Puts the top value into the memo; its indices count from 0 without gaps, as Python's pickler gives them.
+  void memoize() { memoize(memo_.size()); }
+  void memoize(uint64_t index);
+  void recall(uint64_t index);
+
+  // The only value, without a mark; an error if that is not what is left.
+  const PickleValue& finish();
+  std::deque<PickleValue> take_values() { return std::move(values_); }
+
+ private:
+  const PickleInput& input_;
+  const PickleLimits& limits_;
+  std::deque<PickleValue> values_;
+  std::vector<PickleValue*> stack_;
+  std::vector<size_t> marks_;  // heights of the stack
+  std::vector<PickleValue*> memo_;
+};
+
+}  // namespace fsdp::checkpoint
