@@ -1,0 +1,17 @@
+// Do the chunks of a tensor cover it exactly once?
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/dcp_metadata.h"
+
+namespace fsdp::checkpoint {
+
+// Unset if each element of a tensor of this shape is in exactly one of the chunks, which must lie within it;
+// otherwise what is wrong, with an element for which it is. Takes n log n time for n chunks.
+std::optional<std::string> coverage_problem(const std::vector<int64_t>& shape, const std::vector<DcpChunk>& chunks);
+
+}  // namespace fsdp::checkpoint

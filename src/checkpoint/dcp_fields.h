@@ -1,0 +1,60 @@
+// Steps from the values of a .metadata file to fields of known types, with the errors of files that hold others.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/json_text.h"
+#include "checkpoint/pickle_reader.h"
+
+namespace fsdp::checkpoint::dcp {
+
+using Kind = PickleValue::Kind;
+using Sizes = std::vector<int64_t>;
+
+// What an error is about.
+struct Place {
+  const std::string& source;
+  const std::string* name = nullptr;
+  const Sizes* chunk = nullptr;
+
+  template <typename... Parts>
+  [[noreturn]] void fail(const Parts&... parts) const {
+    TORCH_CHECK(false, source, ": ", name ? quoted_name(*name) + ": " : "",
+                chunk ? c10::str("chunk [", c10::Join(", ", *chunk), "]: ") : "", parts...);
+  }
+};
+
+// `what` names the value in errors, as `expected` does the kind.
+const PickleValue& expect(const PickleValue& value, Kind kind, const char* what, const char* expected,
+                          const Place& place);
+const std::string& expect_text(const PickleValue& value, const char* what, const Place& place);
+// An integer that is not negative.
+int64_t expect_size(const PickleValue& value, const char* what, const Place& place);
+// An object of the class "module.name".
+void expect_class(const PickleValue& value, const char* name, const char* what, const Place& place);
+// A torch.Size without negative sizes, of at most 64 dimensions.
+Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place);
+
+// The attributes of an object whose state is a dict; no name may be in it twice. Refers to its arguments.
+class Attributes {
+ public:
+  Attributes(const PickleValue& object, const char* name, const char* what, const Place& place);
+
+  // nullptr for attributes that are missing or None.
+  const PickleValue* find(const char* name) const;
+  // An error for those.
+  const PickleValue& get(const char* name) const;
+
+ private:
+  std::map<std::string_view, const PickleValue*> values_;
+  const char* what_;
+  const Place& place_;
+};
+
+}  // namespace fsdp::checkpoint::dcp

@@ -1,0 +1,29 @@
+// The Python names in .metadata files of torch.distributed.checkpoint.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string_view>
+
+#include "checkpoint/pickle_reader.h"
+
+namespace fsdp::checkpoint::dcp {
+
+constexpr const char* kMetadata = "torch.distributed.checkpoint.metadata.Metadata";
+constexpr const char* kTensorStorageMetadata = "torch.distributed.checkpoint.metadata.TensorStorageMetadata";
+constexpr const char* kBytesStorageMetadata = "torch.distributed.checkpoint.metadata.BytesStorageMetadata";
+constexpr const char* kTensorProperties = "torch.distributed.checkpoint.metadata.TensorProperties";
+constexpr const char* kChunkStorageMetadata = "torch.distributed.checkpoint.metadata.ChunkStorageMetadata";
+constexpr const char* kMetadataIndex = "torch.distributed.checkpoint.metadata.MetadataIndex";
+constexpr const char* kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
+constexpr const char* kSize = "torch.Size";
+constexpr const char* kGetLayout = "torch.serialization._get_layout";
+
+// All that a .metadata file may name.
+const PickleGlobals& globals();
+
+// The dtype of a name like "torch.float32". Unset for names that are no dtype here.
+std::optional<c10::ScalarType> dtype_from_global(std::string_view name);
+
+}  // namespace fsdp::checkpoint::dcp
