@@ -75,12 +75,12 @@ TEST(DcpCoverage, CoverageIsExact) {
 
 TEST(DcpCoverage, ManyChunksAreQuicklyChecked) {
   std::vector<Box> boxes;
-  for (int64_t i = 0; i < 50'000; ++i) {
+  for (int64_t i = 0; i < 10'000; ++i) {
     boxes.push_back({{i, 0}, {1, 6}});
   }
-  EXPECT_EQ(boxes_error({50'000, 6}, boxes), "");
+  EXPECT_EQ(boxes_error({10'000, 6}, boxes), "");
   boxes.back().sizes[1] = 5;
-  EXPECT_THAT(boxes_error({50'000, 6}, boxes), HasSubstr("no chunk holds element [49999, 5]"));
+  EXPECT_THAT(boxes_error({10'000, 6}, boxes), HasSubstr("no chunk holds element [9999, 5]"));
 }
 
 }  // namespace

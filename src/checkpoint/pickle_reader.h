@@ -29,7 +29,8 @@ struct PickleValue {
   };
 
   Kind kind = Kind::kNone;
-  uint64_t offset = 0;  // in the pickle, of the opcode that made the value
+  bool recalled = false;  // from the memo; only such values may stand in several places
+  uint64_t offset = 0;    // in the pickle, of the opcode that made the value
   int64_t integer = 0;
   double real = 0;
   std::string text;

@@ -126,7 +126,10 @@ TEST(PickleReader, LimitsAreExact) {
   EXPECT_EQ(opcodes_error("]", {.max_values = 1}), "");
   EXPECT_THAT(opcodes_error("]Na", {.max_values = 1}), HasSubstr("byte 3: more than 1 values"));
   EXPECT_EQ(opcodes_error("]]a", {.max_depth = 2}), "");
-  EXPECT_THAT(opcodes_error("]]Naa", {.max_depth = 2}), HasSubstr("byte 3: nested deeper than 2"));
+  EXPECT_THAT(opcodes_error("]]Naa", {.max_depth = 2}), HasSubstr("byte 4: nested deeper than 2"));
+  const std::string recalled = std::string("(]\x94N") + "a]h" + std::string(1, '\0') + "at";
+  EXPECT_EQ(opcodes_error(recalled, {.max_depth = 4}), "");
+  EXPECT_THAT(opcodes_error(recalled, {.max_depth = 3}), HasSubstr("byte 3: nested deeper than 3"));
   EXPECT_THAT(opcodes_error("]\x94", {.max_memo = 0}), HasSubstr("more than 0 values in the memo"));
 }
 

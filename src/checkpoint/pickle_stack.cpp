@@ -60,6 +60,7 @@ void PickleStack::recall(uint64_t index) {
   if (index >= memo_.size()) {
     input_.fail("memo index ", index, ", but the memo holds ", memo_.size(), " values");
   }
+  memo_[index]->recalled = true;
   stack_.push_back(memo_[index]);
 }
 

@@ -20,13 +20,18 @@ class TreeCheck {
   };
 
   Extent measure(const PickleValue& value, size_t depth) {
+    check_depth(value, depth);
     if (value.items.empty() && value.arguments == nullptr) {
       return {};
     }
+    return value.recalled ? measure_recalled(value, depth) : measure_parts(value, depth);
+  }
+
+  Extent measure_recalled(const PickleValue& value, size_t depth) {
     const auto [place, is_new] = seen_.try_emplace(&value);
     Extent& extent = place->second;
     if (is_new) {
-      add_parts(value, depth, extent);
+      extent = measure_parts(value, depth);
       extent.open = false;
     } else if (extent.open) {
       input_.fail_at(value.offset, "the value contains itself");
@@ -35,8 +40,8 @@ class TreeCheck {
     return extent;
   }
 
-  void add_parts(const PickleValue& value, size_t depth, Extent& extent) {
-    check_depth(value, depth);
+  Extent measure_parts(const PickleValue& value, size_t depth) {
+    Extent extent;
     const auto add = [&](const PickleValue& part) {
       const Extent inner = measure(part, depth + 1);
       extent.height = std::max(extent.height, inner.height + 1);
@@ -52,6 +57,7 @@ class TreeCheck {
         add(*part);
       }
     }
+    return extent;
   }
 
   void check_depth(const PickleValue& value, size_t depth) const {
