@@ -62,7 +62,9 @@ PlaceChoice choose_place(const Config& config, const RankEnvironment& environmen
 
 RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environment) {
   if (choice.backend == "gloo") return {choice.device, make_gloo_communicator(environment), choice.text};
-  return {choice.device, make_nccl_communicator(environment, {.device = choice.device.index()}), choice.text};
+  NcclOptions options;
+  options.device = choice.device.index();
+  return {choice.device, make_nccl_communicator(environment, options), choice.text};
 }
 
 }  // namespace fsdp::trainer
