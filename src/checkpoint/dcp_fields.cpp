@@ -4,13 +4,9 @@
 #include <iterator>
 
 #include "checkpoint/dcp_globals.h"
+#include "checkpoint/tensor_info.h"
 
 namespace fsdp::checkpoint::dcp {
-namespace {
-
-constexpr size_t kMaxRank = 64;
-
-}  // namespace
 
 const PickleValue& expect(const PickleValue& value, Kind kind, const char* what, const char* expected,
                           const Place& place) {
@@ -73,8 +69,8 @@ Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place
     place.fail(what, " is not a torch.Size of one tuple (byte ", value.offset, ")");
   }
   const auto& items = arguments[0]->items;
-  if (items.size() > kMaxRank) {
-    place.fail(what, " has ", items.size(), " dimensions; at most ", kMaxRank, " are supported");
+  if (items.size() > kMaxTensorRank) {
+    place.fail(what, " has ", items.size(), " dimensions; at most ", kMaxTensorRank, " are supported");
   }
   Sizes sizes;
   std::transform(items.begin(), items.end(), std::back_inserter(sizes),

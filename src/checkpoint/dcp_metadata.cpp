@@ -97,7 +97,9 @@ class EntryParser {
     tensor.info.name = name_;
     tensor.info.dtype = parse_dtype(fields.get("properties"));
     tensor.info.shape = parse_sizes(fields.get("size"), "size", place_);
-    check_size(tensor.info);
+    if (!countable_nbytes(tensor.info.dtype, tensor.info.shape)) {
+      place_.fail("shape [", c10::Join(", ", tensor.info.shape), "] has more than 2^63-1 bytes");
+    }
     for (const PickleValue* chunk : expect(fields.get("chunks"), Kind::kList, "chunks", "a list", place_).items) {
       tensor.chunks.push_back(parse_chunk(*chunk, tensor.info.shape));
     }
@@ -137,16 +139,6 @@ class EntryParser {
     const auto& arguments = value.arguments->items;
     if (arguments.size() != 1 || expect_text(*arguments[0], "layout", place_) != "torch.strided") {
       place_.fail("layout is not torch.strided, the only one supported");
-    }
-  }
-
-  // Also bounds the product of the non-zero sizes.
-  void check_size(const TensorInfo& info) const {
-    int64_t bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
-    for (const int64_t size : info.shape) {
-      if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) {
-        place_.fail("shape [", c10::Join(", ", info.shape), "] has more than 2^63-1 bytes");
-      }
     }
   }
 

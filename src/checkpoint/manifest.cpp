@@ -18,7 +18,6 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "fsdp.cpp checkpoint";
 constexpr int kVersion = 1;
-constexpr size_t kMaxRank = 64;
 constexpr std::string_view kBefore = "{\"checksum\":\"", kBetween = "\",\"content\":", kAfter = "}\n";
 constexpr size_t kDigits = 16;
 
@@ -83,8 +82,8 @@ class Fields {
   uint64_t size(const char* key) const { return size_of(at(key), key); }
   std::vector<int64_t> sizes(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_array() && value.size() <= kMaxRank, where_, ": ", key, " must be a list of at most ",
-                kMaxRank, " integers, got ", json_text(value));
+    TORCH_CHECK(value.is_array() && value.size() <= kMaxTensorRank, where_, ": ", key, " must be a list of at most ",
+                kMaxTensorRank, " integers, got ", json_text(value));
     std::vector<int64_t> sizes;
     for (const json& element : value) {
       sizes.push_back(static_cast<int64_t>(size_of(element, key)));
@@ -163,19 +162,6 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
   TORCH_CHECK(file.header_bytes <= file.bytes, where, ": ", file.header_bytes, " bytes of header in ", file.bytes);
 }
 
-// The bytes of a tensor, and that they can be counted.
-uint64_t checked_nbytes(const StoredTensor& tensor, const std::string& where) {
-  uint64_t bytes = c10::elementSize(tensor.dtype);
-  bool empty = false;
-  for (int64_t size : tensor.shape) {
-    empty = empty || size == 0;
-    TORCH_CHECK(!__builtin_mul_overflow(bytes, std::max<uint64_t>(size, 1), &bytes) &&
-                    bytes <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
-                where, ": shape [", c10::Join(", ", tensor.shape), "] has more than 2^63-1 bytes");
-  }
-  return empty ? 0 : bytes;
-}
-
 // Strides of a dense tensor: each element at a place of its own, none left out.
 void check_strides(const StoredTensor& tensor, const std::string& where) {
   if (tensor.strides.empty()) {
@@ -205,7 +191,8 @@ struct Extent {
 
 void check_parts(const std::string& name, const StoredTensor& tensor, const Manifest& manifest,
                  std::vector<Extent>& extents, const std::string& where) {
-  checked_nbytes(tensor, where);
+  TORCH_CHECK(countable_nbytes(tensor.dtype, tensor.shape), where, ": shape [", c10::Join(", ", tensor.shape),
+              "] has more than 2^63-1 bytes");
   check_strides(tensor, where);
   int64_t covered = 0;
   for (const StoredPart& part : tensor.parts) {

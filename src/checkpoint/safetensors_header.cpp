@@ -91,19 +91,12 @@ class EntryParser {
                 "] end before they begin");
   }
 
-  // Also bounds the product of the non-zero sizes, from which strides are computed.
   void check_size(const Entry& entry) const {
-    uint64_t bytes = c10::elementSize(entry.info.dtype);
-    bool empty = false;
-    for (int64_t size : entry.info.shape) {
-      empty = empty || size == 0;
-      TORCH_CHECK(!__builtin_mul_overflow(bytes, std::max<uint64_t>(size, 1), &bytes) && bytes <= kMaxBytes, where_,
-                  ": shape [", c10::Join(", ", entry.info.shape), "] has more than 2^63-1 bytes");
-    }
-    bytes = empty ? 0 : bytes;
-    TORCH_CHECK(entry.end - entry.begin == bytes, where_, ": shape [", c10::Join(", ", entry.info.shape), "] of ",
-                safetensors_dtype(entry.info.dtype), " takes ", bytes, " bytes, but data_offsets [", entry.begin, ", ",
-                entry.end, "] hold ", entry.end - entry.begin);
+    const auto bytes = countable_nbytes(entry.info.dtype, entry.info.shape);
+    TORCH_CHECK(bytes, where_, ": shape [", c10::Join(", ", entry.info.shape), "] has more than 2^63-1 bytes");
+    TORCH_CHECK(entry.end - entry.begin == static_cast<uint64_t>(*bytes), where_, ": shape [",
+                c10::Join(", ", entry.info.shape), "] of ", safetensors_dtype(entry.info.dtype), " takes ", *bytes,
+                " bytes, but data_offsets [", entry.begin, ", ", entry.end, "] hold ", entry.end - entry.begin);
   }
 
   std::string where_;

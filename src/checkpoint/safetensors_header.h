@@ -12,7 +12,6 @@
 namespace fsdp::checkpoint {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference library's limit
-constexpr size_t kMaxTensorRank = 64;
 
 struct SafetensorsHeader {
   struct Entry {

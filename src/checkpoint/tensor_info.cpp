@@ -1,6 +1,20 @@
 #include "checkpoint/tensor_info.h"
 
+#include <algorithm>
+
 namespace fsdp::checkpoint {
+
+std::optional<int64_t> countable_nbytes(c10::ScalarType dtype, const std::vector<int64_t>& shape) {
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  bool empty = false;
+  for (int64_t size : shape) {
+    empty = empty || size == 0;
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) {
+      return std::nullopt;
+    }
+  }
+  return empty ? 0 : bytes;
+}
 
 int64_t TensorInfo::numel() const {
   int64_t count = 1;

@@ -3,11 +3,19 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace fsdp::checkpoint {
+
+constexpr size_t kMaxTensorRank = 64;
+
+// How many bytes a tensor of this shape takes, whose sizes are not negative. Unset when that is more than 2^63-1, or
+// would be if its sizes of 0 were 1: strides are computed from that product.
+std::optional<int64_t> countable_nbytes(c10::ScalarType dtype, const std::vector<int64_t>& shape);
 
 struct TensorInfo {
   std::string name;

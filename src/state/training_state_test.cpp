@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "checkpoint/checkpoint_test_support.h"
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
 #include "optim/fused_adamw.h"
@@ -20,19 +21,6 @@ namespace fs = std::filesystem;
 using namespace testing;  // of this project
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "fsdp-state-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 // Odd sizes, a shared and a frozen parameter, one in another memory format, one that never gets a gradient, buffers.
 struct NetImpl : torch::nn::Module {
@@ -126,7 +114,7 @@ TEST_P(Resharding, KeepsEveryBit) {
   const auto& [sharding, fused] = GetParam();
   UnsyncedFileSystem unsynced;
   const checkpoint::FileSystemGuard guard(unsynced);
-  const Folder folder;
+  const checkpoint::TemporaryFolder folder;
   const fs::path first = folder.path() / "first", second = folder.path() / "second";
   std::map<std::string, torch::Tensor> want, next;
   run_ranks(sharding.world_size, [&, fused = fused, sharding = sharding](const std::shared_ptr<Communicator>& world) {
@@ -162,7 +150,7 @@ TEST_P(Resharding, KeepsEveryBit) {
 
 TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
-  const Folder folder;
+  const checkpoint::TemporaryFolder folder;
   const fs::path path = folder.path() / "checkpoint";
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(sharding, world, 17, true);
@@ -211,7 +199,7 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
 
 TEST(Loading, SaysWhatDoesNotFit) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
-  const Folder folder;
+  const checkpoint::TemporaryFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(sharding, world, 17, true);
     save_training_state(folder.path() / "it", run.training_state(), {}, *world);
