@@ -14,6 +14,7 @@ inline std::string buffer_name(const std::string& fqn) { return "buffer/" + fqn;
 inline std::string optimizer_name(const std::string& fqn, const std::string& name) {
   return "optimizer/" + fqn + "/" + name;
 }
+inline std::string rank_name(int rank, const std::string& name) { return "rank/" + std::to_string(rank) + "/" + name; }
 
 class LeafNames {
  public:

@@ -10,6 +10,8 @@ namespace {
 
 constexpr char kDone = '+', kFailed = '-';
 
+}  // namespace
+
 std::string outcome_of(const std::function<std::string()>& step) {
   try {
     return kDone + step();
@@ -20,11 +22,8 @@ std::string outcome_of(const std::function<std::string()>& step) {
   }
 }
 
-}  // namespace
-
-std::vector<std::string> together(Communicator& world, const std::string& name,
-                                  const std::function<std::string()>& step) {
-  std::vector<std::string> outcomes = world.all_gather_bytes(outcome_of(step), {name, 0, Pass::kUser});
+std::vector<std::string> agree_on(Communicator& world, const std::string& name, const std::string& outcome) {
+  std::vector<std::string> outcomes = world.all_gather_bytes(outcome, {name, 0, Pass::kUser});
   std::string errors;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].empty() || outcomes[rank].front() != kDone) {
@@ -34,6 +33,11 @@ std::vector<std::string> together(Communicator& world, const std::string& name,
   }
   TORCH_CHECK(errors.empty(), name, " failed: ", errors);
   return outcomes;
+}
+
+std::vector<std::string> together(Communicator& world, const std::string& name,
+                                  const std::function<std::string()>& step) {
+  return agree_on(world, name, outcome_of(step));
 }
 
 }  // namespace fsdp

@@ -14,4 +14,9 @@ namespace fsdp {
 std::vector<std::string> together(Communicator& world, const std::string& name,
                                   const std::function<std::string()>& step);
 
+// Its two halves: what this rank's step came to, errors included, as a text for the other ranks; and what all ranks
+// make of these. The second is collective, the first touches no other rank.
+std::string outcome_of(const std::function<std::string()>& step);
+std::vector<std::string> agree_on(Communicator& world, const std::string& name, const std::string& outcome);
+
 }  // namespace fsdp

@@ -5,7 +5,9 @@
 #include <torch/nn/module.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
@@ -14,12 +16,15 @@
 namespace fsdp {
 
 // Tensors in the manifest (checkpoint/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
-// optimizer_state.h). Its state: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups": [{"parameters": [FQN, …],
-// "options": {"lr": …}}, …]}, and "user".
+// optimizer_state.h), "rank/RANK/NAME". Its state: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups":
+// [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user".
 struct TrainingState {
   ShardedModule& model;
   torch::nn::Module& module;            // of `model`: for its buffers
   OptimizerState* optimizer = nullptr;  // null: none
+  // What this rank alone has, such as the state of its random numbers, by name (without a slash). Written by saving; to
+  // be read by read_rank_tensors.
+  std::map<std::string, at::Tensor> of_rank = {};
 };
 
 // The folder appears under its name, complete and on the disk, on all ranks' return; one that is there is replaced.
@@ -27,6 +32,10 @@ struct TrainingState {
 // once, by the ranks that hold it. `world`: all ranks, which see the same file system. Collective.
 void save_training_state(const std::filesystem::path& folder, const TrainingState& state, const nlohmann::json& user,
                          Communicator& world);
+
+// What this rank had as TrainingState::of_rank when as many ranks as now saved the folder; empty otherwise. Each rank
+// reads its own. Errors, which all ranks get, as those of load_training_state. Collective.
+std::map<std::string, at::Tensor> read_rank_tensors(const std::filesystem::path& folder, Communicator& world);
 
 // Returns what `user` was. Each rank reads what it holds. Errors, which all ranks get: whatever CheckpointFolder finds;
 // tensors that are missing, too many, or of another shape or dtype than the model's; optimizer state that does not fit.

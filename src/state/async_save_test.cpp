@@ -1,0 +1,222 @@
+// Saves while training goes on: what they hold, and what becomes of them when something fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "checkpoint/checkpoint_test_support.h"
+#include "fsdp/fsdp.h"
+#include "state/async_saver.h"
+#include "support/error_of.h"
+#include "support/faulty_file_system.h"
+#include "support/test_device.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing;  // of this project
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// Nothing is written before it is opened.
+class GatedFileSystem final : public checkpoint::FileSystem {
+ public:
+  ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [&] { return is_open_; });
+    return FileSystem::pwrite(file, data, size, offset);
+  }
+  void open_gate() {
+    const std::lock_guard lock(mutex_);
+    is_open_ = true;
+    opened_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool is_open_ = false;
+};
+
+struct OneRank {
+  explicit OneRank(const std::shared_ptr<Communicator>& world) {
+    const std::lock_guard lock(seeds());
+    torch::manual_seed(3);
+    net = torch::nn::Linear(5, 7);
+    Options options;
+    options.communicator = world;
+    options.device = test_device();
+    rank = world->rank();
+    sharded = fully_shard(*net, options);
+    adam = std::make_unique<torch::optim::Adam>(sharded->parameters(), torch::optim::AdamOptions(0.1));
+    state = state_of(*adam);
+  }
+  void step() {
+    sharded->zero_grad();
+    net->forward(torch::ones({2, 5}, test_device())).pow(2).mean().backward();
+    adam->step();
+  }
+  TrainingState training_state() { return {*sharded, *net, state.get(), {{"random", at::full({3}, rank)}}}; }
+  std::string everything() {
+    std::ostringstream text;
+    text.precision(17);
+    sharded->for_each_full_parameter(
+        [&](const std::string& name, const at::Tensor& full) { text << name << full.cpu().to(at::kDouble); });
+    return text.str();
+  }
+  static std::mutex& seeds() {
+    static std::mutex mutex;
+    return mutex;
+  }
+
+  int rank = 0;
+  torch::nn::Linear net{nullptr};
+  std::shared_ptr<ShardedModule> sharded;
+  std::unique_ptr<torch::optim::Adam> adam;
+  std::unique_ptr<OptimizerState> state;
+};
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  return names;
+}
+
+class AsyncSaving : public ::testing::TestWithParam<int> {};
+
+TEST_P(AsyncSaving, HoldsWhatWasThereWhenItBegan) {
+  const checkpoint::TemporaryFolder folder;
+  const fs::path path = folder.path() / "it";
+  GatedFileSystem gated;
+  const checkpoint::FileSystemGuard guard(gated);
+  run_ranks(GetParam(), [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(world);
+    run.step();
+    const std::string want = run.everything();
+    AsyncSaver saver(world);
+    saver.save(path, run.training_state(), {{"step", 1}});
+    for (int i = 0; i < 3; ++i) {
+      run.step();
+      EXPECT_EQ(saver.advance(), std::nullopt);
+    }
+    EXPECT_FALSE(fs::exists(path));
+    EXPECT_NE(run.everything(), want);
+    world->barrier({"looked", 0, Pass::kUser});
+    gated.open_gate();
+    EXPECT_EQ(saver.finish(), path);
+    EXPECT_FALSE(saver.is_saving());
+    OneRank other(world);
+    EXPECT_EQ(load_training_state(path, other.training_state(), *world), (nlohmann::json{{"step", 1}}));
+    EXPECT_EQ(other.everything(), want);
+    const auto of_rank = read_rank_tensors(path, *world);
+    ASSERT_EQ(of_rank.size(), 1U);
+    EXPECT_TRUE(of_rank.at("random").equal(at::full({3}, world->rank())));
+  });
+  run_ranks(GetParam() + 1, [&](const std::shared_ptr<Communicator>& world) {
+    EXPECT_THAT(read_rank_tensors(path, *world), IsEmpty());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AsyncSaving, ::testing::Values(1, 2, 3));
+
+TEST(AsyncSaves, AdvanceByThemselves) {
+  const checkpoint::TemporaryFolder folder;
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(world);
+    AsyncSaver saver(world);
+    saver.save(folder.path() / "it", run.training_state(), {});
+    std::optional<fs::path> ended;
+    while (!ended) ended = saver.advance();
+    EXPECT_EQ(ended, folder.path() / "it");
+    EXPECT_TRUE(fs::exists(folder.path() / "it" / "manifest.json"));
+    EXPECT_EQ(saver.advance(), std::nullopt);
+  });
+}
+
+TEST(AsyncSaves, ASecondOneWaitsOrIsRefused) {
+  const checkpoint::TemporaryFolder folder;
+  const fs::path first = folder.path() / "first", second = folder.path() / "second";
+  for (SecondSave policy : {SecondSave::kWait, SecondSave::kRefuse}) {
+    GatedFileSystem gated;
+    const checkpoint::FileSystemGuard guard(gated);
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      OneRank run(world);
+      AsyncSaver saver(world, policy);
+      saver.save(first, run.training_state(), {});
+      if (policy == SecondSave::kRefuse) {
+        EXPECT_THAT(error_of([&] { saver.save(second, run.training_state(), {}); }),
+                    AllOf(HasSubstr("second is not saved"), HasSubstr("first is still being saved")));
+      }
+      world->barrier({"refused", 0, Pass::kUser});
+      gated.open_gate();
+      if (policy == SecondSave::kWait) saver.save(second, run.training_state(), {});
+      EXPECT_EQ(saver.finish(), policy == SecondSave::kWait ? second : first);
+    });
+    EXPECT_TRUE(fs::exists(first / "manifest.json"));
+    EXPECT_EQ(fs::exists(second / "manifest.json"), policy == SecondSave::kWait);
+    fs::remove_all(first);
+    fs::remove_all(second);
+  }
+}
+
+TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
+  const checkpoint::TemporaryFolder folder;
+  const fs::path path = folder.path() / "it";
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(world);
+    save_training_state(path, run.training_state(), {{"step", 0}}, *world);
+  });
+  bool struck = true;
+  for (int64_t call = 1; struck; ++call) {
+    SCOPED_TRACE(call);
+    ASSERT_LT(call, 100);
+    FaultyFileSystem faulty({.error = ENOSPC, .first = call});
+    std::atomic<int> failed{0};
+    {
+      const checkpoint::FileSystemGuard guard(faulty);
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+        OneRank run(world);
+        AsyncSaver saver(world);
+        const std::string error = error_of([&] {
+          saver.save(path, run.training_state(), {{"step", 1}});
+          while (saver.is_saving()) saver.advance();
+        });
+        if (error == "no error") return;
+        ++failed;
+        EXPECT_THAT(error, AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("it failed")));
+        EXPECT_FALSE(saver.is_saving());
+        run.step();  // training goes on
+        world->barrier({"over", 0, Pass::kUser});
+      });
+    }
+    struck = call <= faulty.calls();
+    EXPECT_TRUE(failed == 0 || failed == 2);
+    EXPECT_TRUE(struck || failed == 0);
+    EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("it"));
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      OneRank run(world);
+      const auto user = load_training_state(path, run.training_state(), *world);
+      EXPECT_TRUE(user.at("step") == 0 || user.at("step") == 1) << user;
+    });
+  }
+}
+
+TEST(AsyncSaves, AreGivenUpWithNothingLeft) {
+  const checkpoint::TemporaryFolder folder;
+  run_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(world);
+    AsyncSaver saver(world);
+    saver.save(folder.path() / "it", run.training_state(), {});
+    EXPECT_THAT(names_in(folder.path()), Not(IsEmpty()));
+  });
+  EXPECT_THAT(names_in(folder.path()), IsEmpty());
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,40 @@
+// Asynchronous saves, one at a time.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "state/async_save.h"
+
+namespace fsdp {
+
+// What a save does while another is under way.
+enum class SecondSave : uint8_t {
+  kWait,    // waits until that one has ended
+  kRefuse,  // is an error; that one goes on
+};
+
+// All functions are collective, and throw on all ranks when a save has failed (once; the saver can be used on).
+class AsyncSaver {
+ public:
+  explicit AsyncSaver(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait)
+      : world_(std::move(world)), second_(second) {}
+
+  // See AsyncSave.
+  void save(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user);
+
+  bool is_saving() const { return save_ != nullptr; }
+  // The folder of the save under way if it has ended by now; see AsyncSave::advance.
+  std::optional<std::filesystem::path> advance();
+  // Waits for the save under way and returns its folder; none: there is none.
+  std::optional<std::filesystem::path> finish();
+
+ private:
+  std::shared_ptr<Communicator> world_;
+  SecondSave second_;
+  std::unique_ptr<AsyncSave> save_;  // that has not ended
+};
+
+}  // namespace fsdp

@@ -1,0 +1,97 @@
+#include "state/pieces.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <utility>
+
+#include "base/device_stream.h"
+#include "state/held_part.h"
+#include "state/leaf_names.h"
+
+namespace fsdp {
+
+namespace {
+
+using checkpoint::StoredTensor;
+using checkpoint::TensorInfo;
+using nlohmann::json;
+
+Piece piece_of(const HeldPart& part, const std::string& name, const at::Tensor& values) {
+  const auto [begin, end] = part.to_write();
+  return {name,
+          {values.scalar_type(), part.sizes, part.strides, {}},
+          begin,
+          values.narrow(0, begin - part.begin, end - begin)};
+}
+
+Piece whole_piece(const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor value = tensor.detach().contiguous();
+  return {name, {value.scalar_type(), value.sizes().vec(), {}, {}}, 0, value.view(-1)};
+}
+
+void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) {
+  to.pieces.push_back(piece_of(part, model_name(part.fqn), part.values.detach()));
+  const auto kept = state.optimizer ? state.optimizer->leaf(part.leaf) : std::nullopt;
+  if (!kept) return;
+  for (const auto& [name, tensor] : kept->tensors) {
+    to.pieces.push_back(piece_of(part, optimizer_name(part.fqn, name),
+                                 tensor.detach().view(-1).narrow(0, part.leaf_offset, part.numel())));
+  }
+  if (part.begin == 0 && part.numel() > 0 && part.replica == 0) to.leaves[part.fqn] = kept->scalars;
+}
+
+json groups_of(const TrainingState& state) {
+  json groups = json::array();
+  if (!state.optimizer) return groups;
+  const LeafNames names(state.model);
+  const auto leaves = state.optimizer->groups();
+  for (size_t group = 0; group < leaves.size(); ++group) {
+    std::vector<std::string> fqns;
+    for (const at::Tensor& leaf : leaves[group]) {
+      for (const std::string& fqn : names.of(leaf)) fqns.push_back(fqn);
+    }
+    groups.push_back({{"parameters", fqns}, {"options", state.optimizer->options(group)}});
+  }
+  return groups;
+}
+
+}  // namespace
+
+TensorInfo Piece::stored() const {
+  if (is_whole()) return {name, tensor.dtype, tensor.shape};
+  return {c10::str(name, "[", begin, ":", begin + values.numel(), "]"), tensor.dtype, {values.numel()}};
+}
+
+RankPieces pieces_of(const TrainingState& state, int rank) {
+  const at::NoGradGuard no_grad;
+  RankPieces all;
+  for (const HeldPart& part : held_parts(state.model)) add_part(state, part, all);
+  for (const auto& [name, tensor] : state.of_rank) all.pieces.push_back(whole_piece(rank_name(rank, name), tensor));
+  if (rank == 0) {
+    for (const auto& buffer : state.module.named_buffers()) {
+      if (buffer.value().defined()) all.pieces.push_back(whole_piece(buffer_name(buffer.key()), buffer.value()));
+    }
+  }
+  all.groups = groups_of(state);
+  return all;
+}
+
+void copy_to_host(std::vector<Piece>& pieces) {
+  const at::NoGradGuard no_grad;
+  std::optional<DeviceEvent> copied;
+  for (Piece& piece : pieces) {
+    const at::Tensor from = std::move(piece.values);
+    const bool on_device = has_streams(from.device());
+    piece.values = at::empty(from.sizes(), from.options().device(at::kCPU).pinned_memory(on_device));
+    piece.values.copy_(from, /*non_blocking=*/on_device);
+    if (!on_device) continue;
+    if (!copied) copied.emplace();
+    copied->record_current(from.device());
+  }
+  if (copied) copied->synchronize();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,44 @@
+#include "state/rank_file_writer.h"
+
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "checkpoint/safetensors_writer.h"
+
+namespace fsdp {
+
+using checkpoint::RankFile;
+using checkpoint::StoredTensor;
+using checkpoint::TensorInfo;
+
+std::string rank_file_name(int rank, int size) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "rank-%05d-of-%05d.safetensors", rank, size);
+  return name.data();
+}
+
+RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Piece>& pieces,
+                         const std::function<void()>& after_each) {
+  std::vector<TensorInfo> layout;
+  for (const Piece& piece : pieces) {
+    if (piece.values.numel() > 0) layout.push_back(piece.stored());
+  }
+  checkpoint::SafetensorsWriter writer(path, layout);
+  RankFile file;
+  for (const Piece& piece : pieces) {
+    StoredTensor& tensor = file.tensors.try_emplace(piece.name, piece.tensor).first->second;
+    if (piece.values.numel() == 0) continue;
+    const TensorInfo stored = piece.stored();
+    writer.write(stored.name, piece.values.view(stored.shape));
+    auto place = writer.place(stored.name);
+    tensor.parts.push_back(
+        {piece.begin, piece.begin + piece.values.numel(), 0, place.offset, std::move(place.checksums)});
+    if (after_each) after_each();
+  }
+  writer.finish();
+  file.file = {path.filename().string(), writer.bytes(), writer.header_bytes(), writer.header_checksum()};
+  return file;
+}
+
+}  // namespace fsdp
