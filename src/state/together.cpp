@@ -31,7 +31,7 @@ std::vector<std::string> agree_on(Communicator& world, const std::string& name, 
     }
     outcomes[rank].erase(0, 1);
   }
-  TORCH_CHECK(errors.empty(), name, " failed: ", errors);
+  if (!errors.empty()) throw StepFailed({__func__, __FILE__, __LINE__}, c10::str(name, " failed: ", errors));
   return outcomes;
 }
 

@@ -5,12 +5,21 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 #include "fsdp/communicator.h"
 
 namespace fsdp {
 
-// Runs `step` on this rank and returns what it returned on each, in rank order. If it threw on any rank, throws on all:
-// an error that names the ranks and what each said. Collective: no rank goes on before all have taken the step.
+// A step failed on some ranks; all of them know, and can go on together.
+class StepFailed : public c10::Error {
+ public:
+  using c10::Error::Error;
+};
+
+// Runs `step` on this rank and returns what it returned on each, in rank order. If it threw on any rank, throws
+// StepFailed on all: an error that names the ranks and what each said. Collective: no rank goes on before all have
+// taken the step.
 std::vector<std::string> together(Communicator& world, const std::string& name,
                                   const std::function<std::string()>& step);
 

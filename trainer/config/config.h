@@ -76,6 +76,12 @@ struct Config {
   int64_t activation_checkpointing_every = 1;
   std::vector<std::string> activation_checkpointing_save_ops;
 
+  // Checkpoints.
+  std::optional<int64_t> save_steps;
+  std::optional<int64_t> save_total_limit;
+  bool async_save = false;
+  std::optional<std::string> resume_from_checkpoint;
+
   // Divergence.
   std::string collective_check = "sampled";
   int64_t collective_check_first_steps = 3;

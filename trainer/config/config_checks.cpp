@@ -76,6 +76,18 @@ void check_trace(const std::string& path, const Config& c) {
   }
 }
 
+void check_saving(const std::string& path, const Config& c) {
+  if (c.async_save && c.offload_path) {
+    contradiction(path,
+                  "key \"async_save\" is true, but \"offload_path\" is set: an asynchronous save copies to memory what "
+                  "is kept in files there; only one of them may be");
+  }
+  if (c.save_steps) return;
+  const std::string needed = ", but \"save_steps\" is null; give a number of steps";
+  if (c.save_total_limit) contradiction(path, c10::str("key \"save_total_limit\" is ", *c.save_total_limit, needed));
+  if (c.async_save) contradiction(path, "key \"async_save\" is true" + needed);
+}
+
 void check_sampling(const std::string& path, const Config& c) {
   if (c.collective_check == "sampled") return;
   const std::string needed = ", but \"collective_check\" is \"" + c.collective_check + "\"; it needs \"sampled\"";
@@ -164,6 +176,7 @@ void check_combinations(const std::string& path, const Config& c) {
   check_devices(path, c);
   check_sampling(path, c);
   check_trace(path, c);
+  check_saving(path, c);
   check_recomputation(path, c);
   check_loss_scaling(path, c);
   check_accumulation(path, c);

@@ -377,13 +377,47 @@ std::vector<ConfigKey> divergence_keys() {
   };
 }
 
+std::vector<ConfigKey> checkpoint_keys() {
+  const std::string section = "Checkpoints";
+  return {
+      {.section = section,
+       .name = "save_steps",
+       .member = &Config::save_steps,
+       .meaning =
+           "Steps from one checkpoint to the next: folders output_dir/checkpoint-STEP from which training can go "
+           "on, over any number of ranks. The last step is always saved, and so is the step at which a rank is "
+           "sent SIGTERM, after which training ends (status 143). A save that fails is said, and training goes "
+           "on. All hosts must see the same output_dir. null: none.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "save_total_limit",
+       .member = &Config::save_total_limit,
+       .meaning = "How many checkpoints are kept, those of the last steps: after each save, older ones in output_dir "
+                  "are removed. null: all.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "async_save",
+       .member = &Config::async_save,
+       .meaning = "Whether checkpoints are written while training goes on: it waits only until shards and optimizer "
+                  "state are copied, which takes their size in host memory again until they are written. A save that "
+                  "begins while another is under way waits for it."},
+      {.section = section,
+       .name = "resume_from_checkpoint",
+       .member = &Config::resume_from_checkpoint,
+       .meaning = "A checkpoint to go on from: its path, or `latest` for the one of the last step in output_dir, with "
+                  "which training starts from the beginning (and says so) when there is none yet. Values of the config "
+                  "that have changed since are used, and named in the log. metrics.jsonl is continued: of two lines "
+                  "for one step the later counts. null: training starts from the beginning."},
+  };
+}
+
 std::vector<ConfigKey> output_keys() {
   const std::string section = "Output";
   return {
       {.section = section,
        .name = "output_dir",
        .member = &Config::output_dir,
-       .meaning = "Folder for metrics.jsonl, resolved_config.json and final/; created when missing."},
+       .meaning = "Folder for metrics.jsonl, resolved_config.json, checkpoint-STEP/ and final/; created when missing."},
       {.section = section,
        .name = "logging_steps",
        .member = &Config::logging_steps,
@@ -406,7 +440,8 @@ std::vector<ConfigKey> output_keys() {
       {.section = section,
        .name = "trace_first_step",
        .member = &Config::trace_first_step,
-       .meaning = "First step to be traced, counted from 1. The first steps are unlike the others: nothing is known of "
+       .meaning = "First step to be traced, counted from 1 at the start or, when resumed, from the checkpoint. The "
+                  "first steps are unlike the others: nothing is known of "
                   "the order of units yet.",
        .range = kAtLeastOne},
       {.section = section,
@@ -420,7 +455,7 @@ std::vector<ConfigKey> output_keys() {
 std::vector<ConfigKey> all_keys() {
   std::vector<ConfigKey> keys;
   for (auto section : {model_and_data_keys(), optimization_keys(), precision_keys(), device_keys(), sharding_keys(),
-                       divergence_keys(), output_keys()}) {
+                       checkpoint_keys(), divergence_keys(), output_keys()}) {
     keys.insert(keys.end(), section.begin(), section.end());
   }
   return keys;

@@ -53,6 +53,18 @@ void TrainBatches::start_epoch(int64_t epoch) {
                  .indices(epoch);
 }
 
+TrainBatches::Position TrainBatches::position() const {
+  return {epoch_, next_batch_ * options_.global.batch_size * options_.global.world_size};
+}
+
+int64_t TrainBatches::seek(const Position& position) {
+  start_epoch(position.epoch);
+  const int64_t per_epoch = batches_per_epoch_ / options_.global.accumulation_steps;
+  const int64_t steps = std::min(divide_up(position.samples, options_.global.samples()), per_epoch);
+  next_batch_ = steps * options_.global.accumulation_steps;
+  return std::max<int64_t>(this->position().samples - position.samples, 0);
+}
+
 at::Tensor TrainBatches::next() {
   if (next_batch_ == batches_per_epoch_) start_epoch(epoch_ + 1);
   const int64_t begin = next_batch_++ * options_.global.batch_size;

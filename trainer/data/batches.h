@@ -41,6 +41,17 @@ class TrainBatches {
   // Of the batch that next() returned last, from 0.
   int64_t epoch() const { return epoch_; }
 
+  // How much of the data is used: `samples` of `epoch`, by all ranks together.
+  struct Position {
+    int64_t epoch = 0;
+    int64_t samples = 0;
+    bool operator==(const Position&) const = default;
+  };
+  Position position() const;
+  // Goes on behind `position`, which may be that of a run with another global batch: then at the next multiple of this
+  // one. Returns how many samples are left out by that.
+  int64_t seek(const Position& position);
+
  private:
   void start_epoch(int64_t epoch);
 

@@ -50,7 +50,7 @@ void Supervisor::handle(int signal) {
   std::fprintf(stderr, "fsdp: %s: ending %d rank(s)\n", strsignal(signal), processes_.alive());
   processes_.signal_all(signal);
   if (status_ == 0) status_ = 128 + signal;
-  if (!kill_at_) kill_at_ = Clock::now() + request_.grace_to_kill;
+  if (!kill_at_) kill_at_ = Clock::now() + request_.grace_to_leave;
   terminated_ = true;
 }
 

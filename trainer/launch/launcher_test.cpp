@@ -98,7 +98,6 @@ TEST_F(Launcher, PassesSignalsOn) {
   const pid_t launcher = fork();
   if (launcher == 0) {
     LaunchRequest request = shell(script, 2);
-    request.grace_to_kill = std::chrono::seconds(20);
     _exit(launch_ranks(request));
   }
   await("up0");

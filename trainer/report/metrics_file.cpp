@@ -7,6 +7,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -27,10 +29,22 @@ MetricsFile::MetricsFile(const std::string& path)
     close(descriptor_);
     throw std::runtime_error(path_ + ": another run is writing to this folder; set another output_dir");
   }
-  if (ftruncate(descriptor_, 0) != 0) fail(path_, "cannot empty the file");
 }
 
 MetricsFile::~MetricsFile() { close(descriptor_); }
+
+void MetricsFile::start_over() { cut(0); }
+
+void MetricsFile::trim() {
+  std::ifstream file(path_, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t last = text.rfind('\n');
+  cut(last == std::string::npos ? 0 : last + 1);
+}
+
+void MetricsFile::cut(size_t bytes) {
+  if (ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) fail(path_, "cannot cut the file");
+}
 
 void MetricsFile::write(const StepMetrics& metrics) {
   nlohmann::ordered_json line{{"step", metrics.step},

@@ -34,11 +34,17 @@ struct EvalMetrics {
 
 class MetricsFile {
  public:
-  // Creates or empties the file. An error when another run is writing it.
+  // Opens or creates the file, and keeps other runs from its folder as long as this object and its process last. An
+  // error when another run does so. What is in the file stays.
   explicit MetricsFile(const std::string& path);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
+
+  // Empties the file, for a run from the beginning.
+  void start_over();
+  // For a run that goes on: removes what is left of a line that was not written to its end.
+  void trim();
 
   // Each appends a whole line and hands it to the operating system at once. Numbers that are not finite
   // become null.
@@ -47,6 +53,7 @@ class MetricsFile {
 
  private:
   void append(const std::string& line);
+  void cut(size_t bytes);
 
   std::string path_;
   int descriptor_;

@@ -64,10 +64,26 @@ TEST(MetricsFile, ReportsLossScaling) {
   EXPECT_EQ(line["skipped_steps"], 2);
 }
 
+TEST(MetricsFile, GoesOnBehindTheLastWholeLine) {
+  TestFolder folder;
+  const std::string path = folder.write("m", "{\"step\":1}\n{\"ste");
+  {
+    MetricsFile file(path);
+    file.trim();
+    file.write(EvalMetrics{.step = 2, .eval_loss = 3});
+  }
+  EXPECT_EQ(folder.read("m"), "{\"step\":1}\n{\"step\":2,\"eval_loss\":3.0}\n");
+  MetricsFile file(path);
+  file.trim();
+  EXPECT_EQ(folder.read("m"), "{\"step\":1}\n{\"step\":2,\"eval_loss\":3.0}\n");
+}
+
 TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
   TestFolder folder;
   const std::string path = folder.write("m", "old\n");
   MetricsFile file(path);
+  EXPECT_EQ(folder.read("m"), "old\n");
+  file.start_over();
   EXPECT_EQ(folder.read("m"), "");
   EXPECT_THROW(MetricsFile{path}, std::runtime_error);
 }

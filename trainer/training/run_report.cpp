@@ -20,6 +20,12 @@ RunReport::RunReport(const Config& config, const StepWork& work, Communicator& c
   progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.max_steps);
 }
 
+void RunReport::start(int64_t step) {
+  if (file_) step == 0 ? file_->start_over() : file_->trim();
+  last_step_ = step;
+  last_time_ = Clock::now();
+}
+
 void RunReport::after_step(int64_t step, const StepResult& result) {
   if (result.skipped) ++skipped_steps_;
   if (step % config_.logging_steps != 0 && step != config_.max_steps) return;

@@ -20,15 +20,17 @@ struct StepWork {
 
 class RunReport {
  public:
-  // On rank 0 creates output_dir and metrics.jsonl in it. `device`: where training runs. `config` and
-  // `communicator` must outlive this object.
+  // On rank 0 creates output_dir and metrics.jsonl in it, and keeps other runs from them. `device`: where training
+  // runs. `config` and `communicator` must outlive this object.
   RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device = c10::kCPU);
 
-  // Starts the clock of the first report.
-  void start() { last_time_ = Clock::now(); }
+  // Behind `step` steps of this run: 0 empties metrics.jsonl, more continues it. Starts the clock of the first report.
+  void start(int64_t step);
   // To be called after every step (counted from 1) on all ranks; reports every logging_steps and the last.
   void after_step(int64_t step, const StepResult& result);
   void after_evaluation(int64_t step, double eval_loss);
+  int64_t skipped_steps() const { return skipped_steps_; }
+  void set_skipped_steps(int64_t skipped_steps) { skipped_steps_ = skipped_steps; }
   // A line of text, on rank 0.
   void say(const std::string& text);
 

@@ -4,11 +4,11 @@
 
 namespace fsdp::trainer {
 
-StepTrace::StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator)
+StepTrace::StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator, int64_t steps)
     : config_(config),
       sharded_(sharded),
       communicator_(communicator),
-      last_step_(std::min(config.trace_first_step + config.trace_steps - 1, config.max_steps)) {}
+      last_step_(std::min(config.trace_first_step + config.trace_steps - 1, steps)) {}
 
 void StepTrace::before_step(int64_t step) {
   if (traces() && step == config_.trace_first_step) sharded_.start_trace();

@@ -11,16 +11,18 @@ namespace fsdp::trainer {
 // Collective: all ranks call the same.
 class StepTrace {
  public:
-  // All arguments must outlive this object.
-  StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator);
+  // For a run of `steps` steps from here. All other arguments must outlive this object.
+  StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator, int64_t steps);
 
+  // Whether any step is traced: the config asks for it, and there are as many steps.
+  bool traces() const { return config_.trace_path && config_.trace_first_step <= last_step_; }
+
+  // Steps are counted from 1.
   void before_step(int64_t step);
   // After the last step to be traced, writes the file. Whether it did.
   bool after_step(int64_t step);
 
  private:
-  bool traces() const { return config_.trace_path.has_value(); }
-
   const Config& config_;
   ShardedModule& sharded_;
   Communicator& communicator_;

@@ -13,6 +13,7 @@
 #include "fsdp/communicator.h"
 #include "launch/launcher.h"
 #include "report/failure_report.h"
+#include "saving/start_point.h"
 #include "training/rank_place.h"
 #include "training/train_rank.h"
 #include "training/training_inputs.h"
@@ -53,6 +54,7 @@ int launch(const TrainCommand& command) {
   check_for_world_size(config, ranks);
   choose_place(config, {.world_size = ranks, .local_world_size = ranks}, places_available());
   open_training_inputs(config, ranks);
+  choose_start(config);
   return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
 }
 
@@ -77,11 +79,11 @@ int run_as_rank(const TrainCommand& command) {
   try {
     const Config config = read_config(command.config_path, command.overrides);
     check_for_world_size(config, environment.world_size);
-    train_rank(config, environment, {.save_config = command.save_config});
+    const RunEnd end = train_rank(config, environment, {.save_config = command.save_config});
+    return end == RunEnd::kTerminated ? kExitTerminated : kExitSuccess;
   } catch (const std::exception& error) {
     end_failed_rank(environment.rank, error);
   }
-  return kExitSuccess;
 }
 
 }  // namespace

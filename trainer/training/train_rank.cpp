@@ -1,6 +1,7 @@
 #include "training/train_rank.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 
 #include <filesystem>
 #include <stdexcept>
@@ -10,6 +11,9 @@
 #include "config/config_writer.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
+#include "saving/checkpoint_list.h"
+#include "saving/run_checkpoints.h"
+#include "saving/start_point.h"
 #include "training/evaluation.h"
 #include "training/model_io.h"
 #include "training/run_report.h"
@@ -30,11 +34,17 @@ class RankRun {
   RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place);
 
   void save_config() const;
-  void train();
+  RunEnd train();
   void evaluate_model();
   void save_model();
+  // Throws when the last checkpoint could not be saved.
+  void check_saved() const;
 
  private:
+  void choose_start();
+  void shard();
+  void make_automatic_units();
+  RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints);
   // Runs `part`. When memory is wanting in it, the error says what holds how much.
   template <typename Part, typename Memory>
   auto explained(const Part& part, const Memory& memory) const;
@@ -45,6 +55,8 @@ class RankRun {
   c10::Device device_;
   std::shared_ptr<Communicator> communicator_;
   RunReport report_;
+  StartPoint start_;
+  std::string unsaved_;  // why the last checkpoint is not there; empty: it is
   std::shared_ptr<ShardedModule> sharded_;
 };
 
@@ -74,39 +86,82 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
       communicator_(place.communicator),
       report_(config, work_of(config, *inputs_.model, communicator_->size()), *communicator_, device_) {
   if (!place.text.empty()) report_.say(place.text);
-  Options options = sharding_options(config, *inputs_.model, communicator_, device_);
-  if (config.sync_module_states) read_on_rank_0(inputs_.folder, *inputs_.model, options);
+  choose_start();
+  shard();
+  inputs_.model->train();
+}
+
+// This run holds the lock of the folder by now.
+void RankRun::choose_start() {
+  start_ = agree_on_start(config_, *communicator_);
+  if (!start_.text.empty()) report_.say(start_.text);
+  if (!is_first()) return;
+  try {
+    remove_leftovers(config_.output_dir);
+  } catch (const c10::Error& error) {
+    report_.say(std::string("left over from an earlier run: ") + error.what_without_backtrace());
+  }
+}
+
+void RankRun::shard() {
+  Options options = sharding_options(config_, *inputs_.model, communicator_, device_);
+  const bool from_rank_0 = config_.sync_module_states && !start_.checkpoint;
+  if (from_rank_0) read_on_rank_0(inputs_.folder, *inputs_.model, options);
   sharded_ = fully_shard(*inputs_.model, options);
   sharded_->verify_plan();
-  if (config.cpu_offload && device_.is_cpu()) {
+  if (config_.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }
-  if (config.offload_path) report_.say("shards and optimizer state are in files in " + *config.offload_path);
-  if (!config.sync_module_states) load_into_shards(inputs_.folder, *sharded_);
-  inputs_.model->train();
+  if (config_.offload_path) report_.say("shards and optimizer state are in files in " + *config_.offload_path);
+  if (!from_rank_0 && !start_.checkpoint) load_into_shards(inputs_.folder, *sharded_);
+}
+
+// Optimizer state cannot be loaded before there are units, which come from a forward.
+void RankRun::make_automatic_units() {
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = inputs_.train.batch({0}).to(device_);
+  inputs_.model->forward(tokens, tokens);
+  sharded_->cut_units();
 }
 
 void RankRun::save_config() const {
   if (is_first()) write_config(config_, (fs::path(config_.output_dir) / "resolved_config.json").string());
 }
 
-void RankRun::train() {
+RunEnd RankRun::train() {
   TrainBatches batches(inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
                                        .rank = communicator_->rank(),
                                        .shuffle = config_.shuffle,
                                        .seed = static_cast<uint64_t>(config_.seed),
                                        .device = device_});
   TrainingRun run(config_, *inputs_.model, *sharded_, batches);
-  StepTrace trace(config_, *sharded_, *communicator_);
-  report_.start();
-  for (int64_t step = 1; step <= config_.max_steps; ++step) {
-    trace.before_step(step);
+  RunCheckpoints checkpoints(
+      {config_, *inputs_.model, *sharded_, batches, inputs_.train, run, report_, communicator_, device_});
+  int64_t step = 0;
+  if (start_.checkpoint) {
+    if (config_.wrap_policy == "auto_units") make_automatic_units();
+    step = checkpoints.load(*start_.checkpoint);
+  }
+  report_.start(step);
+  return take_steps(step, run, checkpoints);
+}
+
+RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints) {
+  StepTrace trace(config_, *sharded_, *communicator_, config_.max_steps - begin);
+  if (config_.trace_path && !trace.traces()) report_.say("no trace: training ends before trace_first_step");
+  if (begin >= config_.max_steps) report_.say(c10::str("nothing is left to train: max_steps is ", config_.max_steps));
+  for (int64_t step = begin + 1; step <= config_.max_steps; ++step) {
+    trace.before_step(step - begin);
     report_.after_step(step, explained([&] { return run.step(); }, [&] { return run.memory(); }));
-    if (step == 1 && config_.wrap_policy == "auto_units") {
+    if (step == begin + 1 && config_.wrap_policy == "auto_units") {
       report_.say(c10::str("made ", sharded_->stats().units, " units from the execution order"));
     }
-    if (trace.after_step(step)) report_.say("wrote a trace to " + *config_.trace_path);
+    if (trace.after_step(step - begin)) report_.say("wrote a trace to " + *config_.trace_path);
+    if (checkpoints.after_step(step)) return RunEnd::kTerminated;
   }
+  checkpoints.finish();
+  unsaved_ = checkpoints.failure();
+  return RunEnd::kFinished;
 }
 
 void RankRun::evaluate_model() {
@@ -124,22 +179,28 @@ void RankRun::save_model() {
   report_.say("saved the model to " + path.string());
 }
 
-}  // namespace
-
-void train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
-  const PlaceChoice choice = choose_place(config, environment, places_available());
-  TrainingInputs inputs = open_training_inputs(config, environment.world_size);
-  train_at(config, std::move(inputs), take_place(choice, environment), request);
+void RankRun::check_saved() const {
+  if (!unsaved_.empty()) throw std::runtime_error(unsaved_);
 }
 
-void train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request) {
+}  // namespace
+
+RunEnd train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
+  const PlaceChoice choice = choose_place(config, environment, places_available());
+  TrainingInputs inputs = open_training_inputs(config, environment.world_size);
+  return train_at(config, std::move(inputs), take_place(choice, environment), request);
+}
+
+RunEnd train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request) {
   // Random operators of the model (dropout) differ from rank to rank, as the samples do.
   at::manual_seed(static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(place.communicator->rank()));
   RankRun run(config, std::move(inputs), place);
   if (request.save_config) run.save_config();
-  run.train();
+  if (run.train() == RunEnd::kTerminated) return RunEnd::kTerminated;
   if (config.do_eval) run.evaluate_model();
   if (config.save_final) run.save_model();
+  run.check_saved();
+  return RunEnd::kFinished;
 }
 
 }  // namespace fsdp::trainer

@@ -54,6 +54,15 @@ StepResult TrainingRun::step() {
   return result;
 }
 
+void TrainingRun::set_progress(const Progress& progress) {
+  updates_ = progress.updates;
+  std::optional<GradScalerState> state = scaler_.state_dict();
+  if (!state || !progress.loss_scaling) return;
+  state->scale = progress.loss_scaling->scale;
+  state->growth_tracker = progress.loss_scaling->growth_tracker;
+  scaler_.load_state_dict(state);
+}
+
 std::vector<MemoryCategory> TrainingRun::memory() const {
   const int64_t state = optimizer_.state_nbytes();
   return {{config_.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};

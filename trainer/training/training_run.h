@@ -33,6 +33,17 @@ class TrainingRun {
   // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW.
   StepResult step();
 
+  // What a checkpoint keeps of it beside the optimizer's state.
+  struct Progress {
+    int64_t updates = 0;                                         // steps that were not skipped
+    std::optional<GradScalerState> loss_scaling = std::nullopt;  // with fp16: scale and growth tracker count
+  };
+  Progress progress() const { return {updates_, scaler_.state_dict()}; }
+  // Without loss_scaling, or with no fp16 now: that starts as the config says.
+  void set_progress(const Progress& progress);
+  // Refers to this object, which must outlive it.
+  std::unique_ptr<OptimizerState> optimizer_state() { return optimizer_.named_state(); }
+
   // What it holds beside what `sharded` holds.
   std::vector<MemoryCategory> memory() const;
 

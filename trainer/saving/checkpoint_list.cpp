@@ -1,0 +1,89 @@
+#include "saving/checkpoint_list.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/file_system.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/output_file.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "checkpoint-";
+
+// A number as checkpoint_path writes it.
+std::optional<int64_t> step_of(std::string_view name) {
+  if (name.substr(0, kPrefix.size()) != kPrefix) return std::nullopt;
+  const std::string_view digits = name.substr(kPrefix.size());
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  const bool all = error == std::errc() && end == digits.data() + digits.size();
+  return all && step > 0 && digits.front() != '0' ? std::optional(step) : std::nullopt;
+}
+
+// Names that checkpoint::temporary_sibling gives: ".checkpoint-20.tmp-4711-0".
+bool is_leftover(std::string_view name) {
+  const size_t end = name.find(".tmp-");
+  return !name.empty() && name.front() == '.' && end != std::string_view::npos &&
+         step_of(name.substr(1, end - 1)).has_value();
+}
+
+void remove_folder(const fs::path& path, const fs::path& name) {
+  TORCH_CHECK(checkpoint::remove_tree(path), name.string(), ": cannot be removed: ", std::strerror(errno));
+}
+
+template <typename Entry>
+void for_each_entry(const fs::path& folder, const Entry& entry) {
+  std::error_code missing;
+  for (const auto& each : fs::directory_iterator(folder, missing)) entry(each.path());
+}
+
+}  // namespace
+
+fs::path checkpoint_path(const fs::path& output_dir, int64_t step) {
+  return output_dir / (std::string(kPrefix) + std::to_string(step));
+}
+
+std::vector<SavedCheckpoint> saved_checkpoints(const fs::path& output_dir) {
+  std::vector<SavedCheckpoint> saved;
+  for_each_entry(output_dir, [&](const fs::path& path) {
+    const auto step = step_of(path.filename().string());
+    if (step && fs::exists(path / checkpoint::kManifestName)) saved.push_back({*step, path});
+  });
+  std::sort(saved.begin(), saved.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  return saved;
+}
+
+void remove_checkpoint(const fs::path& path) {
+  const fs::path nameless = checkpoint::temporary_sibling(path);
+  const auto rename = [&] { return checkpoint::file_system().rename(path.c_str(), nameless.c_str()); };
+  TORCH_CHECK(checkpoint::uninterrupted(rename) == 0, path.string(), ": cannot be removed: ", std::strerror(errno));
+  checkpoint::sync_folder(path.parent_path());
+  remove_folder(nameless, path);
+}
+
+void keep_newest(const fs::path& output_dir, int64_t limit) {
+  const std::vector<SavedCheckpoint> saved = saved_checkpoints(output_dir);
+  for (size_t i = 0; i + static_cast<size_t>(limit) < saved.size(); ++i) remove_checkpoint(saved[i].path);
+}
+
+void remove_leftovers(const fs::path& output_dir) {
+  std::vector<fs::path> leftovers;
+  for_each_entry(output_dir, [&](const fs::path& path) {
+    if (is_leftover(path.filename().string())) leftovers.push_back(path);
+  });
+  for (const fs::path& path : leftovers) remove_folder(path, path);
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,291 @@
+// Runs that are interrupted and resumed leave what runs that were not interrupted leave, to the bit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/Context.h>
+#include <ATen/ops/rand.h>
+
+#include <cerrno>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "config/errors.h"
+#include "saving/checkpoint_list.h"
+#include "saving/start_point.h"
+#include "saving/stop_signal.h"
+#include "support/error_of.h"
+#include "support/faulty_file_system.h"
+#include "testing/tiny_llama.h"
+#include "testing/whole_run.h"
+
+namespace fsdp::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct Variant {
+  const char* name;
+  std::function<void(Config&)> change;
+};
+
+// Six steps, which is more than one epoch with 3 ranks.
+Config long_run(const TestFolder& folder) {
+  write_tiny_llama(folder.path("model"), /*tied=*/true, /*seed=*/11);
+  Config config = small_run(folder);
+  config.dataset = "dummy:29";
+  config.max_steps = 6;
+  return config;
+}
+
+std::vector<std::string> names_of_checkpoints(const TestFolder& folder, const std::string& output) {
+  std::vector<std::string> names;
+  for (const auto& saved : saved_checkpoints(folder.path(output))) names.push_back(saved.path.filename().string());
+  return names;
+}
+
+void expect_same(const Left& got, const Left& want) {
+  EXPECT_EQ(got.metrics, want.metrics);
+  EXPECT_FALSE(want.weights.empty());
+  EXPECT_TRUE(got.weights == want.weights);
+}
+
+class Resuming : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(Resuming, IsAsIfNothingHadHappened) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  GetParam().change(config);
+  for (int world_size : {1, 3}) {
+    SCOPED_TRACE(world_size);
+    const std::string number = std::to_string(world_size);
+    const Left want = run_whole(config, folder, "whole" + number, world_size);
+    EXPECT_EQ(want.metrics.size(), 7U);
+
+    Config saving = config;
+    saving.save_steps = 2;
+    expect_same(run_whole(saving, folder, "saving" + number, world_size), want);
+    EXPECT_THAT(names_of_checkpoints(folder, "saving" + number),
+                ElementsAre("checkpoint-2", "checkpoint-4", "checkpoint-6"));
+
+    // A run that is killed between step 4 and 6, and one that goes on elsewhere.
+    fs::remove_all(checkpoint_path(folder.path("saving" + number), 6));
+    saving.resume_from_checkpoint = "latest";
+    expect_same(run_whole(saving, folder, "saving" + number, world_size), want);
+    Config elsewhere = config;
+    elsewhere.resume_from_checkpoint = checkpoint_path(folder.path("saving" + number), 2).string();
+    const Left got = run_whole(elsewhere, folder, "elsewhere" + number, world_size);
+    Left rest = want;
+    rest.metrics.erase("00001");
+    rest.metrics.erase("00002");
+    expect_same(got, rest);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, Resuming,
+                         ::testing::Values(Variant{"plain", [](Config&) {}},
+                                           Variant{"fp16",
+                                                   [](Config& c) {
+                                                     c.dtype = "fp16";
+                                                     c.fp16_init_scale = 1e30;
+                                                     c.fp16_growth_interval = 2;
+                                                   }},
+                                           Variant{"flat_from_rank_0",
+                                                   [](Config& c) {
+                                                     c.use_orig_params = false;
+                                                     c.sync_module_states = true;
+                                                   }},
+                                           Variant{"files", [](Config& c) { c.offload_path = c.model_path; }},
+                                           Variant{"asynchronous_bf16",
+                                                   [](Config& c) {
+                                                     c.master_dtype = c.dtype = "bf16";
+                                                     c.async_save = true;
+                                                   }},
+                                           Variant{"automatic",
+                                                   [](Config& c) {
+                                                     c.wrap_policy = "auto_units";
+                                                     c.auto_units_target_bytes = 4000;
+                                                     c.gradient_accumulation_steps = 2;
+                                                   }}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// ---------------------------------------------------------------- other numbers of ranks
+
+double loss_of(const Left& left, const char* step) { return nlohmann::json::parse(left.metrics.at(step)).at("loss"); }
+
+TEST(ResumingWithOtherRanks, TakesTheSameSamples) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 3;
+  const Left want = run_whole(config, folder, "two", 2);
+  config.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
+  config.train_batch_size = 4;
+  ::testing::internal::CaptureStdout();
+  const Left got = run_whole(config, folder, "one", 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              AllOf(HasSubstr("saved after step 3"), HasSubstr("train_batch_size: 4, was 2"),
+                    HasSubstr("saved by 2 rank(s): random numbers are seeded anew"),
+                    ::testing::Not(HasSubstr("not trained on"))));
+  EXPECT_EQ(got.metrics.count("00003"), 0U);
+  for (const char* step : {"00004", "00005", "00006"})
+    EXPECT_NEAR(loss_of(got, step), loss_of(want, step), 1e-5) << step;
+}
+
+TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 3;
+  run_whole(config, folder, "two", 2);
+  config.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
+  ::testing::internal::CaptureStdout();
+  run_whole(config, folder, "four", 4);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("4 samples of epoch 0 are not trained on"));
+  config.dataset = "dummy:30";
+  ::testing::internal::CaptureStdout();
+  run_whole(config, folder, "other data", 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              AllOf(HasSubstr("dataset: \"dummy:30\", was \"dummy:29\""), HasSubstr("it starts at its first sample")));
+}
+
+// Nothing in a Llama draws: the generators end as the checkpoint has them, whatever the config's seed is now.
+TEST(ResumingWithTheSameRanks, RestoresRandomNumbers) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 3;
+  run_whole(config, folder, "first", 1);
+  config.resume_from_checkpoint = checkpoint_path(folder.path("first"), 3).string();
+  at::manual_seed(static_cast<uint64_t>(config.seed));
+  const at::Tensor want = at::rand({3});
+  config.seed = 5;
+  run_whole(config, folder, "second", 1);
+  EXPECT_TRUE(at::rand({3}).equal(want));
+  run_whole(config, folder, "third", 2);
+  EXPECT_FALSE(at::rand({3}).equal(want));
+}
+
+// ---------------------------------------------------------------- where a run starts
+
+class Starting : public ::testing::Test {
+ protected:
+  Starting() {
+    config_ = long_run(folder_);
+    config_.output_dir = folder_.path("out");
+    config_.max_steps = 3;
+    config_.save_steps = 1;
+    config_.do_eval = config_.save_final = false;
+  }
+  std::string error() const {
+    return testing::error_of([&] { choose_start(config_); });
+  }
+
+  TestFolder folder_;
+  Config config_;
+};
+
+TEST_F(Starting, WithTheLatestOrFromTheBeginning) {
+  EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
+  EXPECT_EQ(choose_start(config_).text, "");
+  config_.resume_from_checkpoint = "latest";
+  EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
+  EXPECT_THAT(choose_start(config_).text, AllOf(HasSubstr("no checkpoint is in"), HasSubstr("from the beginning")));
+  run_whole(config_, folder_, "out", 1);
+  EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 3));
+  ::testing::internal::CaptureStdout();
+  run_whole(config_, folder_, "out", 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("nothing is left to train: max_steps is 3"));
+}
+
+TEST_F(Starting, NeverMixesTheCheckpointsOfTwoRuns) {
+  run_whole(config_, folder_, "out", 1);
+  EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("null"), HasSubstr("checkpoint-3"),
+                             HasSubstr("\"latest\"")));
+  config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
+  EXPECT_THAT(error(), AllOf(HasSubstr("would begin at step 2"), HasSubstr("checkpoint-3")));
+  config_.save_steps = std::nullopt;
+  EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 2));
+}
+
+TEST_F(Starting, NamesWhatIsNoCheckpoint) {
+  config_.resume_from_checkpoint = folder_.path("nothing");
+  EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("nothing"), HasSubstr("no manifest.json")));
+  config_.resume_from_checkpoint = config_.model_path;
+  EXPECT_THAT(error(), AllOf(HasSubstr("model"), HasSubstr("no manifest.json")));
+}
+
+// ---------------------------------------------------------------- SIGTERM, full disks, limits
+
+TEST(Leaving, SavesAtTheStepOfTheSignal) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  const Left want = run_whole(config, folder, "whole", 2);
+  config.save_steps = 100;
+  for (bool async : {false, true}) {
+    const std::string name = async ? "async" : "sync";
+    config.async_save = async;
+    config.resume_from_checkpoint = std::nullopt;
+    // The handler of this process, as a run that is not interested in it would not outlive it.
+    const StopSignal outer;
+    std::raise(SIGTERM);
+    const Left left = run_whole(config, folder, name, 2);
+    EXPECT_EQ(left.end, RunEnd::kTerminated);
+    EXPECT_EQ(left.metrics.size(), 1U);
+    EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-1"));
+  }
+  config.resume_from_checkpoint = "latest";
+  expect_same(run_whole(config, folder, "sync", 2), want);
+  expect_same(run_whole(config, folder, "async", 2), want);
+}
+
+TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  const Left want = run_whole(config, folder, "whole", 2);
+  config.save_steps = 2;
+  for (bool async : {false, true}) {
+    const std::string name = async ? "async" : "sync";
+    config.async_save = async;
+    testing::FaultyFileSystem faulty({.error = ENOSPC, .first = 3});
+    const checkpoint::FileSystemGuard guard(faulty);
+    ::testing::internal::CaptureStdout();
+    expect_same(run_whole(config, folder, name, 2), want);
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+                AllOf(HasSubstr("checkpoint-2 failed: rank "), HasSubstr("No space left on device"),
+                      HasSubstr("the checkpoints that are there stay"), HasSubstr("saved the checkpoint")));
+    EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-4", "checkpoint-6"));
+  }
+}
+
+TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 4;
+  config.save_final = false;
+  testing::FaultyFileSystem faulty({.error = EIO, .first = 1, .lasts = true});
+  const checkpoint::FileSystemGuard guard(faulty);
+  EXPECT_THAT(testing::error_of([&] { run_whole(config, folder, "out", 1); }),
+              AllOf(HasSubstr("checkpoint-6 failed"), HasSubstr("Input/output error")));
+  EXPECT_THAT(folder.read("out/metrics.jsonl"), HasSubstr("eval_loss"));
+  EXPECT_THAT(names_of_checkpoints(folder, "out"), ElementsAre());
+}
+
+TEST(OldCheckpoints, AreRemovedBehindTheLimit) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 1;
+  config.save_total_limit = 2;
+  for (bool async : {false, true}) {
+    config.async_save = async;
+    const std::string name = async ? "async" : "sync";
+    fs::create_directories(folder.path(name + "/.checkpoint-3.tmp-77-0/inner"));
+    fs::create_directories(folder.path(name + "/.checkpoint-notes"));
+    run_whole(config, folder, name, 2);
+    EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-5", "checkpoint-6"));
+    EXPECT_FALSE(fs::exists(folder.path(name + "/.checkpoint-3.tmp-77-0")));
+    EXPECT_TRUE(fs::exists(folder.path(name + "/.checkpoint-notes")));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::trainer

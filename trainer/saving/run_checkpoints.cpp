@@ -1,0 +1,148 @@
+#include "saving/run_checkpoints.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "config/config_reader.h"
+#include "saving/checkpoint_list.h"
+#include "saving/random_state.h"
+#include "state/together.h"
+#include "state/training_state.h"
+
+namespace fsdp::trainer {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Draws of a run that goes on over another number of ranks repeat none of those before.
+uint64_t fresh_seed(const Config& config, int rank, int64_t step) {
+  return static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(rank) + (static_cast<uint64_t>(step) << 32);
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const RunParts& parts)
+    : parts_(parts), optimizer_(parts.run.optimizer_state()), saver_(parts.communicator) {
+  if (parts.config.save_steps) stop_signal_.emplace();
+}
+
+// ---------------------------------------------------------------- loading
+
+int64_t RunCheckpoints::load(const fs::path& checkpoint) {
+  // The config's options are in force, also where they were others when the checkpoint was saved.
+  const auto options = optimizer_->options(0);
+  const nlohmann::json user =
+      load_training_state(checkpoint, {parts_.sharded, parts_.model, optimizer_.get()}, *parts_.communicator);
+  optimizer_->set_options(0, options);
+  const RunRecord record = parse_run_record(user, checkpoint.string());
+  parts_.report.say(c10::str("resumed from ", checkpoint.string(), ", saved after step ", record.step));
+  const std::string changed = changed_keys(record, parts_.config);
+  if (!changed.empty()) parts_.report.say("changed since it was saved: " + changed);
+  restore(record);
+  restore_random_state(record, checkpoint);
+  return record.step;
+}
+
+void RunCheckpoints::restore(const RunRecord& record) {
+  parts_.run.set_progress({.updates = record.updates, .loss_scaling = record.loss_scaling});
+  parts_.report.set_skipped_steps(record.skipped_steps);
+  if (!same_samples(record, parts_.config, parts_.dataset.size())) {
+    parts_.report.say("the training data is not that of the checkpoint: it starts at its first sample");
+    return;
+  }
+  const int64_t left_out = parts_.batches.seek(record.position);
+  if (left_out == 0) return;
+  parts_.report.say(c10::str(left_out, " samples of epoch ", record.position.epoch,
+                             " are not trained on, as the global batch is another one than in the checkpoint"));
+}
+
+void RunCheckpoints::restore_random_state(const RunRecord& record, const fs::path& checkpoint) {
+  const auto state = read_rank_tensors(checkpoint, *parts_.communicator);
+  if (!state.empty()) {
+    set_random_state(state, parts_.device);
+    return;
+  }
+  at::manual_seed(fresh_seed(parts_.config, parts_.communicator->rank(), record.step));
+  parts_.report.say(
+      c10::str("the checkpoint was saved by ", record.world_size, " rank(s): random numbers are seeded anew"));
+}
+
+// ---------------------------------------------------------------- saving
+
+bool RunCheckpoints::after_step(int64_t step) {
+  const Config& config = parts_.config;
+  if (!config.save_steps) return false;
+  attempt([&] {
+    if (const auto saved = saver_.advance()) note_saved(*saved);
+  });
+  const bool stop = any_rank_is_to_stop();
+  if (stop || step == config.max_steps || step % *config.save_steps == 0) save(step);
+  if (!stop) return false;
+  finish();
+  if (!last_failure_.empty()) throw std::runtime_error(last_failure_);
+  parts_.report.say(c10::str("SIGTERM: leaving after step ", step, "; resume_from_checkpoint \"latest\" goes on"));
+  return true;
+}
+
+void RunCheckpoints::finish() {
+  attempt([&] {
+    if (const auto saved = saver_.finish()) note_saved(*saved);
+  });
+}
+
+bool RunCheckpoints::any_rank_is_to_stop() {
+  const auto ranks =
+      parts_.communicator->all_gather_bytes(stop_signal_->received() ? "1" : "0", {"signals", 0, Pass::kUser});
+  return std::find(ranks.begin(), ranks.end(), "1") != ranks.end();
+}
+
+void RunCheckpoints::save(int64_t step) {
+  const fs::path path = checkpoint_path(parts_.config.output_dir, step);
+  const TrainingState state{parts_.sharded, parts_.model, optimizer_.get(), random_state(parts_.device)};
+  attempt([&] {
+    if (parts_.config.async_save) {
+      if (const auto saved = saver_.finish()) note_saved(*saved);
+      saver_.save(path, state, to_json(record(step)));
+    } else {
+      save_training_state(path, state, to_json(record(step)), *parts_.communicator);
+      note_saved(path);
+    }
+  });
+}
+
+void RunCheckpoints::note_saved(const fs::path& path) {
+  last_failure_.clear();
+  parts_.report.say("saved the checkpoint " + path.string());
+  if (parts_.communicator->rank() != 0 || !parts_.config.save_total_limit) return;
+  try {
+    keep_newest(parts_.config.output_dir, *parts_.config.save_total_limit);
+  } catch (const c10::Error& error) {
+    parts_.report.say(std::string("an old checkpoint stays: ") + error.what_without_backtrace());
+  }
+}
+
+void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
+  try {
+    part_of_save();
+  } catch (const StepFailed& error) {
+    last_failure_ = error.what_without_backtrace();
+    parts_.report.say(last_failure_ + "; the checkpoints that are there stay");
+  }
+}
+
+RunRecord RunCheckpoints::record(int64_t step) const {
+  const TrainingRun::Progress progress = parts_.run.progress();
+  return {.step = step,
+          .updates = progress.updates,
+          .skipped_steps = parts_.report.skipped_steps(),
+          .loss_scaling = progress.loss_scaling,
+          .position = parts_.batches.position(),
+          .dataset_samples = parts_.dataset.size(),
+          .world_size = parts_.communicator->size(),
+          .config = to_json(parts_.config)};
+}
+
+}  // namespace fsdp::trainer

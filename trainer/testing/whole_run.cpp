@@ -1,0 +1,59 @@
+#include "testing/whole_run.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "support/thread_ranks.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::map<std::string, std::string> metrics_that_count(const std::string& text) {
+  std::map<std::string, std::string> metrics;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    auto values = nlohmann::json::parse(line);
+    for (const char* key : {"tokens_per_second", "tflops", "peak_memory_bytes"}) values.erase(key);
+    char step[32];
+    std::snprintf(step, sizeof(step), "%05d", values.at("step").get<int>());
+    metrics[values.contains("eval_loss") ? "eval" : step] = values.dump();
+  }
+  return metrics;
+}
+
+}  // namespace
+
+Config small_run(const TestFolder& folder) {
+  Config config;
+  config.model_path = folder.path("model");
+  config.dataset = "dummy:40";
+  config.eval_dataset = "dummy:7";
+  config.max_seq_length = 9;
+  config.train_batch_size = 2;
+  config.max_steps = 4;
+  config.learning_rate = 1e-2;
+  config.weight_decay = 0.1;
+  config.clip_grad_norm = 0.5;
+  config.dtype = "fp32";
+  config.do_eval = true;
+  config.save_final = true;
+  return config;
+}
+
+Left run_whole(Config config, const TestFolder& folder, const std::string& name, int world_size,
+               const std::function<c10::Device(int rank)>& device_of) {
+  config.output_dir = folder.path(name);
+  Left left;
+  testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> world) {
+    const RunEnd end =
+        train_at(config, open_training_inputs(config, world_size), {device_of(world->rank()), world, ""}, {});
+    if (world->rank() == 0) left.end = end;
+  });
+  left.metrics = metrics_that_count(folder.read(name + "/metrics.jsonl"));
+  left.weights = folder.read(name + "/final/model.safetensors");
+  return left;
+}
+
+}  // namespace fsdp::trainer
