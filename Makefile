@@ -5,7 +5,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR VENV TORCH_DIR BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test train bench gpu-check format format-check sanitize clean
+.PHONY: help setup build test train bench chaos gpu-check format format-check sanitize clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -29,6 +29,11 @@ train: setup  ## Fine-tune a real Llama on real text over two ranks
 bench: setup  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@scripts/build.sh
 	@$(VENV)/bin/python benchmarks/run.py
+
+chaos: setup  ## Kill a training at every system call of its saves, and in 200 rounds at random; compare what is left
+	@scripts/build.sh
+	@FSDP_EVERY_SYSTEM_CALL=1 $(VENV)/bin/python -m pytest -q tests/python/test_resume.py -k system_call
+	@$(VENV)/bin/python tests/python/chaos.py --program $(BUILD_DIR)/fsdp --rounds 200
 
 gpu-check:  ## Build, test and measure on a machine with an NVIDIA GPU (options: scripts/gpu_check --help)
 	@scripts/gpu_check

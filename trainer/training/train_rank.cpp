@@ -188,6 +188,7 @@ void RankRun::check_saved() const {
 RunEnd train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
   const PlaceChoice choice = choose_place(config, environment, places_available());
   TrainingInputs inputs = open_training_inputs(config, environment.world_size);
+  choose_start(config);  // for its errors, before ranks wait for one another
   return train_at(config, std::move(inputs), take_place(choice, environment), request);
 }
 
