@@ -15,7 +15,7 @@
 
 #include "fsdp/fully_shard.h"
 #include "optim/fused_adamw.h"
-#include "state/async_save.h"
+#include "state/async_saver.h"
 
 namespace {
 
@@ -64,7 +64,7 @@ TORCH_MODULE(Model);
 class Bench {
  public:
   Bench(fs::path folder, int64_t layers, int64_t width, std::shared_ptr<fsdp::Communicator> world)
-      : folder_(std::move(folder)), world_(std::move(world)), model_(layers, width) {
+      : folder_(std::move(folder)), world_(std::move(world)), model_(layers, width), saver_(world_) {
     fsdp::Options options;
     options.communicator = world_;
     options.auto_wrap_policy = fsdp::module_class_policy<torch::nn::LinearImpl>();
@@ -80,17 +80,13 @@ class Bench {
     note("plain write and fsync", cost_of([&] { write_plainly(); }));
     note("save", apart([&] { fsdp::save_training_state(path(), state(), {{"step", 1}}, *world_); }));
     note("load", apart([&] { fsdp::load_training_state(path(), state(), *world_); }));
-    fs::remove_all(path());
-    std::unique_ptr<fsdp::AsyncSave> saving;
-    const Cost stall = apart([&] {
-      saving = std::make_unique<fsdp::AsyncSave>(path(), state(), nlohmann::json{{"step", 1}}, world_);
-    });
-    const Cost rest = cost_of([&] { saving->finish(); });
+    remove();
+    const Cost stall = apart([&] { saver_.save(path(), state(), {{"step", 1}}); });
+    const Cost rest = cost_of([&] { saver_.finish(); });
     note("async_save, stall", stall);
     note("async_save, all", {stall.seconds + rest.seconds, std::max(stall.memory, rest.memory)});
     note("copy", cost_of([&] { copy_plainly(); }));
-    world_->barrier({"turn", 0, fsdp::Pass::kUser});
-    fs::remove_all(path());
+    remove();
   }
 
   // The slowest rank's, by turn.
@@ -104,6 +100,10 @@ class Bench {
 
  private:
   fs::path path() const { return folder_ / "checkpoint"; }
+  void remove() {
+    world_->barrier({"done", 0, fsdp::Pass::kUser});
+    if (world_->rank() == 0) fs::remove_all(path());
+  }
   fsdp::TrainingState state() { return {*sharded_, *model_, state_.get()}; }
   template <typename Part>
   Cost apart(const Part& part) {
@@ -123,8 +123,9 @@ class Bench {
     std::vector<at::Tensor> all;
     for (const at::Tensor& leaf : sharded_->parameters()) {
       all.push_back(leaf.detach());
-      const auto kept = state_->leaf(leaf);
-      for (const auto& [name, tensor] : kept->tensors) all.push_back(tensor);
+      // Leaves without elements on this rank have none.
+      const auto kept = state_->leaf(leaf).value_or(fsdp::LeafState{});
+      for (const auto& [name, tensor] : kept.tensors) all.push_back(tensor);
     }
     return all;
   }
@@ -154,6 +155,7 @@ class Bench {
   std::shared_ptr<fsdp::ShardedModule> sharded_;
   std::unique_ptr<fsdp::FusedAdamW> optimizer_;
   std::unique_ptr<fsdp::OptimizerState> state_;
+  fsdp::AsyncSaver saver_;
   nlohmann::json results_;
 };
 

@@ -34,12 +34,12 @@ class AsyncSave::Task {
 };
 
 AsyncSave::AsyncSave(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user,
-                     std::shared_ptr<Communicator> world)
-    : world_(std::move(world)), user_(std::move(user)), target_(folder, *world_) {
+                     std::shared_ptr<Communicator> world, std::shared_ptr<HostCopies> copies)
+    : world_(std::move(world)), copies_(std::move(copies)), user_(std::move(user)), target_(folder, *world_) {
   auto pieces = std::make_shared<RankPieces>();
   together(*world_, target_.what(), [&] {
     *pieces = pieces_of(state, world_->rank());
-    copy_to_host(pieces->pieces);
+    copies_->take(pieces->pieces);
     return std::string();
   });
   groups_ = pieces->groups;

@@ -5,9 +5,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 
 #include "fsdp/communicator.h"
+#include "state/host_copies.h"
 #include "state/save_target.h"
 #include "state/training_state.h"
 
@@ -22,10 +22,10 @@ namespace fsdp {
 //   kEnded       complete, or failed, which advance() or finish() has thrown
 class AsyncSave {
  public:
-  // As save_training_state. Both `world` and `state.model` are used during the call and advance(), finish() only.
-  // Collective.
+  // As save_training_state. `copies`: the memory to copy to, which no other save may use until this one has ended. Both
+  // `world` and `state.model` are used during the call and advance(), finish() only. Collective.
   AsyncSave(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user,
-            std::shared_ptr<Communicator> world);
+            std::shared_ptr<Communicator> world, std::shared_ptr<HostCopies> copies);
   // Waits for this rank's thread. A save that is not complete is given up: the folder is as it was before.
   ~AsyncSave();
   AsyncSave(const AsyncSave&) = delete;
@@ -48,6 +48,7 @@ class AsyncSave {
   void move_to(Stage next);
 
   std::shared_ptr<Communicator> world_;
+  std::shared_ptr<HostCopies> copies_;
   nlohmann::json user_;
   nlohmann::json groups_;
   SaveTarget target_;

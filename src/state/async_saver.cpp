@@ -10,7 +10,7 @@ void AsyncSaver::save(const std::filesystem::path& folder, const TrainingState& 
   TORCH_CHECK(!save_ || second_ == SecondSave::kWait, "the checkpoint ", folder.string(),
               " is not saved: ", save_->folder().string(), " is still being saved, and a second save is to be refused");
   finish();
-  save_ = std::make_unique<AsyncSave>(folder, state, std::move(user), world_);
+  save_ = std::make_unique<AsyncSave>(folder, state, std::move(user), world_, copies_);
 }
 
 // A save that fails is no longer under way.

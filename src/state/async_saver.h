@@ -16,7 +16,9 @@ enum class SecondSave : uint8_t {
   kRefuse,  // is an error; that one goes on
 };
 
-// All functions are collective, and throw on all ranks when a save has failed (once; the saver can be used on).
+// The memory for copies is kept from save to save, as long as this object: a copy into memory that is there already
+// takes a fraction of the time. All functions are collective, and throw on all ranks when a save has failed (once; the
+// saver can be used on).
 class AsyncSaver {
  public:
   explicit AsyncSaver(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait)
@@ -34,6 +36,7 @@ class AsyncSaver {
  private:
   std::shared_ptr<Communicator> world_;
   SecondSave second_;
+  std::shared_ptr<HostCopies> copies_ = std::make_shared<HostCopies>();
   std::unique_ptr<AsyncSave> save_;  // that has not ended
 };
 

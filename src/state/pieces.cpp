@@ -1,13 +1,11 @@
 #include "state/pieces.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
 #include <utility>
 
-#include "base/device_stream.h"
 #include "state/held_part.h"
 #include "state/leaf_names.h"
 
@@ -77,21 +75,6 @@ RankPieces pieces_of(const TrainingState& state, int rank) {
   }
   all.groups = groups_of(state);
   return all;
-}
-
-void copy_to_host(std::vector<Piece>& pieces) {
-  const at::NoGradGuard no_grad;
-  std::optional<DeviceEvent> copied;
-  for (Piece& piece : pieces) {
-    const at::Tensor from = std::move(piece.values);
-    const bool on_device = has_streams(from.device());
-    piece.values = at::empty(from.sizes(), from.options().device(at::kCPU).pinned_memory(on_device));
-    piece.values.copy_(from, /*non_blocking=*/on_device);
-    if (!on_device) continue;
-    if (!copied) copied.emplace();
-    copied->record_current(from.device());
-  }
-  if (copied) copied->synchronize();
 }
 
 }  // namespace fsdp

@@ -36,7 +36,4 @@ struct RankPieces {
 // The values are views of the shards. Rank 0 has the buffers, too. Touches no other rank.
 RankPieces pieces_of(const TrainingState& state, int rank);
 
-// Copies the values to host memory of their own, pinned where they are on a device.
-void copy_to_host(std::vector<Piece>& pieces);
-
 }  // namespace fsdp
