@@ -180,7 +180,7 @@ void CheckpointFolder::read_part(const std::string& where, const StoredPart& par
     const uint64_t begin = i * kChecksumBlock, end = std::min<uint64_t>(wanted.part_bytes, begin + kChecksumBlock);
     const bool whole = wanted.to != nullptr && wanted.first <= begin && end <= wanted.last;
     if (!whole) {
-      aside.resize(kChecksumBlock);
+      aside.resize(end - begin);
     }
     char* const block = whole ? wanted.to + (begin - wanted.first) : aside.data();
     source.read(part.offset + begin, block, end - begin);

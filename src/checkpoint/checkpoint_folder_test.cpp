@@ -222,6 +222,14 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
     EXPECT_THAT(parsed([&](auto& c) { c["files"][0]["name"] = name; }), HasSubstr("M: file")) << name;
   }
   EXPECT_THAT(parsed([](auto& c) { c["files"][1]["name"] = c["files"][0]["name"]; }), HasSubstr("twice"));
+  EXPECT_THAT(parsed([](auto& c) { c["files"][0]["header_bytes"] = c["files"][0]["bytes"].template get<int>() + 1; }),
+              HasSubstr("bytes of header in"));
+  EXPECT_THAT(
+      parsed([](auto& c) {
+        // A file with holes may have any size: its header is read into memory.
+        c["files"][0]["bytes"] = c["files"][0]["header_bytes"] = int64_t{1} << 40;
+      }),
+      AllOf(HasSubstr("\"rank-0.safetensors\""), HasSubstr("1099511627776 bytes of header"), HasSubstr("limit")));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["parts"][0]["end"] = 49'999; }), HasSubstr("are in no file"));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["parts"][1]["begin"] = 50'000; }), HasSubstr("overlap"));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["parts"].erase(2); }), HasSubstr("are in no file"));

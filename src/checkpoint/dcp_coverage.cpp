@@ -10,6 +10,7 @@ namespace {
 
 using Point = std::vector<int64_t>;
 
+constexpr size_t kMaxSplitDimensions = 6;  // each chunk takes memory for 2 to the power of this many corners
 constexpr size_t kMaxCorners = size_t{1} << 22;
 
 bool is_empty(const std::vector<int64_t>& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
@@ -94,7 +95,7 @@ std::optional<std::string> coverage_problem(const std::vector<int64_t>& shape, c
     return std::nullopt;
   }
   std::vector<size_t> dimensions = split_dimensions(shape, chunks);
-  if (dimensions.size() >= 20 || chunks.size() + 1 > kMaxCorners >> dimensions.size()) {
+  if (dimensions.size() > kMaxSplitDimensions || chunks.size() + 1 > kMaxCorners >> dimensions.size()) {
     return c10::str(chunks.size(), " chunks that split ", dimensions.size(), " dimensions are more than supported");
   }
   CoverageSum sum(std::move(dimensions));

@@ -34,7 +34,9 @@ TEST(DcpCoverage, HolesAndOverlaps) {
   EXPECT_THAT(boxes_error({2, 2}, {{{0, 0}, {1, 1}}, {{1, 1}, {1, 1}}}), HasSubstr("no chunk holds element [0, 1]"));
   EXPECT_THAT(boxes_error({3, 3}, {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}}),
               HasSubstr("no chunk holds element [1, 1]"));
-  EXPECT_THAT(boxes_error(Sizes(30, 2), {{Sizes(30, 0), Sizes(30, 1)}}), HasSubstr("more than supported"));
+  EXPECT_THAT(boxes_error(Sizes(6, 2), {{Sizes(6, 0), Sizes(6, 1)}}), HasSubstr("no chunk holds element"));
+  EXPECT_THAT(boxes_error(Sizes(7, 2), {{Sizes(7, 0), Sizes(7, 1)}}),
+              HasSubstr("1 chunks that split 7 dimensions are more than supported"));
 }
 
 // All sets of at most four boxes of a 2 x 3 tensor with offsets of their own, against counting.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "checkpoint/dcp_coverage.h"
 #include "checkpoint/dcp_fields.h"
@@ -19,12 +20,16 @@ namespace {
 using namespace dcp;
 
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
+constexpr size_t kMaxPathBytes = 4096;  // the system's limit
 constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 
 void check_path(const std::string& path, const Place& place) {
-  const auto refuse = [&](const char* why) { place.fail("relative_path ", quoted_name(path), " ", why); };
+  const auto refuse = [&](const std::string& why) { place.fail("relative_path ", quoted_name(path), " ", why); };
   if (path.empty() || path.find('\0') != std::string::npos) {
     refuse("is no name of a file");
+  }
+  if (path.size() > kMaxPathBytes) {
+    refuse(c10::str("is longer than ", kMaxPathBytes, " bytes"));
   }
   if (path.front() == '/') {
     refuse("is absolute");
@@ -100,9 +105,7 @@ class EntryParser {
     if (!countable_nbytes(tensor.info.dtype, tensor.info.shape)) {
       place_.fail("shape [", c10::Join(", ", tensor.info.shape), "] has more than 2^63-1 bytes");
     }
-    for (const PickleValue* chunk : expect(fields.get("chunks"), Kind::kList, "chunks", "a list", place_).items) {
-      tensor.chunks.push_back(parse_chunk(*chunk, tensor.info.shape));
-    }
+    parse_chunks(fields.get("chunks"), tensor);
     if (const auto problem = coverage_problem(tensor.info.shape, tensor.chunks)) {
       place_.fail("shape [", c10::Join(", ", tensor.info.shape), "]: ", *problem);
     }
@@ -139,6 +142,18 @@ class EntryParser {
     const auto& arguments = value.arguments->items;
     if (arguments.size() != 1 || expect_text(*arguments[0], "layout", place_) != "torch.strided") {
       place_.fail("layout is not torch.strided, the only one supported");
+    }
+  }
+
+  // A pickle may repeat a chunk without elements at no cost, so each is kept once.
+  void parse_chunks(const PickleValue& value, DcpTensor& tensor) const {
+    std::set<Sizes> empty;  // their offsets
+    for (const PickleValue* item : expect(value, Kind::kList, "chunks", "a list", place_).items) {
+      DcpChunk chunk = parse_chunk(*item, tensor.info.shape);
+      const bool is_empty = std::find(chunk.sizes.begin(), chunk.sizes.end(), 0) != chunk.sizes.end();
+      if (!is_empty || empty.insert(chunk.offsets).second) {
+        tensor.chunks.push_back(std::move(chunk));
+      }
     }
   }
 
@@ -183,21 +198,32 @@ void parse_entries(const PickleValue& value, const Storage& storage, const std::
   }
 }
 
+// Joined by dots it is the name; so it is not longer, however often the pickle shares its keys.
+std::vector<DcpKey> parse_key_path(const PickleValue& value, const std::string& name, const Place& place) {
+  std::vector<DcpKey> path;
+  size_t length = 0;
+  for (const PickleValue* key : expect(value, Kind::kTuple, "the path in planner_data", "a tuple", place).items) {
+    if (key->kind == Kind::kInt) {
+      path.emplace_back(key->integer);
+      length += 2;
+    } else {
+      path.emplace_back(expect_text(*key, "a key in planner_data", place));
+      length += key->text.size() + 1;
+    }
+    if (length > name.size() + 1) {
+      place.fail("the path in planner_data is longer than the name");
+    }
+  }
+  return path;
+}
+
 void parse_key_paths(const PickleValue& value, const std::string& source, DcpMetadata& metadata) {
   const Place whole{source};
   const auto& items = expect(value, Kind::kDict, "planner_data", "a dict", whole).items;
   for (size_t i = 0; i < items.size(); i += 2) {
     const std::string& name = expect_text(*items[i], "a name in planner_data", whole);
     const Place place{source, &name};
-    std::vector<DcpKey> path;
-    for (const PickleValue* key :
-         expect(*items[i + 1], Kind::kTuple, "the path in planner_data", "a tuple", place).items) {
-      if (key->kind == Kind::kInt) {
-        path.emplace_back(key->integer);
-      } else {
-        path.emplace_back(expect_text(*key, "a key in planner_data", place));
-      }
-    }
+    auto path = parse_key_path(*items[i + 1], name, place);
     if (!metadata.key_paths.emplace(name, std::move(path)).second) {
       place.fail("twice in planner_data");
     }

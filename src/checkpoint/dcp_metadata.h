@@ -13,8 +13,8 @@
 
 namespace fsdp::checkpoint {
 
-// Bytes of a file of the folder. The path is relative and does not lead out of the folder by its names;
-// offset and length are not negative and their sum fits, but the file may be shorter.
+// Bytes of a file of the folder. The path is relative, at most 4096 bytes long, and does not lead out of the folder by
+// its names; offset and length are not negative and their sum fits, but the file may be shorter.
 struct DcpLocation {
   std::string path;
   int64_t offset = 0;
@@ -28,8 +28,9 @@ struct DcpChunk {
 };
 
 struct DcpTensor {
-  TensorInfo info;               // of the whole tensor, whose bytes number less than 2^63
-  std::vector<DcpChunk> chunks;  // within the tensor; each of its elements is in exactly one of them
+  TensorInfo info;  // of the whole tensor, whose bytes number less than 2^63
+  // Within the tensor; each of its elements is in exactly one of them. Those without elements differ in their offsets.
+  std::vector<DcpChunk> chunks;
 };
 
 using DcpKey = std::variant<std::string, int64_t>;
@@ -38,7 +39,8 @@ struct DcpMetadata {
   // By fully qualified name, which is in one of the two.
   std::map<std::string, DcpTensor> tensors;
   std::map<std::string, DcpLocation> bytes;  // pickled values that are no tensors
-  // Where the writer's planner found each name in nested dicts and lists; empty if it wrote nothing.
+  // Where the writer's planner found each name in nested dicts and lists; empty if it wrote nothing. The keys, each
+  // with a separator, are not longer than the name.
   std::map<std::string, std::vector<DcpKey>> key_paths;
   std::string version;  // empty if none is given
 };

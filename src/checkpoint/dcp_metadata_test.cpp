@@ -135,6 +135,18 @@ TEST(DcpMetadataMalformed, Paths) {
   EXPECT_EQ(tensor_error({.path = "a/b..c/.d"}), "");
 }
 
+// Values that a pickle shares are not copied without end: what is kept is in proportion to the file.
+TEST(DcpMetadataHostile, SharedValues) {
+  EXPECT_EQ(tensor_error({.path = std::string(4096, 'p')}), "");
+  EXPECT_THAT(tensor_error({.path = std::string(4097, 'p')}), HasSubstr("is longer than 4096 bytes"));
+  const OneTensor repeated{.boxes = {{{0, 0}, {4, 6}}, {{4, 0}, {0, 6}}, {{4, 0}, {0, 6}}}};
+  const OneTensor all{.more_storage = {{OneTensor::index("u", {0, 0}), repeated.info()},
+                                       {OneTensor::index("u", {4, 0}), repeated.info()}},
+                      .more_entries = {{text("u"), repeated.entry()}}};
+  EXPECT_THAT(shown(parse(all.bytes()).tensors.at("u").chunks),
+              ElementsAre("[0, 0]+[4, 6] __0_0.distcp@0+100", "[4, 0]+[0, 6] __0_0.distcp@0+100"));
+}
+
 TEST(DcpMetadataMalformed, Locations) {
   EXPECT_THAT(tensor_error({.offset = -1}), HasSubstr("chunk [0, 0]: offset is negative"));
   EXPECT_THAT(tensor_error({.length = -1}), HasSubstr("chunk [0, 0]: length is negative"));
@@ -179,10 +191,14 @@ TEST(DcpMetadataMalformed, Entries) {
 }
 
 TEST(DcpMetadataMalformed, PlannerData) {
-  EXPECT_EQ(tensor_error({.planner_data = dict({{text("t"), tuple({text("t"), integer(-1)})}})}), "");
+  EXPECT_EQ(tensor_error({.planner_data = dict({{text("t.-1"), tuple({text("t"), integer(-1)})}})}), "");
   EXPECT_THAT(parse_error(OneTensor{.planner_data = list({})}.bytes()), HasSubstr("planner_data is not a dict"));
   EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), list({})}})}), HasSubstr("is not a tuple"));
   EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), tuple({none()})}})}), HasSubstr("is not a string"));
+  EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), tuple({text("tt")})}})}),
+              HasSubstr("longer than the name"));
+  EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), tuple({integer(1), integer(1), integer(1)})}})}),
+              HasSubstr("longer than the name"));
   EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), tuple({})}, {text("t"), tuple({})}})}),
               HasSubstr("twice in planner_data"));
 }

@@ -10,6 +10,7 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/json_text.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -160,6 +161,9 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
   TORCH_CHECK(plain, where, ": must be the name of a file in the checkpoint's folder, without / and no dot in front");
   TORCH_CHECK(file.name != kManifestName && names.insert(file.name).second, where, ": is listed twice");
   TORCH_CHECK(file.header_bytes <= file.bytes, where, ": ", file.header_bytes, " bytes of header in ", file.bytes);
+  constexpr uint64_t kLimit = sizeof(uint64_t) + kMaxHeaderBytes;
+  TORCH_CHECK(file.header_bytes <= kLimit, where, ": ", file.header_bytes,
+              " bytes of header are more than the limit of ", kLimit);
 }
 
 // Strides of a dense tensor: each element at a place of its own, none left out.

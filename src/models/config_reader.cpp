@@ -50,10 +50,12 @@ std::optional<int64_t> ConfigReader::integer(const std::string& key) const {
   if (!has(key)) {
     return std::nullopt;
   }
-  if (!at(key).is_number_integer()) {
-    refuse(key, "an integer");
+  const json& value = at(key);
+  constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > kMax)) {
+    refuse(key, "an integer from -2^63 to 2^63-1");
   }
-  return at(key).get<int64_t>();
+  return value.get<int64_t>();
 }
 
 double ConfigReader::number(const std::string& key, std::optional<double> default_value, double minimum,

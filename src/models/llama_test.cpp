@@ -268,6 +268,7 @@ TEST(LlamaConfig, WrongTypesAndValues) {
   EXPECT_THAT(make_error(with("hidden_act", "softmax")),
               AllOf(HasSubstr("\"softmax\""), HasSubstr("silu, swish, gelu")));
   EXPECT_THAT(make_error(with("pad_token_id", 31)), HasSubstr("pad_token_id is 31"));
+  EXPECT_THAT(make_error(with("pad_token_id", UINT64_MAX)), HasSubstr("pad_token_id is 18446744073709551615"));
   EXPECT_THAT(make_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));
 }
 

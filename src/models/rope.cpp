@@ -1,6 +1,7 @@
 #include "models/rope.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <limits>
