@@ -1,5 +1,6 @@
 #include "checkpoint/checkpoint_folder.h"
 
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <random>
@@ -89,15 +90,18 @@ class Checkpoint : public ::testing::Test {
     change(changed);
     return error_of([&] { manifest_text(changed, "M"); });
   }
-  // The manifest as another program would write it, with the right checksum.
-  std::string parsed(const std::function<void(nlohmann::json&)>& change) const {
-    nlohmann::json whole = nlohmann::json::parse(bytes_of(kManifestName));
-    change(whole["content"]);
-    const std::string content = whole["content"].dump();
+  nlohmann::json content() const { return nlohmann::json::parse(bytes_of(kManifestName))["content"]; }
+  // The error of a manifest with this content, as another program would write it, with the right checksum.
+  static std::string content_error(const std::string& content) {
     return error_of([&] {
       parse_manifest(
           c10::str("{\"checksum\":\"", checksums_text({checksum_of(content)}), "\",\"content\":", content, "}\n"), "M");
     });
+  }
+  std::string parsed(const std::function<void(nlohmann::json&)>& change) const {
+    nlohmann::json changed = content();
+    change(changed);
+    return content_error(changed.dump());
   }
 
   TemporaryFolder folder;
@@ -253,6 +257,60 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
   EXPECT_THAT(parsed([](auto& c) { c["block_bytes"] = 1; }), HasSubstr("block_bytes"));
   EXPECT_THAT(parsed([](auto& c) { c.erase("tensors"); }), HasSubstr("tensors is missing"));
   EXPECT_THAT(parsed([](auto& c) { c = 3; }), HasSubstr("expected an object"));
+}
+
+TEST_F(Checkpoint, NamesThatAreListedTwiceAreRefused) {
+  std::string text = content().dump();
+  ASSERT_EQ(content_error(text), "");
+  text.insert(text.find("\"tensors\":{") + 11, "\"step\":{},");
+  EXPECT_THAT(content_error(text), AllOf(HasSubstr("M:1:"), HasSubstr("duplicate key \"step\"")));
+}
+
+TEST_F(Checkpoint, StridesAndPartsThatDoNotFitAreRefused) {
+  const auto small_error = [&](const char* key, const nlohmann::json& value) {
+    return parsed([&](auto& c) { c["tensors"]["model/small"][key] = value; });
+  };
+  EXPECT_THAT(small_error("strides", {1, 3, 1}), HasSubstr("3 strides for 2 sizes"));
+  EXPECT_THAT(small_error("strides", {-1, 3}), HasSubstr("0 to 2^63-1"));
+  EXPECT_THAT(small_error("strides", {INT64_MAX, INT64_MAX}), HasSubstr("leave elements out"));
+  EXPECT_THAT(small_error("strides", std::vector<int64_t>(65, 1)), HasSubstr("at most 64"));
+  EXPECT_THAT(small_error("shape", std::vector<int64_t>(65, 1)), HasSubstr("at most 64"));
+  EXPECT_THAT(small_error("parts", nlohmann::json::array()), HasSubstr("elements [0, 21) are in no file"));
+  const auto part_error = [&](const char* key, int64_t value) {
+    return parsed([&](auto& c) { c["tensors"]["model/small"]["parts"][0][key] = value; });
+  };
+  EXPECT_THAT(part_error("end", 0), HasSubstr("the tensor has 21"));
+  EXPECT_THAT(part_error("end", INT64_MAX), HasSubstr("the tensor has 21"));
+  EXPECT_THAT(part_error("begin", INT64_MAX), HasSubstr("are in no file"));
+  EXPECT_THAT(part_error("file", INT64_MAX), HasSubstr("of 3"));
+  EXPECT_THAT(part_error("offset", INT64_MAX), HasSubstr("not in the data"));
+}
+
+// Nothing but regular files of the folder itself is opened, and none waits for a writer.
+TEST_F(Checkpoint, PipesFoldersAndLinksAreRefused) {
+  const auto replaced = [&](const std::string& name, const std::function<void(const std::filesystem::path&)>& make) {
+    std::filesystem::rename(folder / name, folder / "aside");
+    make(folder / name);
+    const std::string error = verify();
+    std::filesystem::remove(folder / name);
+    std::filesystem::rename(folder / "aside", folder / name);
+    return error;
+  };
+  const auto pipe = [](const auto& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); };
+  const auto directory = [](const auto& path) { std::filesystem::create_directory(path); };
+  const auto link = [&](const auto& path) { std::filesystem::create_symlink(folder / "aside", path); };
+  for (const char* name : {"rank-0.safetensors", kManifestName}) {
+    EXPECT_THAT(replaced(name, pipe), AllOf(HasSubstr(name), HasSubstr("not a regular file")));
+    EXPECT_THAT(replaced(name, directory), AllOf(HasSubstr(name), HasSubstr("not a regular file")));
+  }
+  EXPECT_THAT(replaced("rank-0.safetensors", link), HasSubstr("not a regular file"));
+  EXPECT_THAT(replaced(kManifestName, link), HasSubstr("manifest.json: cannot be opened: it is a symbolic link"));
+  EXPECT_EQ(verify(), "");
+}
+
+TEST_F(Checkpoint, AManifestOfManyBytesIsNotRead) {
+  std::filesystem::resize_file(folder / kManifestName, (uint64_t{1} << 30) + 1);  // a hole: takes no space
+  EXPECT_THAT(verify(), HasSubstr("manifest.json: 1073741825 bytes are more than the limit"));
 }
 
 TEST_F(Checkpoint, PartsThatShareBytesAreRefused) {

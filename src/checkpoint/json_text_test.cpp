@@ -8,6 +8,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -60,6 +61,13 @@ TEST(JsonText, FilesAreNamedInErrors) {
   EXPECT_THAT(error_of([&] { read_json_file(folder.path()); }), HasSubstr("not a readable file"));
   folder.write("bad.json", "{\"a\": 1\n\"b\": 2}");
   EXPECT_THAT(error_of([&] { read_json_file(folder / "bad.json"); }), HasSubstr("bad.json:2:3: "));
+}
+
+TEST(JsonText, FilesOfManyBytesAreNotRead) {
+  const TemporaryFolder folder;
+  std::filesystem::resize_file(folder.write("big.json", ""), (uint64_t{1} << 30) + 1);  // a hole: takes no space
+  EXPECT_THAT(error_of([&] { read_json_file(folder / "big.json"); }),
+              AllOf(HasSubstr("big.json"), HasSubstr("larger than 1073741824 bytes")));
 }
 
 TEST(JsonText, QuotedTextIsSafeToPrint) {

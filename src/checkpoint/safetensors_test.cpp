@@ -1,5 +1,6 @@
 #include "checkpoint/safetensors.h"
 
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include "checkpoint/checkpoint_test_support.h"
@@ -137,6 +138,8 @@ TEST(SafetensorsMalformed, NotAFile) {
   const TemporaryFolder folder;
   EXPECT_THAT(error_of([&] { SafetensorsFile file(folder / "missing"); }), HasSubstr("No such file"));
   EXPECT_THAT(error_of([&] { SafetensorsFile file(folder.path()); }), HasSubstr("not a regular file"));
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(error_of([&] { SafetensorsFile file(folder / "pipe"); }), HasSubstr("not a regular file"));
 }
 
 TEST(SafetensorsMalformed, HeaderText) {
@@ -147,6 +150,10 @@ TEST(SafetensorsMalformed, HeaderText) {
   EXPECT_THAT(header_error("{}x", 0), HasSubstr("(header):1:3"));
   EXPECT_THAT(header_error("{\"\xff\":1}", 0), HasSubstr("UTF-8"));
   EXPECT_THAT(header_error("{\"t\":" + std::string(100'000, '['), 0), HasSubstr("nested deeper"));
+  EXPECT_THAT(header_error("{\"t\":{\"dtype\":\"\xc3\"}}", 1), HasSubstr("UTF-8"));
+  std::string objects;
+  for (int i = 0; i < 100'000; ++i) objects += R"({"t":)";
+  EXPECT_THAT(header_error(objects, 0), HasSubstr("nested deeper"));
   EXPECT_THAT(header_error(R"({"t":1})", 0), HasSubstr("expected an object"));
 }
 
