@@ -1,11 +1,13 @@
-# make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, JOBS, VENV (all may stay unset).
+# make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, FUZZ_DIR, FUZZ_SECONDS, FUZZ_RUNS,
+# FUZZ_ONLY, JOBS, VENV (all may stay unset).
 SHELL := /bin/bash
 BUILD_DIR ?= $(CURDIR)/build
+FUZZ_DIR ?= $(CURDIR)/build-fuzz
 VENV ?= $(CURDIR)/.venv
-export BUILD_DIR VENV TORCH_DIR BUILD_TYPE JOBS
+export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test train bench chaos gpu-check format format-check sanitize clean
+.PHONY: help setup build test train bench chaos gpu-check format format-check sanitize fuzz clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -20,7 +22,8 @@ build:  ## Build the library, the program build/fsdp and the tests
 
 test: setup  ## Set up, build and run every test
 	@scripts/build.sh
-	@$(VENV)/bin/python scripts/run_tests.py --build-dir $(BUILD_DIR) --pytest tests/python
+	@scripts/fuzz.sh build
+	@$(VENV)/bin/python scripts/run_tests.py --build-dir $(BUILD_DIR) --fuzz-dir $(FUZZ_DIR) --pytest tests/python
 
 train: setup  ## Fine-tune a real Llama on real text over two ranks
 	@scripts/build.sh
@@ -48,5 +51,9 @@ sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSani
 	@scripts/setup.sh all
 	@scripts/sanitize.sh
 
+fuzz:  ## Fuzz the readers of files, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs
+	@scripts/setup.sh build
+	@scripts/fuzz.sh
+
 clean:  ## Remove what was built (not the environment, the model or the data)
-	rm -rf $(BUILD_DIR) build-sanitize build-debug build-gpu
+	rm -rf $(BUILD_DIR) $(FUZZ_DIR) build-sanitize build-debug build-gpu

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# build.sh [CMake option...]: configures BUILD_DIR where settings changed, and builds it.
+# build.sh [CMake option...]: configures BUILD_DIR where settings changed, and builds it. SOURCE_DIR: another project than
+# the repository's own.
 source "$(dirname "$0")/common.sh"
 
 # ccache must look past time stamps to use what it has with precompiled headers.
@@ -14,7 +15,7 @@ configuration="${settings[*]} $(cat "$VENV/nccl-headers/.made-from" 2>/dev/null 
 
 configure() {
   say "Configuring $BUILD_DIR with LibTorch in $torch"
-  cmake -G Ninja -S "$ROOT" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
+  cmake -G Ninja -S "${SOURCE_DIR:-$ROOT}" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
     die "CMake could not configure the build" "What is missing is named above; make setup installs it." \
       "Another LibTorch: make build TORCH_DIR=…   Old settings: make clean"
   printf '%s\n' "$configuration" >"$stamp"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the C++ test programs of a build and, with --pytest, the Python tests; counts test cases over all of them.
+"""Runs the C++ test programs of a build and, with --pytest and --fuzz-dir, the Python tests and each fuzz target for a
+moment; counts test cases over all of them.
 
 The last line reads "N passed, N failed", with ", N skipped" when any were. A program that crashes, runs out of time or
 runs no test counts as failed. The exit status is 0 only when nothing failed.
@@ -115,6 +116,13 @@ def pytest_program(folder, reports):
     return Program("pytest", command, report, parse_junit_xml)
 
 
+def fuzz_program(folder, reports):
+    report = reports / "fuzz.xml"
+    script = Path(__file__).resolve().with_name("run_fuzzers.py")
+    command = [sys.executable, str(script), "--build-dir", str(folder), "--report", str(report)]
+    return Program("fuzz", command, report, parse_junit_xml)
+
+
 def end_group(process):
     """Ends a program and whatever it started, which lives in its process group."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -188,6 +196,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")
+    parser.add_argument("--fuzz-dir", metavar="FOLDER", type=Path, help="also run the fuzz targets of this build folder")
     parser.add_argument("--only", metavar="REGEX", default="", help="only programs whose name matches")
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds for one program")
@@ -198,6 +207,7 @@ def main():
         reports = Path(folder)
         # The Python tests take longest, so they start first.
         programs = [pytest_program(options.pytest, reports)] if options.pytest else []
+        programs += [fuzz_program(options.fuzz_dir, reports)] if options.fuzz_dir else []
         programs = select(programs + gtest_programs(options.build_dir, reports), options.only)
         runs = []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

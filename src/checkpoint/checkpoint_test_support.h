@@ -1,17 +1,14 @@
-// Helpers of the tests of files: temporary folders, hand-made safetensors bytes, the text of an error.
+// Helpers of the tests of files: the text of an error, and what test_files.h has.
 #pragma once
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
+
+#include "checkpoint/test_files.h"
 
 namespace fsdp::checkpoint {
 
@@ -23,47 +20,6 @@ inline std::string error_of(const std::function<void()>& action) {
     return error.what_without_backtrace();
   }
   return "";
-}
-
-// A folder that is removed at the end of its scope.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fsdp-test-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
-  // Writes a file, with the folders above it; returns its path.
-  std::filesystem::path write(const std::string& name, const std::string& bytes) const {
-    std::filesystem::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-    return path_ / name;
-  }
-
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      names.push_back(entry.path().filename());
-    }
-    return names;
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-// The bytes of a safetensors file with this header text, whatever it says.
-inline std::string safetensors_bytes(const std::string& header, const std::string& data) {
-  const uint64_t length = header.size();
-  std::string bytes(sizeof(length), '\0');
-  std::memcpy(bytes.data(), &length, sizeof(length));
-  return bytes + header + data;
 }
 
 }  // namespace fsdp::checkpoint

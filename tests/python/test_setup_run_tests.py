@@ -95,3 +95,16 @@ def test_python_tests_are_counted_with_the_programs(run_tests, tmp_path):
     result = run_tests({"a_test": PASSING}, "--pytest", folder)
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
     assert "test_small[2]" in result.stdout
+
+
+def test_fuzz_targets_are_counted_with_the_programs(run_tests, tmp_path):
+    targets = tmp_path / "fuzz"
+    (targets / "seeds/a_fuzz").mkdir(parents=True)
+    (targets / "a_fuzz").write_text(f"#!{sys.executable}\nprint('stat::number_of_executed_units: 1')")
+    (targets / "b_fuzz").write_text(f"#!{sys.executable}\nraise SystemExit('a finding')")
+    for name in ("a_fuzz", "b_fuzz"):
+        (targets / name).chmod(0o755)
+    result = run_tests({"a_test": PASSING}, "--fuzz-dir", targets)
+    assert last_line(result) == "2 passed, 1 failed, 1 skipped"
+    assert "FAILED fuzz: fuzz.b_fuzz" in result.stdout
+    assert "a finding" in result.stdout

@@ -1,0 +1,148 @@
+// make_seeds FOLDER: writes inputs that the readers accept into FOLDER/TARGET, for the fuzz targets to begin with.
+#include <cstdio>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/dcp_test_samples.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/pickle_test_support.h"
+#include "config/config_reader.h"
+#include "reader_check.h"
+
+namespace fsdp::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::checksum_of;
+
+class Seeds {
+ public:
+  explicit Seeds(fs::path folder) : folder_(std::move(folder)) {}
+
+  void add(const std::string& target, const std::string& input) const {
+    fs::create_directories(folder_ / target);
+    std::ofstream file(folder_ / target / c10::str(checksum_of(input)), std::ios::binary);
+    file << input;
+    TORCH_CHECK(file.flush(), (folder_ / target).string(), ": cannot be written");
+  }
+
+ private:
+  fs::path folder_;
+};
+
+// A safetensors file.
+struct File {
+  std::string name, header, data;
+
+  std::string bytes() const { return checkpoint::safetensors_bytes(header, data); }
+  std::string parts() const { return header + "\n" + data; }  // see safetensors_file
+  uint64_t header_bytes() const { return bytes().size() - data.size(); }
+};
+
+const File kA{"a.safetensors",
+              R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+              R"("s":{"dtype":"BOOL","shape":[],"data_offsets":[24,25]}})",
+              std::string(24, '\1') + '\2'};
+const File kB{
+    "b.safetensors",
+    R"({"v":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},"e":{"dtype":"I64","shape":[0,4],"data_offsets":[6,6]}})",
+    "abcdef"};
+
+checkpoint::StoredFile stored(const File& file) {
+  const std::string bytes = file.bytes();
+  return {file.name, bytes.size(), file.header_bytes(), checksum_of(bytes.substr(0, file.header_bytes()))};
+}
+
+// Elements [begin, end) of a tensor of floats, which are bytes [from, from + 4 * (end - begin)) of the file's data.
+checkpoint::StoredPart part(const File& file, int64_t begin, int64_t end, size_t from) {
+  const std::string bytes = file.data.substr(from, static_cast<size_t>(end - begin) * 4);
+  return {begin, end, 0, file.header_bytes() + from, {checksum_of(bytes)}};
+}
+
+// A tensor that two ranks hold, and one in another memory format.
+checkpoint::RankFile rank_file(const File& file, const std::map<std::string, checkpoint::StoredPart>& parts) {
+  checkpoint::RankFile rank{stored(file), {}};
+  for (const auto& [name, stored_part] : parts) {
+    rank.tensors[name] = {c10::ScalarType::Float,
+                          {2, 2},
+                          name == "t" ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{},
+                          {stored_part}};
+  }
+  return rank;
+}
+
+void add_checkpoint(const Seeds& seeds) {
+  const File more{"b.safetensors", R"({"u[2:4]":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "abcdefgh"};
+  const auto first = rank_file(kA, {{"t", part(kA, 0, 4, 0)}, {"u", part(kA, 0, 2, 16)}});
+  const auto second = rank_file(more, {{"u", part(more, 2, 4, 0)}});
+  checkpoint::Manifest manifest;
+  add_rank_file(first, manifest);
+  add_rank_file(second, manifest);
+  manifest.state = {{"user", {{"step", 3}, {"loss", 0.25}}}};
+  const std::string whole = manifest_text(manifest, "seed");
+  const size_t begin = whole.find("\"content\":") + std::string_view("\"content\":").size();
+  const std::string content = whole.substr(begin, whole.size() - begin - 2);
+  seeds.add("rank_file_fuzz", join_files({rank_file_text(first), rank_file_text(second)}));
+  seeds.add("manifest_fuzz", whole);
+  seeds.add("manifest_fuzz", content);
+  seeds.add("checkpoint_folder_fuzz", join_files({content, kA.bytes(), more.bytes()}));
+}
+
+void add_hugging_face(const Seeds& seeds) {
+  const std::string config =
+      R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":99,"hidden_size":64,)"
+      R"("intermediate_size":96,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"pad_token_id":-1,)"
+      R"("max_position_embeddings":128,"rms_norm_eps":1e-5,"hidden_act":"silu","tie_word_embeddings":true,)"
+      R"("rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,)"
+      R"("original_max_position_embeddings":64},"rope_theta":10000.0})";
+  for (const File& file : {kA, kB}) {
+    for (const std::string& input : {file.bytes(), file.parts()}) {
+      seeds.add("safetensors_header_fuzz", input);
+      seeds.add("safetensors_file_fuzz", input);
+    }
+  }
+  seeds.add("model_config_fuzz", config);
+  seeds.add("json_text_fuzz", config);
+  seeds.add("hf_index_fuzz", R"({"metadata":{"total_size":31},"weight_map":{"w":"one","v":"sub/two","x":"inward"}})");
+  seeds.add("hf_index_fuzz", R"({"weight_map":{"w":"outward"}})");
+  seeds.add(
+      "hf_folder_fuzz",
+      join_files(
+          {config,
+           R"({"weight_map":{"w":"one.safetensors","s":"one.safetensors","v":"two.safetensors","e":"two.safetensors"}})",
+           kA.parts(), kB.parts()}));
+}
+
+void add_pickles(const Seeds& seeds) {
+  for (const char* hex :
+       {checkpoint::kSingleHex, checkpoint::kSingleProtocol2Hex, checkpoint::kFsdp2Hex, checkpoint::kMeshHex}) {
+    seeds.add("dcp_metadata_fuzz", checkpoint::from_hex(hex));
+    seeds.add("pickle_fuzz", checkpoint::from_hex(hex));
+  }
+}
+
+// All keys, so that mutations meet them.
+void add_trainer(const Seeds& seeds) {
+  trainer::Config config;
+  config.model_path = "m";
+  config.dataset = "dummy:64";
+  config.output_dir = "o";
+  seeds.add("trainer_config_fuzz", to_json(config).dump());
+  for (const char kind : {'\0', '\1', '\2', '\3'})
+    seeds.add("token_file_fuzz", kind + std::string("abcdefgh\0\0\0\0", 12));
+}
+
+}  // namespace
+}  // namespace fsdp::fuzz
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: make_seeds FOLDER\n");
+    return 2;
+  }
+  const fsdp::fuzz::Seeds seeds(argv[1]);
+  fsdp::fuzz::add_checkpoint(seeds);
+  fsdp::fuzz::add_hugging_face(seeds);
+  fsdp::fuzz::add_pickles(seeds);
+  fsdp::fuzz::add_trainer(seeds);
+  return 0;
+}

@@ -1,0 +1,23 @@
+// What a rank says of its file; the input holds what two ranks say, which go into one manifest.
+#include <optional>
+
+#include "checkpoint/manifest.h"
+#include "reader_check.h"
+
+using namespace fsdp;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  checkpoint::Manifest manifest;
+  for (const std::string& text : fuzz::split_files(fuzz::text_of(data, size), 2)) {
+    std::optional<checkpoint::RankFile> file;
+    fuzz::check_reader(size, "rank file", [&] { file = checkpoint::parse_rank_file(text, "rank file"); });
+    if (file) {
+      const std::string written = rank_file_text(*file);
+      fuzz::require(rank_file_text(checkpoint::parse_rank_file(written, "again")) == written,
+                    "what is written reads back");
+      fuzz::check_reader(size, "tensor ", [&] { add_rank_file(*file, manifest); });
+    }
+  }
+  fuzz::check_reader(size, "manifest.json", [&] { manifest_text(manifest, "manifest.json"); });
+  return 0;
+}
