@@ -2,10 +2,12 @@
 #include <cstdio>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/dcp_metadata.h"
 #include "checkpoint/dcp_test_samples.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/pickle_test_support.h"
 #include "config/config_reader.h"
+#include "dense_metadata.h"
 #include "reader_check.h"
 
 namespace fsdp::fuzz {
@@ -118,6 +120,9 @@ void add_pickles(const Seeds& seeds) {
     seeds.add("dcp_metadata_fuzz", checkpoint::from_hex(hex));
     seeds.add("pickle_fuzz", checkpoint::from_hex(hex));
   }
+  const std::string dense = dense_metadata(150, 4096);
+  TORCH_CHECK(checkpoint::parse_dcp_metadata(dense, "dense_metadata").tensors.size() == 150);
+  seeds.add("dcp_metadata_fuzz", dense);
 }
 
 // All keys, so that mutations meet them.
