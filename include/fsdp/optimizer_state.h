@@ -33,11 +33,12 @@ class OptimizerState {
 
   // The tensors are the optimizer's own. None: the leaf had no gradient so far, or is not one of the optimizer's.
   virtual std::optional<LeafState> leaf(const at::Tensor& leaf) const = 0;
-  // Takes the tensors over. Names that are missing, or that this optimizer does not have, and tensors of another shape
-  // than the leaf's are errors; so is a leaf that is not the optimizer's.
+  // Takes the tensors over. Names that are missing, or that this optimizer does not have, tensors of another shape than
+  // the leaf's, and those of a dtype that it does not keep for the leaf are errors; so is a leaf that is not the
+  // optimizer's.
   virtual void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& state) = 0;
 
-  // "lr", "beta1", "weight_decay", … as numbers; truth values are 0 and 1.
+  // "lr", "beta1", "weight_decay", … as numbers; truth values are 0 and 1. A group that is not there is an error.
   virtual std::map<std::string, double> options(size_t group) const = 0;
   // All of them; names that are missing or unknown are errors.
   virtual void set_options(size_t group, const std::map<std::string, double>& options) = 0;

@@ -8,10 +8,10 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "optim/named_state.h"
@@ -72,7 +72,11 @@ void FusedAdamW::add(Batch& batch, size_t index) {
 
 class FusedAdamW::Named final : public OptimizerState {
  public:
-  explicit Named(FusedAdamW& optimizer) : optimizer_(optimizer) {}
+  explicit Named(FusedAdamW& optimizer) : optimizer_(optimizer) {
+    for (size_t i = 0; i < optimizer.parameters_.size(); ++i) {
+      positions_.emplace(optimizer.parameters_[i].unsafeGetTensorImpl(), i);
+    }
+  }
 
   std::vector<std::vector<at::Tensor>> groups() const override { return {optimizer_.parameters_}; }
 
@@ -99,7 +103,8 @@ class FusedAdamW::Named final : public OptimizerState {
     state = std::move(next);
   }
 
-  std::map<std::string, double> options(size_t) const override {
+  std::map<std::string, double> options(size_t group) const override {
+    check_group(group);
     const FusedAdamWOptions& options = optimizer_.options_;
     return {{"lr", options.learning_rate},
             {"beta1", options.beta1},
@@ -108,7 +113,8 @@ class FusedAdamW::Named final : public OptimizerState {
             {"weight_decay", options.weight_decay}};
   }
 
-  void set_options(size_t, const std::map<std::string, double>& given) override {
+  void set_options(size_t group, const std::map<std::string, double>& given) override {
+    check_group(group);
     NamedOptions named(kName, given);
     const FusedAdamWOptions options{named.take("lr"), named.take("beta1"), named.take("beta2"), named.take("eps"),
                                     named.take("weight_decay")};
@@ -119,14 +125,16 @@ class FusedAdamW::Named final : public OptimizerState {
  private:
   static constexpr const char* kName = "FusedAdamW";
 
+  static void check_group(size_t group) {
+    TORCH_CHECK(group == 0, kName, ": has one parameter group, and no number ", group);
+  }
   std::optional<size_t> position(const at::Tensor& leaf) const {
-    const auto same = [&](const at::Tensor& own) { return own.is_same(leaf); };
-    const auto found = std::find_if(optimizer_.parameters_.begin(), optimizer_.parameters_.end(), same);
-    if (found == optimizer_.parameters_.end()) return std::nullopt;
-    return static_cast<size_t>(found - optimizer_.parameters_.begin());
+    const auto found = positions_.find(leaf.unsafeGetTensorImpl());
+    return found == positions_.end() ? std::nullopt : std::optional(found->second);
   }
 
   FusedAdamW& optimizer_;
+  std::unordered_map<const at::TensorImpl*, size_t> positions_;  // of its parameters
 };
 
 std::unique_ptr<OptimizerState> FusedAdamW::named_state() { return std::make_unique<Named>(*this); }

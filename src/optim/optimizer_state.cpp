@@ -7,9 +7,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <tuple>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 
 #include "optim/named_state.h"
@@ -175,16 +175,20 @@ class TorchOptimizerState final : public OptimizerState {
                 optimizer_.param_groups().size());
     return static_cast<Options&>(optimizer_.param_groups()[group].options());
   }
-  void check_leaf(const at::Tensor& leaf) const {
+  void check_leaf(const at::Tensor& leaf) {
+    if (leaves_.count(leaf.unsafeGetTensorImpl()) == 0) note_leaves();  // groups may have been added
+    TORCH_CHECK(leaves_.count(leaf.unsafeGetTensorImpl()) > 0, name_, ": a tensor of shape ", leaf.sizes(),
+                " is no leaf of this optimizer");
+  }
+  void note_leaves() {
     for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
-      const auto same = [&](const at::Tensor& own) { return own.is_same(leaf); };
-      if (std::any_of(group.params().begin(), group.params().end(), same)) return;
+      for (const at::Tensor& own : group.params()) leaves_.insert(own.unsafeGetTensorImpl());
     }
-    TORCH_CHECK(false, name_, ": a tensor of shape ", leaf.sizes(), " is no leaf of this optimizer");
   }
 
   Optimizer& optimizer_;
   std::string name_;
+  std::unordered_set<const at::TensorImpl*> leaves_;
 };
 
 template <typename Kind, typename ParamState, typename Options>

@@ -135,6 +135,25 @@ TEST(NamedFusedAdamW, GoesOnAsItselfAndAsTorchs) {
   for (size_t i = 0; i < others.size(); ++i) EXPECT_TRUE(torch::allclose(others[i], parameters[i], 1e-5, 1e-6)) << i;
 }
 
+TEST(NamedFusedAdamW, HasOneGroup) {
+  FusedAdamW optimizer(make_parameters(), {});
+  const auto state = optimizer.named_state();
+  EXPECT_THAT(error_of([&] { state->options(1); }), HasSubstr("no number 1"));
+  EXPECT_THAT(error_of([&] { state->set_options(1, state->options(0)); }), HasSubstr("no number 1"));
+  EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), std::nullopt); }), HasSubstr("no leaf"));
+}
+
+// Groups may be added while the state is looked at.
+TEST(NamedState, FollowsAddedGroups) {
+  Tensors p = {torch::ones({3}).set_requires_grad(true), torch::ones({2}).set_requires_grad(true)};
+  torch::optim::SGD optimizer({p[0]}, torch::optim::SGDOptions(0.1));
+  const auto state = state_of(optimizer);
+  state->set_leaf(p[0], std::nullopt);
+  EXPECT_THAT(error_of([&] { state->set_leaf(p[1], std::nullopt); }), HasSubstr("no leaf"));
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup({p[1]}));
+  EXPECT_EQ(error_of([&] { state->set_leaf(p[1], std::nullopt); }), "no error");
+}
+
 TEST(NamedState, WhatDoesNotFitIsNamed) {
   Tensors p = {torch::ones({3}).set_requires_grad(true)};
   torch::optim::AdamW optimizer(p);
@@ -151,6 +170,8 @@ TEST(NamedState, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error([](LeafState& s) { s.scalars.clear(); }), HasSubstr("'step'"));
   EXPECT_THAT(error([](LeafState& s) { s.tensors["sum"] = torch::zeros({3}); }), HasSubstr("'sum'"));
   EXPECT_THAT(error([](LeafState& s) { s.tensors["exp_avg"] = torch::zeros({4}); }), HasSubstr("[4]"));
+  EXPECT_THAT(error([](LeafState& s) { s.tensors["exp_avg"] = torch::zeros({3}, at::kDouble); }),
+              AllOf(HasSubstr("Double"), HasSubstr("its leaf Float")));
   EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), good); }), HasSubstr("no leaf"));
   EXPECT_THAT(error_of([&] { state->options(1); }), HasSubstr("group 1 of 1"));
   auto options = state->options(0);
