@@ -87,10 +87,15 @@ struct OneRank {
 
 std::vector<ShardingCase> some_cases() {
   using enum ShardingStrategy;
-  return {{1, kFullShard, true, false},   {2, kFullShard, false, false},
-          {3, kShardGradOp, true, false}, {4, kHybridShard, true, false},
-          {2, kNoShard, true, false},     {4, kFullShard, false, false},
-          {8, kFullShard, true, false},   {3, kFullShard, true, false, /*automatic=*/true}};
+  return {{1, kFullShard, true, false},
+          {2, kFullShard, false, false},
+          {3, kShardGradOp, true, false},
+          {4, kHybridShard, true, false},
+          {2, kNoShard, true, false},
+          {4, kFullShard, false, false},
+          {8, kFullShard, true, false},
+          {4, kHybridShardZero2, false, false},
+          {3, kFullShard, true, false, /*automatic=*/true}};
 }
 
 // Two of them.
