@@ -154,7 +154,7 @@ class ShardedModule {
   // The leaves to build an optimizer on, in unit order. Not the module's own parameters: an optimizer built on those
   // gets an error at its first step.
   std::vector<at::Tensor> parameters() const;
-  // The same with names: original FQNs (use_orig_params), or "<unit>.flat_param" ("flat_param_frozen", …).
+  // The same with names: original FQNs (use_orig_params), or "<unit>.flat_param" ("<unit>.flat_param_2", …).
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   // What this rank holds of each original parameter, for either use_orig_params. Touches no other rank.
   std::vector<ShardSlice> shard_slices() const;

@@ -128,6 +128,10 @@ void Unit::name_storages() {
   }
 }
 
+std::string Unit::flat_name(size_t index) const {
+  return index == 0 ? c10::str(name_, ".flat_param") : c10::str(name_, ".flat_param_", index + 1);
+}
+
 std::string Unit::where() const { return c10::str("rank ", engine->mesh().rank(), ": unit '", name_, "'"); }
 
 bool Unit::is_ancestor_of(const Unit& other) const {

@@ -73,6 +73,8 @@ class Unit {
   // `parameter_fqns` by the identity of the tensor, the first name first.
   void rename(const std::vector<std::string>& module_fqns,
               const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns);
+  // "<name>.flat_param", "<name>.flat_param_2", …
+  std::string flat_name(size_t index) const;
   // "rank 1: unit 'layers.0'"
   std::string where() const;
   bool is_ancestor_of(const Unit& other) const;

@@ -7,9 +7,9 @@
 #include "torch_seams/clean_dispatch.h"
 
 namespace fsdp {
-namespace {
 
-at::Tensor gather_over_shards(Unit& unit, const FlatParameter& flat, const at::Tensor& part) {
+at::Tensor gather_parts(Unit& unit, const FlatParameter& flat, const at::Tensor& part) {
+  seams::CleanDispatchGuard clean;
   const at::Tensor mine = part.to(flat.compute_device());
   if (flat.position().factor == 1) {
     return mine;
@@ -19,11 +19,8 @@ at::Tensor gather_over_shards(Unit& unit, const FlatParameter& flat, const at::T
   return full;
 }
 
-}  // namespace
-
 at::Tensor gather_values(Unit& unit, const FlatParameter& flat) {
-  seams::CleanDispatchGuard clean;
-  return gather_over_shards(unit, flat, flat.shard().detach());
+  return gather_parts(unit, flat, flat.shard().detach());
 }
 
 WholeGradient gather_gradient(Unit& unit, size_t index) {
@@ -35,8 +32,7 @@ WholeGradient gather_gradient(Unit& unit, size_t index) {
   at::Tensor part = unit.gradient(index)->leaves().collect(whole.defined);
   merge_over(unit.groups().shard.get(), whole.defined, unit.next_id(Pass::kUser));
   if (whole.defined.count() > 0) {
-    seams::CleanDispatchGuard clean;
-    whole.flat = gather_over_shards(unit, flat, part);
+    whole.flat = gather_parts(unit, flat, part);
   }
   return whole;
 }

@@ -10,6 +10,10 @@
 
 namespace fsdp {
 
+// All of what lies in parts like a FlatParameter's shards, of any dtype: padded, on the compute device; `part` itself
+// where that is whole and there. Collective.
+at::Tensor gather_parts(Unit& unit, const FlatParameter& flat, const at::Tensor& part);
+
 // All of a FlatParameter, padded, in the dtype of its shards; the shard itself where that is whole. Collective.
 at::Tensor gather_values(Unit& unit, const FlatParameter& flat);
 

@@ -12,15 +12,14 @@ namespace fsdp {
 std::vector<std::pair<std::string, at::Tensor>> ShardedModule::named_parameters() const {
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto& unit : engine().units()) {
-    size_t number = 0;
-    for (const auto& flat : unit->flat_parameters()) {
+    for (size_t number = 0; number < unit->flat_parameters().size(); ++number) {
+      const auto& flat = unit->flat_parameters()[number];
       if (engine().options().use_orig_params) {
         for (size_t i = 0; i < flat->parameters().size(); ++i) {
           result.emplace_back(flat->parameters()[i].fqn, flat->original_leaves()[i]);
         }
       } else {
-        std::string suffix = number++ == 0 ? "flat_param" : c10::str("flat_param_", number);
-        result.emplace_back(c10::str(unit->name(), ".", suffix), flat->flat_leaf());
+        result.emplace_back(unit->flat_name(number), flat->flat_leaf());
       }
     }
   }

@@ -70,7 +70,7 @@ void AsyncSave::take_next_step() {
   const std::string outcome = std::exchange(task_, nullptr)->take_outcome();
   std::vector<std::string> results;
   try {
-    results = agree_on(*world_, target_.what(), outcome);
+    results = agree_on(exchange_in(*world_, target_.what()), target_.what(), outcome);
   } catch (...) {
     move_to(Stage::kEnded);
     throw;

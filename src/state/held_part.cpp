@@ -1,31 +1,21 @@
 #include "state/held_part.h"
 
-#include <c10/util/strides.h>
-
 #include "engine/engine.h"
+#include "state/memory_order.h"
 
 namespace fsdp {
 
 namespace {
-
-// Strides as they are stored: those of dimensions of size 1 say nothing.
-std::vector<int64_t> stored_strides(const ShardedParameter& parameter) {
-  const c10::DimVector plain = c10::contiguous_strides(parameter.sizes);
-  for (size_t i = 0; i < plain.size(); ++i) {
-    if (parameter.sizes[i] != 1 && parameter.strides[i] != plain[i]) {
-      return parameter.strides;
-    }
-  }
-  return {};
-}
 
 HeldPart part_of(const Unit& unit, const FlatParameter& flat, int64_t index, bool use_orig_params) {
   const ShardedParameter& parameter = flat.parameters()[index];
   const ParameterSlice slice = flat.slice(index);
   HeldPart part;
   part.fqn = parameter.fqn;
+  part.names = {parameter.fqn};
+  part.names.insert(part.names.end(), parameter.other_fqns.begin(), parameter.other_fqns.end());
   part.sizes = parameter.sizes;
-  part.strides = stored_strides(parameter);
+  part.strides = stored_strides(parameter.sizes, parameter.strides);
   part.begin = slice.begin;
   part.end = slice.end;
   part.values = flat.slice_of(flat.shard(), index);

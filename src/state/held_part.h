@@ -13,7 +13,8 @@ namespace fsdp {
 
 // Elements [begin, end) of one original parameter, in the order in which it lies in memory.
 struct HeldPart {
-  std::string fqn;
+  std::string fqn;                 // the first of names
+  std::vector<std::string> names;  // several of a shared parameter
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;  // empty: row-major
   int64_t begin = 0;

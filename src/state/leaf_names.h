@@ -16,6 +16,9 @@ inline std::string optimizer_name(const std::string& fqn, const std::string& nam
 }
 inline std::string rank_name(int rank, const std::string& name) { return "rank/" + std::to_string(rank) + "/" + name; }
 
+// Throws when a leaf of an optimizer is none of the model's.
+void check_leaf(bool is_of_model, const at::Tensor& leaf);
+
 class LeafNames {
  public:
   explicit LeafNames(const ShardedModule& model);

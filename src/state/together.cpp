@@ -3,6 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <utility>
+
+#include "fsdp/mesh.h"
 
 namespace fsdp {
 
@@ -22,8 +25,23 @@ std::string outcome_of(const std::function<std::string()>& step) {
   }
 }
 
-std::vector<std::string> agree_on(Communicator& world, const std::string& name, const std::string& outcome) {
-  std::vector<std::string> outcomes = world.all_gather_bytes(outcome, {name, 0, Pass::kUser});
+Exchange exchange_in(Communicator& group, const std::string& name) {
+  return [&group, name](const std::string& bytes) { return group.all_gather_bytes(bytes, {name, 0, Pass::kUser}); };
+}
+
+Exchange exchange_over(const ProcessMesh& mesh, const std::string& name) {
+  if (mesh.world) return exchange_in(*mesh.world, name);
+  return [in_copy = exchange_in(*mesh.shard, name), between = exchange_in(*mesh.replicate, name)](const auto& bytes) {
+    std::vector<std::string> all;
+    for (const std::string& of_copy : between(bytes)) {
+      for (std::string& of_rank : in_copy(of_copy)) all.push_back(std::move(of_rank));
+    }
+    return all;
+  };
+}
+
+std::vector<std::string> agree_on(const Exchange& exchange, const std::string& name, const std::string& outcome) {
+  std::vector<std::string> outcomes = exchange(outcome);
   std::string errors;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].empty() || outcomes[rank].front() != kDone) {
@@ -37,7 +55,12 @@ std::vector<std::string> agree_on(Communicator& world, const std::string& name, 
 
 std::vector<std::string> together(Communicator& world, const std::string& name,
                                   const std::function<std::string()>& step) {
-  return agree_on(world, name, outcome_of(step));
+  return together(exchange_in(world, name), name, step);
+}
+
+std::vector<std::string> together(const Exchange& exchange, const std::string& name,
+                                  const std::function<std::string()>& step) {
+  return agree_on(exchange, name, outcome_of(step));
 }
 
 }  // namespace fsdp

@@ -11,6 +11,7 @@
 
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/load_report.h"
 #include "fsdp/optimizer_state.h"
 
 namespace fsdp {
@@ -39,8 +40,17 @@ std::map<std::string, at::Tensor> read_rank_tensors(const std::filesystem::path&
 
 // Returns what `user` was. Each rank reads what it holds. Errors, which all ranks get: whatever CheckpointFolder finds;
 // tensors that are missing, too many, or of another shape or dtype than the model's; optimizer state that does not fit.
-// Model and optimizer hold anything after an error. Collective.
+// Model and optimizer hold anything after an error of reading, and are as they were after one of fitting. Collective.
 nlohmann::json load_training_state(const std::filesystem::path& folder, const TrainingState& state,
                                    Communicator& world);
+
+// The same with options, and what came of them.
+struct LoadedTrainingState {
+  nlohmann::json user;
+  LoadReport model;  // parameters and buffers
+  LoadReport optimizer;
+};
+LoadedTrainingState load_training_state(const std::filesystem::path& folder, const TrainingState& state,
+                                        Communicator& world, const LoadOptions& options);
 
 }  // namespace fsdp

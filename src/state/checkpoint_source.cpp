@@ -1,0 +1,36 @@
+#include "state/checkpoint_source.h"
+
+#include <c10/util/Exception.h>
+
+#include "state/leaf_names.h"
+
+namespace fsdp {
+
+CheckpointTensors::CheckpointTensors(const checkpoint::CheckpointFolder& folder,
+                                     const std::vector<std::string>& prefixes)
+    : folder_(folder) {
+  for (const auto& [stored, tensor] : folder.manifest().tensors) {
+    for (const std::string& prefix : prefixes) {
+      if (stored.rfind(prefix, 0) != 0) continue;
+      const std::string name = stored.substr(prefix.size());
+      TORCH_CHECK(stored_.emplace(name, stored).second, folder.path().string(), ": '", name, "' is there twice");
+      tensors_[name] = {tensor.dtype, tensor.shape, tensor.strides};
+    }
+  }
+}
+
+void CheckpointTensors::read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const {
+  if (begin < end) folder_.read(stored_.at(name), begin, end, out);
+}
+
+CheckpointTensors model_in(const checkpoint::CheckpointFolder& folder) {
+  return {folder, {model_name(""), buffer_name("")}};
+}
+
+SavedOptimizer optimizer_in(const checkpoint::CheckpointFolder& folder) {
+  const nlohmann::json& state = folder.manifest().state.at("optimizer");
+  return {std::make_shared<CheckpointTensors>(folder, std::vector<std::string>{"optimizer/"}),
+          state.at("leaves").get<std::map<std::string, Numbers>>(), parse_groups(state.at("groups"))};
+}
+
+}  // namespace fsdp

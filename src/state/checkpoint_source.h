@@ -1,0 +1,31 @@
+// Tensors of a checkpoint (docs/checkpoints.md), under the names of the model.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "state/saved_optimizer.h"
+#include "state/tensor_source.h"
+
+namespace fsdp {
+
+class CheckpointTensors final : public TensorSource {
+ public:
+  // Those whose names begin with one of `prefixes`, without it. The folder must outlive it.
+  CheckpointTensors(const checkpoint::CheckpointFolder& folder, const std::vector<std::string>& prefixes);
+
+  const std::map<std::string, SourceTensor>& tensors() const override { return tensors_; }
+  void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
+
+ private:
+  const checkpoint::CheckpointFolder& folder_;
+  std::map<std::string, SourceTensor> tensors_;
+  std::map<std::string, std::string> stored_;  // names in the folder
+};
+
+// Parameters by FQN, and buffers.
+CheckpointTensors model_in(const checkpoint::CheckpointFolder& folder);
+SavedOptimizer optimizer_in(const checkpoint::CheckpointFolder& folder);
+
+}  // namespace fsdp

@@ -1,0 +1,56 @@
+#include "state/flat_shards.h"
+
+#include <c10/util/StringUtil.h>
+
+#include "engine/engine.h"
+
+namespace fsdp {
+
+namespace {
+
+FlatShardLayout layout_of(const FlatParameter& flat) {
+  FlatShardLayout layout;
+  for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
+    layout.fqns.push_back(flat.parameters()[i].fqn);
+    layout.numels.push_back(flat.layout().numel(i));
+  }
+  layout.rank = flat.position().rank;
+  layout.factor = flat.position().factor;
+  layout.shard_numel = flat.layout().shard_numel();
+  layout.padding = flat.layout().padding();
+  return layout;
+}
+
+std::string parameter_at(const FlatShardLayout& layout, size_t i) {
+  if (i >= layout.fqns.size()) return c10::str("without a parameter ", i);
+  return c10::str("with '", layout.fqns[i], "' of ", layout.numels.at(i), " elements as parameter ", i);
+}
+
+}  // namespace
+
+std::vector<FlatShard> flat_shards(const ShardedModule& model) {
+  std::vector<FlatShard> shards;
+  for (const auto& unit : model.engine().units()) {
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      const FlatParameter& flat = *unit->flat_parameters()[i];
+      shards.push_back({unit->flat_name(i), layout_of(flat), &flat});
+    }
+  }
+  return shards;
+}
+
+std::optional<Mismatch> difference(const std::string& name, const FlatShardLayout& given, const FlatShardLayout& here) {
+  if (given == here) return std::nullopt;
+  for (size_t i = 0; i < std::max(given.fqns.size(), here.fqns.size()); ++i) {
+    if (parameter_at(given, i) != parameter_at(here, i)) {
+      return Mismatch{name, parameter_at(given, i), parameter_at(here, i)};
+    }
+  }
+  const auto shown = [](const FlatShardLayout& layout) {
+    return c10::str("shard ", layout.rank, " of ", layout.factor, ", of ", layout.shard_numel,
+                    " elements (padding of all: ", layout.padding, ")");
+  };
+  return Mismatch{name, shown(given), shown(here)};
+}
+
+}  // namespace fsdp

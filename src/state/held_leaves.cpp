@@ -1,0 +1,36 @@
+#include "state/held_leaves.h"
+
+#include <utility>
+
+#include "state/leaf_names.h"
+
+namespace fsdp {
+
+std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer) {
+  std::map<const at::TensorImpl*, std::vector<HeldPart>> parts;
+  for (HeldPart& part : held_parts(model)) parts[part.leaf.unsafeGetTensorImpl()].push_back(std::move(part));
+  std::vector<std::vector<HeldLeaf>> groups;
+  for (const std::vector<at::Tensor>& group : optimizer.groups()) {
+    groups.emplace_back();
+    for (const at::Tensor& leaf : group) {
+      const auto found = parts.find(leaf.unsafeGetTensorImpl());
+      check_leaf(found != parts.end(), leaf);
+      groups.back().push_back({leaf, found->second});
+    }
+  }
+  return groups;
+}
+
+std::vector<ParameterGroup> parameter_groups(const ShardedModule& model, const OptimizerState& optimizer) {
+  std::vector<ParameterGroup> groups;
+  for (const std::vector<HeldLeaf>& leaves : held_leaves(model, optimizer)) {
+    ParameterGroup group{{}, optimizer.options(groups.size())};
+    for (const HeldLeaf& leaf : leaves) {
+      for (const HeldPart& part : leaf.parts) group.parameters.push_back(part.fqn);
+    }
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+}  // namespace fsdp

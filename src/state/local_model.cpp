@@ -1,0 +1,122 @@
+// Local state dicts of models: flat shards as they lie.
+#include <ATen/core/grad_mode.h>
+
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "engine/engine.h"
+#include "fsdp/state_dict.h"
+#include "state/flat_shards.h"
+#include "state/host_copy.h"
+#include "state/load_together.h"
+#include "state/model_loader.h"
+#include "state/tensor_source.h"
+#include "torch_seams/shard_version.h"
+
+namespace fsdp {
+
+namespace {
+
+// Notes what of `given` is there under the names that are expected, and what under others.
+class Expected {
+ public:
+  explicit Expected(LoadReport& report) : report_(report) {}
+  // Null, and noted as missing, where there is none.
+  template <typename Map>
+  const typename Map::mapped_type* find(const Map& given, const std::string& name) {
+    names_.insert(name);
+    const auto found = given.find(name);
+    if (found == given.end()) report_.missing.push_back(name);
+    return found == given.end() ? nullptr : &found->second;
+  }
+  template <typename Map>
+  void note_unexpected(const Map& given) {
+    for (const auto& [name, value] : given) {
+      if (names_.count(name) == 0) report_.unexpected.push_back(name);
+    }
+  }
+  // Notes a tensor as loaded, or as mismatched.
+  void compare(const std::string& name, const at::Tensor& given, const at::Tensor& here) {
+    if (given.defined() && given.scalar_type() == here.scalar_type() && given.sizes() == here.sizes()) {
+      report_.loaded.push_back(name);
+    } else {
+      report_.mismatched.push_back({name, shown(given), shown(here)});
+    }
+  }
+
+ private:
+  LoadReport& report_;
+  std::set<std::string> names_;
+};
+
+class LocalModelLoader final : public Loader {
+ public:
+  LocalModelLoader(ShardedModule& model, const torch::nn::Module& module, const LocalStateDict& values)
+      : model_(model), values_(values), shards_(flat_shards(model)), unsharded_(unsharded_tensors(model, module)) {}
+
+  LoadReport match() override {
+    LoadReport report;
+    Expected expected(report);
+    for (const FlatShard& shard : shards_) {
+      const LocalShard* given = expected.find(values_.shards, shard.name);
+      if (!given) continue;
+      if (const auto differs = difference(shard.name, given->layout, shard.layout)) {
+        report.mismatched.push_back(*differs);
+      } else {
+        expected.compare(shard.name, given->shard, shard.flat->shard());
+      }
+    }
+    for (const auto& [name, value] : unsharded_) {
+      if (const at::Tensor* given = expected.find(values_.unsharded, name)) expected.compare(name, *given, value);
+    }
+    expected.note_unexpected(values_.shards);
+    expected.note_unexpected(values_.unsharded);
+    return report;
+  }
+
+  void load(const LoadReport& agreed) override {
+    const at::NoGradGuard no_grad;
+    const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
+    settle_shards(model_);
+    for (const FlatShard& shard : shards_) {
+      if (loaded.count(shard.name) == 0) continue;
+      shard.flat->shard().detach().copy_(values_.shards.at(shard.name).shard);
+      seams::bump_version(shard.flat->shard());
+      model_.page_out();
+    }
+    for (auto& [name, value] : unsharded_) {
+      if (loaded.count(name) > 0) value.copy_(values_.unsharded.at(name));
+    }
+  }
+
+ private:
+  ShardedModule& model_;
+  const LocalStateDict& values_;
+  std::vector<FlatShard> shards_;
+  NamedTensors unsharded_;
+};
+
+}  // namespace
+
+LocalStateDict local_state_dict(const ShardedModule& model, const torch::nn::Module& module,
+                                const ShardedStateOptions& options) {
+  const at::NoGradGuard no_grad;
+  LocalStateDict values;
+  for (const FlatShard& shard : flat_shards(model)) {
+    values.shards[shard.name] = {shard.layout, offloaded(shard.flat->shard().detach(), options.offload_to_cpu)};
+  }
+  for (const auto& [name, value] : unsharded_tensors(model, module)) {
+    values.unsharded[name] = offloaded(value.detach(), options.offload_to_cpu);
+  }
+  return values;
+}
+
+LoadReport load_local_state_dict(ShardedModule& model, torch::nn::Module& module, const LocalStateDict& values,
+                                 bool strict) {
+  const std::string what = "load_local_state_dict";
+  return load_together(exchange_over(model.engine().mesh(), what), what, strict,
+                       [&] { return std::make_unique<LocalModelLoader>(model, module, values); });
+}
+
+}  // namespace fsdp

@@ -1,0 +1,176 @@
+// Local state dicts of optimizers: state of leaves as it lies.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "engine/engine.h"
+#include "fsdp/state_dict.h"
+#include "state/flat_shards.h"
+#include "state/host_copy.h"
+#include "state/leaf_names.h"
+#include "state/load_together.h"
+#include "state/tensor_source.h"
+
+namespace fsdp {
+
+namespace {
+
+std::map<const at::TensorImpl*, std::string> leaf_names(const ShardedModule& model) {
+  std::map<const at::TensorImpl*, std::string> names;
+  for (const auto& [name, leaf] : model.named_parameters()) names[leaf.unsafeGetTensorImpl()] = name;
+  return names;
+}
+
+const std::string& name_of(const std::map<const at::TensorImpl*, std::string>& names, const at::Tensor& leaf) {
+  const auto found = names.find(leaf.unsafeGetTensorImpl());
+  check_leaf(found != names.end(), leaf);
+  return found->second;
+}
+
+std::map<std::string, FlatShardLayout> layouts_of(const ShardedModule& model) {
+  std::map<std::string, FlatShardLayout> layouts;
+  for (const FlatShard& shard : flat_shards(model)) layouts[shard.name] = shard.layout;
+  return layouts;
+}
+
+class LocalOptimizerLoader final : public Loader {
+ public:
+  LocalOptimizerLoader(ShardedModule& model, OptimizerState& optimizer, const LocalOptimizerState& state)
+      : model_(model), optimizer_(optimizer), state_(state), names_(leaf_names(model)), groups_(optimizer.groups()) {}
+
+  LoadReport match() override {
+    LoadReport report;
+    match_layouts(report);
+    std::set<std::string> grouped;
+    for (const ParameterGroup& group : state_.groups) grouped.insert(group.parameters.begin(), group.parameters.end());
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      for (const at::Tensor& leaf : groups_[group]) match(leaf, grouped, report);
+      match_group(group, report);
+    }
+    for (const auto& [name, of_leaf] : state_.state) {
+      if (expected_.count(name) == 0) report.unexpected.push_back(name);
+    }
+    return report;
+  }
+
+  void load(const LoadReport& agreed) override {
+    const at::NoGradGuard no_grad;
+    const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      for (const at::Tensor& leaf : groups_[group]) {
+        const std::string& name = name_of(names_, leaf);
+        if (loaded.count(name) > 0) optimizer_.set_leaf(leaf, copy_of(name, leaf));
+      }
+      if (fitting_groups_.count(group) > 0) optimizer_.set_options(group, state_.groups[group].options);
+    }
+  }
+
+ private:
+  // No leaf of a flat shard that lies otherwise fits.
+  void match_layouts(LoadReport& report) {
+    for (const FlatShard& shard : flat_shards(model_)) {
+      const auto given = state_.layouts.find(shard.name);
+      std::optional<Mismatch> differs;
+      if (given == state_.layouts.end()) {
+        differs = Mismatch{shard.name, "not there", "a flat shard"};
+      } else {
+        differs = difference(shard.name, given->second, shard.layout);
+      }
+      if (!differs) continue;
+      report.mismatched.push_back(*differs);
+      misfits_.insert(shard.name);
+      misfits_.insert(shard.layout.fqns.begin(), shard.layout.fqns.end());
+    }
+  }
+
+  void match(const at::Tensor& leaf, const std::set<std::string>& grouped, LoadReport& report) {
+    const std::string& name = name_of(names_, leaf);
+    expected_.insert(name);
+    if (misfits_.count(name) > 0) return;
+    if (grouped.count(name) == 0) {
+      report.missing.push_back(name);
+      return;
+    }
+    if (const auto given = state_.state.find(name); given != state_.state.end()) {
+      for (const auto& [key, tensor] : given->second.tensors) {
+        if (tensor.sizes() != leaf.sizes()) {
+          report.mismatched.push_back({name + "/" + key, shown(tensor), shown(leaf)});
+          return;
+        }
+      }
+    }
+    report.loaded.push_back(name);
+  }
+
+  void match_group(size_t group, LoadReport& report) {
+    std::vector<std::string> names;
+    for (const at::Tensor& leaf : groups_[group]) names.push_back(name_of(names_, leaf));
+    const bool there = group < state_.groups.size();
+    if (there && state_.groups[group].parameters == names) {
+      fitting_groups_.insert(group);
+      return;
+    }
+    report.mismatched.push_back(
+        {c10::str("parameter group ", group),
+         there ? c10::str("of ", c10::Join(", ", state_.groups[group].parameters)) : "not there",
+         c10::str("of ", c10::Join(", ", names))});
+  }
+
+  std::optional<LeafState> copy_of(const std::string& name, const at::Tensor& leaf) const {
+    const auto given = state_.state.find(name);
+    if (given == state_.state.end()) return std::nullopt;
+    LeafState copy{{}, given->second.scalars};
+    for (const auto& [key, tensor] : given->second.tensors) {
+      copy.tensors[key] = at::empty_like(leaf, leaf.options().dtype(tensor.scalar_type()).requires_grad(false));
+      copy.tensors[key].copy_(tensor);
+    }
+    return copy;
+  }
+
+  ShardedModule& model_;
+  OptimizerState& optimizer_;
+  const LocalOptimizerState& state_;
+  std::map<const at::TensorImpl*, std::string> names_;
+  std::vector<std::vector<at::Tensor>> groups_;
+  std::set<std::string> misfits_;   // leaves of flat shards that lie otherwise
+  std::set<std::string> expected_;  // leaves
+  std::set<size_t> fitting_groups_;
+};
+
+}  // namespace
+
+LocalOptimizerState local_optimizer_state(const ShardedModule& model, const OptimizerState& optimizer,
+                                          const ShardedStateOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto names = leaf_names(model);
+  LocalOptimizerState state;
+  state.layouts = layouts_of(model);
+  for (const std::vector<at::Tensor>& leaves : optimizer.groups()) {
+    ParameterGroup group{{}, optimizer.options(state.groups.size())};
+    for (const at::Tensor& leaf : leaves) {
+      const std::string& name = name_of(names, leaf);
+      group.parameters.push_back(name);
+      const auto kept = optimizer.leaf(leaf);
+      if (!kept) continue;
+      LeafState& of_leaf = state.state[name];
+      of_leaf.scalars = kept->scalars;
+      for (const auto& [key, tensor] : kept->tensors) {
+        of_leaf.tensors[key] = offloaded(tensor.detach(), options.offload_to_cpu);
+      }
+    }
+    state.groups.push_back(std::move(group));
+  }
+  return state;
+}
+
+LoadReport load_local_optimizer_state(ShardedModule& model, OptimizerState& optimizer, const LocalOptimizerState& state,
+                                      bool strict) {
+  const std::string what = "load_local_optimizer_state";
+  return load_together(exchange_over(model.engine().mesh(), what), what, strict,
+                       [&] { return std::make_unique<LocalOptimizerLoader>(model, optimizer, state); });
+}
+
+}  // namespace fsdp

@@ -1,0 +1,40 @@
+// Sources of tensors that the caller has in memory.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "fsdp/state_dict.h"
+#include "state/tensor_source.h"
+
+namespace fsdp {
+
+class WholeTensors final : public TensorSource {
+ public:
+  explicit WholeTensors(std::map<std::string, at::Tensor> tensors);
+
+  const std::map<std::string, SourceTensor>& tensors() const override { return descriptions_; }
+  bool same_values(const std::string& one, const std::string& other) const override;
+  void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
+
+ private:
+  std::map<std::string, at::Tensor> values_;
+  std::map<std::string, SourceTensor> descriptions_;
+};
+
+// What this rank was given of each tensor. Parts that are no part of their tensor are an error that names it.
+class TensorParts final : public TensorSource {
+ public:
+  explicit TensorParts(ShardedStateDict tensors);
+
+  const std::map<std::string, SourceTensor>& tensors() const override { return descriptions_; }
+  std::string lacking(const std::string& name, int64_t begin, int64_t end) const override;
+  bool same_values(const std::string& one, const std::string& other) const override;
+  void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
+
+ private:
+  ShardedStateDict values_;  // parts in the order of their elements
+  std::map<std::string, SourceTensor> descriptions_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,112 @@
+#include "state/model_loader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <set>
+#include <utility>
+
+#include "base/device_stream.h"
+#include "engine/engine.h"
+#include "torch_seams/shard_version.h"
+
+namespace fsdp {
+
+namespace {
+
+std::set<std::string> names_of(const TensorSource& source) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : source.tensors()) names.insert(name);
+  return names;
+}
+
+}  // namespace
+
+void settle_shards(const ShardedModule& model) {
+  Engine& engine = model.engine();
+  engine.reshard();
+  if (engine.options().memory.apart()) {
+    DeviceEvent gathered;
+    gathered.record(engine.streams().gather);
+    gathered.synchronize();
+  }
+}
+
+ModelLoader::ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename)
+    : model_(model),
+      parts_(held_parts(model)),
+      unsharded_(std::move(unsharded)),
+      source_(source),
+      names_(names_of(source), rename) {}
+
+ModelLoader::Target ModelLoader::target_of(const HeldPart& part) {
+  return {part.names, {part.values.scalar_type(), part.sizes, part.strides}, part.begin, part.end};
+}
+ModelLoader::Target ModelLoader::target_of(const std::string& name, const at::Tensor& whole) {
+  return {{name}, {whole.scalar_type(), whole.sizes().vec(), {}}, 0, whole.numel()};
+}
+
+LoadReport ModelLoader::match() {
+  LoadReport report;
+  for (const HeldPart& part : parts_) match(target_of(part), report);
+  for (const auto& [name, whole] : unsharded_) match(target_of(name, whole), report);
+  for (const GivenName& unexpected : names_.unexpected()) report.unexpected.push_back(unexpected.name);
+  return report;
+}
+
+void ModelLoader::match(const Target& target, LoadReport& report) {
+  const std::vector<GivenName> found = names_.find(target.names);
+  if (found.empty()) {
+    report.missing.push_back(target.names.front());
+    return;
+  }
+  const std::vector<Mismatch> wrong = mismatches(target, found);
+  report.mismatched.insert(report.mismatched.end(), wrong.begin(), wrong.end());
+  if (wrong.empty()) {
+    note_loaded(report, target.names.front(), found.front());
+    given_[target.names.front()] = found.front().given;
+  }
+}
+
+std::vector<Mismatch> ModelLoader::mismatches(const Target& target, const std::vector<GivenName>& found) const {
+  std::vector<Mismatch> wrong;
+  for (const auto& [name, given] : found) {
+    const SourceTensor& tensor = source_.tensors().at(given);
+    const bool alike = tensor.dtype == target.tensor.dtype && tensor.sizes == target.tensor.sizes;
+    if (!alike) {
+      wrong.push_back({name, shown(tensor), shown(target.tensor)});
+    } else if (const std::string lack = lacking(source_, given, {target.begin, target.end, target.tensor.strides});
+               !lack.empty()) {
+      wrong.push_back({name, shown(tensor) + " without " + lack,
+                       c10::str("elements [", target.begin, ", ", target.end, "), which rank ",
+                                model_.engine().mesh().rank(), " holds")});
+    } else if (wrong.empty() && !source_.same_values(found.front().given, given)) {
+      wrong.push_back({name, "other values", "those of '" + found.front().name + "': they are one parameter"});
+    }
+  }
+  return wrong;
+}
+
+void ModelLoader::read(const Target& target, const at::Tensor& out) const {
+  read_elements(source_, given_.at(target.names.front()), {target.begin, target.end, target.tensor.strides}, out);
+}
+
+void ModelLoader::load(const LoadReport& agreed) {
+  const at::NoGradGuard no_grad;
+  const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
+  settle_shards(model_);
+  for (const HeldPart& part : parts_) {
+    if (loaded.count(part.fqn) == 0) continue;
+    read(target_of(part), part.values.detach());
+    seams::bump_version(part.leaf);
+    model_.page_out();
+  }
+  for (auto& [name, value] : unsharded_) {
+    if (loaded.count(name) == 0) continue;
+    const at::Tensor whole = at::empty({value.numel()}, value.options().requires_grad(false));
+    read(target_of(name, value), whole);
+    value.copy_(whole.view(value.sizes()));
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,51 @@
+// Parameters and buffers from any source of tensors.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fsdp/fully_shard.h"
+#include "state/held_part.h"
+#include "state/load_together.h"
+#include "state/name_map.h"
+#include "state/tensor_source.h"
+#include "state/unsharded_tensors.h"
+
+namespace fsdp {
+
+// Before shards are written: units are released, and the device has read what it was to read of shards on the host.
+void settle_shards(const ShardedModule& model);
+
+class ModelLoader final : public Loader {
+ public:
+  // `unsharded`: what is to be loaded beside the sharded parameters. The source must outlive it.
+  ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename);
+
+  LoadReport match() override;
+  void load(const LoadReport& agreed) override;
+
+ private:
+  // A tensor here, and what of it this rank wants.
+  struct Target {
+    std::vector<std::string> names;
+    SourceTensor tensor;
+    int64_t begin;
+    int64_t end;
+  };
+  static Target target_of(const HeldPart& part);
+  static Target target_of(const std::string& name, const at::Tensor& whole);
+  void match(const Target& target, LoadReport& report);
+  // Empty: it fits.
+  std::vector<Mismatch> mismatches(const Target& target, const std::vector<GivenName>& found) const;
+  void read(const Target& target, const at::Tensor& out) const;
+
+  ShardedModule& model_;
+  std::vector<HeldPart> parts_;
+  NamedTensors unsharded_;
+  const TensorSource& source_;
+  NameMap names_;
+  std::map<std::string, std::string> given_;  // of what fits: by the first name here, where to read it
+};
+
+}  // namespace fsdp

@@ -1,0 +1,150 @@
+#include "state/optimizer_loader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace fsdp {
+
+namespace {
+
+std::string shown(const Numbers& numbers) { return nlohmann::json(numbers).dump(); }
+
+}  // namespace
+
+OptimizerLoader::OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
+                                 const Rename& rename)
+    : optimizer_(optimizer),
+      saved_(saved),
+      groups_(held_leaves(model, optimizer)),
+      rank_(model.engine().mesh().rank()),
+      names_(saved.parameters(), rename) {}
+
+// ---------------------------------------------------------------- does it fit?
+
+LoadReport OptimizerLoader::match() {
+  LoadReport report;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (const HeldLeaf& leaf : groups_[group]) {
+      const Numbers* of_leaf = nullptr;
+      for (const HeldPart& part : leaf.parts) match(part, &of_leaf, report);
+    }
+    match_options(group, report);
+  }
+  for (const auto& [name, given] : names_.unexpected()) {
+    // One without state, such as a frozen one in a group, brings nothing that could be lost.
+    if (saved_.scalars.count(given) > 0) report.unexpected.push_back(name);
+  }
+  return report;
+}
+
+void OptimizerLoader::match(const HeldPart& part, const Numbers** of_leaf, LoadReport& report) {
+  const std::vector<GivenName> found = names_.find(part.names);
+  if (found.empty()) {
+    report.missing.push_back(part.fqn);
+    return;
+  }
+  const std::string& given = found.front().given;
+  const auto numbers = saved_.scalars.find(given);
+  std::optional<Mismatch> wrong = mismatch(part, given);
+  if (!wrong && numbers != saved_.scalars.end() && *of_leaf && **of_leaf != numbers->second) {
+    wrong = {part.fqn, shown(numbers->second), shown(**of_leaf) + " as others in its leaf: use_orig_params loads it"};
+  }
+  if (wrong) {
+    report.mismatched.push_back(*wrong);
+    return;
+  }
+  if (numbers != saved_.scalars.end() && !*of_leaf) *of_leaf = &numbers->second;
+  note_loaded(report, part.fqn, found.front());
+  given_[part.fqn] = given;
+}
+
+std::optional<Mismatch> OptimizerLoader::mismatch(const HeldPart& part, const std::string& given) const {
+  for (const std::string& name : saved_.names_of(given)) {
+    const std::string stored = state_name(given, name);
+    const SourceTensor& tensor = saved_.tensors->tensors().at(stored);
+    const std::string here = state_name(part.fqn, name);
+    if (tensor.sizes != part.sizes) {
+      return Mismatch{here, shown(tensor), shown({tensor.dtype, part.sizes, {}})};
+    }
+    const std::string lack = lacking(*saved_.tensors, stored, {part.begin, part.end, part.strides});
+    if (!lack.empty()) {
+      return Mismatch{here, shown(tensor) + " without " + lack,
+                      c10::str("elements [", part.begin, ", ", part.end, "), which rank ", rank_, " holds")};
+    }
+  }
+  return std::nullopt;
+}
+
+// Those of the one saved group that all its parameters were in.
+void OptimizerLoader::match_options(size_t group, LoadReport& report) {
+  std::map<std::string, std::string> fqns;  // given, here
+  for (const HeldLeaf& leaf : groups_[group]) {
+    for (const HeldPart& part : leaf.parts) {
+      for (const GivenName& found : names_.find(part.names)) fqns.emplace(found.given, part.fqn);
+    }
+  }
+  std::map<const ParameterGroup*, std::string> groups;  // with one of the parameters
+  for (const ParameterGroup& saved : saved_.groups) {
+    for (const std::string& given : saved.parameters) {
+      if (const auto found = fqns.find(given); found != fqns.end()) groups.emplace(&saved, found->second);
+    }
+  }
+  if (groups.size() == 1) options_[group] = &groups.begin()->first->options;
+  if (groups.size() < 2) return;
+  report.mismatched.push_back({c10::str("parameter group ", group),
+                               "several: '" + groups.begin()->second + "' and '" + std::next(groups.begin())->second +
+                                   "' were in different parameter groups",
+                               "one"});
+}
+
+// ---------------------------------------------------------------- loading
+
+void OptimizerLoader::load(const LoadReport& agreed) {
+  const at::NoGradGuard no_grad;
+  const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
+  const auto is_loaded = [&](const HeldPart& part) { return loaded.count(part.fqn) > 0; };
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (const HeldLeaf& leaf : groups_[group]) {
+      if (std::any_of(leaf.parts.begin(), leaf.parts.end(), is_loaded)) {
+        optimizer_.set_leaf(leaf.leaf, read(leaf, loaded));
+      }
+    }
+    if (const auto found = options_.find(group); found != options_.end()) {
+      optimizer_.set_options(group, *found->second);
+    }
+  }
+}
+
+std::optional<LeafState> OptimizerLoader::read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const {
+  std::optional<LeafState> state;
+  for (const HeldPart& part : leaf.parts) {
+    if (loaded.count(part.fqn) == 0) continue;
+    const auto numbers = saved_.scalars.find(given_.at(part.fqn));
+    if (numbers == saved_.scalars.end()) continue;
+    if (!state) state.emplace().scalars = numbers->second;
+    read_tensors(leaf, part, *state);
+  }
+  return state;
+}
+
+void OptimizerLoader::read_tensors(const HeldLeaf& leaf, const HeldPart& part, LeafState& state) const {
+  const std::string& given = given_.at(part.fqn);
+  for (const std::string& name : saved_.names_of(given)) {
+    const std::string stored = state_name(given, name);
+    at::Tensor& tensor = state.tensors[name];
+    if (!tensor.defined()) {
+      const c10::ScalarType dtype = saved_.tensors->tensors().at(stored).dtype;
+      tensor = at::zeros(leaf.leaf.sizes(), leaf.leaf.options().dtype(dtype).requires_grad(false));
+    }
+    read_elements(*saved_.tensors, stored, {part.begin, part.end, part.strides},
+                  tensor.view(-1).narrow(0, part.leaf_offset, part.numel()));
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,44 @@
+// An optimizer's state from any source.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fsdp/state_dict.h"
+#include "state/held_leaves.h"
+#include "state/load_together.h"
+#include "state/name_map.h"
+#include "state/saved_optimizer.h"
+
+namespace fsdp {
+
+class OptimizerLoader final : public Loader {
+ public:
+  // `saved` must outlive it.
+  OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
+                  const Rename& rename);
+
+  LoadReport match() override;
+  void load(const LoadReport& agreed) override;
+
+ private:
+  void match(const HeldPart& part, const Numbers** of_leaf, LoadReport& report);
+  std::optional<Mismatch> mismatch(const HeldPart& part, const std::string& given) const;
+  void match_options(size_t group, LoadReport& report);
+  std::optional<LeafState> read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const;
+  void read_tensors(const HeldLeaf& leaf, const HeldPart& part, LeafState& state) const;
+
+  OptimizerState& optimizer_;
+  const SavedOptimizer& saved_;
+  std::vector<std::vector<HeldLeaf>> groups_;
+  int rank_;
+  NameMap names_;
+  std::map<std::string, std::string> given_;  // of what fits, by FQN
+  std::map<size_t, const Numbers*> options_;  // by group here
+};
+
+}  // namespace fsdp

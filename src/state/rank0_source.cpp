@@ -1,0 +1,62 @@
+#include "state/rank0_source.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "checkpoint/dtype.h"
+
+namespace fsdp {
+
+namespace {
+
+using nlohmann::json;
+
+// To the first rank of each copy of the model, and from it to the copy.
+void broadcast(const at::Tensor& tensor, const ProcessMesh& mesh, const CollectiveId& id) {
+  if (mesh.world) {
+    mesh.world->broadcast(tensor, 0, id)->wait();
+    return;
+  }
+  if (mesh.shard->rank() == 0) mesh.replicate->broadcast(tensor, 0, id)->wait();
+  mesh.shard->broadcast(tensor, 0, id)->wait();
+}
+
+}  // namespace
+
+json text_of_rank0(const Exchange& exchange, const std::string& name, const ProcessMesh& mesh,
+                   const std::function<json()>& make) {
+  return json::parse(together(exchange, name, [&] { return mesh.rank() == 0 ? make().dump() : ""; }).front());
+}
+
+json Rank0Tensors::describe(const TensorSource& source) {
+  json text = json::object();
+  for (const auto& [name, tensor] : source.tensors()) {
+    text[name] = {checkpoint::safetensors_dtype(tensor.dtype), tensor.sizes, tensor.strides};
+  }
+  return text;
+}
+
+Rank0Tensors::Rank0Tensors(std::shared_ptr<const TensorSource> own, const json& description, const ProcessMesh& mesh,
+                           c10::Device device)
+    : own_(std::move(own)), mesh_(mesh), device_(device) {
+  for (const auto& [name, tensor] : description.items()) {
+    tensors_[name] = {checkpoint::dtype_from_safetensors(tensor.at(0).get<std::string>()).value(),
+                      tensor.at(1).get<std::vector<int64_t>>(), tensor.at(2).get<std::vector<int64_t>>()};
+  }
+}
+
+bool Rank0Tensors::same_values(const std::string& one, const std::string& other) const {
+  return !own_ || own_->same_values(one, other);
+}
+
+void Rank0Tensors::read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const {
+  const SourceTensor& tensor = tensors_.at(name);
+  if (tensor.numel() == 0) return;
+  const at::Tensor whole = at::empty({tensor.numel()}, at::TensorOptions(tensor.dtype).device(device_));
+  if (own_) own_->read(name, 0, tensor.numel(), whole);
+  broadcast(whole, mesh_, {"load " + name, 0, Pass::kUser});
+  if (begin < end) out.copy_(whole.narrow(0, begin, end - begin));
+}
+
+}  // namespace fsdp

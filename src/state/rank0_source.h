@@ -1,0 +1,42 @@
+// A source that rank 0 has and all ranks read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "fsdp/mesh.h"
+#include "state/tensor_source.h"
+#include "state/together.h"
+
+namespace fsdp {
+
+// What rank 0 makes, on all ranks; its error is one of all. Collective.
+nlohmann::json text_of_rank0(const Exchange& exchange, const std::string& name, const ProcessMesh& mesh,
+                             const std::function<nlohmann::json()>& make);
+
+// Sends each tensor that is read, whole, to all ranks: read() is collective.
+class Rank0Tensors final : public TensorSource {
+ public:
+  // `own`: rank 0's, null on the others. `description`: rank 0's (describe()). Tensors travel on `device`. `mesh` must
+  // outlive it.
+  Rank0Tensors(std::shared_ptr<const TensorSource> own, const nlohmann::json& description, const ProcessMesh& mesh,
+               c10::Device device);
+  static nlohmann::json describe(const TensorSource& source);
+
+  const std::map<std::string, SourceTensor>& tensors() const override { return tensors_; }
+  bool same_values(const std::string& one, const std::string& other) const override;
+  void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
+
+ private:
+  std::shared_ptr<const TensorSource> own_;
+  std::map<std::string, SourceTensor> tensors_;
+  const ProcessMesh& mesh_;
+  c10::Device device_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,137 @@
+// Sharded state dicts: what this rank holds, by original parameter.
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <utility>
+
+#include "engine/engine.h"
+#include "fsdp/state_dict.h"
+#include "state/held_leaves.h"
+#include "state/host_copy.h"
+#include "state/memory_order.h"
+#include "state/memory_sources.h"
+#include "state/model_loader.h"
+#include "state/optimizer_loader.h"
+
+namespace fsdp {
+
+namespace {
+
+ShardedTensor part_of(const HeldPart& part, const at::Tensor& values, const ShardedStateOptions& options) {
+  ShardedTensor tensor{values.scalar_type(), part.sizes, part.strides, {}};
+  if (part.numel() > 0)
+    tensor.parts.push_back({part.begin, part.end, offloaded(values.detach(), options.offload_to_cpu)});
+  return tensor;
+}
+
+ShardedTensor whole(const at::Tensor& value, const ShardedStateOptions& options) {
+  OrderedElements elements = elements_of(value);
+  const int64_t numel = value.numel();
+  ShardedTensor tensor{value.scalar_type(), value.sizes().vec(), std::move(elements.strides), {}};
+  if (numel > 0) tensor.parts.push_back({0, numel, offloaded(elements.values, options.offload_to_cpu)});
+  return tensor;
+}
+
+void add_parts(const std::string& name, ShardedTensor& to, const ShardedTensor& others) {
+  TORCH_CHECK(to.dtype == others.dtype && to.sizes == others.sizes && to.strides == others.strides, "add_parts: '",
+              name, "' is ", shown({to.dtype, to.sizes, {}}), " here and ", shown({others.dtype, others.sizes, {}}),
+              " there", to.sizes == others.sizes && to.dtype == others.dtype ? ", in another memory format" : "");
+  to.parts.insert(to.parts.end(), others.parts.begin(), others.parts.end());
+}
+
+bool same_groups(const std::vector<ParameterGroup>& a, const std::vector<ParameterGroup>& b) {
+  return text_of(a) == text_of(b);
+}
+
+SavedOptimizer saved_from(const ShardedOptimizerState& state) {
+  SavedOptimizer saved;
+  ShardedStateDict tensors;
+  for (const auto& [fqn, of_parameter] : state.state) {
+    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state_name(fqn, name)] = tensor;
+    saved.scalars[fqn] = of_parameter.scalars;
+  }
+  saved.tensors = std::make_shared<TensorParts>(std::move(tensors));
+  saved.groups = state.groups;
+  return saved;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- models
+
+ShardedStateDict sharded_state_dict(const ShardedModule& model, const torch::nn::Module& module,
+                                    const ShardedStateOptions& options) {
+  const at::NoGradGuard no_grad;
+  ShardedStateDict values;
+  for (const HeldPart& part : held_parts(model)) {
+    const ShardedTensor tensor = part_of(part, part.values, options);
+    for (const std::string& name : part.names) values[name] = tensor;
+  }
+  for (const auto& [name, value] : unsharded_tensors(model, module)) values[name] = whole(value, options);
+  return values;
+}
+
+void add_parts(ShardedStateDict& to, const ShardedStateDict& others) {
+  for (const auto& [name, tensor] : others) {
+    const auto [here, added] = to.emplace(name, tensor);
+    if (!added) add_parts(name, here->second, tensor);
+  }
+}
+
+LoadReport load_sharded_state_dict(ShardedModule& model, torch::nn::Module& module, const ShardedStateDict& values,
+                                   const LoadOptions& options) {
+  const std::string what = "load_sharded_state_dict";
+  std::unique_ptr<TensorParts> source;
+  return load_together(exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
+    source = std::make_unique<TensorParts>(values);
+    return std::make_unique<ModelLoader>(model, unsharded_tensors(model, module), *source, options.rename);
+  });
+}
+
+// ---------------------------------------------------------------- optimizers
+
+ShardedOptimizerState sharded_optimizer_state(const ShardedModule& model, const OptimizerState& optimizer,
+                                              const ShardedStateOptions& options) {
+  const at::NoGradGuard no_grad;
+  ShardedOptimizerState state;
+  state.groups = parameter_groups(model, optimizer);
+  for (const HeldPart& part : held_parts(model)) {
+    const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
+    if (!kept) continue;
+    ShardedLeafState& of_parameter = state.state[part.fqn];
+    of_parameter.scalars = kept->scalars;
+    for (const auto& [name, tensor] : kept->tensors) {
+      of_parameter.tensors[name] = part_of(part, tensor.view(-1).narrow(0, part.leaf_offset, part.numel()), options);
+    }
+  }
+  return state;
+}
+
+void add_parts(ShardedOptimizerState& to, const ShardedOptimizerState& others) {
+  TORCH_CHECK(same_groups(to.groups, others.groups), "add_parts: the parameter groups are ", text_of(to.groups).dump(),
+              " here and ", text_of(others.groups).dump(), " there");
+  for (const auto& [fqn, of_parameter] : others.state) {
+    const auto [here, added] = to.state.emplace(fqn, of_parameter);
+    if (added) continue;
+    TORCH_CHECK(here->second.scalars == of_parameter.scalars, "add_parts: '", fqn, "' has the numbers ",
+                nlohmann::json(here->second.scalars).dump(), " here and ", nlohmann::json(of_parameter.scalars).dump(),
+                " there");
+    for (const auto& [name, tensor] : of_parameter.tensors) {
+      const auto [own, is_new] = here->second.tensors.emplace(name, tensor);
+      if (!is_new) add_parts(state_name(fqn, name), own->second, tensor);
+    }
+  }
+}
+
+LoadReport load_sharded_optimizer_state(ShardedModule& model, OptimizerState& optimizer,
+                                        const ShardedOptimizerState& state, const LoadOptions& options) {
+  const std::string what = "load_sharded_optimizer_state";
+  SavedOptimizer saved;
+  return load_together(exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
+    saved = saved_from(state);
+    return std::make_unique<OptimizerLoader>(model, optimizer, saved, options.rename);
+  });
+}
+
+}  // namespace fsdp

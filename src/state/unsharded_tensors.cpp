@@ -1,0 +1,35 @@
+#include "state/unsharded_tensors.h"
+
+#include <c10/util/Exception.h>
+
+#include <set>
+
+#include "state/held_part.h"
+#include "torch_seams/keyed_storage.h"
+
+namespace fsdp {
+
+NamedTensors named_buffers(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& buffer : module.named_buffers()) {
+    if (buffer.value().defined()) tensors.emplace_back(buffer.key(), buffer.value());
+  }
+  return tensors;
+}
+
+NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Module& module) {
+  std::set<std::string> sharded;
+  for (const HeldPart& part : held_parts(model)) sharded.insert(part.names.begin(), part.names.end());
+  NamedTensors tensors = named_buffers(module);
+  for (const auto& parameter : module.named_parameters()) {
+    if (!parameter.value().defined() || sharded.erase(parameter.key()) > 0) continue;
+    TORCH_CHECK(!seams::storage_owner(parameter.value()), "fsdp: '", parameter.key(),
+                "' is sharded, but under another name: pass the module that fully_shard was called on last");
+    tensors.emplace_back(parameter.key(), parameter.value());
+  }
+  TORCH_CHECK(sharded.empty(), "fsdp: the module has no parameter '", *sharded.begin(),
+              "', which is sharded: pass the module that fully_shard was called on last");
+  return tensors;
+}
+
+}  // namespace fsdp
