@@ -1,0 +1,100 @@
+// The public functions for checkpoints on disk.
+#include "fsdp/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "checkpoint/checkpoint_test_support.h"
+#include "state/state_test_support.h"
+#include "support/error_of.h"
+#include "support/faulty_file_system.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using namespace testing;  // of this project
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using enum ShardingStrategy;
+using World = std::shared_ptr<Communicator>;
+
+// The model below a module "net".
+struct OuterImpl : torch::nn::Module {
+  explicit OuterImpl(Net inner) : net(register_module("net", std::move(inner))) {}
+  Net net;
+};
+TORCH_MODULE(Outer);
+
+class PublicCheckpoints : public ::testing::Test {
+ protected:
+  void save(const World& world) {
+    ShardedRun run({2, kFullShard, true, false}, world, 17, true);
+    run.step(0);
+    save_checkpoint(path, {*run.sharded, *run.net, run.state.get()}, R"({"step": 1})", *world);
+  }
+  UnsyncedFileSystem unsynced;
+  const checkpoint::FileSystemGuard guard{unsynced};
+  const checkpoint::TemporaryFolder folder;
+  const std::filesystem::path path = folder.path() / "it";
+};
+
+TEST_F(PublicCheckpoints, ComeBack) {
+  run_ranks(2, [&](const World& world) {
+    save(world);
+    ShardedRun run({2, kShardGradOp, true, false}, world, 99, true);
+    const LoadedCheckpoint loaded = load_checkpoint(path, {*run.sharded, *run.net, run.state.get()}, *world);
+    EXPECT_EQ(loaded.user, R"({"step":1})");
+    EXPECT_TRUE(loaded.model.complete());
+    EXPECT_TRUE(loaded.optimizer.complete());
+    PlainRun plain(true, false);
+    plain.step(0);
+    expect_same(full_state_dict(*run.sharded, *run.net), values_of(*plain.net));
+    run.step(1);
+    plain.step(1);
+    expect_same(full_state_dict(*run.sharded, *run.net), values_of(*plain.net));
+    EXPECT_THAT(error_of([&] {
+                  save_checkpoint(path, {*run.sharded, *run.net}, "{", *world);
+                }),
+                AllOf(HasSubstr("no JSON text"), HasSubstr("rank 0")));
+  });
+}
+
+TEST_F(PublicCheckpoints, NamesAreMappedAndMisfitsReported) {
+  run_ranks(2, [&](const World& world) {
+    save(world);
+    Outer outer(seeded([] { return Net(); }, 99));
+    outer->net->register_parameter("fresh", torch::ones({3}, at::kDouble));
+    Options options = options_of({2, kFullShard, true, false}, world);
+    auto sharded = fully_shard(*outer, options);
+    const auto optimizer = make_adamw(sharded->named_parameters(), false);
+    const auto state = state_of(*optimizer);
+    const Checkpointed run{*sharded, *outer, state.get()};
+    EXPECT_THAT(error_of([&] { load_checkpoint(path, run, *world); }),
+                AllOf(HasSubstr("missing: net.fresh"), HasSubstr("missing: net.b.bias"),
+                      HasSubstr("unexpected: b.bias"), HasSubstr(path.string())));
+    const LoadedCheckpoint loaded =
+        load_checkpoint(path, run, *world, {.strict = false, .rename = replace_prefix("", "net.")});
+    EXPECT_THAT(loaded.model.missing, ElementsAre("net.fresh"));
+    EXPECT_EQ(loaded.model.renamed.at("net.norm.running_mean"), "norm.running_mean");
+    EXPECT_THAT(loaded.optimizer.missing, ElementsAre("net.fresh"));
+    // Two groups there, one here.
+    ASSERT_EQ(loaded.optimizer.mismatched.size(), 1u);
+    EXPECT_EQ(loaded.optimizer.mismatched[0].name, "parameter group 0");
+    PlainRun plain(true, false);
+    plain.step(0);
+    auto got = full_state_dict(*sharded, *outer);
+    EXPECT_TRUE(same_bits(got.at("net.fresh"), torch::ones({3}, at::kDouble)));
+    for (const auto& [name, value] : values_of(*plain.net))
+      EXPECT_TRUE(same_bits(got.at("net." + name), value)) << name;
+    const FullOptimizerState kept = full_optimizer_state(*sharded, *state);
+    EXPECT_EQ(kept.state.at("net.b.bias").scalars.at("step"), 1);
+    EXPECT_TRUE(same_bits(kept.state.at("net.b.bias").tensors.at("exp_avg"),
+                          plain.state->leaf(plain.net->b->bias)->tensors.at("exp_avg")));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
