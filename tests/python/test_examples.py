@@ -25,6 +25,7 @@ EXAMPLES = {
     "optimizer_in_backward": "bytes of gradients waited at a time",
     "prefetching": "gathers issued ahead in three steps:",
     "shard_your_model": "step 40 loss",
+    "state_dict": 'tensors of {"step":6} under other names',
     "whole_parameters": "visited 132929 elements",
 }
 RANKS = {"divergence": (2, 3), "hybrid_sharding": (2, 4)}  # the others: one and two
