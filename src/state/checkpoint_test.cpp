@@ -45,7 +45,11 @@ TEST_F(PublicCheckpoints, ComeBack) {
   run_ranks(2, [&](const World& world) {
     save(world);
     ShardedRun run({2, kShardGradOp, true, false}, world, 99, true);
+    const torch::Tensor before = run.net->b->weight.square().sum();
     const LoadedCheckpoint loaded = load_checkpoint(path, {*run.sharded, *run.net, run.state.get()}, *world);
+    // A graph from before must not be run backward.
+    EXPECT_THAT(error_of([&] { before.backward(); }), HasSubstr("its shards were written"));
+    run.sharded->reset();
     EXPECT_EQ(loaded.user, R"({"step":1})");
     EXPECT_TRUE(loaded.model.complete());
     EXPECT_TRUE(loaded.optimizer.complete());

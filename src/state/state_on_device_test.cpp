@@ -51,7 +51,7 @@ TEST_P(StateOnADevice, ComesAndGoes) {
   on_ranks(2, [&](const World& world, const auto& change) {
     ShardedRun run({2, kFullShard, true, false}, world, 99, true, change);
     Values given;
-    for (const auto& [name, value] : plain_values(17)) given[name] = value.clone();
+    for (const auto& [name, value] : plain_values(17)) given[name] = value.clone().pin_memory();
     load_full_state_dict(*run.sharded, *run.net, given);
     for (auto& [name, value] : given) value.zero_();  // nobody reads it any more
     run.step(0);
