@@ -7,7 +7,11 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "fsdp/communicator.h"
@@ -18,29 +22,68 @@
 namespace fsdp {
 
 // What a checkpoint is of. Parameters that are not sharded (Options::ignored_parameters) are not in it.
-struct Checkpointed {
+struct CheckpointedRun {
   ShardedModule& model;
   torch::nn::Module& module;            // the one that `model` was made of: for its buffers
   OptimizerState* optimizer = nullptr;  // on model.parameters(), or some of them; null: none
+  // What this rank alone has, such as the states of its random generators, by name (without a slash). Not looked at by
+  // loading.
+  std::map<std::string, at::Tensor> of_rank = {};
 };
 
 // Writes the folder, which then appears under its name, complete and on the disk, on all ranks' return; one that is
 // there is replaced. `user`: JSON text; rank 0's is kept. After an error, which all ranks get, and which names rank,
 // file and reason, what was there is as it was. `world`: all ranks, which see the same file system. Collective.
-void save_checkpoint(const std::filesystem::path& folder, const Checkpointed& run, const std::string& user,
+void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
                      Communicator& world);
 
 struct LoadedCheckpoint {
   std::string user;  // JSON text, as save_checkpoint was given it, but for white space
   LoadReport model;  // parameters and buffers, by FQN
   LoadReport optimizer;
+  // What this rank had as CheckpointedRun::of_rank; empty when another number of ranks saved the folder.
+  std::map<std::string, at::Tensor> of_rank;
 };
 
 // Each rank reads what it holds. Errors, which all ranks get: a folder that is no checkpoint, or damaged; with
 // LoadOptions::strict whatever does not fit. The optimizer's state in the folder is left there when `run` has none.
 // What does not fit is found before anything is changed; after an error of reading, model and optimizer hold anything.
 // Collective.
-LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const Checkpointed& run, Communicator& world,
+LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options = {});
+
+// What an asynchronous save does while another is under way.
+enum class SecondSave : uint8_t {
+  kWait,    // waits until that one has ended
+  kRefuse,  // is an error; that one goes on
+};
+
+class AsyncSaver;
+
+// Saves checkpoints while training goes on, one at a time. No other thread uses the communicator: the ranks take each
+// step of a save together, in advance(). All functions are collective, and throw on all ranks, once, when the save
+// under way has failed: the folder is as it was then, and the next save can begin.
+class AsyncCheckpointer {
+ public:
+  explicit AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait);
+  // Waits for this rank's thread. A save that has not ended is given up: the folder is as it was.
+  ~AsyncCheckpointer();
+  AsyncCheckpointer(const AsyncCheckpointer&) = delete;
+  AsyncCheckpointer& operator=(const AsyncCheckpointer&) = delete;
+
+  // As save_checkpoint, but returns when what this rank writes is copied to host memory, as much as the shards and the
+  // optimizer's state take, which is kept for the next save. `run` may change then.
+  void save(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user);
+
+  // To be called at the same points of all ranks' programs while training goes on, such as once a step; waits for no
+  // disk. The folder of the save under way, if it has ended by now.
+  std::optional<std::filesystem::path> advance();
+  // Waits for the save under way and returns its folder; none: there is none.
+  std::optional<std::filesystem::path> finish();
+
+ private:
+  std::shared_ptr<Communicator> world_;
+  std::unique_ptr<AsyncSaver> saver_;
+};
 
 }  // namespace fsdp

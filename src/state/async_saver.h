@@ -6,19 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "fsdp/checkpoint.h"
 #include "state/async_save.h"
 
 namespace fsdp {
 
-// What a save does while another is under way.
-enum class SecondSave : uint8_t {
-  kWait,    // waits until that one has ended
-  kRefuse,  // is an error; that one goes on
-};
-
-// The memory for copies is kept from save to save, as long as this object: a copy into memory that is there already
-// takes a fraction of the time. All functions are collective, and throw on all ranks when a save has failed (once; the
-// saver can be used on).
+// What AsyncCheckpointer (fsdp/checkpoint.h) is made of. The memory for copies is kept from save to save, as long as
+// this object: a copy into memory that is there already takes a fraction of the time. All functions are collective, and
+// throw on all ranks when a save has failed (once; the saver can be used on).
 class AsyncSaver {
  public:
   explicit AsyncSaver(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait)

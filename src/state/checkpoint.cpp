@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "state/async_saver.h"
 #include "state/together.h"
 #include "state/training_state.h"
 
@@ -18,22 +19,42 @@ nlohmann::json parsed(const std::string& user, const Communicator& world) {
   return value;
 }
 
-}  // namespace
-
-void save_checkpoint(const std::filesystem::path& folder, const Checkpointed& run, const std::string& user,
-                     Communicator& world) {
+// Rank 0's; an error on all ranks if it is none.
+nlohmann::json parsed_together(const std::filesystem::path& folder, const std::string& user, Communicator& world) {
   nlohmann::json value;
   together(world, "saving the checkpoint " + folder.string(), [&] {
     value = parsed(user, world);
     return std::string();
   });
-  save_training_state(folder, {run.model, run.module, run.optimizer}, value, world);
+  return value;
 }
 
-LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const Checkpointed& run, Communicator& world,
-                                 const LoadOptions& options) {
-  LoadedTrainingState loaded = load_training_state(folder, {run.model, run.module, run.optimizer}, world, options);
-  return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer)};
+TrainingState state_of(const CheckpointedRun& run) { return {run.model, run.module, run.optimizer, run.of_rank}; }
+
+}  // namespace
+
+void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
+                     Communicator& world) {
+  save_training_state(folder, state_of(run), parsed_together(folder, user, world), world);
 }
+
+LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
+                                 const LoadOptions& options) {
+  LoadedTrainingState loaded = load_training_state(folder, state_of(run), world, options);
+  return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer), read_rank_tensors(folder, world)};
+}
+
+AsyncCheckpointer::AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second)
+    : world_(std::move(world)), saver_(std::make_unique<AsyncSaver>(world_, second)) {}
+
+AsyncCheckpointer::~AsyncCheckpointer() = default;
+
+void AsyncCheckpointer::save(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user) {
+  saver_->save(folder, state_of(run), parsed_together(folder, user, *world_));
+}
+
+std::optional<std::filesystem::path> AsyncCheckpointer::advance() { return saver_->advance(); }
+
+std::optional<std::filesystem::path> AsyncCheckpointer::finish() { return saver_->finish(); }
 
 }  // namespace fsdp

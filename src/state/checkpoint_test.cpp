@@ -41,6 +41,29 @@ class PublicCheckpoints : public ::testing::Test {
   const std::filesystem::path path = folder.path() / "it";
 };
 
+TEST_F(PublicCheckpoints, ComeBackFromAnAsynchronousSave) {
+  run_ranks(2, [&](const World& world) {
+    ShardedRun run({2, kFullShard, true, false}, world, 17, true);
+    run.step(0);
+    AsyncCheckpointer checkpointer(world, SecondSave::kRefuse);
+    checkpointer.save(path, {*run.sharded, *run.net, run.state.get(), {{"seed", at::full({1}, world->rank())}}},
+                      R"({"step": 1})");
+    run.step(1);
+    std::optional<std::filesystem::path> saved;
+    while (!saved) saved = checkpointer.advance();
+    EXPECT_EQ(saved, path);
+    EXPECT_EQ(checkpointer.finish(), std::nullopt);
+    EXPECT_THAT(error_of([&] { checkpointer.save(path, {*run.sharded, *run.net}, "{"); }), HasSubstr("no JSON text"));
+    ShardedRun other({2, kShardGradOp, true, false}, world, 99, true);
+    const LoadedCheckpoint loaded = load_checkpoint(path, {*other.sharded, *other.net, other.state.get()}, *world);
+    EXPECT_EQ(loaded.user, R"({"step":1})");
+    EXPECT_TRUE(loaded.of_rank.at("seed").equal(at::full({1}, world->rank())));
+    PlainRun plain(true, false);
+    plain.step(0);
+    expect_same(full_state_dict(*other.sharded, *other.net), values_of(*plain.net));
+  });
+}
+
 TEST_F(PublicCheckpoints, ComeBack) {
   run_ranks(2, [&](const World& world) {
     save(world);

@@ -1,11 +1,9 @@
-// Names of a training run's tensors in a checkpoint, and which parameters an optimizer's leaf stands for.
+// Names of a training run's tensors in a checkpoint.
 #pragma once
 
-#include <map>
-#include <string>
-#include <vector>
+#include <ATen/core/Tensor.h>
 
-#include "fsdp/fully_shard.h"
+#include <string>
 
 namespace fsdp {
 
@@ -18,15 +16,5 @@ inline std::string rank_name(int rank, const std::string& name) { return "rank/"
 
 // Throws when a leaf of an optimizer is none of the model's.
 void check_leaf(bool is_of_model, const at::Tensor& leaf);
-
-class LeafNames {
- public:
-  explicit LeafNames(const ShardedModule& model);
-  // The FQNs of the parameters in a leaf; an error when it is none of the model's.
-  const std::vector<std::string>& of(const at::Tensor& leaf) const;
-
- private:
-  std::map<const at::TensorImpl*, std::vector<std::string>> names_;
-};
 
 }  // namespace fsdp

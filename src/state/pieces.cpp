@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "state/held_part.h"
+#include "state/held_leaves.h"
 #include "state/leaf_names.h"
 
 namespace fsdp {
@@ -44,14 +44,8 @@ void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) 
 json groups_of(const TrainingState& state) {
   json groups = json::array();
   if (!state.optimizer) return groups;
-  const LeafNames names(state.model);
-  const auto leaves = state.optimizer->groups();
-  for (size_t group = 0; group < leaves.size(); ++group) {
-    std::vector<std::string> fqns;
-    for (const at::Tensor& leaf : leaves[group]) {
-      for (const std::string& fqn : names.of(leaf)) fqns.push_back(fqn);
-    }
-    groups.push_back({{"parameters", fqns}, {"options", state.optimizer->options(group)}});
+  for (const ParameterGroup& group : parameter_groups(state.model, *state.optimizer)) {
+    groups.push_back({{"parameters", group.parameters}, {"options", group.options}});
   }
   return groups;
 }
