@@ -9,6 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::check_reader(size, "x.json:", [&] {
     fuzz::require(checkpoint::quoted_name(text).size() < 2000, "names in errors are short");
     const nlohmann::json value = checkpoint::parse_json(text, "x.json");
+    fuzz::require(text.find('\0') == std::string_view::npos, "the whole text was read");
     fuzz::require(checkpoint::json_text(value).size() < 2000, "values in errors are short");
     fuzz::require(checkpoint::parse_json(value.dump(), "again") == value, "what is written reads back");
   });

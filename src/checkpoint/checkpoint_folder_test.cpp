@@ -186,6 +186,15 @@ TEST_F(Checkpoint, FindsFilesThatAreCutMissingSwappedOrTooMany) {
   EXPECT_THAT(verify(), AllOf(HasSubstr("no manifest.json"), HasSubstr("not finished")));
 }
 
+TEST_F(Checkpoint, AFileThatIsCutWhileItIsReadIsAnError) {
+  const CheckpointFolder saved(folder.path());
+  at::Tensor out = torch::empty({kLarge});
+  saved.read("model/large", 0, kLarge, out);
+  std::filesystem::resize_file(folder / "rank-0.safetensors", 1000);
+  EXPECT_THAT(error_of([&] { saved.read("model/large", 0, kLarge, out); }),
+              AllOf(HasSubstr("rank-0.safetensors"), HasSubstr("ends at byte 1000: it was cut short")));
+}
+
 // Files of equal sizes and headers: two steps of one run.
 TEST_F(Checkpoint, FindsFilesOfAnotherStep) {
   const TemporaryFolder other;

@@ -108,6 +108,9 @@ class StructureCheck {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& source) {
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would end there
+    TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not have");
+  }
   const char* reached = text.data();
   StructureCheck check(text, &reached, source);
   try {

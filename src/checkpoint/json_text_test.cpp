@@ -37,6 +37,15 @@ TEST(JsonText, EndOfTextIsAnError) {
   EXPECT_THAT(parse_error("{\"a\": \"abc"), StartsWith("some.json:1:"));
 }
 
+// The parser underneath takes a zero byte for the end, and would not look at what follows.
+TEST(JsonText, ZeroBytesAreErrors) {
+  using std::string_literals::operator""s;
+  EXPECT_EQ(parse_error("{}\0x"s), "some.json:1:3: a zero byte, which JSON does not have");
+  EXPECT_THAT(parse_error("{}\n\0"s), StartsWith("some.json:2:1: a zero byte"));
+  EXPECT_THAT(parse_error("[\"\0\"]"s), StartsWith("some.json:1:3: "));
+  EXPECT_EQ(parse_error("[\"\\u0000\"]"), "");
+}
+
 TEST(JsonText, DuplicateKeysAreErrorsAtEveryDepth) {
   EXPECT_EQ(parse_error("{\"a\": 1,\n \"b\": 2,\n \"a\": 3}"), "some.json:3:4: duplicate key \"a\"");
   EXPECT_THAT(parse_error("{\"x\": [{\"k\": 1, \"k\": 1}]}"), HasSubstr("duplicate key \"k\""));
