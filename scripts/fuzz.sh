@@ -4,9 +4,21 @@
 source "$(dirname "$0")/common.sh"
 export BUILD_DIR=${FUZZ_DIR:-$ROOT/build-fuzz} SOURCE_DIR=$ROOT/fuzz
 
-if ! command -v clang++ >/dev/null; then
-  [[ ${1:-} == build ]] || die "clang++ is missing" "make setup installs it: packages clang and libclang-rt-dev."
-  say "Going on without the fuzz targets: clang++ is missing"
+# Distributions have libFuzzer and the sanitizers in a package of their own.
+has_fuzzer() {
+  local program status=0
+  program=$(mktemp)
+  clang++ -fsanitize=address,fuzzer -x c++ -o "$program" - 2>/dev/null <<'END' || status=1
+extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }
+END
+  rm "$program"
+  return $status
+}
+
+if ! has_fuzzer; then
+  missing="clang++ with libFuzzer and AddressSanitizer is missing"
+  [[ ${1:-} == build ]] || die "$missing" "make setup installs it: packages clang and libclang-rt-dev."
+  say "Going on without the fuzz targets: $missing"
   exit 0
 fi
 "$ROOT/scripts/build.sh" -DCMAKE_CXX_COMPILER=clang++

@@ -68,7 +68,7 @@ def write_report(path, findings):
             ElementTree.SubElement(case, "failure", message="finding")
     if not findings:
         case = ElementTree.SubElement(suite, "testcase", classname="fuzz", name="targets")
-        ElementTree.SubElement(case, "skipped", message="not built: clang++ is missing")
+        ElementTree.SubElement(case, "skipped", message="not built: clang++ with libFuzzer is missing")
     ElementTree.ElementTree(suite).write(path)
 
 
