@@ -98,7 +98,7 @@ TEST_F(PublicCheckpoints, NamesAreMappedAndMisfitsReported) {
     auto sharded = fully_shard(*outer, options);
     const auto optimizer = make_adamw(sharded->named_parameters(), false);
     const auto state = state_of(*optimizer);
-    const Checkpointed run{*sharded, *outer, state.get()};
+    const CheckpointedRun run{*sharded, *outer, state.get()};
     EXPECT_THAT(error_of([&] { load_checkpoint(path, run, *world); }),
                 AllOf(HasSubstr("missing: net.fresh"), HasSubstr("missing: net.b.bias"),
                       HasSubstr("unexpected: b.bias"), HasSubstr(path.string())));
