@@ -3,9 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +12,7 @@
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/dtype.h"
-#include "checkpoint/file_system.h"
+#include "checkpoint/input_file.h"
 #include "checkpoint/json_text.h"
 
 namespace fsdp::checkpoint {
@@ -25,56 +23,10 @@ namespace {
 
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 
-// A regular file, open for reading.
-class InputFile {
- public:
-  explicit InputFile(const fs::path& path) : path_(path) {
-    // Without O_NONBLOCK a named pipe would be waited for.
-    constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    file_ = uninterrupted([&] { return file_system().open(path.c_str(), kFlags, 0); });
-    TORCH_CHECK(file_ >= 0, path.string(),
-                ": cannot be opened: ", errno == ELOOP ? "it is a symbolic link" : std::strerror(errno));
-    struct stat status {};
-    if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
-      file_system().close(file_);
-      TORCH_CHECK(false, path.string(), ": not a regular file");
-    }
-    bytes_ = static_cast<uint64_t>(status.st_size);
-  }
-  ~InputFile() { file_system().close(file_); }
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
-
-  const fs::path& path() const { return path_; }
-  uint64_t bytes() const { return bytes_; }
-
-  void read(uint64_t offset, char* to, size_t bytes) const {
-    while (bytes > 0) {
-      const ssize_t done =
-          uninterrupted([&] { return file_system().pread(file_, to, bytes, static_cast<off_t>(offset)); });
-      TORCH_CHECK(done >= 0, path_.string(), ": reading failed: ", std::strerror(errno));
-      TORCH_CHECK(done > 0, path_.string(), ": ends at byte ", offset, ": it was cut short");
-      to += done;
-      offset += static_cast<uint64_t>(done);
-      bytes -= static_cast<size_t>(done);
-    }
-  }
-
- private:
-  fs::path path_;
-  int file_ = -1;
-  uint64_t bytes_ = 0;
-};
-
 std::string read_manifest(const fs::path& path) {
   TORCH_CHECK(fs::exists(fs::symlink_status(path)), path.parent_path().string(), ": holds no ", kManifestName,
               ": it is no checkpoint, or one whose save was not finished");
-  const InputFile file(path);
-  TORCH_CHECK(file.bytes() <= kMaxManifestBytes, path.string(), ": ", file.bytes(),
-              " bytes are more than the limit of ", kMaxManifestBytes);
-  std::string text(file.bytes(), '\0');
-  file.read(0, text.data(), text.size());
-  return text;
+  return read_file(path, kMaxManifestBytes);
 }
 
 }  // namespace
@@ -92,10 +44,8 @@ class CheckpointFolder::File : public InputFile {
                 ": the file is damaged, or of another checkpoint");
   }
   void check_header(const StoredFile& stored) const {
-    std::string header(stored.header_bytes, '\0');
-    read(0, header.data(), header.size());
     TORCH_CHECK(
-        checksum_of(header) == stored.header_checksum, path().string(),
+        checksum_of(read(0, stored.header_bytes)) == stored.header_checksum, path().string(),
         ": its header does not have the checksum of the manifest: the file is damaged, or of another checkpoint");
   }
 };

@@ -62,13 +62,8 @@ const PickleValue& Attributes::get(const char* name) const {
   return *value;
 }
 
-Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place) {
-  expect_class(value, kSize, what, place);
-  const auto& arguments = value.arguments->items;
-  if (arguments.size() != 1 || arguments[0]->kind != Kind::kTuple || value.state != nullptr) {
-    place.fail(what, " is not a torch.Size of one tuple (byte ", value.offset, ")");
-  }
-  const auto& items = arguments[0]->items;
+Sizes parse_size_tuple(const PickleValue& value, const char* what, const Place& place) {
+  const auto& items = expect(value, Kind::kTuple, what, "a tuple", place).items;
   if (items.size() > kMaxTensorRank) {
     place.fail(what, " has ", items.size(), " dimensions; at most ", kMaxTensorRank, " are supported");
   }
@@ -76,6 +71,15 @@ Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place
   std::transform(items.begin(), items.end(), std::back_inserter(sizes),
                  [&](const PickleValue* item) { return expect_size(*item, what, place); });
   return sizes;
+}
+
+Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place) {
+  expect_class(value, kSize, what, place);
+  const auto& arguments = value.arguments->items;
+  if (arguments.size() != 1 || arguments[0]->kind != Kind::kTuple || value.state != nullptr) {
+    place.fail(what, " is not a torch.Size of one tuple (byte ", value.offset, ")");
+  }
+  return parse_size_tuple(*arguments[0], what, place);
 }
 
 }  // namespace fsdp::checkpoint::dcp

@@ -38,6 +38,8 @@ const std::string& expect_text(const PickleValue& value, const char* what, const
 int64_t expect_size(const PickleValue& value, const char* what, const Place& place);
 // An object of the class "module.name".
 void expect_class(const PickleValue& value, const char* name, const char* what, const Place& place);
+// A tuple of at most 64 integers that are not negative.
+Sizes parse_size_tuple(const PickleValue& value, const char* what, const Place& place);
 // A torch.Size without negative sizes, of at most 64 dimensions.
 Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place);
 

@@ -1,6 +1,6 @@
 #include "checkpoint/dcp_globals.h"
 
-#include <iterator>
+#include <c10/util/Exception.h>
 
 namespace fsdp::checkpoint::dcp {
 namespace {
@@ -46,9 +46,7 @@ PickleGlobals make_globals() {
     globals.classes.emplace(module, "PosixPath");
     globals.classes.emplace(module, "WindowsPath");
   }
-  for (const Dtype& dtype : kDtypes) {
-    globals.constants.emplace("torch", dtype.name);
-  }
+  allow_dtypes(globals);
   return globals;
 }
 
@@ -66,6 +64,22 @@ std::optional<c10::ScalarType> dtype_from_global(std::string_view name) {
     }
   }
   return std::nullopt;
+}
+
+std::string dtype_name(c10::ScalarType dtype) {
+  for (const Dtype& known : kDtypes) {
+    if (known.dtype == dtype) {
+      return known.name;
+    }
+  }
+  TORCH_CHECK(false, "dtype ", c10::toString(dtype),
+              " has no name in checkpoints of torch.distributed.checkpoint here");
+}
+
+void allow_dtypes(PickleGlobals& globals) {
+  for (const Dtype& dtype : kDtypes) {
+    globals.constants.emplace("torch", dtype.name);
+  }
 }
 
 }  // namespace fsdp::checkpoint::dcp

@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "checkpoint/pickle_reader.h"
@@ -25,5 +26,9 @@ const PickleGlobals& globals();
 
 // The dtype of a name like "torch.float32". Unset for names that are no dtype here.
 std::optional<c10::ScalarType> dtype_from_global(std::string_view name);
+// "float32", in module torch; an error for dtypes that it does not have here.
+std::string dtype_name(c10::ScalarType dtype);
+// Lets a pickle name dtypes.
+void allow_dtypes(PickleGlobals& globals);
 
 }  // namespace fsdp::checkpoint::dcp

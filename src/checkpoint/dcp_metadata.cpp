@@ -10,8 +10,8 @@
 #include "checkpoint/dcp_coverage.h"
 #include "checkpoint/dcp_fields.h"
 #include "checkpoint/dcp_globals.h"
+#include "checkpoint/input_file.h"
 #include "checkpoint/json_text.h"
-#include "checkpoint/mapped_file.h"
 #include "checkpoint/pickle_reader.h"
 
 namespace fsdp::checkpoint {
@@ -249,10 +249,8 @@ DcpMetadata parse_dcp_metadata(std::string_view file, const std::string& source)
 }
 
 DcpMetadata read_dcp_metadata(const std::filesystem::path& folder) {
-  const auto file = MappedFile::open(folder / ".metadata");
-  TORCH_CHECK(file->bytes().size() <= kMaxFileBytes, file->path().string(), ": larger than ", kMaxFileBytes,
-              " bytes, which no metadata here should be");
-  return parse_dcp_metadata(file->bytes(), file->path().string());
+  const std::filesystem::path path = folder / ".metadata";
+  return parse_dcp_metadata(read_file(path, kMaxFileBytes), path.string());
 }
 
 }  // namespace fsdp::checkpoint

@@ -21,17 +21,6 @@ using Shards = std::vector<std::vector<TensorInfo>>;
 
 const std::map<std::string, std::string> kMetadata{{"format", "pt"}};
 
-void check_replaceable(const fs::path& target) {
-  std::error_code ignored;
-  if (!fs::exists(target, ignored)) {
-    return;
-  }
-  TORCH_CHECK(fs::is_directory(target, ignored), target.string(), ": exists and is not a folder");
-  TORCH_CHECK(fs::is_empty(target, ignored) || fs::exists(target / "config.json", ignored), target.string(),
-              ": is not empty and holds no config.json, so it is not a model folder and is not replaced; choose "
-              "another folder or remove it");
-}
-
 // In the given order, like transformers.
 Shards split_into_shards(const std::vector<TensorInfo>& tensors, int64_t max_shard_size) {
   Shards shards(1);
@@ -107,7 +96,7 @@ HfFolderWriter::HfFolderWriter(const fs::path& target, const json& config, const
   TORCH_CHECK(config.is_object(), target.string(), ": config must be a JSON object, is ", json_text(config));
   TORCH_CHECK(options.max_shard_size > 0, target.string(), ": max_shard_size is ", options.max_shard_size,
               " bytes; it must be positive");
-  check_replaceable(folder_.target());
+  check_replaceable(folder_.target(), "config.json", "a model folder");
   write_file(folder_.path() / "config.json", dump(with_dtype(config, tensors)));
   if (!options.tokenizer_source.empty()) {
     for (const std::string& name : tokenizer_files(options.tokenizer_source)) {

@@ -47,6 +47,7 @@ enum Opcode : uint8_t {
   kReduce = 'R',
   kNewObj = 0x81,
   kBuild = 'b',
+  kBinPersId = 'Q',
   kMemoize = 0x94,
   kBinPut = 'q',
   kLongBinPut = 'r',

@@ -14,6 +14,8 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
+constexpr const char* kOrderedDict = "collections.OrderedDict";
+
 // Follows the opcodes of one pickle.
 class Machine {
  public:
@@ -209,6 +211,10 @@ class Machine {
     if (arguments.kind != Kind::kTuple) {
       input_.fail(called.text, " is called with something else than a tuple of arguments");
     }
+    if (called.text == kOrderedDict && arguments.items.empty()) {
+      push(Kind::kDict);
+      return;
+    }
     PickleValue& object = push(Kind::kObject);
     object.text = called.text;
     object.arguments = &arguments;
@@ -222,6 +228,15 @@ class Machine {
                   object.kind == Kind::kObject ? "an object that has its state" : "a value that is no object");
     }
     object.state = &state;
+  }
+
+  bool persistent_id() {
+    if (!globals_.persistent_ids) {
+      return false;
+    }
+    const PickleValue& id = stack_.pop();
+    push(Kind::kPersistentId).arguments = &id;
+    return true;
   }
 
   bool class_or_object(uint8_t op) {
@@ -247,6 +262,8 @@ class Machine {
       case opcode::kBuild:
         set_state();
         return true;
+      case opcode::kBinPersId:
+        return persistent_id();
       default:
         return false;
     }

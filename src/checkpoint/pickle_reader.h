@@ -15,17 +15,18 @@ namespace fsdp::checkpoint {
 struct PickleValue {
   enum class Kind : uint8_t {
     kNone,
-    kBool,    // integer: 0 or 1
-    kInt,     // integer
-    kDouble,  // real
-    kString,  // text, valid UTF-8
-    kBytes,   // text
-    kTuple,   // items
-    kList,    // items
-    kDict,    // items: key, value, key, value, … as written; equal keys are all kept
-    kSet,     // items
-    kGlobal,  // text: "module.name" of an allowed class or constant
-    kObject,  // text: "module.name" of an allowed class; arguments; state
+    kBool,          // integer: 0 or 1
+    kInt,           // integer
+    kDouble,        // real
+    kString,        // text, valid UTF-8
+    kBytes,         // text
+    kTuple,         // items
+    kList,          // items
+    kDict,          // items: key, value, key, value, … as written; equal keys are all kept
+    kSet,           // items
+    kGlobal,        // text: "module.name" of an allowed class or constant
+    kObject,        // text: "module.name" of an allowed class; arguments; state
+    kPersistentId,  // arguments: the id, by which the pickle names something outside of it
   };
 
   Kind kind = Kind::kNone;
@@ -35,7 +36,7 @@ struct PickleValue {
   double real = 0;
   std::string text;
   std::vector<const PickleValue*> items;
-  const PickleValue* arguments = nullptr;  // the tuple that the class was called with
+  const PickleValue* arguments = nullptr;  // the tuple that the class was called with, or the id
   const PickleValue* state = nullptr;      // what the object's attributes were set from; nullptr: nothing
 };
 
@@ -58,8 +59,9 @@ class PickleTree {
 struct PickleGlobals {
   using Name = std::pair<std::string, std::string>;  // module and name in it
 
-  std::set<Name> classes;    // may be called: their objects become values of kind kObject
-  std::set<Name> constants;  // may only stand as values
+  std::set<Name> classes;       // may be called: their objects become values of kind kObject
+  std::set<Name> constants;     // may only stand as values
+  bool persistent_ids = false;  // may ids of things outside of the pickle stand in it?
 };
 
 struct PickleLimits {
@@ -68,6 +70,8 @@ struct PickleLimits {
   size_t max_memo = size_t{1} << 25;
 };
 
+// collections.OrderedDict, where it is allowed, becomes a kDict.
+//
 // Reads a whole pickle of protocol 2 to 5 with the opcodes that Python's own pickler writes for plain data and
 // objects. Time and memory are linear in the size of `bytes`, whatever they hold, and so is a walk over the
 // tree from its root bounded by `limits.max_values`. Errors have the form "SOURCE: byte OFFSET: what is wrong".

@@ -66,6 +66,8 @@ std::string shown(const PickleValue& value) {
       return value.text;
     case Kind::kObject:
       return value.text + shown(*value.arguments) + (value.state != nullptr ? "=" + shown(*value.state) : "");
+    case Kind::kPersistentId:
+      return "id" + shown(*value.arguments);
   }
   return "";
 }
@@ -137,11 +139,11 @@ TEST(PickleHostile, ForeignGlobals) {
   EXPECT_THAT(opcodes_error("cos\nsystem\n" + pickled::text("true") + "\x85R"),
               HasSubstr("byte 2: os.system is not allowed"));
   EXPECT_THAT(opcodes_error("cbuiltins\neval\n(tR"), HasSubstr("builtins.eval is not allowed"));
-  EXPECT_THAT(opcodes_error(pickled::name("posix", "system")), HasSubstr("posix.system is not allowed"));
-  EXPECT_THAT(opcodes_error(pickled::name("m", "C.__init__")), HasSubstr("m.C.__init__ is not allowed"));
-  EXPECT_THAT(opcodes_error(pickled::name("", "m.C")), HasSubstr(".m.C is not allowed"));
-  EXPECT_THAT(opcodes_error(pickled::name("m\n\x1b", "C")), HasSubstr("m\\n\\u001b.C is not allowed"));
-  EXPECT_LT(opcodes_error(pickled::name(std::string(100'000, 'm'), "C")).size(), 1000u);
+  EXPECT_THAT(opcodes_error(pickled::stack_name("posix", "system")), HasSubstr("posix.system is not allowed"));
+  EXPECT_THAT(opcodes_error(pickled::stack_name("m", "C.__init__")), HasSubstr("m.C.__init__ is not allowed"));
+  EXPECT_THAT(opcodes_error(pickled::stack_name("", "m.C")), HasSubstr(".m.C is not allowed"));
+  EXPECT_THAT(opcodes_error(pickled::stack_name("m\n\x1b", "C")), HasSubstr("m\\n\\u001b.C is not allowed"));
+  EXPECT_LT(opcodes_error(pickled::stack_name(std::string(100'000, 'm'), "C")).size(), 1000u);
 }
 
 TEST(PickleHostile, Calls) {
@@ -155,6 +157,24 @@ TEST(PickleHostile, Calls) {
   EXPECT_THAT(opcodes_error("cm\nC\n)\x81}b}b"), HasSubstr("BUILD of an object that has its state"));
   EXPECT_THAT(opcodes_error("NN\x93"), HasSubstr("STACK_GLOBAL needs two strings"));
   EXPECT_THAT(opcodes_error("cm\nC"), HasSubstr("a line does not end"));
+}
+
+TEST(PickleReader, PersistentIdsWhereTheyAreAllowed) {
+  const std::string pickle = pickled::file(pickled::persistent_id(pickled::tuple({pickled::text("a")})));
+  EXPECT_EQ(shown(read_pickle(pickle, "x.pickle", {.classes = {}, .constants = {}, .persistent_ids = true}).root()),
+            "id('a')");
+  EXPECT_THAT(read_error(pickle), HasSubstr("(BINPERSID) is not allowed"));
+}
+
+TEST(PickleReader, OrderedDictsAreDicts) {
+  const std::string made = pickled::call(pickled::name("collections", "OrderedDict"), {});
+  const PickleGlobals allowed{{{"collections", "OrderedDict"}}, {}};
+  const auto read_allowed = [&](const std::string& opcodes) {
+    return shown(read_pickle(pickled::file(opcodes), "x.pickle", allowed).root());
+  };
+  EXPECT_EQ(read_allowed(made), "{}");
+  EXPECT_EQ(read_allowed(made + "(" + pickled::text("k") + "Nu"), "{'k' None}");
+  EXPECT_THAT(opcodes_error(made), HasSubstr("collections.OrderedDict is not allowed"));
 }
 
 TEST(PickleHostile, RefusedOpcodes) {

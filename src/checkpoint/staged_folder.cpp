@@ -31,6 +31,17 @@ fs::path resolve(const fs::path& target) {
 
 }  // namespace
 
+void check_replaceable(const fs::path& target, const char* marker, const char* what) {
+  std::error_code ignored;
+  if (!fs::exists(target, ignored)) {
+    return;
+  }
+  TORCH_CHECK(fs::is_directory(target, ignored), target.string(), ": exists and is not a folder");
+  TORCH_CHECK(fs::is_empty(target, ignored) || fs::exists(target / marker, ignored), target.string(),
+              ": is not empty and holds no ", marker, ", so it is not ", what,
+              " and is not replaced; choose another folder or remove it");
+}
+
 StagedFolder::StagedFolder(const fs::path& target) : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
   make_folders(target_.parent_path());
   TORCH_CHECK(uninterrupted([&] { return file_system().mkdir(temporary_.c_str(), 0777); }) == 0, target_.string(),

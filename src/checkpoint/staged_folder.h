@@ -33,4 +33,8 @@ class StagedFolder {
   bool committed_ = false;
 };
 
+// Throws unless a folder may take the target's place, so that a wrong path does not cost somebody's files: nothing is
+// there, or an empty folder, or one that holds a file `marker`, as every `what` does ("a model folder").
+void check_replaceable(const std::filesystem::path& target, const char* marker, const char* what);
+
 }  // namespace fsdp::checkpoint

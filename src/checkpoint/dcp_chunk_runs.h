@@ -1,0 +1,24 @@
+// Where the elements of a chunk lie in its tensor, both in row-major order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "checkpoint/dcp_metadata.h"
+
+namespace fsdp::checkpoint {
+
+// Elements that lie in a row in both.
+struct ChunkRun {
+  int64_t in_tensor = 0;  // place of the first element
+  int64_t in_chunk = 0;
+  int64_t count = 0;
+};
+
+// Calls `visit` for the runs of a chunk that have elements in [begin, end) of the tensor of this shape, cut to that
+// range: in order, as few as there are. None for a chunk without elements.
+void for_each_run(const std::vector<int64_t>& shape, const DcpChunk& chunk, int64_t begin, int64_t end,
+                  const std::function<void(const ChunkRun&)>& visit);
+
+}  // namespace fsdp::checkpoint

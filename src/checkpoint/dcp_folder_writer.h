@@ -1,0 +1,71 @@
+// Writes a checkpoint that torch.distributed.checkpoint.load reads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/dcp_metadata.h"
+#include "checkpoint/output_file.h"
+#include "checkpoint/staged_folder.h"
+#include "checkpoint/torch_archive_writer.h"
+
+namespace fsdp::checkpoint {
+
+struct DcpFolderWriterOptions {
+  int64_t max_file_bytes = 5'000'000'000;      // another file is begun with the first chunk after so many
+  int64_t max_chunk_bytes = int64_t{1} << 30;  // larger tensors are stored in several chunks; less than 4 GiB
+};
+
+// The folder appears under its name, complete, when finish() returns; nothing is left behind when anything fails or the
+// writer is destroyed before. Errors name the file and the reason. Used by one thread, of one process.
+class DcpFolderWriter {
+ public:
+  // An existing target is replaced at the end, with everything in it: it must be empty or hold a .metadata file.
+  explicit DcpFolderWriter(const std::filesystem::path& target, const DcpFolderWriterOptions& options = {});
+
+  // Where files that are no part of the checkpoint may be added.
+  const std::filesystem::path& folder() const { return folder_.path(); }
+
+  // The tensor whose elements the next calls of append() give, in row-major order and in pieces of any size.
+  // `key_path`: where a nested state dict has it.
+  void begin(const TensorInfo& info, const std::vector<DcpKey>& key_path);
+  // 1-D, of the tensor's dtype, on any device.
+  void append(const at::Tensor& values);
+
+  // A value that is no tensor, by the opcodes that make it (pickle_writer.h).
+  void add_value(const std::string& name, const std::vector<DcpKey>& key_path, const std::string& opcodes);
+
+  // Every tensor must have got all its elements.
+  void finish();
+
+ private:
+  void add_name(const std::string& name, const std::vector<DcpKey>& key_path);
+  void check_complete() const;
+  OutputFile& file();
+  DcpLocation stored_until(uint64_t end);
+  void next_chunk();
+  void end_chunk();
+
+  StagedFolder folder_;  // destroyed after the file in it
+  DcpFolderWriterOptions options_;
+  DcpMetadata metadata_;
+  std::unique_ptr<OutputFile> file_;
+  uint64_t end_ = 0;  // of what the file holds
+  int files_ = 0;
+  DcpTensor* tensor_ = nullptr;  // the one begun last
+  size_t chunk_ = 0;             // of it, which is being written
+  int64_t left_ = 0;             // bytes that the chunk lacks
+  std::optional<TorchArchiveWriter> archive_;
+};
+
+// The boxes in which a tensor is stored: each a range of its elements in row-major order, of at most `max_bytes` (or
+// one element), in this order. One box, perhaps empty, at least.
+std::vector<DcpChunk> cut_into_chunks(const TensorInfo& info, int64_t max_bytes);
+
+}  // namespace fsdp::checkpoint

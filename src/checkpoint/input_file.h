@@ -1,0 +1,37 @@
+// A file that is read at given places, and not mapped: one that is cut while it is read gives an error, not a signal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace fsdp::checkpoint {
+
+// A regular file, open for reading. Threads: const functions may be called from any number of threads.
+class InputFile {
+ public:
+  // Errors name the path: missing, a symbolic link, not a regular file, no permission.
+  explicit InputFile(const std::filesystem::path& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  // When it was opened.
+  uint64_t bytes() const { return bytes_; }
+
+  // Reads all these bytes; an error, with the path, when the file ends before.
+  void read(uint64_t offset, char* to, size_t bytes) const;
+  std::string read(uint64_t offset, size_t bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+  uint64_t bytes_ = 0;
+};
+
+// The contents of a whole file; an error when there are more than `max_bytes`.
+std::string read_file(const std::filesystem::path& path, uint64_t max_bytes);
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,37 @@
+// Writes pickles, of protocol 2: each function gives the opcodes that make one value.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::checkpoint::pickled {
+
+std::string none();
+std::string boolean(bool value);
+std::string integer(int64_t value);
+std::string unsigned_integer(uint64_t value);
+std::string real(double value);
+std::string text(const std::string& value);  // UTF-8
+// A class, function or constant in a module.
+std::string name(const std::string& module, const std::string& name);
+
+// The arguments are opcodes.
+std::string tuple(const std::vector<std::string>& values);
+std::string list(const std::vector<std::string>& values);
+using Items = std::vector<std::pair<std::string, std::string>>;  // keys and values
+std::string dict(const Items& items);
+std::string call(const std::string& callable, const std::vector<std::string>& arguments);
+// An object of a class, made without calling it, with this state.
+std::string object(const std::string& type, const std::string& state);
+std::string persistent_id(const std::string& id);
+
+// Numbers, truth values, strings, lists, and dicts; null is None.
+std::string value_of(const nlohmann::json& value);
+
+// A whole pickle of one value.
+std::string file(const std::string& value);
+
+}  // namespace fsdp::checkpoint::pickled
