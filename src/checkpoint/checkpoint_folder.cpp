@@ -151,6 +151,10 @@ void CheckpointFolder::verify() const {
       read_part(where_of(name, part), part, {bytes, 0, bytes, nullptr});
     }
   }
+  verify_headers();
+}
+
+void CheckpointFolder::verify_headers() const {
   for (size_t i = 0; i < manifest_.files.size(); ++i) {
     file(i);
   }

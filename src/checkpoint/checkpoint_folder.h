@@ -37,6 +37,8 @@ class CheckpointFolder {
 
   // Reads everything and throws at the first thing that is not as the manifest says.
   void verify() const;
+  // The same for the files' headers alone.
+  void verify_headers() const;
 
  private:
   class File;

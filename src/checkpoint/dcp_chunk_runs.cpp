@@ -1,6 +1,7 @@
 #include "checkpoint/dcp_chunk_runs.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace fsdp::checkpoint {
 namespace {
@@ -14,20 +15,25 @@ class Runs {
       --whole;
     }
     cut_ = whole == 0 ? 0 : whole - 1;
-    count_ = product(chunk.sizes, cut_, shape.size());
+    length_ = product(chunk.sizes, cut_, shape.size());
     begin_ = whole == 0 ? 0 : chunk.offsets[cut_] * product(shape, cut_ + 1, shape.size());
   }
 
-  // Numbers of the runs in rows (indices of the first dimension) that have elements in [begin, end).
-  std::pair<int64_t, int64_t> in_range(int64_t begin, int64_t end) const {
-    if (cut_ == 0) {
-      return {0, 1};
+  int64_t count() const { return product(chunk_.sizes, 0, cut_); }
+
+  // The number of the first run that has elements at `place` of the tensor or behind it; the count of runs if none has.
+  // Runs are in the order of their places.
+  int64_t first_behind(int64_t place) const {
+    int64_t first = 0, last = count();
+    while (first < last) {
+      const int64_t middle = first + (last - first) / 2;
+      if (run(middle).in_tensor + length_ > place) {
+        last = middle;
+      } else {
+        first = middle + 1;
+      }
     }
-    const int64_t row = product(shape_, 1, shape_.size()), runs = product(chunk_.sizes, 1, cut_);
-    const auto clamped = [&](int64_t index) {
-      return std::clamp<int64_t>(index - chunk_.offsets[0], 0, chunk_.sizes[0]) * runs;
-    };
-    return {clamped(begin / row), clamped((end - 1) / row + 1)};
+    return first;
   }
 
   ChunkRun run(int64_t number) const {
@@ -37,7 +43,7 @@ class Runs {
       left /= chunk_.sizes[i];
       stride *= shape_[i];
     }
-    return {in_tensor, number * count_, count_};
+    return {in_tensor, number * length_, length_};
   }
 
  private:
@@ -52,8 +58,8 @@ class Runs {
   const std::vector<int64_t>& shape_;
   const DcpChunk& chunk_;
   size_t cut_ = 0;
-  int64_t count_ = 1;  // of elements in a run
-  int64_t begin_ = 0;  // of the first run, within its index of the dimensions before `cut`
+  int64_t length_ = 1;  // of a run, in elements
+  int64_t begin_ = 0;   // of the first run, within its index of the dimensions before `cut`
 };
 
 }  // namespace
@@ -64,13 +70,13 @@ void for_each_run(const std::vector<int64_t>& shape, const DcpChunk& chunk, int6
     return;
   }
   const Runs runs(shape, chunk);
-  const auto [first, last] = runs.in_range(begin, end);
-  for (int64_t number = first; number < last; ++number) {
+  for (int64_t number = runs.first_behind(begin); number < runs.count(); ++number) {
     const ChunkRun whole = runs.run(number);
-    const int64_t from = std::max(begin, whole.in_tensor), until = std::min(end, whole.in_tensor + whole.count);
-    if (from < until) {
-      visit({from, whole.in_chunk + (from - whole.in_tensor), until - from});
+    if (whole.in_tensor >= end) {
+      return;
     }
+    const int64_t from = std::max(begin, whole.in_tensor), until = std::min(end, whole.in_tensor + whole.count);
+    visit({from, whole.in_chunk + (from - whole.in_tensor), until - from});
   }
 }
 

@@ -101,6 +101,9 @@ TEST(DcpChunks, RunsOfElements) {
   EXPECT_THAT(runs({4, 6}, {1, 2}, {2, 3}, 9, 15), ElementsAre("9<-1x2", "14<-3x1"));
   EXPECT_THAT(runs({2, 3, 2}, {0, 1, 0}, {2, 2, 2}, 0, 12), ElementsAre("2<-0x4", "8<-4x4"));
   EXPECT_THAT(runs({2, 2, 3}, {0, 0, 1}, {2, 2, 1}, 2, 12), ElementsAre("4<-1x1", "7<-2x1", "10<-3x1"));
+  EXPECT_THAT(
+      runs({1, int64_t{1} << 40, 2}, {0, 0, 1}, {1, int64_t{1} << 40, 1}, int64_t{1} << 39, (int64_t{1} << 39) + 3),
+      ElementsAre("549755813889<-274877906944x1"));
   EXPECT_THAT(runs({4, 6}, {1, 2}, {0, 3}, 0, 24), ElementsAre());
   EXPECT_THAT(runs({4, 6}, {1, 2}, {2, 3}, 7, 7), ElementsAre());
 }

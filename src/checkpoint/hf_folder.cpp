@@ -103,6 +103,8 @@ const SafetensorsFile& HfFolder::file_of(const std::string& name) const {
   return files_[found->second.file];
 }
 
+const fs::path& HfFolder::file(const std::string& name) const { return file_of(name).path(); }
+
 at::Tensor HfFolder::tensor(const std::string& name) const { return file_of(name).tensor(name); }
 
 void HfFolder::read_range(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const {

@@ -34,6 +34,9 @@ class HfFolder {
   // Null when there is no such tensor.
   const TensorInfo* find(const std::string& name) const;
 
+  // The safetensors file that holds the tensor.
+  const std::filesystem::path& file(const std::string& name) const;
+
   // The whole tensor, a read-only view of the mapped file (see SafetensorsFile::tensor).
   at::Tensor tensor(const std::string& name) const;
   // Copies elements [begin, end) of the flattened tensor into `out` (see SafetensorsFile::read_range).

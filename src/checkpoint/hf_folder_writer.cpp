@@ -21,21 +21,6 @@ using Shards = std::vector<std::vector<TensorInfo>>;
 
 const std::map<std::string, std::string> kMetadata{{"format", "pt"}};
 
-// In the given order, like transformers.
-Shards split_into_shards(const std::vector<TensorInfo>& tensors, int64_t max_shard_size) {
-  Shards shards(1);
-  int64_t bytes = 0;
-  for (const TensorInfo& tensor : tensors) {
-    if (!shards.back().empty() && bytes + tensor.nbytes() > max_shard_size) {
-      shards.emplace_back();
-      bytes = 0;
-    }
-    shards.back().push_back(tensor);
-    bytes += tensor.nbytes();
-  }
-  return shards;
-}
-
 std::string shard_name(size_t shard, size_t count) {
   if (count == 1) {
     return "model.safetensors";
@@ -103,7 +88,7 @@ HfFolderWriter::HfFolderWriter(const fs::path& target, const json& config, const
       write_file(folder_.path() / name, MappedFile::open(options.tokenizer_source / name)->bytes());
     }
   }
-  const Shards shards = split_into_shards(tensors, options.max_shard_size);
+  const Shards shards = split_into_files(tensors, options.max_shard_size);
   open_files(shards);
   if (shards.size() > 1) {
     write_index(shards);
@@ -115,8 +100,8 @@ void HfFolderWriter::open_files(const Shards& shards) {
     const fs::path path = folder_.path() / shard_name(i, shards.size());
     files_.push_back(std::make_unique<SafetensorsWriter>(path, shards[i], kMetadata));
     for (const TensorInfo& tensor : shards[i]) {
-      TORCH_CHECK(file_of_.emplace(tensor.name, files_.back().get()).second, folder_.target().string(), ": tensor ",
-                  quoted_name(tensor.name), " occurs twice");
+      TORCH_CHECK(files_by_name_.emplace(tensor.name, files_.back().get()).second, folder_.target().string(),
+                  ": tensor ", quoted_name(tensor.name), " occurs twice");
     }
   }
 }
@@ -134,12 +119,16 @@ void HfFolderWriter::write_index(const Shards& shards) {
              dump({{"metadata", {{"total_size", total_size}}}, {"weight_map", std::move(weight_map)}}));
 }
 
-void HfFolderWriter::write(const std::string& name, const at::Tensor& tensor) {
-  const auto found = file_of_.find(name);
-  TORCH_CHECK(found != file_of_.end(), folder_.target().string(), ": tensor ", quoted_name(name),
+SafetensorsWriter& HfFolderWriter::file_of(const std::string& name) const {
+  const auto found = files_by_name_.find(name);
+  TORCH_CHECK(found != files_by_name_.end(), folder_.target().string(), ": tensor ", quoted_name(name),
               " was not announced to the writer");
-  found->second->write(name, tensor);
+  return *found->second;
 }
+
+void HfFolderWriter::write(const std::string& name, const at::Tensor& tensor) { file_of(name).write(name, tensor); }
+
+void HfFolderWriter::append(const std::string& name, const at::Tensor& values) { file_of(name).append(name, values); }
 
 void HfFolderWriter::finish() {
   for (const auto& file : files_) {

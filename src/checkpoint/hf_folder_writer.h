@@ -39,17 +39,20 @@ class HfFolderWriter {
   // Stores one tensor: any device, strides and dtype (converted). Any order; each once. Nothing of it is
   // kept.
   void write(const std::string& name, const at::Tensor& tensor);
+  // The same in pieces (see SafetensorsWriter::append).
+  void append(const std::string& name, const at::Tensor& values);
 
   // Every tensor must have been written.
   void finish();
 
  private:
+  SafetensorsWriter& file_of(const std::string& name) const;
   void open_files(const std::vector<std::vector<TensorInfo>>& shards);
   void write_index(const std::vector<std::vector<TensorInfo>>& shards);
 
   StagedFolder folder_;  // destroyed after the files in it
   std::vector<std::unique_ptr<SafetensorsWriter>> files_;
-  std::unordered_map<std::string, SafetensorsWriter*> file_of_;
+  std::unordered_map<std::string, SafetensorsWriter*> files_by_name_;
 };
 
 // The names that HfFolderWriter copies from options.tokenizer_source, as far as they are there.

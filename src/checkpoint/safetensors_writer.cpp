@@ -9,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/checksum.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/json_text.h"
 
@@ -69,47 +68,65 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vect
   file_.write(0, header);
 }
 
-void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
+SafetensorsWriter::Slot& SafetensorsWriter::slot(const std::string& name) {
   const auto found = index_.find(name);
   TORCH_CHECK(found != index_.end(), file_.target().string(), ": tensor ", quoted_name(name),
               " is not in the layout of this file");
-  Slot& slot = slots_[found->second];
-  TORCH_CHECK(!slot.written, file_.target().string(), ": tensor ", quoted_name(name), " was written twice");
-  TORCH_CHECK(tensor.sizes() == c10::IntArrayRef(slot.info.shape), file_.target().string(), ": tensor ",
+  return slots_[found->second];
+}
+
+void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
+  Slot& target = slot(name);
+  TORCH_CHECK(target.written < 0, file_.target().string(), ": tensor ", quoted_name(name), " was written twice");
+  TORCH_CHECK(tensor.sizes() == c10::IntArrayRef(target.info.shape), file_.target().string(), ": tensor ",
               quoted_name(name), " has shape ", tensor.sizes(), ", the layout says ",
-              c10::IntArrayRef(slot.info.shape));
+              c10::IntArrayRef(target.info.shape));
   const at::NoGradGuard no_grad;
-  slot.checksums = write_values(slot.offset, tensor.detach().contiguous().view(-1), slot.info.dtype);
-  slot.written = true;
+  write_values(target, tensor.detach().contiguous().view(-1));
+}
+
+void SafetensorsWriter::append(const std::string& name, const at::Tensor& values) {
+  Slot& target = slot(name);
+  const int64_t left = target.info.numel() - std::max<int64_t>(target.written, 0);
+  TORCH_CHECK(values.dim() == 1 && values.numel() <= left, file_.target().string(), ": tensor ", quoted_name(name),
+              ": a piece of shape ", values.sizes(), "; it must be 1-D, and ", left, " elements are left");
+  const at::NoGradGuard no_grad;
+  write_values(target, values.detach());
 }
 
 // Converts and writes in blocks, so that a large tensor is never held twice.
-std::vector<uint64_t> SafetensorsWriter::write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype) {
-  BlockChecksums checksums;
+void SafetensorsWriter::write_values(Slot& slot, const at::Tensor& flat) {
+  if (slot.written < 0) {
+    slot.written = 0;
+    slot.running = std::make_unique<BlockChecksums>();
+  }
   constexpr int64_t kBlock = int64_t{4} << 20;
   for (int64_t first = 0; first < flat.numel(); first += kBlock) {
     const int64_t count = std::min(kBlock, flat.numel() - first);
     const at::Tensor block =
-        flat.narrow(0, first, count).to(at::TensorOptions().dtype(dtype).device(at::kCPU)).contiguous();
+        flat.narrow(0, first, count).to(at::TensorOptions().dtype(slot.info.dtype).device(at::kCPU)).contiguous();
     const std::string_view bytes(static_cast<const char*>(block.const_data_ptr()), block.nbytes());
-    checksums.add(bytes);
-    file_.write(offset, bytes);
-    offset += bytes.size();
+    slot.running->add(bytes);
+    file_.write(slot.offset + static_cast<uint64_t>(slot.written) * c10::elementSize(slot.info.dtype), bytes);
+    slot.written += count;
   }
-  return checksums.finish();
+  if (slot.is_complete() && slot.running) {
+    slot.checksums = slot.running->finish();
+    slot.running.reset();
+  }
 }
 
 SafetensorsWriter::Place SafetensorsWriter::place(const std::string& name) const {
   const auto found = index_.find(name);
-  TORCH_CHECK(found != index_.end() && slots_[found->second].written, file_.target().string(), ": tensor ",
+  TORCH_CHECK(found != index_.end() && slots_[found->second].is_complete(), file_.target().string(), ": tensor ",
               quoted_name(name), " was not written");
   return {slots_[found->second].offset, slots_[found->second].checksums};
 }
 
 void SafetensorsWriter::finish() {
   for (const Slot& slot : slots_) {
-    TORCH_CHECK(slot.written, file_.target().string(), ": tensor ", quoted_name(slot.info.name),
-                " of the layout was never written");
+    TORCH_CHECK(slot.is_complete(), file_.target().string(), ": tensor ", quoted_name(slot.info.name),
+                " of the layout was ", slot.written < 0 ? "never written" : "not written to its end");
   }
   file_.commit();
 }

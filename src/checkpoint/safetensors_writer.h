@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/output_file.h"
 #include "checkpoint/tensor_info.h"
 
@@ -29,6 +31,9 @@ class SafetensorsWriter {
   // Stores one tensor: any device, strides and dtype (converted to the dtype of the layout), with the shape
   // of the layout. Any order; each once.
   void write(const std::string& name, const at::Tensor& tensor);
+  // The next elements of one tensor, in row-major order and in pieces of any size, 1-D, converted as in write(). A
+  // tensor without elements needs one empty piece.
+  void append(const std::string& name, const at::Tensor& values);
 
   // Where a tensor that was written lies in the file, and the checksums of its bytes (checksum.h).
   struct Place {
@@ -45,15 +50,18 @@ class SafetensorsWriter {
   void finish();
 
  private:
-  // Returns the checksums of what it wrote.
-  std::vector<uint64_t> write_values(uint64_t offset, const at::Tensor& flat, c10::ScalarType dtype);
-
   struct Slot {
     TensorInfo info;
-    uint64_t offset;  // in the file
-    bool written = false;
+    uint64_t offset;       // in the file
+    int64_t written = -1;  // elements; -1: none has come, not even an empty piece
+    std::unique_ptr<BlockChecksums> running{};
     std::vector<uint64_t> checksums{};
+
+    bool is_complete() const { return written == info.numel(); }
   };
+  Slot& slot(const std::string& name);
+  void write_values(Slot& slot, const at::Tensor& flat);
+
   std::vector<Slot> slots_;
   std::unordered_map<std::string, size_t> index_;
   OutputFile file_;

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "checkpoint/checkpoint_test_support.h"
+#include "checkpoint/input_file.h"
 #include "checkpoint/safetensors.h"
 
 namespace fsdp::checkpoint {
@@ -142,6 +143,33 @@ TEST(OutputFile, AMissingFolderIsNamed) {
   const TemporaryFolder folder;
   EXPECT_THAT(error_of([&] { OutputFile file(folder / "none/x"); }),
               AllOf(HasSubstr("none/x"), HasSubstr("No such file or directory")));
+}
+
+TEST(SafetensorsWriter, PiecesAreTheWholeTensor) {
+  const TemporaryFolder folder;
+  const std::vector<TensorInfo> layout{
+      {"a", torch::kBFloat16, {700, 900}}, {"b", torch::kInt64, {7}}, {"none", torch::kFloat, {0}}};
+  const at::Tensor a = torch::arange(630'000.0f).view({700, 900}), b = torch::arange(7);
+  SafetensorsWriter whole(folder / "whole", layout), pieces(folder / "pieces", layout);
+  whole.write("a", a);
+  whole.write("b", b);
+  whole.write("none", torch::empty({0}));
+  for (int64_t at = 0; at < a.numel(); at += 200'001) {
+    pieces.append("a", a.view(-1).slice(0, at, at + 200'001));
+    if (at == 0) pieces.append("b", b.slice(0, 0, 3));
+  }
+  EXPECT_THAT(error_of([&] { pieces.append("a", torch::zeros({1})); }),
+              AllOf(HasSubstr("\"a\""), HasSubstr("0 elements are left")));
+  EXPECT_THAT(error_of([&] { pieces.append("b", torch::zeros({2, 2})); }), HasSubstr("must be 1-D"));
+  EXPECT_THAT(error_of([&] { pieces.place("b"); }), HasSubstr("was not written"));
+  EXPECT_THAT(error_of([&] { pieces.finish(); }), AllOf(HasSubstr("\"b\""), HasSubstr("not written to its end")));
+  pieces.append("b", b.slice(0, 3));
+  EXPECT_THAT(error_of([&] { pieces.finish(); }), AllOf(HasSubstr("\"none\""), HasSubstr("never written")));
+  pieces.append("none", torch::empty({0}));
+  EXPECT_EQ(pieces.place("a").checksums, whole.place("a").checksums);
+  pieces.finish();
+  whole.finish();
+  EXPECT_EQ(read_file(folder / "pieces", 1 << 22), read_file(folder / "whole", 1 << 22));
 }
 
 }  // namespace

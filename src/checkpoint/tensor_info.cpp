@@ -26,4 +26,18 @@ int64_t TensorInfo::numel() const {
 
 int64_t TensorInfo::nbytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
 
+std::vector<std::vector<TensorInfo>> split_into_files(const std::vector<TensorInfo>& tensors, int64_t max_bytes) {
+  std::vector<std::vector<TensorInfo>> files(1);
+  int64_t bytes = 0;
+  for (const TensorInfo& tensor : tensors) {
+    if (!files.back().empty() && bytes + tensor.nbytes() > max_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().push_back(tensor);
+    bytes += tensor.nbytes();
+  }
+  return files;
+}
+
 }  // namespace fsdp::checkpoint

@@ -26,4 +26,8 @@ struct TensorInfo {
   int64_t nbytes() const;
 };
 
+// Cuts a list of tensors, in its order, into files of at most `max_bytes`; a larger tensor gets one of its own. One
+// list, perhaps empty, at least.
+std::vector<std::vector<TensorInfo>> split_into_files(const std::vector<TensorInfo>& tensors, int64_t max_bytes);
+
 }  // namespace fsdp::checkpoint

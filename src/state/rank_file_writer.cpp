@@ -1,7 +1,5 @@
 #include "state/rank_file_writer.h"
 
-#include <array>
-#include <cstdio>
 #include <utility>
 
 #include "checkpoint/safetensors_writer.h"
@@ -11,12 +9,6 @@ namespace fsdp {
 using checkpoint::RankFile;
 using checkpoint::StoredTensor;
 using checkpoint::TensorInfo;
-
-std::string rank_file_name(int rank, int size) {
-  std::array<char, 64> name{};
-  std::snprintf(name.data(), name.size(), "rank-%05d-of-%05d.safetensors", rank, size);
-  return name.data();
-}
 
 RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Piece>& pieces,
                          const std::function<void()>& after_each) {

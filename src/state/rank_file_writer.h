@@ -3,16 +3,12 @@
 
 #include <filesystem>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "checkpoint/manifest.h"
 #include "state/pieces.h"
 
 namespace fsdp {
-
-// "rank-00002-of-00004.safetensors"
-std::string rank_file_name(int rank, int size);
 
 // Writes the pieces; the file is complete and on the disk on return. `after_each`, if there is one, is called after
 // each piece: what it was read from may leave memory.
