@@ -38,13 +38,18 @@ CLI::App* add_train(CLI::App& app, TrainCommand& command) {
 
 }  // namespace
 
-std::variant<TrainCommand, Finished> parse_command_line(int argc, const char* const* argv) {
+std::variant<TrainCommand, ConvertCommand, InspectCommand, Finished> parse_command_line(int argc,
+                                                                                        const char* const* argv) {
   TrainCommand command;
   CLI::App app(kDescription, "fsdp");
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   app.footer(config_help());
   add_train(app, command);
+  ConvertCommand convert;
+  const CLI::App* convert_app = add_convert(app, convert);
+  InspectCommand inspect;
+  const CLI::App* inspect_app = add_inspect(app, inspect);
   CLI::App* doc = app.add_subcommand("config-doc", "Print the keys as Markdown tables")->group("");
   try {
     app.parse(argc, argv);
@@ -57,6 +62,8 @@ std::variant<TrainCommand, Finished> parse_command_line(int argc, const char* co
     std::cout << config_markdown();
     return Finished{kExitSuccess};
   }
+  if (*convert_app) return convert;
+  if (*inspect_app) return inspect;
   return command;
 }
 

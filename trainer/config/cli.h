@@ -6,6 +6,9 @@
 #include <variant>
 #include <vector>
 
+#include "tools/convert_command.h"
+#include "tools/inspect_command.h"
+
 namespace fsdp::trainer {
 
 // fsdp train
@@ -22,6 +25,7 @@ struct Finished {
 };
 
 // Prints help and version to stdout, and errors of usage (exit status 2) to stderr.
-std::variant<TrainCommand, Finished> parse_command_line(int argc, const char* const* argv);
+std::variant<TrainCommand, ConvertCommand, InspectCommand, Finished> parse_command_line(int argc,
+                                                                                        const char* const* argv);
 
 }  // namespace fsdp::trainer

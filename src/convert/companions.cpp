@@ -1,0 +1,25 @@
+#include "convert/companions.h"
+
+#include "checkpoint/hf_folder_writer.h"
+#include "checkpoint/mapped_file.h"
+#include "checkpoint/output_file.h"
+
+namespace fsdp::convert {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> companions(const fs::path& folder) {
+  std::vector<std::string> names = checkpoint::tokenizer_files(folder);
+  if (fs::exists(folder / "config.json")) {
+    names.insert(names.begin(), "config.json");
+  }
+  return names;
+}
+
+void copy_companions(const fs::path& from, const fs::path& to) {
+  for (const std::string& name : companions(from)) {
+    checkpoint::write_file(to / name, checkpoint::MappedFile::open(from / name)->bytes());
+  }
+}
+
+}  // namespace fsdp::convert

@@ -1,0 +1,39 @@
+#include "convert/folder_kind.h"
+
+#include <c10/util/Exception.h>
+
+#include "checkpoint/manifest.h"
+
+namespace fsdp::convert {
+
+namespace fs = std::filesystem;
+
+FolderKind kind_of(const fs::path& folder) {
+  std::error_code ignored;
+  TORCH_CHECK(fs::is_directory(folder, ignored), folder.string(), ": no such folder");
+  const auto holds = [&](const char* name) { return fs::exists(fs::symlink_status(folder / name, ignored)); };
+  const bool is_dcp = holds(".metadata"), is_training = holds(checkpoint::kManifestName);
+  TORCH_CHECK(!is_dcp || !is_training, folder.string(), ": holds a .metadata and a ", checkpoint::kManifestName,
+              ": two checkpoints are mixed");
+  if (is_dcp || is_training) {
+    return is_dcp ? FolderKind::kDcp : FolderKind::kTraining;
+  }
+  TORCH_CHECK(holds("model.safetensors") || holds("model.safetensors.index.json"), folder.string(),
+              ": holds no model.safetensors or model.safetensors.index.json (a Hugging Face model), no ",
+              checkpoint::kManifestName, " (a training checkpoint) and no .metadata (torch.distributed.checkpoint)");
+  return FolderKind::kHuggingFace;
+}
+
+const char* kind_name(FolderKind kind) {
+  switch (kind) {
+    case FolderKind::kHuggingFace:
+      return "Hugging Face model";
+    case FolderKind::kTraining:
+      return "training checkpoint";
+    case FolderKind::kDcp:
+      return "checkpoint of torch.distributed.checkpoint";
+  }
+  return "";
+}
+
+}  // namespace fsdp::convert

@@ -1,0 +1,39 @@
+#include "convert/hf_source.h"
+
+#include <algorithm>
+
+#include "convert/companions.h"
+
+namespace fsdp::convert {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Files of the folder that are neither read nor copied.
+void note_other_files(const fs::path& folder, Notes& notes) {
+  const auto copied = companions(folder);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_model = entry.path().extension() == ".safetensors" || name == "model.safetensors.index.json";
+    if (!is_model && std::find(copied.begin(), copied.end(), name) == copied.end()) {
+      notes.push_back("left out: " + entry.path().string());
+    }
+  }
+}
+
+}  // namespace
+
+HfSource::HfSource(const fs::path& folder, const SourceOptions& options, Notes& notes) : folder_(folder) {
+  for (const checkpoint::TensorInfo& info : folder_.tensors()) {
+    const bool is_buffer = matches(info.name, options.buffers);
+    contents_.tensors.push_back(
+        {is_buffer ? StateTensor::Role::kBuffer : StateTensor::Role::kParameter, info.name, "", info});
+  }
+  note_other_files(folder, notes);
+}
+
+void HfSource::read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) {
+  folder_.read_range(tensor.info.name, begin, end, out);
+}
+
+}  // namespace fsdp::convert

@@ -1,0 +1,145 @@
+#include "convert/param_groups.h"
+
+#include <algorithm>
+
+#include "checkpoint/json_text.h"
+
+namespace fsdp::convert {
+namespace {
+
+using nlohmann::json;
+
+// An optimizer of torch.optim that LibTorch has, too.
+struct Family {
+  const char* name;
+  const char* mark;                                       // an option that only this one has, as LibTorch calls it
+  std::vector<const char*> shared;                        // what both have
+  std::vector<const char*> flags;                         // those of them that are truth values in Python
+  std::vector<std::pair<const char*, json>> only_python;  // with torch's defaults
+};
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all{
+      {"AdamW",
+       "beta1",
+       {"lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad"},
+       {"amsgrad"},
+       {{"maximize", false},
+        {"foreach", nullptr},
+        {"capturable", false},
+        {"differentiable", false},
+        {"fused", nullptr},
+        {"decoupled_weight_decay", true}}},
+      {"SGD",
+       "dampening",
+       {"lr", "momentum", "dampening", "weight_decay", "nesterov"},
+       {"nesterov"},
+       {{"maximize", false}, {"foreach", nullptr}, {"differentiable", false}, {"fused", nullptr}}},
+      {"Adagrad",
+       "lr_decay",
+       {"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"},
+       {},
+       {{"maximize", false}, {"foreach", nullptr}, {"differentiable", false}, {"fused", nullptr}}},
+      {"RMSprop",
+       "alpha",
+       {"lr", "alpha", "eps", "weight_decay", "momentum", "centered"},
+       {"centered"},
+       {{"maximize", false}, {"foreach", nullptr}, {"capturable", false}, {"differentiable", false}}}};
+  return all;
+}
+
+template <typename Has>
+const Family* family_of(const Has& has) {
+  const auto found =
+      std::find_if(families().begin(), families().end(), [&](const Family& family) { return has(family.mark); });
+  return found == families().end() ? nullptr : &*found;
+}
+
+bool is_one_of(const std::string& name, const std::vector<const char*>& names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Each is said once.
+void note(Notes& notes, const std::string& line) {
+  if (std::find(notes.begin(), notes.end(), line) == notes.end()) {
+    notes.push_back(line);
+  }
+}
+
+void note_assumed(const Family& family, Notes& notes) {
+  std::string line =
+      std::string("parameter groups are taken for those of ") + family.name + "; what LibTorch's options ";
+  line += "do not say has torch's defaults:";
+  for (const auto& [name, value] : family.only_python) {
+    line += std::string(" ") + name + "=" + value.dump();
+  }
+  note(notes, line);
+}
+
+// "betas" is one option in Python.
+std::map<std::string, json> with_two_betas(std::map<std::string, json> options) {
+  const auto betas = options.find("betas");
+  if (betas != options.end() && betas->second.is_array() && betas->second.size() == 2) {
+    options["beta1"] = betas->second[0];
+    options["beta2"] = betas->second[1];
+    options.erase(betas);
+  }
+  return options;
+}
+
+}  // namespace
+
+PythonOptions to_python(const json& options, Notes& notes) {
+  PythonOptions python;
+  const Family* family = family_of([&](const char* mark) { return options.contains(mark); });
+  for (const auto& [name, value] : options.items()) {
+    if (name == "beta1" && options.contains("beta2")) {
+      python.emplace_back("betas", json::array({value, options.at("beta2")}));
+    } else if (name == "beta2" && options.contains("beta1")) {
+      continue;
+    } else if (family != nullptr && is_one_of(name, family->flags)) {
+      python.emplace_back(name, value != 0);
+    } else {
+      python.emplace_back(name, value);
+    }
+  }
+  if (family == nullptr) {
+    return python;
+  }
+  if (is_one_of("amsgrad", family->shared) && !options.contains("amsgrad")) {
+    python.emplace_back("amsgrad", false);
+  }
+  python.insert(python.end(), family->only_python.begin(), family->only_python.end());
+  note_assumed(*family, notes);
+  return python;
+}
+
+json from_python(const std::map<std::string, json>& python, bool keep_amsgrad, Notes& notes) {
+  const auto given = with_two_betas(python);
+  const Family* family = family_of([&](const char* mark) { return given.count(mark) > 0; });
+  json options = json::object();
+  for (const auto& [name, value] : given) {
+    const bool is_number = value.is_number() || value.is_boolean();
+    if (is_number && (family == nullptr || is_one_of(name, family->shared))) {
+      options[name] = value.is_boolean() ? json(value.get<bool>() ? 1.0 : 0.0) : json(value.get<double>());
+      continue;
+    }
+    const bool is_default = family != nullptr &&
+                            std::any_of(family->only_python.begin(), family->only_python.end(), [&](const auto& known) {
+                              return name == known.first && value == known.second;
+                            });
+    if (!is_default) {
+      note(notes, "left out: option " + name + "=" + checkpoint::json_text(value) +
+                      " of parameter groups, which LibTorch's optimizers do not have");
+    }
+  }
+  if (!keep_amsgrad && options.value("amsgrad", 1.0) == 0.0) {
+    options.erase("amsgrad");
+    note(notes,
+         "left out: option amsgrad=false of parameter groups, which the trainer's AdamW does not have "
+         "(--keep-amsgrad keeps it for torch::optim's)");
+  }
+  return options;
+}
+
+}  // namespace fsdp::convert

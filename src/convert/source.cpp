@@ -1,0 +1,82 @@
+#include "convert/source.h"
+
+#include <c10/util/Exception.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "checkpoint/json_text.h"
+#include "convert/dcp_source.h"
+#include "convert/hf_source.h"
+#include "convert/training_source.h"
+
+namespace fsdp::convert {
+
+using checkpoint::json_text;
+using nlohmann::json;
+
+bool Contents::has_optimizer() const {
+  return !groups.empty() || !leaves.empty() ||
+         std::any_of(tensors.begin(), tensors.end(),
+                     [](const StateTensor& tensor) { return tensor.role == StateTensor::Role::kOptimizer; });
+}
+
+int64_t Contents::nbytes() const {
+  int64_t bytes = 0;
+  for (const StateTensor& tensor : tensors) {
+    bytes += tensor.info.nbytes();
+  }
+  return bytes;
+}
+
+bool matches(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+}
+
+namespace {
+
+std::unique_ptr<Source> open(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes) {
+  switch (kind_of(folder)) {
+    case FolderKind::kHuggingFace:
+      return std::make_unique<HfSource>(folder, options, notes);
+    case FolderKind::kTraining:
+      return std::make_unique<TrainingSource>(folder, notes);
+    case FolderKind::kDcp:
+      return std::make_unique<DcpSource>(folder, options, notes);
+  }
+  return nullptr;
+}
+
+bool is_list_of_names(const json& value) {
+  return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& name) { return name.is_string(); });
+}
+
+// What a file says of the optimizer, so that what is written from it can be read.
+void check_optimizer(const Contents& contents, const std::string& where) {
+  const auto is_scalars = [](const json& scalars) {
+    return scalars.is_object() &&
+           std::all_of(scalars.begin(), scalars.end(), [](const json& value) { return value.is_number(); });
+  };
+  TORCH_CHECK(contents.leaves.is_object() && std::all_of(contents.leaves.begin(), contents.leaves.end(), is_scalars),
+              where, ": the numbers of the optimizer's state are ", json_text(contents.leaves),
+              "; expected numbers by name, by parameter");
+  TORCH_CHECK(contents.groups.is_array(), where, ": parameter groups are ", json_text(contents.groups),
+              "; expected a list");
+  for (const json& group : contents.groups) {
+    const bool is_sound = group.is_object() && group.contains("parameters") && group.contains("options") &&
+                          is_list_of_names(group["parameters"]) && group["options"].is_object();
+    TORCH_CHECK(is_sound, where, ": a parameter group is ", json_text(group),
+                "; expected a list of names as parameters, and options");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Source> open_source(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes) {
+  auto source = open(folder, options, notes);
+  check_optimizer(source->contents(), folder.string());
+  return source;
+}
+
+}  // namespace fsdp::convert

@@ -1,0 +1,70 @@
+// What a folder of any kind holds, in the same terms, and its tensors' elements.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor_info.h"
+#include "convert/folder_kind.h"
+
+namespace fsdp::convert {
+
+struct StateTensor {
+  enum class Role : uint8_t { kParameter, kBuffer, kOptimizer };
+  Role role = Role::kParameter;
+  std::string fqn;              // of the parameter or buffer
+  std::string state;            // kOptimizer: "exp_avg", …
+  checkpoint::TensorInfo info;  // under its name in the folder
+};
+
+struct Contents {
+  std::vector<StateTensor> tensors;
+  // As in a training checkpoint's manifest: the numbers of each parameter's optimizer state, and parameter groups with
+  // the options of LibTorch's optimizers.
+  nlohmann::json leaves = nlohmann::json::object();
+  nlohmann::json groups = nlohmann::json::array();
+  nlohmann::json user;  // null: none
+
+  bool has_optimizer() const;
+  int64_t nbytes() const;
+};
+
+// What a user is told: what was found out, assumed, or left out; a line each.
+using Notes = std::vector<std::string>;
+
+struct SourceOptions {
+  // Of names in checkpoints of torch.distributed.checkpoint: "model", "app.optim". Unset: found out.
+  std::optional<std::string> model_prefix{}, optimizer_prefix{};
+  // Shell patterns of names that are buffers, for folders that do not say which are.
+  std::vector<std::string> buffers{};
+  // Adam's amsgrad becomes an option of parameter groups even where it is off: torch::optim's optimizers have it, the
+  // trainer's does not.
+  bool keep_amsgrad = false;
+};
+
+// Errors of the readers name file and tensor. Used by one thread.
+class Source {
+ public:
+  virtual ~Source() = default;
+  const Contents& contents() const { return contents_; }
+  // Copies elements [begin, end) of one of the tensors, in row-major order, into `out`: 1-D, contiguous, on the CPU, of
+  // the tensor's dtype.
+  virtual void read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) = 0;
+
+ protected:
+  Contents contents_;
+};
+
+std::unique_ptr<Source> open_source(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes);
+
+// Does a name match one of the patterns?
+bool matches(const std::string& name, const std::vector<std::string>& patterns);
+
+}  // namespace fsdp::convert

@@ -1,0 +1,46 @@
+#include "checkpoint/checkpoint_folder_writer.h"
+#include "convert/companions.h"
+#include "convert/slices.h"
+#include "convert/targets.h"
+
+namespace fsdp::convert {
+namespace {
+
+using checkpoint::TensorInfo;
+using Role = StateTensor::Role;
+
+// As state/training_state.h names them.
+std::string name_of(const StateTensor& tensor) {
+  switch (tensor.role) {
+    case Role::kParameter:
+      return "model/" + tensor.fqn;
+    case Role::kBuffer:
+      return "buffer/" + tensor.fqn;
+    case Role::kOptimizer:
+      return "optimizer/" + tensor.fqn + "/" + tensor.state;
+  }
+  return "";
+}
+
+std::vector<TensorInfo> layout_of(const Contents& contents) {
+  std::vector<TensorInfo> layout;
+  for (const StateTensor& tensor : contents.tensors) {
+    layout.push_back({name_of(tensor), tensor.info.dtype, tensor.info.shape});
+  }
+  return layout;
+}
+
+}  // namespace
+
+void write_training(const Job& job) {
+  const Contents& contents = job.source.contents();
+  checkpoint::CheckpointFolderWriter writer(job.target, layout_of(contents), job.options.max_file_bytes);
+  for (const StateTensor& tensor : contents.tensors) {
+    const std::string name = name_of(tensor);
+    copy_tensor(job.source, tensor, job.result, [&](const at::Tensor& slice) { writer.append(name, slice); });
+  }
+  copy_companions(job.companions, writer.folder());
+  writer.finish({{"optimizer", {{"leaves", contents.leaves}, {"groups", contents.groups}}}, {"user", contents.user}});
+}
+
+}  // namespace fsdp::convert

@@ -1,0 +1,125 @@
+#include "tools/convert_command.h"
+
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdio>
+#include <utility>
+
+#include "config/errors.h"
+#include "convert/convert.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+using convert::FolderKind;
+
+constexpr std::pair<const char*, FolderKind> kKinds[] = {
+    {"hf", FolderKind::kHuggingFace}, {"dcp", FolderKind::kDcp}, {"fsdp", FolderKind::kTraining}};
+
+FolderKind target_kind(const ConvertCommand& command) {
+  for (const auto& [name, kind] : kKinds) {
+    if (command.to == name) return kind;
+  }
+  return convert::kind_of(command.source) == FolderKind::kHuggingFace ? FolderKind::kTraining
+                                                                      : FolderKind::kHuggingFace;
+}
+
+convert::ConvertOptions options_of(const ConvertCommand& command, FolderKind kind) {
+  convert::ConvertOptions options;
+  options.max_file_bytes = *parse_byte_count(command.max_shard_size);
+  options.config = command.config;
+  options.flatten_optimizer = command.flatten_optimizer;
+  options.source.buffers = command.buffers;
+  options.source.keep_amsgrad = command.keep_amsgrad;
+  options.source.optimizer_prefix = command.optimizer_prefix;
+  const bool from_dcp = convert::kind_of(command.source) == FolderKind::kDcp;
+  (from_dcp ? options.source.model_prefix : options.target_model_prefix) = command.model_prefix;
+  TORCH_CHECK(!command.model_prefix || from_dcp || kind == FolderKind::kDcp,
+              "--model-prefix is about names of torch.distributed.checkpoint, but neither folder is of this kind");
+  TORCH_CHECK(!command.optimizer_prefix || from_dcp,
+              "--optimizer-prefix is about a source of torch.distributed.checkpoint, "
+              "but ",
+              command.source, " is none");
+  TORCH_CHECK(!command.flatten_optimizer || kind == FolderKind::kDcp,
+              "--flatten-optimizer is about a target of torch.distributed.checkpoint (--to dcp)");
+  TORCH_CHECK(command.config.empty() || kind == FolderKind::kHuggingFace,
+              "--config is about a Hugging Face target (--to hf)");
+  return options;
+}
+
+}  // namespace
+
+std::optional<int64_t> parse_byte_count(const std::string& text) {
+  constexpr std::pair<const char*, int64_t> kUnits[] = {{"", 1},
+                                                        {"kB", 1'000},
+                                                        {"MB", 1'000'000},
+                                                        {"GB", 1'000'000'000},
+                                                        {"TB", 1'000'000'000'000},
+                                                        {"KiB", int64_t{1} << 10},
+                                                        {"MiB", int64_t{1} << 20},
+                                                        {"GiB", int64_t{1} << 30},
+                                                        {"TiB", int64_t{1} << 40}};
+  int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || count <= 0) return std::nullopt;
+  for (const auto& [unit, bytes] : kUnits) {
+    if (std::string_view(end, static_cast<size_t>(text.data() + text.size() - end)) == unit) {
+      return __builtin_mul_overflow(count, bytes, &count) ? std::nullopt : std::optional(count);
+    }
+  }
+  return std::nullopt;
+}
+
+CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
+  CLI::App* convert = app.add_subcommand(
+      "convert", "Convert between Hugging Face folders, training checkpoints and torch.distributed.checkpoint's");
+  convert->add_option("source", command.source, "The folder to read; its kind is seen from its files")->required();
+  convert->add_option("target", command.target, "The folder to write; one of its kind is replaced")->required();
+  convert->add_option("--to", command.to, "The target's kind; without it hf, or fsdp where the source is of hf")
+      ->check(CLI::IsMember({"hf", "dcp", "fsdp"}));
+  convert->add_option("--max-shard-size", command.max_shard_size, "Bytes in a file before the next is begun")
+      ->capture_default_str()
+      ->type_name("BYTES")
+      ->check([](const std::string& text) {
+        return parse_byte_count(text) ? "" : "must be a number of bytes such as 5GB or 200MiB, is " + text;
+      });
+  convert->add_option("--config", command.config, "config.json for --to hf; without it the source folder's")
+      ->type_name("FILE");
+  convert->add_option(
+      "--model-prefix", command.model_prefix,
+      "Before the model's names in torch.distributed.checkpoint (of the source, or else of the target)");
+  convert->add_option("--optimizer-prefix", command.optimizer_prefix,
+                      "The same for the optimizer's names in the source");
+  convert->add_option("--buffer", command.buffers, "Pattern of names that are buffers, for --to fsdp; may be repeated")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false);
+  convert->add_flag(
+      "--keep-amsgrad", command.keep_amsgrad,
+      "For --to fsdp: keep Adam's option amsgrad even where it is off, as torch::optim's optimizers need it");
+  convert->add_flag("--flatten-optimizer", command.flatten_optimizer,
+                    "For --to dcp: parameter groups by parameter, as flatten_optimizer_state_dict lays them out");
+  return convert;
+}
+
+int run_convert_command(const ConvertCommand& command) {
+  try {
+    const FolderKind kind = target_kind(command);
+    const convert::Converted done = convert::convert(command.source, command.target, kind, options_of(command, kind));
+    std::printf("%s: %s, %zu tensors, %lld bytes\n", command.target.c_str(), convert::kind_name(kind), done.tensors,
+                static_cast<long long>(done.bytes));
+    for (const std::string& note : done.notes) {
+      std::printf("  %s\n", note.c_str());
+    }
+    return kExitSuccess;
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "fsdp convert: %s\n", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fsdp convert: %s\n", error.what());
+  }
+  return kExitFailure;
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,35 @@
+// `fsdp convert`: a model or checkpoint folder of one kind as one of another kind.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace fsdp::trainer {
+
+struct ConvertCommand {
+  std::string source, target;
+  std::string to;  // "hf", "dcp" or "fsdp"; empty: hf, or fsdp for a Hugging Face source
+  std::string max_shard_size = "5GB";
+  std::string config;
+  std::optional<std::string> model_prefix, optimizer_prefix;
+  std::vector<std::string> buffers;
+  bool keep_amsgrad = false;
+  bool flatten_optimizer = false;
+};
+
+// Adds the subcommand, which fills `command`.
+CLI::App* add_convert(CLI::App& app, ConvertCommand& command);
+
+// Returns the exit status; prints what was written and what was left out, and errors to stderr.
+int run_convert_command(const ConvertCommand& command);
+
+// "5GB", "200MiB", "1000": bytes. Units are powers of 1000 (kB, MB, GB, TB) or of 1024 (KiB, MiB, GiB, TiB). Unset for
+// anything else, for 0 and for more than 2^63-1.
+std::optional<int64_t> parse_byte_count(const std::string& text);
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,51 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "testing/program.h"
+#include "tools/convert_command.h"
+#include "tools/inspect_command.h"
+
+namespace fsdp::trainer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(ByteCount, NumbersAndUnits) {
+  EXPECT_EQ(parse_byte_count("7"), 7);
+  EXPECT_EQ(parse_byte_count("5GB"), 5'000'000'000);
+  EXPECT_EQ(parse_byte_count("200MiB"), int64_t{200} << 20);
+  EXPECT_EQ(parse_byte_count("9223372036854775807"), std::numeric_limits<int64_t>::max());
+  for (const char* wrong : {"", "0", "-1", "GB", "5 GB", "5gb", "5GBs", "1.5GB", "9223372036854775808", "9223373TB"}) {
+    EXPECT_EQ(parse_byte_count(wrong), std::nullopt) << wrong;
+  }
+}
+
+TEST(InspectCommand, TextForPeople) {
+  const auto description = nlohmann::json::parse(R"({"folder": "F", "kind": "K", "bytes": 12,
+      "tensors": [{"name": "w", "dtype": "float32", "shape": [3], "bytes": 12,
+                   "parts": [{"file": "b", "bytes": 8}, {"file": "a", "bytes": 4}]}],
+      "files": [{"name": "a", "bytes": 40}], "user": {"step": 3}, "values": {"lr": 0.5}})");
+  EXPECT_EQ(description_text(description),
+            "F: K, 1 tensors, 12 bytes, 1 files\n"
+            "  w  float32 [3], 12 bytes, 2 parts in a, b\n"
+            "file a: 40 bytes\n"
+            "user:\n  step: 3\n"
+            "values:\n  lr: 0.5\n");
+}
+
+TEST(Tools, ErrorsOfUsageAndMissingFolders) {
+  const ProgramResult missing = run_shell("$FSDP inspect /nowhere/folder");
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_EQ(missing.err, "fsdp inspect: /nowhere/folder: no such folder\n");
+  EXPECT_THAT(run_shell("$FSDP convert /nowhere/folder target").err,
+              HasSubstr("fsdp convert: /nowhere/folder: no such folder"));
+  const ProgramResult unknown = run_shell("$FSDP convert a b --to onnx");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("--to"), HasSubstr("onnx")));
+}
+
+}  // namespace
+}  // namespace fsdp::trainer
