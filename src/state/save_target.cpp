@@ -20,7 +20,8 @@ SaveTarget::SaveTarget(const fs::path& folder, Communicator& world)
 }
 
 std::string SaveTarget::write(const RankPieces& pieces, const std::function<void()>& after_each) const {
-  const checkpoint::RankFile file = write_rank_file(place_ / checkpoint::rank_file_name(rank_, size_), pieces.pieces, after_each);
+  const checkpoint::RankFile file =
+      write_rank_file(place_ / checkpoint::rank_file_name(rank_, size_), pieces.pieces, after_each);
   return json{{"file", rank_file_text(file)}, {"leaves", pieces.leaves}}.dump();
 }
 
