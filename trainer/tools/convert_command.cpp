@@ -76,6 +76,7 @@ std::optional<int64_t> parse_byte_count(const std::string& text) {
 CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
   CLI::App* convert = app.add_subcommand(
       "convert", "Convert between Hugging Face folders, training checkpoints and torch.distributed.checkpoint's");
+  convert->footer("");  // not the config's keys
   convert->add_option("source", command.source, "The folder to read; its kind is seen from its files")->required();
   convert->add_option("target", command.target, "The folder to write; one of its kind is replaced")->required();
   convert->add_option("--to", command.to, "The target's kind; without it hf, or fsdp where the source is of hf")

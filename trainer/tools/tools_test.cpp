@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
 
 #include "testing/program.h"
 #include "tools/convert_command.h"
@@ -12,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(ByteCount, NumbersAndUnits) {
   EXPECT_EQ(parse_byte_count("7"), 7);
@@ -36,12 +38,17 @@ TEST(InspectCommand, TextForPeople) {
             "values:\n  lr: 0.5\n");
 }
 
-TEST(Tools, ErrorsOfUsageAndMissingFolders) {
+TEST(Tools, HelpAndErrors) {
   const ProgramResult missing = run_shell("$FSDP inspect /nowhere/folder");
   EXPECT_EQ(missing.status, 1);
   EXPECT_EQ(missing.err, "fsdp inspect: /nowhere/folder: no such folder\n");
   EXPECT_THAT(run_shell("$FSDP convert /nowhere/folder target").err,
               HasSubstr("fsdp convert: /nowhere/folder: no such folder"));
+  for (const char* command : {"convert", "inspect"}) {
+    const ProgramResult help = run_shell(std::string("$FSDP ") + command + " --help");
+    EXPECT_EQ(help.status, 0);
+    EXPECT_THAT(help.out, Not(HasSubstr("learning_rate")));
+  }
   const ProgramResult unknown = run_shell("$FSDP convert a b --to onnx");
   EXPECT_EQ(unknown.status, 2);
   EXPECT_THAT(unknown.err, AllOf(HasSubstr("--to"), HasSubstr("onnx")));
