@@ -1,5 +1,6 @@
 #include "state/save_target.h"
 
+#include "checkpoint/checkpoint_folder_writer.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/output_file.h"
 #include "state/rank_file_writer.h"
