@@ -4,6 +4,8 @@
 #include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <fstream>
 #include <thread>
 
+#include "launch/free_port.h"
 #include "testing/test_folder.h"
 
 namespace fsdp::trainer {
@@ -55,6 +58,21 @@ TEST_F(Launcher, GivesEachRankItsEnvironment) {
     const std::string r = std::to_string(rank);
     EXPECT_EQ(read("env" + r), c10::str(rank, " 3 ", rank, " 3 127.0.0.1\n"));
   }
+}
+
+// Each process that looks for a port finds another one, and a server can listen on it all the same.
+TEST(FreePorts, AreKeptForTheServer) {
+  const FreePort port;
+  for (int i = 0; i < 200; ++i) EXPECT_NE(FreePort().number(), port.number());
+  const int server = socket(AF_INET, SOCK_STREAM, 0);
+  const int yes = 1;
+  setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port.number()));
+  EXPECT_EQ(bind(server, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(listen(server, 1), 0);
+  close(server);
 }
 
 TEST_F(Launcher, KeepsTheUsersNumberOfThreads) {

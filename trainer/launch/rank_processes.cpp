@@ -1,10 +1,8 @@
 #include "launch/rank_processes.h"
 
 #include <c10/util/StringUtil.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -98,10 +96,9 @@ std::string RankDeath::describe() const {
 }
 
 RankProcesses::RankProcesses(const std::string& program, const std::vector<std::string>& arguments, int ranks) {
-  const int port = find_free_port();
   try {
     for (int rank = 0; rank < ranks; ++rank)
-      pids_.push_back(start(program, arguments, environment_of(rank, ranks, port)));
+      pids_.push_back(start(program, arguments, environment_of(rank, ranks, port_.number())));
   } catch (...) {
     kill_and_reap(pids_);
     throw;
@@ -130,21 +127,6 @@ std::vector<RankDeath> RankProcesses::reap() {
   }
   std::stable_partition(deaths.begin(), deaths.end(), [](const RankDeath& d) { return WIFSIGNALED(d.wait_status); });
   return deaths;
-}
-
-int find_free_port() {
-  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t length = sizeof(address);
-  auto* plain = reinterpret_cast<sockaddr*>(&address);
-  const bool found =
-      descriptor >= 0 && bind(descriptor, plain, length) == 0 && getsockname(descriptor, plain, &length) == 0;
-  const int reason = errno;
-  if (descriptor >= 0) close(descriptor);
-  if (!found) throw std::system_error(reason, std::generic_category(), "cannot find a free TCP port");
-  return ntohs(address.sin_port);
 }
 
 }  // namespace fsdp::trainer

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/free_port.h"
+
 namespace fsdp::trainer {
 
 // How a rank ended.
@@ -34,10 +36,8 @@ class RankProcesses {
   std::vector<RankDeath> reap();
 
  private:
+  FreePort port_;
   std::vector<pid_t> pids_;  // by rank; 0: ended
 };
-
-// A TCP port that nobody listens on now.
-int find_free_port();
 
 }  // namespace fsdp::trainer
