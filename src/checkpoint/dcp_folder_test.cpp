@@ -47,12 +47,12 @@ const std::vector<std::pair<std::string, at::Tensor>>& sample() {
 void write_sample(const fs::path& target, const DcpFolderWriterOptions& options, int64_t step) {
   DcpFolderWriter writer(target, options);
   for (const auto& [name, tensor] : sample()) {
-    writer.begin({name, tensor.scalar_type(), tensor.sizes().vec()}, {"model", name});
+    writer.begin({name, tensor.scalar_type(), tensor.sizes().vec()}, {name});
     for (int64_t at = 0; at < tensor.numel(); at += step) {
       writer.append(tensor.reshape(-1).slice(0, at, at + step));
     }
   }
-  writer.add_value("lr", {"optim", int64_t{0}, "lr"}, pickled::real(0.125));
+  writer.add_value("optim.0.lr", {"optim", int64_t{0}, "lr"}, pickled::real(0.125));
   writer.finish();
 }
 
@@ -122,8 +122,8 @@ TEST_F(Dcp, WhatWasWrittenIsReadBack) {
       for (const auto& [name, tensor] : sample()) {
         EXPECT_TRUE(whole(saved, name).equal(tensor)) << name << " " << max_chunk;
       }
-      EXPECT_EQ(saved.value("lr"), 0.125);
-      EXPECT_EQ(saved.metadata().key_paths.at("lr"), (std::vector<DcpKey>{"optim", int64_t{0}, "lr"}));
+      EXPECT_EQ(saved.value("optim.0.lr"), 0.125);
+      EXPECT_EQ(saved.metadata().key_paths.at("optim.0.lr"), (std::vector<DcpKey>{"optim", int64_t{0}, "lr"}));
       EXPECT_EQ(saved.metadata().version, "1.0.0");
     }
   }
@@ -141,7 +141,7 @@ TEST_F(Dcp, AnyRangeOfElements) {
   }
   EXPECT_THAT(error_of([&] { read(saved, "cube", 3, 106); }),
               AllOf(HasSubstr("\"cube\""), HasSubstr("[3, 106) of 105")));
-  EXPECT_THAT(error_of([&] { read(saved, "lr", 0, 1); }), HasSubstr("holds no tensor \"lr\""));
+  EXPECT_THAT(error_of([&] { read(saved, "optim.0.lr", 0, 1); }), HasSubstr("holds no tensor \"optim.0.lr\""));
   EXPECT_THAT(error_of([&] { saved.value("cube"); }), HasSubstr("holds no value \"cube\""));
   EXPECT_THAT(error_of([&] { saved.read("cube", 0, 1, at::empty({1}, at::kHalf)); }), HasSubstr("nothing is cast"));
 }
@@ -197,7 +197,7 @@ TEST_F(DamagedDcp, FilesThatAreCutMissingOrLinks) {
   const auto bytes = fs::file_size(data());
   fs::resize_file(data(), bytes - 1);
   EXPECT_THAT(error(),
-              AllOf(HasSubstr("__0_0.distcp: has "), HasSubstr("\"lr\" ends at byte"), HasSubstr("cut short")));
+              AllOf(HasSubstr("__0_0.distcp: has "), HasSubstr("\"optim.0.lr\" ends at byte"), HasSubstr("cut short")));
   fs::rename(data(), folder / "elsewhere");
   EXPECT_THAT(error(), AllOf(HasSubstr("__0_0.distcp"), HasSubstr("No such file")));
   fs::create_symlink(folder / "elsewhere", data());

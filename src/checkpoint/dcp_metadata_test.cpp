@@ -90,7 +90,8 @@ TEST(DcpMetadata, OfAFolder) {
   folder.write(".metadata", "{}");
   EXPECT_THAT(error_of([&] { read_dcp_metadata(folder.path()); }), HasSubstr("/.metadata: byte 0: not a pickle"));
   std::filesystem::resize_file(folder / ".metadata", (uint64_t{1} << 30) + 1);  // a hole: takes no space
-  EXPECT_THAT(error_of([&] { read_dcp_metadata(folder.path()); }), HasSubstr("/.metadata: larger than 1073741824"));
+  EXPECT_THAT(error_of([&] { read_dcp_metadata(folder.path()); }),
+              HasSubstr("/.metadata: 1073741825 bytes are more than the limit of 1073741824"));
 }
 
 TEST(DcpMetadataDamaged, CutAnywhere) {
