@@ -32,6 +32,7 @@ train: setup  ## Fine-tune a real Llama on real text over two ranks
 bench: setup  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@scripts/build.sh
 	@$(VENV)/bin/python benchmarks/run.py
+	@$(VENV)/bin/python benchmarks/checkpoint.py
 
 chaos: setup  ## Kill a training at every system call of its saves, and in 200 rounds at random; compare what is left
 	@scripts/build.sh
