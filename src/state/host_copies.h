@@ -12,8 +12,8 @@ namespace fsdp {
 
 class HostCopies {
  public:
-  // Makes the pieces' values copies in this object's memory, which lives as long as it or they, and is used again by the
-  // next call: those of the last one must be gone. Memory is pinned for pieces on a device. Waits for the device.
+  // Makes the pieces' values copies in this object's memory, which lives as long as it or they, and is used again by
+  // the next call: those of the last one must be gone. Memory is pinned for pieces on a device. Waits for the device.
   void take(std::vector<Piece>& pieces);
 
  private:

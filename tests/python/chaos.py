@@ -56,7 +56,7 @@ def wait_for_the_dead(pids):
             time.sleep(0.01)
 
 
-def run_chaos(program, folder, rounds, seed, steps_per_round=4):
+def run_chaos(program, folder, rounds, seed, steps_per_round=12):
     """Returns how often each kind of end was brought about, for the log."""
     draw = random.Random(seed)
     model = write_model(Path(folder) / "model")
