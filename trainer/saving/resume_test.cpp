@@ -5,9 +5,12 @@
 #include <ATen/Context.h>
 #include <ATen/ops/rand.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "config/errors.h"
 #include "saving/checkpoint_list.h"
@@ -255,6 +258,33 @@ TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
                       HasSubstr("the checkpoints that are there stay"), HasSubstr("saved the checkpoint")));
     EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-4", "checkpoint-6"));
   }
+}
+
+// The first write fails, after a while: training has come to the next save by then.
+class LateFault final : public checkpoint::FileSystem {
+ public:
+  ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override {
+    if (has_failed_.exchange(true)) return FileSystem::pwrite(file, data, size, offset);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    errno = ENOSPC;
+    return -1;
+  }
+
+ private:
+  std::atomic<bool> has_failed_{false};
+};
+
+// The failure of one asynchronous save is found when the next one begins: that one is made all the same.
+TEST(FailedSaves, CostNoOtherSave) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 1;
+  config.async_save = true;
+  config.max_steps = 2;
+  LateFault faulty;
+  const checkpoint::FileSystemGuard guard(faulty);
+  run_whole(config, folder, "out", 1);
+  EXPECT_THAT(names_of_checkpoints(folder, "out"), ElementsAre("checkpoint-2"));
 }
 
 TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {

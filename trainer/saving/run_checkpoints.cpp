@@ -102,9 +102,9 @@ bool RunCheckpoints::any_rank_is_to_stop() {
 void RunCheckpoints::save(int64_t step) {
   const fs::path path = checkpoint_path(parts_.config.output_dir, step);
   const TrainingState state{parts_.sharded, parts_.model, optimizer_.get(), random_state(parts_.device)};
+  finish();  // if that one failed, this one may succeed
   attempt([&] {
     if (parts_.config.async_save) {
-      if (const auto saved = saver_.finish()) note_saved(*saved);
       saver_.save(path, state, to_json(record(step)));
     } else {
       save_training_state(path, state, to_json(record(step)), *parts_.communicator);
