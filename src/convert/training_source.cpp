@@ -6,13 +6,15 @@
 #include <string_view>
 
 #include "checkpoint/json_text.h"
+#include "checkpoint/tensor_names.h"
 
 namespace fsdp::convert {
 namespace {
 
 using Role = StateTensor::Role;
 
-constexpr std::string_view kModel = "model/", kBuffer = "buffer/", kOptimizer = "optimizer/";
+constexpr std::string_view kModel = checkpoint::kModelPrefix, kBuffer = checkpoint::kBufferPrefix,
+                           kOptimizer = checkpoint::kOptimizerPrefix;
 
 bool takes(std::string_view name, std::string_view prefix) { return name.substr(0, prefix.size()) == prefix; }
 

@@ -1,4 +1,5 @@
 #include "checkpoint/checkpoint_folder_writer.h"
+#include "checkpoint/tensor_names.h"
 #include "convert/companions.h"
 #include "convert/slices.h"
 #include "convert/targets.h"
@@ -9,15 +10,14 @@ namespace {
 using checkpoint::TensorInfo;
 using Role = StateTensor::Role;
 
-// As state/training_state.h names them.
 std::string name_of(const StateTensor& tensor) {
   switch (tensor.role) {
     case Role::kParameter:
-      return "model/" + tensor.fqn;
+      return checkpoint::model_name(tensor.fqn);
     case Role::kBuffer:
-      return "buffer/" + tensor.fqn;
+      return checkpoint::buffer_name(tensor.fqn);
     case Role::kOptimizer:
-      return "optimizer/" + tensor.fqn + "/" + tensor.state;
+      return checkpoint::optimizer_name(tensor.fqn, tensor.state);
   }
   return "";
 }

@@ -41,7 +41,7 @@ void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun&
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options) {
   LoadedTrainingState loaded = load_training_state(folder, state_of(run), world, options);
-  return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer), read_rank_tensors(folder, world)};
+  return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer), std::move(loaded.of_rank)};
 }
 
 AsyncCheckpointer::AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second)

@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "state/leaf_names.h"
+#include "checkpoint/tensor_names.h"
 
 namespace fsdp {
 
@@ -24,12 +24,12 @@ void CheckpointTensors::read(const std::string& name, int64_t begin, int64_t end
 }
 
 CheckpointTensors model_in(const checkpoint::CheckpointFolder& folder) {
-  return {folder, {model_name(""), buffer_name("")}};
+  return {folder, {checkpoint::kModelPrefix, checkpoint::kBufferPrefix}};
 }
 
 SavedOptimizer optimizer_in(const checkpoint::CheckpointFolder& folder) {
   const nlohmann::json& state = folder.manifest().state.at("optimizer");
-  return {std::make_shared<CheckpointTensors>(folder, std::vector<std::string>{"optimizer/"}),
+  return {std::make_shared<CheckpointTensors>(folder, std::vector<std::string>{checkpoint::kOptimizerPrefix}),
           state.at("leaves").get<std::map<std::string, Numbers>>(), parse_groups(state.at("groups"))};
 }
 

@@ -1,10 +1,15 @@
 #include "state/held_leaves.h"
 
+#include <c10/util/Exception.h>
+
 #include <utility>
 
-#include "state/leaf_names.h"
-
 namespace fsdp {
+
+void check_leaf(bool is_of_model, const at::Tensor& leaf) {
+  TORCH_CHECK(is_of_model, "a leaf of the optimizer, of shape ", leaf.sizes(),
+              ", is none of the model's: build the optimizer on ShardedModule::parameters()");
+}
 
 std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer) {
   std::map<const at::TensorImpl*, std::vector<HeldPart>> parts;

@@ -15,6 +15,9 @@ struct HeldLeaf {
   std::vector<HeldPart> parts;
 };
 
+// Throws when a leaf of an optimizer is none of the model's.
+void check_leaf(bool is_of_model, const at::Tensor& leaf);
+
 // By parameter group. An error when the optimizer has a leaf that is none of the model's.
 std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer);
 

@@ -1,10 +1,12 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/tensor_names.h"
 #include "state/checkpoint_source.h"
 #include "state/model_loader.h"
 #include "state/optimizer_loader.h"
@@ -31,6 +33,20 @@ struct Loading {
   std::optional<OptimizerLoader> optimizer;
 };
 
+// Rank tensors of this rank, if the folder has one file of each rank.
+std::map<std::string, at::Tensor> read_of_rank(const checkpoint::CheckpointFolder& saved, const Communicator& world) {
+  std::map<std::string, at::Tensor> tensors;
+  if (saved.manifest().files.size() != static_cast<size_t>(world.size())) return tensors;
+  const std::string prefix = checkpoint::rank_name(world.rank(), "");
+  const auto& stored = saved.manifest().tensors;
+  for (auto it = stored.lower_bound(prefix); it != stored.end() && it->first.rfind(prefix, 0) == 0; ++it) {
+    const at::Tensor flat = at::empty({it->second.numel()}, at::TensorOptions(it->second.dtype));
+    saved.read(it->first, 0, flat.numel(), flat);
+    tensors[it->first.substr(prefix.size())] = flat.view(it->second.shape);
+  }
+  return tensors;
+}
+
 }  // namespace
 
 LoadedTrainingState load_training_state(const std::filesystem::path& folder, const TrainingState& state,
@@ -49,6 +65,7 @@ LoadedTrainingState load_training_state(const std::filesystem::path& folder, con
   together(exchange, what, [&] {
     loading->model.load(loaded.model);
     if (loading->optimizer) loading->optimizer->load(loaded.optimizer);
+    loaded.of_rank = read_of_rank(loading->folder, world);
     loaded.user = loading->folder.manifest().state.at("user");
     return std::string();
   });

@@ -9,8 +9,8 @@
 #include "engine/engine.h"
 #include "fsdp/state_dict.h"
 #include "state/flat_shards.h"
+#include "state/held_leaves.h"
 #include "state/host_copy.h"
-#include "state/leaf_names.h"
 #include "state/load_together.h"
 #include "state/tensor_source.h"
 

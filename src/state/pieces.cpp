@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/tensor_names.h"
 #include "state/held_leaves.h"
-#include "state/leaf_names.h"
 
 namespace fsdp {
 
@@ -31,11 +31,11 @@ Piece whole_piece(const std::string& name, const at::Tensor& tensor) {
 }
 
 void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) {
-  to.pieces.push_back(piece_of(part, model_name(part.fqn), part.values.detach()));
+  to.pieces.push_back(piece_of(part, checkpoint::model_name(part.fqn), part.values.detach()));
   const auto kept = state.optimizer ? state.optimizer->leaf(part.leaf) : std::nullopt;
   if (!kept) return;
   for (const auto& [name, tensor] : kept->tensors) {
-    to.pieces.push_back(piece_of(part, optimizer_name(part.fqn, name),
+    to.pieces.push_back(piece_of(part, checkpoint::optimizer_name(part.fqn, name),
                                  tensor.detach().view(-1).narrow(0, part.leaf_offset, part.numel())));
   }
   if (part.begin == 0 && part.numel() > 0 && part.replica == 0) to.leaves[part.fqn] = kept->scalars;
@@ -61,10 +61,12 @@ RankPieces pieces_of(const TrainingState& state, int rank) {
   const at::NoGradGuard no_grad;
   RankPieces all;
   for (const HeldPart& part : held_parts(state.model)) add_part(state, part, all);
-  for (const auto& [name, tensor] : state.of_rank) all.pieces.push_back(whole_piece(rank_name(rank, name), tensor));
+  for (const auto& [name, tensor] : state.of_rank)
+    all.pieces.push_back(whole_piece(checkpoint::rank_name(rank, name), tensor));
   if (rank == 0) {
     for (const auto& buffer : state.module.named_buffers()) {
-      if (buffer.value().defined()) all.pieces.push_back(whole_piece(buffer_name(buffer.key()), buffer.value()));
+      if (buffer.value().defined())
+        all.pieces.push_back(whole_piece(checkpoint::buffer_name(buffer.key()), buffer.value()));
     }
   }
   all.groups = groups_of(state);

@@ -23,8 +23,8 @@ struct TrainingState {
   ShardedModule& model;
   torch::nn::Module& module;            // of `model`: for its buffers
   OptimizerState* optimizer = nullptr;  // null: none
-  // What this rank alone has, such as the state of its random numbers, by name (without a slash). Written by saving; to
-  // be read by read_rank_tensors.
+  // What this rank alone has, such as the state of its random numbers, by name (without a slash). Written by saving;
+  // not looked at by loading.
   std::map<std::string, at::Tensor> of_rank = {};
 };
 
@@ -33,10 +33,6 @@ struct TrainingState {
 // once, by the ranks that hold it. `world`: all ranks, which see the same file system. Collective.
 void save_training_state(const std::filesystem::path& folder, const TrainingState& state, const nlohmann::json& user,
                          Communicator& world);
-
-// What this rank had as TrainingState::of_rank when as many ranks as now saved the folder; empty otherwise. Each rank
-// reads its own. Errors, which all ranks get, as those of load_training_state. Collective.
-std::map<std::string, at::Tensor> read_rank_tensors(const std::filesystem::path& folder, Communicator& world);
 
 // Returns what `user` was. Each rank reads what it holds. Errors, which all ranks get: whatever CheckpointFolder finds;
 // tensors that are missing, too many, or of another shape or dtype than the model's; optimizer state that does not fit.
@@ -49,6 +45,8 @@ struct LoadedTrainingState {
   nlohmann::json user;
   LoadReport model;  // parameters and buffers
   LoadReport optimizer;
+  // What this rank had as TrainingState::of_rank when as many ranks as now saved the folder; empty otherwise.
+  std::map<std::string, at::Tensor> of_rank;
 };
 LoadedTrainingState load_training_state(const std::filesystem::path& folder, const TrainingState& state,
                                         Communicator& world, const LoadOptions& options);

@@ -34,15 +34,15 @@ RunCheckpoints::RunCheckpoints(const RunParts& parts)
 int64_t RunCheckpoints::load(const fs::path& checkpoint) {
   // The config's options are in force, also where they were others when the checkpoint was saved.
   const auto options = optimizer_->options(0);
-  const nlohmann::json user =
-      load_training_state(checkpoint, {parts_.sharded, parts_.model, optimizer_.get()}, *parts_.communicator);
+  const LoadedTrainingState loaded = load_training_state(checkpoint, {parts_.sharded, parts_.model, optimizer_.get()},
+                                                         *parts_.communicator, LoadOptions());
   optimizer_->set_options(0, options);
-  const RunRecord record = parse_run_record(user, checkpoint.string());
+  const RunRecord record = parse_run_record(loaded.user, checkpoint.string());
   parts_.report.say(c10::str("resumed from ", checkpoint.string(), ", saved after step ", record.step));
   const std::string changed = changed_keys(record, parts_.config);
   if (!changed.empty()) parts_.report.say("changed since it was saved: " + changed);
   restore(record);
-  restore_random_state(record, checkpoint);
+  restore_random_state(record, loaded.of_rank);
   return record.step;
 }
 
@@ -59,8 +59,7 @@ void RunCheckpoints::restore(const RunRecord& record) {
                              " are not trained on, as the global batch is another one than in the checkpoint"));
 }
 
-void RunCheckpoints::restore_random_state(const RunRecord& record, const fs::path& checkpoint) {
-  const auto state = read_rank_tensors(checkpoint, *parts_.communicator);
+void RunCheckpoints::restore_random_state(const RunRecord& record, const std::map<std::string, at::Tensor>& state) {
   if (!state.empty()) {
     set_random_state(state, parts_.device);
     return;

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,7 +61,7 @@ class RunCheckpoints {
   void attempt(const std::function<void()>& part_of_save);
   RunRecord record(int64_t step) const;
   void restore(const RunRecord& record);
-  void restore_random_state(const RunRecord& record, const std::filesystem::path& checkpoint);
+  void restore_random_state(const RunRecord& record, const std::map<std::string, at::Tensor>& state);
 
   RunParts parts_;
   std::unique_ptr<OptimizerState> optimizer_;
