@@ -2,6 +2,7 @@
 // benchmarks/checkpoint.py, once for each rank, with the environment of torchrun.
 // Usage: checkpoint_bench FOLDER LAYERS WIDTH TURNS; prints, on rank 0, seconds and bytes of the slowest rank by turn.
 #include <fcntl.h>
+#include <malloc.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -40,6 +41,7 @@ struct Cost {
 };
 template <typename Part>
 Cost cost_of(const Part& part) {
+  ::malloc_trim(0);                             // what was freed before is not there for the taking
   std::ofstream("/proc/self/clear_refs") << 5;  // the high-water mark becomes what is resident now
   const int64_t before = memory_of("VmRSS:");
   const auto start = Clock::now();

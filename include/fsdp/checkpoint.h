@@ -21,13 +21,15 @@
 
 namespace fsdp {
 
-// What a checkpoint is of. Parameters that are not sharded (Options::ignored_parameters) are not in it.
+// What a checkpoint is of. Of parameters that are not sharded (Options::ignored_parameters), which must be alike on all
+// ranks, rank 0's are kept; so are its buffers.
 struct CheckpointedRun {
   ShardedModule& model;
   torch::nn::Module& module;            // the one that `model` was made of: for its buffers
   OptimizerState* optimizer = nullptr;  // on model.parameters(), or some of them; null: none
-  // What this rank alone has, such as the states of its random generators, by name (without a slash). Not looked at by
-  // loading.
+  // What this rank alone has, such as the states of its random generators, by name (without a slash). A parameter that
+  // is not sharded, and differs between ranks, belongs here under its name: it is not asked to be alike then, and
+  // loading expects no other of it.
   std::map<std::string, at::Tensor> of_rank = {};
 };
 

@@ -37,11 +37,17 @@ class OptimizerState {
   // the leaf's, and those of a dtype that it does not keep for the leaf are errors; so is a leaf that is not the
   // optimizer's.
   virtual void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& state) = 0;
+  // Throws what set_leaf would, and changes nothing: loading asks before it begins. Values of tensors, which may be
+  // expanded from one element, are not looked at. By default all is accepted here.
+  virtual void check_leaf(const at::Tensor& /*leaf*/, const LeafState& /*state*/) const {}
 
-  // "lr", "beta1", "weight_decay", … as numbers; truth values are 0 and 1. A group that is not there is an error.
+  // "lr", "beta1", "weight_decay", … as numbers; truth values are 0 and 1. Of Adam and AdamW, which are told apart by
+  // it as in torch.optim, "decoupled_weight_decay" is one, 0 or 1. A group that is not there is an error.
   virtual std::map<std::string, double> options(size_t group) const = 0;
-  // All of them; names that are missing or unknown are errors.
+  // All of them; names that are missing or unknown are errors, and so are values that this optimizer cannot have.
   virtual void set_options(size_t group, const std::map<std::string, double>& options) = 0;
+  // Throws what set_options would, and changes nothing. By default all is accepted here.
+  virtual void check_options(size_t /*group*/, const std::map<std::string, double>& /*options*/) const {}
 };
 
 // Of Adam, AdamW, SGD, Adagrad and RMSprop of torch::optim; others are an error that says so. `optimizer` must outlive

@@ -16,10 +16,10 @@
 // a shared parameter is there under each of its names, and may be loaded from any of them; values under several of its
 // names must be the same. An optimizer's state has it under its first name.
 //
-// Loading copies. All of it is collective: the ranks agree on what fits before any of them changes anything, so that an
-// error, which all ranks get, leaves everything as it was. (What only the optimizer can refuse, such as the state of
-// another kind of optimizer, is found later; the optimizer holds anything then.) Units are released before, gathers see
-// the new values afterwards; a backward whose forward came before is an error, as after a step. Threads: as training.
+// Loading copies. All of it is collective: the ranks agree on what fits, with the optimizer too (OptimizerState),
+// before any of them changes anything, so that an error, which all ranks get, leaves everything as it was. Units are
+// released before, gathers see the new values afterwards; a backward whose forward came before is an error, as after a
+// step. Threads: as training.
 #pragma once
 
 #include <ATen/core/Tensor.h>

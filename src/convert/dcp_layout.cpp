@@ -86,8 +86,7 @@ std::string find_model(const DcpMetadata& metadata, const DcpLayout& layout, con
 
 class GroupParser {
  public:
-  GroupParser(const std::map<std::string, json>& values, bool keep_amsgrad, Notes& notes)
-      : values_(values), keep_amsgrad_(keep_amsgrad), notes_(notes) {}
+  GroupParser(const std::map<std::string, json>& values, Notes& notes) : values_(values), notes_(notes) {}
 
   // NUMBER.OPTION
   json by_number() const {
@@ -133,11 +132,10 @@ class GroupParser {
   }
 
   json group(const json& parameters, const std::map<std::string, json>& options) const {
-    return {{"parameters", parameters}, {"options", from_python(options, keep_amsgrad_, notes_)}};
+    return {{"parameters", parameters}, {"options", from_python(options, notes_)}};
   }
 
   const std::map<std::string, json>& values_;
-  bool keep_amsgrad_;
   Notes& notes_;
 };
 
@@ -170,9 +168,8 @@ DcpLayout find_layout(const DcpMetadata& metadata, const SourceOptions& options,
   return layout;
 }
 
-json parse_groups(const std::map<std::string, json>& values, const std::vector<std::string>& fqns, bool keep_amsgrad,
-                  Notes& notes) {
-  const GroupParser parser(values, keep_amsgrad, notes);
+json parse_groups(const std::map<std::string, json>& values, const std::vector<std::string>& fqns, Notes& notes) {
+  const GroupParser parser(values, notes);
   if (values.count("0.params") > 0) {
     return parser.by_number();
   }

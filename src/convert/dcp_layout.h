@@ -35,6 +35,6 @@ std::string with_dot(std::string prefix);
 // Groups as Contents::groups has them, from values by their group_name(). Flattened ones are put together where their
 // options are equal. FQNs: all parameters.
 nlohmann::json parse_groups(const std::map<std::string, nlohmann::json>& values, const std::vector<std::string>& fqns,
-                            bool keep_amsgrad, Notes& notes);
+                            Notes& notes);
 
 }  // namespace fsdp::convert

@@ -26,7 +26,7 @@ std::pair<std::string, std::string> split_state(const std::string& rest) {
 DcpSource::DcpSource(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes)
     : folder_(folder), layout_(find_layout(folder_.metadata(), options, notes)) {
   add_model(options, notes);
-  add_optimizer(options, notes);
+  add_optimizer(notes);
 }
 
 void DcpSource::add_model(const SourceOptions& options, Notes& notes) {
@@ -50,7 +50,7 @@ void DcpSource::add_model(const SourceOptions& options, Notes& notes) {
   }
 }
 
-void DcpSource::add_optimizer(const SourceOptions& options, Notes& notes) {
+void DcpSource::add_optimizer(Notes& notes) {
   for (const auto& [name, tensor] : folder_.metadata().tensors) {
     if (const auto rest = layout_.state_name(name)) {
       add_state(name, tensor.info, *rest);
@@ -61,7 +61,7 @@ void DcpSource::add_optimizer(const SourceOptions& options, Notes& notes) {
   for (const auto& [name, tensor] : folder_.metadata().tensors) {
     if (const auto rest = layout_.group_name(name)) groups.emplace(*rest, number(name));
   }
-  contents_.groups = parse_groups(groups, fqns_, options.keep_amsgrad, notes);
+  contents_.groups = parse_groups(groups, fqns_, notes);
 }
 
 // Numbers of a parameter, such as its step, are tensors without dimensions.

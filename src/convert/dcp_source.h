@@ -22,7 +22,7 @@ class DcpSource final : public Source {
 
  private:
   void add_model(const SourceOptions& options, Notes& notes);
-  void add_optimizer(const SourceOptions& options, Notes& notes);
+  void add_optimizer(Notes& notes);
   void add_state(const std::string& name, const checkpoint::TensorInfo& info, const std::string& rest);
   void add_values(std::map<std::string, nlohmann::json>& groups, Notes& notes);
   double number(const std::string& name) const;

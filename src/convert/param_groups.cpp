@@ -12,24 +12,25 @@ using nlohmann::json;
 // An optimizer of torch.optim that LibTorch has, too.
 struct Family {
   const char* name;
-  const char* mark;                                       // an option that only this one has, as LibTorch calls it
-  std::vector<const char*> shared;                        // what both have
-  std::vector<const char*> flags;                         // those of them that are truth values in Python
-  std::vector<std::pair<const char*, json>> only_python;  // with torch's defaults
+  const char* mark;                                        // an option that only this one has, as LibTorch calls it
+  std::vector<const char*> shared;                         // what both have
+  std::vector<const char*> flags;                          // those of them that are truth values in Python
+  std::vector<std::pair<const char*, json>> only_python;   // with torch's defaults
+  std::vector<std::pair<const char*, json>> assumed = {};  // of the shared ones, what it is where nobody says
 };
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all{
-      {"AdamW",
+      {"Adam or AdamW",
        "beta1",
-       {"lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad"},
-       {"amsgrad"},
+       {"lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "decoupled_weight_decay"},
+       {"amsgrad", "decoupled_weight_decay"},
        {{"maximize", false},
         {"foreach", nullptr},
         {"capturable", false},
         {"differentiable", false},
-        {"fused", nullptr},
-        {"decoupled_weight_decay", true}}},
+        {"fused", nullptr}},
+       {{"amsgrad", false}, {"decoupled_weight_decay", true}}},
       {"SGD",
        "dampening",
        {"lr", "momentum", "dampening", "weight_decay", "nesterov"},
@@ -66,14 +67,25 @@ void note(Notes& notes, const std::string& line) {
   }
 }
 
-void note_assumed(const Family& family, Notes& notes) {
-  std::string line =
-      std::string("parameter groups are taken for those of ") + family.name + "; what LibTorch's options ";
-  line += "do not say has torch's defaults:";
+void note_defaults(const Family& family, Notes& notes) {
+  std::string line = std::string("parameter groups are taken for those of ") + family.name;
+  line += "; what LibTorch's options do not say has torch's defaults:";
   for (const auto& [name, value] : family.only_python) {
     line += std::string(" ") + name + "=" + value.dump();
   }
   note(notes, line);
+}
+
+// Those that are not among `given`, which a note says.
+template <typename Has>
+std::vector<std::pair<const char*, json>> assumed(const Family& family, const Has& has, Notes& notes) {
+  std::vector<std::pair<const char*, json>> missing;
+  for (const auto& option : family.assumed) {
+    if (has(option.first)) continue;
+    missing.push_back(option);
+    note(notes, std::string("parameter groups do not say ") + option.first + ": taken for " + option.second.dump());
+  }
+  return missing;
 }
 
 // "betas" is one option in Python.
@@ -91,7 +103,8 @@ std::map<std::string, json> with_two_betas(std::map<std::string, json> options) 
 
 PythonOptions to_python(const json& options, Notes& notes) {
   PythonOptions python;
-  const Family* family = family_of([&](const char* mark) { return options.contains(mark); });
+  const auto has = [&](const char* name) { return options.contains(name); };
+  const Family* family = family_of(has);
   for (const auto& [name, value] : options.items()) {
     if (name == "beta1" && options.contains("beta2")) {
       python.emplace_back("betas", json::array({value, options.at("beta2")}));
@@ -106,17 +119,19 @@ PythonOptions to_python(const json& options, Notes& notes) {
   if (family == nullptr) {
     return python;
   }
-  if (is_one_of("amsgrad", family->shared) && !options.contains("amsgrad")) {
-    python.emplace_back("amsgrad", false);
-  }
+  for (const auto& [name, value] : assumed(*family, has, notes)) python.emplace_back(name, value);
   python.insert(python.end(), family->only_python.begin(), family->only_python.end());
-  note_assumed(*family, notes);
+  note_defaults(*family, notes);
   return python;
 }
 
-json from_python(const std::map<std::string, json>& python, bool keep_amsgrad, Notes& notes) {
-  const auto given = with_two_betas(python);
-  const Family* family = family_of([&](const char* mark) { return given.count(mark) > 0; });
+json from_python(const std::map<std::string, json>& python, Notes& notes) {
+  auto given = with_two_betas(python);
+  const auto has = [&](const char* name) { return given.count(name) > 0; };
+  const Family* family = family_of(has);
+  if (family != nullptr) {
+    for (const auto& [name, value] : assumed(*family, has, notes)) given[name] = value;
+  }
   json options = json::object();
   for (const auto& [name, value] : given) {
     const bool is_number = value.is_number() || value.is_boolean();
@@ -132,12 +147,6 @@ json from_python(const std::map<std::string, json>& python, bool keep_amsgrad, N
       note(notes, "left out: option " + name + "=" + checkpoint::json_text(value) +
                       " of parameter groups, which LibTorch's optimizers do not have");
     }
-  }
-  if (!keep_amsgrad && options.value("amsgrad", 1.0) == 0.0) {
-    options.erase("amsgrad");
-    note(notes,
-         "left out: option amsgrad=false of parameter groups, which the trainer's AdamW does not have "
-         "(--keep-amsgrad keeps it for torch::optim's)");
   }
   return options;
 }

@@ -44,9 +44,6 @@ struct SourceOptions {
   std::optional<std::string> model_prefix{}, optimizer_prefix{};
   // Shell patterns of names that are buffers, for folders that do not say which are.
   std::vector<std::string> buffers{};
-  // Adam's amsgrad becomes an option of parameter groups even where it is off: torch::optim's optimizers have it, the
-  // trainer's does not.
-  bool keep_amsgrad = false;
 };
 
 // Errors of the readers name file and tensor. Used by one thread.

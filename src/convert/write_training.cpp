@@ -1,4 +1,5 @@
 #include "checkpoint/checkpoint_folder_writer.h"
+#include "checkpoint/run_state.h"
 #include "checkpoint/tensor_names.h"
 #include "convert/companions.h"
 #include "convert/slices.h"
@@ -40,7 +41,7 @@ void write_training(const Job& job) {
     copy_tensor(job.source, tensor, job.result, [&](const at::Tensor& slice) { writer.append(name, slice); });
   }
   copy_companions(job.companions, writer.folder());
-  writer.finish({{"optimizer", {{"leaves", contents.leaves}, {"groups", contents.groups}}}, {"user", contents.user}});
+  writer.finish(checkpoint::run_state(contents.leaves, contents.groups, contents.user));
 }
 
 }  // namespace fsdp::convert

@@ -96,12 +96,10 @@ class FusedAdamW::Named final : public OptimizerState {
       state = {};
       return;
     }
-    NamedState named(kName, leaf, *given);
-    State next{at::full({}, named.take_scalar("step"), leaf.options().dtype(at::kFloat).requires_grad(false)),
-               named.take_tensor("exp_avg"), named.take_tensor("exp_avg_sq")};
-    named.check_all_taken();
-    state = std::move(next);
+    state = taken(leaf, *given);
   }
+
+  void check_leaf(const at::Tensor& leaf, const LeafState& given) const override { taken(leaf, given); }
 
   std::map<std::string, double> options(size_t group) const override {
     check_group(group);
@@ -110,20 +108,40 @@ class FusedAdamW::Named final : public OptimizerState {
             {"beta1", options.beta1},
             {"beta2", options.beta2},
             {"eps", options.epsilon},
-            {"weight_decay", options.weight_decay}};
+            {"weight_decay", options.weight_decay},
+            {"amsgrad", 0.0},
+            {"decoupled_weight_decay", 1.0}};
   }
 
   void set_options(size_t group, const std::map<std::string, double>& given) override {
     check_group(group);
-    NamedOptions named(kName, given);
-    const FusedAdamWOptions options{named.take("lr"), named.take("beta1"), named.take("beta2"), named.take("eps"),
-                                    named.take("weight_decay")};
-    named.check_all_taken();
-    optimizer_.options_ = options;
+    optimizer_.options_ = taken(given);
+  }
+
+  void check_options(size_t group, const std::map<std::string, double>& given) const override {
+    check_group(group);
+    taken(given);
   }
 
  private:
   static constexpr const char* kName = "FusedAdamW";
+
+  static State taken(const at::Tensor& leaf, const LeafState& given) {
+    NamedState named(kName, leaf, given);
+    State state{at::full({}, named.take_scalar("step"), leaf.options().dtype(at::kFloat).requires_grad(false)),
+                named.take_tensor("exp_avg"), named.take_tensor("exp_avg_sq")};
+    named.check_all_taken();
+    return state;
+  }
+  static FusedAdamWOptions taken(const std::map<std::string, double>& given) {
+    NamedOptions named(kName, given);
+    named.take_fixed("amsgrad", 0.0);
+    named.take_fixed("decoupled_weight_decay", 1.0);
+    const FusedAdamWOptions options{named.take("lr"), named.take("beta1"), named.take("beta2"), named.take("eps"),
+                                    named.take("weight_decay")};
+    named.check_all_taken();
+    return options;
+  }
 
   static void check_group(size_t group) {
     TORCH_CHECK(group == 0, kName, ": has one parameter group, and no number ", group);

@@ -58,6 +58,12 @@ double NamedOptions::take(const std::string& name) {
   return found.mapped();
 }
 
+void NamedOptions::take_fixed(const std::string& name, double value) {
+  const double given = take(name);
+  TORCH_CHECK(given == value, optimizer_, ": option '", name, "' is always ", value, " and not ", given,
+              ", as given: is it that of another optimizer?");
+}
+
 void NamedOptions::check_all_taken() const {
   TORCH_CHECK(left_.empty(), optimizer_, ": has no option '", left_.begin()->first,
               "': is it that of another optimizer?");

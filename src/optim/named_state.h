@@ -33,6 +33,8 @@ class NamedOptions {
   NamedOptions(std::string optimizer, const std::map<std::string, double>& options);
 
   double take(const std::string& name);
+  // An option that this optimizer has with one value only.
+  void take_fixed(const std::string& name, double value);
   void check_all_taken() const;
 
  private:

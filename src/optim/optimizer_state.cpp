@@ -96,6 +96,14 @@ void visit_options(RMSpropOptions& options, const Visit& visit) {
   visit("centered", options.centered());
 }
 
+// What Adam and AdamW, whose states look alike, differ in, under torch's name.
+template <typename Options>
+std::map<std::string, double> fixed_options() {
+  if constexpr (std::is_same_v<Options, AdamOptions>) return {{"decoupled_weight_decay", 0.0}};
+  if constexpr (std::is_same_v<Options, AdamWOptions>) return {{"decoupled_weight_decay", 1.0}};
+  return {};
+}
+
 // Tensors that an optimizer has only with some options (amsgrad, momentum, centered).
 bool is_optional(const std::string& name) {
   return name == "max_exp_avg_sq" || name == "momentum_buffer" || name == "grad_avg";
@@ -143,39 +151,53 @@ class TorchOptimizerState final : public OptimizerState {
   }
 
   void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& state) override {
-    check_leaf(leaf);
+    check_is_own(leaf);
     if (!state) {
       optimizer_.state().erase(leaf.unsafeGetTensorImpl());
       return;
     }
-    NamedState given(name_, leaf, *state);
-    auto kept = std::make_unique<ParamState>();
-    visit_state(*kept, Assign{given});
-    given.check_all_taken();
-    optimizer_.state()[leaf.unsafeGetTensorImpl()] = std::move(kept);
+    optimizer_.state()[leaf.unsafeGetTensorImpl()] = taken(leaf, *state);
   }
 
+  void check_leaf(const at::Tensor& leaf, const LeafState& state) const override { taken(leaf, state); }
+
   std::map<std::string, double> options(size_t group) const override {
-    std::map<std::string, double> values;
+    std::map<std::string, double> values = fixed_options<Options>();
     visit_options(options_of(group), [&](const char* name, auto& value) { values[name] = static_cast<double>(value); });
     return values;
   }
 
   void set_options(size_t group, const std::map<std::string, double>& options) override {
-    NamedOptions given(name_, options);
-    visit_options(options_of(group), [&](const char* name, auto& value) {
+    take(options, options_of(group));
+  }
+
+  void check_options(size_t group, const std::map<std::string, double>& options) const override {
+    Options copy = options_of(group);
+    take(options, copy);
+  }
+
+ private:
+  std::unique_ptr<ParamState> taken(const at::Tensor& leaf, const LeafState& state) const {
+    NamedState given(name_, leaf, state);
+    auto kept = std::make_unique<ParamState>();
+    visit_state(*kept, Assign{given});
+    given.check_all_taken();
+    return kept;
+  }
+  void take(const std::map<std::string, double>& from, Options& to) const {
+    NamedOptions given(name_, from);
+    for (const auto& [name, value] : fixed_options<Options>()) given.take_fixed(name, value);
+    visit_options(to, [&](const char* name, auto& value) {
       value = static_cast<std::decay_t<decltype(value)>>(given.take(name));
     });
     given.check_all_taken();
   }
-
- private:
   Options& options_of(size_t group) const {
     TORCH_CHECK(group < optimizer_.param_groups().size(), name_, ": parameter group ", group, " of ",
                 optimizer_.param_groups().size());
     return static_cast<Options&>(optimizer_.param_groups()[group].options());
   }
-  void check_leaf(const at::Tensor& leaf) {
+  void check_is_own(const at::Tensor& leaf) {
     if (leaves_.count(leaf.unsafeGetTensorImpl()) == 0) note_leaves();  // groups may have been added
     TORCH_CHECK(leaves_.count(leaf.unsafeGetTensorImpl()) > 0, name_, ": a tensor of shape ", leaf.sizes(),
                 " is no leaf of this optimizer");

@@ -123,5 +123,49 @@ TEST_F(PublicCheckpoints, NamesAreMappedAndMisfitsReported) {
   });
 }
 
+// ---------------------------------------------------------------- parameters that are not sharded
+
+struct WithTable {
+  WithTable(const World& world, uint64_t seed) : net(seeded([] { return Net(); }, seed)) {
+    Options options = options_of({2, kFullShard, true, false}, world);
+    options.ignored_parameters = {net->b->bias};
+    sharded = fully_shard(*net, options);
+  }
+  Net net;
+  std::shared_ptr<ShardedModule> sharded;
+};
+
+TEST_F(PublicCheckpoints, ParametersThatAreNotShardedAreInThem) {
+  run_ranks(2, [&](const World& world) {
+    WithTable saved(world, 17), other(world, 99);
+    save_checkpoint(path, {*saved.sharded, *saved.net}, "{}", *world);
+    EXPECT_TRUE(load_checkpoint(path, {*other.sharded, *other.net}, *world).model.complete());
+    expect_same(full_state_dict(*other.sharded, *other.net), full_state_dict(*saved.sharded, *saved.net));
+    EXPECT_TRUE(same_bits(other.net->b->bias.detach(), saved.net->b->bias.detach()));
+  });
+}
+
+TEST_F(PublicCheckpoints, ParametersThatRanksHaveForThemselvesMustSaySo) {
+  run_ranks(2, [&](const World& world) {
+    WithTable run(world, 17);
+    const torch::Tensor table = run.net->b->bias.detach();
+    table.add_(world->rank());
+    const auto save = [&](std::map<std::string, at::Tensor> of_rank) {
+      save_checkpoint(path, {*run.sharded, *run.net, nullptr, std::move(of_rank)}, "{}", *world);
+    };
+    EXPECT_THAT(error_of([&] { save({}); }),
+                AllOf(HasSubstr("parameter 'b.bias'"), HasSubstr("rank 1 has other values"), HasSubstr("of_rank")));
+    EXPECT_FALSE(std::filesystem::exists(path));
+    save({{"b.bias", table}});
+    WithTable other(world, 99);
+    EXPECT_THAT(error_of([&] {
+                  load_checkpoint(path, {*other.sharded, *other.net}, *world);
+                }),
+                HasSubstr("missing: b.bias"));
+    const auto loaded = load_checkpoint(path, {*other.sharded, *other.net, nullptr, {{"b.bias", {}}}}, *world);
+    EXPECT_TRUE(same_bits(loaded.of_rank.at("b.bias"), table));
+  });
+}
+
 }  // namespace
 }  // namespace fsdp

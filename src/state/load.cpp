@@ -12,15 +12,23 @@
 #include "state/optimizer_loader.h"
 #include "state/together.h"
 #include "state/training_state.h"
+#include "state/unsharded_tensors.h"
 
 namespace fsdp {
 
 namespace {
 
+// What is to be there beside the sharded parameters.
+NamedTensors expected_tensors(const TrainingState& state) {
+  NamedTensors tensors = unsharded_tensors(state.model, state.module);
+  std::erase_if(tensors, [&](const auto& tensor) { return state.of_rank.count(tensor.first) > 0; });
+  return tensors;
+}
+
 // A folder, and what is to be loaded from it.
 struct Loading {
   Loading(const std::filesystem::path& path, const TrainingState& state, const Rename& rename)
-      : folder(path), tensors(model_in(folder)), model(state.model, named_buffers(state.module), tensors, rename) {
+      : folder(path), tensors(model_in(folder)), model(state.model, expected_tensors(state), tensors, rename) {
     if (!state.optimizer) return;
     saved_optimizer = optimizer_in(folder);
     optimizer.emplace(state.model, *state.optimizer, saved_optimizer, rename);

@@ -12,6 +12,7 @@
 #include "state/held_leaves.h"
 #include "state/host_copy.h"
 #include "state/load_together.h"
+#include "state/refusal.h"
 #include "state/tensor_source.h"
 
 namespace fsdp {
@@ -101,6 +102,11 @@ class LocalOptimizerLoader final : public Loader {
           return;
         }
       }
+      const std::string refused = refusal_of(optimizer_, leaf, dtypes_of(given->second), given->second.scalars);
+      if (!refused.empty()) {
+        report.mismatched.push_back({name, refused, "state that it has"});
+        return;
+      }
     }
     report.loaded.push_back(name);
   }
@@ -110,7 +116,12 @@ class LocalOptimizerLoader final : public Loader {
     for (const at::Tensor& leaf : groups_[group]) names.push_back(name_of(names_, leaf));
     const bool there = group < state_.groups.size();
     if (there && state_.groups[group].parameters == names) {
-      fitting_groups_.insert(group);
+      const std::string refused = refusal_of(optimizer_, group, state_.groups[group].options);
+      if (refused.empty()) {
+        fitting_groups_.insert(group);
+      } else {
+        report.mismatched.push_back({c10::str("parameter group ", group), refused, "its options"});
+      }
       return;
     }
     report.mismatched.push_back(

@@ -30,6 +30,24 @@ void check_part(const std::string& name, const ShardedTensor& tensor, const Tens
               ", but the values of elements [", part.begin, ", ", part.end, ") are ", part.values.scalar_type());
 }
 
+// Whether parts have the same values where both have any.
+bool agree(const TensorPart& a, const TensorPart& b) {
+  const int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end, b.end);
+  return begin >= end ||
+         same_bits(a.values.narrow(0, begin - a.begin, end - begin), b.values.narrow(0, begin - b.begin, end - begin));
+}
+
+// Parts are in the order of their first elements: whatever earlier ones have of a part, the one that reaches furthest
+// has.
+void check_overlaps(const std::string& name, const std::vector<TensorPart>& parts) {
+  const TensorPart* furthest = nullptr;
+  for (const TensorPart& part : parts) {
+    TORCH_CHECK(!furthest || agree(*furthest, part), "fsdp: '", name, "': elements [", part.begin, ", ",
+                std::min(part.end, furthest->end), ") are given twice, and have other values the second time");
+    if (!furthest || part.end > furthest->end) furthest = &part;
+  }
+}
+
 }  // namespace
 
 WholeTensors::WholeTensors(std::map<std::string, at::Tensor> tensors) : values_(std::move(tensors)) {
@@ -55,6 +73,7 @@ TensorParts::TensorParts(ShardedStateDict tensors) : values_(std::move(tensors))
     for (const TensorPart& part : tensor.parts) check_part(name, tensor, part);
     std::sort(tensor.parts.begin(), tensor.parts.end(),
               [](const TensorPart& a, const TensorPart& b) { return a.begin < b.begin; });
+    check_overlaps(name, tensor.parts);
     descriptions_[name] = {tensor.dtype, tensor.sizes, tensor.strides};
   }
 }
@@ -71,11 +90,7 @@ std::string TensorParts::lacking(const std::string& name, int64_t begin, int64_t
 bool TensorParts::same_values(const std::string& one, const std::string& other) const {
   for (const TensorPart& a : values_.at(one).parts) {
     for (const TensorPart& b : values_.at(other).parts) {
-      const int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end, b.end);
-      if (begin < end && !same_bits(a.values.narrow(0, begin - a.begin, end - begin),
-                                    b.values.narrow(0, begin - b.begin, end - begin))) {
-        return false;
-      }
+      if (!agree(a, b)) return false;
     }
   }
   return true;

@@ -5,15 +5,40 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "engine/engine.h"
+#include "state/refusal.h"
 
 namespace fsdp {
 
 namespace {
 
 std::string shown(const Numbers& numbers) { return nlohmann::json(numbers).dump(); }
+
+void add(LoadReport of_leaf, LoadReport& to) {
+  const auto append = [](auto& from, auto& all) {
+    all.insert(all.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  append(of_leaf.loaded, to.loaded);
+  append(of_leaf.missing, to.missing);
+  append(of_leaf.mismatched, to.mismatched);
+  to.renamed.merge(of_leaf.renamed);
+}
+
+// The optimizer's own tensor, if it has one that fits: loading needs no memory then, and what is not loaded stays.
+at::Tensor tensor_for(const at::Tensor& leaf, c10::ScalarType dtype, const std::optional<LeafState>& before,
+                      const std::string& name) {
+  if (before) {
+    const auto own = before->tensors.find(name);
+    if (own != before->tensors.end() && own->second.scalar_type() == dtype && own->second.is_contiguous() &&
+        own->second.sizes() == leaf.sizes() && own->second.device() == leaf.device()) {
+      return own->second;
+    }
+  }
+  return at::zeros(leaf.sizes(), leaf.options().dtype(dtype).requires_grad(false));
+}
 
 }  // namespace
 
@@ -30,10 +55,7 @@ OptimizerLoader::OptimizerLoader(const ShardedModule& model, OptimizerState& opt
 LoadReport OptimizerLoader::match() {
   LoadReport report;
   for (size_t group = 0; group < groups_.size(); ++group) {
-    for (const HeldLeaf& leaf : groups_[group]) {
-      const Numbers* of_leaf = nullptr;
-      for (const HeldPart& part : leaf.parts) match(part, &of_leaf, report);
-    }
+    for (const HeldLeaf& leaf : groups_[group]) add(match(leaf), report);
     match_options(group, report);
   }
   for (const auto& [name, given] : names_.unexpected()) {
@@ -41,6 +63,36 @@ LoadReport OptimizerLoader::match() {
     if (saved_.scalars.count(given) > 0) report.unexpected.push_back(name);
   }
   return report;
+}
+
+LoadReport OptimizerLoader::match(const HeldLeaf& leaf) {
+  LoadReport report;
+  const Numbers* numbers = nullptr;
+  for (const HeldPart& part : leaf.parts) match(part, &numbers, report);
+  const std::string refused = refusal(leaf);
+  if (refused.empty()) return report;
+  for (const std::string& fqn : report.loaded) {
+    report.mismatched.push_back({fqn, refused, "state that it has"});
+    given_.erase(fqn);
+  }
+  report.loaded.clear();
+  report.renamed.clear();
+  return report;
+}
+
+std::string OptimizerLoader::refusal(const HeldLeaf& leaf) const {
+  std::map<std::string, c10::ScalarType> dtypes;
+  const Numbers* scalars = nullptr;
+  for (const HeldPart& part : leaf.parts) {
+    const auto given = given_.find(part.fqn);
+    const auto numbers = given == given_.end() ? saved_.scalars.end() : saved_.scalars.find(given->second);
+    if (numbers == saved_.scalars.end()) continue;
+    scalars = &numbers->second;
+    for (const std::string& name : saved_.names_of(given->second)) {
+      dtypes[name] = saved_.tensors->tensors().at(state_name(given->second, name)).dtype;
+    }
+  }
+  return scalars ? refusal_of(optimizer_, leaf.leaf, dtypes, *scalars) : "";
 }
 
 void OptimizerLoader::match(const HeldPart& part, const Numbers** of_leaf, LoadReport& report) {
@@ -95,8 +147,17 @@ void OptimizerLoader::match_options(size_t group, LoadReport& report) {
       if (const auto found = fqns.find(given); found != fqns.end()) groups.emplace(&saved, found->second);
     }
   }
-  if (groups.size() == 1) options_[group] = &groups.begin()->first->options;
-  if (groups.size() < 2) return;
+  if (groups.empty()) return;
+  const Numbers& options = groups.begin()->first->options;
+  if (groups.size() == 1) {
+    const std::string refused = refusal_of(optimizer_, group, options);
+    if (refused.empty()) {
+      options_[group] = &options;
+    } else {
+      report.mismatched.push_back({c10::str("parameter group ", group), refused, shown(optimizer_.options(group))});
+    }
+    return;
+  }
   report.mismatched.push_back({c10::str("parameter group ", group),
                                "several: '" + groups.begin()->second + "' and '" + std::next(groups.begin())->second +
                                    "' were in different parameter groups",
@@ -122,25 +183,26 @@ void OptimizerLoader::load(const LoadReport& agreed) {
 }
 
 std::optional<LeafState> OptimizerLoader::read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const {
+  const std::optional<LeafState> before = optimizer_.leaf(leaf.leaf);
   std::optional<LeafState> state;
   for (const HeldPart& part : leaf.parts) {
     if (loaded.count(part.fqn) == 0) continue;
     const auto numbers = saved_.scalars.find(given_.at(part.fqn));
     if (numbers == saved_.scalars.end()) continue;
     if (!state) state.emplace().scalars = numbers->second;
-    read_tensors(leaf, part, *state);
+    read_tensors(leaf, part, before, *state);
   }
   return state;
 }
 
-void OptimizerLoader::read_tensors(const HeldLeaf& leaf, const HeldPart& part, LeafState& state) const {
+void OptimizerLoader::read_tensors(const HeldLeaf& leaf, const HeldPart& part, const std::optional<LeafState>& before,
+                                   LeafState& state) const {
   const std::string& given = given_.at(part.fqn);
   for (const std::string& name : saved_.names_of(given)) {
     const std::string stored = state_name(given, name);
     at::Tensor& tensor = state.tensors[name];
     if (!tensor.defined()) {
-      const c10::ScalarType dtype = saved_.tensors->tensors().at(stored).dtype;
-      tensor = at::zeros(leaf.leaf.sizes(), leaf.leaf.options().dtype(dtype).requires_grad(false));
+      tensor = tensor_for(leaf.leaf, saved_.tensors->tensors().at(stored).dtype, before, name);
     }
     read_elements(*saved_.tensors, stored, {part.begin, part.end, part.strides},
                   tensor.view(-1).narrow(0, part.leaf_offset, part.numel()));

@@ -26,11 +26,15 @@ class OptimizerLoader final : public Loader {
   void load(const LoadReport& agreed) override;
 
  private:
+  LoadReport match(const HeldLeaf& leaf);
   void match(const HeldPart& part, const Numbers** of_leaf, LoadReport& report);
+  // Empty, or why the optimizer does not take what is saved for a leaf.
+  std::string refusal(const HeldLeaf& leaf) const;
   std::optional<Mismatch> mismatch(const HeldPart& part, const std::string& given) const;
   void match_options(size_t group, LoadReport& report);
   std::optional<LeafState> read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const;
-  void read_tensors(const HeldLeaf& leaf, const HeldPart& part, LeafState& state) const;
+  void read_tensors(const HeldLeaf& leaf, const HeldPart& part, const std::optional<LeafState>& before,
+                    LeafState& state) const;
 
   OptimizerState& optimizer_;
   const SavedOptimizer& saved_;

@@ -182,6 +182,64 @@ TEST(LoadingOptimizerState, AnotherDtypeOrAnotherOptimizersIsRefused) {
   });
 }
 
+// What only the optimizer can refuse is found before anything is changed.
+TEST(LoadingOptimizerState, OptionsOfAnotherOptimizerAreRefusedBefore) {
+  with_state(true, [](ShardedRun& run, FullOptimizerState state) {
+    const FullOptimizerState before = state;
+    for (const auto& [fqn, of_parameter] : before.state) {
+      for (const auto& [name, tensor] : of_parameter.tensors)
+        state.state.at(fqn).tensors.at(name) = torch::zeros_like(tensor);
+    }
+    EXPECT_EQ(state.groups[1].options.at("decoupled_weight_decay"), 1);
+    state.groups[1].options.at("decoupled_weight_decay") = 0;
+    EXPECT_THAT(error_of([&] { load_full_optimizer_state(*run.sharded, *run.state, state); }),
+                AllOf(HasSubstr("parameter group 1"), HasSubstr("'decoupled_weight_decay' is always 1 and not 0")));
+    state.groups[1].options = {{"momentum", 0.5}};
+    state.state.at("b.bias").scalars["count"] = 3;
+    EXPECT_THAT(error_of([&] { load_full_optimizer_state(*run.sharded, *run.state, state); }),
+                AllOf(HasSubstr("b.bias is not for this optimizer"), HasSubstr("'count'"),
+                      HasSubstr("parameter group 1 is not for this optimizer"), HasSubstr("have no 'decoupled")));
+    expect_same_state(full_optimizer_state(*run.sharded, *run.state), before);
+    const LoadReport report = load_full_optimizer_state(*run.sharded, *run.state, state, {.strict = false});
+    EXPECT_EQ(report.mismatched.size(), 2u);
+    EXPECT_THAT(report.loaded, Not(::testing::Contains("b.bias")));
+    const FullOptimizerState now = full_optimizer_state(*run.sharded, *run.state);
+    EXPECT_TRUE(now.state.at("a.bias").tensors.at("exp_avg").eq(0).all().item<bool>());
+    EXPECT_TRUE(
+        same_bits(now.state.at("b.bias").tensors.at("exp_avg"), before.state.at("b.bias").tensors.at("exp_avg")));
+  });
+}
+
+// Loading needs no memory of its own, and what is not loaded keeps its values.
+TEST(LoadingOptimizerState, GoesToTheTensorsThatAreThere) {
+  for (const bool use_orig_params : {true, false}) {
+    with_state(use_orig_params, [](ShardedRun& run, FullOptimizerState state) {
+      const auto addresses = [&] {
+        std::vector<const void*> found;
+        for (const torch::Tensor& leaf : run.sharded->parameters()) {
+          if (const auto kept = run.state->leaf(leaf))
+            for (const auto& [name, tensor] : kept->tensors)
+              if (tensor.numel() > 0) found.push_back(tensor.const_data_ptr());
+        }
+        return found;
+      };
+      for (auto& [fqn, of_parameter] : state.state)
+        for (auto& [name, tensor] : of_parameter.tensors) tensor = tensor + 1;
+      const FullOptimizerState before = full_optimizer_state(*run.sharded, *run.state);
+      FullOptimizerState part = state;
+      part.state.erase("b.bias");
+      for (auto& group : part.groups) std::erase(group.parameters, "b.bias");
+      const auto at_first = addresses();
+      EXPECT_THAT(load_full_optimizer_state(*run.sharded, *run.state, part, {.strict = false}).missing,
+                  ElementsAre("b.bias"));
+      EXPECT_EQ(addresses(), at_first);
+      FullOptimizerState want = state;
+      want.state.at("b.bias") = before.state.at("b.bias");
+      expect_same_state(full_optimizer_state(*run.sharded, *run.state), want);
+    });
+  }
+}
+
 TEST(LoadingOptimizerState, ParametersOfOneGroupComeFromOne) {
   with_state(true, [](ShardedRun& run, FullOptimizerState state) {
     state.groups[0].options.at("lr") = 0.25;

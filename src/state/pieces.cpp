@@ -6,8 +6,10 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/tensor_names.h"
 #include "state/held_leaves.h"
+#include "state/unsharded_tensors.h"
 
 namespace fsdp {
 
@@ -41,6 +43,17 @@ void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) 
   if (part.begin == 0 && part.numel() > 0 && part.replica == 0) to.leaves[part.fqn] = kept->scalars;
 }
 
+void add_ignored(const TrainingState& state, int rank, RankPieces& to) {
+  for (const auto& [name, parameter] : ignored_parameters(state.model, state.module)) {
+    if (state.of_rank.count(name) > 0) continue;
+    Piece piece = whole_piece(checkpoint::model_name(name), parameter);
+    const at::Tensor values = piece.values.cpu();
+    to.ignored[name] = checkpoint::checksums_text(
+        {checkpoint::checksum_of({static_cast<const char*>(values.const_data_ptr()), values.nbytes()})});
+    if (rank == 0) to.pieces.push_back(std::move(piece));
+  }
+}
+
 json groups_of(const TrainingState& state) {
   json groups = json::array();
   if (!state.optimizer) return groups;
@@ -64,11 +77,11 @@ RankPieces pieces_of(const TrainingState& state, int rank) {
   for (const auto& [name, tensor] : state.of_rank)
     all.pieces.push_back(whole_piece(checkpoint::rank_name(rank, name), tensor));
   if (rank == 0) {
-    for (const auto& buffer : state.module.named_buffers()) {
-      if (buffer.value().defined())
-        all.pieces.push_back(whole_piece(checkpoint::buffer_name(buffer.key()), buffer.value()));
+    for (const auto& [name, buffer] : named_buffers(state.module)) {
+      all.pieces.push_back(whole_piece(checkpoint::buffer_name(name), buffer));
     }
   }
+  add_ignored(state, rank, all);
   all.groups = groups_of(state);
   return all;
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -31,9 +32,12 @@ struct RankPieces {
   // By FQN, the numbers that the optimizer keeps for a parameter: of those whose first element this rank holds.
   nlohmann::json leaves = nlohmann::json::object();
   nlohmann::json groups = nlohmann::json::array();  // of the optimizer; the same on all ranks
+  // By FQN, the checksum of a parameter that is not sharded: the same on all ranks, or the save fails.
+  std::map<std::string, std::string> ignored{};
 };
 
-// The values are views of the shards. Rank 0 has the buffers, too. Touches no other rank.
+// The values are views of the shards. Rank 0 has the buffers and the parameters that are not sharded, too. Touches no
+// other rank.
 RankPieces pieces_of(const TrainingState& state, int rank);
 
 }  // namespace fsdp

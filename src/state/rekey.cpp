@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fsdp/state_dict.h"
+#include "state/refusal.h"
 
 namespace fsdp {
 
@@ -53,6 +54,10 @@ void check_groups(const std::vector<IndexedOptimizerState::Group>& here,
   }
 }
 
+void check(const std::string& refusal, const char* what, int64_t number) {
+  TORCH_CHECK(refusal.empty(), "load_indexed_optimizer_state: what is given for ", what, " ", number, " is ", refusal);
+}
+
 }  // namespace
 
 IndexedOptimizerState indexed_optimizer_state(const OptimizerState& optimizer) {
@@ -76,6 +81,11 @@ void load_indexed_optimizer_state(OptimizerState& optimizer, const IndexedOptimi
   for (const auto& [number, of_parameter] : state.state) {
     TORCH_CHECK(0 <= number && number < static_cast<int64_t>(leaves.size()), "load_indexed_optimizer_state: state of ",
                 "parameter ", number, ", but the optimizer has ", leaves.size());
+    const at::Tensor& leaf = leaves[static_cast<size_t>(number)];
+    check(refusal_of(optimizer, leaf, dtypes_of(of_parameter), of_parameter.scalars), "parameter", number);
+  }
+  for (size_t group = 0; group < state.groups.size(); ++group) {
+    check(refusal_of(optimizer, group, state.groups[group].options), "parameter group", static_cast<int64_t>(group));
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto given = state.state.find(static_cast<int64_t>(i));

@@ -1,8 +1,11 @@
 #include "state/save_target.h"
 
+#include <c10/util/Exception.h>
+
 #include "checkpoint/checkpoint_folder_writer.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/output_file.h"
+#include "checkpoint/run_state.h"
 #include "state/rank_file_writer.h"
 #include "state/together.h"
 
@@ -10,6 +13,21 @@ namespace fsdp {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+namespace {
+
+// Parameters that are not sharded are written by rank 0 alone.
+void check_ignored(const json& here, const json& there, int rank) {
+  TORCH_CHECK(here.size() == there.size(), "rank 0 has ", here.size(), " parameters that are not sharded, rank ", rank,
+              " has ", there.size());
+  for (const auto& [name, checksum] : here.items()) {
+    TORCH_CHECK(there.value(name, json()) == checksum, "parameter '", name, "' is not sharded, and rank ", rank,
+                " has other values of it than rank 0: a checkpoint has one. Give what each rank has of it as of_rank, "
+                "under the parameter's name");
+  }
+}
+
+}  // namespace
 
 SaveTarget::SaveTarget(const fs::path& folder, Communicator& world)
     : folder_(folder), what_("saving the checkpoint " + folder.string()), rank_(world.rank()), size_(world.size()) {
@@ -23,7 +41,7 @@ SaveTarget::SaveTarget(const fs::path& folder, Communicator& world)
 std::string SaveTarget::write(const RankPieces& pieces, const std::function<void()>& after_each) const {
   const checkpoint::RankFile file =
       write_rank_file(place_ / checkpoint::rank_file_name(rank_, size_), pieces.pieces, after_each);
-  return json{{"file", rank_file_text(file)}, {"leaves", pieces.leaves}}.dump();
+  return json{{"file", rank_file_text(file)}, {"leaves", pieces.leaves}, {"ignored", pieces.ignored}}.dump();
 }
 
 void SaveTarget::commit(const std::vector<std::string>& written, const json& groups, const json& user) {
@@ -31,13 +49,16 @@ void SaveTarget::commit(const std::vector<std::string>& written, const json& gro
   const fs::path path = place_ / checkpoint::kManifestName;
   checkpoint::Manifest manifest;
   json leaves = json::object();
+  const json ignored = json::parse(written.front()).at("ignored");
+  int rank = 0;
   for (const std::string& text : written) {
     const json of_rank = json::parse(text);
     add_rank_file(checkpoint::parse_rank_file(of_rank.at("file").get_ref<const std::string&>(), path.string()),
                   manifest);
     leaves.update(of_rank.at("leaves"));
+    check_ignored(ignored, of_rank.at("ignored"), rank++);
   }
-  manifest.state = {{"optimizer", {{"leaves", std::move(leaves)}, {"groups", groups}}}, {"user", user}};
+  manifest.state = checkpoint::run_state(std::move(leaves), groups, user);
   checkpoint::write_file(path, manifest_text(std::move(manifest), path.string()));
   staged_->commit();
 }

@@ -308,6 +308,9 @@ TEST(LoadingStateDicts, PartsMustCoverWhatARankHolds) {
     load_sharded_state_dict(*run.sharded, *run.net, values);
     EXPECT_TRUE(
         same_bits(full_state_dict(*run.sharded, *run.net).at("b.weight"), torch::arange(49, at::kDouble).view({7, 7})));
+    by_rows.parts.back().values[25] = -1;
+    EXPECT_THAT(error_of([&] { load_sharded_state_dict(*run.sharded, *run.net, values); }),
+                AllOf(HasSubstr("'b.weight': elements [20, 30) are given twice"), HasSubstr("other values")));
     by_rows.parts.back().values = torch::zeros({3}, at::kDouble);
     EXPECT_THAT(error_of([&] { load_sharded_state_dict(*run.sharded, *run.net, values); }),
                 AllOf(HasSubstr("rank 1: "), HasSubstr("'b.weight'"), HasSubstr("[3]")));

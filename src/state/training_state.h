@@ -23,8 +23,9 @@ struct TrainingState {
   ShardedModule& model;
   torch::nn::Module& module;            // of `model`: for its buffers
   OptimizerState* optimizer = nullptr;  // null: none
-  // What this rank alone has, such as the state of its random numbers, by name (without a slash). Written by saving;
-  // not looked at by loading.
+  // What this rank alone has, such as the state of its random numbers, by name (without a slash). Written by saving.
+  // Parameters that are not sharded and whose names are here are left out by saving and loading; of the others rank 0's
+  // are kept, and are alike on all ranks.
   std::map<std::string, at::Tensor> of_rank = {};
 };
 

@@ -17,10 +17,10 @@ NamedTensors named_buffers(const torch::nn::Module& module) {
   return tensors;
 }
 
-NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Module& module) {
+NamedTensors ignored_parameters(const ShardedModule& model, const torch::nn::Module& module) {
   std::set<std::string> sharded;
   for (const HeldPart& part : held_parts(model)) sharded.insert(part.names.begin(), part.names.end());
-  NamedTensors tensors = named_buffers(module);
+  NamedTensors tensors;
   for (const auto& parameter : module.named_parameters()) {
     if (!parameter.value().defined() || sharded.erase(parameter.key()) > 0) continue;
     TORCH_CHECK(!seams::storage_owner(parameter.value()), "fsdp: '", parameter.key(),
@@ -29,6 +29,12 @@ NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Modu
   }
   TORCH_CHECK(sharded.empty(), "fsdp: the module has no parameter '", *sharded.begin(),
               "', which is sharded: pass the module that fully_shard was called on last");
+  return tensors;
+}
+
+NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Module& module) {
+  NamedTensors tensors = named_buffers(module);
+  for (auto& parameter : ignored_parameters(model, module)) tensors.push_back(std::move(parameter));
   return tensors;
 }
 

@@ -15,7 +15,9 @@ namespace fsdp {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 NamedTensors named_buffers(const torch::nn::Module& module);
-// Buffers, and parameters that are ignored. An error when `module` is not the one that `model` was made of.
+// An error when `module` is not the one that `model` was made of.
+NamedTensors ignored_parameters(const ShardedModule& model, const torch::nn::Module& module);
+// Both.
 NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Module& module);
 
 }  // namespace fsdp

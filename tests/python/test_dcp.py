@@ -68,7 +68,7 @@ def load(folder, like):
 def test_torch_reads_what_became_of_its_checkpoint(fsdp_program, written, tmp_path, layout):
     """DCP to ours to DCP: model, buffers, moments, steps and groups are equal to the bit."""
     wanted = torch.load(written / f"{layout}.pt")
-    said = run(fsdp_program, "convert", written / layout, tmp_path / "ours", "--to", "fsdp", "--keep-amsgrad",
+    said = run(fsdp_program, "convert", written / layout, tmp_path / "ours", "--to", "fsdp",
                "--buffer", "*.running_*", "--buffer", "*.num_batches_tracked")
     assert "taken off the model's names: model." in said
     assert "left out: value step" in said
@@ -82,7 +82,7 @@ def test_torch_reads_what_became_of_its_checkpoint(fsdp_program, written, tmp_pa
 
 def test_a_sharded_run_goes_on_from_what_we_wrote(fsdp_program, written, tmp_path):
     """FSDP2 on other ranks loads our checkpoint into DTensors, and its next step is the one it would have been."""
-    run(fsdp_program, "convert", written / "nested", tmp_path / "ours", "--to", "fsdp", "--keep-amsgrad")
+    run(fsdp_program, "convert", written / "nested", tmp_path / "ours", "--to", "fsdp")
     run(fsdp_program, "convert", tmp_path / "ours", tmp_path / "back", "--to", "dcp")
     run(sys.executable, WRITER, tmp_path, "resume", tmp_path / "back")
     assert_equal(torch.load(tmp_path / "resumed.pt"), torch.load(written / "next.pt"))

@@ -30,10 +30,10 @@ FolderKind target_kind(const ConvertCommand& command) {
 convert::ConvertOptions options_of(const ConvertCommand& command, FolderKind kind) {
   convert::ConvertOptions options;
   options.max_file_bytes = *parse_byte_count(command.max_shard_size);
-  options.config = command.config;
+  const std::filesystem::path config = command.config;
+  options.config = std::filesystem::is_directory(config) ? config / "config.json" : config;
   options.flatten_optimizer = command.flatten_optimizer;
   options.source.buffers = command.buffers;
-  options.source.keep_amsgrad = command.keep_amsgrad;
   options.source.optimizer_prefix = command.optimizer_prefix;
   const bool from_dcp = convert::kind_of(command.source) == FolderKind::kDcp;
   (from_dcp ? options.source.model_prefix : options.target_model_prefix) = command.model_prefix;
@@ -87,8 +87,10 @@ CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
       ->check([](const std::string& text) {
         return parse_byte_count(text) ? "" : "must be a number of bytes such as 5GB or 200MiB, is " + text;
       });
-  convert->add_option("--config", command.config, "config.json for --to hf; without it the source folder's")
-      ->type_name("FILE");
+  convert
+      ->add_option("--config", command.config,
+                   "config.json for --to hf, or a folder with one; without it the source folder's")
+      ->type_name("PATH");
   convert->add_option(
       "--model-prefix", command.model_prefix,
       "Before the model's names in torch.distributed.checkpoint (of the source, or else of the target)");
@@ -97,9 +99,6 @@ CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
   convert->add_option("--buffer", command.buffers, "Pattern of names that are buffers, for --to fsdp; may be repeated")
       ->type_name("PATTERN")
       ->allow_extra_args(false);
-  convert->add_flag(
-      "--keep-amsgrad", command.keep_amsgrad,
-      "For --to fsdp: keep Adam's option amsgrad even where it is off, as torch::optim's optimizers need it");
   convert->add_flag("--flatten-optimizer", command.flatten_optimizer,
                     "For --to dcp: parameter groups by parameter, as flatten_optimizer_state_dict lays them out");
   return convert;

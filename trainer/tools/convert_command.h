@@ -18,7 +18,6 @@ struct ConvertCommand {
   std::string config;
   std::optional<std::string> model_prefix, optimizer_prefix;
   std::vector<std::string> buffers;
-  bool keep_amsgrad = false;
   bool flatten_optimizer = false;
 };
 
