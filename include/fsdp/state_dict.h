@@ -167,7 +167,7 @@ struct LocalOptimizerState {
 // a group but has no state has none afterwards. Options of a parameter group come from the one group that all its
 // parameters were in; where they were in several, "parameter group N" is mismatched. Parameters of one flat leaf must
 // have the same numbers (steps), else those that differ from the first are mismatched; in a flat leaf that is loaded in
-// part (strict = false) the state of the others begins at zero.
+// part (strict = false) the state of the others stays, or begins at zero where the leaf had none.
 FullOptimizerState full_optimizer_state(ShardedModule& model, const OptimizerState& optimizer,
                                         const FullParameterOptions& options = {});
 LoadReport load_full_optimizer_state(ShardedModule& model, OptimizerState& optimizer, const FullOptimizerState& state,

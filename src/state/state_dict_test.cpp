@@ -406,5 +406,23 @@ TEST(MemoryOfStateDicts, IsAUnitAndTheResult) {
   });
 }
 
+// One tensor of one unit is whole at a time, on each of the two ranks, beside the part that is sent.
+TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
+  CountedMemory memory;
+  with_blocks([&](const World& world, ShardedModule& sharded, torch::nn::Module& net, int64_t unit) {
+    FusedAdamW optimizer(sharded.parameters(), {});
+    for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::ones_like(leaf);
+    optimizer.step();
+    for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::Tensor();
+    const auto state = optimizer.named_state();
+    for_each_full_tensor(sharded, net, [](const auto&, const auto&) {});  // what is set up once
+    FullOptimizerState values;
+    EXPECT_LT(peak_of(world, memory, [&] { values = full_optimizer_state(sharded, *state, {.rank0_only = true}); }),
+              16 * unit + 3 * unit + unit / 2);
+    EXPECT_LT(peak_of(world, memory, [&] { load_full_optimizer_state(sharded, *state, values, {.from_rank0 = true}); }),
+              2 * unit + unit / 2);
+  });
+}
+
 }  // namespace
 }  // namespace fsdp
