@@ -86,9 +86,12 @@ TEST_F(Program, MistakesInTheCommandLineHaveStatus2) {
 }
 
 TEST_F(Program, TrainsEvaluatesAndSaves) {
-  const ProgramResult result =
-      train(config({{"save_final", true}, {"do_eval", true}, {"eval_dataset", "dummy:5"}, {"logging_steps", 3}}),
-            "--nproc-per-node 2 --save-config --set max_steps=5");
+  const ProgramResult result = train(config({{"save_final", true},
+                                             {"do_eval", true},
+                                             {"eval_dataset", "dummy:5"},
+                                             {"logging_steps", 3},
+                                             {"max_shard_size", "20kB"}}),
+                                     "--nproc-per-node 2 --save-config --set max_steps=5");
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("step 3/5 | loss "), HasSubstr("step 5/5 | loss "), HasSubstr("eval loss ")));
 
@@ -106,6 +109,8 @@ TEST_F(Program, TrainsEvaluatesAndSaves) {
   EXPECT_EQ(json::parse(folder_.read("output/resolved_config.json"))["max_steps"], 5);
   const checkpoint::HfFolder saved(folder_.path("output/final"));
   const checkpoint::HfFolder original(folder_.path("model"));
+  EXPECT_GT(json::parse(folder_.read("output/final/model.safetensors.index.json"))["weight_map"].size(), 2u);
+  EXPECT_LT(std::filesystem::file_size(folder_.path("output/final") + "/model-00001-of-00002.safetensors"), 24000u);
   ASSERT_EQ(saved.tensors().size(), original.tensors().size());
   for (const auto& tensor : original.tensors()) {
     EXPECT_EQ(saved.find(tensor.name)->shape, tensor.shape);
@@ -345,6 +350,8 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
       {{{"sharding_strategy", "no_shard"}, {"reshard_after_forward", true}}, 2, {"reshard_after_forward", "no_shard"}},
       {{{"fp16_init_scale", 2}}, 2, {"config.json", "fp16_init_scale", "dtype"}},
       {{{"full_precision_classes", {"RmsNorm"}}}, 2, {"full_precision_classes", "RmsNorm", "RMSNorm"}},
+      {{{"max_shard_size", "1MB"}}, 2, {"config.json", "max_shard_size", "save_final"}},
+      {{{"max_shard_size", "5 GB"}, {"save_final", true}}, 2, {"max_shard_size", "5 GB", "5GB, 200MiB"}},
       {{{"master_dtype", "fp16"}}, 2, {"master_dtype", "fp16", "fp32 or bf16"}},
       {{{"max_seq_length", 65}}, 2, {"max_seq_length", "65", "64"}},
       {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "LlamaDecoderLayer"}},

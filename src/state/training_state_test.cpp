@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "checkpoint/checkpoint_test_support.h"
+#include "checkpoint/checksum.h"
 #include "fsdp/fsdp.h"
 #include "state/state_test_support.h"
 #include "support/error_of.h"
@@ -83,6 +84,43 @@ TEST_P(Resharding, KeepsEveryBit) {
       expect_same(run.everything(), want);
       run.step(2);
       expect_same(run.everything(), next);
+    });
+  }
+}
+
+// Counts what a thread, that is, a rank, reads.
+class CountedReads final : public checkpoint::FileSystem {
+ public:
+  ssize_t pread(int file, void* data, size_t size, off_t offset) override {
+    const ssize_t done = FileSystem::pread(file, data, size, offset);
+    bytes += std::max<ssize_t>(done, 0);
+    return done;
+  }
+  static inline thread_local int64_t bytes = 0;
+};
+
+TEST(Loading, ReadsNoMoreThanTheRankHolds) {
+  constexpr int64_t kBlock = checkpoint::kChecksumBlock, kTensor = 4 * kBlock;
+  CountedReads counted;
+  const checkpoint::FileSystemGuard guard(counted);
+  const checkpoint::TemporaryFolder folder;
+  for (const int ranks : {1, 4}) {
+    run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+      torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)),
+                                torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
+      Options options;
+      options.communicator = world;
+      const auto sharded = fully_shard(*net, options);
+      if (ranks == 1) {
+        save_training_state(folder.path() / "it", {*sharded, *net}, {}, *world);
+        return;
+      }
+      CountedReads::bytes = 0;
+      load_training_state(folder.path() / "it", {*sharded, *net}, *world);
+      // Both tensors are one row of elements, cut in four; at its ends a rank reads and checks a whole block. Beside
+      // that the manifest and the header.
+      EXPECT_GE(CountedReads::bytes, 2 * kTensor / 4);
+      EXPECT_LE(CountedReads::bytes, 2 * kTensor / 4 + 2 * kBlock + (int64_t{64} << 10));
     });
   }
 }

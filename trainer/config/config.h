@@ -94,6 +94,7 @@ struct Config {
   int64_t logging_steps = 1;
   bool do_eval = false;
   bool save_final = false;
+  std::string max_shard_size = "5GB";  // parse_byte_count takes it
   std::optional<std::string> trace_path;
   int64_t trace_first_step = 3;
   int64_t trace_steps = 2;

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "checkpoint/json_text.h"
+#include "config/byte_count.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
 
@@ -86,6 +87,16 @@ void check_saving(const std::string& path, const Config& c) {
   const std::string needed = ", but \"save_steps\" is null; give a number of steps";
   if (c.save_total_limit) contradiction(path, c10::str("key \"save_total_limit\" is ", *c.save_total_limit, needed));
   if (c.async_save) contradiction(path, "key \"async_save\" is true" + needed);
+}
+
+void check_max_shard_size(const std::string& path, const Config& c) {
+  if (!parse_byte_count(c.max_shard_size)) {
+    contradiction(path, "key \"max_shard_size\" is \"" + c.max_shard_size +
+                            "\"; accepted: a number of bytes such as 5GB, 200MiB or 1000000");
+  }
+  if (c.save_final || c.max_shard_size == Config{}.max_shard_size) return;
+  contradiction(path, "key \"max_shard_size\" is \"" + c.max_shard_size +
+                          "\", but \"save_final\" is false: no model is written at the end");
 }
 
 void check_sampling(const std::string& path, const Config& c) {
@@ -176,6 +187,7 @@ void check_combinations(const std::string& path, const Config& c) {
   check_devices(path, c);
   check_sampling(path, c);
   check_trace(path, c);
+  check_max_shard_size(path, c);
   check_saving(path, c);
   check_recomputation(path, c);
   check_loss_scaling(path, c);

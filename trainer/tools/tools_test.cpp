@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "config/byte_count.h"
 #include "testing/program.h"
 #include "tools/convert_command.h"
 #include "tools/inspect_command.h"

@@ -61,11 +61,13 @@ void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module&
   };
 }
 
-void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded, bool is_writer) {
+void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded, bool is_writer,
+                 int64_t max_shard_size) {
   std::optional<checkpoint::HfFolderWriter> writer;
   if (is_writer)
-    writer.emplace(path, source.config(), tensors_of(sharded),
-                   checkpoint::HfFolderWriterOptions{.tokenizer_source = source.path()});
+    writer.emplace(
+        path, source.config(), tensors_of(sharded),
+        checkpoint::HfFolderWriterOptions{.max_shard_size = max_shard_size, .tokenizer_source = source.path()});
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {
     if (writer) writer->write(fqn, full.cpu());
   });

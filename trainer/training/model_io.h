@@ -1,6 +1,7 @@
 // Weights from a Hugging Face folder into shards, and back.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include "checkpoint/hf_folder.h"
@@ -20,10 +21,10 @@ void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& s
 // `model`, whose parameters are on the meta device, do it.
 void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module& model, Options& options);
 
-// Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards;
-// config.json and the tokenizer's files as in `source`. Collective; rank 0 of `sharded`'s communicator
-// writes.
+// Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards, in files
+// of at most `max_shard_size` bytes; config.json and the tokenizer's files as in `source`. Collective; rank 0 of
+// `sharded`'s communicator writes.
 void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded,
-                 bool is_writer);
+                 bool is_writer, int64_t max_shard_size);
 
 }  // namespace fsdp::trainer

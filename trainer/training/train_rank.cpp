@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/out_of_memory.h"
+#include "config/byte_count.h"
 #include "config/config_writer.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
@@ -175,7 +176,7 @@ void RankRun::evaluate_model() {
 
 void RankRun::save_model() {
   const fs::path path = final_folder(config_);
-  save_folder(path, inputs_.folder, *sharded_, is_first());
+  save_folder(path, inputs_.folder, *sharded_, is_first(), *parse_byte_count(config_.max_shard_size));
   report_.say("saved the model to " + path.string());
 }
 

@@ -1,0 +1,155 @@
+#include "config/config_keys.h"
+
+namespace fsdp::trainer {
+
+std::vector<ConfigKey> device_keys() {
+  const std::string section = "Devices and communication";
+  return {
+      {.section = section,
+       .name = "device",
+       .member = &Config::device,
+       .meaning = "What ranks compute on. `cpu`. `cuda`: the GPU whose index is the rank's on its host (LOCAL_RANK); "
+                  "each rank needs one of its own. `auto`: `cuda` where there are enough GPUs for the ranks of the "
+                  "host, else `cpu`; the log says which.",
+       .choices = {"auto", "cpu", "cuda"}},
+      {.section = section,
+       .name = "comm_backend",
+       .member = &Config::comm_backend,
+       .meaning = "How ranks communicate. `gloo`: over the hosts' network, for any device (tensors on a GPU are copied "
+                  "to the host and back). `nccl`: between GPUs. `auto`: `nccl` on GPUs if this program was built with "
+                  "NCCL, else `gloo`; the log says which.",
+       .choices = {"auto", "gloo", "nccl"}},
+  };
+}
+
+std::vector<ConfigKey> sharding_keys() {
+  const std::string section = "Sharding";
+  return {
+      {.section = section,
+       .name = "sharding_strategy",
+       .member = &Config::sharding_strategy,
+       .meaning = "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
+                  "same, but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank "
+                  "holds everything (data parallelism). `hybrid_shard`, `hybrid_shard_zero2`: full_shard or "
+                  "shard_grad_op inside groups of `sharding_factor` ranks, each of which holds a copy of the model.",
+       .choices = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"}},
+      {.section = section,
+       .name = "sharding_factor",
+       .member = &Config::sharding_factor,
+       .meaning = "Ranks that share one copy of the parameters. With a hybrid strategy: a divisor of the number of "
+                  "ranks, or null for the ranks of each host. Otherwise: null, or the number of all ranks (with "
+                  "no_shard: 1).",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "reshard_after_forward",
+       .member = &Config::reshard_after_forward,
+       .meaning = "Whether units release their parameters after forward and gather them again for backward. N: they "
+                  "release them to groups of N ranks, among which backward gathers; N divides the ranks that share one "
+                  "copy, and is smaller. null: as the strategy says. true and N need full_shard or hybrid_shard.",
+       .range = Range{.lower = 2}},
+      {.section = section,
+       .name = "wrap_policy",
+       .member = &Config::wrap_policy,
+       .meaning = "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`, "
+                  "under `no_shard` also large embeddings and heads. `size`: modules with at least `size_min_params` "
+                  "parameters. `auto_units`: no modules; the order in which the first forward uses parameters is cut "
+                  "into units of about equal size. `none`: the whole model is one unit.",
+       .choices = {"transformer", "size", "auto_units", "none"}},
+      {.section = section,
+       .name = "wrap_classes",
+       .member = &Config::wrap_classes,
+       .meaning = "Further module classes to make units of with wrap_policy `transformer`, for embeddings or heads."},
+      {.section = section,
+       .name = "size_min_params",
+       .member = &Config::size_min_params,
+       .meaning = "Smallest number of parameters of a unit with wrap_policy `size`.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "auto_units_target_bytes",
+       .member = &Config::auto_units_target_bytes,
+       .meaning =
+           "With wrap_policy `auto_units`: bytes of a unit's gathered parameters. null: one 32nd of the model's, "
+           "and at most those of 33 million elements.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "auto_units_memory_bound",
+       .member = &Config::auto_units_memory_bound,
+       .meaning =
+           "With wrap_policy `auto_units`: bytes that gathered parameters and gradient buffers together may take "
+           "at a time on a rank; units are made smaller where need be. null: no bound.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "use_orig_params",
+       .member = &Config::use_orig_params,
+       .meaning = "Whether the optimizer works on one tensor for each original parameter, or on one for each "
+                  "flattened unit. The result is the same."},
+      {.section = section,
+       .name = "sync_module_states",
+       .member = &Config::sync_module_states,
+       .meaning = "true: rank 0 reads the weights and sends them to the others, a unit at a time. false: each rank "
+                  "reads its part. The headers of the files in `model_path` are read by all either way."},
+      {.section = section,
+       .name = "cpu_offload",
+       .member = &Config::cpu_offload,
+       .meaning = "Whether shards, their gradients and the optimizer's state and work are in host memory, pinned for "
+                  "GPUs. On the CPU they are there already: true changes nothing, and the log says so."},
+      {.section = section,
+       .name = "offload_path",
+       .member = &Config::offload_path,
+       .meaning = "A folder, best on a local disk: shards and optimizer state lie in files there instead of in memory, "
+                  "and are read and written as units are used. The files have no names and are gone when the run "
+                  "ends. null: no files."},
+      {.section = section,
+       .name = "backward_prefetch",
+       .member = &Config::backward_prefetch,
+       .meaning = "When the gather of the unit that backward is expected to need next is issued: before the current "
+                  "unit's gradients are computed, after they were and the current unit was released, or when it is "
+                  "needed (`none`).",
+       .choices = {"none", "backward_pre", "backward_post"}},
+      {.section = section,
+       .name = "forward_prefetch",
+       .member = &Config::forward_prefetch,
+       .meaning = "Whether the gather of the unit that forward is expected to need next is issued before the current "
+                  "unit's forward."},
+      {.section = section,
+       .name = "limit_all_gathers",
+       .member = &Config::limit_all_gathers,
+       .meaning = "Whether at most `max_gathered_units` units are gathered or being gathered at a time. false: gathers "
+                  "are issued as far ahead as the order of units is known."},
+      {.section = section,
+       .name = "max_gathered_units",
+       .member = &Config::max_gathered_units,
+       .meaning = "Units that are gathered or being gathered at a time, the one in use included, the root and units "
+                  "that stay gathered after forward not.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "one_communicator",
+       .member = &Config::one_communicator,
+       .meaning = "Whether gathers and reductions share one communicator, in which each waits behind what was issued "
+                  "before it, instead of having connections of their own."},
+      {.section = section,
+       .name = "keep_gradient_memory",
+       .member = &Config::keep_gradient_memory,
+       .meaning =
+           "Whether the memory of the shards' gradients stays from step to step. false: it is given back between "
+           "steps, which lowers the peak where activations are large, and costs an allocation for each unit."},
+      {.section = section,
+       .name = "activation_checkpointing",
+       .member = &Config::activation_checkpointing,
+       .meaning = "Whether blocks recompute their activations in backward instead of keeping them."},
+      {.section = section,
+       .name = "activation_checkpointing_every",
+       .member = &Config::activation_checkpointing_every,
+       .meaning =
+           "With `activation_checkpointing`: every k-th block is recomputed (blocks 0, k, 2k, …), the others keep "
+           "their activations.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "activation_checkpointing_save_ops",
+       .member = &Config::activation_checkpointing_save_ops,
+       .meaning = "With `activation_checkpointing`: operators whose results are kept instead of recomputed, as the "
+                  "dispatcher names them below autograd, such as `aten::mm`."},
+  };
+}
+
+}  // namespace fsdp::trainer

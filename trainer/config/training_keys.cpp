@@ -1,0 +1,184 @@
+#include "config/config_keys.h"
+
+namespace fsdp::trainer {
+
+std::vector<ConfigKey> model_and_data_keys() {
+  const std::string section = "Model and data";
+  return {
+      {.section = section,
+       .name = "model_path",
+       .member = &Config::model_path,
+       .meaning = "Hugging Face folder with the pretrained model: config.json and safetensors (one file, or several "
+                  "with model.safetensors.index.json).",
+       .required = true},
+      {.section = section,
+       .name = "dataset",
+       .member = &Config::dataset,
+       .meaning = "What to train on. `dummy`: 1024 samples of random tokens drawn from `seed` (`dummy:N`: N "
+                  "samples). A file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the "
+                  "model's vocabulary has more than 65536 entries. Any other file: its bytes are the token ids. "
+                  "Sample i is tokens [i*max_seq_length, (i+1)*max_seq_length)."},
+      {.section = section,
+       .name = "eval_dataset",
+       .member = &Config::eval_dataset,
+       .meaning = "What to evaluate on when `do_eval` is true; the same forms as `dataset`. `dummy` draws other "
+                  "tokens than the training set's."},
+      {.section = section,
+       .name = "max_seq_length",
+       .member = &Config::max_seq_length,
+       .meaning = "Tokens in a sample. At most what the model can attend to.",
+       .range = Range{.lower = 2}},
+      {.section = section,
+       .name = "train_batch_size",
+       .member = &Config::train_batch_size,
+       .meaning = "Samples that one rank takes for one forward and backward. The global batch is train_batch_size * "
+                  "ranks * gradient_accumulation_steps samples.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "eval_batch_size",
+       .member = &Config::eval_batch_size,
+       .meaning = "Samples that one rank takes for one forward of the evaluation.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "shuffle",
+       .member = &Config::shuffle,
+       .meaning = "Whether training samples are permuted anew in each epoch: by torch.randperm with a generator "
+                  "seeded with seed + epoch, as DistributedSampler does. Evaluation never shuffles."},
+      {.section = section,
+       .name = "seed",
+       .member = &Config::seed,
+       .meaning = "Seed of the dummy data, of shuffling and of the model's random operators.",
+       .range = kAtLeastZero},
+  };
+}
+
+std::vector<ConfigKey> optimization_keys() {
+  const std::string section = "Optimization";
+  return {
+      {.section = section,
+       .name = "max_steps",
+       .member = &Config::max_steps,
+       .meaning = "Optimizer steps to train for. The data is repeated as often as needed.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "gradient_accumulation_steps",
+       .member = &Config::gradient_accumulation_steps,
+       .meaning = "Forward and backward passes for one optimizer step; their losses are averaged. Gradients are "
+                  "reduced over the ranks as `sync_each_batch` says.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "sync_each_batch",
+       .member = &Config::sync_each_batch,
+       .meaning = "With gradient_accumulation_steps above 1: `true` reduces gradients over the ranks in each pass and "
+                  "adds them up as shards; `false` adds them up whole on each rank and communicates in the last pass "
+                  "only, which takes the memory of all gradients."},
+      {.section = section,
+       .name = "all_reduce_each_batch",
+       .member = &Config::all_reduce_each_batch,
+       .meaning = "The same for the second stage of a hybrid strategy: `false` reduce-scatters gradients in the shard "
+                  "group in each pass, and all-reduces them over the replicas in the last pass only."},
+      {.section = section,
+       .name = "gradient_divide_factor",
+       .member = &Config::gradient_divide_factor,
+       .meaning = "What the sum of the ranks' gradients is divided by. null: the number of ranks, for their mean.",
+       .range = kPositive},
+      {.section = section,
+       .name = "learning_rate",
+       .member = &Config::learning_rate,
+       .meaning = "Learning rate of AdamW after warm-up.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "lr_scheduler_type",
+       .member = &Config::lr_scheduler_type,
+       .meaning = "The learning rate after warm-up: `constant`, or falling to 0 at max_steps along a line or a half "
+                  "cosine.",
+       .choices = {"constant", "linear", "cosine"}},
+      {.section = section,
+       .name = "warmup_steps",
+       .member = &Config::warmup_steps,
+       .meaning = "Steps over which the learning rate rises linearly from 0, with every schedule (`constant` then is "
+                  "Hugging Face's constant_with_warmup).",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "weight_decay",
+       .member = &Config::weight_decay,
+       .meaning = "Decoupled weight decay of AdamW, on all parameters.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "adam_beta1",
+       .member = &Config::adam_beta1,
+       .meaning = "Decay of AdamW's running mean of gradients.",
+       .range = kBeta},
+      {.section = section,
+       .name = "adam_beta2",
+       .member = &Config::adam_beta2,
+       .meaning = "Decay of AdamW's running mean of squared gradients.",
+       .range = kBeta},
+      {.section = section,
+       .name = "adam_epsilon",
+       .member = &Config::adam_epsilon,
+       .meaning = "Added to AdamW's denominator.",
+       .range = kAtLeastZero},
+      {.section = section,
+       .name = "clip_grad_norm",
+       .member = &Config::clip_grad_norm,
+       .meaning = "Largest 2-norm of the gradients of all parameters over all ranks; larger ones are scaled down. 0: "
+                  "no clipping.",
+       .range = kAtLeastZero},
+  };
+}
+
+std::vector<ConfigKey> precision_keys() {
+  const std::string section = "Precision";
+  return {
+      {.section = section,
+       .name = "dtype",
+       .member = &Config::dtype,
+       .meaning = "dtype of compute and communication: parameters are gathered and used in it.",
+       .choices = {"fp32", "bf16", "fp16"}},
+      {.section = section,
+       .name = "master_dtype",
+       .member = &Config::master_dtype,
+       .meaning = "dtype of the shards, their gradients and AdamW's state.",
+       .choices = {"fp32", "bf16"},
+       .unusable = {{"fp16",
+                     "AdamW's mean of squared gradients is rounded to 0 in fp16 for gradients below 2e-4, and its "
+                     "steps then are hundreds of times too long"}}},
+      {.section = section,
+       .name = "mixed_precision_reduce_dtype",
+       .member = &Config::mixed_precision_reduce_dtype,
+       .meaning = "dtype in which gradients are reduced over the ranks. null: that of `dtype`.",
+       .choices = {"fp32", "bf16", "fp16"}},
+      {.section = section,
+       .name = "mixed_precision_buffer_dtype",
+       .member = &Config::mixed_precision_buffer_dtype,
+       .meaning = "dtype to which floating-point buffers of the model are cast. null: they stay as they are.",
+       .choices = {"fp32", "bf16", "fp16"}},
+      {.section = section,
+       .name = "keep_low_precision_grads",
+       .member = &Config::keep_low_precision_grads,
+       .meaning = "Whether reduced gradients stay in the dtype of reduction instead of being cast to `master_dtype`. "
+                  "AdamW takes either."},
+      {.section = section,
+       .name = "full_precision_classes",
+       .member = &Config::full_precision_classes,
+       .meaning = "Module classes whose parameters are gathered, used and reduced in `master_dtype`, such as RMSNorm."},
+      {.section = section,
+       .name = "full_precision_in_eval",
+       .member = &Config::full_precision_in_eval,
+       .meaning = "Whether the evaluation gathers and uses parameters in `master_dtype`."},
+      {.section = section,
+       .name = "fp16_init_scale",
+       .member = &Config::fp16_init_scale,
+       .meaning = "With fp16 as `dtype` or `mixed_precision_reduce_dtype`: what losses are multiplied by at first.",
+       .range = kScale},
+      {.section = section,
+       .name = "fp16_growth_interval",
+       .member = &Config::fp16_growth_interval,
+       .meaning = "With fp16: steps without overflow after which the loss scale is doubled. A step with overflow is "
+                  "skipped and halves it.",
+       .range = kAtLeastOne},
+  };
+}
+
+}  // namespace fsdp::trainer
