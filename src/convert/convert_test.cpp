@@ -1,5 +1,6 @@
 #include "convert/convert.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <gmock/gmock.h>
