@@ -155,8 +155,7 @@ void DcpFolder::read_chunk(const DcpTensor& tensor, const DcpChunk& chunk, int64
 
 nlohmann::json DcpFolder::value(const std::string& name) const {
   const DcpLocation& place = location(name);
-  const std::string where = where_of(name, place);
-  return plain_value(archive(place, where).value(), where);
+  return archive(place, where_of(name, place)).plain_value();
 }
 
 void DcpFolder::verify(const DcpTensor& tensor, const DcpChunk& chunk) const {

@@ -37,7 +37,7 @@ class DcpFolder {
   // where a chunk does not lie in the order of its indices. After an error `out` holds anything.
   void read(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const;
 
-  // The value of an entry that is no tensor, where it is plain data (see plain_value).
+  // The value of an entry that is no tensor, where it is plain data (see plain_value.h).
   nlohmann::json value(const std::string& name) const;
 
   // Reads a chunk, or a value as far as it can be read without running code, and throws when it is not as .metadata and

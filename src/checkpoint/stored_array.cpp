@@ -89,11 +89,11 @@ void check_extent(const StoredArray& array, const Place& place) {
 int64_t StoredArray::numel() const { return TensorInfo{"", dtype, sizes}.numel(); }
 
 bool StoredArray::is_row_major() const {
+  if (numel() == 0) {
+    return true;
+  }
   int64_t expected = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
-    if (sizes[i] == 0) {
-      return true;
-    }
     if (sizes[i] != 1 && strides[i] != expected) {
       return false;
     }

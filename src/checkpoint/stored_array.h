@@ -20,7 +20,7 @@ struct StoredArray {
   std::string storage;           // its name among the archive's storages
 
   int64_t numel() const;
-  // Do the elements lie in the order of their indices, without holes?
+  // Do the elements lie in the order of their indices, without holes? True where there are none.
   bool is_row_major() const;
 };
 

@@ -10,13 +10,11 @@
 
 #include "checkpoint/crc32.h"
 #include "checkpoint/json_text.h"
+#include "checkpoint/plain_value.h"
 #include "checkpoint/torch_globals.h"
 
 namespace fsdp::checkpoint {
 namespace {
-
-using nlohmann::json;
-using Kind = PickleValue::Kind;
 
 constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 28;
 
@@ -26,33 +24,20 @@ std::string prefix_of(const ZipArchive& zip) {
   return first.substr(0, first.find('/') + 1);
 }
 
-PickleTree read_tree(const ZipArchive& zip, const std::string& prefix) {
+const ZipRecord& pickle_of(const ZipArchive& zip, const std::string& prefix) {
   const ZipRecord* record = zip.find(prefix + "data.pkl");
   TORCH_CHECK(record != nullptr, zip.source(), ": holds no data.pkl: no archive of torch.save");
-  return read_pickle(zip.read(*record, kMaxPickleBytes), zip.source() + ": data.pkl", torch_save::globals());
+  return *record;
+}
+
+PickleTree read_tree(const ZipArchive& zip, const std::string& prefix) {
+  return read_pickle(zip.read(pickle_of(zip, prefix), kMaxPickleBytes), zip.source() + ": data.pkl",
+                     torch_save::globals());
 }
 
 // All elements of an array, in the order of their indices, from those of its storage.
 at::Tensor in_order(const StoredArray& array, const at::Tensor& storage) {
   return storage.as_strided(array.sizes, array.strides, array.offset).contiguous();
-}
-
-json plain_items(const PickleValue& value, const std::string& source) {
-  json items = json::array();
-  for (const PickleValue* item : value.items) {
-    items.push_back(plain_value(*item, source));
-  }
-  return items;
-}
-
-json plain_dict(const PickleValue& value, const std::string& source) {
-  json fields = json::object();
-  for (size_t i = 0; i < value.items.size(); i += 2) {
-    TORCH_CHECK(value.items[i]->kind == Kind::kString, source, ": a dict with a key that is no string (byte ",
-                value.items[i]->offset, ")");
-    fields[value.items[i]->text] = plain_value(*value.items[i + 1], source);
-  }
-  return fields;
 }
 
 }  // namespace
@@ -73,6 +58,10 @@ void TorchArchive::check_format() const {
               "; only \"little\" is supported");
   TORCH_CHECK(version == "2\n" || version == "3\n", zip_.source(), ": version ", quoted_name(version),
               " of torch.save's archives; supported are 2 and 3");
+}
+
+nlohmann::json TorchArchive::plain_value() const {
+  return checkpoint::plain_value(value(), pickle_of(zip_, prefix_).bytes, zip_.source());
 }
 
 const ZipRecord& TorchArchive::storage(const StoredArray& array) const {
@@ -98,40 +87,12 @@ void TorchArchive::read(const StoredArray& array, int64_t begin, int64_t end, ch
     return;
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor whole = at::empty({array.storage_numel}, at::TensorOptions(array.dtype));
+  // Kernels take bools for 0 or 1, whatever byte is there.
+  const auto dtype = array.dtype == c10::ScalarType::Bool ? c10::ScalarType::Byte : array.dtype;
+  const at::Tensor whole = at::empty({array.storage_numel}, at::TensorOptions(dtype));
   zip_.file().read(record.offset, static_cast<char*>(whole.mutable_data_ptr()), record.bytes);
   const at::Tensor ordered = in_order(array, whole);
   std::memcpy(to, static_cast<const char*>(ordered.const_data_ptr()) + static_cast<uint64_t>(begin) * size, bytes);
-}
-
-json plain_value(const PickleValue& value, const std::string& source) {
-  switch (value.kind) {
-    case Kind::kNone:
-      return nullptr;
-    case Kind::kBool:
-      return value.integer != 0;
-    case Kind::kInt:
-      return value.integer;
-    case Kind::kDouble:
-      return value.real;
-    case Kind::kString:
-      return value.text;
-    case Kind::kTuple:
-    case Kind::kList:
-      return plain_items(value, source);
-    case Kind::kDict:
-      return plain_dict(value, source);
-    case Kind::kObject:
-      if (value.text == torch_save::kSize && value.arguments->items.size() == 1) {
-        return plain_value(*value.arguments->items[0], source);
-      }
-      [[fallthrough]];
-    default: {
-      const bool has_name = value.kind == Kind::kGlobal || value.kind == Kind::kObject;
-      TORCH_CHECK(false, source, ": ", has_name ? value.text : "a value", " (byte ", value.offset,
-                  ") is no number, string, list or dict");
-    }
-  }
 }
 
 }  // namespace fsdp::checkpoint

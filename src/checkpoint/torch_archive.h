@@ -18,8 +18,10 @@ class TorchArchive {
   // Checks the archive (see ZipArchive) and data.pkl, and reads no storage.
   TorchArchive(const InputFile& file, uint64_t offset, uint64_t length, const std::string& source);
 
-  // What data.pkl holds, for parse_array and plain_value.
+  // What data.pkl holds, for parse_array.
   const PickleValue& value() const { return tree_.root(); }
+  // The same as JSON, where it is plain data (see plain_value.h).
+  nlohmann::json plain_value() const;
 
   // The record with an array's storage, whose size is checked.
   const ZipRecord& storage(const StoredArray& array) const;
@@ -38,9 +40,5 @@ class TorchArchive {
   std::string prefix_;  // of all names
   PickleTree tree_;
 };
-
-// Numbers, truth values, None, strings, and lists, tuples, torch.Size and dicts with string keys of them, as JSON; an
-// error, which begins with `source`, for anything else.
-nlohmann::json plain_value(const PickleValue& value, const std::string& source);
 
 }  // namespace fsdp::checkpoint

@@ -39,7 +39,7 @@ class TorchArchives : public ::testing::Test {
   std::string read_error(const std::string& bytes) {
     return error_of([&] { read(bytes); });
   }
-  json value(const std::string& bytes) { return plain_value(open(bytes).value(), "A"); }
+  json value(const std::string& bytes) { return open(bytes).plain_value(); }
 
   std::string written(const std::function<uint64_t(OutputFile&)>& write) {
     OutputFile target(folder / "written");
@@ -107,6 +107,19 @@ TEST_F(TorchArchives, ValuesThatTorchWrote) {
   EXPECT_THAT(read_error(from_hex(kValueHex)), HasSubstr("not an object of class torch._utils._rebuild_tensor_v2"));
 }
 
+// Few bytes say that a list holds the same list twice, and so on.
+TEST_F(TorchArchives, ValuesThatSharingMakesLarge) {
+  const auto doubled = [&](int times, std::string opcodes) {
+    for (char place = 0; place < times; ++place) {
+      opcodes = list({opcodes + "q" + place, std::string("h") + place});
+    }
+    return value_archive(opcodes);
+  };
+  EXPECT_EQ(value(doubled(1, text("x"))), json::parse(R"(["x", "x"])"));
+  EXPECT_THAT(error_of([&] { value(doubled(20, text("x"))); }), AllOf(StartsWith("A: "), HasSubstr("shared values")));
+  EXPECT_THAT(error_of([&] { value(doubled(9, text(std::string(100'000, 'x')))); }), HasSubstr("shared values"));
+}
+
 TEST_F(TorchArchives, CutAnywhere) {
   const std::string bytes = from_hex(kMatrixHex);
   for (size_t length = 0; length < bytes.size(); ++length) {
@@ -149,6 +162,28 @@ TEST_F(TorchArchives, HostileTensors) {
   EXPECT_THAT(error({.order = "big"}), HasSubstr("byte order \"big\""));
   EXPECT_THAT(error({.version = "9\n"}), HasSubstr("version"));
   EXPECT_THAT(error({.rebuild = name("torch", "Size")}), HasSubstr("_rebuild_tensor_v2"));
+}
+
+TEST_F(TorchArchives, WithoutElementsAnyStridesAreInOrder) {
+  const Parts parts{.storage_numel = 0,
+                    .storage = "",
+                    .sizes = tuple({integer(0), integer(3)}),
+                    .strides = tuple({integer(3), integer(2)})};
+  EXPECT_TRUE(parse_array(open(archive_of(parts.records())).value(), "A").is_row_major());
+  EXPECT_EQ(read(archive_of(parts.records())).numel(), 0);
+}
+
+// A byte of another value than 0 and 1 is no bool, but is true: it is copied as it is, in any order.
+TEST_F(TorchArchives, BytesOfBoolsAreCopied) {
+  const std::string stored = "\x01\x02\x40\xff\x80\x04";
+  Parts parts{.type = name("torch", "BoolStorage"), .storage = stored};
+  const auto bytes = [&] {
+    const at::Tensor out = read(archive_of(parts.records()));
+    return std::string(static_cast<const char*>(out.const_data_ptr()), out.nbytes());
+  };
+  EXPECT_EQ(bytes(), stored);
+  parts.strides = tuple({integer(1), integer(2)});
+  EXPECT_EQ(bytes(), "\x01\x40\x80\x02\xff\x04");
 }
 
 TEST_F(TorchArchives, ForeignGlobalsAndMissingRecords) {
