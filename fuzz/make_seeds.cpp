@@ -1,6 +1,7 @@
 // make_seeds FOLDER: writes inputs that the readers accept into FOLDER/TARGET, for the fuzz targets to begin with.
 #include <cstdio>
 
+#include "archive_seeds.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/dcp_metadata.h"
 #include "checkpoint/dcp_test_samples.h"
@@ -125,6 +126,12 @@ void add_pickles(const Seeds& seeds) {
   seeds.add("dcp_metadata_fuzz", dense);
 }
 
+void add_archives(const Seeds& seeds) {
+  for (const std::string& input : zip_archive_seeds()) seeds.add("zip_archive_fuzz", input);
+  for (const std::string& input : torch_archive_seeds()) seeds.add("torch_archive_fuzz", input);
+  for (const std::string& input : dcp_folder_seeds()) seeds.add("dcp_folder_fuzz", input);
+}
+
 // All keys, so that mutations meet them.
 void add_trainer(const Seeds& seeds) {
   trainer::Config config;
@@ -148,6 +155,7 @@ int main(int argc, char** argv) {
   fsdp::fuzz::add_checkpoint(seeds);
   fsdp::fuzz::add_hugging_face(seeds);
   fsdp::fuzz::add_pickles(seeds);
+  fsdp::fuzz::add_archives(seeds);
   fsdp::fuzz::add_trainer(seeds);
   return 0;
 }

@@ -16,7 +16,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PICKLES = ("pickle_fuzz", "dcp_metadata_fuzz")
+DICTIONARIES = {"pickle_fuzz": "pickle", "dcp_metadata_fuzz": "pickle", "dcp_folder_fuzz": "pickle",
+                "torch_archive_fuzz": "pickle", "zip_archive_fuzz": "zip"}
 LIMITS = ["-timeout=30", "-rss_limit_mb=2048", "-malloc_limit_mb=64"]
 
 
@@ -31,7 +32,7 @@ def environment(files):
 
 
 def command(options, target, new_inputs):
-    dictionary = ROOT / "fuzz" / "dictionaries" / ("pickle.dict" if target in PICKLES else "json.dict")
+    dictionary = ROOT / "fuzz" / "dictionaries" / f"{DICTIONARIES.get(target, 'json')}.dict"
     amount = f"-runs={options.runs}" if options.runs else f"-max_total_time={options.seconds}"
     findings = options.build_dir / "findings"
     findings.mkdir(exist_ok=True)
@@ -75,7 +76,7 @@ def write_report(path, findings):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-dir", type=Path, required=True)
-    parser.add_argument("--seconds", type=int, default=2, help="for each target")
+    parser.add_argument("--seconds", type=int, default=1, help="for each target")
     parser.add_argument("--runs", type=int, default=0, help="inputs for each target, instead of seconds")
     parser.add_argument("--jobs", type=int, default=1, help="targets at a time")
     parser.add_argument("--only", default="", metavar="REGEX", help="only targets whose name matches")

@@ -69,6 +69,13 @@ def test_targets_get_limits_a_dictionary_and_their_inputs(run_fuzzers, tmp_path,
     assert "pickle_fuzz" not in lines
 
 
+@pytest.mark.parametrize("target, dictionary", [("dcp_folder_fuzz", "pickle"), ("zip_archive_fuzz", "zip")])
+def test_dictionaries_of_formats(run_fuzzers, source_dir, target, dictionary):
+    lines = run_fuzzers({target: 'print(*sys.argv[1:], sep="\\n"); sys.exit(1)'}).stdout
+    assert f"-dict={source_dir}/fuzz/dictionaries/{dictionary}.dict" in lines.splitlines()
+    assert (source_dir / "fuzz" / "dictionaries" / f"{dictionary}.dict").is_file()
+
+
 def test_without_targets_a_test_is_skipped(run_fuzzers, tmp_path):
     result = run_fuzzers({})
     assert last_line(result).startswith("no fuzz targets in ")

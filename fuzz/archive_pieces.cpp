@@ -1,0 +1,67 @@
+#include "archive_pieces.h"
+
+#include "checkpoint/torch_archive.h"
+#include "checkpoint/zip_format.h"
+#include "checkpoint/zip_writer.h"
+
+namespace fsdp::fuzz {
+namespace {
+
+using namespace checkpoint::zip;
+
+constexpr size_t kAlignment = 64;  // of records' data, see ZipWriter
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+class Packer {
+ public:
+  explicit Packer(checkpoint::OutputFile& file) : zip_(file, 0) {}
+
+  void add(const std::string& name, const std::string& bytes) {
+    zip_.add(name, bytes);
+    end_ = data_of(name) + bytes.size();
+    directory_ += kCentralBytes + name.size();
+  }
+  void add_padding(const std::string& name) {
+    const size_t least = data_of(name) + directory_ + kCentralBytes + name.size();
+    add(name, std::string(round_up(least, kArchiveUnit) - least, '\0'));
+  }
+  void finish() { zip_.finish(); }
+
+ private:
+  // Where the data of the next record begin.
+  size_t data_of(const std::string& name) const { return round_up(end_ + kLocalBytes + name.size() + 4, kAlignment); }
+
+  checkpoint::ZipWriter zip_;
+  size_t end_ = 0, directory_ = kEndBytes;
+};
+
+}  // namespace
+
+void write_archive(const std::filesystem::path& path, const ArchivePieces& pieces) {
+  checkpoint::OutputFile file(path);
+  if (pieces.pickle.starts_with("PK")) {
+    file.write(0, pieces.pickle);
+  } else {
+    Packer packer(file);
+    packer.add("archive/data.pkl", pieces.pickle);
+    packer.add("archive/byteorder", pieces.order);
+    packer.add("archive/data/0", pieces.storage);
+    packer.add("archive/version", pieces.version);
+    packer.add_padding("archive/.padding");
+    packer.finish();
+  }
+  file.commit();
+}
+
+ArchivePieces read_pieces(const std::filesystem::path& path) {
+  const checkpoint::InputFile file(path);
+  const checkpoint::ZipArchive zip(file, 0, file.bytes(), path.string());
+  const auto read = [&](const char* name) {
+    const checkpoint::ZipRecord* record = zip.find(std::string("archive/") + name);
+    return record == nullptr ? "" : zip.read(*record, file.bytes());
+  };
+  return {read("data.pkl"), read("data/0"), read("byteorder"), read("version")};
+}
+
+}  // namespace fsdp::fuzz
