@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from llama_support import assert_same_results, check_tool, our_results, reference_results
+from model_support import assert_same_results, check_tool, our_results, reference_results
 
 PREPARE = pathlib.Path(__file__).parents[2] / "scripts" / "prepare_model.py"
 
@@ -40,7 +40,7 @@ def test_equals_transformers(folder, token_ids, tmp_path):
 
 
 def test_saved_in_several_files(folder, token_ids, tmp_path):
-    check_tool("llama_resave", folder, "bf16", tmp_path / "saved", 100_000_000)
+    check_tool("model_resave", folder, "bf16", tmp_path / "saved", 100_000_000)
     assert len(list((tmp_path / "saved").glob("model-*.safetensors"))) > 1
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     original = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -1,40 +1,24 @@
 """Our Llama against transformers: logits, loss, gradients, and folders that go both ways."""
 
 import contextlib
-import json
 
 import pytest
 import torch
 from transformers import AutoConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
+import model_support
 from llama_configs import CONFIGS
-from llama_support import assert_same_results, check_tool, our_results, reference_results, relative_error, run_tool
+from model_support import (assert_same_results, check_tool, double_loss, edit_config, edit_tensors, our_results, random_ids,
+                           reference_results, relative_error, run_tool)
+
 
 def random_model(name, dtype=torch.float32):
-    """For saving in `dtype`. Its own results are those of transformers only in fp32: to() rounds rotation angles."""
-    torch.manual_seed(sum(map(ord, name)))
-    model = LlamaForCausalLM(CONFIGS[name])
-    with torch.no_grad():  # what transformers initialises to constants is not worth comparing
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.copy_(torch.randn_like(parameter) * 0.3 + 1)
-    return model.to(dtype)
-
-
-def random_ids(config, batch=2, sequence=29):
-    return torch.randint(0, config.vocab_size, (batch, sequence), generator=torch.Generator().manual_seed(3))
+    return model_support.random_model(LlamaForCausalLM, CONFIGS[name], sum(map(ord, name)), dtype)
 
 
 def reference_model(folder, dtype=torch.float32):
     return LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
-
-
-def edit_config(folder, change):
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    change(config)
-    path.write_text(json.dumps(config))
 
 
 def to_old_rope_spelling(config):
@@ -57,12 +41,9 @@ def transformers_in_double():
     def norm_forward(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
-    def loss(logits, labels, vocab_size, **_):
-        return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, vocab_size), labels[:, 1:].reshape(-1))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm_forward)
-        patch.setattr(LlamaForCausalLM, "loss_function", staticmethod(loss))
+        patch.setattr(LlamaForCausalLM, "loss_function", staticmethod(double_loss))
         yield
 
 
@@ -169,12 +150,8 @@ def test_old_folders_with_rope_buffers(tmp_path):
 
 
 def save_with_head(model, folder, head):
-    from safetensors.torch import load_file, save_file
-
     model.save_pretrained(folder)
-    tensors = load_file(folder / "model.safetensors")
-    assert "lm_head.weight" not in tensors
-    save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, lambda tensors: {**tensors, "lm_head.weight": head})
 
 
 def test_a_head_beside_tied_embeddings(tmp_path):
@@ -187,7 +164,7 @@ def test_a_head_beside_tied_embeddings(tmp_path):
 def test_a_head_that_differs_from_tied_embeddings_is_refused(tmp_path):
     model = random_model("tied")
     save_with_head(model, tmp_path, model.lm_head.weight.detach() + 1)
-    result = run_tool("llama_forward", tmp_path, "fp32", "none", "none")
+    result = run_tool("model_forward", tmp_path, "fp32", "none", "none")
     assert result.returncode == 1
     assert "lm_head.weight" in result.stderr and "tie_word_embeddings" in result.stderr
 
@@ -199,7 +176,7 @@ def test_saved_folders_load_in_transformers(name, max_shard_bytes, tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     model.save_pretrained(source)
     (source / "tokenizer.json").write_text('{"made": "up"}')
-    check_tool("llama_resave", source, "fp32", target, max_shard_bytes)
+    check_tool("model_resave", source, "fp32", target, max_shard_bytes)
     files = {path.name: path.stat().st_size for path in target.glob("model*.safetensors")}
     assert (len(files) == 1) == (max_shard_bytes == 10**9)
     assert (target / "tokenizer.json").read_text() == '{"made": "up"}'
@@ -217,7 +194,7 @@ def test_saving_in_another_dtype(spelling, tmp_path):
     model.save_pretrained(source)
     if spelling:
         edit_config(source, spelling)
-    check_tool("llama_resave", source, "bf16", target, 10**9)
+    check_tool("model_resave", source, "bf16", target, 10**9)
     assert AutoConfig.from_pretrained(target).dtype == torch.bfloat16
     saved, original = reference_model(target, "auto"), reference_model(source, torch.bfloat16)
     ids = random_ids(model.config)

@@ -1,5 +1,6 @@
-"""Helpers of the Llama tests: reference models, and the programs that run ours."""
+"""Helpers of the tests of models: references of transformers, and the programs that run ours."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -8,6 +9,40 @@ import safetensors.torch
 import torch
 
 TOOLS = pathlib.Path(os.environ["FSDP_BUILD_DIR"])
+
+
+def random_model(make, config, seed, dtype=torch.float32):
+    """make(config), for saving in `dtype`. Its own results are those of transformers only in fp32: to() rounds Llama's
+    rotation angles."""
+    torch.manual_seed(seed)
+    model = make(config)
+    with torch.no_grad():  # what transformers initialises to constants is not worth comparing
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + (0 if name.endswith("bias") else 1))
+    return model.to(dtype)
+
+
+def random_ids(config, batch=2, sequence=29):
+    return torch.randint(0, config.vocab_size, (batch, sequence), generator=torch.Generator().manual_seed(3))
+
+
+def edit_config(folder, change):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def edit_tensors(folder, change):
+    """Replaces the folder's tensors, a dictionary, by what `change` makes of them."""
+    path = folder / "model.safetensors"
+    safetensors.torch.save_file(change(safetensors.torch.load_file(path)), path, metadata={"format": "pt"})
+
+
+def double_loss(logits, labels, vocab_size, **_):
+    """The loss of transformers without its rounding to fp32."""
+    return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, vocab_size), labels[:, 1:].reshape(-1))
 
 
 def run_tool(name, *arguments):
@@ -27,7 +62,7 @@ def our_results(folder, dtype, input_ids, work_folder, labels=None):
     if labels is not None:
         tensors["labels"] = labels
     safetensors.torch.save_file(tensors, work_folder / "in.safetensors")
-    check_tool("llama_forward", folder, dtype, work_folder / "in.safetensors", work_folder / "out.safetensors")
+    check_tool("model_forward", folder, dtype, work_folder / "in.safetensors", work_folder / "out.safetensors")
     return safetensors.torch.load_file(work_folder / "out.safetensors")
 
 

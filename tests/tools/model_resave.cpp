@@ -1,4 +1,4 @@
-// llama_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads a Hugging Face folder's model in DTYPE (fp32, fp64
+// model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads a Hugging Face folder's model in DTYPE (fp32, fp64
 // or bf16) and saves it, with the tokenizer's files, as the folder TARGET.
 #include <c10/util/Exception.h>
 
@@ -30,7 +30,7 @@ void resave(const std::string& source, c10::ScalarType dtype, const std::string&
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
-    TORCH_CHECK(arguments.size() == 4, "usage: llama_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES");
+    TORCH_CHECK(arguments.size() == 4, "usage: model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES");
     resave(arguments[0], parse_dtype_argument(arguments[1]), arguments[2], std::stoll(arguments[3]));
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.what_without_backtrace());

@@ -1,4 +1,4 @@
-// llama_forward FOLDER DTYPE INPUT OUTPUT: runs a Hugging Face folder's model on the token ids in the
+// model_forward FOLDER DTYPE INPUT OUTPUT: runs a Hugging Face folder's model on the token ids in the
 // safetensors file INPUT ("input_ids", int64 [batch, sequence]; "labels", optional, else the input_ids) and
 // writes "loss", "logits" and "grad.NAME" for every parameter to the safetensors file OUTPUT. DTYPE is fp32,
 // fp64 or bf16.
@@ -55,7 +55,7 @@ void run_forward(const std::string& folder, const std::string& dtype, const std:
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
-    TORCH_CHECK(arguments.size() == 4, "usage: llama_forward FOLDER DTYPE INPUT OUTPUT");
+    TORCH_CHECK(arguments.size() == 4, "usage: model_forward FOLDER DTYPE INPUT OUTPUT");
     run_forward(arguments[0], arguments[1], arguments[2], arguments[3]);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.what_without_backtrace());
