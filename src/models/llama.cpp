@@ -1,51 +1,8 @@
 #include "models/llama.h"
 
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/silu.h>
-#include <c10/util/Exception.h>
-
-#include <memory>
+#include "models/decoder.h"
 
 namespace fsdp::models {
-namespace {
-
-constexpr int64_t kIgnoredLabel = -100;
-
-using Activation = at::Tensor (*)(const at::Tensor&);
-
-Activation activation_named(const std::string& name) {
-  if (name == "gelu") {
-    return [](const at::Tensor& x) { return at::gelu(x); };
-  }
-  if (name == "gelu_pytorch_tanh") {
-    return [](const at::Tensor& x) { return at::gelu(x, "tanh"); };
-  }
-  if (name == "relu") {
-    return [](const at::Tensor& x) { return at::relu(x); };
-  }
-  return [](const at::Tensor& x) { return at::silu(x); };
-}
-
-// [batch, sequence, heads * head_dim] -> [batch, heads, sequence, head_dim]
-at::Tensor split_heads(const at::Tensor& x, int64_t head_dim) {
-  return x.view({x.size(0), x.size(1), -1, head_dim}).transpose(1, 2);
-}
-
-// Position i predicts label i+1; labels move instead of logits, which are far larger.
-at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels) {
-  at::Tensor targets = at::full_like(labels, kIgnoredLabel, labels.options(), at::MemoryFormat::Contiguous);
-  const int64_t predicted = labels.size(1) - 1;
-  targets.narrow(1, 0, predicted).copy_(labels.narrow(1, 1, predicted));
-  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
-  return at::cross_entropy_loss(wide.view({-1, wide.size(-1)}), targets.view(-1), /*weight=*/{}, at::Reduction::Mean,
-                                kIgnoredLabel);
-}
-
-}  // namespace
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, const at::TensorOptions& options)
     : head_dim_(config.head_dim), dropout_(config.attention_dropout) {
@@ -62,10 +19,7 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& hidden_states, const Ro
   const at::Tensor query = apply_rotary(split_heads(q_proj_(hidden_states), head_dim_), rotary);
   const at::Tensor key = apply_rotary(split_heads(k_proj_(hidden_states), head_dim_), rotary);
   const at::Tensor value = split_heads(v_proj_(hidden_states), head_dim_);
-  const at::Tensor attended =
-      at::scaled_dot_product_attention(query, key, value, /*attn_mask=*/{}, is_training() ? dropout_ : 0.0,
-                                       /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/true);
-  return o_proj_(attended.transpose(1, 2).flatten(2));
+  return o_proj_(causal_attention(query, key, value, {.dropout = is_training() ? dropout_ : 0.0}));
 }
 
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config, const at::TensorOptions& options)
@@ -122,15 +76,8 @@ LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, const at::
 }
 
 CausalLMOutput LlamaForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
-  TORCH_CHECK(input_ids.dim() == 2, "Llama: input_ids must be [batch, sequence], is of shape ", input_ids.sizes());
-  TORCH_CHECK(!labels.defined() || labels.sizes() == input_ids.sizes(), "Llama: labels are of shape ", labels.sizes(),
-              ", input_ids of shape ", input_ids.sizes(), "; they must be the same");
-  CausalLMOutput output;
-  output.logits = lm_head_(model_(input_ids));
-  if (labels.defined()) {
-    output.loss = next_token_loss(output.logits, labels);
-  }
-  return output;
+  check_tokens("Llama", input_ids, labels);
+  return with_next_token_loss(lm_head_(model_(input_ids)), labels);
 }
 
 double LlamaForCausalLMImpl::flops_per_token(int64_t sequence_length) const {
@@ -138,11 +85,10 @@ double LlamaForCausalLMImpl::flops_per_token(int64_t sequence_length) const {
   const auto layers = static_cast<double>(config_.num_hidden_layers);
   const auto query_size = static_cast<double>(config_.num_attention_heads * config_.head_dim);
   const auto key_size = static_cast<double>(config_.num_key_value_heads * config_.head_dim);
-  const double attention_weights = hidden * (2 * query_size + 2 * key_size);
-  const double mlp_weights = 3 * hidden * static_cast<double>(config_.intermediate_size);
-  const double head_weights = hidden * static_cast<double>(config_.vocab_size);
-  const double linear_weights = layers * (attention_weights + mlp_weights) + head_weights;
-  return 6 * linear_weights + 12 * layers * query_size * static_cast<double>(sequence_length);
+  const double mlp_size = 3 * static_cast<double>(config_.intermediate_size);
+  const double linear_size =
+      layers * (2 * query_size + 2 * key_size + mlp_size) + static_cast<double>(config_.vocab_size);
+  return decoder_flops_per_token(hidden * linear_size, layers, query_size, static_cast<double>(sequence_length));
 }
 
 }  // namespace fsdp::models

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/activation_checkpoint.h"
+#include "models/activations.h"
 #include "models/causal_lm.h"
 #include "models/layers.h"
 #include "models/llama_config.h"
@@ -40,7 +41,7 @@ class LlamaMLPImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& hidden_states);
 
  private:
-  at::Tensor (*activation_)(const at::Tensor&);
+  Activation activation_;
   Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
 };
 TORCH_MODULE(LlamaMLP);
@@ -85,8 +86,6 @@ class LlamaForCausalLMImpl : public CausalLM {
   // Parameters are left uninitialised; see initialize_parameters().
   LlamaForCausalLMImpl(const LlamaConfig& config, const at::TensorOptions& options);
 
-  // The loss is formed in fp32 (fp64 for an fp64 model). With no label to predict it is NaN, as in
-  // transformers.
   CausalLMOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
 
   int64_t vocab_size() const override { return config_.vocab_size; }
@@ -95,9 +94,6 @@ class LlamaForCausalLMImpl : public CausalLM {
   void set_activation_checkpointing(const CheckpointPolicy& policy) override {
     model_->set_activation_checkpointing(policy);
   }
-  // 6 M + 12 L H D S: M weights of the linear layers, the head included and the embedding not (a multiply and
-  // an add in forward, twice that in backward); for each of L layers and H heads of dimension D, the products
-  // with S keys and S values. All S positions count, masked or not.
   double flops_per_token(int64_t sequence_length) const override;
 
   const LlamaConfig& config() const { return config_; }

@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "models/activations.h"
+
 namespace fsdp::models {
 namespace {
 
@@ -46,8 +48,7 @@ LlamaConfig parse_llama_config(const nlohmann::json& json) {
   llama.rms_norm_eps = config.number("rms_norm_eps", llama.rms_norm_eps, 0.0, 1.0);
   llama.initializer_range = config.number("initializer_range", llama.initializer_range, 0.0, 1.0);
   llama.attention_dropout = config.number("attention_dropout", llama.attention_dropout, 0.0, 1.0);
-  llama.hidden_act =
-      config.choice("hidden_act", llama.hidden_act, {"silu", "swish", "gelu", "gelu_pytorch_tanh", "relu"});
+  llama.hidden_act = config.choice("hidden_act", llama.hidden_act, activation_names());
   llama.attention_bias = config.boolean("attention_bias", llama.attention_bias);
   llama.mlp_bias = config.boolean("mlp_bias", llama.mlp_bias);
   llama.tie_word_embeddings = config.boolean("tie_word_embeddings", llama.tie_word_embeddings);

@@ -22,7 +22,7 @@ struct LlamaConfig {
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
   double attention_dropout = 0.0;   // in training mode
-  std::string hidden_act = "silu";  // silu (or swish), gelu, gelu_pytorch_tanh, relu
+  std::string hidden_act = "silu";  // one of activation_names()
   bool attention_bias = false;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;

@@ -24,44 +24,49 @@ struct Architecture {
   double (*initializer_range)(const json& config);
 };
 
+template <typename Model, auto parse_config>
+Architecture architecture(const char* model_type, const char* class_name) {
+  return {model_type, class_name,
+          [](const json& config, const at::TensorOptions& options) -> std::shared_ptr<CausalLM> {
+            return std::make_shared<Model>(parse_config(config), options);
+          },
+          [](const json& config) { return parse_config(config).initializer_range; }};
+}
+
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> kArchitectures{
-      {"llama", "LlamaForCausalLM",
-       [](const json& config, const at::TensorOptions& options) -> std::shared_ptr<CausalLM> {
-         return std::make_shared<LlamaForCausalLMImpl>(parse_llama_config(config), options);
-       },
-       [](const json& config) { return parse_llama_config(config).initializer_range; }},
+      architecture<LlamaForCausalLMImpl, parse_llama_config>("llama", "LlamaForCausalLM"),
   };
   return kArchitectures;
 }
 
-std::string accepted(const char* Architecture::*name) {
-  std::vector<std::string> names;
+std::vector<std::string> names(const char* Architecture::*name) {
+  std::vector<std::string> result;
   for (const Architecture& architecture : architectures()) {
-    names.emplace_back(architecture.*name);
+    result.emplace_back(architecture.*name);
   }
-  return c10::Join(", ", names);
+  return result;
 }
 
-// model_type says which architecture it is; "architectures", where present, must agree that it is a causal
-// LM.
+// model_type says which architecture it is, and "architectures" that it is a causal LM; one of them may be absent.
 const Architecture& find_architecture(const json& config) {
   const ConfigReader reader(config, "config.json");
-  const std::string type = reader.choice("model_type", "", {accepted(&Architecture::model_type)});
+  const std::vector<std::string> types = names(&Architecture::model_type);
+  const std::string type = reader.choice("model_type", "", types);
   const json& classes = reader.at("architectures");
-  if (!classes.is_null() && !classes.is_array()) {
-    reader.refuse("architectures", "an array with one of: " + accepted(&Architecture::class_name));
-  }
+  const bool any_class = classes.is_null() || classes == json::array();
+  const auto is_named = [&](const char* class_name) {
+    return classes.is_array() && std::find(classes.begin(), classes.end(), class_name) != classes.end();
+  };
+  TORCH_CHECK(!type.empty() || !any_class,
+              "config.json: model_type is missing; it must be one of: ", c10::Join(", ", types));
+  std::vector<std::string> accepted;
   for (const Architecture& architecture : architectures()) {
-    const bool named = std::find(classes.begin(), classes.end(), architecture.class_name) != classes.end();
-    if (named || (classes.empty() && type == architecture.model_type)) {
-      return architecture;
-    }
+    if (!type.empty() && type != architecture.model_type) continue;
+    accepted.emplace_back(architecture.class_name);
+    if (any_class || is_named(architecture.class_name)) return architecture;
   }
-  if (classes.empty()) {
-    TORCH_CHECK(false, "config.json: model_type is missing; it must be one of: ", accepted(&Architecture::model_type));
-  }
-  reader.refuse("architectures", "an array with one of: " + accepted(&Architecture::class_name));
+  reader.refuse("architectures", "an array with one of: " + c10::Join(", ", accepted));
 }
 
 }  // namespace
