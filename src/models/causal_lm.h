@@ -20,6 +20,14 @@ struct CausalLMOutput {
   at::Tensor logits;  // [batch, sequence, vocabulary]
 };
 
+// How names in a Hugging Face folder may differ from those of the model's parameters.
+struct FolderNames {
+  // The module that folders of the model without its head hold the weights of: names may lack it as a prefix.
+  std::string base_model;
+  // Ends of the names of buffers that older folders hold, and the model does not.
+  std::vector<std::string> buffers;
+};
+
 class CausalLM : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -30,6 +38,7 @@ class CausalLM : public torch::nn::Module {
 
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_sequence_length() const = 0;
+  virtual FolderNames folder_names() const = 0;
   // Class names (without namespace and Impl) of the blocks that wrap_policy "transformer" makes units of.
   virtual std::vector<std::string> block_class_names() const = 0;
   // Which blocks recompute their activations in backward; by default none. Names of parameters stay.
@@ -40,8 +49,8 @@ class CausalLM : public torch::nn::Module {
 };
 
 // Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`; on the
-// meta device parameters take no memory and must be filled before use. Its FQNs are the names in the Hugging
-// Face folder. Unknown architectures and unsupported settings are errors that name the key, its value and
+// meta device parameters take no memory and must be filled before use. Its FQNs are the names that transformers
+// writes to a folder. Unknown architectures and unsupported settings are errors that name the key, its value and
 // what is accepted.
 std::shared_ptr<CausalLM> make_causal_lm(const nlohmann::json& config, c10::ScalarType dtype, c10::Device device);
 

@@ -4,9 +4,9 @@
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
-#include <string>
+#include <algorithm>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 
 #include "models/registry.h"
 
@@ -29,18 +29,8 @@ std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module
   return aliases;
 }
 
-bool is_rope_buffer(std::string_view name) {
-  constexpr std::string_view kBuffer = "rotary_emb.inv_freq";
-  return name.size() >= kBuffer.size() && name.substr(name.size() - kBuffer.size()) == kBuffer;
-}
-
-void check_aliases(const HfFolder& folder, const std::unordered_map<std::string, std::string>& aliases) {
-  for (const auto& [alias, name] : aliases) {
-    const TensorInfo* stored = folder.find(alias);
-    TORCH_CHECK(stored == nullptr || at::equal(folder.tensor(alias), folder.tensor(name)), folder.path().string(),
-                ": tensors ", alias, " and ", name, " differ, but config.json ties them; with untied weights it must ",
-                "set tie_word_embeddings to false");
-  }
+bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) {
+  return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
 
 }  // namespace
@@ -57,23 +47,54 @@ std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::
   return tensors;
 }
 
-void check_pretrained(const HfFolder& folder, const torch::nn::Module& model) {
+PretrainedWeights::PretrainedWeights(HfFolder folder, const CausalLM& model) : folder_(std::move(folder)) {
+  const std::string prefix = model.folder_names().base_model + ".";
+  for (const auto& parameter : model.named_parameters()) {
+    const std::string& fqn = parameter.key();
+    if (folder_.find(fqn) != nullptr || !std::string_view(fqn).starts_with(prefix)) continue;
+    const std::string without_prefix = fqn.substr(prefix.size());
+    if (folder_.find(without_prefix) != nullptr) stored_names_.emplace(fqn, without_prefix);
+  }
+  check_tensors(model);
+  check_aliases(model);
+}
+
+void PretrainedWeights::check_tensors(const CausalLM& model) const {
+  std::vector<TensorInfo> expected = checkpoint_tensors(model);
+  for (TensorInfo& info : expected) info.name = stored_name(info.name);
   const auto aliases = alias_names(model);
-  folder.check_tensors(checkpoint_tensors(model),
-                       [&](const std::string& name) { return is_rope_buffer(name) || aliases.count(name) != 0; });
-  check_aliases(folder, aliases);
+  const std::vector<std::string> buffers = model.folder_names().buffers;
+  folder_.check_tensors(expected, [&](const std::string& name) {
+    return aliases.count(name) != 0 || ends_with_any("." + name, buffers);
+  });
+}
+
+void PretrainedWeights::check_aliases(const torch::nn::Module& model) const {
+  for (const auto& [alias, fqn] : alias_names(model)) {
+    const std::string& name = stored_name(fqn);
+    TORCH_CHECK(folder_.find(alias) == nullptr || at::equal(folder_.tensor(alias), folder_.tensor(name)),
+                folder_.path().string(), ": tensors ", alias, " and ", name,
+                " differ, but config.json ties them; with ", "untied weights it must set tie_word_embeddings to false");
+  }
+}
+
+const std::string& PretrainedWeights::stored_name(const std::string& fqn) const {
+  const auto found = stored_names_.find(fqn);
+  return found == stored_names_.end() ? fqn : found->second;
+}
+
+void PretrainedWeights::read_range(const std::string& fqn, int64_t begin, int64_t end, at::Tensor out) const {
+  folder_.read_range(stored_name(fqn), begin, end, std::move(out));
 }
 
 std::shared_ptr<CausalLM> load_causal_lm(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
   auto model = make_uninitialized_causal_lm(folder.config(), at::TensorOptions().dtype(dtype).device(device));
-  check_pretrained(folder, *model);
+  const PretrainedWeights weights(folder, *model);
   const at::NoGradGuard no_grad;
-  const auto aliases = alias_names(*model);
-  for (const auto& parameter : model->named_parameters()) {
-    if (aliases.count(parameter.key()) == 0) {
-      const at::Tensor& value = parameter.value();
-      folder.read_range(parameter.key(), 0, value.numel(), value.view(-1));
-    }
+  const auto parameters = model->named_parameters();
+  for (const TensorInfo& info : checkpoint_tensors(*model)) {
+    const at::Tensor& value = parameters[info.name];
+    weights.read_range(info.name, 0, value.numel(), value.view(-1));
   }
   return model;
 }

@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "checkpoint/hf_folder.h"
@@ -21,11 +23,28 @@ namespace fsdp::models {
 std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
                                                        std::optional<c10::ScalarType> dtype = {});
 
-// Throws unless the folder holds exactly the model's tensors, with the right shapes; the error lists what is
-// missing, misshapen or extra. As in transformers, buffers "…rotary_emb.inv_freq" of old folders are let be;
-// so are further names of a shared parameter ("lm_head.weight" beside tied embeddings), if they hold the same
-// values.
-void check_pretrained(const checkpoint::HfFolder& folder, const torch::nn::Module& model);
+// A folder's tensors under the names of a model's parameters.
+class PretrainedWeights {
+ public:
+  // Throws unless the folder holds exactly the model's tensors, with the right shapes; the error lists what is
+  // missing, misshapen or extra. As in transformers, names may lack the prefix of the model without its head, and
+  // buffers of old folders are let be (CausalLM::folder_names); so are further names of a shared parameter
+  // ("lm_head.weight" beside tied embeddings), if they hold the same values. Needs the model only for this.
+  PretrainedWeights(checkpoint::HfFolder folder, const CausalLM& model);
+
+  const checkpoint::HfFolder& folder() const { return folder_; }
+  // Copies elements [begin, end) of the flattened parameter into `out` (see SafetensorsFile::read_range). `fqn`: of a
+  // shared parameter the first name.
+  void read_range(const std::string& fqn, int64_t begin, int64_t end, at::Tensor out) const;
+
+ private:
+  void check_tensors(const CausalLM& model) const;
+  void check_aliases(const torch::nn::Module& model) const;
+  const std::string& stored_name(const std::string& fqn) const;
+
+  checkpoint::HfFolder folder_;
+  std::unordered_map<std::string, std::string> stored_names_;  // by FQN, where they differ
+};
 
 // The model of a folder with its weights, converted to `dtype`, whole on one device, in training mode.
 std::shared_ptr<CausalLM> load_causal_lm(const checkpoint::HfFolder& folder, c10::ScalarType dtype, c10::Device device);

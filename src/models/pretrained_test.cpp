@@ -86,7 +86,7 @@ TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
   const auto error = [&](const std::function<void(std::vector<std::pair<std::string, at::Tensor>>&)>& change) {
     const TemporaryFolder folder;
     save(*model, config(false), folder / "m", change);
-    return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
+    return error_of([&] { PretrainedWeights(HfFolder(folder / "m"), *model); });
   };
   EXPECT_EQ(error([](auto&) {}), "");
   EXPECT_THAT(error([](auto& tensors) { tensors.pop_back(); }), HasSubstr("missing tensor \"lm_head.weight\""));
@@ -108,7 +108,7 @@ TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
     const TemporaryFolder folder;
     save(*model, config(true), folder / "m",
          [&](auto& tensors) { tensors.emplace_back("lm_head.weight", tensors[0].second.detach() + difference); });
-    return error_of([&] { check_pretrained(HfFolder(folder / "m"), *model); });
+    return error_of([&] { PretrainedWeights(HfFolder(folder / "m"), *model); });
   };
   EXPECT_EQ(error(0.0), "");
   EXPECT_THAT(error(1.0), AllOf(HasSubstr("lm_head.weight"), HasSubstr("tie_word_embeddings")));

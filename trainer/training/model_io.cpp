@@ -34,15 +34,15 @@ void check_can_save(const fs::path& path) {
               "another output_dir");
 }
 
-void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded) {
+void load_into_shards(const models::PretrainedWeights& weights, const ShardedModule& sharded) {
   const at::NoGradGuard no_grad;
   for (const ShardSlice& slice : sharded.shard_slices()) {
-    if (slice.begin < slice.end) folder.read_range(slice.fqn, slice.begin, slice.end, slice.data);
+    if (slice.begin < slice.end) weights.read_range(slice.fqn, slice.begin, slice.end, slice.data);
     sharded.page_out();
   }
 }
 
-void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module& model, Options& options) {
+void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options) {
   // What each module holds under the parameter's first name.
   std::unordered_map<const torch::nn::Module*, std::vector<std::pair<std::string, at::Tensor>>> parameters;
   std::unordered_set<const at::TensorImpl*> known;
@@ -54,9 +54,9 @@ void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module&
     }
   }
   options.sync_module_states = true;
-  options.param_init_fn = [&folder, parameters = std::move(parameters)](torch::nn::Module& module) {
+  options.param_init_fn = [&weights, parameters = std::move(parameters)](torch::nn::Module& module) {
     for (const auto& [name, value] : parameters.at(&module)) {
-      folder.read_range(name, 0, value.numel(), value.view(-1));
+      weights.read_range(name, 0, value.numel(), value.view(-1));
     }
   };
 }

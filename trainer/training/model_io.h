@@ -6,6 +6,7 @@
 
 #include "checkpoint/hf_folder.h"
 #include "fsdp/fully_shard.h"
+#include "models/pretrained.h"
 
 namespace fsdp::trainer {
 
@@ -13,13 +14,12 @@ namespace fsdp::trainer {
 // no model. To be called before training, so that hours of it do not end in this error.
 void check_can_save(const std::filesystem::path& path);
 
-// Fills this rank's shards from the folder, whose tensors must be those of the model. Reads only what this
-// rank holds; touches no other rank.
-void load_into_shards(const checkpoint::HfFolder& folder, const ShardedModule& sharded);
+// Fills this rank's shards. Reads only what this rank holds; touches no other rank.
+void load_into_shards(const models::PretrainedWeights& weights, const ShardedModule& sharded);
 
 // The same with rank 0 reading, whole parameters, a unit at a time, and sending them to the others: lets fully_shard of
-// `model`, whose parameters are on the meta device, do it.
-void read_on_rank_0(const checkpoint::HfFolder& folder, const torch::nn::Module& model, Options& options);
+// `model`, whose parameters are on the meta device, do it. `weights` must outlive that.
+void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
 
 // Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards, in files
 // of at most `max_shard_size` bytes; config.json and the tokenizer's files as in `source`. Collective; rank 0 of

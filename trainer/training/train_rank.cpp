@@ -107,14 +107,14 @@ void RankRun::choose_start() {
 void RankRun::shard() {
   Options options = sharding_options(config_, *inputs_.model, communicator_, device_);
   const bool from_rank_0 = config_.sync_module_states && !start_.checkpoint;
-  if (from_rank_0) read_on_rank_0(inputs_.folder, *inputs_.model, options);
+  if (from_rank_0) read_on_rank_0(inputs_.weights, *inputs_.model, options);
   sharded_ = fully_shard(*inputs_.model, options);
   sharded_->verify_plan();
   if (config_.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }
   if (config_.offload_path) report_.say("shards and optimizer state are in files in " + *config_.offload_path);
-  if (!from_rank_0 && !start_.checkpoint) load_into_shards(inputs_.folder, *sharded_);
+  if (!from_rank_0 && !start_.checkpoint) load_into_shards(inputs_.weights, *sharded_);
 }
 
 // Optimizer state cannot be loaded before there are units, which come from a forward.
@@ -176,7 +176,7 @@ void RankRun::evaluate_model() {
 
 void RankRun::save_model() {
   const fs::path path = final_folder(config_);
-  save_folder(path, inputs_.folder, *sharded_, is_first(), *parse_byte_count(config_.max_shard_size));
+  save_folder(path, inputs_.weights.folder(), *sharded_, is_first(), *parse_byte_count(config_.max_shard_size));
   report_.say("saved the model to " + path.string());
 }
 

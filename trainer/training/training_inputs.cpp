@@ -15,7 +15,6 @@ namespace {
 
 std::shared_ptr<models::CausalLM> open_model(const Config& config, const checkpoint::HfFolder& folder) {
   auto model = models::make_causal_lm(folder.config(), scalar_type(config.master_dtype), c10::Device(c10::kMeta));
-  models::check_pretrained(folder, *model);
   sharding_options(config, *model, /*communicator=*/nullptr);
   model->set_activation_checkpointing(checkpoint_policy(config));
   if (config.max_seq_length > model->max_sequence_length()) {
@@ -32,6 +31,7 @@ std::filesystem::path final_folder(const Config& config) { return std::filesyste
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   checkpoint::HfFolder folder(config.model_path);
   auto model = open_model(config, folder);
+  models::PretrainedWeights weights(std::move(folder), *model);
   const auto open = [&](const std::string& spec, DatasetRole role) {
     return open_dataset(spec, role, config.max_seq_length, model->vocab_size(), static_cast<uint64_t>(config.seed));
   };
@@ -40,7 +40,7 @@ TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   std::optional<Dataset> eval;
   if (config.do_eval) eval = open(config.eval_dataset.value(), DatasetRole::kEval);
   if (config.save_final) check_can_save(final_folder(config));
-  return {std::move(folder), std::move(model), std::move(train), std::move(eval)};
+  return {std::move(weights), std::move(model), std::move(train), std::move(eval)};
 }
 
 }  // namespace fsdp::trainer

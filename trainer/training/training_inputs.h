@@ -5,15 +5,15 @@
 #include <memory>
 #include <optional>
 
-#include "checkpoint/hf_folder.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "models/causal_lm.h"
+#include "models/pretrained.h"
 
 namespace fsdp::trainer {
 
 struct TrainingInputs {
-  checkpoint::HfFolder folder;
+  models::PretrainedWeights weights;
   std::shared_ptr<models::CausalLM> model;  // on the meta device, with parameters of master_dtype
   Dataset train;
   std::optional<Dataset> eval;  // with do_eval

@@ -467,12 +467,13 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
 
 // Each rank's shards, read by itself or sent by rank 0.
 Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>& world, bool from_rank_0) {
-  const checkpoint::HfFolder folder(config.model_path);
+  checkpoint::HfFolder folder(config.model_path);
   const auto model = models::make_causal_lm(folder.config(), c10::kFloat, c10::Device(c10::kMeta));
+  const models::PretrainedWeights weights(std::move(folder), *model);
   Options options = sharding_options(config, *model, world);
-  if (from_rank_0) read_on_rank_0(folder, *model, options);
+  if (from_rank_0) read_on_rank_0(weights, *model, options);
   const auto handle = fully_shard(*model, options);
-  if (!from_rank_0) load_into_shards(folder, *handle);
+  if (!from_rank_0) load_into_shards(weights, *handle);
   Weights shards;
   for (const ShardSlice& slice : handle->shard_slices()) shards[slice.fqn] = slice.data.clone();
   return shards;
