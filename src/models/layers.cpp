@@ -1,13 +1,16 @@
 #include "models/layers.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rsqrt.h>
 #include <c10/util/Exception.h>
 
 #include <unordered_set>
+#include <vector>
 
 namespace fsdp::models {
 
@@ -34,6 +37,17 @@ void LinearImpl::add_adapter(int64_t rank, double scale) {
   adapter_scale_ = scale;
 }
 
+Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features, double relative_std, const at::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({in_features, out_features}, options))),
+      bias(register_parameter("bias", at::empty({out_features}, options))),
+      relative_std(relative_std) {}
+
+at::Tensor Conv1DImpl::forward(const at::Tensor& input) {
+  std::vector<int64_t> sizes = input.sizes().vec();
+  sizes.back() = weight.size(1);
+  return at::addmm(bias, input.reshape({-1, weight.size(0)}), weight).view(sizes);
+}
+
 EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,
                              const at::TensorOptions& options)
     : weight(register_parameter("weight", at::empty({num_embeddings, dim}, options))), padding_idx(padding_idx) {}
@@ -51,30 +65,65 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
   return weight * (wide * scale).to(input.scalar_type());
 }
 
+LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({dim}, options))),
+      bias(register_parameter("bias", at::empty({dim}, options))),
+      eps_(eps) {}
+
+at::Tensor LayerNormImpl::forward(const at::Tensor& input) {
+  return at::layer_norm(input, weight.sizes(), weight, bias, eps_);
+}
+
+namespace {
+
+class Initializer {
+ public:
+  explicit Initializer(double std) : std_(std) {}
+
+  void operator()(LinearImpl& layer) {
+    draw(layer.weight);
+    if (layer.bias.defined()) layer.bias.zero_();
+  }
+  void operator()(Conv1DImpl& layer) {
+    draw(layer.weight, layer.relative_std);
+    layer.bias.zero_();
+  }
+  void operator()(EmbeddingImpl& layer) {
+    if (draw(layer.weight) && layer.padding_idx) layer.weight.select(0, *layer.padding_idx).zero_();
+  }
+  void operator()(RMSNormImpl& layer) { layer.weight.fill_(1.0); }
+  void operator()(LayerNormImpl& layer) {
+    layer.weight.fill_(1.0);
+    layer.bias.zero_();
+  }
+
+ private:
+  // False where it was drawn before, for another layer that shares it.
+  bool draw(const at::Tensor& weight, double relative_std = 1.0) {
+    if (!drawn_.insert(weight.unsafeGetTensorImpl()).second) return false;
+    weight.normal_(0.0, std_ * relative_std);
+    return true;
+  }
+
+  double std_;
+  std::unordered_set<const at::TensorImpl*> drawn_;
+};
+
+template <typename... Layers>
+void initialize_as_any_of(torch::nn::Module& module, Initializer& initialize) {
+  const auto initialize_as = [&](auto* layer) {
+    if (layer) initialize(*layer);
+  };
+  (initialize_as(module.as<Layers>()), ...);
+}
+
+}  // namespace
+
 void initialize_parameters(torch::nn::Module& module, double std) {
   const at::NoGradGuard no_grad;
-  std::unordered_set<const at::TensorImpl*> done;
-  const auto first_time = [&done](const at::Tensor& parameter) {
-    return done.insert(parameter.unsafeGetTensorImpl()).second;
-  };
+  Initializer initialize(std);
   for (const auto& layer : module.modules()) {
-    if (auto* linear = layer->as<LinearImpl>()) {
-      if (first_time(linear->weight)) {
-        linear->weight.normal_(0.0, std);
-      }
-      if (linear->bias.defined()) {
-        linear->bias.zero_();
-      }
-    } else if (auto* embedding = layer->as<EmbeddingImpl>()) {
-      if (first_time(embedding->weight)) {
-        embedding->weight.normal_(0.0, std);
-        if (embedding->padding_idx) {
-          embedding->weight.select(0, *embedding->padding_idx).zero_();
-        }
-      }
-    } else if (auto* norm = layer->as<RMSNormImpl>()) {
-      norm->weight.fill_(1.0);
-    }
+    initialize_as_any_of<LinearImpl, Conv1DImpl, EmbeddingImpl, RMSNormImpl, LayerNormImpl>(*layer, initialize);
   }
 }
 

@@ -33,6 +33,18 @@ class LinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Linear);
 
+// y = x W + b, as GPT-2 has it: weight [in_features, out_features], bias [out_features].
+class Conv1DImpl : public torch::nn::Module {
+ public:
+  // `relative_std`: initialize_parameters draws the weight with its std times this.
+  Conv1DImpl(int64_t in_features, int64_t out_features, double relative_std, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight, bias;
+  const double relative_std;
+};
+TORCH_MODULE(Conv1D);
+
 // Rows of `weight` [num_embeddings, dim] by index. The row `padding_idx` gets no gradient.
 class EmbeddingImpl : public torch::nn::Module {
  public:
@@ -59,10 +71,23 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
+// (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
+class LayerNormImpl : public torch::nn::Module {
+ public:
+  LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight, bias;
+
+ private:
+  double eps_;
+};
+TORCH_MODULE(LayerNorm);
+
 // Initialises the layers above anywhere below `module` as transformers does: normal(0, std) for the weights
-// of Linear and Embedding (zero for the padding row), zero biases, one for RMSNorm weights; random numbers
-// come from the default generator of the device, in module order. A parameter shared by several layers is
-// initialised by the first.
+// of Linear, Conv1D and Embedding (zero for the padding row), zero biases, one for weights of norms; random
+// numbers come from the default generator of the device, in module order. A parameter shared by several layers
+// is initialised by the first.
 void initialize_parameters(torch::nn::Module& module, double std);
 
 }  // namespace fsdp::models

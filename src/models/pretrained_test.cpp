@@ -2,8 +2,11 @@
 
 #include <torch/torch.h>
 
+#include <cstring>
+
 #include "checkpoint/checkpoint_test_support.h"
 #include "checkpoint/hf_folder_writer.h"
+#include "models/small_models.h"
 
 namespace fsdp::models {
 namespace {
@@ -112,6 +115,66 @@ TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
   };
   EXPECT_EQ(error(0.0), "");
   EXPECT_THAT(error(1.0), AllOf(HasSubstr("lm_head.weight"), HasSubstr("tie_word_embeddings")));
+}
+
+using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// As the folders of GPT-2 that OpenAI's weights are in.
+void to_old_names(Tensors& tensors) {
+  for (auto& [name, tensor] : tensors) {
+    if (name.starts_with("transformer.")) name = name.substr(std::strlen("transformer."));
+  }
+  for (const char* layer : {"h.0.attn", "h.1.attn"}) {
+    tensors.emplace_back(std::string(layer) + ".bias", torch::ones({19, 19}).tril().view({1, 1, 19, 19}));
+    tensors.emplace_back(std::string(layer) + ".masked_bias", torch::tensor(-1e4f));
+  }
+}
+
+TEST(Pretrained, NamesMayLackThePrefixOfTheModelWithoutItsHead) {
+  for (bool tied : {false, true}) {
+    const TemporaryFolder folder;
+    const json gpt2 = changed(small_gpt2(), {{"tie_word_embeddings", tied}});
+    const auto model = make_causal_lm(gpt2, torch::kFloat32, torch::kCPU);
+    save(*model, gpt2, folder / "m", to_old_names);
+    const HfFolder opened(folder / "m");
+    ASSERT_NE(opened.find("h.1.mlp.c_fc.weight"), nullptr);
+    const auto loaded = load_causal_lm(opened, torch::kFloat32, torch::kCPU);
+    const auto parameters = loaded->named_parameters();
+    for (const auto& parameter : model->named_parameters()) {
+      EXPECT_TRUE(torch::equal(parameter.value(), parameters[parameter.key()])) << parameter.key();
+    }
+    EXPECT_EQ(checkpoint_tensors(*loaded).front().name, "transformer.wte.weight");
+  }
+}
+
+TEST(Pretrained, OldFoldersThatDoNotFitAreRefused) {
+  const json gpt2 = changed(small_gpt2(), {{"tie_word_embeddings", true}});
+  const auto model = make_causal_lm(gpt2, torch::kFloat32, torch::kCPU);
+  const auto error = [&](const std::function<void(Tensors&)>& change) {
+    const TemporaryFolder folder;
+    save(*model, gpt2, folder / "m", [&](Tensors& tensors) {
+      to_old_names(tensors);
+      change(tensors);
+    });
+    return error_of([&] { PretrainedWeights(HfFolder(folder / "m"), *model); });
+  };
+  EXPECT_EQ(error([](Tensors&) {}), "");
+  EXPECT_THAT(error([](Tensors& tensors) { tensors.erase(tensors.begin()); }),
+              HasSubstr("missing tensor \"transformer.wte.weight\""));
+  EXPECT_THAT(error([](Tensors& tensors) {
+                tensors[0].second = torch::ones({31, 13});
+              }),
+              AllOf(HasSubstr("\"wte.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
+  EXPECT_THAT(error([](Tensors& tensors) {
+                tensors.emplace_back("transformer.wte.weight", torch::ones({31, 12}));
+              }),
+              HasSubstr("extra tensor \"wte.weight\""));
+  EXPECT_THAT(error([](Tensors& tensors) { tensors.emplace_back("h.0.attn.rotary_emb.inv_freq", torch::ones({2})); }),
+              HasSubstr("extra tensor \"h.0.attn.rotary_emb.inv_freq\""));
+  EXPECT_THAT(error([](Tensors& tensors) {
+                tensors.emplace_back("lm_head.weight", torch::zeros({31, 12}));
+              }),
+              AllOf(HasSubstr("lm_head.weight and wte.weight differ"), HasSubstr("tie_word_embeddings")));
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "models/config_reader.h"
+#include "models/gpt2.h"
+#include "models/gpt2_config.h"
 #include "models/layers.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
@@ -36,6 +38,7 @@ Architecture architecture(const char* model_type, const char* class_name) {
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> kArchitectures{
       architecture<LlamaForCausalLMImpl, parse_llama_config>("llama", "LlamaForCausalLM"),
+      architecture<GPT2LMHeadModelImpl, parse_gpt2_config>("gpt2", "GPT2LMHeadModel"),
   };
   return kArchitectures;
 }

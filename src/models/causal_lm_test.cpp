@@ -1,0 +1,222 @@
+// What holds for the models of every architecture.
+#include "models/causal_lm.h"
+
+#include <torch/torch.h>
+
+#include "checkpoint/checkpoint_test_support.h"
+#include "models/layers.h"
+#include "models/small_models.h"
+#include "torch_seams/operator_interception.h"
+
+namespace fsdp::models {
+namespace {
+
+using checkpoint::error_of;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class CausalLMs : public ::testing::TestWithParam<SmallModel> {
+ protected:
+  static std::shared_ptr<CausalLM> make(const json& changes = {}, c10::ScalarType dtype = torch::kFloat64,
+                                        c10::Device device = torch::kCPU) {
+    return make_causal_lm(changed(GetParam().config, changes), dtype, device);
+  }
+};
+
+TEST_P(CausalLMs, BlocksHaveTheClassNameThatPoliciesAskFor) {
+  const auto model = make({}, torch::kFloat32, torch::kMeta);
+  EXPECT_THAT(model->block_class_names(), ElementsAre(GetParam().block));
+  size_t blocks = 0;
+  for (const auto& module : model->modules()) blocks += module->name() == "fsdp::models::" + GetParam().block + "Impl";
+  EXPECT_EQ(blocks, 2u);
+}
+
+TEST_P(CausalLMs, ATiedHeadIsTheEmbeddingItself) {
+  const auto parameters = make({{"tie_word_embeddings", true}}, torch::kFloat32, torch::kMeta)->named_parameters();
+  const auto embedding = parameters[GetParam().embedding];
+  EXPECT_EQ(parameters["lm_head.weight"].unsafeGetTensorImpl(), embedding.unsafeGetTensorImpl());
+  EXPECT_FALSE(make()->named_parameters()["lm_head.weight"].is_same(embedding));
+}
+
+TEST_P(CausalLMs, MetaConstructionDrawsNoRandomNumbers) {
+  torch::manual_seed(5);
+  const auto expected = torch::rand({4});
+  torch::manual_seed(5);
+  const auto model = make({}, torch::kFloat32, torch::kMeta);
+  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
+  for (const auto& parameter : model->parameters()) {
+    EXPECT_TRUE(parameter.is_meta());
+    EXPECT_TRUE(parameter.requires_grad());
+  }
+  EXPECT_EQ(model->buffers().size(), 0u);
+}
+
+TEST_P(CausalLMs, InitialisationFollowsTheSeed) {
+  const auto seeded = [](uint64_t seed) {
+    torch::manual_seed(seed);
+    return make()->named_parameters();
+  };
+  const auto parameters = seeded(7), again = seeded(7), other = seeded(8);
+  for (const auto& parameter : parameters) {
+    EXPECT_TRUE(torch::equal(parameter.value(), again[parameter.key()])) << parameter.key();
+    const bool drawn = parameter.value().dim() == 2;
+    EXPECT_EQ(torch::equal(parameter.value(), other[parameter.key()]), !drawn) << parameter.key();
+  }
+}
+
+std::vector<torch::Tensor> loss_and_gradients(CausalLM& model) {
+  torch::manual_seed(9);
+  model.zero_grad();
+  const auto ids = (torch::arange(10) * 7 % 31).view({2, 5});
+  const auto loss = model.forward(ids, ids).loss;
+  loss.backward();
+  std::vector<torch::Tensor> result = {loss.detach()};
+  for (const auto& parameter : model.parameters()) {
+    result.push_back(parameter.grad().clone());
+  }
+  return result;
+}
+
+class Calls : public seams::OperatorInterceptor {
+ public:
+  explicit Calls(std::string name) : name_(std::move(name)), guard_(*this) {}
+  void intercept(const c10::OperatorHandle& op, torch::jit::Stack&, c10::function_ref<void()> run) override {
+    count += op.schema().name() == name_;
+    run();
+  }
+  int count = 0;
+
+ private:
+  std::string name_;
+  seams::InterceptionGuard guard_;
+};
+
+TEST_P(CausalLMs, ActivationCheckpointingChangesNoNumber) {
+  json changes = {{GetParam().layers_key, 3}, {"tie_word_embeddings", true}};
+  for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.3;
+  const auto model = make(changes, torch::kFloat32);
+  initialize_parameters(*model, 0.3);
+  const auto want = loss_and_gradients(*model);
+  const auto names = model->named_parameters().keys();
+  const std::string& activation = GetParam().activation;
+  for (const auto& [policy, recomputed] : {std::pair{CheckpointPolicy::full(), 3},
+                                           {CheckpointPolicy::every(2), 2},
+                                           {CheckpointPolicy::selected_operators({"aten::mm", activation}), 0},
+                                           {CheckpointPolicy(), 0}}) {
+    model->set_activation_checkpointing(policy);
+    Calls calls(activation);
+    const auto got = loss_and_gradients(*model);
+    EXPECT_EQ(calls.count, 3 + recomputed);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
+    }
+    EXPECT_EQ(model->named_parameters().keys(), names);
+  }
+}
+
+TEST_P(CausalLMs, DtypesOfLossAndLogits) {
+  const auto ids = torch::randint(31, {2, 5});
+  for (auto [dtype, loss] : {std::pair{torch::kFloat32, torch::kFloat32},
+                             {torch::kBFloat16, torch::kFloat32},
+                             {torch::kFloat64, torch::kFloat64}}) {
+    const auto output = make({}, dtype)->forward(ids, ids);
+    EXPECT_EQ(output.logits.scalar_type(), dtype);
+    EXPECT_EQ(output.loss.scalar_type(), loss);
+    EXPECT_EQ(output.logits.sizes(), (std::vector<int64_t>{2, 5, 31}));
+  }
+}
+
+// Against the definition, position by position.
+TEST_P(CausalLMs, LossIsTheMeanOverPredictedTokens) {
+  torch::manual_seed(1);
+  const auto model = make({{"initializer_range", 0.5}});
+  const auto ids = torch::randint(31, {2, 5});
+  auto labels = ids.clone();
+  labels.index_put_({0, 2}, -100);
+  const auto output = model->forward(ids, labels);
+  const auto log_probabilities = torch::log_softmax(output.logits, -1);
+  double sum = 0;
+  int count = 0;
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t i = 0; i < 4; ++i) {
+      if (const int64_t label = labels[b][i + 1].item<int64_t>(); label != -100) {
+        sum -= log_probabilities[b][i][label].item<double>();
+        ++count;
+      }
+    }
+  }
+  EXPECT_EQ(count, 7);
+  EXPECT_NEAR(output.loss.item<double>(), sum / count, 1e-12);
+  EXPECT_FALSE(model->forward(ids).loss.defined());
+}
+
+TEST_P(CausalLMs, TheFutureDoesNotMatter) {
+  torch::manual_seed(2);
+  const auto model = make({{"initializer_range", 0.5}});
+  const auto ids = torch::randint(31, {1, 9});
+  auto changed_ids = ids.clone();
+  changed_ids[0][6] = (changed_ids[0][6] + 1) % 31;
+  const auto before = model->forward(ids).logits, after = model->forward(changed_ids).logits;
+  EXPECT_TRUE(torch::allclose(before.narrow(1, 0, 6), after.narrow(1, 0, 6), 0, 1e-12));
+  EXPECT_FALSE(torch::allclose(before.narrow(1, 6, 3), after.narrow(1, 6, 3), 0, 1e-3));
+}
+
+TEST_P(CausalLMs, DropoutIsAppliedInTrainingOnly) {
+  const auto ids = torch::randint(31, {1, 9});
+  for (const std::string& key : GetParam().dropout_keys) {
+    const auto model = make({{key, 0.5}, {"initializer_range", 0.5}});
+    EXPECT_FALSE(torch::equal(model->forward(ids).logits, model->forward(ids).logits)) << key;
+    model->eval();
+    EXPECT_TRUE(torch::equal(model->forward(ids).logits, model->forward(ids).logits)) << key;
+  }
+  const auto model = make();
+  EXPECT_TRUE(torch::equal(model->forward(ids).logits, model->forward(ids).logits));
+}
+
+TEST_P(CausalLMs, ShapesAreChecked) {
+  const auto model = make();
+  const auto ids = torch::zeros({2, 5}, torch::kInt64);
+  EXPECT_THAT(error_of([&] { model->forward(ids.view(-1)); }), HasSubstr("[10]"));
+  EXPECT_THAT(error_of([&] { model->forward(ids, ids.narrow(1, 0, 4)); }), HasSubstr("[2, 4]"));
+}
+
+TEST_P(CausalLMs, IntegerDtypesAreRefused) {
+  EXPECT_THAT(error_of([] { make({}, torch::kInt32); }), HasSubstr("Int"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, CausalLMs, ::testing::ValuesIn(small_models()),
+                         [](const auto& info) { return info.param.name; });
+
+std::string error_with(const json& config) {
+  return error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); });
+}
+
+TEST(Architectures, AreSaidByTypeOrClass) {
+  json config = small_gpt2();
+  config.erase("architectures");
+  EXPECT_EQ(error_with(config), "");
+  config["architectures"] = json::array();
+  EXPECT_EQ(error_with(config), "");
+  config = small_gpt2();
+  config.erase("model_type");
+  EXPECT_EQ(error_with(config), "");
+  EXPECT_THAT(error_with(json::object()), AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2")));
+  EXPECT_THAT(error_with(json::array()), HasSubstr("expected a JSON object"));
+}
+
+TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
+  const auto error = [](const json& changes) { return error_with(changed(small_gpt2(), changes)); };
+  EXPECT_THAT(error({{"model_type", "bert"}}),
+              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2")));
+  EXPECT_THAT(error({{"architectures", {"GPT2Model"}}}),
+              AllOf(HasSubstr("architectures is [\"GPT2Model\"]"), HasSubstr("one of: GPT2LMHeadModel")));
+  EXPECT_THAT(error({{"architectures", "GPT2LMHeadModel"}}), HasSubstr("must be an array"));
+  EXPECT_THAT(error({{"architectures", json::object()}}), HasSubstr("must be an array"));
+  EXPECT_THAT(error({{"model_type", "llama"}}),
+              AllOf(HasSubstr("architectures is [\"GPT2LMHeadModel\"]"), HasSubstr("one of: LlamaForCausalLM")));
+}
+
+}  // namespace
+}  // namespace fsdp::models

@@ -1,0 +1,106 @@
+#include "models/gpt2.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+
+namespace fsdp::models {
+namespace {
+
+// Two projections of each layer add to the residual stream; with this std its variance does not grow with depth.
+double relative_std_of_residuals(const GPT2Config& config) {
+  return 1.0 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+}
+
+AttentionOptions attention_options(const GPT2Config& config, int64_t layer, int64_t head_dim) {
+  double scale = config.scale_attn_weights ? 1.0 / std::sqrt(static_cast<double>(head_dim)) : 1.0;
+  if (config.scale_attn_by_inverse_layer_idx) scale /= static_cast<double>(layer + 1);
+  return {.dropout = config.attn_pdrop, .scale = scale, .in_full_precision = config.reorder_and_upcast_attn};
+}
+
+}  // namespace
+
+GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer, const at::TensorOptions& options)
+    : head_dim_(config.n_embd / config.n_head),
+      attention_(attention_options(config, layer, head_dim_)),
+      residual_dropout_(config.resid_pdrop),
+      c_attn_(register_module("c_attn", Conv1D(config.n_embd, 3 * config.n_embd, 1.0, options))),
+      c_proj_(register_module("c_proj",
+                              Conv1D(config.n_embd, config.n_embd, relative_std_of_residuals(config), options))) {}
+
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& hidden_states) {
+  const auto parts = c_attn_(hidden_states).chunk(3, /*dim=*/-1);
+  AttentionOptions attention = attention_;
+  if (!is_training()) attention.dropout = 0.0;
+  const at::Tensor attended = causal_attention(split_heads(parts[0], head_dim_), split_heads(parts[1], head_dim_),
+                                               split_heads(parts[2], head_dim_), attention);
+  return at::dropout(c_proj_(attended), residual_dropout_, is_training());
+}
+
+GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config, const at::TensorOptions& options)
+    : activation_(activation_named(config.activation_function)),
+      residual_dropout_(config.resid_pdrop),
+      c_fc_(register_module("c_fc", Conv1D(config.n_embd, config.n_inner, 1.0, options))),
+      c_proj_(register_module("c_proj",
+                              Conv1D(config.n_inner, config.n_embd, relative_std_of_residuals(config), options))) {}
+
+at::Tensor GPT2MLPImpl::forward(const at::Tensor& hidden_states) {
+  return at::dropout(c_proj_(activation_(c_fc_(hidden_states))), residual_dropout_, is_training());
+}
+
+GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer, const at::TensorOptions& options)
+    : ln_1_(register_module("ln_1", LayerNorm(config.n_embd, config.layer_norm_epsilon, options))),
+      attn_(register_module("attn", GPT2Attention(config, layer, options))),
+      ln_2_(register_module("ln_2", LayerNorm(config.n_embd, config.layer_norm_epsilon, options))),
+      mlp_(register_module("mlp", GPT2MLP(config, options))) {}
+
+at::Tensor GPT2BlockImpl::forward(const at::Tensor& hidden_states) {
+  const at::Tensor attended = hidden_states + attn_(ln_1_(hidden_states));
+  return attended + mlp_(ln_2_(attended));
+}
+
+GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& options)
+    : embedding_dropout_(config.embd_pdrop),
+      wte_(register_module("wte", Embedding(config.vocab_size, config.n_embd, std::nullopt, options))),
+      wpe_(register_module("wpe", Embedding(config.n_positions, config.n_embd, std::nullopt, options))),
+      h_(register_module("h", torch::nn::ModuleList())) {
+  for (int64_t layer = 0; layer < config.n_layer; ++layer) {
+    h_->push_back(GPT2Block(config, layer, options));
+  }
+  ln_f_ = register_module("ln_f", LayerNorm(config.n_embd, config.layer_norm_epsilon, options));
+}
+
+at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids) {
+  const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options());
+  at::Tensor hidden_states = at::dropout(wte_(input_ids) + wpe_(positions), embedding_dropout_, is_training());
+  for (size_t i = 0; i < h_->size(); ++i) {
+    hidden_states = checkpointing_.forward(i, h_->ptr<GPT2BlockImpl>(i), hidden_states);
+  }
+  return ln_f_(hidden_states);
+}
+
+GPT2LMHeadModelImpl::GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options)
+    : config_(config), transformer_(register_module("transformer", GPT2Model(config, options))) {
+  lm_head_ = config.tie_word_embeddings ? Linear(transformer_->embedding_weight())
+                                        : Linear(config.n_embd, config.vocab_size, /*with_bias=*/false, options);
+  register_module("lm_head", lm_head_);
+}
+
+CausalLMOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
+  check_tokens("GPT-2", input_ids, labels);
+  TORCH_CHECK(input_ids.size(1) <= config_.n_positions, "GPT-2: a sequence of ", input_ids.size(1),
+              " tokens is longer than n_positions, ", config_.n_positions);
+  return with_next_token_loss(lm_head_(transformer_(input_ids)), labels);
+}
+
+double GPT2LMHeadModelImpl::flops_per_token(int64_t sequence_length) const {
+  const auto width = static_cast<double>(config_.n_embd);
+  const auto layers = static_cast<double>(config_.n_layer);
+  const double linear_size =
+      layers * (4 * width + 2 * static_cast<double>(config_.n_inner)) + static_cast<double>(config_.vocab_size);
+  return decoder_flops_per_token(width * linear_size, layers, width, static_cast<double>(sequence_length));
+}
+
+}  // namespace fsdp::models

@@ -1,0 +1,112 @@
+// GPT-2 in plain LibTorch, equal to transformers' GPT2LMHeadModel; FQNs are those of Hugging Face checkpoints. minGPT
+// is the same model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/activation_checkpoint.h"
+#include "models/activations.h"
+#include "models/causal_lm.h"
+#include "models/decoder.h"
+#include "models/gpt2_config.h"
+#include "models/layers.h"
+
+namespace fsdp::models {
+
+class GPT2AttentionImpl : public torch::nn::Module {
+ public:
+  // `layer` counts from 0.
+  GPT2AttentionImpl(const GPT2Config& config, int64_t layer, const at::TensorOptions& options);
+  // hidden_states: [batch, sequence, n_embd].
+  at::Tensor forward(const at::Tensor& hidden_states);
+
+ private:
+  int64_t head_dim_;
+  AttentionOptions attention_;  // in training mode
+  double residual_dropout_;
+  Conv1D c_attn_, c_proj_;  // c_attn: queries, keys and values side by side
+};
+TORCH_MODULE(GPT2Attention);
+
+class GPT2MLPImpl : public torch::nn::Module {
+ public:
+  GPT2MLPImpl(const GPT2Config& config, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& hidden_states);
+
+ private:
+  Activation activation_;
+  double residual_dropout_;
+  Conv1D c_fc_, c_proj_;
+};
+TORCH_MODULE(GPT2MLP);
+
+class GPT2BlockImpl : public torch::nn::Module {
+ public:
+  GPT2BlockImpl(const GPT2Config& config, int64_t layer, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& hidden_states);
+
+ private:
+  LayerNorm ln_1_;
+  GPT2Attention attn_;
+  LayerNorm ln_2_;
+  GPT2MLP mlp_;
+};
+TORCH_MODULE(GPT2Block);
+
+class GPT2ModelImpl : public torch::nn::Module {
+ public:
+  GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& options);
+  // input_ids: [batch, sequence] int64. Returns the last hidden states after the final norm.
+  at::Tensor forward(const at::Tensor& input_ids);
+
+  const at::Tensor& embedding_weight() const { return wte_->weight; }
+  // For the blocks, counted from 0.
+  void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
+
+ private:
+  double embedding_dropout_;
+  Embedding wte_, wpe_;  // of tokens, of positions
+  torch::nn::ModuleList h_;
+  CheckpointPolicy checkpointing_;
+  LayerNorm ln_f_{nullptr};
+};
+TORCH_MODULE(GPT2Model);
+
+// With tie_word_embeddings, "lm_head.weight" and "transformer.wte.weight" are one parameter under two names.
+class GPT2LMHeadModelImpl : public CausalLM {
+ public:
+  // Parameters are left uninitialised; see initialize_parameters().
+  GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options);
+
+  // A sequence longer than n_positions is an error.
+  CausalLMOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
+
+  int64_t vocab_size() const override { return config_.vocab_size; }
+  int64_t max_sequence_length() const override { return config_.n_positions; }
+  // Buffers: the causal mask, and what masked scores were set to.
+  FolderNames folder_names() const override {
+    return {.base_model = "transformer", .buffers = {".attn.bias", ".attn.masked_bias"}};
+  }
+  std::vector<std::string> block_class_names() const override { return {"GPT2Block"}; }
+  void set_activation_checkpointing(const CheckpointPolicy& policy) override {
+    transformer_->set_activation_checkpointing(policy);
+  }
+  double flops_per_token(int64_t sequence_length) const override;
+
+  const GPT2Config& config() const { return config_; }
+
+ private:
+  GPT2Config config_;
+  GPT2Model transformer_;
+  Linear lm_head_{nullptr};
+};
+TORCH_MODULE(GPT2LMHeadModel);
+
+}  // namespace fsdp::models

@@ -1,0 +1,62 @@
+// For tests: small config.json of every architecture, with sizes that divide by little.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace fsdp::models {
+
+inline nlohmann::json small_llama() {
+  return {{"model_type", "llama"},    {"architectures", {"LlamaForCausalLM"}},
+          {"vocab_size", 31},         {"hidden_size", 12},
+          {"intermediate_size", 20},  {"num_hidden_layers", 2},
+          {"num_attention_heads", 6}, {"num_key_value_heads", 2}};
+}
+
+inline nlohmann::json small_gpt2() {
+  return {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}},
+          {"vocab_size", 31},     {"n_positions", 19},
+          {"n_embd", 12},         {"n_layer", 2},
+          {"n_head", 3},          {"n_inner", 20},
+          {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0},
+          {"attn_pdrop", 0.0},    {"tie_word_embeddings", false}};
+}
+
+inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& changes) {
+  if (!changes.is_null()) config.update(changes);
+  return config;
+}
+
+// What tests of all architectures need to know of each.
+struct SmallModel {
+  std::string name;
+  nlohmann::json config;  // untied, without dropout
+  std::string embedding;  // FQN of its weight
+  std::string block;      // class name
+  std::string layers_key;
+  std::vector<std::string> dropout_keys;
+  std::string activation;  // operator that each block's forward calls once
+};
+
+inline std::ostream& operator<<(std::ostream& out, const SmallModel& model) { return out << model.name; }
+
+inline std::vector<SmallModel> small_models() {
+  return {{"llama",
+           small_llama(),
+           "model.embed_tokens.weight",
+           "LlamaDecoderLayer",
+           "num_hidden_layers",
+           {"attention_dropout"},
+           "aten::silu"},
+          {"gpt2",
+           small_gpt2(),
+           "transformer.wte.weight",
+           "GPT2Block",
+           "n_layer",
+           {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
+           "aten::gelu"}};
+}
+
+}  // namespace fsdp::models
