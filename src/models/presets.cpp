@@ -1,0 +1,45 @@
+#include "models/presets.h"
+
+#include <c10/util/Exception.h>
+
+namespace fsdp::models {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kGpt2Paper = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019";
+constexpr const char* kFsdpPaper =
+    "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 5.4; sizes of "
+    "Brown et al., Language Models are Few-Shot Learners, 2020";
+
+json gpt2(int64_t vocab_size, int64_t positions, int64_t width, int64_t layers, int64_t heads) {
+  return {{"model_type", "gpt2"},    {"architectures", {"GPT2LMHeadModel"}},
+          {"n_embd", width},         {"n_layer", layers},
+          {"n_head", heads},         {"n_positions", positions},
+          {"vocab_size", vocab_size}};
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> kPresets{
+      {"gpt2", kGpt2Paper, gpt2(50257, 1024, 768, 12, 12), {}},
+      {"gpt2-medium", kGpt2Paper, gpt2(50257, 1024, 1024, 24, 16), {}},
+      {"gpt2-large", kGpt2Paper, gpt2(50257, 1024, 1280, 36, 20), {}},
+      {"gpt2-xl", kGpt2Paper, gpt2(50257, 1024, 1600, 48, 25), {}},
+      {"mingpt-175b", kFsdpPaper, gpt2(50000, 2048, 12288, 96, 96),
+       PublishedRuns{.sequence_length = 2048, .batch_sizes = {1, 2}, .gpus = {128, 192, 256, 384, 512}}},
+  };
+  return kPresets;
+}
+
+const Preset& find_preset(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) {
+    if (preset.name == name) return preset;
+    names.push_back(preset.name);
+  }
+  TORCH_CHECK(false, "no preset is named \"", name, "\"; there are: ", c10::Join(", ", names));
+}
+
+}  // namespace fsdp::models
