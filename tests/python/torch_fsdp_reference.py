@@ -1,4 +1,4 @@
-"""Trains a Hugging Face Llama with PyTorch the way `fsdp train` does it, for tests and benchmarks to compare with.
+"""Trains a Hugging Face model with PyTorch the way `fsdp train` does it, for tests and benchmarks to compare with.
 
 It reads the same config keys and token files, and is written on PyTorch's and transformers' own parts: DistributedSampler,
 get_scheduler, AdamW, GradScaler, DDP, FSDP1, FSDP2. A run is over Gloo, with weights kept in fp32; ranks are forked
@@ -25,7 +25,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
+from transformers import AutoModelForCausalLM, LlamaConfig, get_scheduler
 from transformers.models.llama import modeling_llama
 from transformers.utils import logging
 
@@ -63,11 +63,15 @@ class Run:
     weights: dict | None  # whole tensors by Hugging Face name
 
 
-def make_llama(folder, seed=0, **sizes):
-    """Writes a Llama with random fp32 weights to `folder`."""
+def make_model(folder, config, seed=0):
+    """Writes the causal language model of a transformers config, with random fp32 weights, to `folder`."""
     torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
+
+
+def make_llama(folder, seed=0, **sizes):
+    return make_model(folder, LlamaConfig(**sizes), seed)
 
 
 def make_tokens(path, count, vocab_size, seed=0):
@@ -102,7 +106,7 @@ def rank_batches(dataset, config, rank, world_size):
         yield from itertools.islice(loader, whole)
 
 
-def wrap_classes(config):
+def wrap_classes(config):  # of a Llama
     names = ["LlamaDecoderLayer", *config["wrap_classes"]]
     return {getattr(modeling_llama, name, None) or getattr(torch.nn, name) for name in names}
 
@@ -224,7 +228,7 @@ class Training:
 
     def __init__(self, config, method, rank, world_size, prefetch):
         self.config = config
-        plain = LlamaForCausalLM.from_pretrained(config["model_path"], dtype=torch.float32)
+        plain = AutoModelForCausalLM.from_pretrained(config["model_path"], dtype=torch.float32)
         plain.config.use_cache = False
         plain.train()
         dataset = TokenFile(config["dataset"], config["max_seq_length"], plain.config.vocab_size)

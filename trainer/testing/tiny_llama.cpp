@@ -1,13 +1,5 @@
 #include "testing/tiny_llama.h"
 
-#include <ATen/Context.h>
-
-#include <filesystem>
-#include <fstream>
-
-#include "checkpoint/safetensors_writer.h"
-#include "models/pretrained.h"
-
 namespace fsdp::trainer {
 
 nlohmann::json tiny_llama_config(bool tied) {
@@ -29,21 +21,11 @@ nlohmann::json tiny_llama_config(bool tied) {
 }
 
 std::shared_ptr<models::CausalLM> make_tiny_llama(bool tied, uint64_t seed) {
-  at::manual_seed(seed);
-  return models::make_causal_lm(tiny_llama_config(tied), at::kFloat, at::kCPU);
+  return make_tiny_model(tiny_llama_config(tied), seed);
 }
 
 void write_tiny_llama(const std::string& folder, bool tied, uint64_t seed) {
-  const std::filesystem::path path(folder);
-  std::filesystem::create_directories(path);
-  std::ofstream(path / "config.json") << tiny_llama_config(tied).dump(2);
-  std::ofstream(path / "tokenizer.json") << "{\"version\": \"1.0\"}";
-  const auto model = make_tiny_llama(tied, seed);
-  const auto tensors = models::checkpoint_tensors(*model);
-  checkpoint::SafetensorsWriter writer(path / "model.safetensors", tensors);
-  const auto parameters = model->named_parameters();
-  for (const auto& tensor : tensors) writer.write(tensor.name, parameters[tensor.name].detach());
-  writer.finish();
+  write_tiny_model(folder, tiny_llama_config(tied), seed);
 }
 
 }  // namespace fsdp::trainer

@@ -1,0 +1,34 @@
+#include "testing/tiny_model.h"
+
+#include <ATen/Context.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/safetensors_writer.h"
+#include "models/pretrained.h"
+
+namespace fsdp::trainer {
+
+std::shared_ptr<models::CausalLM> make_tiny_model(const nlohmann::json& config, uint64_t seed) {
+  at::manual_seed(seed);
+  return models::make_causal_lm(config, at::kFloat, at::kCPU);
+}
+
+void write_tiny_model(const std::string& folder, const nlohmann::json& config, uint64_t seed,
+                      const std::function<std::string(const std::string&)>& stored_name) {
+  const std::filesystem::path path(folder);
+  std::filesystem::create_directories(path);
+  std::ofstream(path / "config.json") << config.dump(2);
+  std::ofstream(path / "tokenizer.json") << "{\"version\": \"1.0\"}";
+  const auto model = make_tiny_model(config, seed);
+  const auto tensors = models::checkpoint_tensors(*model);
+  auto stored = tensors;
+  for (auto& info : stored) info.name = stored_name(info.name);
+  checkpoint::SafetensorsWriter writer(path / "model.safetensors", stored);
+  const auto parameters = model->named_parameters();
+  for (const auto& info : tensors) writer.write(stored_name(info.name), parameters[info.name].detach());
+  writer.finish();
+}
+
+}  // namespace fsdp::trainer
