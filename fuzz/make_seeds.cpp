@@ -104,6 +104,11 @@ void add_hugging_face(const Seeds& seeds) {
     }
   }
   seeds.add("model_config_fuzz", config);
+  seeds.add(
+      "model_config_fuzz",
+      R"({"model_type":"gpt2","vocab_size":99,"n_positions":128,"n_embd":64,"n_layer":2,"n_head":4,"n_inner":null,)"
+      R"("activation_function":"gelu_new","resid_pdrop":0.1,"layer_norm_epsilon":1e-5,"add_cross_attention":false,)"
+      R"("scale_attn_by_inverse_layer_idx":true,"initializer_range":0.02})");
   seeds.add("json_text_fuzz", config);
   seeds.add("hf_index_fuzz", R"({"metadata":{"total_size":31},"weight_map":{"w":"one","v":"sub/two","x":"inward"}})");
   seeds.add("hf_index_fuzz", R"({"weight_map":{"w":"outward"}})");

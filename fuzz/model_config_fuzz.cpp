@@ -1,18 +1,32 @@
-// A model's config.json.
+// A model's config.json, as that of each architecture.
 #include "checkpoint/json_text.h"
+#include "models/gpt2_config.h"
 #include "models/llama_config.h"
 #include "reader_check.h"
 
 using namespace fsdp;
 
+namespace {
+
+void check(const models::LlamaConfig& llama) {
+  fuzz::require(llama.head_dim % 2 == 0 && llama.num_attention_heads % llama.num_key_value_heads == 0,
+                "heads divide each other");
+  fuzz::require(!llama.pad_token_id || (*llama.pad_token_id >= 0 && *llama.pad_token_id < llama.vocab_size),
+                "the padding is a token");
+}
+
+void check(const models::GPT2Config& gpt2) {
+  fuzz::require(gpt2.n_embd % gpt2.n_head == 0 && gpt2.n_inner >= 1, "heads divide the width");
+  for (double dropout : {gpt2.resid_pdrop, gpt2.embd_pdrop, gpt2.attn_pdrop}) {
+    fuzz::require(dropout >= 0 && dropout <= 1, "dropout is a probability");
+  }
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fuzz::check_reader(size, "config.json", [&] {
-    const nlohmann::json config = checkpoint::parse_json(fuzz::text_of(data, size), "config.json");
-    const models::LlamaConfig llama = models::parse_llama_config(config);
-    fuzz::require(llama.head_dim % 2 == 0 && llama.num_attention_heads % llama.num_key_value_heads == 0,
-                  "heads divide each other");
-    fuzz::require(!llama.pad_token_id || (*llama.pad_token_id >= 0 && *llama.pad_token_id < llama.vocab_size),
-                  "the padding is a token");
-  });
+  const auto parse = [&] { return checkpoint::parse_json(fuzz::text_of(data, size), "config.json"); };
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_llama_config(parse())); });
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_gpt2_config(parse())); });
   return 0;
 }
