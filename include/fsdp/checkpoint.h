@@ -35,7 +35,9 @@ struct CheckpointedRun {
 
 // Writes the folder, which then appears under its name, complete and on the disk, on all ranks' return; one that is
 // there is replaced. `user`: JSON text; rank 0's is kept. After an error, which all ranks get, and which names rank,
-// file and reason, what was there is as it was. `world`: all ranks, which see the same file system. Collective.
+// file and reason, what was there is as it was. (Where ranks are killed, or lose one another, a folder .NAME.tmp-… may
+// be left beside it: it is no checkpoint, and may be removed when no rank is saving.) `world`: all ranks, which see the
+// same file system. Collective.
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
                      Communicator& world);
 

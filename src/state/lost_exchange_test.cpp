@@ -1,0 +1,110 @@
+// Saves during which the network fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "checkpoint/checkpoint_test_support.h"
+#include "comm/faulty_communicator.h"
+#include "state/async_saver.h"
+#include "state/state_test_support.h"
+#include "support/error_of.h"
+#include "support/faulty_file_system.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing;  // of this project
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 2;
+const ShardingCase kSharding{kRanks, ShardingStrategy::kFullShard, true, false};
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = fs::relative(entry.path(), folder).string();
+    if (name.rfind("it/", 0) != 0) names.push_back(name);
+  }
+  return names;
+}
+
+class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
+ protected:
+  bool is_async() const { return std::get<0>(GetParam()); }
+  int lost_rank() const { return std::get<1>(GetParam()); }
+
+  void save(OneRank& run, const std::shared_ptr<Communicator>& world, int step) {
+    if (!is_async()) {
+      save_training_state(path, run.training_state(), {{"step", step}}, *world);
+      return;
+    }
+    AsyncSaver saver(world);
+    saver.save(path, run.training_state(), {{"step", step}});
+    saver.finish();
+  }
+  // Saves step 1 while an exchange fails on one rank, which leaves then. Returns the errors of all ranks.
+  std::string save_and_lose(int64_t exchange) {
+    return error_of([&] {
+      run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
+        OneRank run(kSharding, world, 17, true);
+        std::vector<Fault> faults;
+        if (world->rank() == lost_rank()) faults.push_back({.index = exchange, .message = "cable pulled"});
+        try {
+          save(run, std::make_shared<FaultyCommunicator>(world, faults), 1);
+        } catch (...) {
+          world->abort("this rank leaves");
+          throw;
+        }
+      });
+    });
+  }
+
+  // Rank 0 removes the temporary folder, but another rank may write its file into it at that moment: it cannot know
+  // that rank 0 has gone, and must not remove what rank 0 may be about to give its name.
+  void remove_leftovers() const {
+    for (const std::string& name : names_in(folder.path())) {
+      if (lost_rank() == 0 && name.rfind(".it.tmp-", 0) == 0) fs::remove_all(folder.path() / name);
+    }
+  }
+
+  UnsyncedFileSystem unsynced;
+  const checkpoint::FileSystemGuard guard{unsynced};
+  const checkpoint::TemporaryFolder folder;
+  const fs::path path = folder.path() / "it";
+};
+
+// The old checkpoint or the new one is there, and nothing else; no rank waits for ever, or takes the save for good
+// while another has an error before the new one was there.
+TEST_P(LostExchanges, LeaveACheckpoint) {
+  run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
+    OneRank run(kSharding, world, 17, true);
+    save_training_state(path, run.training_state(), {{"step", 0}}, *world);
+  });
+  int failures = 0;
+  for (bool failed = true; failed; failures += failed ? 1 : 0) {
+    SCOPED_TRACE(failures);
+    ASSERT_LT(failures, 20);
+    const std::string error = save_and_lose(failures);
+    failed = error != "no error";
+    EXPECT_THAT(error, AnyOf(HasSubstr("cable pulled"), HasSubstr("no error")));
+    remove_leftovers();
+    EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"it"});
+    run_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+      OneRank run({1, ShardingStrategy::kFullShard, true, false}, world, 99, true);
+      const auto user = load_training_state(path, run.training_state(), *world);
+      EXPECT_TRUE(failed || user.at("step") == 1);
+    });
+  }
+  EXPECT_GT(failures, 2);
+}
+INSTANTIATE_TEST_SUITE_P(All, LostExchanges, ::testing::Combine(::testing::Bool(), ::testing::Values(0, 1)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "async" : "sync") + "_rank" +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace fsdp
