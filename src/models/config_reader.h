@@ -33,11 +33,11 @@ class ConfigReader {
 
   // Throws: the key's value is not what `expected` says.
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
+  // Throws: the key is absent.
+  [[noreturn]] void missing(const std::string& key, const std::string& expected) const;
   const std::string& where() const { return where_; }
 
  private:
-  [[noreturn]] void missing(const std::string& key, const std::string& expected) const;
-
   const nlohmann::json& object_;
   std::string where_;
 };

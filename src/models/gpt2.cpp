@@ -88,7 +88,7 @@ GPT2LMHeadModelImpl::GPT2LMHeadModelImpl(const GPT2Config& config, const at::Ten
   register_module("lm_head", lm_head_);
 }
 
-CausalLMOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
+LanguageModelOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens("GPT-2", input_ids, labels);
   TORCH_CHECK(input_ids.size(1) <= config_.n_positions, "GPT-2: a sequence of ", input_ids.size(1),
               " tokens is longer than n_positions, ", config_.n_positions);

@@ -86,13 +86,13 @@ class GPT2LMHeadModelImpl : public CausalLM {
   GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options);
 
   // A sequence longer than n_positions is an error.
-  CausalLMOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
+  LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
 
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return config_.n_positions; }
   // Buffers: the causal mask, and what masked scores were set to.
   FolderNames folder_names() const override {
-    return {.base_model = "transformer", .buffers = {".attn.bias", ".attn.masked_bias"}};
+    return {.base_model = "transformer", .ignored = {".attn.bias", ".attn.masked_bias"}};
   }
   std::vector<std::string> block_class_names() const override { return {"GPT2Block"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override {

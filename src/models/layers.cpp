@@ -52,6 +52,8 @@ EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<
                              const at::TensorOptions& options)
     : weight(register_parameter("weight", at::empty({num_embeddings, dim}, options))), padding_idx(padding_idx) {}
 
+EmbeddingImpl::EmbeddingImpl(const at::Tensor& shared_weight) : weight(register_parameter("weight", shared_weight)) {}
+
 at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
   return at::embedding(weight, indices, padding_idx.value_or(-1));
 }
@@ -81,7 +83,7 @@ class Initializer {
   explicit Initializer(double std) : std_(std) {}
 
   void operator()(LinearImpl& layer) {
-    draw(layer.weight);
+    draw(layer.weight, layer.relative_std);
     if (layer.bias.defined()) layer.bias.zero_();
   }
   void operator()(Conv1DImpl& layer) {
@@ -89,9 +91,9 @@ class Initializer {
     layer.bias.zero_();
   }
   void operator()(EmbeddingImpl& layer) {
-    if (draw(layer.weight) && layer.padding_idx) layer.weight.select(0, *layer.padding_idx).zero_();
+    if (draw(layer.weight, layer.relative_std) && layer.padding_idx) layer.weight.select(0, *layer.padding_idx).zero_();
   }
-  void operator()(RMSNormImpl& layer) { layer.weight.fill_(1.0); }
+  void operator()(RMSNormImpl& layer) { layer.weight.fill_(layer.initial_weight); }
   void operator()(LayerNormImpl& layer) {
     layer.weight.fill_(1.0);
     layer.bias.zero_();
@@ -99,7 +101,7 @@ class Initializer {
 
  private:
   // False where it was drawn before, for another layer that shares it.
-  bool draw(const at::Tensor& weight, double relative_std = 1.0) {
+  bool draw(const at::Tensor& weight, double relative_std) {
     if (!drawn_.insert(weight.unsafeGetTensorImpl()).second) return false;
     weight.normal_(0.0, std_ * relative_std);
     return true;

@@ -27,6 +27,7 @@ class LinearImpl : public torch::nn::Module {
   at::Tensor weight;
   at::Tensor bias;            // undefined without bias
   at::Tensor lora_a, lora_b;  // undefined without an adapter
+  double relative_std = 1.0;  // initialize_parameters draws the weight with its std times this
 
  private:
   double adapter_scale_ = 0;
@@ -50,10 +51,13 @@ class EmbeddingImpl : public torch::nn::Module {
  public:
   EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,
                 const at::TensorOptions& options);
+  // Over a parameter that another layer owns too.
+  explicit EmbeddingImpl(const at::Tensor& shared_weight);
   at::Tensor forward(const at::Tensor& indices);
 
   at::Tensor weight;
   std::optional<int64_t> padding_idx;  // from 0 to num_embeddings - 1
+  double relative_std = 1.0;           // as in Linear
 };
 TORCH_MODULE(Embedding);
 
@@ -65,6 +69,7 @@ class RMSNormImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& input);
 
   at::Tensor weight;
+  double initial_weight = 1.0;
 
  private:
   double eps_;
@@ -85,7 +90,8 @@ class LayerNormImpl : public torch::nn::Module {
 TORCH_MODULE(LayerNorm);
 
 // Initialises the layers above anywhere below `module` as transformers does: normal(0, std) for the weights
-// of Linear, Conv1D and Embedding (zero for the padding row), zero biases, one for weights of norms; random
+// of Linear, Conv1D and Embedding (zero for the padding row), where std is multiplied with the layer's relative_std;
+// zero biases; one for weights of norms, or what RMSNorm has as initial_weight; random
 // numbers come from the default generator of the device, in module order. A parameter shared by several layers
 // is initialised by the first.
 void initialize_parameters(torch::nn::Module& module, double std);

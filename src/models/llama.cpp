@@ -75,7 +75,7 @@ LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, const at::
   register_module("lm_head", lm_head_);
 }
 
-CausalLMOutput LlamaForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
+LanguageModelOutput LlamaForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens("Llama", input_ids, labels);
   return with_next_token_loss(lm_head_(model_(input_ids)), labels);
 }

@@ -86,11 +86,11 @@ class LlamaForCausalLMImpl : public CausalLM {
   // Parameters are left uninitialised; see initialize_parameters().
   LlamaForCausalLMImpl(const LlamaConfig& config, const at::TensorOptions& options);
 
-  CausalLMOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
+  LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
 
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return config_.max_position_embeddings; }
-  FolderNames folder_names() const override { return {.base_model = "model", .buffers = {".rotary_emb.inv_freq"}}; }
+  FolderNames folder_names() const override { return {.base_model = "model", .ignored = {".rotary_emb.inv_freq"}}; }
   std::vector<std::string> block_class_names() const override { return {"LlamaDecoderLayer"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override {
     model_->set_activation_checkpointing(policy);

@@ -63,9 +63,9 @@ void PretrainedWeights::check_tensors(const CausalLM& model) const {
   std::vector<TensorInfo> expected = checkpoint_tensors(model);
   for (TensorInfo& info : expected) info.name = stored_name(info.name);
   const auto aliases = alias_names(model);
-  const std::vector<std::string> buffers = model.folder_names().buffers;
+  const std::vector<std::string> ignored = model.folder_names().ignored;
   folder_.check_tensors(expected, [&](const std::string& name) {
-    return aliases.count(name) != 0 || ends_with_any("." + name, buffers);
+    return aliases.count(name) != 0 || ends_with_any("." + name, ignored);
   });
 }
 
