@@ -5,8 +5,8 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/layers.h"
+#include "models/operator_calls.h"
 #include "models/small_models.h"
-#include "torch_seams/operator_interception.h"
 
 namespace fsdp::models {
 namespace {
@@ -79,20 +79,6 @@ std::vector<torch::Tensor> loss_and_gradients(CausalLM& model) {
   return result;
 }
 
-class Calls : public seams::OperatorInterceptor {
- public:
-  explicit Calls(std::string name) : name_(std::move(name)), guard_(*this) {}
-  void intercept(const c10::OperatorHandle& op, torch::jit::Stack&, c10::function_ref<void()> run) override {
-    count += op.schema().name() == name_;
-    run();
-  }
-  int count = 0;
-
- private:
-  std::string name_;
-  seams::InterceptionGuard guard_;
-};
-
 TEST_P(CausalLMs, ActivationCheckpointingChangesNoNumber) {
   json changes = {{GetParam().layers_key, 3}, {"tie_word_embeddings", true}};
   for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.3;
@@ -106,9 +92,9 @@ TEST_P(CausalLMs, ActivationCheckpointingChangesNoNumber) {
                                            {CheckpointPolicy::selected_operators({"aten::mm", activation}), 0},
                                            {CheckpointPolicy(), 0}}) {
     model->set_activation_checkpointing(policy);
-    Calls calls(activation);
+    OperatorCalls calls(activation);
     const auto got = loss_and_gradients(*model);
-    EXPECT_EQ(calls.count, 3 + recomputed);
+    EXPECT_EQ(calls.count(), 3 + recomputed);
     for (size_t i = 0; i < want.size(); ++i) {
       EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
     }
@@ -202,14 +188,15 @@ TEST(Architectures, AreSaidByTypeOrClass) {
   config = small_gpt2();
   config.erase("model_type");
   EXPECT_EQ(error_with(config), "");
-  EXPECT_THAT(error_with(json::object()), AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2")));
+  EXPECT_THAT(error_with(json::object()),
+              AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2, t5")));
   EXPECT_THAT(error_with(json::array()), HasSubstr("expected a JSON object"));
 }
 
 TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
   const auto error = [](const json& changes) { return error_with(changed(small_gpt2(), changes)); };
   EXPECT_THAT(error({{"model_type", "bert"}}),
-              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2")));
+              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2, t5")));
   EXPECT_THAT(error({{"architectures", {"GPT2Model"}}}),
               AllOf(HasSubstr("architectures is [\"GPT2Model\"]"), HasSubstr("one of: GPT2LMHeadModel")));
   EXPECT_THAT(error({{"architectures", "GPT2LMHeadModel"}}), HasSubstr("must be an array"));

@@ -47,19 +47,30 @@ std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::
   return tensors;
 }
 
-PretrainedWeights::PretrainedWeights(HfFolder folder, const CausalLM& model) : folder_(std::move(folder)) {
-  const std::string prefix = model.folder_names().base_model + ".";
-  for (const auto& parameter : model.named_parameters()) {
-    const std::string& fqn = parameter.key();
-    if (folder_.find(fqn) != nullptr || !std::string_view(fqn).starts_with(prefix)) continue;
-    const std::string without_prefix = fqn.substr(prefix.size());
-    if (folder_.find(without_prefix) != nullptr) stored_names_.emplace(fqn, without_prefix);
-  }
+PretrainedWeights::PretrainedWeights(HfFolder folder, const LanguageModel& model) : folder_(std::move(folder)) {
+  find_stored_names(model);
   check_tensors(model);
   check_aliases(model);
 }
 
-void PretrainedWeights::check_tensors(const CausalLM& model) const {
+void PretrainedWeights::find_stored_names(const LanguageModel& model) {
+  const auto aliases = alias_names(model);
+  const std::string prefix = model.folder_names().base_model + ".";
+  const auto find = [&](const std::string& fqn, const std::string& name) {
+    const bool found = folder_.find(name) != nullptr;
+    if (found && name != fqn) stored_names_.emplace(fqn, name);
+    return found;
+  };
+  for (const auto& parameter : model.named_parameters()) {
+    const std::string& name = parameter.key();
+    const auto alias = aliases.find(name);
+    const std::string& fqn = alias == aliases.end() ? name : alias->second;
+    if (folder_.find(fqn) != nullptr || find(fqn, name)) continue;
+    if (name.starts_with(prefix)) find(fqn, name.substr(prefix.size()));
+  }
+}
+
+void PretrainedWeights::check_tensors(const LanguageModel& model) const {
   std::vector<TensorInfo> expected = checkpoint_tensors(model);
   for (TensorInfo& info : expected) info.name = stored_name(info.name);
   const auto aliases = alias_names(model);
@@ -87,8 +98,10 @@ void PretrainedWeights::read_range(const std::string& fqn, int64_t begin, int64_
   folder_.read_range(stored_name(fqn), begin, end, std::move(out));
 }
 
-std::shared_ptr<CausalLM> load_causal_lm(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
-  auto model = make_uninitialized_causal_lm(folder.config(), at::TensorOptions().dtype(dtype).device(device));
+namespace {
+
+template <typename Model>
+std::shared_ptr<Model> filled(std::shared_ptr<Model> model, const HfFolder& folder) {
   const PretrainedWeights weights(folder, *model);
   const at::NoGradGuard no_grad;
   const auto parameters = model->named_parameters();
@@ -97,6 +110,22 @@ std::shared_ptr<CausalLM> load_causal_lm(const HfFolder& folder, c10::ScalarType
     weights.read_range(info.name, 0, value.numel(), value.view(-1));
   }
   return model;
+}
+
+}  // namespace
+
+std::shared_ptr<CausalLM> load_causal_lm(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
+  return filled(make_uninitialized_causal_lm(folder.config(), at::TensorOptions().dtype(dtype).device(device)), folder);
+}
+
+std::shared_ptr<Seq2SeqLM> load_seq2seq_lm(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
+  return filled(make_uninitialized_seq2seq_lm(folder.config(), at::TensorOptions().dtype(dtype).device(device)),
+                folder);
+}
+
+std::shared_ptr<LanguageModel> load_language_model(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
+  return filled(make_uninitialized_language_model(folder.config(), at::TensorOptions().dtype(dtype).device(device)),
+                folder);
 }
 
 }  // namespace fsdp::models

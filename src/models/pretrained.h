@@ -13,6 +13,8 @@
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/tensor_info.h"
 #include "models/causal_lm.h"
+#include "models/language_model.h"
+#include "models/seq2seq_lm.h"
 
 namespace fsdp::models {
 
@@ -27,10 +29,11 @@ std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& 
 class PretrainedWeights {
  public:
   // Throws unless the folder holds exactly the model's tensors, with the right shapes; the error lists what is
-  // missing, misshapen or extra. As in transformers, names may lack the prefix of the model without its head, and
-  // buffers of old folders are let be (CausalLM::folder_names); so are further names of a shared parameter
-  // ("lm_head.weight" beside tied embeddings), if they hold the same values. Needs the model only for this.
-  PretrainedWeights(checkpoint::HfFolder folder, const CausalLM& model);
+  // missing, misshapen or extra. As in transformers, names may lack the prefix of the model without its head, and some
+  // tensors of old folders are let be (LanguageModel::folder_names). A shared parameter may be under any of its names
+  // ("lm_head.weight" instead of tied embeddings, or beside them), if all hold the same values. Needs the model only
+  // for this.
+  PretrainedWeights(checkpoint::HfFolder folder, const LanguageModel& model);
 
   const checkpoint::HfFolder& folder() const { return folder_; }
   // Copies elements [begin, end) of the flattened parameter into `out` (see SafetensorsFile::read_range). `fqn`: of a
@@ -38,7 +41,9 @@ class PretrainedWeights {
   void read_range(const std::string& fqn, int64_t begin, int64_t end, at::Tensor out) const;
 
  private:
-  void check_tensors(const CausalLM& model) const;
+  // FQNs of parameters that are stored under another name.
+  void find_stored_names(const LanguageModel& model);
+  void check_tensors(const LanguageModel& model) const;
   void check_aliases(const torch::nn::Module& model) const;
   const std::string& stored_name(const std::string& fqn) const;
 
@@ -48,5 +53,10 @@ class PretrainedWeights {
 
 // The model of a folder with its weights, converted to `dtype`, whole on one device, in training mode.
 std::shared_ptr<CausalLM> load_causal_lm(const checkpoint::HfFolder& folder, c10::ScalarType dtype, c10::Device device);
+std::shared_ptr<Seq2SeqLM> load_seq2seq_lm(const checkpoint::HfFolder& folder, c10::ScalarType dtype,
+                                           c10::Device device);
+// Whichever of them the folder holds.
+std::shared_ptr<LanguageModel> load_language_model(const checkpoint::HfFolder& folder, c10::ScalarType dtype,
+                                                   c10::Device device);
 
 }  // namespace fsdp::models

@@ -24,6 +24,22 @@ inline nlohmann::json small_gpt2() {
           {"attn_pdrop", 0.0},    {"tie_word_embeddings", false}};
 }
 
+inline nlohmann::json small_t5() {
+  return {{"model_type", "t5"},
+          {"architectures", {"T5ForConditionalGeneration"}},
+          {"vocab_size", 31},
+          {"d_model", 12},
+          {"d_kv", 5},
+          {"d_ff", 20},
+          {"num_layers", 2},
+          {"num_heads", 3},
+          {"relative_attention_num_buckets", 6},
+          {"relative_attention_max_distance", 9},
+          {"dropout_rate", 0.0},
+          {"tie_word_embeddings", false},
+          {"decoder_start_token_id", 0}};
+}
+
 inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& changes) {
   if (!changes.is_null()) config.update(changes);
   return config;

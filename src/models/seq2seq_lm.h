@@ -1,0 +1,31 @@
+// Language models of an encoder, which reads a source, and a decoder, which predicts each token of a target from the
+// source and the tokens before it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+
+#include "models/language_model.h"
+
+namespace fsdp::models {
+
+class Seq2SeqLM : public LanguageModel {
+ public:
+  using LanguageModel::LanguageModel;
+
+  // input_ids: [batch, source] int64. labels: [batch, target] int64, which position i of the decoder predicts label i
+  // of; it reads them shifted right, after the model's start token. Label -100 is ignored, and read as padding.
+  // attention_mask: [batch, source], false or 0 where input_ids are padding; undefined: nowhere. Logits are
+  // [batch, target, vocabulary].
+  virtual LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels,
+                                      const at::Tensor& attention_mask = {}) = 0;
+
+  // Floating point operations of one sample's forward and backward at these lengths, recomputation not counted.
+  virtual double flops_per_sample(int64_t source_length, int64_t target_length) const = 0;
+};
+
+// As make_causal_lm, for sequence-to-sequence models.
+std::shared_ptr<Seq2SeqLM> make_seq2seq_lm(const nlohmann::json& config, c10::ScalarType dtype, c10::Device device);
+
+}  // namespace fsdp::models
