@@ -5,8 +5,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import model_support
-from model_support import (assert_same_results, check_tool, double_loss, edit_config, edit_tensors, our_results, random_ids,
-                           reference_results, relative_error)
+from model_support import (assert_loads, assert_same_results, check_tool, double_loss, edit_config, edit_tensors, names_in,
+                           our_results, random_ids, reference_results, relative_error)
 
 SMALL = dict(vocab_size=101, n_positions=64, n_embd=48, n_layer=2, n_head=6, resid_pdrop=0.0, embd_pdrop=0.0,
              attn_pdrop=0.0,
@@ -117,14 +117,6 @@ def test_old_folders(name, tmp_path):
     assert_loads(target, model)
 
 
-def assert_loads(folder, model):
-    """transformers finds exactly its own tensors in the folder, and they make the model."""
-    loaded, report = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
-    ids = random_ids(model.config)
-    assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
-
-
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 40000])
 @pytest.mark.parametrize("name", ["tied", "untied"])
 def test_saved_folders_load_in_transformers(name, max_shard_bytes, tmp_path):
@@ -137,9 +129,3 @@ def test_saved_folders_load_in_transformers(name, max_shard_bytes, tmp_path):
     assert_loads(target, model)
     GPT2LMHeadModel.from_pretrained(target).save_pretrained(theirs)
     assert names_in(target) == names_in(theirs)
-
-
-def names_in(folder):
-    from safetensors import safe_open
-
-    return {name for file in folder.glob("*.safetensors") for name in safe_open(file, "pt").keys()}

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 
+import safetensors
 import safetensors.torch
 import torch
 
@@ -56,21 +57,23 @@ def check_tool(name, *arguments):
     return result
 
 
-def our_results(folder, dtype, input_ids, work_folder, labels=None):
+def our_results(folder, dtype, input_ids, work_folder, labels=None, attention_mask=None):
     """loss, logits and grad.NAME of every parameter, from our model."""
     tensors = {"input_ids": input_ids}
     if labels is not None:
         tensors["labels"] = labels
+    if attention_mask is not None:
+        tensors["attention_mask"] = attention_mask
     safetensors.torch.save_file(tensors, work_folder / "in.safetensors")
     check_tool("model_forward", folder, dtype, work_folder / "in.safetensors", work_folder / "out.safetensors")
     return safetensors.torch.load_file(work_folder / "out.safetensors")
 
 
-def reference_results(model, input_ids, labels=None):
+def reference_results(model, input_ids, labels=None, attention_mask=None):
     """The same from a transformers model. Parameters that share memory appear under each of their names."""
     model.eval()
     model.zero_grad()
-    output = model(input_ids=input_ids, labels=input_ids if labels is None else labels)
+    output = model(input_ids=input_ids, labels=input_ids if labels is None else labels, attention_mask=attention_mask)
     output.loss.backward()
     results = {"loss": output.loss.detach(), "logits": output.logits.detach()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -89,3 +92,15 @@ def assert_same_results(ours, reference, tolerance):
     errors = {name: relative_error(ours[name], reference[name]) for name in reference}
     too_large = {name: error for name, error in errors.items() if not error <= tolerance}
     assert not too_large, too_large
+
+
+def assert_loads(folder, model, **inputs):
+    """transformers finds exactly its own tensors in the folder, and they make the model."""
+    loaded, report = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    inputs = inputs or {"input_ids": random_ids(model.config)}
+    assert torch.equal(loaded(**inputs).logits, model.eval()(**inputs).logits)
+
+
+def names_in(folder):
+    return {name for file in folder.glob("*.safetensors") for name in safetensors.safe_open(file, "pt").keys()}

@@ -1,7 +1,7 @@
 // model_forward FOLDER DTYPE INPUT OUTPUT: runs a Hugging Face folder's model on the token ids in the
-// safetensors file INPUT ("input_ids", int64 [batch, sequence]; "labels", optional, else the input_ids) and
-// writes "loss", "logits" and "grad.NAME" for every parameter to the safetensors file OUTPUT. DTYPE is fp32,
-// fp64 or bf16.
+// safetensors file INPUT ("input_ids", int64 [batch, sequence]; "labels", optional, else the input_ids;
+// "attention_mask", optional, of sequence-to-sequence models) and writes "loss", "logits" and "grad.NAME" for every
+// parameter to the safetensors file OUTPUT. DTYPE is fp32, fp64 or bf16.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -33,14 +33,19 @@ void write_results(const std::string& path, const std::vector<std::pair<std::str
   writer.finish();
 }
 
+fsdp::models::LanguageModelOutput forward(fsdp::models::LanguageModel& model, const SafetensorsFile& inputs) {
+  const at::Tensor input_ids = inputs.tensor("input_ids");
+  const at::Tensor labels = inputs.contains("labels") ? inputs.tensor("labels") : input_ids;
+  if (auto* causal = dynamic_cast<fsdp::models::CausalLM*>(&model)) return causal->forward(input_ids, labels);
+  const at::Tensor mask = inputs.contains("attention_mask") ? inputs.tensor("attention_mask") : at::Tensor();
+  return dynamic_cast<fsdp::models::Seq2SeqLM&>(model).forward(input_ids, labels, mask);
+}
+
 void run_forward(const std::string& folder, const std::string& dtype, const std::string& input,
                  const std::string& output) {
   const auto model =
-      fsdp::models::load_causal_lm(fsdp::checkpoint::HfFolder(folder), parse_dtype_argument(dtype), at::kCPU);
-  const SafetensorsFile inputs(input);
-  const at::Tensor input_ids = inputs.tensor("input_ids");
-  const at::Tensor labels = inputs.contains("labels") ? inputs.tensor("labels") : input_ids;
-  const auto result = model->forward(input_ids, labels);
+      fsdp::models::load_language_model(fsdp::checkpoint::HfFolder(folder), parse_dtype_argument(dtype), at::kCPU);
+  const auto result = forward(*model, SafetensorsFile(input));
   result.loss.backward();
   std::vector<std::pair<std::string, at::Tensor>> results{{"loss", result.loss}, {"logits", result.logits}};
   for (const auto& parameter : model->named_parameters()) {

@@ -15,7 +15,7 @@ namespace {
 
 void resave(const std::string& source, c10::ScalarType dtype, const std::string& target, int64_t max_shard_size) {
   const fsdp::checkpoint::HfFolder folder(source);
-  const auto model = fsdp::models::load_causal_lm(folder, dtype, at::kCPU);
+  const auto model = fsdp::models::load_language_model(folder, dtype, at::kCPU);
   const auto tensors = fsdp::models::checkpoint_tensors(*model);
   fsdp::checkpoint::HfFolderWriter writer(target, folder.config(), tensors, {max_shard_size, source});
   const auto parameters = model->named_parameters();
