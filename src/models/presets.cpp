@@ -19,6 +19,23 @@ json gpt2(int64_t vocab_size, int64_t positions, int64_t width, int64_t layers, 
           {"vocab_size", vocab_size}};
 }
 
+constexpr const char* kT5Paper =
+    "Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2020, as "
+    "google-t5/t5-11b; runs of Zhao et al., PyTorch FSDP, 2023, section 5.4";
+// It gives sizes alone. These widths with the ungated feed-forward of the 11B have them.
+constexpr const char* kT5Sizes =
+    "Zhao et al., PyTorch FSDP, 2023, section 5.2, for the size; layers and widths, which it does not give, of "
+    "google/t5-v1_1-large and -xl";
+
+json t5(int64_t width, int64_t head_width, int64_t inner_width, int64_t layers, int64_t heads) {
+  return {{"model_type", "t5"},  {"architectures", {"T5ForConditionalGeneration"}},
+          {"d_model", width},    {"d_kv", head_width},
+          {"d_ff", inner_width}, {"num_layers", layers},
+          {"num_heads", heads},  {"feed_forward_proj", "relu"},
+          {"vocab_size", 32128}, {"decoder_start_token_id", 0},
+          {"dropout_rate", 0.1}};
+}
+
 }  // namespace
 
 const std::vector<Preset>& presets() {
@@ -29,6 +46,10 @@ const std::vector<Preset>& presets() {
       {"gpt2-xl", kGpt2Paper, gpt2(50257, 1024, 1600, 48, 25), {}},
       {"mingpt-175b", kFsdpPaper, gpt2(50000, 2048, 12288, 96, 96),
        PublishedRuns{.sequence_length = 2048, .batch_sizes = {1, 2}, .gpus = {128, 192, 256, 384, 512}}},
+      {"t5-611m", kT5Sizes, t5(1024, 64, 2816, 24, 16), {}},
+      {"t5-2b", kT5Sizes, t5(2048, 64, 5120, 24, 32), {}},
+      {"t5-11b", kT5Paper, t5(1024, 128, 65536, 24, 128),
+       PublishedRuns{.sequence_length = 512, .batch_sizes = {8, 16}, .gpus = {8, 16, 32, 64, 128, 256, 512}}},
   };
   return kPresets;
 }

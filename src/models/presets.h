@@ -11,7 +11,7 @@ namespace fsdp::models {
 
 // What a publication trained a model with.
 struct PublishedRuns {
-  int64_t sequence_length = 0;       // tokens in a sample
+  int64_t sequence_length = 0;       // tokens in a sample; of T5 in its source, and again in its target
   std::vector<int64_t> batch_sizes;  // samples of one GPU and step
   std::vector<int64_t> gpus;         // numbers of GPUs
 };
