@@ -109,6 +109,10 @@ void add_hugging_face(const Seeds& seeds) {
       R"({"model_type":"gpt2","vocab_size":99,"n_positions":128,"n_embd":64,"n_layer":2,"n_head":4,"n_inner":null,)"
       R"("activation_function":"gelu_new","resid_pdrop":0.1,"layer_norm_epsilon":1e-5,"add_cross_attention":false,)"
       R"("scale_attn_by_inverse_layer_idx":true,"initializer_range":0.02})");
+  seeds.add("model_config_fuzz",
+            R"({"model_type":"t5","vocab_size":99,"d_model":64,"d_kv":8,"d_ff":96,"num_layers":2,"num_heads":4,)"
+            R"("relative_attention_num_buckets":32,"relative_attention_max_distance":128,"pad_token_id":0,)"
+            R"("feed_forward_proj":"gated-gelu","decoder_start_token_id":0,"is_encoder_decoder":true})");
   seeds.add("json_text_fuzz", config);
   seeds.add("hf_index_fuzz", R"({"metadata":{"total_size":31},"weight_map":{"w":"one","v":"sub/two","x":"inward"}})");
   seeds.add("hf_index_fuzz", R"({"weight_map":{"w":"outward"}})");

@@ -2,6 +2,7 @@
 #include "checkpoint/json_text.h"
 #include "models/gpt2_config.h"
 #include "models/llama_config.h"
+#include "models/t5_config.h"
 #include "reader_check.h"
 
 using namespace fsdp;
@@ -22,11 +23,20 @@ void check(const models::GPT2Config& gpt2) {
   }
 }
 
+void check(const models::T5Config& t5) {
+  fuzz::require(2 * t5.relative_attention_max_distance > t5.relative_attention_num_buckets,
+                "the last bucket is reached");
+  for (int64_t token : {t5.pad_token_id, t5.decoder_start_token_id}) {
+    fuzz::require(token >= 0 && token < t5.vocab_size, "what the decoder reads are tokens");
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto parse = [&] { return checkpoint::parse_json(fuzz::text_of(data, size), "config.json"); };
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_llama_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_gpt2_config(parse())); });
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_t5_config(parse())); });
   return 0;
 }
