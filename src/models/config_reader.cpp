@@ -84,6 +84,19 @@ bool ConfigReader::boolean(const std::string& key, bool default_value) const {
   return at(key).get<bool>();
 }
 
+void ConfigReader::refuse_other_names(const char* model,
+                                      const std::vector<std::pair<const char*, const char*>>& other_names) const {
+  for (const auto& [other, key] : other_names) {
+    if (has(other)) refuse(other, c10::str("absent: in a ", model, "'s config.json the key is ", key));
+  }
+}
+
+void ConfigReader::refuse_quantized() const {
+  if (has("quantization_config")) {
+    refuse("quantization_config", "absent: quantized models are not supported");
+  }
+}
+
 std::string ConfigReader::choice(const std::string& key, const std::string& default_value,
                                  const std::vector<std::string>& accepted) const {
   if (!has(key)) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::models {
@@ -30,6 +31,11 @@ class ConfigReader {
   // One of `accepted`.
   std::string choice(const std::string& key, const std::string& default_value,
                      const std::vector<std::string>& accepted) const;
+
+  // Throws when a key is there under a name that `model`'s config.json does not use: pairs of that name and the key.
+  void refuse_other_names(const char* model, const std::vector<std::pair<const char*, const char*>>& other_names) const;
+  // Throws when quantized weights are asked for, which no model here has.
+  void refuse_quantized() const;
 
   // Throws: the key's value is not what `expected` says.
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;

@@ -2,8 +2,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <utility>
-
 #include "models/activations.h"
 #include "models/config_reader.h"
 
@@ -37,19 +35,14 @@ void parse_attention(const ConfigReader& config, GPT2Config& gpt2) {
 
 // What transformers would act on.
 void refuse_unsupported(const ConfigReader& config) {
-  constexpr std::pair<const char*, const char*> kOtherNames[] = {{"hidden_size", "n_embd"},
-                                                                 {"max_position_embeddings", "n_positions"},
-                                                                 {"num_attention_heads", "n_head"},
-                                                                 {"num_hidden_layers", "n_layer"}};
-  for (const auto& [other, key] : kOtherNames) {
-    if (config.has(other)) config.refuse(other, c10::str("absent: in a GPT-2's config.json the key is ", key));
-  }
+  config.refuse_other_names("GPT-2", {{"hidden_size", "n_embd"},
+                                      {"max_position_embeddings", "n_positions"},
+                                      {"num_attention_heads", "n_head"},
+                                      {"num_hidden_layers", "n_layer"}});
   if (config.boolean("add_cross_attention", false)) {
     config.refuse("add_cross_attention", "false: only the decoder by itself is supported");
   }
-  if (config.has("quantization_config")) {
-    config.refuse("quantization_config", "absent: quantized models are not supported");
-  }
+  config.refuse_quantized();
 }
 
 }  // namespace

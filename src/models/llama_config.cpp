@@ -54,9 +54,7 @@ LlamaConfig parse_llama_config(const nlohmann::json& json) {
   llama.tie_word_embeddings = config.boolean("tie_word_embeddings", llama.tie_word_embeddings);
   llama.pad_token_id = parse_pad_token_id(config, llama.vocab_size);
   llama.rope = parse_rope_config(config, llama.max_position_embeddings);
-  if (config.has("quantization_config")) {
-    config.refuse("quantization_config", "absent: quantized models are not supported");
-  }
+  config.refuse_quantized();
   return llama;
 }
 

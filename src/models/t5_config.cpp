@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "models/activations.h"
@@ -59,22 +58,17 @@ int64_t token(const ConfigReader& config, const T5Config& t5, const char* key, s
 
 // What transformers would act on.
 void refuse_unsupported(const ConfigReader& config) {
-  constexpr std::pair<const char*, const char*> kOtherNames[] = {{"hidden_size", "d_model"},
-                                                                 {"head_dim", "d_kv"},
-                                                                 {"num_attention_heads", "num_heads"},
-                                                                 {"num_hidden_layers", "num_layers"}};
-  for (const auto& [other, key] : kOtherNames) {
-    if (config.has(other)) config.refuse(other, c10::str("absent: in a T5's config.json the key is ", key));
-  }
+  config.refuse_other_names("T5", {{"hidden_size", "d_model"},
+                                   {"head_dim", "d_kv"},
+                                   {"num_attention_heads", "num_heads"},
+                                   {"num_hidden_layers", "num_layers"}});
   if (!config.boolean("is_encoder_decoder", true)) {
     config.refuse("is_encoder_decoder", "true: neither half is supported by itself");
   }
   if (config.boolean("is_decoder", false)) {
     config.refuse("is_decoder", "false: the decoder by itself is not supported");
   }
-  if (config.has("quantization_config")) {
-    config.refuse("quantization_config", "absent: quantized models are not supported");
-  }
+  config.refuse_quantized();
 }
 
 }  // namespace

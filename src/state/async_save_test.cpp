@@ -82,12 +82,6 @@ struct OneRank {
   std::unique_ptr<OptimizerState> state;
 };
 
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  return names;
-}
-
 class AsyncSaving : public ::testing::TestWithParam<int> {};
 
 TEST_P(AsyncSaving, HoldsWhatWasThereWhenItBegan) {
@@ -199,7 +193,7 @@ TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
     struck = call <= faulty.calls();
     EXPECT_TRUE(failed == 0 || failed == 2);
     EXPECT_TRUE(struck || failed == 0);
-    EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("it"));
+    EXPECT_THAT(folder.names(), ::testing::ElementsAre("it"));
     run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       OneRank run(world);
       const auto user = load_training_state(path, run.training_state(), *world);
@@ -214,9 +208,9 @@ TEST(AsyncSaves, AreGivenUpWithNothingLeft) {
     OneRank run(world);
     AsyncSaver saver(world);
     saver.save(folder.path() / "it", run.training_state(), {});
-    EXPECT_THAT(names_in(folder.path()), Not(IsEmpty()));
+    EXPECT_THAT(folder.names(), Not(IsEmpty()));
   });
-  EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  EXPECT_THAT(folder.names(), IsEmpty());
 }
 
 }  // namespace

@@ -22,15 +22,6 @@ using ::testing::HasSubstr;
 constexpr int kRanks = 2;
 const ShardingCase kSharding{kRanks, ShardingStrategy::kFullShard, true, false};
 
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    const std::string name = fs::relative(entry.path(), folder).string();
-    if (name.rfind("it/", 0) != 0) names.push_back(name);
-  }
-  return names;
-}
-
 class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
  protected:
   bool is_async() const { return std::get<0>(GetParam()); }
@@ -65,7 +56,7 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
   // Rank 0 removes the temporary folder, but another rank may write its file into it at that moment: it cannot know
   // that rank 0 has gone, and must not remove what rank 0 may be about to give its name.
   void remove_leftovers() const {
-    for (const std::string& name : names_in(folder.path())) {
+    for (const std::string& name : folder.names()) {
       if (lost_rank() == 0 && name.rfind(".it.tmp-", 0) == 0) fs::remove_all(folder.path() / name);
     }
   }
@@ -91,7 +82,7 @@ TEST_P(LostExchanges, LeaveACheckpoint) {
     failed = error != "no error";
     EXPECT_THAT(error, AnyOf(HasSubstr("cable pulled"), HasSubstr("no error")));
     remove_leftovers();
-    EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"it"});
+    EXPECT_EQ(folder.names(), std::vector<std::string>{"it"});
     run_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
       OneRank run({1, ShardingStrategy::kFullShard, true, false}, world, 99, true);
       const auto user = load_training_state(path, run.training_state(), *world);

@@ -17,7 +17,7 @@ using nlohmann::json;
 namespace {
 
 // Parameters that are not sharded are written by rank 0 alone.
-void check_ignored(const json& here, const json& there, int rank) {
+void check_ignored(const json& here, const json& there, size_t rank) {
   TORCH_CHECK(here.size() == there.size(), "rank 0 has ", here.size(), " parameters that are not sharded, rank ", rank,
               " has ", there.size());
   for (const auto& [name, checksum] : here.items()) {
@@ -49,14 +49,14 @@ void SaveTarget::commit(const std::vector<std::string>& written, const json& gro
   const fs::path path = place_ / checkpoint::kManifestName;
   checkpoint::Manifest manifest;
   json leaves = json::object();
-  const json ignored = json::parse(written.front()).at("ignored");
-  int rank = 0;
-  for (const std::string& text : written) {
-    const json of_rank = json::parse(text);
+  json ignored;  // rank 0's
+  for (size_t rank = 0; rank < written.size(); ++rank) {
+    const json of_rank = json::parse(written[rank]);
     add_rank_file(checkpoint::parse_rank_file(of_rank.at("file").get_ref<const std::string&>(), path.string()),
                   manifest);
     leaves.update(of_rank.at("leaves"));
-    check_ignored(ignored, of_rank.at("ignored"), rank++);
+    if (rank == 0) ignored = of_rank.at("ignored");
+    check_ignored(ignored, of_rank.at("ignored"), rank);
   }
   manifest.state = checkpoint::run_state(std::move(leaves), groups, user);
   checkpoint::write_file(path, manifest_text(std::move(manifest), path.string()));
