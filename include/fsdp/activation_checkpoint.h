@@ -32,6 +32,9 @@
 // are those drawn without checkpointing. Default generators are shared by the threads of a process; draws from them in
 // other threads while a region runs are not told apart. Autocast is as it was in forward, without its cache of casts.
 //
+// Buffers. What the function does to tensors other than its results it does again: running statistics that it updates
+// are updated twice, as under torch.utils.checkpoint, unless it asks is_recomputing().
+//
 // Threads. Safe from any thread; each region is recomputed by the thread that runs its backward. Two threads must not
 // run backward through one region at a time.
 #pragma once
@@ -115,6 +118,10 @@ template <typename Function, typename... Inputs,
 auto activation_checkpoint(Function function, const Inputs&... inputs) {
   return activation_checkpoint(CheckpointOptions(), std::move(function), inputs...);
 }
+
+// Whether this thread is inside a function that is being recomputed. What must happen once, such as an update of
+// running statistics, happens when it is not.
+bool is_recomputing();
 
 // Whether a parameter of the module, or below it, requires a gradient.
 bool requires_grad(const torch::nn::Module& module);

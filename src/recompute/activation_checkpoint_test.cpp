@@ -39,6 +39,31 @@ TEST(ActivationCheckpoint, EqualsAPlainCallAndRunsOnceMore) {
   }
 }
 
+// Also within regions of regions, for each backward, and after a function that throws.
+TEST(ActivationCheckpoint, AFunctionKnowsThatItIsRecomputed) {
+  int first = 0, again = 0;
+  const auto function = [&](const Tensor& in) {
+    ++(is_recomputing() ? again : first);
+    return in.sin();
+  };
+  const auto nested = [&](const Tensor& in) { return activation_checkpoint(function, function(in)); };
+  const Tensor loss = activation_checkpoint(nested, leaf({3})).sum();
+  EXPECT_EQ(first, 2);
+  EXPECT_EQ(again, 0);
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_EQ(again, 3);  // the inner one again for the backward within it
+  EXPECT_FALSE(is_recomputing());
+  loss.backward();
+  EXPECT_EQ(first, 2);
+  EXPECT_EQ(again, 6);
+  const auto fails = [](const Tensor& in) {
+    TORCH_CHECK(!is_recomputing(), "in recomputation");
+    return in.sin();
+  };
+  expect_error([&] { activation_checkpoint(fails, leaf({3})).sum().backward(); }, {"in recomputation"});
+  EXPECT_FALSE(is_recomputing());
+}
+
 using Several = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>>;
 
 // Uses all kinds of inputs: tracked, integer, undefined, optional, list and other.

@@ -13,6 +13,19 @@ namespace {
 
 using torch::autograd::variable_list;
 
+thread_local bool recomputing = false;
+
+class RecomputingGuard {
+ public:
+  RecomputingGuard() : before_(std::exchange(recomputing, true)) {}
+  ~RecomputingGuard() { recomputing = before_; }
+  RecomputingGuard(const RecomputingGuard&) = delete;
+  RecomputingGuard& operator=(const RecomputingGuard&) = delete;
+
+ private:
+  bool before_;
+};
+
 void check_backward_fits() {
   TORCH_CHECK(!at::GradMode::is_enabled(),
               "fsdp: double backward (create_graph) through a checkpointed function is not supported: its activations "
@@ -46,6 +59,8 @@ void nested_backward(const std::vector<at::Tensor>& results, const variable_list
 }
 
 }  // namespace
+
+bool is_recomputing() { return recomputing; }
 
 CheckpointNode::Description::Description(const at::Tensor& result) : defined(result.defined()) {
   if (defined) {
@@ -125,6 +140,7 @@ std::vector<at::Tensor> CheckpointNode::recompute(const std::vector<at::Tensor>&
   AmbientGuard ambient(random_, autocast_);
   NoAutocastCacheGuard no_cache;
   at::AutoGradMode record_graph(true);
+  RecomputingGuard recomputing_now;
   std::vector<at::Tensor> results;
   if (kept_) {
     kept_->check_versions();
