@@ -14,6 +14,14 @@ namespace fsdp::models {
 using checkpoint::json_text;
 using nlohmann::json;
 
+namespace {
+
+bool is_positive_integer(const json& value) {
+  return value.is_number_integer() && value >= 1 && value <= std::numeric_limits<int32_t>::max();
+}
+
+}  // namespace
+
 ConfigReader::ConfigReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {
   TORCH_CHECK(object_.is_object(), where_, ": expected a JSON object, got ", json_text(object_));
 }
@@ -40,10 +48,23 @@ int64_t ConfigReader::positive_integer(const std::string& key, std::optional<int
     return default_value ? *default_value : (missing(key, expected), 0);
   }
   const json& value = at(key);
-  if (!value.is_number_integer() || value < 1 || value > std::numeric_limits<int32_t>::max()) {
+  if (!is_positive_integer(value)) {
     refuse(key, expected);
   }
   return value.get<int64_t>();
+}
+
+std::vector<int64_t> ConfigReader::positive_integers(const std::string& key) const {
+  const std::string expected = "a list of integers from 1 to 2^31-1";
+  if (!has(key)) missing(key, expected);
+  const json& list = at(key);
+  if (!list.is_array() || list.empty()) refuse(key, expected);
+  std::vector<int64_t> values;
+  for (const json& value : list) {
+    if (!is_positive_integer(value)) refuse(key, expected);
+    values.push_back(value.get<int64_t>());
+  }
+  return values;
 }
 
 std::optional<int64_t> ConfigReader::integer(const std::string& key) const {

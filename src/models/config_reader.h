@@ -23,6 +23,8 @@ class ConfigReader {
 
   // Integers >= 1. Without a default the key must be there.
   int64_t positive_integer(const std::string& key, std::optional<int64_t> default_value = {}) const;
+  // A list of at least one integer >= 1; must be there.
+  std::vector<int64_t> positive_integers(const std::string& key) const;
   // An integer, or nothing when the key is absent.
   std::optional<int64_t> integer(const std::string& key) const;
   // Finite numbers in [minimum, maximum].

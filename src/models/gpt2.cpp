@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "models/flops.h"
+
 namespace fsdp::models {
 namespace {
 

@@ -13,8 +13,8 @@
 
 #include "fsdp/activation_checkpoint.h"
 #include "models/activations.h"
+#include "models/attention.h"
 #include "models/causal_lm.h"
-#include "models/decoder.h"
 #include "models/gpt2_config.h"
 #include "models/layers.h"
 
@@ -82,7 +82,7 @@ TORCH_MODULE(GPT2Model);
 // With tie_word_embeddings, "lm_head.weight" and "transformer.wte.weight" are one parameter under two names.
 class GPT2LMHeadModelImpl : public CausalLM {
  public:
-  // Parameters are left uninitialised; see initialize_parameters().
+  // Parameters are left uninitialised; see initialize().
   GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options);
 
   // A sequence longer than n_positions is an error.
@@ -99,6 +99,7 @@ class GPT2LMHeadModelImpl : public CausalLM {
     transformer_->set_activation_checkpointing(policy);
   }
   double flops_per_token(int64_t sequence_length) const override;
+  void initialize() override { initialize_parameters(*this, config_.initializer_range); }
 
   const GPT2Config& config() const { return config_; }
 

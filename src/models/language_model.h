@@ -1,15 +1,11 @@
-// What causal and sequence-to-sequence language models have in common; each is plain single-device LibTorch code
-// without sharding in it.
+// What causal and sequence-to-sequence language models have in common.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
-#include "fsdp/activation_checkpoint.h"
+#include "models/pretrained_model.h"
 
 namespace fsdp::models {
 
@@ -18,25 +14,11 @@ struct LanguageModelOutput {
   at::Tensor logits;  // [batch, sequence, vocabulary]
 };
 
-// How names in a Hugging Face folder may differ from those of the model's parameters.
-struct FolderNames {
-  // The module that folders of the model without its head hold the weights of: names may lack it as a prefix. Empty:
-  // there is none.
-  std::string base_model;
-  // Ends of the names of tensors that older folders hold, and the model does not.
-  std::vector<std::string> ignored;
-};
-
-class LanguageModel : public torch::nn::Module {
+class LanguageModel : public PretrainedModel {
  public:
-  using torch::nn::Module::Module;
+  using PretrainedModel::PretrainedModel;
 
   virtual int64_t vocab_size() const = 0;
-  virtual FolderNames folder_names() const = 0;
-  // Class names (without namespace and Impl) of the blocks that wrap_policy "transformer" makes units of.
-  virtual std::vector<std::string> block_class_names() const = 0;
-  // Which blocks recompute their activations in backward; by default none. Names of parameters stay.
-  virtual void set_activation_checkpointing(const CheckpointPolicy& policy) = 0;
 };
 
 }  // namespace fsdp::models

@@ -1,6 +1,7 @@
 #include "models/llama.h"
 
-#include "models/decoder.h"
+#include "models/attention.h"
+#include "models/flops.h"
 
 namespace fsdp::models {
 

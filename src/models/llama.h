@@ -83,7 +83,7 @@ TORCH_MODULE(LlamaModel);
 // names.
 class LlamaForCausalLMImpl : public CausalLM {
  public:
-  // Parameters are left uninitialised; see initialize_parameters().
+  // Parameters are left uninitialised; see initialize().
   LlamaForCausalLMImpl(const LlamaConfig& config, const at::TensorOptions& options);
 
   LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
@@ -96,6 +96,7 @@ class LlamaForCausalLMImpl : public CausalLM {
     model_->set_activation_checkpointing(policy);
   }
   double flops_per_token(int64_t sequence_length) const override;
+  void initialize() override { initialize_parameters(*this, config_.initializer_range); }
 
   const LlamaConfig& config() const { return config_; }
 

@@ -47,13 +47,13 @@ std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::
   return tensors;
 }
 
-PretrainedWeights::PretrainedWeights(HfFolder folder, const LanguageModel& model) : folder_(std::move(folder)) {
+PretrainedWeights::PretrainedWeights(HfFolder folder, const PretrainedModel& model) : folder_(std::move(folder)) {
   find_stored_names(model);
   check_tensors(model);
   check_aliases(model);
 }
 
-void PretrainedWeights::find_stored_names(const LanguageModel& model) {
+void PretrainedWeights::find_stored_names(const PretrainedModel& model) {
   const auto aliases = alias_names(model);
   const std::string prefix = model.folder_names().base_model + ".";
   const auto find = [&](const std::string& fqn, const std::string& name) {
@@ -70,7 +70,7 @@ void PretrainedWeights::find_stored_names(const LanguageModel& model) {
   }
 }
 
-void PretrainedWeights::check_tensors(const LanguageModel& model) const {
+void PretrainedWeights::check_tensors(const PretrainedModel& model) const {
   std::vector<TensorInfo> expected = checkpoint_tensors(model);
   for (TensorInfo& info : expected) info.name = stored_name(info.name);
   const auto aliases = alias_names(model);

@@ -14,6 +14,7 @@
 #include "checkpoint/tensor_info.h"
 #include "models/causal_lm.h"
 #include "models/language_model.h"
+#include "models/pretrained_model.h"
 #include "models/seq2seq_lm.h"
 
 namespace fsdp::models {
@@ -30,10 +31,10 @@ class PretrainedWeights {
  public:
   // Throws unless the folder holds exactly the model's tensors, with the right shapes; the error lists what is
   // missing, misshapen or extra. As in transformers, names may lack the prefix of the model without its head, and some
-  // tensors of old folders are let be (LanguageModel::folder_names). A shared parameter may be under any of its names
+  // tensors of old folders are let be (PretrainedModel::folder_names). A shared parameter may be under any of its names
   // ("lm_head.weight" instead of tied embeddings, or beside them), if all hold the same values. Needs the model only
   // for this.
-  PretrainedWeights(checkpoint::HfFolder folder, const LanguageModel& model);
+  PretrainedWeights(checkpoint::HfFolder folder, const PretrainedModel& model);
 
   const checkpoint::HfFolder& folder() const { return folder_; }
   // Copies elements [begin, end) of the flattened parameter into `out` (see SafetensorsFile::read_range). `fqn`: of a
@@ -42,8 +43,8 @@ class PretrainedWeights {
 
  private:
   // FQNs of parameters that are stored under another name.
-  void find_stored_names(const LanguageModel& model);
-  void check_tensors(const LanguageModel& model) const;
+  void find_stored_names(const PretrainedModel& model);
+  void check_tensors(const PretrainedModel& model) const;
   void check_aliases(const torch::nn::Module& model) const;
   const std::string& stored_name(const std::string& fqn) const;
 

@@ -11,7 +11,6 @@
 #include "models/config_reader.h"
 #include "models/gpt2.h"
 #include "models/gpt2_config.h"
-#include "models/layers.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/t5.h"
@@ -29,25 +28,21 @@ struct Architecture {
   const char* class_name;  // in config.json's "architectures"
   Kind kind;
   std::shared_ptr<LanguageModel> (*make)(const json& config, const at::TensorOptions& options);
-  double (*initial_std)(const json& config);  // what initialize_parameters takes
 };
 
-template <typename Model, auto parse_config, auto initial_std>
+template <typename Model, auto parse_config>
 Architecture architecture(const char* model_type, const char* class_name) {
   return {model_type, class_name, std::is_base_of_v<CausalLM, Model> ? Kind::kCausal : Kind::kSeq2Seq,
           [](const json& config, const at::TensorOptions& options) -> std::shared_ptr<LanguageModel> {
             return std::make_shared<Model>(parse_config(config), options);
-          },
-          [](const json& config) { return parse_config(config).*initial_std; }};
+          }};
 }
 
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> kArchitectures{
-      architecture<LlamaForCausalLMImpl, parse_llama_config, &LlamaConfig::initializer_range>("llama",
-                                                                                              "LlamaForCausalLM"),
-      architecture<GPT2LMHeadModelImpl, parse_gpt2_config, &GPT2Config::initializer_range>("gpt2", "GPT2LMHeadModel"),
-      architecture<T5ForConditionalGenerationImpl, parse_t5_config, &T5Config::initializer_factor>(
-          "t5", "T5ForConditionalGeneration"),
+      architecture<LlamaForCausalLMImpl, parse_llama_config>("llama", "LlamaForCausalLM"),
+      architecture<GPT2LMHeadModelImpl, parse_gpt2_config>("gpt2", "GPT2LMHeadModel"),
+      architecture<T5ForConditionalGenerationImpl, parse_t5_config>("t5", "T5ForConditionalGeneration"),
   };
   return kArchitectures;
 }
@@ -101,11 +96,8 @@ const Architecture& find_architecture(const json& config, Kind wanted) {
 std::shared_ptr<LanguageModel> make(const char* function, const json& config, Kind kind, c10::ScalarType dtype,
                                     c10::Device device) {
   TORCH_CHECK(c10::isFloatingType(dtype), function, ": parameters must be floating point, not ", c10::toString(dtype));
-  const Architecture& architecture = find_architecture(config, kind);
-  auto model = architecture.make(config, at::TensorOptions().dtype(dtype).device(device));
-  if (!device.is_meta()) {
-    initialize_parameters(*model, architecture.initial_std(config));
-  }
+  auto model = find_architecture(config, kind).make(config, at::TensorOptions().dtype(dtype).device(device));
+  if (!device.is_meta()) model->initialize();
   return model;
 }
 

@@ -11,6 +11,9 @@
 #include <cmath>
 #include <limits>
 
+#include "models/flops.h"
+#include "models/loss.h"
+
 namespace fsdp::models {
 namespace {
 
@@ -212,7 +215,7 @@ LanguageModelOutput T5ForConditionalGenerationImpl::forward(const at::Tensor& in
   at::Tensor decoded = decoder_(shifted_right(labels, config_), source_mask, encoder_states);
   if (config_.scale_decoder_outputs) decoded = decoded * inverse_root(config_.d_model);
   const at::Tensor logits = lm_head_(decoded);
-  return {.loss = token_loss(logits, labels), .logits = logits};
+  return {.loss = mean_cross_entropy(logits, labels), .logits = logits};
 }
 
 void T5ForConditionalGenerationImpl::set_activation_checkpointing(const CheckpointPolicy& policy) {

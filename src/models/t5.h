@@ -13,7 +13,7 @@
 
 #include "fsdp/activation_checkpoint.h"
 #include "models/activations.h"
-#include "models/decoder.h"
+#include "models/attention.h"
 #include "models/layers.h"
 #include "models/relative_positions.h"
 #include "models/seq2seq_lm.h"
@@ -120,7 +120,7 @@ TORCH_MODULE(T5Stack);
 // "lm_head.weight" are one parameter.
 class T5ForConditionalGenerationImpl : public Seq2SeqLM {
  public:
-  // Parameters are left uninitialised; see initialize_parameters().
+  // Parameters are left uninitialised; see initialize().
   T5ForConditionalGenerationImpl(const T5Config& config, const at::TensorOptions& options);
 
   LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels,
@@ -134,6 +134,7 @@ class T5ForConditionalGenerationImpl : public Seq2SeqLM {
   // Blocks are counted from 0 in the encoder, and again in the decoder.
   void set_activation_checkpointing(const CheckpointPolicy& policy) override;
   double flops_per_sample(int64_t source_length, int64_t target_length) const override;
+  void initialize() override { initialize_parameters(*this, config_.initializer_factor); }
 
   const T5Config& config() const { return config_; }
 
