@@ -16,6 +16,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CausalLMs : public ::testing::TestWithParam<SmallModel> {
  protected:
@@ -188,15 +189,14 @@ TEST(Architectures, AreSaidByTypeOrClass) {
   config = small_gpt2();
   config.erase("model_type");
   EXPECT_EQ(error_with(config), "");
-  EXPECT_THAT(error_with(json::object()),
-              AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2, t5")));
+  EXPECT_THAT(error_with(json::object()), AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2")));
   EXPECT_THAT(error_with(json::array()), HasSubstr("expected a JSON object"));
 }
 
 TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
   const auto error = [](const json& changes) { return error_with(changed(small_gpt2(), changes)); };
   EXPECT_THAT(error({{"model_type", "bert"}}),
-              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2, t5")));
+              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2"), Not(HasSubstr("t5"))));
   EXPECT_THAT(error({{"architectures", {"GPT2Model"}}}),
               AllOf(HasSubstr("architectures is [\"GPT2Model\"]"), HasSubstr("one of: GPT2LMHeadModel")));
   EXPECT_THAT(error({{"architectures", "GPT2LMHeadModel"}}), HasSubstr("must be an array"));

@@ -29,6 +29,13 @@ std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module
   return aliases;
 }
 
+// Every name of every parameter, and of every buffer.
+std::vector<std::string> all_names(const torch::nn::Module& model) {
+  std::vector<std::string> names = model.named_parameters().keys();
+  for (const std::string& buffer : model.named_buffers().keys()) names.push_back(buffer);
+  return names;
+}
+
 bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) {
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
@@ -43,6 +50,11 @@ std::vector<TensorInfo> checkpoint_tensors(const torch::nn::Module& model, std::
       const at::Tensor& value = parameter.value();
       tensors.push_back({parameter.key(), dtype.value_or(value.scalar_type()), value.sizes().vec()});
     }
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    const c10::ScalarType own = buffer.value().scalar_type();
+    tensors.push_back(
+        {buffer.key(), c10::isFloatingType(own) ? dtype.value_or(own) : own, buffer.value().sizes().vec()});
   }
   return tensors;
 }
@@ -61,8 +73,7 @@ void PretrainedWeights::find_stored_names(const PretrainedModel& model) {
     if (found && name != fqn) stored_names_.emplace(fqn, name);
     return found;
   };
-  for (const auto& parameter : model.named_parameters()) {
-    const std::string& name = parameter.key();
+  for (const std::string& name : all_names(model)) {
     const auto alias = aliases.find(name);
     const std::string& fqn = alias == aliases.end() ? name : alias->second;
     if (folder_.find(fqn) != nullptr || find(fqn, name)) continue;
@@ -98,34 +109,23 @@ void PretrainedWeights::read_range(const std::string& fqn, int64_t begin, int64_
   folder_.read_range(stored_name(fqn), begin, end, std::move(out));
 }
 
-namespace {
-
 template <typename Model>
-std::shared_ptr<Model> filled(std::shared_ptr<Model> model, const HfFolder& folder) {
+std::shared_ptr<Model> load_pretrained(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
+  auto model = make_uninitialized<Model>(folder.config(), at::TensorOptions().dtype(dtype).device(device));
   const PretrainedWeights weights(folder, *model);
   const at::NoGradGuard no_grad;
-  const auto parameters = model->named_parameters();
+  const auto parameters = model->named_parameters(), buffers = model->named_buffers();
   for (const TensorInfo& info : checkpoint_tensors(*model)) {
-    const at::Tensor& value = parameters[info.name];
+    const at::Tensor* parameter = parameters.find(info.name);
+    const at::Tensor& value = parameter != nullptr ? *parameter : buffers[info.name];
     weights.read_range(info.name, 0, value.numel(), value.view(-1));
   }
   return model;
 }
 
-}  // namespace
-
-std::shared_ptr<CausalLM> load_causal_lm(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
-  return filled(make_uninitialized_causal_lm(folder.config(), at::TensorOptions().dtype(dtype).device(device)), folder);
-}
-
-std::shared_ptr<Seq2SeqLM> load_seq2seq_lm(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
-  return filled(make_uninitialized_seq2seq_lm(folder.config(), at::TensorOptions().dtype(dtype).device(device)),
-                folder);
-}
-
-std::shared_ptr<LanguageModel> load_language_model(const HfFolder& folder, c10::ScalarType dtype, c10::Device device) {
-  return filled(make_uninitialized_language_model(folder.config(), at::TensorOptions().dtype(dtype).device(device)),
-                folder);
-}
+template std::shared_ptr<CausalLM> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
+template std::shared_ptr<Seq2SeqLM> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
+template std::shared_ptr<ImageClassifier> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
+template std::shared_ptr<PretrainedModel> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
 
 }  // namespace fsdp::models

@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 #include "checkpoint/hf_folder_writer.h"
+#include "models/registry.h"
 #include "models/small_models.h"
 
 namespace fsdp::models {
@@ -26,14 +27,14 @@ json config(bool tied) {
           {"num_hidden_layers", 1}, {"num_attention_heads", 3}, {"tie_word_embeddings", tied}};
 }
 
-// Saves a model's parameters, with `change` applied to the list of tensors.
+// Saves a model's tensors, with `change` applied to the list of tensors.
 void save(
-    const CausalLM& model, const json& config, const std::filesystem::path& path,
+    const PretrainedModel& model, const json& config, const std::filesystem::path& path,
     const std::function<void(std::vector<std::pair<std::string, at::Tensor>>&)>& change = [](auto&) {}) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  const auto parameters = model.named_parameters();
+  const auto parameters = model.named_parameters(), buffers = model.named_buffers();
   for (const TensorInfo& info : checkpoint_tensors(model)) {
-    tensors.emplace_back(info.name, parameters[info.name]);
+    tensors.emplace_back(info.name, parameters.contains(info.name) ? parameters[info.name] : buffers[info.name]);
   }
   change(tensors);
   std::vector<TensorInfo> layout;
@@ -47,13 +48,42 @@ void save(
   writer.finish();
 }
 
+TEST(Pretrained, FoldersOfEveryKindLoadWithTheirBuffers) {
+  TemporaryFolder folder;
+  for (const json& config : {small_gpt2(), small_t5(), small_regnet(), small_deepvit()}) {
+    const auto folder_of_it = folder / config["model_type"].get<std::string>();
+    const auto model = make_uninitialized<PretrainedModel>(config, torch::kFloat32);
+    model->initialize();
+    for (const auto& buffer : model->buffers()) buffer.fill_(3);
+    save(*model, config, folder_of_it);
+    const auto loaded = load_pretrained<PretrainedModel>(HfFolder(folder_of_it), torch::kFloat64, torch::kCPU);
+    const auto want = model->named_parameters(), want_buffers = model->named_buffers();
+    for (const auto& parameter : loaded->named_parameters()) {
+      EXPECT_TRUE(torch::equal(parameter.value(), want[parameter.key()].to(torch::kFloat64))) << parameter.key();
+    }
+    for (const auto& buffer : loaded->named_buffers()) {
+      EXPECT_TRUE(buffer.value().eq(want_buffers[buffer.key()]).all().item<bool>()) << buffer.key();
+    }
+  }
+}
+
+TEST(Pretrained, FoldersOfAnotherKindAreRefused) {
+  TemporaryFolder folder;
+  save(*make_image_classifier(small_regnet(), torch::kFloat32, torch::kCPU), small_regnet(), folder / "m");
+  const HfFolder images(folder / "m");
+  EXPECT_THAT(error_of([&] { load_pretrained<CausalLM>(images, torch::kFloat32, torch::kCPU); }),
+              HasSubstr("is an image classifier; what is wanted here is a causal language model"));
+  EXPECT_THAT(error_of([&] { load_pretrained<Seq2SeqLM>(images, torch::kFloat32, torch::kCPU); }),
+              HasSubstr("is an image classifier; what is wanted here is a sequence-to-sequence language model"));
+}
+
 TEST(Pretrained, SavedModelsComeBackBitEqual) {
   for (bool tied : {false, true}) {
     const TemporaryFolder folder;
     const auto model = make_causal_lm(config(tied), torch::kFloat32, torch::kCPU);
     save(*model, config(tied), folder / "m");
     EXPECT_EQ(HfFolder(folder / "m").find("lm_head.weight") == nullptr, tied);
-    const auto loaded = load_causal_lm(HfFolder(folder / "m"), torch::kFloat32, torch::kCPU);
+    const auto loaded = load_pretrained<CausalLM>(HfFolder(folder / "m"), torch::kFloat32, torch::kCPU);
     const auto parameters = loaded->named_parameters();
     for (const auto& parameter : model->named_parameters()) {
       EXPECT_TRUE(torch::equal(parameter.value(), parameters[parameter.key()])) << parameter.key();
@@ -70,7 +100,7 @@ TEST(Pretrained, LoadingDrawsNoRandomNumbers) {
   torch::manual_seed(5);
   const auto expected = torch::rand({4});
   torch::manual_seed(5);
-  load_causal_lm(HfFolder(folder / "m"), torch::kBFloat16, torch::kCPU);
+  load_pretrained<CausalLM>(HfFolder(folder / "m"), torch::kBFloat16, torch::kCPU);
   EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
 }
 
@@ -138,7 +168,7 @@ TEST(Pretrained, NamesMayLackThePrefixOfTheModelWithoutItsHead) {
     save(*model, gpt2, folder / "m", to_old_names);
     const HfFolder opened(folder / "m");
     ASSERT_NE(opened.find("h.1.mlp.c_fc.weight"), nullptr);
-    const auto loaded = load_causal_lm(opened, torch::kFloat32, torch::kCPU);
+    const auto loaded = load_pretrained<CausalLM>(opened, torch::kFloat32, torch::kCPU);
     const auto parameters = loaded->named_parameters();
     for (const auto& parameter : model->named_parameters()) {
       EXPECT_TRUE(torch::equal(parameter.value(), parameters[parameter.key()])) << parameter.key();

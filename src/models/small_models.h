@@ -40,12 +40,26 @@ inline nlohmann::json small_t5() {
           {"decoder_start_token_id", 0}};
 }
 
+inline nlohmann::json small_regnet(const char* layer_type = "y") {
+  return {{"model_type", "regnet"},   {"architectures", {"RegNetForImageClassification"}},
+          {"embedding_size", 5},      {"hidden_sizes", {6, 10}},
+          {"depths", {2, 1}},         {"groups_width", 2},
+          {"layer_type", layer_type}, {"num_labels", 7}};
+}
+
+inline nlohmann::json small_deepvit() {
+  return {
+      {"model_type", "deepvit"}, {"architectures", {"DeepViT"}}, {"image_size", 15},         {"patch_size", 5},
+      {"hidden_size", 12},       {"num_hidden_layers", 3},       {"num_attention_heads", 3}, {"intermediate_size", 20},
+      {"num_labels", 7}};
+}
+
 inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& changes) {
   if (!changes.is_null()) config.update(changes);
   return config;
 }
 
-// What tests of all architectures need to know of each.
+// What tests of all causal language models need to know of each.
 struct SmallModel {
   std::string name;
   nlohmann::json config;  // untied, without dropout
@@ -73,6 +87,22 @@ inline std::vector<SmallModel> small_models() {
            "n_layer",
            {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
            "aten::gelu"}};
+}
+
+// What tests of all image classifiers need to know of each. All have 3 blocks.
+struct SmallImageModel {
+  std::string name;
+  nlohmann::json config;  // without dropout
+  std::string block;      // class name
+  std::vector<std::string> dropout_keys;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const SmallImageModel& model) { return out << model.name; }
+
+inline std::vector<SmallImageModel> small_image_models() {
+  return {{"regnet_x", small_regnet("x"), "RegNetLayer", {}},
+          {"regnet_y", small_regnet(), "RegNetLayer", {}},
+          {"deepvit", small_deepvit(), "DeepViTBlock", {"dropout", "attention_dropout"}}};
 }
 
 }  // namespace fsdp::models

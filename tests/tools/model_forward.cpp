@@ -33,7 +33,7 @@ void write_results(const std::string& path, const std::vector<std::pair<std::str
   writer.finish();
 }
 
-fsdp::models::LanguageModelOutput forward(fsdp::models::LanguageModel& model, const SafetensorsFile& inputs) {
+fsdp::models::LanguageModelOutput forward(fsdp::models::PretrainedModel& model, const SafetensorsFile& inputs) {
   const at::Tensor input_ids = inputs.tensor("input_ids");
   const at::Tensor labels = inputs.contains("labels") ? inputs.tensor("labels") : input_ids;
   if (auto* causal = dynamic_cast<fsdp::models::CausalLM*>(&model)) return causal->forward(input_ids, labels);
@@ -43,8 +43,8 @@ fsdp::models::LanguageModelOutput forward(fsdp::models::LanguageModel& model, co
 
 void run_forward(const std::string& folder, const std::string& dtype, const std::string& input,
                  const std::string& output) {
-  const auto model =
-      fsdp::models::load_language_model(fsdp::checkpoint::HfFolder(folder), parse_dtype_argument(dtype), at::kCPU);
+  const auto model = fsdp::models::load_pretrained<fsdp::models::PretrainedModel>(
+      fsdp::checkpoint::HfFolder(folder), parse_dtype_argument(dtype), at::kCPU);
   const auto result = forward(*model, SafetensorsFile(input));
   result.loss.backward();
   std::vector<std::pair<std::string, at::Tensor>> results{{"loss", result.loss}, {"logits", result.logits}};
