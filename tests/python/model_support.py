@@ -64,8 +64,13 @@ def our_results(folder, dtype, input_ids, work_folder, labels=None, attention_ma
         tensors["labels"] = labels
     if attention_mask is not None:
         tensors["attention_mask"] = attention_mask
+    return run_forward(folder, dtype, tensors, work_folder)
+
+
+def run_forward(folder, dtype, tensors, work_folder, *mode):
+    """What model_forward writes for these inputs."""
     safetensors.torch.save_file(tensors, work_folder / "in.safetensors")
-    check_tool("model_forward", folder, dtype, work_folder / "in.safetensors", work_folder / "out.safetensors")
+    check_tool("model_forward", folder, dtype, work_folder / "in.safetensors", work_folder / "out.safetensors", *mode)
     return safetensors.torch.load_file(work_folder / "out.safetensors")
 
 

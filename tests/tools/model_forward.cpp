@@ -1,8 +1,11 @@
-// model_forward FOLDER DTYPE INPUT OUTPUT: runs a Hugging Face folder's model on the token ids in the
-// safetensors file INPUT ("input_ids", int64 [batch, sequence]; "labels", optional, else the input_ids;
-// "attention_mask", optional, of sequence-to-sequence models) and writes "loss", "logits" and "grad.NAME" for every
-// parameter to the safetensors file OUTPUT. DTYPE is fp32, fp64 or bf16.
+// model_forward FOLDER DTYPE INPUT OUTPUT [eval]: runs a Hugging Face folder's model, in training mode or with "eval"
+// in evaluation mode, on what the safetensors file INPUT holds, and writes "loss", "logits", "grad.NAME" for every
+// parameter and "buffer.NAME" for every buffer to the safetensors file OUTPUT. DTYPE is fp32, fp64 or bf16. INPUT has
+// for language models "input_ids" (int64 [batch, sequence]), "labels" (optional, else the input_ids) and, for
+// sequence-to-sequence models, "attention_mask" (optional); for image classifiers "pixel_values" and "labels", and
+// OUTPUT then has also "flops", those of an image.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <cstdio>
@@ -20,8 +23,13 @@ namespace {
 using fsdp::checkpoint::SafetensorsFile;
 using fsdp::checkpoint::SafetensorsWriter;
 using fsdp::checkpoint::TensorInfo;
+using fsdp::models::CausalLM;
+using fsdp::models::ImageClassifier;
+using fsdp::models::PretrainedModel;
+using fsdp::models::Seq2SeqLM;
+using Results = std::vector<std::pair<std::string, at::Tensor>>;
 
-void write_results(const std::string& path, const std::vector<std::pair<std::string, at::Tensor>>& results) {
+void write_results(const std::string& path, const Results& results) {
   std::vector<TensorInfo> layout;
   for (const auto& [name, tensor] : results) {
     layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
@@ -33,35 +41,52 @@ void write_results(const std::string& path, const std::vector<std::pair<std::str
   writer.finish();
 }
 
-fsdp::models::LanguageModelOutput forward(fsdp::models::PretrainedModel& model, const SafetensorsFile& inputs) {
-  const at::Tensor input_ids = inputs.tensor("input_ids");
-  const at::Tensor labels = inputs.contains("labels") ? inputs.tensor("labels") : input_ids;
-  if (auto* causal = dynamic_cast<fsdp::models::CausalLM*>(&model)) return causal->forward(input_ids, labels);
-  const at::Tensor mask = inputs.contains("attention_mask") ? inputs.tensor("attention_mask") : at::Tensor();
-  return dynamic_cast<fsdp::models::Seq2SeqLM&>(model).forward(input_ids, labels, mask);
+Results forward(ImageClassifier& model, const SafetensorsFile& inputs) {
+  const at::Tensor images = inputs.tensor("pixel_values");
+  const auto output = model.forward(images, inputs.tensor("labels"));
+  const double flops = model.flops_per_image(images.size(2), images.size(3));
+  return {{"loss", output.loss}, {"logits", output.logits}, {"flops", at::full({}, flops, at::kDouble)}};
 }
 
-void run_forward(const std::string& folder, const std::string& dtype, const std::string& input,
-                 const std::string& output) {
-  const auto model = fsdp::models::load_pretrained<fsdp::models::PretrainedModel>(
-      fsdp::checkpoint::HfFolder(folder), parse_dtype_argument(dtype), at::kCPU);
-  const auto result = forward(*model, SafetensorsFile(input));
-  result.loss.backward();
-  std::vector<std::pair<std::string, at::Tensor>> results{{"loss", result.loss}, {"logits", result.logits}};
-  for (const auto& parameter : model->named_parameters()) {
+Results forward(PretrainedModel& model, const SafetensorsFile& inputs) {
+  if (auto* images = dynamic_cast<ImageClassifier*>(&model)) return forward(*images, inputs);
+  const auto optional = [&](const char* name, const at::Tensor& otherwise) {
+    return inputs.contains(name) ? inputs.tensor(name) : otherwise;
+  };
+  const at::Tensor input_ids = inputs.tensor("input_ids");
+  const at::Tensor labels = optional("labels", input_ids);
+  auto* causal = dynamic_cast<CausalLM*>(&model);
+  const auto output = causal != nullptr ? causal->forward(input_ids, labels)
+                                        : dynamic_cast<Seq2SeqLM&>(model).forward(
+                                              input_ids, labels, optional("attention_mask", at::Tensor()));
+  return {{"loss", output.loss}, {"logits", output.logits}};
+}
+
+Results run(PretrainedModel& model, const SafetensorsFile& inputs) {
+  Results results = forward(model, inputs);
+  results.front().second.backward();
+  for (const auto& parameter : model.named_parameters()) {
     TORCH_CHECK(parameter.value().grad().defined(), parameter.key(), " has no gradient");
     results.emplace_back("grad." + parameter.key(), parameter.value().grad());
   }
-  write_results(output, results);
+  for (const auto& buffer : model.named_buffers()) results.emplace_back("buffer." + buffer.key(), buffer.value());
+  return results;
+}
+
+void run_forward(const std::vector<std::string>& arguments) {
+  const bool eval = arguments.size() == 5 && arguments[4] == "eval";
+  TORCH_CHECK(arguments.size() == 4 || eval, "usage: model_forward FOLDER DTYPE INPUT OUTPUT [eval]");
+  const auto model = fsdp::models::load_pretrained<PretrainedModel>(fsdp::checkpoint::HfFolder(arguments[0]),
+                                                                    parse_dtype_argument(arguments[1]), at::kCPU);
+  model->train(!eval);
+  write_results(arguments[3], run(*model, SafetensorsFile(arguments[2])));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
-    TORCH_CHECK(arguments.size() == 4, "usage: model_forward FOLDER DTYPE INPUT OUTPUT");
-    run_forward(arguments[0], arguments[1], arguments[2], arguments[3]);
+    run_forward({argv + 1, argv + argc});
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.what_without_backtrace());
     return 1;
