@@ -11,14 +11,6 @@ constexpr const char* kGpt2Paper = "Radford et al., Language Models are Unsuperv
 constexpr const char* kFsdpPaper =
     "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 5.4; sizes of "
     "Brown et al., Language Models are Few-Shot Learners, 2020";
-
-json gpt2(int64_t vocab_size, int64_t positions, int64_t width, int64_t layers, int64_t heads) {
-  return {{"model_type", "gpt2"},    {"architectures", {"GPT2LMHeadModel"}},
-          {"n_embd", width},         {"n_layer", layers},
-          {"n_head", heads},         {"n_positions", positions},
-          {"vocab_size", vocab_size}};
-}
-
 constexpr const char* kT5Paper =
     "Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2020, as "
     "google-t5/t5-11b; runs of Zhao et al., PyTorch FSDP, 2023, section 5.4";
@@ -27,6 +19,22 @@ constexpr const char* kT5Sizes =
     "Zhao et al., PyTorch FSDP, 2023, section 5.2, for the size; layers and widths, which it does not give, of "
     "google/t5-v1_1-large and -xl";
 
+constexpr const char* kRegNetPaper = "Radosavovic et al., Designing Network Design Spaces, 2020";
+constexpr const char* kDeepViTPaper = "Zhou et al., DeepViT: Towards Deeper Vision Transformer, 2021";
+// The paper says 9B and 8B and nothing of widths and depths. These are the models of about these sizes in benchmarks of
+// PyTorch's FSDP of that time (github.com/lessw2020/transformer_framework). The first, of 9.35 billion parameters, is
+// SEER's RegNet, which transformers calls 10b.
+constexpr const char* kFsdpPaperImages =
+    "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 5.3; sizes of "
+    "lessw2020/transformer_framework; nodes taken to be of 8 GPUs";
+
+json gpt2(int64_t vocab_size, int64_t positions, int64_t width, int64_t layers, int64_t heads) {
+  return {{"model_type", "gpt2"},    {"architectures", {"GPT2LMHeadModel"}},
+          {"n_embd", width},         {"n_layer", layers},
+          {"n_head", heads},         {"n_positions", positions},
+          {"vocab_size", vocab_size}};
+}
+
 json t5(int64_t width, int64_t head_width, int64_t inner_width, int64_t layers, int64_t heads) {
   return {{"model_type", "t5"},  {"architectures", {"T5ForConditionalGeneration"}},
           {"d_model", width},    {"d_kv", head_width},
@@ -34,6 +42,38 @@ json t5(int64_t width, int64_t head_width, int64_t inner_width, int64_t layers, 
           {"num_heads", heads},  {"feed_forward_proj", "relu"},
           {"vocab_size", 32128}, {"decoder_start_token_id", 0},
           {"dropout_rate", 0.1}};
+}
+
+json image_classifier(const char* type, const char* class_name, const json& sizes) {
+  json config{{"model_type", type}, {"architectures", {class_name}}, {"num_labels", 1000}};
+  config.update(sizes);
+  return config;
+}
+
+json regnet(const char* layer_type, const std::vector<int64_t>& widths, const std::vector<int64_t>& depths,
+            int64_t groups_width) {
+  return image_classifier("regnet", "RegNetForImageClassification",
+                          {{"layer_type", layer_type},
+                           {"hidden_sizes", widths},
+                           {"depths", depths},
+                           {"groups_width", groups_width},
+                           {"embedding_size", 32}});
+}
+
+struct DeepViTSizes {
+  int64_t image, patch, width, layers, heads, intermediate;
+};
+
+json deepvit(const DeepViTSizes& sizes, double dropout) {
+  return image_classifier("deepvit", "DeepViT",
+                          {{"image_size", sizes.image},
+                           {"patch_size", sizes.patch},
+                           {"hidden_size", sizes.width},
+                           {"num_hidden_layers", sizes.layers},
+                           {"num_attention_heads", sizes.heads},
+                           {"intermediate_size", sizes.intermediate},
+                           {"qkv_bias", false},
+                           {"dropout", dropout}});
 }
 
 }  // namespace
@@ -50,6 +90,13 @@ const std::vector<Preset>& presets() {
       {"t5-2b", kT5Sizes, t5(2048, 64, 5120, 24, 32), {}},
       {"t5-11b", kT5Paper, t5(1024, 128, 65536, 24, 128),
        PublishedRuns{.sequence_length = 512, .batch_sizes = {8, 16}, .gpus = {8, 16, 32, 64, 128, 256, 512}}},
+      {"regnet-x-400mf", kRegNetPaper, regnet("x", {32, 64, 160, 400}, {1, 2, 7, 12}, 16), {}},
+      {"regnet-y-400mf", kRegNetPaper, regnet("y", {48, 104, 208, 440}, {1, 3, 6, 6}, 8), {}},
+      {"regnet-9b", kFsdpPaperImages, regnet("y", {2020, 4040, 11110, 28280}, {2, 7, 17, 1}, 1010),
+       PublishedRuns{.image_size = 224, .batch_sizes = {48, 72}, .gpus = {16, 32}}},
+      {"deepvit-s", kDeepViTPaper, deepvit({224, 16, 396, 16, 12, 1188}, 0.0), {}},
+      {"deepvit-8b", kFsdpPaperImages, deepvit({256, 32, 1024, 952, 16, 2048}, 0.1),
+       PublishedRuns{.image_size = 256, .batch_sizes = {105, 120}, .gpus = {16, 32}}},
   };
   return kPresets;
 }

@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/pretrained.h"
+#include "models/registry.h"
 
 namespace fsdp::models {
 namespace {
@@ -15,70 +16,131 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-bool is_causal(const Preset& preset) { return preset.config.at("model_type") != "t5"; }
-
-std::shared_ptr<CausalLM> causal_on_meta(const std::string& name) {
-  return make_causal_lm(find_preset(name).config, torch::kBFloat16, torch::kMeta);
+template <typename Model = PretrainedModel>
+std::shared_ptr<Model> on_meta(const std::string& name) {
+  return make_uninitialized<Model>(find_preset(name).config, torch::dtype(torch::kBFloat16).device(torch::kMeta));
 }
 
-std::shared_ptr<LanguageModel> on_meta(const std::string& name) {
-  if (is_causal(find_preset(name))) return causal_on_meta(name);
-  return make_seq2seq_lm(find_preset(name).config, torch::kBFloat16, torch::kMeta);
+int64_t elements(const std::vector<torch::Tensor>& tensors) {
+  int64_t count = 0;
+  for (const auto& tensor : tensors) count += tensor.numel();
+  return count;
+}
+
+// Each once, whatever its names.
+int64_t number_of_parameters(const PretrainedModel& model) {
+  int64_t count = -elements(model.buffers());
+  for (const auto& tensor : checkpoint_tensors(model)) count += tensor.numel();
+  return count;
 }
 
 struct Size {
   const char* name;
   int64_t parameters;  // exactly
   double published;
+  double tolerance = 0.01;  // relative
 };
 
 class Presets : public ::testing::TestWithParam<Size> {};
 
 TEST_P(Presets, HaveThePublishedNumberOfParameters) {
-  int64_t count = 0;
-  for (const auto& tensor : checkpoint_tensors(*on_meta(GetParam().name))) count += tensor.numel();
-  EXPECT_EQ(count, GetParam().parameters);
-  EXPECT_NEAR(static_cast<double>(count), GetParam().published, 0.01 * GetParam().published);
+  const Size& want = GetParam();
+  const int64_t count = number_of_parameters(*on_meta(want.name));
+  EXPECT_EQ(count, want.parameters);
+  EXPECT_NEAR(static_cast<double>(count), want.published, want.tolerance * want.published);
 }
 
 // The folders of openai-community and of google-t5/t5-11b hold that many. 175 billion: 12 L W^2 and the rest counted by
-// hand; T5: L (12 W A + 4 W F + 5 W) + (V + 2) W and 2 x 32 H for positions, with A = heads * width of a head.
-INSTANTIATE_TEST_SUITE_P(Sizes, Presets,
-                         ::testing::Values(Size{"gpt2", 124'439'808, 124e6}, Size{"gpt2-medium", 354'823'168, 355e6},
-                                           Size{"gpt2-large", 774'030'080, 774e6},
-                                           Size{"gpt2-xl", 1'557'611'200, 1.55e9},
-                                           Size{"mingpt-175b", 174'601'101'312, 174.6e9},
-                                           Size{"t5-611m", 611'838'976, 611e6}, Size{"t5-2b", 2'280'642'560, 2.28e9},
-                                           Size{"t5-11b", 11'307'321'344, 11.3e9}),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+// hand; T5: L (12 W A + 4 W F + 5 W) + (V + 2) W and 2 x 32 H for positions, with A = heads * width of a head. RegNets:
+// what transformers' models have; torchvision's have as many as the 400mf, and 9.35 billion are those of SEER, "9B" in
+// the FSDP paper. DeepViTs: see below; the paper says 27 million, and nothing of its class head and stem.
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, Presets,
+    ::testing::Values(Size{"gpt2", 124'439'808, 124e6}, Size{"gpt2-medium", 354'823'168, 355e6},
+                      Size{"gpt2-large", 774'030'080, 774e6}, Size{"gpt2-xl", 1'557'611'200, 1.55e9},
+                      Size{"mingpt-175b", 174'601'101'312, 174.6e9}, Size{"t5-611m", 611'838'976, 611e6},
+                      Size{"t5-2b", 2'280'642'560, 2.28e9}, Size{"t5-11b", 11'307'321'344, 11.3e9},
+                      Size{"regnet-x-400mf", 5'495'976, 5'495'976, 0}, Size{"regnet-y-400mf", 4'344'144, 4'344'144, 0},
+                      Size{"regnet-9b", 9'352'215'872, 9.35e9}, Size{"deepvit-s", 25'930'996, 27e6, 0.05},
+                      Size{"deepvit-8b", 7'998'269'160, 8e9}),
+    [](const auto& info) {
+      std::string name = info.param.name;
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name;
+    });
 
 // Against Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1, without
 // recomputation: 72 B S L W^2 (1 + S / 6W + V / 12LW) floating point operations in a step.
 TEST(Preset, FlopsOfAStep) {
   for (const Preset& preset : presets()) {
-    if (!is_causal(preset)) continue;
+    if (preset.config.at("model_type") != "gpt2") continue;
     const auto size = [&](const char* key) { return preset.config.at(key).get<double>(); };
     const double layers = size("n_layer"), width = size("n_embd"), length = size("n_positions");
     const double published =
         72 * length * layers * width * width * (1 + length / (6 * width) + size("vocab_size") / (12 * layers * width));
-    const auto model = causal_on_meta(preset.name);
+    const auto model = on_meta<CausalLM>(preset.name);
     EXPECT_EQ(model->max_sequence_length(), size("n_positions"));
     EXPECT_NEAR(model->flops_per_token(model->max_sequence_length()) * length, published, 1e-9 * published);
   }
-  EXPECT_NEAR(causal_on_meta("mingpt-175b")->flops_per_token(2048) * 2048, 2.2044e15, 0.0001e15);
+  EXPECT_NEAR(on_meta<CausalLM>("mingpt-175b")->flops_per_token(2048) * 2048, 2.2044e15, 0.0001e15);
 }
 
 // By hand for S = 512 tokens of source and of target: 6 S (L (12 W A + 4 W F) + V W) + 36 L A S^2 for each sample.
 TEST(Preset, FlopsOfAStepOfT5) {
   for (const auto& [name, by_hand] : {std::pair{"t5-611m", 2.1111e12}, {"t5-2b", 7.4692e12}, {"t5-11b", 38.447e12}}) {
-    const auto model = make_seq2seq_lm(find_preset(name).config, torch::kBFloat16, torch::kMeta);
+    const auto model = on_meta<Seq2SeqLM>(name);
     const double of_step = 8 * model->flops_per_sample(512, 512);
     EXPECT_NEAR(of_step, 8 * by_hand, 0.0001 * of_step) << name;
   }
+}
+
+// Exactly. RegNets': three times what PyTorch counts in the forward of transformers' models.
+TEST(Preset, FlopsOfAnImage) {
+  for (const auto& [name, size, want] :
+       std::vector<std::tuple<const char*, int64_t, double>>{{"regnet-x-400mf", 224, 2'482'875'648},
+                                                             {"regnet-y-400mf", 224, 2'411'057'088},
+                                                             {"regnet-9b", 224, 11'179'876'729'056},
+                                                             {"deepvit-s", 224, 33'504'293'952},
+                                                             {"deepvit-8b", 256, 3'171'339'374'592}}) {
+    const auto model = on_meta<ImageClassifier>(name);
+    EXPECT_EQ(model->flops_per_image(size, size), want) << name;
+    EXPECT_EQ(model->num_classes(), 1000);
+    EXPECT_EQ(model->image_size().value_or(size), size);
+  }
+}
+
+// Multiplications and additions of a forward that torchvision gives, in units of 10^9.
+TEST(Preset, FlopsThatTorchvisionGives) {
+  EXPECT_NEAR(on_meta<ImageClassifier>("regnet-x-400mf")->flops_per_image(224, 224), 6 * 0.414e9, 0.005e9);
+  EXPECT_NEAR(on_meta<ImageClassifier>("regnet-y-400mf")->flops_per_image(224, 224), 6 * 0.402e9, 0.005e9);
+}
+
+// Of L layers of width W with H heads and an MLP of M, over T tokens of patches of P values.
+TEST(Preset, DeepViTCountedByHand) {
+  const auto check = [](const char* name, int64_t L, int64_t W, int64_t H, int64_t M, int64_t T, int64_t P) {
+    const auto model = on_meta<ImageClassifier>(name);
+    const int64_t weights = 4 * W * W + 2 * W * M;
+    const int64_t layer = weights + W + M + W + 4 * W + H * H + 2 * H;
+    EXPECT_EQ(elements(model->parameters()), L * layer + P * W + W + W + T * W + 2 * W + 1000 * W + 1000) << name;
+    EXPECT_EQ(elements(model->buffers()), L * (2 * H + 1)) << name;
+    const int64_t products = L * (weights * T + 2 * T * T * W + T * T * H * H) + (T - 1) * P * W + 1000 * W;
+    const int64_t size = *model->image_size();
+    EXPECT_EQ(model->flops_per_image(size, size), 6.0 * static_cast<double>(products)) << name;
+  };
+  check("deepvit-s", 16, 396, 12, 1188, 197, 768);
+  check("deepvit-8b", 952, 1024, 16, 2048, 65, 3072);
+}
+
+TEST(Preset, ImageRunsOfThePaper) {
+  const auto check = [](const char* name, int64_t image, int64_t batch, int64_t batch_on_more) {
+    const Preset& preset = find_preset(name);
+    EXPECT_EQ(preset.runs->image_size, image);
+    EXPECT_THAT(preset.runs->batch_sizes, ElementsAre(batch, batch_on_more));
+    EXPECT_THAT(preset.runs->gpus, ElementsAre(16, 32));
+    EXPECT_THAT(preset.source, HasSubstr("PyTorch FSDP"));
+  };
+  check("regnet-9b", 224, 48, 72);
+  check("deepvit-8b", 256, 105, 120);
 }
 
 TEST(Preset, RunsOfThePaper) {
