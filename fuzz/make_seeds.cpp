@@ -113,6 +113,12 @@ void add_hugging_face(const Seeds& seeds) {
             R"({"model_type":"t5","vocab_size":99,"d_model":64,"d_kv":8,"d_ff":96,"num_layers":2,"num_heads":4,)"
             R"("relative_attention_num_buckets":32,"relative_attention_max_distance":128,"pad_token_id":0,)"
             R"("feed_forward_proj":"gated-gelu","decoder_start_token_id":0,"is_encoder_decoder":true})");
+  seeds.add("model_config_fuzz",
+            R"({"model_type":"regnet","embedding_size":32,"hidden_sizes":[48,104],"depths":[1,3],"groups_width":8,)"
+            R"("layer_type":"y","hidden_act":"relu","downsample_in_first_stage":true,"id2label":{"0":"a","1":"b"}})");
+  seeds.add("model_config_fuzz",
+            R"({"model_type":"deepvit","image_size":224,"patch_size":16,"hidden_size":396,"num_hidden_layers":16,)"
+            R"("num_attention_heads":12,"qkv_bias":false,"dropout":0.1,"layer_norm_eps":1e-5,"num_labels":10})");
   seeds.add("json_text_fuzz", config);
   seeds.add("hf_index_fuzz", R"({"metadata":{"total_size":31},"weight_map":{"w":"one","v":"sub/two","x":"inward"}})");
   seeds.add("hf_index_fuzz", R"({"weight_map":{"w":"outward"}})");

@@ -1,7 +1,9 @@
 // A model's config.json, as that of each architecture.
 #include "checkpoint/json_text.h"
+#include "models/deepvit_config.h"
 #include "models/gpt2_config.h"
 #include "models/llama_config.h"
+#include "models/regnet_config.h"
 #include "models/t5_config.h"
 #include "reader_check.h"
 
@@ -31,6 +33,20 @@ void check(const models::T5Config& t5) {
   }
 }
 
+void check(const models::RegNetConfig& regnet) {
+  fuzz::require(!regnet.depths.empty() && regnet.depths.size() == regnet.hidden_sizes.size(), "stages have depths");
+  for (int64_t channels : regnet.hidden_sizes) {
+    fuzz::require(channels % regnet.groups(channels) == 0, "groups divide the width");
+  }
+  fuzz::require(regnet.num_labels >= 2, "there are classes");
+}
+
+void check(const models::DeepViTConfig& vit) {
+  fuzz::require(vit.image_size % vit.patch_size == 0 && vit.hidden_size % vit.num_attention_heads == 0,
+                "patches and heads divide");
+  fuzz::require(vit.tokens() >= 2 && vit.num_labels >= 2, "there are patches and classes");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -38,5 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_llama_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_gpt2_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_t5_config(parse())); });
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_regnet_config(parse())); });
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_deepvit_config(parse())); });
   return 0;
 }
