@@ -6,9 +6,7 @@ namespace fsdp::models {
 
 int64_t parse_num_labels(const ConfigReader& config) {
   config.choice("problem_type", "", {"single_label_classification"});
-  if (config.has("quantization_config")) {
-    config.refuse("quantization_config", "absent: quantized models are not supported");
-  }
+  config.refuse_quantized();
   const nlohmann::json& names = config.at("id2label");
   if (!names.is_null() && !names.is_object()) config.refuse("id2label", "an object of at least 2 classes");
   const auto named = static_cast<int64_t>(names.size());
