@@ -35,7 +35,12 @@ std::string without_values(const torch::nn::Module& root, const Options& options
   }
   for (const auto& entry : root.named_parameters()) {
     if (entry.value().is_meta()) {
-      return entry.key();
+      return "parameter '" + entry.key() + "'";
+    }
+  }
+  for (const auto& entry : root.named_buffers()) {
+    if (entry.value().is_meta()) {
+      return "buffer '" + entry.key() + "'";
     }
   }
   return {};
@@ -66,8 +71,8 @@ InitialValues::InitialValues(torch::nn::Module& root, const Options& options, co
       missing = group->all_gather_bytes(missing, {"sync_module_states", 0, Pass::kSetup}).front();
     }
   }
-  TORCH_CHECK(missing.empty(), "fsdp: sync_module_states: parameter '", missing,
-              "' is on the meta device on rank 0, so there are no values to send: load them there, or set "
+  TORCH_CHECK(missing.empty(), "fsdp: sync_module_states: ", missing,
+              " is on the meta device on rank 0, so there are no values to send: load them there, or set "
               "Options::param_init_fn");
 }
 
@@ -85,7 +90,7 @@ void InitialValues::make_others(const std::vector<at::Tensor>& ignored, const st
   for (const auto& [name, buffer] : buffers) {
     if (!receives() && deferred::find(buffer)) {
       own.push_back(buffer);
-    } else if (receives() && deferred::has_no_values(buffer)) {
+    } else if (deferred::has_no_values(buffer)) {
       deferred::replace_by_memory(buffer, device_);
     }
   }

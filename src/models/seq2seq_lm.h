@@ -21,6 +21,8 @@ class Seq2SeqLM : public LanguageModel {
   virtual LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels,
                                       const at::Tensor& attention_mask = {}) = 0;
 
+  // The token that fills sources and targets up to one length.
+  virtual int64_t pad_token_id() const = 0;
   // Floating point operations of one sample's forward and backward at these lengths, recomputation not counted.
   virtual double flops_per_sample(int64_t source_length, int64_t target_length) const = 0;
 };

@@ -127,6 +127,7 @@ class T5ForConditionalGenerationImpl : public Seq2SeqLM {
                               const at::Tensor& attention_mask = {}) override;
 
   int64_t vocab_size() const override { return config_.vocab_size; }
+  int64_t pad_token_id() const override { return config_.pad_token_id; }
   FolderNames folder_names() const override {
     return {.base_model = {}, .ignored = {".layer.1.EncDecAttention.relative_attention_bias.weight"}};
   }

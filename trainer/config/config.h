@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <variant>
@@ -14,10 +15,13 @@ using BoolOrInteger = std::variant<bool, int64_t>;
 
 struct Config {
   // Model and data.
-  std::string model_path;
+  std::optional<std::string> model_path;
+  std::optional<nlohmann::json> model;  // a string or an object
   std::string dataset = "dummy";
   std::optional<std::string> eval_dataset;
   int64_t max_seq_length = 1024;
+  std::optional<int64_t> max_target_length;
+  std::optional<int64_t> image_size;
   int64_t train_batch_size = 4;
   int64_t eval_batch_size = 4;
   bool shuffle = true;

@@ -15,6 +15,17 @@ namespace {
   throw ConfigError(path + ": " + what);
 }
 
+void check_model(const std::string& path, const Config& c) {
+  if (!c.model_path && !c.model) {
+    contradiction(path,
+                  "key \"model_path\" is missing: give the folder of a pretrained model, or the key \"model\" for one "
+                  "that is trained from the beginning");
+  }
+  if (!c.model_path || !c.model) return;
+  contradiction(path, "key \"model_path\" is \"" + *c.model_path + "\", and key \"model\" is " +
+                          checkpoint::json_text(*c.model) + "; only one of them may be given");
+}
+
 void check_recomputation(const std::string& path, const Config& c) {
   if (c.activation_checkpointing) return;
   const std::string needed = ", but \"activation_checkpointing\" is false; it must be true";
@@ -160,6 +171,7 @@ void check_reshard_group(const Config& config, int64_t world_size) {
 }  // namespace
 
 void check_combinations(const std::string& path, const Config& c) {
+  check_model(path, c);
   if (c.do_eval && !c.eval_dataset) {
     contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
   }

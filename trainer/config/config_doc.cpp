@@ -10,7 +10,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-std::string default_text(const ConfigKey& key) { return key.required ? "required" : value_of(key, Config{}).dump(); }
+std::string default_text(const ConfigKey& key) { return value_of(key, Config{}).dump(); }
 
 // `text` in lines of at most `width` characters, each after `indent` spaces.
 std::string wrapped(const std::string& text, size_t indent, size_t width) {
@@ -50,8 +50,7 @@ std::string config_help() {
   std::string help = "Keys of the config file, one JSON object; each may also be given as --set KEY=VALUE.\n";
   walk([&](const std::string& section) { help += c10::str("\n", section, ":\n"); },
        [&](const ConfigKey& key) {
-         help += c10::str("  ", key.name, " (", type_name(key), key.required ? "; " : "; default: ", default_text(key),
-                          ")\n");
+         help += c10::str("  ", key.name, " (", type_name(key), "; default: ", default_text(key), ")\n");
          help += wrapped(c10::str(key.meaning, " Accepted: ", accepted_values(key), "."), 6, 100);
        });
   return help;
@@ -65,8 +64,7 @@ std::string config_markdown() {
         text += "| Key | Type | Default | Accepted | Meaning |\n| --- | --- | --- | --- | --- |\n";
       },
       [&](const ConfigKey& key) {
-        const std::string default_cell = key.required ? "required" : "`" + default_text(key) + "`";
-        text += c10::str("| `", key.name, "` | ", type_name(key), " | ", default_cell, " | ",
+        text += c10::str("| `", key.name, "` | ", type_name(key), " | `", default_text(key), "` | ",
                          in_table(accepted_values(key)), " | ", in_table(key.meaning), " |\n");
       });
   return text;

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 TEST(ConfigDoc, HelpListsEveryKeyWithTypeDefaultAndMeaning) {
   const std::string help = config_help();
   for (const ConfigKey& key : config_schema()) {
-    const std::string default_text = key.required ? "required" : "default: " + value_of(key, Config{}).dump();
+    const std::string default_text = "default: " + value_of(key, Config{}).dump();
     EXPECT_THAT(help, HasSubstr("  " + key.name + " (" + type_name(key) + "; " + default_text + ")\n"));
     EXPECT_THAT(help, HasSubstr(key.meaning.substr(0, 30)));
   }

@@ -52,8 +52,8 @@ const ConfigKey& known_key(const std::string& name, const std::string& where) {
                              nearest_config_key(name.substr(0, 100)), "\" (`fsdp train --help` lists all)"));
 }
 
-void apply_file(const std::string& path, Config& config, json& given) {
-  given = read_object(path);
+void apply_file(const std::string& path, Config& config) {
+  const json given = read_object(path);
   for (const auto& [name, value] : given.items()) set_value(known_key(name, path), value, path, config);
 }
 
@@ -66,12 +66,13 @@ json override_value(const ConfigKey& key, const std::string& text) {
     for (std::string item; std::getline(items, item, ',');) list.push_back(item);
     return list;
   }
-  if (type == "string" || (type == "string or null" && text != "null")) return text;
+  const bool is_json = text == "null" || (type == "string, object or null" && text.rfind('{', 0) == 0);
+  if (type == "string" || (type.rfind("string", 0) == 0 && !is_json)) return text;
   json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? json(text) : value;
 }
 
-void apply_override(const std::string& override, Config& config, json& given) {
+void apply_override(const std::string& override, Config& config) {
   const size_t equals = override.find('=');
   if (equals == std::string::npos) {
     throw ConfigError("--set " + override + ": must have the form KEY=VALUE");
@@ -79,27 +80,15 @@ void apply_override(const std::string& override, Config& config, json& given) {
   const std::string name = override.substr(0, equals);
   const std::string where = "--set " + override.substr(0, 200);
   const ConfigKey& key = known_key(name, where);
-  const json value = override_value(key, override.substr(equals + 1));
-  set_value(key, value, where, config);
-  given[name] = value;
-}
-
-void check_required(const std::string& path, const json& given) {
-  for (const ConfigKey& key : config_schema()) {
-    if (key.required && !given.contains(key.name)) {
-      throw ConfigError(c10::str(path, ": key \"", key.name, "\" is missing: ", key.meaning));
-    }
-  }
+  set_value(key, override_value(key, override.substr(equals + 1)), where, config);
 }
 
 }  // namespace
 
 Config read_config(const std::string& path, const std::vector<std::string>& overrides) {
   Config config;
-  json given = json::object();
-  apply_file(path, config, given);
-  for (const std::string& override : overrides) apply_override(override, config, given);
-  check_required(path, given);
+  apply_file(path, config);
+  for (const std::string& override : overrides) apply_override(override, config);
   check_combinations(path, config);
   return config;
 }

@@ -15,10 +15,10 @@
 namespace fsdp::trainer {
 
 // Where a key's value lives. Its type is the key's type; optional members accept null.
-using ConfigMember =
-    std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*, int64_t Config::*,
-                 std::optional<int64_t> Config::*, double Config::*, std::optional<double> Config::*,
-                 std::optional<BoolOrInteger> Config::*, std::vector<std::string> Config::*>;
+using ConfigMember = std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*,
+                                  int64_t Config::*, std::optional<int64_t> Config::*, double Config::*,
+                                  std::optional<double> Config::*, std::optional<BoolOrInteger> Config::*,
+                                  std::optional<nlohmann::json> Config::*, std::vector<std::string> Config::*>;
 
 // Accepted numbers: from lower to upper, the ends included unless open.
 struct Range {
@@ -39,7 +39,6 @@ struct ConfigKey {
   std::vector<std::string> choices = {};  // of strings; empty: any that is not empty
   // Values that one might expect but that cannot be used, each with the reason.
   std::vector<std::pair<nlohmann::json, std::string>> unusable = {};
-  bool required = false;
 };
 
 const std::vector<ConfigKey>& config_schema();
@@ -48,7 +47,8 @@ const ConfigKey* find_config_key(const std::string& name);
 // The known key with the smallest edit distance to `name`.
 std::string nearest_config_key(const std::string& name);
 
-// "string", "integer", "number", "boolean", "boolean or integer", "list of strings", with " or null" for optional keys.
+// "string", "integer", "number", "boolean", "boolean or integer", "string or object", "list of strings",
+// with " or null" for optional keys.
 std::string type_name(const ConfigKey& key);
 // What may be given now, in words: "an integer >= 1", "full_shard, shard_grad_op or no_shard", …
 std::string accepted_values(const ConfigKey& key);

@@ -36,6 +36,7 @@ const char* name_of(const bool*) { return "boolean"; }
 const char* name_of(const int64_t*) { return "integer"; }
 const char* name_of(const double*) { return "number"; }
 const char* name_of(const BoolOrInteger*) { return "boolean or integer"; }
+const char* name_of(const json*) { return "string or object"; }
 const char* name_of(const std::vector<std::string>*) { return "list of strings"; }
 
 std::string base_type_name(const ConfigKey& key) {
@@ -67,6 +68,7 @@ bool has_base_type(const ConfigKey& key, const json& value) {
   if (type == "boolean") return value.is_boolean();
   if (type == "integer") return value.is_number_integer();
   if (type == "number") return value.is_number();
+  if (type == "string or object") return value.is_string() || value.is_object();
   if (type == "boolean or integer") return value.is_boolean() || value.is_number_integer();
   return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
 }
@@ -133,9 +135,10 @@ bool Range::contains(double value) const {
 }
 
 std::string type_name(const ConfigKey& key) {
-  const std::string base = base_type_name(key);
+  std::string base = base_type_name(key);
   if (!accepts_null(key)) return base;
-  return base == "boolean or integer" ? "boolean, integer or null" : base + " or null";
+  const bool is_choice = base.find(" or ") != std::string::npos;
+  return (is_choice ? base.replace(base.find(" or "), 4, ", ") : base) + " or null";
 }
 
 std::string accepted_values(const ConfigKey& key) {
@@ -149,6 +152,7 @@ std::string accepted_values(const ConfigKey& key) {
     return join_or(words);
   }
   if (type == "string") return "a string that is not empty" + or_null;
+  if (type == "string or object") return "a string that is not empty, an object" + or_null;
   const std::string noun = type == "number" ? "a number" : type == "integer" ? "an integer" : "true, false, an integer";
   return noun + (key.range ? " " + describe(*key.range) : "") + or_null;
 }

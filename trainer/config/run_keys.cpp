@@ -92,7 +92,7 @@ std::vector<ConfigKey> output_keys() {
        .name = "save_final",
        .member = &Config::save_final,
        .meaning = "Whether the trained model is written to output_dir/final as a Hugging Face folder, with the "
-                  "tokenizer's files of model_path."},
+                  "tokenizer's files of model_path, if that is given."},
       {.section = section,
        .name = "max_shard_size",
        .member = &Config::max_shard_size,

@@ -86,8 +86,10 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "sync_module_states",
        .member = &Config::sync_module_states,
-       .meaning = "true: rank 0 reads the weights and sends them to the others, a unit at a time. false: each rank "
-                  "reads its part. The headers of the files in `model_path` are read by all either way."},
+       .meaning =
+           "true: rank 0 reads the weights, or draws those of `model`, and sends them to the others, a unit at a "
+           "time. false: each rank reads its part, or draws all and keeps its part. The headers of the files in "
+           "`model_path`, and the model's buffers, are read by all either way."},
       {.section = section,
        .name = "cpu_offload",
        .member = &Config::cpu_offload,

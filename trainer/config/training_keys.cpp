@@ -9,25 +9,46 @@ std::vector<ConfigKey> model_and_data_keys() {
        .name = "model_path",
        .member = &Config::model_path,
        .meaning = "Hugging Face folder with the pretrained model: config.json and safetensors (one file, or several "
-                  "with model.safetensors.index.json).",
-       .required = true},
+                  "with model.safetensors.index.json). Either this or `model` must be given."},
+      {.section = section,
+       .name = "model",
+       .member = &Config::model,
+       .meaning = "Model to train from the beginning: the name of a preset ([models.md](models.md) lists them), or an "
+                  "object as in a config.json. Its weights are drawn from `seed`, unit by unit, and are the same over "
+                  "any number of ranks."},
       {.section = section,
        .name = "dataset",
        .member = &Config::dataset,
-       .meaning = "What to train on. `dummy`: 1024 samples of random tokens drawn from `seed` (`dummy:N`: N "
-                  "samples). A file whose name ends in .bin: token ids, little-endian uint16, or uint32 when the "
-                  "model's vocabulary has more than 65536 entries. Any other file: its bytes are the token ids. "
-                  "Sample i is tokens [i*max_seq_length, (i+1)*max_seq_length)."},
+       .meaning = "What to train on. `dummy`: 1024 samples of random tokens or images drawn from `seed` (`dummy:N`: N "
+                  "samples). For language models else a file of token ids. Its name ends in .bin: they are "
+                  "little-endian uint16, or uint32 when the model's vocabulary has more than 65536 entries. Any other "
+                  "file: its bytes are the token ids. Sample i is tokens [i*max_seq_length, (i+1)*max_seq_length); of "
+                  "a sequence-to-sequence model max_seq_length tokens of its source and then max_target_length of its "
+                  "target, in which the model's pad_token_id is padding. For image classifiers a safetensors file "
+                  "with a tensor `images`, [N, channels, height, width], of uint8 (which is divided by 255) or "
+                  "floating point, and a tensor `labels`, [N], of integers."},
       {.section = section,
        .name = "eval_dataset",
        .member = &Config::eval_dataset,
        .meaning = "What to evaluate on when `do_eval` is true; the same forms as `dataset`. `dummy` draws other "
-                  "tokens than the training set's."},
+                  "samples than the training set's."},
       {.section = section,
        .name = "max_seq_length",
        .member = &Config::max_seq_length,
-       .meaning = "Tokens in a sample. At most what the model can attend to.",
+       .meaning = "Tokens in a sample; of a sequence-to-sequence model, in its source. At most what the model can "
+                  "attend to.",
        .range = Range{.lower = 2}},
+      {.section = section,
+       .name = "max_target_length",
+       .member = &Config::max_target_length,
+       .meaning = "Tokens in the target of a sample, for sequence-to-sequence models only. null: max_seq_length.",
+       .range = kAtLeastOne},
+      {.section = section,
+       .name = "image_size",
+       .member = &Config::image_size,
+       .meaning = "Height and width of images, for image classifiers only. null: what the model expects, or, where it "
+                  "takes any, what a file has, and 224 for dummy images.",
+       .range = kAtLeastOne},
       {.section = section,
        .name = "train_batch_size",
        .member = &Config::train_batch_size,
@@ -47,7 +68,8 @@ std::vector<ConfigKey> model_and_data_keys() {
       {.section = section,
        .name = "seed",
        .member = &Config::seed,
-       .meaning = "Seed of the dummy data, of shuffling and of the model's random operators.",
+       .meaning =
+           "Seed of the dummy data, of the weights of `model`, of shuffling and of the model's random operators.",
        .range = kAtLeastZero},
   };
 }

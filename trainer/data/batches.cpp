@@ -12,8 +12,10 @@ namespace {
 
 int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-std::vector<int64_t> slice(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
-  return {values.begin() + begin, values.begin() + end};
+int64_t predictions_of(const Dataset& dataset, const std::vector<int64_t>& indices) {
+  int64_t count = 0;
+  for (int64_t index : indices) count += dataset.predictions(index);
+  return count;
 }
 
 }  // namespace
@@ -29,9 +31,8 @@ int64_t GlobalBatch::samples() const {
 
 void GlobalBatch::check_fits(const Dataset& dataset) const {
   TORCH_CHECK(dataset.size() >= samples(), dataset.name(), ": holds ", dataset.size(), " samples of ",
-              dataset.sequence_length(), " tokens, fewer than one global batch: ", samples(),
-              " samples = train_batch_size ", batch_size, " * ", world_size, " rank(s) * gradient_accumulation_steps ",
-              accumulation_steps);
+              dataset.sample_text(), ", fewer than one global batch: ", samples(), " samples = train_batch_size ",
+              batch_size, " * ", world_size, " rank(s) * gradient_accumulation_steps ", accumulation_steps);
 }
 
 TrainBatches::TrainBatches(const Dataset& dataset, const Options& options)
@@ -45,12 +46,24 @@ TrainBatches::TrainBatches(const Dataset& dataset, const Options& options)
 void TrainBatches::start_epoch(int64_t epoch) {
   epoch_ = epoch;
   next_batch_ = 0;
-  indices_ = DistributedSampler({.samples = dataset_.size(),
-                                 .rank = options_.rank,
-                                 .world_size = static_cast<int>(options_.global.world_size),
-                                 .shuffle = options_.shuffle,
-                                 .seed = options_.seed})
-                 .indices(epoch);
+  order_ = DistributedSampler({.samples = dataset_.size(), .shuffle = options_.shuffle, .seed = options_.seed})
+               .indices(epoch);
+}
+
+// Of this rank's batch in this epoch, dealt out as DistributedSampler does.
+std::vector<int64_t> TrainBatches::batch_indices(int64_t batch) const {
+  std::vector<int64_t> indices;
+  const int64_t begin = batch * options_.global.batch_size;
+  for (int64_t i = begin; i < begin + options_.global.batch_size; ++i) {
+    indices.push_back(order_.at(static_cast<size_t>(i * options_.global.world_size + options_.rank)));
+  }
+  return indices;
+}
+
+// Of the step that begins with this batch.
+int64_t TrainBatches::predictions_of_step(int64_t batch) const {
+  const auto begin = order_.begin() + batch * options_.global.batch_size * options_.global.world_size;
+  return predictions_of(dataset_, {begin, begin + options_.global.samples()});
 }
 
 TrainBatches::Position TrainBatches::position() const {
@@ -65,10 +78,14 @@ int64_t TrainBatches::seek(const Position& position) {
   return std::max<int64_t>(this->position().samples - position.samples, 0);
 }
 
-at::Tensor TrainBatches::next() {
+TrainBatches::WeightedBatch TrainBatches::next() {
   if (next_batch_ == batches_per_epoch_) start_epoch(epoch_ + 1);
-  const int64_t begin = next_batch_++ * options_.global.batch_size;
-  return dataset_.batch(slice(indices_, begin, begin + options_.global.batch_size)).to(options_.device);
+  if (next_batch_ % options_.global.accumulation_steps == 0) step_predictions_ = predictions_of_step(next_batch_);
+  const std::vector<int64_t> indices = batch_indices(next_batch_++);
+  const int64_t batches = options_.global.world_size * options_.global.accumulation_steps;
+  return {.batch = dataset_.batch(indices).to(options_.device),
+          .weight = static_cast<double>(predictions_of(dataset_, indices) * batches) /
+                    static_cast<double>(step_predictions_)};
 }
 
 EvalBatches::EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size, c10::Device device)
@@ -78,12 +95,13 @@ EvalBatches::EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, i
       rounds_(divide_up(divide_up(dataset.size(), world_size), batch_size)),
       indices_(DistributedSampler({.samples = dataset.size(), .rank = rank, .world_size = world_size}).indices(0)) {}
 
-EvalBatches::Batch EvalBatches::batch(int64_t round) const {
+EvalBatches::CountedBatch EvalBatches::batch(int64_t round) const {
   const auto available = static_cast<int64_t>(indices_.size());
   const int64_t begin = std::min(round * batch_size_, available);
-  const int64_t count = std::min(batch_size_, available - begin);
-  if (count == 0) return {dataset_.batch({0}).to(device_), 0};
-  return {dataset_.batch(slice(indices_, begin, begin + count)).to(device_), count};
+  const int64_t end = std::min(begin + batch_size_, available);
+  if (begin == end) return {dataset_.batch({0}).to(device_), 0};
+  const std::vector<int64_t> indices(indices_.begin() + begin, indices_.begin() + end);
+  return {dataset_.batch(indices).to(device_), predictions_of(dataset_, indices)};
 }
 
 }  // namespace fsdp::trainer

@@ -1,11 +1,10 @@
 // The batches that one rank runs, for training and for evaluation.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <vector>
 
+#include "data/batch.h"
 #include "data/dataset.h"
 
 namespace fsdp::trainer {
@@ -36,8 +35,13 @@ class TrainBatches {
   // `dataset` must outlive this object.
   TrainBatches(const Dataset& dataset, const Options& options);
 
-  // The next batch, [batch_size, sequence_length].
-  at::Tensor next();
+  struct WeightedBatch {
+    Batch batch;  // of batch_size samples
+    // What the mean loss of this batch counts in the mean over the batches of all ranks and passes of its step: its
+    // predictions over their mean number. So the step's loss is the mean over all predictions, and so are gradients.
+    double weight = 1.0;
+  };
+  WeightedBatch next();
   // Of the batch that next() returned last, from 0.
   int64_t epoch() const { return epoch_; }
 
@@ -54,28 +58,31 @@ class TrainBatches {
 
  private:
   void start_epoch(int64_t epoch);
+  std::vector<int64_t> batch_indices(int64_t batch) const;
+  int64_t predictions_of_step(int64_t batch) const;
 
   const Dataset& dataset_;
   Options options_;
   int64_t batches_per_epoch_;
   int64_t epoch_ = 0;
   int64_t next_batch_ = 0;
-  std::vector<int64_t> indices_;  // of this rank in this epoch
+  std::vector<int64_t> order_;    // of the samples of all ranks in this epoch
+  int64_t step_predictions_ = 0;  // of all ranks in the step of the batch that next() returned last
 };
 
 // This rank's batches of evaluation data: every sample is on one rank once. All ranks have the same number of
 // rounds, as sharded models need; where a rank has nothing left its batch is a filler that counts nothing.
 class EvalBatches {
  public:
-  struct Batch {
-    at::Tensor tokens;            // [1…batch_size, sequence_length]
-    int64_t counted_samples = 0;  // 0 for a filler
+  struct CountedBatch {
+    Batch batch;              // of 1 to batch_size samples
+    int64_t predictions = 0;  // 0 for a filler
   };
   // `dataset` must outlive this object.
   EvalBatches(const Dataset& dataset, int64_t batch_size, int rank, int world_size, c10::Device device = c10::kCPU);
 
   int64_t rounds() const { return rounds_; }
-  Batch batch(int64_t round) const;
+  CountedBatch batch(int64_t round) const;
 
  private:
   const Dataset& dataset_;

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "data/batches.h"
-#include "data/dataset.h"
 #include "data/distributed_sampler.h"
+#include "data/token_dataset.h"
 #include "testing/test_folder.h"
 
 namespace fsdp::trainer {
@@ -91,27 +91,31 @@ TEST(TokenFile, IdsBeyondTheVocabularyAreNamedWithTheirPlace) {
 
 TEST(Dataset, CutsSamplesOfEqualLength) {
   TestFolder folder;
-  const Dataset data(open_token_file(folder.write("a", "abcdefgh"), 256), 3);
+  const TokenDataset data(open_token_file(folder.write("a", "abcdefgh"), 256), 3);
   EXPECT_EQ(data.size(), 2);
-  const at::Tensor batch = data.batch({1, 0});
-  EXPECT_TRUE(at::equal(batch, at::tensor({100, 101, 102, 97, 98, 99}, at::kLong).view({2, 3})));
+  EXPECT_EQ(data.predictions(1), 2);
+  const Batch batch = data.batch({1, 0});
+  EXPECT_TRUE(at::equal(batch.inputs, at::tensor({100, 101, 102, 97, 98, 99}, at::kLong).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.labels, batch.inputs));
 }
 
 TEST(Dataset, OpensWhatTheConfigNames) {
-  const Dataset train = open_dataset("dummy:5", DatasetRole::kTrain, 8, 100, 1);
+  const auto open = [](const char* text, DatasetRole role) {
+    return TokenDataset(open_tokens({.text = text, .role = role, .seed = 1}, 8, 100), 8);
+  };
+  const TokenDataset train = open("dummy:5", DatasetRole::kTrain);
   EXPECT_EQ(train.size(), 5);
-  EXPECT_EQ(open_dataset("dummy", DatasetRole::kTrain, 8, 100, 1).size(), 1024);
-  const Dataset eval = open_dataset("dummy:5", DatasetRole::kEval, 8, 100, 1);
-  EXPECT_FALSE(at::equal(train.batch({0}), eval.batch({0})));
+  EXPECT_EQ(open("dummy", DatasetRole::kTrain).size(), 1024);
+  const TokenDataset eval = open("dummy:5", DatasetRole::kEval);
+  EXPECT_FALSE(at::equal(train.batch({0}).inputs, eval.batch({0}).inputs));
   for (const char* bad : {"dummy:", "dummy:0", "dummy:-1", "dummy:5x", "dummy:9223372036854775807"}) {
-    EXPECT_THAT(error_of([&] { open_dataset(bad, DatasetRole::kEval, 8, 100, 1); }),
-                AllOf(HasSubstr("eval_dataset"), HasSubstr(bad)));
+    EXPECT_THAT(error_of([&] { open(bad, DatasetRole::kEval); }), AllOf(HasSubstr("eval_dataset"), HasSubstr(bad)));
   }
 }
 
 TEST(Dataset, NeedsOneWholeSample) {
   TestFolder folder;
-  EXPECT_THAT(error_of([&] { open_dataset(folder.write("a", "abc"), DatasetRole::kTrain, 4, 256, 1); }),
+  EXPECT_THAT(error_of([&] { TokenDataset(open_token_file(folder.write("a", "abc"), 256), 4); }),
               AllOf(HasSubstr("holds 3 tokens"), HasSubstr("max_seq_length = 4")));
 }
 
@@ -131,7 +135,7 @@ TEST(DistributedSampler, DealsPositionsOut) {
 }
 
 // A data set of `samples` samples of two tokens, of which the first is the sample's number.
-Dataset numbered(int64_t samples) {
+TokenDataset numbered(int64_t samples) {
   class Numbers : public TokenSource {
    public:
     explicit Numbers(int64_t size) : size_(size) {}
@@ -147,8 +151,8 @@ Dataset numbered(int64_t samples) {
   return {std::make_unique<Numbers>(samples * 2), 2};
 }
 
-std::vector<int64_t> numbers_in(const at::Tensor& batch) {
-  const at::Tensor column = batch.select(1, 0).contiguous();
+std::vector<int64_t> numbers_in(const Batch& batch) {
+  const at::Tensor column = batch.inputs.select(1, 0).contiguous();
   return {column.const_data_ptr<int64_t>(), column.const_data_ptr<int64_t>() + column.numel()};
 }
 
@@ -158,46 +162,46 @@ TrainBatches train_batches(const Dataset& data, int64_t batch_size, int rank, in
 }
 
 TEST(TrainBatches, DropTheIncompleteGlobalBatch) {
-  const Dataset data = numbered(11);
+  const TokenDataset data = numbered(11);
   TrainBatches batches = train_batches(data, 2, 1, 2);  // global batches of 4: two, and 3 samples left
-  EXPECT_THAT(numbers_in(batches.next()), ElementsAre(1, 3));
-  EXPECT_THAT(numbers_in(batches.next()), ElementsAre(5, 7));
+  EXPECT_THAT(numbers_in(batches.next().batch), ElementsAre(1, 3));
+  EXPECT_THAT(numbers_in(batches.next().batch), ElementsAre(5, 7));
   EXPECT_EQ(batches.epoch(), 0);
-  EXPECT_THAT(numbers_in(batches.next()), ElementsAre(1, 3));
+  EXPECT_THAT(numbers_in(batches.next().batch), ElementsAre(1, 3));
   EXPECT_EQ(batches.epoch(), 1);
 }
 
 TEST(TrainBatches, AccumulationIsPartOfTheGlobalBatch) {
-  const Dataset data = numbered(11);
+  const TokenDataset data = numbered(11);
   TrainBatches batches = train_batches(data, 2, 0, 1, 4);  // global batches of 8: one, and 3 samples left
   std::vector<int64_t> epoch;
   for (int i = 0; i < 4; ++i) {
-    for (int64_t n : numbers_in(batches.next())) epoch.push_back(n);
+    for (int64_t n : numbers_in(batches.next().batch)) epoch.push_back(n);
   }
   EXPECT_THAT(epoch, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
-  EXPECT_THAT(numbers_in(batches.next()), ElementsAre(0, 1));
+  EXPECT_THAT(numbers_in(batches.next().batch), ElementsAre(0, 1));
 }
 
 // Whatever the number of ranks, the same samples are in each global batch: the same training.
 TEST(TrainBatches, GlobalBatchesDoNotDependOnTheNumberOfRanks) {
-  const Dataset data = numbered(30);
+  const TokenDataset data = numbered(30);
   std::vector<TrainBatches> two = {train_batches(data, 3, 0, 2, 1, true), train_batches(data, 3, 1, 2, 1, true)};
   TrainBatches one = train_batches(data, 6, 0, 1, 1, true);
   for (int step = 0; step < 12; ++step) {
-    const auto expected = numbers_in(one.next());
+    const auto expected = numbers_in(one.next().batch);
     std::multiset<int64_t> together;
     for (auto& rank : two) {
-      for (int64_t n : numbers_in(rank.next())) together.insert(n);
+      for (int64_t n : numbers_in(rank.next().batch)) together.insert(n);
     }
     EXPECT_EQ(together, std::multiset<int64_t>(expected.begin(), expected.end())) << "step " << step;
   }
 }
 
 TEST(TrainBatches, EpochsHaveOrdersOfTheirOwn) {
-  const Dataset data = numbered(40);
+  const TokenDataset data = numbered(40);
   TrainBatches batches = train_batches(data, 40, 0, 1, 1, true);
-  auto first = numbers_in(batches.next());
-  auto second = numbers_in(batches.next());
+  auto first = numbers_in(batches.next().batch);
+  auto second = numbers_in(batches.next().batch);
   EXPECT_NE(first, second);
   std::sort(first.begin(), first.end());
   std::sort(second.begin(), second.end());
@@ -205,7 +209,7 @@ TEST(TrainBatches, EpochsHaveOrdersOfTheirOwn) {
 }
 
 TEST(TrainBatches, NeedOneGlobalBatch) {
-  const Dataset data = numbered(11);
+  const TokenDataset data = numbered(11);
   EXPECT_NO_THROW(train_batches(data, 5, 0, 2));
   EXPECT_THAT(error_of([&] { train_batches(data, 4, 0, 3); }),
               AllOf(HasSubstr("numbers"), HasSubstr("11 samples"), HasSubstr("12 samples")));
@@ -216,7 +220,7 @@ TEST(TrainBatches, NeedOneGlobalBatch) {
 TEST(EvalBatches, GiveEachSampleToOneRankOnce) {
   for (int64_t samples : {1, 2, 5, 6, 7, 13}) {
     for (int world_size : {1, 2, 3, 4}) {
-      const Dataset data = numbered(samples);
+      const TokenDataset data = numbered(samples);
       std::multiset<int64_t> seen;
       std::set<int64_t> rounds;
       for (int rank = 0; rank < world_size; ++rank) {
@@ -224,9 +228,10 @@ TEST(EvalBatches, GiveEachSampleToOneRankOnce) {
         rounds.insert(batches.rounds());
         for (int64_t round = 0; round < batches.rounds(); ++round) {
           const auto batch = batches.batch(round);
-          ASSERT_GE(batch.tokens.size(0), 1);
-          const auto numbers = numbers_in(batch.tokens);
-          seen.insert(numbers.begin(), numbers.begin() + batch.counted_samples);
+          ASSERT_GE(batch.batch.inputs.size(0), 1);
+          const auto numbers = numbers_in(batch.batch);
+          // A sample of two tokens has one to predict.
+          seen.insert(numbers.begin(), numbers.begin() + batch.predictions);
         }
       }
       std::multiset<int64_t> expected;

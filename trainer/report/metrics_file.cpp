@@ -51,9 +51,9 @@ void MetricsFile::write(const StepMetrics& metrics) {
                               {"loss", metrics.loss},
                               {"grad_norm", metrics.grad_norm},
                               {"learning_rate", metrics.learning_rate},
-                              {"tokens_per_second", metrics.tokens_per_second},
-                              {"tflops", metrics.tflops},
-                              {"peak_memory_bytes", metrics.peak_memory_bytes}};
+                              {"samples_per_second", metrics.samples_per_second}};
+  if (metrics.tokens_per_second) line["tokens_per_second"] = *metrics.tokens_per_second;
+  line.update({{"tflops", metrics.tflops}, {"peak_memory_bytes", metrics.peak_memory_bytes}});
   if (metrics.peak_device_memory_bytes) line["peak_device_memory_bytes"] = *metrics.peak_device_memory_bytes;
   if (const auto& scaling = metrics.loss_scaling) {
     line.update(

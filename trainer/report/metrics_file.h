@@ -9,11 +9,12 @@ namespace fsdp::trainer {
 
 // What is reported of an optimizer step.
 struct StepMetrics {
-  int64_t step = 0;               // from 1
-  double loss = 0;                // mean over the global batch
-  double grad_norm = 0;           // before clipping
-  double learning_rate = 0;       // that the step used
-  double tokens_per_second = 0;   // of all ranks together, since the last report
+  int64_t step = 0;                                        // from 1
+  double loss = 0;                                         // mean over the global batch
+  double grad_norm = 0;                                    // before clipping
+  double learning_rate = 0;                                // that the step used
+  double samples_per_second = 0;                           // of all ranks together, since the last report
+  std::optional<double> tokens_per_second = std::nullopt;  // likewise, where samples are made of tokens
   double tflops = 0;              // 10^12 floating point operations a second, of all ranks together
   int64_t peak_memory_bytes = 0;  // of the rank that needed most, on its host
   // On GPUs only: the same of the tensors on them.

@@ -18,6 +18,16 @@ std::string memory_text(int64_t bytes) {
   return text.data();
 }
 
+std::string speed_text(const StepMetrics& metrics) {
+  std::array<char, 64> text{};
+  if (metrics.tokens_per_second) {
+    std::snprintf(text.data(), text.size(), "%.0f tokens/s", *metrics.tokens_per_second);
+  } else {
+    std::snprintf(text.data(), text.size(), "%.3g samples/s", metrics.samples_per_second);
+  }
+  return text.data();
+}
+
 std::string scaling_text(const StepMetrics::LossScaling& scaling) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), " | loss scale %.6g%s", scaling.scale, scaling.skipped ? ", skipped" : "");
@@ -28,11 +38,10 @@ std::string scaling_text(const StepMetrics::LossScaling& scaling) {
 
 std::string progress_text(const StepMetrics& m, int64_t max_steps) {
   std::array<char, 400> text{};
-  std::snprintf(text.data(), text.size(),
-                "step %lld/%lld | loss %.4f | grad norm %.3g | lr %.2e | %.0f tokens/s | %.3g TFLOPS | %s",
-                static_cast<long long>(m.step), static_cast<long long>(max_steps), m.loss, std::abs(m.grad_norm),
-                m.learning_rate, m.tokens_per_second, m.tflops,
-                memory_text(m.peak_device_memory_bytes.value_or(m.peak_memory_bytes)).c_str());
+  std::snprintf(
+      text.data(), text.size(), "step %lld/%lld | loss %.4f | grad norm %.3g | lr %.2e | %s | %.3g TFLOPS | %s",
+      static_cast<long long>(m.step), static_cast<long long>(max_steps), m.loss, std::abs(m.grad_norm), m.learning_rate,
+      speed_text(m).c_str(), m.tflops, memory_text(m.peak_device_memory_bytes.value_or(m.peak_memory_bytes)).c_str());
   return text.data() + (m.loss_scaling ? scaling_text(*m.loss_scaling) : "");
 }
 

@@ -27,6 +27,7 @@ const StepMetrics kMetrics{.step = 3,
                            .loss = 2.5,
                            .grad_norm = 1.25,
                            .learning_rate = 5e-5,
+                           .samples_per_second = 101.55,
                            .tokens_per_second = 812.4,
                            .tflops = 0.6612,
                            .peak_memory_bytes = int64_t{3} << 29};
@@ -35,10 +36,11 @@ TEST(MetricsFile, WritesALineAtOnce) {
   TestFolder folder;
   MetricsFile file(folder.path("metrics.jsonl"));
   file.write(kMetrics);
-  EXPECT_EQ(folder.read("metrics.jsonl"),
-            R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"tokens_per_second":812.4,"tflops":0.6612,)"
-            R"("peak_memory_bytes":1610612736})"
-            "\n");
+  EXPECT_EQ(
+      folder.read("metrics.jsonl"),
+      R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"samples_per_second":101.55,"tokens_per_second":812.4,"tflops":0.6612,)"
+      R"("peak_memory_bytes":1610612736})"
+      "\n");
   file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
   EXPECT_THAT(folder.read("metrics.jsonl"), ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
 }

@@ -11,7 +11,6 @@
 #include "config/config.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
-#include "models/causal_lm.h"
 #include "saving/run_record.h"
 #include "saving/stop_signal.h"
 #include "state/async_saver.h"
@@ -23,7 +22,7 @@ namespace fsdp::trainer {
 // What a checkpoint is made of, on this rank.
 struct RunParts {
   const Config& config;
-  models::CausalLM& model;
+  torch::nn::Module& model;
   ShardedModule& sharded;
   TrainBatches& batches;
   const Dataset& dataset;

@@ -71,7 +71,7 @@ std::string changed_keys(const RunRecord& then, const Config& now) {
 
 bool same_samples(const RunRecord& record, const Config& config, int64_t dataset_samples) {
   const json current = to_json(config);
-  for (const char* key : {"dataset", "max_seq_length", "shuffle", "seed"}) {
+  for (const char* key : {"dataset", "max_seq_length", "max_target_length", "shuffle", "seed"}) {
     if (record.config.value(key, json()) != current.at(key)) return false;
   }
   return record.dataset_samples == dataset_samples;

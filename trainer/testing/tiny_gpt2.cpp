@@ -21,7 +21,7 @@ nlohmann::json tiny_gpt2_config(bool tied) {
           {"torch_dtype", "float32"}};
 }
 
-std::shared_ptr<models::CausalLM> make_tiny_gpt2(bool tied, uint64_t seed) {
+std::shared_ptr<models::PretrainedModel> make_tiny_gpt2(bool tied, uint64_t seed) {
   return make_tiny_model(tiny_gpt2_config(tied), seed);
 }
 

@@ -8,7 +8,7 @@ namespace fsdp::trainer {
 // As in a Hugging Face config.json.
 nlohmann::json tiny_gpt2_config(bool tied);
 // See tiny_model.h.
-std::shared_ptr<models::CausalLM> make_tiny_gpt2(bool tied, uint64_t seed);
+std::shared_ptr<models::PretrainedModel> make_tiny_gpt2(bool tied, uint64_t seed);
 // With the names of older folders, which lack "transformer.".
 void write_old_tiny_gpt2(const std::string& folder, bool tied, uint64_t seed);
 

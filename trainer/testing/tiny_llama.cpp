@@ -20,7 +20,7 @@ nlohmann::json tiny_llama_config(bool tied) {
           {"torch_dtype", "float32"}};
 }
 
-std::shared_ptr<models::CausalLM> make_tiny_llama(bool tied, uint64_t seed) {
+std::shared_ptr<models::PretrainedModel> make_tiny_llama(bool tied, uint64_t seed) {
   return make_tiny_model(tiny_llama_config(tied), seed);
 }
 

@@ -8,7 +8,7 @@ namespace fsdp::trainer {
 // As in a Hugging Face config.json.
 nlohmann::json tiny_llama_config(bool tied);
 // See tiny_model.h.
-std::shared_ptr<models::CausalLM> make_tiny_llama(bool tied, uint64_t seed);
+std::shared_ptr<models::PretrainedModel> make_tiny_llama(bool tied, uint64_t seed);
 void write_tiny_llama(const std::string& folder, bool tied, uint64_t seed);
 
 }  // namespace fsdp::trainer

@@ -7,12 +7,15 @@
 
 #include "checkpoint/safetensors_writer.h"
 #include "models/pretrained.h"
+#include "models/registry.h"
 
 namespace fsdp::trainer {
 
-std::shared_ptr<models::CausalLM> make_tiny_model(const nlohmann::json& config, uint64_t seed) {
+std::shared_ptr<models::PretrainedModel> make_tiny_model(const nlohmann::json& config, uint64_t seed) {
   at::manual_seed(seed);
-  return models::make_causal_lm(config, at::kFloat, at::kCPU);
+  auto model = models::make_uninitialized<models::PretrainedModel>(config, at::kFloat);
+  model->initialize();
+  return model;
 }
 
 void write_tiny_model(const std::string& folder, const nlohmann::json& config, uint64_t seed,
@@ -26,8 +29,11 @@ void write_tiny_model(const std::string& folder, const nlohmann::json& config, u
   auto stored = tensors;
   for (auto& info : stored) info.name = stored_name(info.name);
   checkpoint::SafetensorsWriter writer(path / "model.safetensors", stored);
-  const auto parameters = model->named_parameters();
-  for (const auto& info : tensors) writer.write(stored_name(info.name), parameters[info.name].detach());
+  const auto parameters = model->named_parameters(), buffers = model->named_buffers();
+  for (const auto& info : tensors) {
+    const at::Tensor* parameter = parameters.find(info.name);
+    writer.write(stored_name(info.name), parameter ? parameter->detach() : buffers[info.name]);
+  }
   writer.finish();
 }
 

@@ -7,14 +7,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "models/causal_lm.h"
+#include "models/pretrained_model.h"
 
 namespace fsdp::trainer {
 
 constexpr int64_t kTinyVocabulary = 131;
 
 // With fp32 parameters on the CPU, drawn from `seed`.
-std::shared_ptr<models::CausalLM> make_tiny_model(const nlohmann::json& config, uint64_t seed);
+std::shared_ptr<models::PretrainedModel> make_tiny_model(const nlohmann::json& config, uint64_t seed);
 // Writes that model's config.json, model.safetensors and a tokenizer.json to `folder`, which is created. Tensors get
 // the names that `stored_name` has for their FQNs.
 void write_tiny_model(

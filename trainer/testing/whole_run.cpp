@@ -15,7 +15,8 @@ std::map<std::string, std::string> metrics_that_count(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     auto values = nlohmann::json::parse(line);
-    for (const char* key : {"tokens_per_second", "tflops", "peak_memory_bytes"}) values.erase(key);
+    for (const char* key : {"samples_per_second", "tokens_per_second", "tflops", "peak_memory_bytes"})
+      values.erase(key);
     char step[32];
     std::snprintf(step, sizeof(step), "%05d", values.at("step").get<int>());
     metrics[values.contains("eval_loss") ? "eval" : step] = values.dump();
@@ -46,9 +47,12 @@ Left run_whole(Config config, const TestFolder& folder, const std::string& name,
                const std::function<c10::Device(int rank)>& device_of) {
   config.output_dir = folder.path(name);
   Left left;
+  // One after the other: opening a model that is drawn anew seeds generators, which threads share.
+  std::vector<TrainingInputs> inputs;
+  for (int rank = 0; rank < world_size; ++rank) inputs.push_back(open_training_inputs(config, world_size));
   testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> world) {
-    const RunEnd end =
-        train_at(config, open_training_inputs(config, world_size), {device_of(world->rank()), world, ""}, {});
+    TrainingInputs& own = inputs[static_cast<size_t>(world->rank())];
+    const RunEnd end = train_at(config, std::move(own), {device_of(world->rank()), world, ""}, {});
     if (world->rank() == 0) left.end = end;
   });
   left.metrics = metrics_that_count(folder.read(name + "/metrics.jsonl"));

@@ -7,26 +7,41 @@
 
 namespace fsdp::trainer {
 
-double evaluate(models::CausalLM& model, const Dataset& dataset, int64_t batch_size, Communicator& communicator,
+namespace {
+
+// Those of a model are rank 0's: running statistics, say, which come from each rank's own samples.
+void take_buffers_of_rank_0(const torch::nn::Module& module, Communicator& communicator) {
+  for (const auto& buffer : module.named_buffers()) {
+    const at::Tensor flat = buffer.value().contiguous().view(-1);
+    communicator.broadcast(flat, 0, {.name = buffer.key()})->wait();
+    buffer.value().copy_(flat.view_as(buffer.value()));
+  }
+}
+
+}  // namespace
+
+double evaluate(const TrainedModel& model, const Dataset& dataset, int64_t batch_size, Communicator& communicator,
                 c10::Device device) {
   const at::NoGradGuard no_grad;
-  const bool was_training = model.is_training();
-  model.eval();
+  const bool was_training = model.module().is_training();
+  take_buffers_of_rank_0(model.module(), communicator);
+  model.module().eval();
   const EvalBatches batches(dataset, batch_size, communicator.rank(), communicator.size(), device);
-  double loss_sum = 0;
+  double loss_sum = 0, predictions = 0;
   for (int64_t round = 0; round < batches.rounds(); ++round) {
-    const EvalBatches::Batch batch = batches.batch(round);
-    const double loss = model.forward(batch.tokens, batch.tokens).loss.item<double>();
-    // A sample of L tokens has L - 1 predicted ones. The filler's loss counts nothing, not even when it is
-    // infinite.
-    if (batch.counted_samples > 0) {
-      loss_sum += loss * static_cast<double>(batch.counted_samples * (dataset.sequence_length() - 1));
-    }
+    const EvalBatches::CountedBatch counted = batches.batch(round);
+    const double loss = model.loss(counted.batch).item<double>();
+    // The filler's loss counts nothing, not even when it is infinite.
+    if (counted.predictions > 0) loss_sum += loss * static_cast<double>(counted.predictions);
+    predictions += static_cast<double>(counted.predictions);
   }
-  model.train(was_training);
-  double total = 0;
-  for (const auto& values : gather_values(communicator, {loss_sum}, {.name = "eval_loss"})) total += values[0];
-  return total / static_cast<double>(dataset.size() * (dataset.sequence_length() - 1));
+  model.module().train(was_training);
+  double total = 0, total_predictions = 0;
+  for (const auto& values : gather_values(communicator, {loss_sum, predictions}, {.name = "eval_loss"})) {
+    total += values[0];
+    total_predictions += values[1];
+  }
+  return total / total_predictions;
 }
 
 }  // namespace fsdp::trainer

@@ -9,18 +9,19 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/hf_folder_writer.h"
-
 namespace fsdp::trainer {
 
 namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded) {
+std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded, const torch::nn::Module& model) {
   std::vector<checkpoint::TensorInfo> tensors;
   for (const ShardSlice& slice : sharded.shard_slices()) {
     tensors.push_back({slice.fqn, slice.data.scalar_type(), slice.sizes});
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    tensors.push_back({buffer.key(), buffer.value().scalar_type(), buffer.value().sizes().vec()});
   }
   return tensors;
 }
@@ -39,6 +40,13 @@ void load_into_shards(const models::PretrainedWeights& weights, const ShardedMod
   for (const ShardSlice& slice : sharded.shard_slices()) {
     if (slice.begin < slice.end) weights.read_range(slice.fqn, slice.begin, slice.end, slice.data);
     sharded.page_out();
+  }
+}
+
+void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Module& model) {
+  const at::NoGradGuard no_grad;
+  for (const auto& buffer : model.named_buffers()) {
+    weights.read_range(buffer.key(), 0, buffer.value().numel(), buffer.value().view(-1));
   }
 }
 
@@ -61,17 +69,16 @@ void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::M
   };
 }
 
-void save_folder(const fs::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded, bool is_writer,
-                 int64_t max_shard_size) {
+void save_folder(const fs::path& path, const nlohmann::json& config, const torch::nn::Module& model,
+                 ShardedModule& sharded, bool is_writer, const checkpoint::HfFolderWriterOptions& options) {
   std::optional<checkpoint::HfFolderWriter> writer;
-  if (is_writer)
-    writer.emplace(
-        path, source.config(), tensors_of(sharded),
-        checkpoint::HfFolderWriterOptions{.max_shard_size = max_shard_size, .tokenizer_source = source.path()});
+  if (is_writer) writer.emplace(path, config, tensors_of(sharded, model), options);
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {
     if (writer) writer->write(fqn, full.cpu());
   });
-  if (writer) writer->finish();
+  if (!writer) return;
+  for (const auto& buffer : model.named_buffers()) writer->write(buffer.key(), buffer.value().cpu());
+  writer->finish();
 }
 
 }  // namespace fsdp::trainer

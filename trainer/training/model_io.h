@@ -3,8 +3,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
-#include "checkpoint/hf_folder.h"
+#include "checkpoint/hf_folder_writer.h"
 #include "fsdp/fully_shard.h"
 #include "models/pretrained.h"
 
@@ -17,14 +18,16 @@ void check_can_save(const std::filesystem::path& path);
 // Fills this rank's shards. Reads only what this rank holds; touches no other rank.
 void load_into_shards(const models::PretrainedWeights& weights, const ShardedModule& sharded);
 
+// Fills the buffers of the model that was sharded, whole.
+void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Module& model);
+
 // The same with rank 0 reading, whole parameters, a unit at a time, and sending them to the others: lets fully_shard of
 // `model`, whose parameters are on the meta device, do it. `weights` must outlive that.
 void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
 
-// Writes `path`, a Hugging Face folder: the weights, gathered one unit at a time, in the dtype of the shards, in files
-// of at most `max_shard_size` bytes; config.json and the tokenizer's files as in `source`. Collective; rank 0 of
-// `sharded`'s communicator writes.
-void save_folder(const std::filesystem::path& path, const checkpoint::HfFolder& source, ShardedModule& sharded,
-                 bool is_writer, int64_t max_shard_size);
+// Writes `path`, a Hugging Face folder: the weights of `model`, gathered one unit at a time, in the dtype of the
+// shards, and its buffers, with this config.json. Collective; rank 0 of `sharded`'s communicator writes.
+void save_folder(const std::filesystem::path& path, const nlohmann::json& config, const torch::nn::Module& model,
+                 ShardedModule& sharded, bool is_writer, const checkpoint::HfFolderWriterOptions& options);
 
 }  // namespace fsdp::trainer

@@ -61,8 +61,11 @@ StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
   }
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_time_).count();
-  metrics.tokens_per_second = static_cast<double>((step - last_step_) * work_.tokens) / seconds;
-  metrics.tflops = metrics.tokens_per_second * work_.flops_per_token * 1e-12;
+  metrics.samples_per_second = static_cast<double>((step - last_step_) * work_.samples) / seconds;
+  if (work_.sample.tokens > 0) {
+    metrics.tokens_per_second = metrics.samples_per_second * static_cast<double>(work_.sample.tokens);
+  }
+  metrics.tflops = metrics.samples_per_second * work_.sample.flops * 1e-12;
   last_step_ = step;
   last_time_ = now;
   return metrics;

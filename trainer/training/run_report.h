@@ -8,14 +8,15 @@
 #include "fsdp/communicator.h"
 #include "report/metrics_file.h"
 #include "report/progress.h"
+#include "training/trained_model.h"
 #include "training/training_run.h"
 
 namespace fsdp::trainer {
 
 // The work of one optimizer step over all ranks.
 struct StepWork {
-  int64_t tokens = 0;
-  double flops_per_token = 0;
+  int64_t samples = 0;
+  SampleWork sample;  // of each
 };
 
 class RunReport {

@@ -24,7 +24,8 @@ ShardingStrategy sharding_strategy(const std::string& name) {
   TORCH_CHECK(false, "sharding_strategy: \"", name, "\" is unknown");
 }
 
-void check_classes(const std::string& key, const std::vector<std::string>& names, const models::CausalLM& model) {
+void check_classes(const std::string& key, const std::vector<std::string>& names,
+                   const models::PretrainedModel& model) {
   std::set<std::string> known;
   for (const auto& module : model.modules()) known.insert(module_class_name(*module));
   for (const std::string& name : names) {
@@ -38,7 +39,9 @@ void check_classes(const std::string& key, const std::vector<std::string>& names
 // Large modules that lie in no block: embeddings and heads.
 class LargeOutsideBlocks {
  public:
-  explicit LargeOutsideBlocks(const models::CausalLM& model) : blocks_(model.block_class_names()) { visit(model); }
+  explicit LargeOutsideBlocks(const models::PretrainedModel& model) : blocks_(model.block_class_names()) {
+    visit(model);
+  }
   bool operator()(const WrapCandidate& candidate) const {
     return candidate.unassigned_numel >= kLarge && outside_.count(&candidate.module) > 0;
   }
@@ -56,7 +59,7 @@ class LargeOutsideBlocks {
   std::set<const torch::nn::Module*> outside_;
 };
 
-WrapPolicy transformer_policy(const Config& config, const models::CausalLM& model) {
+WrapPolicy transformer_policy(const Config& config, const models::PretrainedModel& model) {
   std::vector<std::string> classes = model.block_class_names();
   classes.insert(classes.end(), config.wrap_classes.begin(), config.wrap_classes.end());
   WrapPolicy blocks = module_name_policy(classes);
@@ -68,7 +71,7 @@ WrapPolicy transformer_policy(const Config& config, const models::CausalLM& mode
   };
 }
 
-WrapPolicy wrap_policy(const Config& config, const models::CausalLM& model) {
+WrapPolicy wrap_policy(const Config& config, const models::PretrainedModel& model) {
   if (config.wrap_policy == "none" || config.wrap_policy == "auto_units") return {};
   if (config.wrap_policy == "size") return size_policy(config.size_min_params);
   TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
@@ -115,7 +118,7 @@ void set_debug(const Config& config, Options& options) {
   if (config.collective_dump) options.debug.dump_folder = config.output_dir;
 }
 
-void set_precision(const Config& config, const models::CausalLM& model, Options& options) {
+void set_precision(const Config& config, const models::PretrainedModel& model, Options& options) {
   options.param_dtype = scalar_type(config.dtype);
   options.reduce_dtype = scalar_type(config.mixed_precision_reduce_dtype.value_or(config.dtype));
   if (config.mixed_precision_buffer_dtype) options.buffer_dtype = scalar_type(*config.mixed_precision_buffer_dtype);
@@ -133,7 +136,7 @@ c10::ScalarType scalar_type(const std::string& dtype) {
   TORCH_CHECK(false, "dtype: \"", dtype, "\" is unknown");
 }
 
-Options sharding_options(const Config& config, const models::CausalLM& model,
+Options sharding_options(const Config& config, const models::PretrainedModel& model,
                          std::shared_ptr<Communicator> communicator, c10::Device device) {
   Options options;
   if (communicator && config.sharding_factor && is_hybrid_strategy(config)) {

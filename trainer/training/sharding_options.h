@@ -10,18 +10,18 @@
 #include "config/config.h"
 #include "fsdp/communicator.h"
 #include "fsdp/options.h"
-#include "models/causal_lm.h"
+#include "models/pretrained_model.h"
 
 namespace fsdp::trainer {
 
 // "fp32", "bf16", "fp16".
 c10::ScalarType scalar_type(const std::string& dtype);
 
-// How `model`, on the meta device and with parameters of master_dtype, is to be sharded, for ranks on `device`. A name
+// How `model`, without memory and with parameters of master_dtype, is to be sharded, for ranks on `device`. A name
 // in wrap_classes or full_precision_classes that no module of the model has is a ConfigError that lists those it has.
 // Collective with a hybrid strategy and a sharding_factor, which make groups of ranks; `communicator` may be null to
 // check only.
-Options sharding_options(const Config& config, const models::CausalLM& model,
+Options sharding_options(const Config& config, const models::PretrainedModel& model,
                          std::shared_ptr<Communicator> communicator, c10::Device device = c10::kCPU);
 
 }  // namespace fsdp::trainer

@@ -49,6 +49,7 @@ class RankRun {
   // Runs `part`. When memory is wanting in it, the error says what holds how much.
   template <typename Part, typename Memory>
   auto explained(const Part& part, const Memory& memory) const;
+  models::PretrainedModel& module() const { return inputs_.model->module(); }
   bool is_first() const { return communicator_->rank() == 0; }
 
   const Config& config_;
@@ -75,9 +76,9 @@ GlobalBatch global_batch_of(const Config& config, int world_size) {
   return {config.train_batch_size, world_size, config.gradient_accumulation_steps};
 }
 
-StepWork work_of(const Config& config, const models::CausalLM& model, int world_size) {
-  return {.tokens = global_batch_of(config, world_size).samples() * config.max_seq_length,
-          .flops_per_token = model.flops_per_token(config.max_seq_length)};
+StepWork work_of(const Config& config, const TrainingInputs& inputs, int world_size) {
+  return {.samples = global_batch_of(config, world_size).samples(),
+          .sample = inputs.model->sample_work(inputs.train->batch({0}))};
 }
 
 RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place)
@@ -85,11 +86,11 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
       inputs_(std::move(inputs)),
       device_(place.device),
       communicator_(place.communicator),
-      report_(config, work_of(config, *inputs_.model, communicator_->size()), *communicator_, device_) {
+      report_(config, work_of(config, inputs_, communicator_->size()), *communicator_, device_) {
   if (!place.text.empty()) report_.say(place.text);
   choose_start();
   shard();
-  inputs_.model->train();
+  module().train();
 }
 
 // This run holds the lock of the folder by now.
@@ -105,23 +106,25 @@ void RankRun::choose_start() {
 }
 
 void RankRun::shard() {
-  Options options = sharding_options(config_, *inputs_.model, communicator_, device_);
+  Options options = sharding_options(config_, module(), communicator_, device_);
   const bool from_rank_0 = config_.sync_module_states && !start_.checkpoint;
-  if (from_rank_0) read_on_rank_0(inputs_.weights, *inputs_.model, options);
-  sharded_ = fully_shard(*inputs_.model, options);
+  if (from_rank_0 && inputs_.weights) read_on_rank_0(*inputs_.weights, module(), options);
+  options.sync_module_states = from_rank_0;
+  sharded_ = fully_shard(module(), options);
   sharded_->verify_plan();
   if (config_.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }
   if (config_.offload_path) report_.say("shards and optimizer state are in files in " + *config_.offload_path);
-  if (!from_rank_0 && !start_.checkpoint) load_into_shards(inputs_.weights, *sharded_);
+  if (!inputs_.weights || start_.checkpoint) return;
+  if (!from_rank_0) load_into_shards(*inputs_.weights, *sharded_);
+  load_buffers(*inputs_.weights, module());
 }
 
 // Optimizer state cannot be loaded before there are units, which come from a forward.
 void RankRun::make_automatic_units() {
   const at::NoGradGuard no_grad;
-  const at::Tensor tokens = inputs_.train.batch({0}).to(device_);
-  inputs_.model->forward(tokens, tokens);
+  inputs_.model->loss(inputs_.train->batch({0}).to(device_));
   sharded_->cut_units();
 }
 
@@ -130,14 +133,14 @@ void RankRun::save_config() const {
 }
 
 RunEnd RankRun::train() {
-  TrainBatches batches(inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
-                                       .rank = communicator_->rank(),
-                                       .shuffle = config_.shuffle,
-                                       .seed = static_cast<uint64_t>(config_.seed),
-                                       .device = device_});
+  TrainBatches batches(*inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
+                                        .rank = communicator_->rank(),
+                                        .shuffle = config_.shuffle,
+                                        .seed = static_cast<uint64_t>(config_.seed),
+                                        .device = device_});
   TrainingRun run(config_, *inputs_.model, *sharded_, batches);
   RunCheckpoints checkpoints(
-      {config_, *inputs_.model, *sharded_, batches, inputs_.train, run, report_, communicator_, device_});
+      {config_, module(), *sharded_, batches, *inputs_.train, run, report_, communicator_, device_});
   int64_t step = 0;
   if (start_.checkpoint) {
     if (config_.wrap_policy == "auto_units") make_automatic_units();
@@ -176,7 +179,10 @@ void RankRun::evaluate_model() {
 
 void RankRun::save_model() {
   const fs::path path = final_folder(config_);
-  save_folder(path, inputs_.weights.folder(), *sharded_, is_first(), *parse_byte_count(config_.max_shard_size));
+  checkpoint::HfFolderWriterOptions options;
+  options.max_shard_size = *parse_byte_count(config_.max_shard_size);
+  if (inputs_.weights) options.tokenizer_source = inputs_.weights->folder().path();
+  save_folder(path, inputs_.model_config, module(), *sharded_, is_first(), options);
   report_.say("saved the model to " + path.string());
 }
 

@@ -24,7 +24,7 @@ GradScalerOptions scaler_options(const Config& config) {
 
 }  // namespace
 
-TrainingRun::TrainingRun(const Config& config, models::CausalLM& model, ShardedModule& sharded, TrainBatches& batches)
+TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches)
     : config_(config),
       model_(model),
       sharded_(sharded),
@@ -72,18 +72,18 @@ double TrainingRun::accumulate_gradients() {
   const double share = 1.0 / static_cast<double>(config_.gradient_accumulation_steps);
   double loss_sum = 0;
   for (int64_t pass = 0; pass < config_.gradient_accumulation_steps; ++pass) {
-    const at::Tensor loss = forward();
+    const auto [batch, weight] = batches_.next();
+    const at::Tensor loss = forward(batch);
     const auto traced = sharded_.trace_range("backward");
-    sharded_.backward(scaler_.scale(loss * share), backward_options(pass));
-    loss_sum += loss.item<double>();
+    sharded_.backward(scaler_.scale(loss * (share * weight)), backward_options(pass));
+    loss_sum += loss.item<double>() * weight;
   }
   return loss_sum * share;
 }
 
-at::Tensor TrainingRun::forward() {
+at::Tensor TrainingRun::forward(const Batch& batch) {
   const auto traced = sharded_.trace_range("forward");
-  const at::Tensor tokens = batches_.next();
-  return model_.forward(tokens, tokens).loss;
+  return model_.loss(batch);
 }
 
 BackwardOptions TrainingRun::backward_options(int64_t pass) const {

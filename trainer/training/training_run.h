@@ -9,15 +9,15 @@
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/grad_scaler.h"
-#include "models/causal_lm.h"
 #include "optim/fused_adamw.h"
 #include "training/lr_schedule.h"
+#include "training/trained_model.h"
 
 namespace fsdp::trainer {
 
 // What one optimizer step measured.
 struct StepResult {
-  double loss = 0;       // mean over this rank's part of the global batch
+  double loss = 0;       // this rank's part of the mean over the global batch: the mean over ranks is that
   double grad_norm = 0;  // over all ranks, before clipping
   double learning_rate = 0;
   std::optional<double> loss_scale = std::nullopt;  // of this step, with fp16
@@ -28,7 +28,7 @@ struct StepResult {
 class TrainingRun {
  public:
   // All arguments must outlive this object.
-  TrainingRun(const Config& config, models::CausalLM& model, ShardedModule& sharded, TrainBatches& batches);
+  TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches);
 
   // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW.
   StepResult step();
@@ -49,11 +49,11 @@ class TrainingRun {
 
  private:
   double accumulate_gradients();
-  at::Tensor forward();
+  at::Tensor forward(const Batch& batch);
   BackwardOptions backward_options(int64_t pass) const;
 
   const Config& config_;
-  models::CausalLM& model_;
+  const TrainedModel& model_;
   ShardedModule& sharded_;
   TrainBatches& batches_;
   LrSchedule schedule_;

@@ -5,13 +5,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <set>
 
 #include "config/errors.h"
+#include "models/registry.h"
 #include "support/thread_ranks.h"
+#include "testing/compared_training.h"
 #include "testing/test_folder.h"
 #include "testing/tiny_gpt2.h"
 #include "testing/tiny_llama.h"
@@ -29,135 +30,24 @@ constexpr int64_t kLength = 9;
 
 using Weights = std::map<std::string, at::Tensor>;
 
-struct Training {
-  std::vector<double> losses;  // mean over the global batch
-  std::vector<double> grad_norms;
-  Weights weights;
-  std::vector<StepResult> steps;  // of rank 0
-  EngineStats stats;
-};
-
 Config base_config() {
-  Config config;
+  Config config = compared_config();
   config.max_seq_length = kLength;
-  config.max_steps = 6;
-  config.warmup_steps = 2;
-  config.learning_rate = 1e-2;
-  config.weight_decay = 0.1;
-  config.clip_grad_norm = 0.5;
-  config.dtype = "fp32";
   return config;
 }
 
-Dataset data() { return open_dataset("dummy:29", DatasetRole::kTrain, kLength, kTinyVocabulary, 42); }
+using MakeModel = std::shared_ptr<models::PretrainedModel> (*)(bool tied, uint64_t seed);
 
-TrainBatches batches_of(const Config& config, const Dataset& dataset, int rank, int world_size) {
-  return {dataset,
-          {.global = {config.train_batch_size, world_size, config.gradient_accumulation_steps},
-           .rank = rank,
-           .shuffle = config.shuffle,
-           .seed = static_cast<uint64_t>(config.seed)}};
+Subject tiny(bool tied, MakeModel make_model = make_tiny_llama) {
+  return {[=] { return make_model(tied, kModelSeed); }};
 }
 
-// Each parameter once: LibTorch lists a shared one under each of its names.
-std::vector<at::Tensor> distinct_parameters(const models::CausalLM& model) {
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& parameter : model.parameters()) {
-    const bool known =
-        std::any_of(result.begin(), result.end(), [&](const at::Tensor& p) { return p.is_same(parameter); });
-    if (!known) result.push_back(parameter);
-  }
-  return result;
-}
-
-using MakeModel = std::shared_ptr<models::CausalLM> (*)(bool tied, uint64_t seed);
-
-// Plain training of the same global batches with LibTorch's AdamW and clipping: no code of this project but
-// the model and the choice of samples.
-Training reference(Config config, int world_size, bool tied, MakeModel make_model = make_tiny_llama) {
-  config.train_batch_size *= world_size * config.gradient_accumulation_steps;
-  config.gradient_accumulation_steps = 1;
-  const Dataset dataset = data();
-  TrainBatches batches = batches_of(config, dataset, 0, 1);
-  auto model = make_model(tied, kModelSeed);
-  const auto parameters = distinct_parameters(*model);
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay));
-  Training training;
-  for (int64_t step = 0; step < config.max_steps; ++step) {
-    const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
-    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(config.learning_rate * factor);
-    optimizer.zero_grad();
-    const at::Tensor tokens = batches.next();
-    const at::Tensor loss = model->forward(tokens, tokens).loss;
-    loss.backward();
-    training.losses.push_back(loss.item<double>());
-    training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.clip_grad_norm));
-    optimizer.step();
-  }
-  for (const auto& p : model->named_parameters()) training.weights[p.key()] = p.value().detach().clone();
-  return training;
-}
-
-// The same by this trainer. All ranks must agree on norms and weights; those of rank 0 are returned.
 Training sharded(const Config& config, int world_size, bool tied, MakeModel make_model = make_tiny_llama) {
-  std::vector<std::shared_ptr<models::CausalLM>> models;
-  for (int rank = 0; rank < world_size; ++rank) models.push_back(make_model(tied, kModelSeed));
-  const auto steps = static_cast<size_t>(config.max_steps);
-  std::vector<Training> ranks(static_cast<size_t>(world_size));
-  for (Training& rank : ranks) {
-    rank.losses.resize(steps);
-    rank.grad_norms.resize(steps);
-  }
-  testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
-    const auto rank = static_cast<size_t>(communicator->rank());
-    models::CausalLM& model = *models[rank];
-    const auto handle = fully_shard(model, sharding_options(config, model, communicator));
-    const Dataset dataset = data();
-    TrainBatches batches = batches_of(config, dataset, communicator->rank(), world_size);
-    TrainingRun run(config, model, *handle, batches);
-    for (size_t step = 0; step < steps; ++step) {
-      const StepResult result = run.step();
-      ranks[rank].losses[step] = result.loss;
-      ranks[rank].grad_norms[step] = result.grad_norm;
-      ranks[rank].steps.push_back(result);
-    }
-    ranks[rank].stats = handle->stats();
-    handle->for_each_full_parameter(
-        [&](const std::string& name, const at::Tensor& full) { ranks[rank].weights[name] = full.clone(); });
-  });
-  for (const Training& rank : ranks) {
-    for (size_t step = 0; step < steps; ++step) {
-      const double norm = ranks[0].grad_norms[step];
-      EXPECT_TRUE(rank.grad_norms[step] == norm || !std::isfinite(norm)) << "step " << step;
-      EXPECT_EQ(rank.steps[step].skipped, ranks[0].steps[step].skipped) << "step " << step;
-    }
-  }
-  for (size_t step = 0; step < steps; ++step) {
-    for (size_t rank = 1; rank < ranks.size(); ++rank) ranks[0].losses[step] += ranks[rank].losses[step];
-    ranks[0].losses[step] /= world_size;
-  }
-  return ranks[0];
+  return train_in_shards(config, world_size, tiny(tied, make_model));
 }
 
-// What a loss depends on. Softmax takes no notice of a number added to all scores of a query, so the gradient of a bias
-// of keys is nothing but rounding errors, which AdamW makes steps of.
-at::Tensor what_counts(const std::string& name, const at::Tensor& weight) {
-  if (!name.ends_with("c_attn.bias")) return weight;
-  const auto parts = weight.chunk(3);
-  return at::cat({parts[0], parts[2]});
-}
-
-void expect_same(const Training& actual, const Training& expected) {
-  for (size_t step = 0; step < expected.losses.size(); ++step) {
-    EXPECT_NEAR(actual.losses[step], expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-    EXPECT_NEAR(actual.grad_norms[step], expected.grad_norms[step], 1e-5 * expected.grad_norms[step])
-        << "step " << step;
-  }
-  for (const auto& [name, weight] : actual.weights) {
-    const at::Tensor difference = what_counts(name, weight - expected.weights.at(name));
-    const at::Tensor other = what_counts(name, expected.weights.at(name));
-    EXPECT_LE(difference.norm().item<double>(), 1e-5 * other.norm().item<double>()) << name;
-  }
+Training reference(const Config& config, int world_size, bool tied, MakeModel make_model = make_tiny_llama) {
+  return train_plainly(config, world_size, tiny(tied, make_model));
 }
 
 struct Case {
@@ -422,9 +312,10 @@ TEST(TrainingRun, ZeroMeansNoClipping) {
 // Blocks that the opened model recomputes, counted in the graph of a loss.
 int64_t recomputed_blocks(const Config& config) {
   const auto model = open_training_inputs(config, 1).model;
-  const auto handle = fully_shard(*model, sharding_options(config, *model, make_fake_communicator(0, 1)));
+  const Options options = sharding_options(config, model->module(), make_fake_communicator(0, 1));
+  const auto handle = fully_shard(model->module(), options);
   const at::Tensor tokens = at::zeros({1, kLength}, at::kLong);
-  const at::Tensor loss = model->forward(tokens, tokens).loss;
+  const at::Tensor loss = model->loss({.inputs = tokens, .labels = tokens});
   std::set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> open = {&*loss.grad_fn()};
   int64_t count = 0;
@@ -469,20 +360,21 @@ TEST(TrainingRun, WrapClassesMakeUnits) {
 }
 
 TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
-  const Dataset dataset = open_dataset("dummy:7", DatasetRole::kEval, kLength, kTinyVocabulary, 42);
-  auto plain = make_tiny_llama(true, kModelSeed);
+  const auto make = [] { return make_trained_model(make_tiny_llama(true, kModelSeed), base_config()); };
+  const auto plain = make();
+  const auto dataset = plain->open_dataset({.text = "dummy:7", .role = DatasetRole::kEval, .seed = 42});
   double expected = 0;
-  for (int64_t i = 0; i < 7; ++i)
-    expected += plain->forward(dataset.batch({i}), dataset.batch({i})).loss.item<double>() / 7;
+  for (int64_t i = 0; i < 7; ++i) expected += plain->loss(dataset->batch({i})).item<double>() / 7;
   for (int world_size : {1, 2, 3, 4}) {
-    std::vector<std::shared_ptr<models::CausalLM>> models;
-    for (int rank = 0; rank < world_size; ++rank) models.push_back(make_tiny_llama(true, kModelSeed));
+    std::vector<std::unique_ptr<TrainedModel>> models;
+    for (int rank = 0; rank < world_size; ++rank) models.push_back(make());
     std::vector<double> losses(static_cast<size_t>(world_size));
     testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
       const auto rank = static_cast<size_t>(communicator->rank());
-      const auto handle = fully_shard(*models[rank], sharding_options(base_config(), *models[rank], communicator));
-      losses[rank] = evaluate(*models[rank], dataset, 2, *communicator);
-      EXPECT_TRUE(models[rank]->is_training());
+      models::PretrainedModel& module = models[rank]->module();
+      const auto handle = fully_shard(module, sharding_options(base_config(), module, communicator));
+      losses[rank] = evaluate(*models[rank], *dataset, 2, *communicator);
+      EXPECT_TRUE(module.is_training());
     });
     for (double loss : losses) {
       EXPECT_NEAR(loss, expected, 1e-5 * expected);
@@ -493,8 +385,9 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
 
 // Each rank's shards, read by itself or sent by rank 0.
 Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>& world, bool from_rank_0) {
-  checkpoint::HfFolder folder(config.model_path);
-  const auto model = models::make_causal_lm(folder.config(), c10::kFloat, c10::Device(c10::kMeta));
+  checkpoint::HfFolder folder(*config.model_path);
+  const auto model = models::make_uninitialized<models::PretrainedModel>(
+      folder.config(), at::TensorOptions(at::kFloat).device(at::kMeta));
   const models::PretrainedWeights weights(std::move(folder), *model);
   Options options = sharding_options(config, *model, world);
   if (from_rank_0) read_on_rank_0(weights, *model, options);
@@ -506,7 +399,7 @@ Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>&
 }
 
 // The folder at config.model_path, of the model that `model` is.
-void expect_shards_hold_the_weights(Config config, const models::CausalLM& model) {
+void expect_shards_hold_the_weights(Config config, const models::PretrainedModel& model) {
   const auto parameters = model.named_parameters();
   for (const char* policy : {"transformer", "none", "auto_units"}) {
     config.wrap_policy = policy;
@@ -527,10 +420,10 @@ TEST(Loading, RanksReadForThemselvesOrRankZeroForAll) {
   for (const bool tied : {false, true}) {
     Config config = base_config();
     config.model_path = folder.path(tied ? "tied" : "untied");
-    write_tiny_llama(config.model_path, tied, kModelSeed);
+    write_tiny_llama(*config.model_path, tied, kModelSeed);
     expect_shards_hold_the_weights(config, *make_tiny_llama(tied, kModelSeed));
-    config.model_path += "_old_gpt2";
-    write_old_tiny_gpt2(config.model_path, tied, kModelSeed);
+    *config.model_path += "_old_gpt2";
+    write_old_tiny_gpt2(*config.model_path, tied, kModelSeed);
     expect_shards_hold_the_weights(config, *make_tiny_gpt2(tied, kModelSeed));
   }
 }

@@ -1,0 +1,66 @@
+// Samples of equal length, cut from a sequence of tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/dataset_spec.h"
+#include "data/token_source.h"
+
+namespace fsdp::trainer {
+
+// For causal language models. Sample i is tokens [i*L, (i+1)*L) of the source; tokens that fill no sample are left out.
+// Inputs and labels are the same tokens, of which all but the first are predicted.
+class TokenDataset : public Dataset {
+ public:
+  // A source that holds no whole sample is an error.
+  TokenDataset(std::unique_ptr<TokenSource> source, int64_t sequence_length);
+
+  std::string name() const override { return source_->name(); }
+  int64_t size() const override { return source_->size() / sequence_length_; }
+  std::string sample_text() const override;
+  Batch batch(const std::vector<int64_t>& indices) const override;
+  int64_t predictions(int64_t /*index*/) const override { return sequence_length_ - 1; }
+
+ private:
+  std::unique_ptr<TokenSource> source_;
+  int64_t sequence_length_;
+};
+
+// For sequence-to-sequence models. Sample i is S tokens of a source and T of a target that follow it, from token
+// i*(S+T) on. Inputs are the source, labels the target. Where tokens are padding the source is masked, and nothing is
+// predicted.
+class TokenPairDataset : public Dataset {
+ public:
+  struct Lengths {
+    int64_t source = 0;
+    int64_t target = 0;
+  };
+  // `padding`: the token id that is padding; nothing: none is. A source that holds no whole sample, or a sample whose
+  // source or target is nothing but padding, is an error. Reads all tokens.
+  TokenPairDataset(std::unique_ptr<TokenSource> source, const Lengths& lengths, std::optional<int64_t> padding);
+
+  std::string name() const override { return source_->name(); }
+  int64_t size() const override { return source_->size() / sample_length(); }
+  std::string sample_text() const override;
+  Batch batch(const std::vector<int64_t>& indices) const override;
+  int64_t predictions(int64_t index) const override;
+
+ private:
+  int64_t sample_length() const { return lengths_.source + lengths_.target; }
+  void check_samples();
+
+  std::unique_ptr<TokenSource> source_;
+  Lengths lengths_;
+  std::optional<int64_t> padding_;
+  bool has_padded_sources_ = false;
+};
+
+// The source that `spec` names, of samples of `sample_length` tokens below vocab_size.
+std::unique_ptr<TokenSource> open_tokens(const DatasetSpec& spec, int64_t sample_length, int64_t vocab_size);
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,158 @@
+#include "testing/compared_training.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/thread_ranks.h"
+#include "training/sharding_options.h"
+#include "training/trained_model.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::unique_ptr<Dataset> training_data(const TrainedModel& model, const Config& config, const Subject& subject) {
+  return model.open_dataset(
+      {.text = subject.dataset, .role = DatasetRole::kTrain, .seed = static_cast<uint64_t>(config.seed)});
+}
+
+TrainBatches batches_of(const Config& config, const Dataset& dataset, int rank, int world_size) {
+  return {dataset,
+          {.global = {config.train_batch_size, world_size, config.gradient_accumulation_steps},
+           .rank = rank,
+           .shuffle = config.shuffle,
+           .seed = static_cast<uint64_t>(config.seed)}};
+}
+
+// Each parameter once: LibTorch lists a shared one under each of its names.
+std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& parameter : model.parameters()) {
+    const bool known =
+        std::any_of(result.begin(), result.end(), [&](const at::Tensor& p) { return p.is_same(parameter); });
+    if (!known) result.push_back(parameter);
+  }
+  return result;
+}
+
+// A forward and backward for each of the ranks' batches.
+double pass_by_pass(const TrainedModel& model, std::vector<TrainBatches>& ranks, int64_t passes) {
+  const double share = 1.0 / static_cast<double>(passes * static_cast<int64_t>(ranks.size()));
+  double sum = 0;
+  for (TrainBatches& batches : ranks) {
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const at::Tensor loss = model.loss(batches.next().batch);
+      (loss * share).backward();
+      sum += loss.item<double>() * share;
+    }
+  }
+  return sum;
+}
+
+// One forward and backward for the global batch.
+double all_at_once(const TrainedModel& model, TrainBatches& batches) {
+  const at::Tensor loss = model.loss(batches.next().batch);
+  loss.backward();
+  return loss.item<double>();
+}
+
+// What a loss depends on. Softmax takes no notice of a number added to all scores of a query, so the gradient of a bias
+// of keys is nothing but rounding errors, which AdamW makes steps of.
+at::Tensor what_counts(const std::string& name, const at::Tensor& weight) {
+  if (!name.ends_with("c_attn.bias") && !name.ends_with("qkv.bias")) return weight;
+  const auto parts = weight.chunk(3);
+  return at::cat({parts[0], parts[2]});
+}
+
+}  // namespace
+
+Config compared_config() {
+  Config config;
+  config.max_steps = 6;
+  config.warmup_steps = 2;
+  config.learning_rate = 1e-2;
+  config.weight_decay = 0.1;
+  config.clip_grad_norm = 0.5;
+  config.dtype = "fp32";
+  return config;
+}
+
+Training train_plainly(const Config& config, int world_size, const Subject& subject) {
+  Config whole = config;
+  whole.train_batch_size *= world_size * config.gradient_accumulation_steps;
+  whole.gradient_accumulation_steps = 1;
+  const auto model = make_trained_model(subject.make_model(), config);
+  const auto dataset = training_data(*model, config, subject);
+  TrainBatches global = batches_of(whole, *dataset, 0, 1);
+  std::vector<TrainBatches> ranks;
+  for (int rank = 0; rank < world_size; ++rank) ranks.push_back(batches_of(config, *dataset, rank, world_size));
+  const auto parameters = distinct_parameters(model->module());
+  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay));
+  Training training;
+  for (int64_t step = 0; step < config.max_steps; ++step) {
+    const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
+    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(config.learning_rate * factor);
+    optimizer.zero_grad();
+    training.losses.push_back(subject.has_batch_statistics
+                                  ? pass_by_pass(*model, ranks, config.gradient_accumulation_steps)
+                                  : all_at_once(*model, global));
+    training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.clip_grad_norm));
+    optimizer.step();
+  }
+  for (const auto& p : model->module().named_parameters()) training.weights[p.key()] = p.value().detach().clone();
+  return training;
+}
+
+Training train_in_shards(const Config& config, int world_size, const Subject& subject) {
+  std::vector<std::shared_ptr<models::PretrainedModel>> models;
+  for (int rank = 0; rank < world_size; ++rank) models.push_back(subject.make_model());
+  std::vector<Training> ranks(static_cast<size_t>(world_size));
+  testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
+    const auto rank = static_cast<size_t>(communicator->rank());
+    const auto model = make_trained_model(models[rank], config);
+    const auto handle = fully_shard(model->module(), sharding_options(config, model->module(), communicator));
+    const auto dataset = training_data(*model, config, subject);
+    TrainBatches batches = batches_of(config, *dataset, communicator->rank(), world_size);
+    TrainingRun run(config, *model, *handle, batches);
+    for (int64_t step = 0; step < config.max_steps; ++step) {
+      const StepResult result = run.step();
+      ranks[rank].losses.push_back(result.loss);
+      ranks[rank].grad_norms.push_back(result.grad_norm);
+      ranks[rank].steps.push_back(result);
+    }
+    ranks[rank].stats = handle->stats();
+    handle->for_each_full_parameter(
+        [&](const std::string& name, const at::Tensor& full) { ranks[rank].weights[name] = full.clone(); });
+  });
+  const auto steps = static_cast<size_t>(config.max_steps);
+  for (const Training& rank : ranks) {
+    for (size_t step = 0; step < steps; ++step) {
+      const double norm = ranks[0].grad_norms[step];
+      EXPECT_TRUE(rank.grad_norms[step] == norm || !std::isfinite(norm)) << "step " << step;
+      EXPECT_EQ(rank.steps[step].skipped, ranks[0].steps[step].skipped) << "step " << step;
+    }
+  }
+  for (size_t step = 0; step < steps; ++step) {
+    for (size_t rank = 1; rank < ranks.size(); ++rank) ranks[0].losses[step] += ranks[rank].losses[step];
+    ranks[0].losses[step] /= world_size;
+  }
+  return ranks[0];
+}
+
+void expect_same(const Training& actual, const Training& expected, double tolerance) {
+  for (size_t step = 0; step < expected.losses.size(); ++step) {
+    EXPECT_NEAR(actual.losses[step], expected.losses[step], tolerance * expected.losses[step]) << "step " << step;
+    EXPECT_NEAR(actual.grad_norms[step], expected.grad_norms[step], tolerance * expected.grad_norms[step])
+        << "step " << step;
+  }
+  for (const auto& [name, weight] : actual.weights) {
+    const at::Tensor difference = what_counts(name, weight - expected.weights.at(name));
+    const at::Tensor other = what_counts(name, expected.weights.at(name));
+    EXPECT_LE(difference.norm().item<double>(), tolerance * other.norm().item<double>()) << name;
+  }
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,137 @@
+#include "training/trained_model.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+
+#include "config/errors.h"
+#include "data/image_dataset.h"
+#include "data/token_dataset.h"
+#include "models/causal_lm.h"
+#include "models/image_classifier.h"
+#include "models/seq2seq_lm.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+// Height and width of dummy images for a model that takes any.
+constexpr int64_t kAnyImageSize = 224;
+
+[[noreturn]] void refuse(const char* key, int64_t value, const std::string& why) {
+  throw ConfigError(c10::str("key \"", key, "\": ", value, " ", why));
+}
+
+void refuse_unused(const char* key, const std::optional<int64_t>& value, const char* kind) {
+  if (value) refuse(key, *value, c10::str("is of no use: the model is ", kind, "; accepted: null"));
+}
+
+// The kinds hold their model under its own type.
+template <typename Model>
+class TrainedKind : public TrainedModel {
+ public:
+  explicit TrainedKind(std::shared_ptr<Model> model) : model_(std::move(model)) {}
+  models::PretrainedModel& module() const override { return *model_; }
+
+ protected:
+  Model& model() const { return *model_; }
+
+ private:
+  std::shared_ptr<Model> model_;
+};
+
+class TrainedCausalLM : public TrainedKind<models::CausalLM> {
+ public:
+  TrainedCausalLM(std::shared_ptr<models::CausalLM> model, const Config& config)
+      : TrainedKind(std::move(model)), length_(config.max_seq_length) {
+    refuse_unused("max_target_length", config.max_target_length, "a causal language model");
+    refuse_unused("image_size", config.image_size, "a causal language model");
+    const int64_t most = this->model().max_sequence_length();
+    if (length_ <= most) return;
+    refuse("max_seq_length", length_, c10::str("is more than the model can attend to; accepted: 2 to ", most));
+  }
+
+  std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
+    return std::make_unique<TokenDataset>(open_tokens(spec, length_, model().vocab_size()), length_);
+  }
+  at::Tensor loss(const Batch& batch) const override { return model().forward(batch.inputs, batch.labels).loss; }
+  SampleWork sample_work(const Batch& /*batch*/) const override {
+    return {.tokens = length_, .flops = static_cast<double>(length_) * model().flops_per_token(length_)};
+  }
+
+ private:
+  int64_t length_;
+};
+
+class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
+ public:
+  TrainedSeq2SeqLM(std::shared_ptr<models::Seq2SeqLM> model, const Config& config)
+      : TrainedKind(std::move(model)),
+        lengths_{config.max_seq_length, config.max_target_length.value_or(config.max_seq_length)} {
+    refuse_unused("image_size", config.image_size, "a sequence-to-sequence language model");
+  }
+
+  std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
+    // Every token of dummy data is one to predict.
+    const std::optional<int64_t> padding = spec.is_dummy() ? std::nullopt : std::optional(model().pad_token_id());
+    auto tokens = open_tokens(spec, lengths_.source + lengths_.target, model().vocab_size());
+    return std::make_unique<TokenPairDataset>(std::move(tokens), lengths_, padding);
+  }
+  at::Tensor loss(const Batch& batch) const override {
+    return model().forward(batch.inputs, batch.labels, batch.attention_mask).loss;
+  }
+  SampleWork sample_work(const Batch& /*batch*/) const override {
+    return {.tokens = lengths_.source + lengths_.target,
+            .flops = model().flops_per_sample(lengths_.source, lengths_.target)};
+  }
+
+ private:
+  TokenPairDataset::Lengths lengths_;
+};
+
+class TrainedImageClassifier : public TrainedKind<models::ImageClassifier> {
+ public:
+  TrainedImageClassifier(std::shared_ptr<models::ImageClassifier> model, const Config& config)
+      : TrainedKind(std::move(model)), size_(config.image_size) {
+    refuse_unused("max_target_length", config.max_target_length, "an image classifier");
+    if (config.max_seq_length != Config{}.max_seq_length) {
+      refuse("max_seq_length", config.max_seq_length,
+             c10::str("is of no use: the model is an image classifier; leave it at ", Config{}.max_seq_length));
+    }
+    const std::optional<int64_t> only = this->model().image_size();
+    if (size_ && only && *size_ != *only)
+      refuse("image_size", *size_, c10::str("is not the model's; accepted: ", *only));
+  }
+
+  std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
+    const int64_t channels = model().channels(), classes = model().num_classes();
+    const std::optional<int64_t> size = size_ ? size_ : model().image_size();
+    if (!spec.is_dummy()) return open_image_file(spec.text, channels, size.value_or(0), classes);
+    const int64_t side = size.value_or(kAnyImageSize);
+    return make_dummy_images(spec, {channels, side, side}, classes);
+  }
+  at::Tensor loss(const Batch& batch) const override { return model().forward(batch.inputs, batch.labels).loss; }
+  SampleWork sample_work(const Batch& batch) const override {
+    return {.flops = model().flops_per_image(batch.inputs.size(2), batch.inputs.size(3))};
+  }
+
+ private:
+  std::optional<int64_t> size_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrainedModel> make_trained_model(std::shared_ptr<models::PretrainedModel> model, const Config& config) {
+  if (auto causal = std::dynamic_pointer_cast<models::CausalLM>(model)) {
+    return std::make_unique<TrainedCausalLM>(std::move(causal), config);
+  }
+  if (auto seq2seq = std::dynamic_pointer_cast<models::Seq2SeqLM>(model)) {
+    return std::make_unique<TrainedSeq2SeqLM>(std::move(seq2seq), config);
+  }
+  auto images = std::dynamic_pointer_cast<models::ImageClassifier>(model);
+  TORCH_CHECK(images, "the model ", model->name(), " is of a kind that the trainer does not train");
+  return std::make_unique<TrainedImageClassifier>(std::move(images), config);
+}
+
+}  // namespace fsdp::trainer
