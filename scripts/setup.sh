@@ -83,6 +83,6 @@ if [[ $what == all || -z ${TORCH_DIR:-} ]]; then
 fi
 if [[ $what == all ]]; then
   install_requirements requirements
-  install_requirements requirements-model --no-deps
+  install_requirements requirements-files --no-deps
   "$ROOT/scripts/nccl_headers.sh" || say "Going on without NCCL: the build leaves it out, its tests are skipped"
 fi

@@ -71,7 +71,7 @@ def main():
         return
     print(f"\nThe tuned model, a Hugging Face folder: {final}")
     list_folder(final)
-    if options.no_sample:
+    if options.no_sample or "model_path" not in config:
         return
     os.environ["TQDM_DISABLE"] = "1"
     texts = zip(continuation(config["model_path"], PROMPTS), continuation(final, PROMPTS))

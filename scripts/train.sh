@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# train.sh: makes model and text ready, fine-tunes over RANKS ranks (2) with CONFIG, and shows what came of it.
+# train.sh: makes model and data that CONFIG names ready, trains over RANKS ranks (2), and shows what came of it.
 source "$(dirname "$0")/common.sh"
 cd "$ROOT"
 ranks=${RANKS:-2}
 config=${CONFIG:-examples/smollm2.json}
 
-"$PYTHON" scripts/prepare_model.py --output data/smollm2
-"$PYTHON" scripts/prepare_text.py --model data/smollm2 --output data
+names() { grep -q "\"data/$1" "$config"; }
+[[ -f $config ]] || die "$config is missing" "CONFIG names a config file: make train CONFIG=examples/mnist.json"
+
+if names smollm2 || names fortunes; then "$PYTHON" scripts/prepare_model.py --output data/smollm2; fi
+if names fortunes; then "$PYTHON" scripts/prepare_text.py --model data/smollm2 --output data; fi
+if names mnist; then "$PYTHON" scripts/prepare_images.py --output data; fi
 
 say "Training: build/fsdp train --config-path $config --nproc-per-node $ranks --save-config"
 "$BUILD_DIR/fsdp" train --config-path "$config" --nproc-per-node "$ranks" --save-config ||

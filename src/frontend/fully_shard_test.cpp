@@ -404,6 +404,33 @@ TEST(MetaParameters, FilledThroughShardSlicesEqualTheEagerModel) {
   }
 }
 
+// A linear layer and a buffer of three numbers, without memory.
+std::shared_ptr<torch::nn::Module> make_meta_with_buffer(bool meta_parameters) {
+  const auto meta = torch::TensorOptions().device(torch::kMeta);
+  auto net = std::make_shared<torch::nn::Module>("net");
+  net->register_parameter("weight", meta_parameters ? torch::empty({4}, meta) : torch::ones({4}));
+  net->register_buffer("running", torch::empty({3}, meta.dtype(torch::kDouble)));
+  return net;
+}
+
+TEST(MetaBuffers, GetMemoryWhereTheModelComputes) {
+  const auto net = make_meta_with_buffer(/*meta_parameters=*/true);
+  const torch::Tensor handle = net->named_buffers()["running"];
+  Options options = plain_options();
+  options.device = torch::kCPU;
+  fully_shard(*net, options);
+  EXPECT_TRUE(handle.is_cpu());
+  EXPECT_EQ(handle.scalar_type(), torch::kDouble);
+  EXPECT_TRUE(torch::equal(handle.fill_(2), torch::full({3}, 2, torch::kDouble)));
+}
+
+TEST(MetaBuffers, OfRankZeroCannotBeSent) {
+  const auto net = make_meta_with_buffer(/*meta_parameters=*/false);
+  Options options = plain_options();
+  options.sync_module_states = true;
+  expect_error([&] { fully_shard(*net, options); }, {"buffer 'running'", "meta device on rank 0"});
+}
+
 // ---- policies
 
 TEST(Policies, Size) {

@@ -3,9 +3,11 @@
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 # Each example, and what its rank 0 prints.
 EXAMPLES = {
     "activation_checkpointing": "bytes kept for backward:",
@@ -23,6 +25,7 @@ EXAMPLES = {
     "muon": "rank 0 keeps the state of",
     "offload": "the same loss with shards in files",
     "optimizer_in_backward": "bytes of gradients waited at a time",
+    "own_model": "after 60 steps",
     "prefetching": "gathers issued ahead in three steps:",
     "shard_your_model": "step 40 loss",
     "state_dict": 'tensors of {"step":6} under other names',
@@ -78,3 +81,9 @@ def test_hybrid_sharding_refuses_an_odd_number_of_ranks(build_dir):
     statuses, outputs = run_ranks(build_dir / "hybrid_sharding", 1)
     assert statuses == [1]
     assert "even number of ranks" in outputs[0]
+
+
+def test_docs_show_the_model_of_the_example():
+    """docs/models.md has the class of examples/own_model.cpp as it is."""
+    model = (ROOT / "examples/own_model.cpp").read_text().split("// [model]\n")[1].split("// [/model]")[0]
+    assert f"```cpp\n{model.strip()}\n```" in (ROOT / "docs/models.md").read_text()

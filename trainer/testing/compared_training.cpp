@@ -90,7 +90,8 @@ Training train_plainly(const Config& config, int world_size, const Subject& subj
   std::vector<TrainBatches> ranks;
   for (int rank = 0; rank < world_size; ++rank) ranks.push_back(batches_of(config, *dataset, rank, world_size));
   const auto parameters = distinct_parameters(model->module());
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay));
+  torch::optim::AdamW optimizer(
+      parameters, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay).eps(config.adam_epsilon));
   Training training;
   for (int64_t step = 0; step < config.max_steps; ++step) {
     const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
