@@ -98,14 +98,10 @@ AverageLM make_model() {
   return model;
 }
 
-// Sentences of which each token is the sum of the two before it.
+// Sentences that count on from a random token.
 at::Tensor make_tokens(int rank, int step) {
   torch::manual_seed(1000 * step + rank);
-  at::Tensor tokens = torch::randint(61, {8, 16});
-  for (int64_t i = 2; i < 16; ++i) {
-    tokens.select(1, i).copy_((tokens.select(1, i - 1) + tokens.select(1, i - 2)) % 61);
-  }
-  return tokens;
+  return (torch::randint(61, {8, 1}) + torch::arange(16)) % 61;
 }
 
 void train() {
@@ -125,7 +121,7 @@ void train() {
     (step == 0 ? first : last) = loss.item<double>();
   }
   example::require(std::abs(first - std::log(61.0)) < 0.1, "a new model knows nothing");
-  example::require(last < first - 0.1, "it learns");
+  example::require(last < first / 2, "it learns");
   if (options.communicator->rank() == 0) std::cout << "loss " << first << ", after 60 steps " << last << "\n";
 }
 

@@ -26,8 +26,9 @@ REGNET = RegNetConfig(num_channels=1, embedding_size=8, hidden_sizes=[12, 24], d
 STRATEGIES = (("full_shard", 1, {}), ("full_shard", 3, {"wrap_policy": "auto_units"}), ("shard_grad_op", 2, {}),
               ("no_shard", 2, {}), ("hybrid_shard", 4, {"sharding_factor": 2}),
               ("hybrid_shard_zero2", 4, {"sharding_factor": 2, "gradient_accumulation_steps": 2}))
-# What the order of additions changes in eight steps, relative; several times what is seen.
-TOLERANCE = 2e-5
+# What the order of additions changes in eight steps, relative; several times what is seen. Batch norms
+# over few images make more of it.
+TOLERANCE = {"t5": 2e-5, "regnet": 1e-4}
 
 
 class TokenPairs(torch.utils.data.Dataset):
@@ -93,7 +94,8 @@ def base_config(folder, kind):
     if kind == "t5":
         return config | dict(dataset=str(folder / "pairs.bin"), eval_dataset=str(folder / "eval_pairs.bin"),
                              max_seq_length=SOURCE, max_target_length=TARGET)
-    return config | dict(dataset=str(folder / "mnist_train.safetensors"), eval_dataset=str(folder / "mnist_eval.safetensors"))
+    return config | dict(train_batch_size=8, dataset=str(folder / "mnist_train.safetensors"),
+                         eval_dataset=str(folder / "mnist_eval.safetensors"))
 
 
 def global_loss(model, data, batches):
@@ -149,19 +151,19 @@ def distance(actual, expected):
 @pytest.mark.parametrize("strategy, world_size, changes", STRATEGIES, ids=[f"{s}-{w}" for s, w, _ in STRATEGIES])
 @pytest.mark.parametrize("kind", ["t5", "regnet"])
 def test_matches_single_process(fsdp_program, folder, tmp_path, kind, strategy, world_size, changes):
-    config = base_config(folder, kind) | {"sharding_strategy": strategy} | changes
+    config, tolerance = base_config(folder, kind) | {"sharding_strategy": strategy} | changes, TOLERANCE[kind]
     dataset, model_class = {"t5": (TokenPairs, T5ForConditionalGeneration),
                             "regnet": (Digits, AutoModelForImageClassification)}[kind]
     model = model_class.from_pretrained(folder / kind)
     losses, norms = train_alone(model, dataset(config["dataset"]), config, world_size)
     run = fsdp_train(fsdp_program, config, world_size, tmp_path)
-    assert run.losses == pytest.approx(losses, rel=TOLERANCE)
-    assert [row["grad_norm"] for row in run.steps] == pytest.approx(norms, rel=10 * TOLERANCE)
-    assert run.eval_loss == pytest.approx(evaluate(model, dataset(config["eval_dataset"])), rel=TOLERANCE)
+    assert run.losses == pytest.approx(losses, rel=tolerance)
+    assert [row["grad_norm"] for row in run.steps] == pytest.approx(norms, rel=10 * tolerance)
+    assert run.eval_loss == pytest.approx(evaluate(model, dataset(config["eval_dataset"])), rel=tolerance)
     saved = model_class.from_pretrained(run.final).state_dict()
     far = {name: distance(saved[name], tensor) for name, tensor in model.state_dict().items()
-           if distance(saved[name], tensor) > TOLERANCE}
-    assert not far, f"tensors differ by more than {TOLERANCE} of their norm: {far}"
+           if distance(saved[name], tensor) > 10 * tolerance}
+    assert not far, f"tensors differ by more than {10 * tolerance} of their norm: {far}"
 
 
 def test_learns_digits(fsdp_program, folder, tmp_path):
