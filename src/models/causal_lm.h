@@ -32,7 +32,8 @@ std::shared_ptr<CausalLM> make_causal_lm(const nlohmann::json& config, c10::Scal
 // Throws unless input_ids is [batch, sequence] and labels, if defined, of the same shape. `model` is for the error.
 void check_tokens(const char* model, const at::Tensor& input_ids, const at::Tensor& labels);
 
-// The logits, and if there are labels the mean_cross_entropy of position i and label i+1.
-LanguageModelOutput with_next_token_loss(const at::Tensor& logits, const at::Tensor& labels);
+// Labels for the positions that predict them: position i gets label i+1, the last one kIgnoredLabel. Undefined labels
+// stay so.
+at::Tensor next_token_labels(const at::Tensor& labels);
 
 }  // namespace fsdp::models

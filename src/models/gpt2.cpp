@@ -94,7 +94,7 @@ LanguageModelOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, co
   check_tokens("GPT-2", input_ids, labels);
   TORCH_CHECK(input_ids.size(1) <= config_.n_positions, "GPT-2: a sequence of ", input_ids.size(1),
               " tokens is longer than n_positions, ", config_.n_positions);
-  return with_next_token_loss(lm_head_(transformer_(input_ids)), labels);
+  return predict(lm_head_, transformer_(input_ids), next_token_labels(labels));
 }
 
 double GPT2LMHeadModelImpl::flops_per_token(int64_t sequence_length) const {

@@ -78,7 +78,7 @@ LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, const at::
 
 LanguageModelOutput LlamaForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
   check_tokens("Llama", input_ids, labels);
-  return with_next_token_loss(lm_head_(model_(input_ids)), labels);
+  return predict(lm_head_, model_(input_ids), next_token_labels(labels));
 }
 
 double LlamaForCausalLMImpl::flops_per_token(int64_t sequence_length) const {

@@ -214,8 +214,7 @@ LanguageModelOutput T5ForConditionalGenerationImpl::forward(const at::Tensor& in
   const at::Tensor encoder_states = encoder_(input_ids, source_mask);
   at::Tensor decoded = decoder_(shifted_right(labels, config_), source_mask, encoder_states);
   if (config_.scale_decoder_outputs) decoded = decoded * inverse_root(config_.d_model);
-  const at::Tensor logits = lm_head_(decoded);
-  return {.loss = mean_cross_entropy(logits, labels), .logits = logits};
+  return predict(lm_head_, decoded, labels);
 }
 
 void T5ForConditionalGenerationImpl::set_activation_checkpointing(const CheckpointPolicy& policy) {

@@ -62,6 +62,8 @@ void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 
+bool backward_keeps_graph() { return torch::autograd::get_current_graph_task_keep_graph(); }
+
 void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }

@@ -20,6 +20,8 @@ void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit
 
 // The backward pass that runs on this thread, or -1.
 int current_backward();
+// Whether it keeps its graph for another one (retain_graph). Inside a node's apply only.
+bool backward_keeps_graph();
 
 // Calls `callback` at the end of the current backward pass. When the pass throws, the callback is destroyed without
 // being called.
