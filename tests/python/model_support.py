@@ -57,14 +57,14 @@ def check_tool(name, *arguments):
     return result
 
 
-def our_results(folder, dtype, input_ids, work_folder, labels=None, attention_mask=None):
-    """loss, logits and grad.NAME of every parameter, from our model."""
+def our_results(folder, dtype, input_ids, work_folder, labels=None, attention_mask=None, *mode):
+    """loss, logits (but for the mode "fused") and grad.NAME of every parameter, from our model."""
     tensors = {"input_ids": input_ids}
     if labels is not None:
         tensors["labels"] = labels
     if attention_mask is not None:
         tensors["attention_mask"] = attention_mask
-    return run_forward(folder, dtype, tensors, work_folder)
+    return run_forward(folder, dtype, tensors, work_folder, *mode)
 
 
 def run_forward(folder, dtype, tensors, work_folder, *mode):

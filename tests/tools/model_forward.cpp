@@ -1,9 +1,10 @@
-// model_forward FOLDER DTYPE INPUT OUTPUT [eval]: runs a Hugging Face folder's model, in training mode or with "eval"
-// in evaluation mode, on what the safetensors file INPUT holds, and writes "loss", "logits", "grad.NAME" for every
-// parameter and "buffer.NAME" for every buffer to the safetensors file OUTPUT. DTYPE is fp32, fp64 or bf16. INPUT has
-// for language models "input_ids" (int64 [batch, sequence]), "labels" (optional, else the input_ids) and, for
-// sequence-to-sequence models, "attention_mask" (optional); for image classifiers "pixel_values" and "labels", and
-// OUTPUT then has also "flops", those of an image.
+// model_forward FOLDER DTYPE INPUT OUTPUT [eval|fused]: runs a Hugging Face folder's model, in training mode or with
+// "eval" in evaluation mode, on what the safetensors file INPUT holds, and writes "loss", "logits", "grad.NAME" for
+// every parameter and "buffer.NAME" for every buffer to the safetensors file OUTPUT. With "fused" a language model
+// computes head and loss together, and there are no logits. DTYPE is fp32, fp64 or bf16. INPUT has for language models
+// "input_ids" (int64 [batch, sequence]), "labels" (optional, else the input_ids) and, for sequence-to-sequence models,
+// "attention_mask" (optional); for image classifiers "pixel_values" and "labels", and OUTPUT then has also "flops",
+// those of an image.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
@@ -59,7 +60,9 @@ Results forward(PretrainedModel& model, const SafetensorsFile& inputs) {
   const auto output = causal != nullptr ? causal->forward(input_ids, labels)
                                         : dynamic_cast<Seq2SeqLM&>(model).forward(
                                               input_ids, labels, optional("attention_mask", at::Tensor()));
-  return {{"loss", output.loss}, {"logits", output.logits}};
+  Results results = {{"loss", output.loss}};
+  if (output.logits.defined()) results.emplace_back("logits", output.logits);
+  return results;
 }
 
 Results run(PretrainedModel& model, const SafetensorsFile& inputs) {
@@ -74,11 +77,13 @@ Results run(PretrainedModel& model, const SafetensorsFile& inputs) {
 }
 
 void run_forward(const std::vector<std::string>& arguments) {
-  const bool eval = arguments.size() == 5 && arguments[4] == "eval";
-  TORCH_CHECK(arguments.size() == 4 || eval, "usage: model_forward FOLDER DTYPE INPUT OUTPUT [eval]");
+  const std::string mode = arguments.size() == 5 ? arguments[4] : "";
+  TORCH_CHECK(arguments.size() == 4 || mode == "eval" || mode == "fused",
+              "usage: model_forward FOLDER DTYPE INPUT OUTPUT [eval|fused]");
   const auto model = fsdp::models::load_pretrained<PretrainedModel>(fsdp::checkpoint::HfFolder(arguments[0]),
                                                                     parse_dtype_argument(arguments[1]), at::kCPU);
-  model->train(!eval);
+  model->train(mode != "eval");
+  if (mode == "fused") dynamic_cast<fsdp::models::LanguageModel&>(*model).set_fused_loss(true);
   write_results(arguments[3], run(*model, SafetensorsFile(arguments[2])));
 }
 

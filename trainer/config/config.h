@@ -41,6 +41,7 @@ struct Config {
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
   double clip_grad_norm = 1.0;
+  bool fused_loss = false;
 
   // Precision.
   std::string dtype = "bf16";

@@ -147,6 +147,12 @@ std::vector<ConfigKey> optimization_keys() {
        .meaning = "Largest 2-norm of the gradients of all parameters over all ranks; larger ones are scaled down. 0: "
                   "no clipping.",
        .range = kAtLeastZero},
+      {.section = section,
+       .name = "fused_loss",
+       .member = &Config::fused_loss,
+       .meaning = "Whether language models compute head and loss together in chunks of tokens, so that the logits of a "
+                  "batch are never held, in training and in evaluation. The loss is the same to rounding; from forward "
+                  "to backward it takes memory for the gradient of the head's weight in fp32."},
   };
 }
 

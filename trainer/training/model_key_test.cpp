@@ -128,6 +128,30 @@ TEST_P(NewModels, TrainInLowPrecisionAndWithRecomputation) {
   EXPECT_NEAR(low[0], high[0], 3e-2 * high[0]);
 }
 
+TEST_P(NewModels, MayFuseHeadAndLoss) {
+  if (GetParam().is_of_images) return;  // refused: TrainedModel.KeysOfAnotherKindAreRefused
+  Config c = config();
+  const Left plain = run_whole(c, folder_, "plain", 2);
+  c.fused_loss = true;
+  const Left fused = run_whole(c, folder_, "fused", 2);
+  for (const auto& [step, line] : plain.metrics) {
+    const auto want = nlohmann::json::parse(line), got = nlohmann::json::parse(fused.metrics.at(step));
+    const char* key = step == "eval" ? "eval_loss" : "loss";
+    EXPECT_NEAR(got.at(key).get<double>(), want.at(key).get<double>(), 1e-4) << step;
+  }
+  const auto ids = torch::zeros({1, 5}, torch::kInt64);
+  for (const bool on : {false, true}) {
+    c.fused_loss = on;
+    auto model = make_tiny_model(GetParam().model, 3);
+    make_trained_model(model, c);
+    if (auto causal = std::dynamic_pointer_cast<models::CausalLM>(model)) {
+      EXPECT_NE(causal->forward(ids, ids).logits.defined(), on);
+    } else {
+      EXPECT_NE(std::dynamic_pointer_cast<models::Seq2SeqLM>(model)->forward(ids, ids).logits.defined(), on);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, NewModels,
                          ::testing::Values(Kind{"llama", models::small_llama()}, Kind{"gpt2", models::small_gpt2()},
                                            Kind{"t5", models::small_t5()}, Kind{"regnet", models::small_regnet(), true},

@@ -46,6 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, OnADevice,
                                            Variant{"offload", [](Config& c) { c.cpu_offload = true; }},
                                            Variant{"files", [](Config& c) { c.offload_path = c.model_path; }},
                                            Variant{"from_rank_0", [](Config& c) { c.sync_module_states = true; }},
+                                           Variant{"fused_loss", [](Config& c) { c.fused_loss = true; }},
                                            Variant{"automatic",
                                                    [](Config& c) {
                                                      c.wrap_policy = "auto_units";

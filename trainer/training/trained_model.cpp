@@ -47,6 +47,7 @@ class TrainedCausalLM : public TrainedKind<models::CausalLM> {
       : TrainedKind(std::move(model)), length_(config.max_seq_length) {
     refuse_unused("max_target_length", config.max_target_length, "a causal language model");
     refuse_unused("image_size", config.image_size, "a causal language model");
+    this->model().set_fused_loss(config.fused_loss);
     const int64_t most = this->model().max_sequence_length();
     if (length_ <= most) return;
     refuse("max_seq_length", length_, c10::str("is more than the model can attend to; accepted: 2 to ", most));
@@ -70,6 +71,7 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
       : TrainedKind(std::move(model)),
         lengths_{config.max_seq_length, config.max_target_length.value_or(config.max_seq_length)} {
     refuse_unused("image_size", config.image_size, "a sequence-to-sequence language model");
+    model().set_fused_loss(config.fused_loss);
   }
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
@@ -95,6 +97,9 @@ class TrainedImageClassifier : public TrainedKind<models::ImageClassifier> {
   TrainedImageClassifier(std::shared_ptr<models::ImageClassifier> model, const Config& config)
       : TrainedKind(std::move(model)), size_(config.image_size) {
     refuse_unused("max_target_length", config.max_target_length, "an image classifier");
+    if (config.fused_loss) {
+      throw ConfigError("key \"fused_loss\": true is of no use: the model is an image classifier; accepted: false");
+    }
     if (config.max_seq_length != Config{}.max_seq_length) {
       refuse("max_seq_length", config.max_seq_length,
              c10::str("is of no use: the model is an image classifier; leave it at ", Config{}.max_seq_length));
