@@ -2,6 +2,7 @@
 """Runs the C++ test programs of a build and, with --pytest and --fuzz-dir, the Python tests and each fuzz target for a
 moment; counts test cases over all of them.
 
+What took longest the last time (test_durations.json in the build folder) starts first.
 The last line reads "N passed, N failed", with ", N skipped" when any were. A program that crashes, runs out of time or
 runs no test counts as failed. The exit status is 0 only when nothing failed.
 """
@@ -186,6 +187,19 @@ def report_run(run):
         print(failing_part(run.output), flush=True)
 
 
+def read_durations(path):
+    """Seconds by name, of the runs before; nothing where there is no such file, or it is not one of ours."""
+    try:
+        return {str(name): float(seconds) for name, seconds in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def longest_first(programs, durations):
+    """What starts last should not be what takes longest. Programs without a duration keep their place in front."""
+    return sorted(programs, key=lambda program: -durations.get(program.name, float("inf")))
+
+
 def select(programs, pattern):
     chosen = [program for program in programs if re.search(pattern, program.name)]
     return chosen or sys.exit(f"error: no test program matches {pattern!r}; there are: "
@@ -205,16 +219,20 @@ def main():
 
     with tempfile.TemporaryDirectory(prefix="fsdp-tests-") as folder:
         reports = Path(folder)
-        # The Python tests take longest, so they start first.
         programs = [pytest_program(options.pytest, reports)] if options.pytest else []
         programs += [fuzz_program(options.fuzz_dir, reports)] if options.fuzz_dir else []
+        durations_path = options.build_dir / "test_durations.json"
+        durations = read_durations(durations_path)
         programs = select(programs + gtest_programs(options.build_dir, reports), options.only)
+        programs = longest_first(programs, durations)
         runs = []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             started = [pool.submit(run_program, program, options.timeout, reports) for program in programs]
             for finished in concurrent.futures.as_completed(started):
                 runs.append(finished.result())
                 report_run(runs[-1])
+        durations.update((run.program.name, round(run.seconds, 1)) for run in runs)
+        durations_path.write_text(json.dumps(durations, indent=1, sort_keys=True) + "\n")
 
     failed = [f"{run.program.name}: {name}" for run in runs for name in run.outcome.failed]
     skipped = sum(run.outcome.skipped for run in runs)

@@ -85,6 +85,25 @@ def test_program_that_hangs_is_ended(run_tests):
     assert "ran out of time" in result.stdout
 
 
+def test_what_took_longest_the_last_time_starts_first(run_tests, tmp_path):
+    slow = f'open({str(tmp_path / "order")!r}, "a").write("slow ")\ntime.sleep(0.5)\n' + PASSING
+    quick = f'open({str(tmp_path / "order")!r}, "a").write("quick ")\n' + PASSING
+    new = f'open({str(tmp_path / "order")!r}, "a").write("new ")\n' + PASSING
+
+    def order(*programs):
+        (tmp_path / "order").write_text("")
+        result = run_tests(dict(programs), "--jobs", "1")
+        assert result.returncode == 0, result.stdout
+        return (tmp_path / "order").read_text().split()
+
+    known = [("a_test", quick), ("b_test", slow)]
+    assert order(*known) == ["quick", "slow"]
+    assert order(*known) == ["slow", "quick"]
+    assert order(*known, ("c_test", new)) == ["new", "slow", "quick"]
+    (tmp_path / "test_durations.json").write_text("[torn")
+    assert order(*known) == ["quick", "slow"]
+
+
 def test_python_tests_are_counted_with_the_programs(run_tests, tmp_path):
     folder = tmp_path / "python"
     folder.mkdir()
