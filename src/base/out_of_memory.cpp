@@ -3,7 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <new>
-#include <string>
+
+#include "base/error_message.h"
 
 namespace fsdp {
 
@@ -13,7 +14,7 @@ bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) {
     return true;
   }
-  return std::string(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string::npos;
+  return message_of(error).find("DefaultCPUAllocator: can't allocate memory") != std::string::npos;
 }
 
 }  // namespace fsdp

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <numeric>
@@ -25,7 +26,8 @@
 namespace fsdp {
 namespace {
 
-constexpr auto kPollPeriod = std::chrono::milliseconds(20);
+// Ranks that are threads come at once; for those that are late, the store is to be left in peace.
+constexpr auto kFirstPoll = std::chrono::milliseconds(1), kLastPoll = std::chrono::milliseconds(20);
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -99,11 +101,11 @@ void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   try {
     store.set(key(rank), bytes_of("yes"));
-    while (true) {
+    for (auto pause = kFirstPoll;; pause = std::min(2 * pause, kLastPoll)) {
       std::erase_if(missing, [&](int other) { return store.check({key(other)}); });
       if (missing.empty()) return;
       if (std::chrono::steady_clock::now() >= deadline) break;
-      std::this_thread::sleep_for(kPollPeriod);
+      std::this_thread::sleep_for(pause);
     }
   } catch (const std::exception& error) {
     trouble = c10::str("; the store was lost, did rank 0 end? (", first_line(error), ")");

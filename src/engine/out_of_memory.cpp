@@ -6,6 +6,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "base/error_message.h"
 #include "base/out_of_memory.h"
 
 namespace fsdp {
@@ -65,7 +66,7 @@ std::string memory_report(Engine& engine, const std::vector<MemoryCategory>& mor
 bool has_memory_report(const std::string& message) { return message.find(kHeading) != std::string::npos; }
 
 void Engine::explain_out_of_memory(c10::Error& error, const std::string& doing) {
-  if (is_out_of_memory(error) && !has_memory_report(error.what())) {
+  if (is_out_of_memory(error) && !has_memory_report(message_of(error))) {
     error.add_context(c10::str("rank ", mesh().rank(), " ran out of memory: ", doing, "\n", memory_report(*this)));
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/error_message.h"
 #include "comm/meeting_point.h"
 #include "engine/engine.h"
 
@@ -86,7 +87,7 @@ std::string expect_error(const std::function<void()>& body, std::initializer_lis
   try {
     body();
   } catch (const std::exception& error) {
-    message = error.what();
+    message = message_of(error);
   }
   if (message.empty()) {
     ADD_FAILURE() << "no error";

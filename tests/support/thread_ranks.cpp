@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/meeting_point.h"
+#include "support/event_loop_ticks.h"
 #include "support/test_device.h"
 
 namespace fsdp::testing {
@@ -49,6 +50,7 @@ void skip_without_devices(int world_size) {
 void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body,
                const RankOptions& options) {
   skip_without_devices(world_size);
+  shorten_event_loop_ticks(std::chrono::milliseconds(2));
   const auto point = make_in_memory_meeting_point();
   GlooOptions gloo;
   gloo.timeout = options.timeout;
