@@ -59,7 +59,7 @@ class AverageLMImpl : public CausalLM {
     for (size_t i = 0; i < blocks_->size(); ++i) {
       x = checkpointing_.forward(i, blocks_->ptr<AverageBlockImpl>(i), x);
     }
-    return with_next_token_loss(head_(x), labels);
+    return predict(head_, x, next_token_labels(labels));
   }
 
   int64_t vocab_size() const override { return config_.vocab_size; }

@@ -1,7 +1,7 @@
 // ShardedModule::memory_summary, and what it is for when memory is wanting.
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include "base/error_message.h"
 #include "base/out_of_memory.h"
 #include "engine/engine.h"
 #include "engine/out_of_memory.h"
@@ -19,8 +19,7 @@ std::string ShardedModule::memory_summary(const std::vector<MemoryCategory>& mor
 
 std::string ShardedModule::explain_out_of_memory(const std::exception& error,
                                                  const std::vector<MemoryCategory>& more) const {
-  const auto* known = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = known ? known->what_without_backtrace() : error.what();
+  const std::string text = message_of(error);
   if (!is_out_of_memory(error)) {
     return text;
   }

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error_message.h"
 #include "comm/collective_shapes.h"
 #include "comm/meeting_point.h"
 
@@ -244,9 +245,8 @@ void run_unchecked_ranks(int world_size, const std::function<void(std::shared_pt
       try {
         body(make_unchecked_communicator(hub, rank));
       } catch (const std::exception& error) {
-        const auto* known = dynamic_cast<const c10::Error*>(&error);
         std::lock_guard lock(mutex);
-        errors += c10::str("rank ", rank, ": ", known ? known->what_without_backtrace() : error.what(), "\n");
+        errors += c10::str("rank ", rank, ": ", message_of(error), "\n");
       }
     });
   }

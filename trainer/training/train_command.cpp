@@ -1,12 +1,12 @@
 #include "training/train_command.h"
 
 #include <ATen/Context.h>
-#include <c10/util/Exception.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 
+#include "base/error_message.h"
 #include "config/config_checks.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
@@ -23,12 +23,6 @@ namespace fsdp::trainer {
 namespace {
 
 constexpr const char* kThisProgram = "/proc/self/exe";
-
-// What went wrong, without the stack of C++ calls that LibTorch's errors carry.
-std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error ? torch_error->what_without_backtrace() : error.what();
-}
 
 int status_of(const std::exception& error) {
   return dynamic_cast<const ConfigError*>(&error) ? kExitUsage : kExitFailure;
