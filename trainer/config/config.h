@@ -97,6 +97,7 @@ struct Config {
   // Output.
   std::string output_dir = "output";
   int64_t logging_steps = 1;
+  std::vector<std::string> report_to;
   bool do_eval = false;
   bool save_final = false;
   std::string max_shard_size = "5GB";  // parse_byte_count takes it

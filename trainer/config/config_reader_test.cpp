@@ -55,6 +55,15 @@ TEST_F(ConfigReader, ReadsEveryType) {
   EXPECT_EQ(c.sharding_factor, 4);
 }
 
+TEST_F(ConfigReader, ListsOfChoicesTakeNoOthers) {
+  EXPECT_THAT(read(R"({"model_path": "m", "report_to": ["tensorboard", "csv"]})").report_to,
+              ::testing::ElementsAre("tensorboard", "csv"));
+  EXPECT_THAT(error_with("\"report_to\": [\"csv\", \"wandb\"]"),
+              AllOf(HasSubstr("key \"report_to\": \"wandb\" is not an accepted value"),
+                    HasSubstr("accepted: a list of csv or tensorboard")));
+  EXPECT_THAT(error_with("\"report_to\": \"csv\""), HasSubstr("is not of type list of strings"));
+}
+
 TEST_F(ConfigReader, NullUnsetsOptionalKeysOnly) {
   EXPECT_EQ(read(R"({"model_path": "m", "mixed_precision_reduce_dtype": null})").mixed_precision_reduce_dtype,
             std::nullopt);

@@ -36,7 +36,7 @@ struct ConfigKey {
   ConfigMember member;
   std::string meaning = {};
   std::optional<Range> range = {};        // of numbers
-  std::vector<std::string> choices = {};  // of strings; empty: any that is not empty
+  std::vector<std::string> choices = {};  // of strings, also in lists; empty: any that is not empty
   // Values that one might expect but that cannot be used, each with the reason.
   std::vector<std::pair<nlohmann::json, std::string>> unusable = {};
 };

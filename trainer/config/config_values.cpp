@@ -116,16 +116,24 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
   }
 }
 
+bool is_choice(const ConfigKey& key, const json& value) {
+  return std::find(key.choices.begin(), key.choices.end(), value.get<std::string>()) != key.choices.end();
+}
+
 void check_choice(const ConfigKey& key, const json& value, const std::string& where) {
   for (const auto& [unusable, reason] : key.unusable) {
     if (value == unusable) refuse(key, value, where, "cannot be used: " + reason);
+  }
+  if (value.is_array() && !key.choices.empty()) {
+    for (const json& item : value) {
+      if (!is_choice(key, item)) refuse(key, item, where, "is not an accepted value");
+    }
   }
   if (!value.is_string()) return;
   const std::string text = value.get<std::string>();
   if (text.empty()) refuse(key, value, where, "is empty");
   if (text.find('\0') != std::string::npos) refuse(key, value, where, "holds a NUL character");
-  const bool known = std::find(key.choices.begin(), key.choices.end(), text) != key.choices.end();
-  if (!key.choices.empty() && !known) refuse(key, value, where, "is not an accepted value");
+  if (!key.choices.empty() && !is_choice(key, value)) refuse(key, value, where, "is not an accepted value");
 }
 
 }  // namespace
@@ -145,7 +153,7 @@ std::string accepted_values(const ConfigKey& key) {
   const std::string or_null = accepts_null(key) ? " or null" : "";
   const std::string type = base_type_name(key);
   if (type == "boolean") return "true or false";
-  if (type == "list of strings") return "a list of strings";
+  if (type == "list of strings") return key.choices.empty() ? "a list of strings" : "a list of " + join_or(key.choices);
   if (!key.choices.empty()) {
     std::vector<std::string> words = key.choices;
     if (accepts_null(key)) words.emplace_back("null");

@@ -85,6 +85,13 @@ std::vector<ConfigKey> output_keys() {
        .meaning = "Steps from one line of metrics to the next; the last step is always logged.",
        .range = kAtLeastOne},
       {.section = section,
+       .name = "report_to",
+       .member = &Config::report_to,
+       .meaning = "Where metrics go beside metrics.jsonl. `csv`: output_dir/metrics.csv, a row for each line. "
+                  "`tensorboard`: event files in output_dir/runs. Both are whole after each line, and a run that goes "
+                  "on from a checkpoint continues them.",
+       .choices = {"csv", "tensorboard"}},
+      {.section = section,
        .name = "do_eval",
        .member = &Config::do_eval,
        .meaning = "Whether the loss on `eval_dataset` is computed after training."},

@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "report/whole_write.h"
+
 namespace fsdp::trainer {
 
 namespace {
@@ -46,7 +48,7 @@ void MetricsFile::cut(size_t bytes) {
   if (ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) fail(path_, "cannot cut the file");
 }
 
-void MetricsFile::write(const StepMetrics& metrics) {
+nlohmann::ordered_json metrics_line(const StepMetrics& metrics) {
   nlohmann::ordered_json line{{"step", metrics.step},
                               {"loss", metrics.loss},
                               {"grad_norm", metrics.grad_norm},
@@ -59,20 +61,16 @@ void MetricsFile::write(const StepMetrics& metrics) {
     line.update(
         {{"loss_scale", scaling->scale}, {"skipped", scaling->skipped}, {"skipped_steps", scaling->skipped_steps}});
   }
-  append(line.dump());
+  return line;
 }
 
-void MetricsFile::write(const EvalMetrics& metrics) {
-  append(nlohmann::ordered_json{{"step", metrics.step}, {"eval_loss", metrics.eval_loss}}.dump());
+nlohmann::ordered_json metrics_line(const EvalMetrics& metrics) {
+  return {{"step", metrics.step}, {"eval_loss", metrics.eval_loss}};
 }
 
-void MetricsFile::append(const std::string& line) {
-  const std::string text = line + "\n";
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t written = ::write(descriptor_, text.data() + done, text.size() - done);
-    if (written < 0 && errno != EINTR) fail(path_, "cannot write");
-    if (written > 0) done += static_cast<size_t>(written);
-  }
-}
+void MetricsFile::write(const StepMetrics& metrics) { append(metrics_line(metrics).dump()); }
+void MetricsFile::write(const EvalMetrics& metrics) { append(metrics_line(metrics).dump()); }
+
+void MetricsFile::append(const std::string& line) { write_whole(descriptor_, line + "\n", path_); }
 
 }  // namespace fsdp::trainer

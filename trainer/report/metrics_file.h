@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -32,6 +33,10 @@ struct EvalMetrics {
   int64_t step = 0;  // optimizer steps before it
   double eval_loss = 0;
 };
+
+// The line of metrics.jsonl; there, numbers that are not finite become null.
+nlohmann::ordered_json metrics_line(const StepMetrics& metrics);
+nlohmann::ordered_json metrics_line(const EvalMetrics& metrics);
 
 class MetricsFile {
  public:

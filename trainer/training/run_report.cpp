@@ -16,12 +16,12 @@ RunReport::RunReport(const Config& config, const StepWork& work, Communicator& c
     : config_(config), work_(work), communicator_(communicator), device_(device) {
   if (communicator.rank() != 0) return;
   std::filesystem::create_directories(config.output_dir);
-  file_.emplace((std::filesystem::path(config.output_dir) / "metrics.jsonl").string());
+  file_.emplace(config.output_dir, config.report_to);
   progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.max_steps);
 }
 
 void RunReport::start(int64_t step) {
-  if (file_) step == 0 ? file_->start_over() : file_->trim();
+  if (file_) file_->start(step);
   last_step_ = step;
   last_time_ = Clock::now();
 }

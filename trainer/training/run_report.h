@@ -6,7 +6,7 @@
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
-#include "report/metrics_file.h"
+#include "report/metrics_outputs.h"
 #include "report/progress.h"
 #include "training/trained_model.h"
 #include "training/training_run.h"
@@ -21,8 +21,8 @@ struct StepWork {
 
 class RunReport {
  public:
-  // On rank 0 creates output_dir and metrics.jsonl in it, and keeps other runs from them. `device`: where training
-  // runs. `config` and `communicator` must outlive this object.
+  // On rank 0 creates output_dir and metrics.jsonl in it (and what report_to names), and keeps other runs from them.
+  // `device`: where training runs. `config` and `communicator` must outlive this object.
   RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device = c10::kCPU);
 
   // Behind `step` steps of this run: 0 empties metrics.jsonl, more continues it. Starts the clock of the first report.
@@ -43,8 +43,8 @@ class RunReport {
   StepWork work_;
   Communicator& communicator_;
   c10::Device device_;
-  std::optional<MetricsFile> file_;   // on rank 0
-  std::optional<Progress> progress_;  // on rank 0
+  std::optional<MetricsOutputs> file_;  // on rank 0
+  std::optional<Progress> progress_;    // on rank 0
   int64_t last_step_ = 0;
   int64_t skipped_steps_ = 0;
   Clock::time_point last_time_;

@@ -1,0 +1,70 @@
+#include "report/metrics_csv.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "checkpoint/output_file.h"
+#include "report/whole_write.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::string cell(const nlohmann::json& value) {
+  const bool is_finite = !value.is_null() && !(value.is_number_float() && !std::isfinite(value.get<double>()));
+  return is_finite ? value.dump() : "nan";
+}
+
+std::string row(const nlohmann::json& line) {
+  std::string text;
+  for (const std::string& column : csv_columns()) {
+    if (&column != &csv_columns().front()) text += ",";
+    if (line.contains(column)) text += cell(line.at(column));
+  }
+  return text + "\n";
+}
+
+std::string header() {
+  std::string text;
+  for (const std::string& column : csv_columns()) text += (text.empty() ? "" : ",") + column;
+  return text + "\n";
+}
+
+}  // namespace
+
+const std::vector<std::string>& csv_columns() {
+  static const std::vector<std::string> columns = {"step",
+                                                   "loss",
+                                                   "eval_loss",
+                                                   "grad_norm",
+                                                   "learning_rate",
+                                                   "samples_per_second",
+                                                   "tokens_per_second",
+                                                   "tflops",
+                                                   "peak_memory_bytes",
+                                                   "peak_device_memory_bytes",
+                                                   "loss_scale",
+                                                   "skipped",
+                                                   "skipped_steps"};
+  return columns;
+}
+
+MetricsCsv::MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows) : path_(path), descriptor_(-1) {
+  std::string text = header();
+  for (const MetricsLine& line : rows) text += row(line.values);
+  checkpoint::write_file(path, text);
+  descriptor_ = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (descriptor_ < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
+}
+
+MetricsCsv::~MetricsCsv() { close(descriptor_); }
+
+void MetricsCsv::write(const nlohmann::json& line) { write_whole(descriptor_, row(line), path_); }
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,38 @@
+#include "report/metrics_outputs.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::string within(const std::string& folder, const char* name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+}  // namespace
+
+MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to)
+    : output_dir_(output_dir), report_to_(report_to), file_(within(output_dir, "metrics.jsonl")) {}
+
+void MetricsOutputs::start(int64_t step) {
+  step == 0 ? file_.start_over() : file_.trim();
+  if (reports_to("csv")) {
+    std::vector<MetricsLine> rows = read_metrics(within(output_dir_, "metrics.jsonl"));
+    std::erase_if(rows, [&](const MetricsLine& row) { return row.step > step; });
+    csv_ = std::make_unique<MetricsCsv>(within(output_dir_, "metrics.csv"), rows);
+  }
+  if (reports_to("tensorboard")) tensorboard_ = std::make_unique<TensorBoardFile>(within(output_dir_, "runs"), step);
+}
+
+bool MetricsOutputs::reports_to(const std::string& name) const {
+  return std::find(report_to_.begin(), report_to_.end(), name) != report_to_.end();
+}
+
+void MetricsOutputs::pass_on(const nlohmann::ordered_json& line) {
+  if (csv_) csv_->write(line);
+  if (tensorboard_) tensorboard_->write(line);
+}
+
+}  // namespace fsdp::trainer
