@@ -279,7 +279,7 @@ std::vector<TraceRange> trace_of_third_step(const std::function<void(Options&)>&
       auto range = sharded->trace_range("step");
       step(row, *sharded, communicator->rank());
     }
-    auto got = sharded->stop_trace();
+    auto got = sharded->stop_trace().ranges;
     step(row, *sharded, communicator->rank());
     EXPECT_TRUE(sharded->stop_trace().empty());
     if (communicator->rank() == 0) trace = got;
@@ -305,6 +305,73 @@ TEST(Trace, ShowsComputationGathersReductionsAndWaits) {
     EXPECT_LE(range.begin_ns, range.end_ns);
     EXPECT_LE(range.end_ns, trace.front().end_ns) << "all within the step";
   }
+}
+
+// The memory of a category over the third step, without repetitions.
+std::vector<int64_t> bytes_over_a_step(const std::string& category) {
+  std::vector<int64_t> bytes;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    auto sharded = fully_shard(row, options_for(communicator));
+    for (int i = 0; i < 2; ++i) step(row, *sharded, communicator->rank());
+    sharded->start_trace([] { return std::vector<MemoryCategory>{{"optimizer state", 77, 78, 79}}; });
+    {
+      auto range = sharded->trace_range("step");
+      step(row, *sharded, communicator->rank());
+    }
+    const Trace trace = sharded->stop_trace();
+    if (communicator->rank() != 0) return;
+    for (const TraceMemory& memory : trace.memory) {
+      EXPECT_LE(trace.memory.front().at_ns, memory.at_ns);
+      for (const auto& [name, value] : memory.bytes) {
+        if (name == category && (bytes.empty() || bytes.back() != value)) bytes.push_back(value);
+      }
+    }
+  });
+  return bytes;
+}
+
+// A layer has 7 * 7 + 7 doubles; the root, which stays gathered, 7 * 5 + 7 + 7, and one more that fills the last shard.
+constexpr int64_t kLayer = 56 * 8, kRoot = 50 * 8;
+
+// The root alone, then with one unit more and with two, as units come and go `times` times, and back to nothing.
+std::vector<int64_t> two_at_a_time(int times) {
+  const int64_t one = kRoot + kLayer, two = kRoot + 2 * kLayer;
+  std::vector<int64_t> bytes = {0, kRoot, one, two};
+  for (int i = 0; i < times; ++i) bytes.insert(bytes.end(), {one, two});
+  bytes.insert(bytes.end(), {one, kRoot, 0});
+  return bytes;
+}
+
+TEST(Trace, KnowsTheMemoryOfEachCategory) {
+  const std::vector<int64_t> shards = {(kDepth * kLayer + kRoot) / 2};
+  EXPECT_EQ(bytes_over_a_step("parameter shards"), shards);
+  EXPECT_EQ(bytes_over_a_step("gradient shards"), shards);
+  EXPECT_EQ(bytes_over_a_step("optimizer state"), std::vector<int64_t>{77});
+  // l2, l3 and l4 take the places of others in forward, and l3, l2, l1 and l0 in backward.
+  EXPECT_EQ(bytes_over_a_step("unsharded parameters"), two_at_a_time(3 + 4));
+  // The gradients of l2, l1 and l0 take those of l4, l3 and l2.
+  EXPECT_EQ(bytes_over_a_step("gradient buffers"), two_at_a_time(3));
+}
+
+TEST(Trace, EverythingElseIsWhatIsAllocatedBeside) {
+  torch::Tensor large;
+  std::vector<int64_t> else_of;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Row row = make_row();
+    auto sharded = fully_shard(row, options_for(communicator));
+    sharded->start_trace();
+    { auto range = sharded->trace_range("nothing"); }
+    large = torch::zeros({1 << 20});
+    { auto range = sharded->trace_range("more"); }
+    const Trace trace = sharded->stop_trace();
+    ASSERT_EQ(trace.memory.size(), 4);
+    for (const TraceMemory& memory : trace.memory) {
+      ASSERT_EQ(memory.bytes.back().first, "everything else");
+      else_of.push_back(memory.bytes.back().second);
+    }
+  });
+  EXPECT_NEAR(static_cast<double>(else_of[2] - else_of[1]), 4 << 20, 64 << 10);
 }
 
 TEST(Trace, ShowsWhatTheLimiterHoldsBack) {

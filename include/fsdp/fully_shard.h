@@ -271,10 +271,11 @@ class ShardedModule {
   // Forgets gradients that a failed backward left half captured. Shards and their gradients stay as they are.
   void reset();
 
-  // Records from now on what happens when; see trace.h. stop_trace() ends it and returns what was recorded by this
-  // rank.
-  void start_trace();
-  std::vector<TraceRange> stop_trace();
+  // Records from now on what happens when, and how much memory is in use; see trace.h. `more`: what the caller holds
+  // beside, its optimizer's state, say; asked in the threads that use the model, until the trace is stopped. It must
+  // not use parameters. stop_trace() ends it and returns what was recorded by this rank.
+  void start_trace(std::function<std::vector<MemoryCategory>()> more = {});
+  Trace stop_trace();
   // A range of the user's in the trace, until the returned scope ends: "forward", "optimizer". Nothing while no trace
   // is recorded.
   class TraceScope {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/communicator.h"
@@ -33,9 +34,29 @@ struct TraceRange {
   int64_t end_ns;
 };
 
+// Memory at one moment: taken where a unit is gathered or released, where gradients are captured, reduced or added to
+// the shards', and where a kStep range begins or ends.
+struct TraceMemory {
+  int64_t at_ns;  // see TraceRange
+  // Bytes by category: those of ShardedModule::memory(), those of start_trace's caller, "buffers kept for reuse", in
+  // which nothing lies, and "everything else": what beside these is allocated on the device where parameters are used
+  // (activations, above all). On CPUs that is what glibc's malloc has handed out; where it cannot be known the last
+  // category is left out.
+  std::vector<std::pair<std::string, int64_t>> bytes;
+};
+
+// What one rank has recorded.
+struct Trace {
+  std::vector<TraceRange> ranges;
+  std::vector<TraceMemory> memory;
+
+  bool empty() const { return ranges.empty() && memory.empty(); }
+};
+
 // Writes what all ranks of the communicator have recorded into one file in the Trace Event Format (JSON), a process for
-// each rank and a row for each track; where gathers overlap, several rows. Collective; rank 0 writes. `ranges`: of this
-// rank. Errors, on all ranks: the file cannot be written.
-void write_trace(const std::filesystem::path& path, Communicator& communicator, const std::vector<TraceRange>& ranges);
+// each rank and a row for each track; where gathers overlap, several rows; and a counter "memory" for each rank with a
+// series for each category. Collective; rank 0 writes. `trace`: of this rank. Errors, on all ranks: the file cannot be
+// written.
+void write_trace(const std::filesystem::path& path, Communicator& communicator, const Trace& trace);
 
 }  // namespace fsdp

@@ -16,19 +16,31 @@ void TraceRecorder::record(TraceTrack track, const std::string& name, Pass pass,
     return;
   }
   std::lock_guard lock(mutex_);
-  ranges_.push_back({track, name, pass, begin, end});
+  trace_.ranges.push_back({track, name, pass, begin, end});
 }
 
-void TraceRecorder::start() {
+void TraceRecorder::sample_memory() {
+  if (now() == 0) {
+    return;
+  }
   std::lock_guard lock(mutex_);
-  ranges_.clear();
+  if (memory_) {
+    trace_.memory.push_back({clock(), memory_()});
+  }
+}
+
+void TraceRecorder::start(Memory memory) {
+  std::lock_guard lock(mutex_);
+  trace_ = {};
+  memory_ = std::move(memory);
   on_ = true;
 }
 
-std::vector<TraceRange> TraceRecorder::stop() {
+Trace TraceRecorder::stop() {
   std::lock_guard lock(mutex_);
   on_ = false;
-  return std::exchange(ranges_, {});
+  memory_ = {};
+  return std::exchange(trace_, {});
 }
 
 }  // namespace fsdp

@@ -29,7 +29,7 @@ at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const 
   at::Tensor bytes = take(nbytes, residence, owner).narrow(0, 0, nbytes);
   order_.before_use(bytes);
   in_use_bytes_ += nbytes - padding;
-  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
+  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_.load());
   return bytes;
 }
 
@@ -108,7 +108,7 @@ void BufferPool::before_freeing(const at::Tensor& bytes) {
 
 void BufferPool::count_reserved(int64_t nbytes) {
   reserved_bytes_ += nbytes;
-  peak_reserved_bytes_ = std::max(peak_reserved_bytes_, reserved_bytes_);
+  peak_reserved_bytes_ = std::max(peak_reserved_bytes_, reserved_bytes_.load());
 }
 
 void BufferPool::release(const at::Tensor& buffer, int64_t padding) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -48,7 +49,8 @@ class BufferPool {
   // Bytes handed out and not given back, now and at most so far.
   int64_t in_use_bytes() const { return in_use_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
-  // Bytes that it had from the allocator at most so far, handed out or not.
+  // Bytes that it has from the allocator, handed out or not, now and at most so far.
+  int64_t reserved_bytes() const { return reserved_bytes_; }
   int64_t peak_reserved_bytes() const { return peak_reserved_bytes_; }
 
  private:
@@ -75,9 +77,9 @@ class BufferPool {
   FreeBuffers free_;
   FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_
-  int64_t in_use_bytes_ = 0;
+  std::atomic<int64_t> in_use_bytes_{0};
   int64_t peak_bytes_ = 0;
-  int64_t reserved_bytes_ = 0;
+  std::atomic<int64_t> reserved_bytes_{0};
   int64_t peak_reserved_bytes_ = 0;
   bool poison_ = false;
 };

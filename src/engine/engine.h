@@ -120,6 +120,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void forget_accumulated();
   GradientReducer& reducer() { return reducer_; }
   TraceRecorder& trace() { return trace_; }
+  // See ShardedModule::start_trace.
+  void start_trace(std::function<std::vector<MemoryCategory>()> more);
   EngineStats stats() const;
   std::vector<MemoryCategory> memory();
   // Adds to an error that memory is wanting what holds how much, and which units are gathered. `doing`: for what it was
@@ -183,6 +185,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void compare_reductions();
   void plan_memory();
   int64_t gradient_shards_nbytes();  // now; notes the peak
+  std::vector<std::pair<std::string, int64_t>> memory_now(const std::vector<MemoryCategory>& more);
   int64_t passing_nbytes(const std::vector<Unit*>& order) const;
   void discard_captures();
   // With each FlatParameter that gets gradients, under its unit's lock.
@@ -211,7 +214,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   int64_t planned_parameters_ = 0;  // bytes
   int64_t planned_gradients_ = 0;
-  int64_t peak_gradient_shards_ = 0;
+  std::atomic<int64_t> peak_gradient_shards_{0};
 
   TraceRecorder trace_;
   BufferPool parameter_pool_;

@@ -40,7 +40,11 @@ bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
   if (!gradient.defined()) {
     return false;
   }
+  const bool is_first = !place.gradient->capturing();
   place.gradient->capture(place.parameter, gradient, reducer_.pool());
+  if (is_first) {
+    trace_.sample_memory();
+  }
   unit.install_sentinel(place.flat, place.parameter);
   return place.gradient->complete() && release_after_backward(unit);
 }

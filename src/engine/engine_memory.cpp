@@ -1,6 +1,8 @@
 // What memory the units of a step need at a time.
 #include <algorithm>
+#include <utility>
 
+#include "base/allocated_memory.h"
 #include "engine/engine.h"
 
 namespace fsdp {
@@ -43,8 +45,15 @@ int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
 
 int64_t Engine::gradient_shards_nbytes() {
   int64_t nbytes = 0;
-  for_each_gradient([&](const Unit&, FlatGradient& gradient) { nbytes += gradient.leaves().memory_nbytes(); });
-  peak_gradient_shards_ = std::max(peak_gradient_shards_, nbytes);
+  for (auto& unit : units_) {
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      const FlatGradient* gradient = unit->gradient(i);
+      nbytes += gradient ? gradient->leaves().memory_nbytes() : 0;
+    }
+  }
+  int64_t peak = peak_gradient_shards_;
+  while (nbytes > peak && !peak_gradient_shards_.compare_exchange_weak(peak, nbytes)) {
+  }
   return nbytes;
 }
 
@@ -62,6 +71,34 @@ std::vector<MemoryCategory> Engine::memory() {
           {"unsharded parameters", parameter_pool_.in_use_bytes(), parameter_pool_.peak_bytes(),
            parameter_pool_.peak_reserved_bytes()},
           {"gradient buffers", captured.in_use_bytes(), captured.peak_bytes(), captured.peak_reserved_bytes()}};
+}
+
+void Engine::start_trace(std::function<std::vector<MemoryCategory>()> more) {
+  trace_.start([this, more = std::move(more)] { return memory_now(more ? more() : std::vector<MemoryCategory>()); });
+}
+
+// Optimizer state, and whatever else the caller tells of, lies where shards do; gradients of shards never in files.
+std::vector<std::pair<std::string, int64_t>> Engine::memory_now(const std::vector<MemoryCategory>& more) {
+  std::vector<MemoryCategory> categories = memory();
+  const ShardMemory& place = options_.memory;
+  const int64_t shards = categories[0].current, gradients = categories[1].current;
+  int64_t elsewhere = (place.apart() || place.files() ? shards : 0) + (place.apart() ? gradients : 0);
+  for (const MemoryCategory& category : more) {
+    categories.push_back(category);
+    elsewhere += place.apart() || place.files() ? category.current : 0;
+  }
+  const int64_t in_pools = parameter_pool_.reserved_bytes() + reducer_.pool().reserved_bytes();
+  categories.push_back({"buffers kept for reuse", in_pools - categories[2].current - categories[3].current});
+  std::vector<std::pair<std::string, int64_t>> bytes;
+  int64_t known = 0;
+  for (const MemoryCategory& category : categories) {
+    bytes.emplace_back(category.name, category.current);
+    known += category.current;
+  }
+  if (const auto allocated = allocated_bytes(device())) {
+    bytes.emplace_back("everything else", std::max<int64_t>(0, *allocated - (known - elsewhere)));
+  }
+  return bytes;
 }
 
 }  // namespace fsdp

@@ -239,6 +239,7 @@ void Engine::gather_ahead(Unit& unit) {
   unit.gather_issued = trace_.now();
   trace_.record(TraceTrack::kLimiter, unit.name(), pass, std::exchange(unit.held_back, 0));
   residency_.add(unit);
+  trace_.sample_memory();
 }
 
 void Engine::ensure_gathered(Unit& unit) {
@@ -272,6 +273,7 @@ void Engine::release(Unit& unit) {
   unit.awaits_use = false;
   unit.release(parameter_pool_);
   forget_resident(unit);
+  trace_.sample_memory();
 }
 
 void Engine::release_if_idle(Unit& unit) {

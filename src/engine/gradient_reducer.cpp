@@ -37,6 +37,7 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
   note_issue(unit, gradient);
   int64_t issued = trace_.now();
   in_flight_.push_back({&unit, &gradient, gradient.issue(call, pool_), backward_, issued});
+  trace_.sample_memory();
 }
 
 void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient) {
@@ -105,6 +106,7 @@ void GradientReducer::finish(InFlight& oldest) {
   oldest.gradient->finish(*oldest.reduction, hook, pool_);
   trace_.record(TraceTrack::kWait, oldest.unit->name(), Pass::kReduce, waiting);
   trace_.record(TraceTrack::kReduce, oldest.unit->name(), Pass::kReduce, oldest.issued);
+  trace_.sample_memory();
   if (complete && unit_reduced_hook) {
     unit_reduced(oldest);
   }

@@ -31,6 +31,7 @@ const at::Tensor& LeafGradients::memory() {
       memory_ = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
     }
     order_streams(home_, user);
+    memory_nbytes_ = static_cast<int64_t>(memory_.nbytes());
   }
   return memory_;
 }
@@ -38,13 +39,18 @@ const at::Tensor& LeafGradients::memory() {
 void LeafGradients::drop_memory() {
   if (memory_.defined()) {
     order_streams(current_stream(home_.device()), home_);
-    memory_.reset();
+    forget_memory();
   }
+}
+
+void LeafGradients::forget_memory() {
+  memory_.reset();
+  memory_nbytes_ = 0;
 }
 
 const at::Tensor& LeafGradients::fresh_memory() {
   if (memory_.defined() && (memory_.use_count() > 1 || memory_.storage().use_count() > 1)) {
-    memory_.reset();
+    forget_memory();
   }
   return memory();
 }

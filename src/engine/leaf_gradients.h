@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <vector>
 
 #include "base/device_stream.h"
@@ -42,10 +43,12 @@ class LeafGradients {
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
   // Gives the memory back; who reads it on the current stream is waited for.
   void drop_memory();
-  int64_t memory_nbytes() const { return memory_.defined() ? static_cast<int64_t>(memory_.nbytes()) : 0; }
+  // Threads: safe.
+  int64_t memory_nbytes() const { return memory_nbytes_; }
 
  private:
   const at::Tensor& memory();
+  void forget_memory();
   at::Tensor on_device_of_shards(const at::Tensor& reduced);
   void add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
@@ -58,6 +61,7 @@ class LeafGradients {
   // enqueued before still reads it. It therefore comes from, and goes back to, the stream on which users read.
   c10::Stream home_;
   at::Tensor memory_;  // like the shard, gradient dtype
+  std::atomic<int64_t> memory_nbytes_{0};
 };
 
 }  // namespace fsdp

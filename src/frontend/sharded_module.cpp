@@ -187,13 +187,20 @@ void ShardedModule::set_modules_to_backward_prefetch(const torch::nn::Module& mo
   set_prefetch(engine(), module, modules, &Unit::backward_prefetch);
 }
 
-void ShardedModule::start_trace() { engine().trace().start(); }
-std::vector<TraceRange> ShardedModule::stop_trace() { return engine().trace().stop(); }
+void ShardedModule::start_trace(std::function<std::vector<MemoryCategory>()> more) {
+  engine().start_trace(std::move(more));
+}
+Trace ShardedModule::stop_trace() { return engine().trace().stop(); }
 
 ShardedModule::TraceScope::TraceScope(ShardedModule& sharded, std::string name)
-    : engine_(sharded.engine().shared_from_this()), name_(std::move(name)), begin_(engine_->trace().now()) {}
+    : engine_(sharded.engine().shared_from_this()), name_(std::move(name)), begin_(engine_->trace().now()) {
+  engine_->trace().sample_memory();
+}
 
-ShardedModule::TraceScope::~TraceScope() { engine_->trace().record(TraceTrack::kStep, name_, Pass::kUser, begin_); }
+ShardedModule::TraceScope::~TraceScope() {
+  engine_->trace().record(TraceTrack::kStep, name_, Pass::kUser, begin_);
+  engine_->trace().sample_memory();
+}
 
 void ShardedModule::reshard() { engine().reshard(); }
 void ShardedModule::reshard(const torch::nn::Module& module) { engine().reshard(engine().units_of(&module)); }

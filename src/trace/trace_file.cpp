@@ -85,6 +85,16 @@ class RankEvents {
                        {"args", {{"unit", range.name}, {"pass", to_string(range.pass)}}}});
   }
 
+  void add(const TraceMemory& memory) {
+    Json bytes = Json::object();
+    for (const auto& [category, value] : memory.bytes) bytes[category] = value;
+    events_.push_back({{"ph", "C"},
+                       {"name", "memory"},
+                       {"pid", rank_},
+                       {"ts", static_cast<double>(memory.at_ns) / 1e3},
+                       {"args", std::move(bytes)}});
+  }
+
   std::string text() const {
     std::string text;
     for (const Json& event : events_) text += (text.empty() ? "" : ",\n") + event.dump();
@@ -119,9 +129,10 @@ int64_t earliest(const std::vector<std::string>& begins) {
   return first;
 }
 
-int64_t first_begin(const std::vector<TraceRange>& ranges) {
+int64_t first_begin(const Trace& trace) {
   int64_t first = std::numeric_limits<int64_t>::max();
-  for (const TraceRange& range : ranges) first = std::min(first, range.begin_ns);
+  for (const TraceRange& range : trace.ranges) first = std::min(first, range.begin_ns);
+  for (const TraceMemory& memory : trace.memory) first = std::min(first, memory.at_ns);
   return first;
 }
 
@@ -144,21 +155,23 @@ std::string write(const std::filesystem::path& path, const std::vector<std::stri
 
 }  // namespace
 
-std::string trace_events(int rank, std::vector<TraceRange> ranges) {
-  std::sort(ranges.begin(), ranges.end(), comes_first);
+std::string trace_events(int rank, Trace trace) {
+  std::sort(trace.ranges.begin(), trace.ranges.end(), comes_first);
   RankEvents events(rank);
-  for (const TraceRange& range : ranges) events.add(range);
+  for (const TraceRange& range : trace.ranges) events.add(range);
+  for (const TraceMemory& memory : trace.memory) events.add(memory);
   return events.text();
 }
 
-void write_trace(const std::filesystem::path& path, Communicator& communicator, const std::vector<TraceRange>& ranges) {
+void write_trace(const std::filesystem::path& path, Communicator& communicator, const Trace& trace) {
   const int64_t origin =
-      earliest(communicator.all_gather_bytes(std::to_string(first_begin(ranges)), {"trace origin", 0, Pass::kUser}));
-  std::vector<TraceRange> shifted = ranges;
-  for (TraceRange& range : shifted) {
+      earliest(communicator.all_gather_bytes(std::to_string(first_begin(trace)), {"trace origin", 0, Pass::kUser}));
+  Trace shifted = trace;
+  for (TraceRange& range : shifted.ranges) {
     range.begin_ns -= origin;
     range.end_ns -= origin;
   }
+  for (TraceMemory& memory : shifted.memory) memory.at_ns -= origin;
   const std::vector<std::string> events =
       communicator.all_gather_bytes(trace_events(communicator.rank(), std::move(shifted)), {"trace", 0, Pass::kUser});
   const std::string problem = communicator.all_gather_bytes(communicator.rank() == 0 ? write(path, events) : "",

@@ -21,14 +21,14 @@ Json parse(const std::string& events) { return Json::parse("[" + events + "]"); 
 // The rows of the ranges, by their names, as "row/lane".
 std::map<std::string, int> rows_of(const std::vector<TraceRange>& ranges) {
   std::map<std::string, int> rows;
-  for (const Json& event : parse(trace_events(0, ranges))) {
+  for (const Json& event : parse(trace_events(0, {ranges, {}}))) {
     if (event["ph"] == "X") rows[event["name"]] = event["tid"];
   }
   return rows;
 }
 
 TEST(TraceFile, AnEventSaysWhatWhenAndWhere) {
-  Json events = parse(trace_events(3, {{TraceTrack::kGather, "layers.0", Pass::kBackward, 2500, 5000}}));
+  Json events = parse(trace_events(3, {{{TraceTrack::kGather, "layers.0", Pass::kBackward, 2500, 5000}}, {}}));
   Json want = {{"ph", "X"},
                {"name", "layers.0"},
                {"cat", "gather"},
@@ -66,6 +66,16 @@ TEST(TraceFile, WaitsLieWithinComputation) {
   EXPECT_EQ(rows["a"], rows["wait for reduction: c"]);
 }
 
+TEST(TraceFile, MemoryIsACounter) {
+  Json events =
+      parse(trace_events(2, {{}, {{1500, {{"shards", 80}, {"everything else", 7}}}, {2500, {{"shards", 0}}}}}));
+  const Json want = {
+      {"ph", "C"}, {"name", "memory"}, {"pid", 2}, {"ts", 1.5}, {"args", {{"shards", 80}, {"everything else", 7}}}};
+  ASSERT_GE(events.size(), 2);
+  EXPECT_EQ(events[events.size() - 2], want);
+  EXPECT_EQ(events.back()["args"], Json({{"shards", 0}}));
+}
+
 TEST(TraceFile, HoldsAllRanks) {
   checkpoint::TemporaryFolder folder;
   std::filesystem::path path = folder.path() / "new" / "trace.json";
@@ -73,19 +83,22 @@ TEST(TraceFile, HoldsAllRanks) {
     int rank = communicator->rank();
     std::vector<TraceRange> ranges;
     if (rank > 0) ranges.push_back({TraceTrack::kCompute, "u", Pass::kForward, 1000000 * rank, 1000000 * rank + 1});
-    write_trace(path, *communicator, ranges);
+    write_trace(path, *communicator, {ranges, {{1000000 + 500, {{"shards", 8}}}}});
   });
   Json file = Json::parse(std::ifstream(path));
   std::map<int, double> times;
   for (const Json& event : file["traceEvents"]) {
     if (event["ph"] == "X") times[event["pid"]] = event["ts"];
+    if (event["ph"] == "C") {
+      EXPECT_EQ(event["ts"], 0.5);
+    }
   }
   EXPECT_EQ(times, (std::map<int, double>{{1, 0}, {2, 1000}}));
 }
 
 TEST(TraceFile, AFileThatCannotBeWrittenIsAnErrorOnAllRanks) {
   testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
-    testing::expect_error([&] { write_trace("/proc/nothing/trace.json", *communicator, {}); },
+    testing::expect_error([&] { write_trace("/proc/nothing/trace.json", *communicator, Trace{}); },
                           {"the trace was not written", "/proc/nothing"});
   });
 }

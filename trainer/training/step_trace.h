@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "config/config.h"
 #include "fsdp/fully_shard.h"
@@ -11,8 +13,10 @@ namespace fsdp::trainer {
 // Collective: all ranks call the same.
 class StepTrace {
  public:
-  // For a run of `steps` steps from here. All other arguments must outlive this object.
-  StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator, int64_t steps);
+  // For a run of `steps` steps from here. `memory`: what the run holds beside what `sharded` holds. All other arguments
+  // must outlive this object, and what `memory` refers to must outlive the steps.
+  StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator, int64_t steps,
+            std::function<std::vector<MemoryCategory>()> memory);
 
   // Whether any step is traced: the config asks for it, and there are as many steps.
   bool traces() const { return config_.trace_path && config_.trace_first_step <= last_step_; }
@@ -27,6 +31,7 @@ class StepTrace {
   ShardedModule& sharded_;
   Communicator& communicator_;
   int64_t last_step_;
+  std::function<std::vector<MemoryCategory>()> memory_;
 };
 
 }  // namespace fsdp::trainer

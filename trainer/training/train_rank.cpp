@@ -151,7 +151,7 @@ RunEnd RankRun::train() {
 }
 
 RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints) {
-  StepTrace trace(config_, *sharded_, *communicator_, config_.max_steps - begin);
+  StepTrace trace(config_, *sharded_, *communicator_, config_.max_steps - begin, [&run] { return run.memory(); });
   if (config_.trace_path && !trace.traces()) report_.say("no trace: training ends before trace_first_step");
   if (begin >= config_.max_steps) report_.say(c10::str("nothing is left to train: max_steps is ", config_.max_steps));
   for (int64_t step = begin + 1; step <= config_.max_steps; ++step) {

@@ -1,0 +1,15 @@
+// How much memory a device has handed out to this process.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fsdp {
+
+// Bytes that are allocated now: on the CPU by glibc's malloc, which tensors come from unless a program has replaced it;
+// elsewhere by LibTorch's caching allocator. None where that cannot be known. Takes time: for traces, not for steps.
+std::optional<int64_t> allocated_bytes(c10::Device device);
+
+}  // namespace fsdp
