@@ -38,8 +38,8 @@ CLI::App* add_train(CLI::App& app, TrainCommand& command) {
 
 }  // namespace
 
-std::variant<TrainCommand, ConvertCommand, InspectCommand, Finished> parse_command_line(int argc,
-                                                                                        const char* const* argv) {
+std::variant<TrainCommand, ConvertCommand, InspectCommand, ReportCommand, Finished> parse_command_line(
+    int argc, const char* const* argv) {
   TrainCommand command;
   CLI::App app(kDescription, "fsdp");
   app.set_version_flag("--version", kVersion);
@@ -50,6 +50,8 @@ std::variant<TrainCommand, ConvertCommand, InspectCommand, Finished> parse_comma
   const CLI::App* convert_app = add_convert(app, convert);
   InspectCommand inspect;
   const CLI::App* inspect_app = add_inspect(app, inspect);
+  ReportCommand report;
+  const CLI::App* report_app = add_report(app, report);
   CLI::App* doc = app.add_subcommand("config-doc", "Print the keys as Markdown tables")->group("");
   try {
     app.parse(argc, argv);
@@ -64,6 +66,7 @@ std::variant<TrainCommand, ConvertCommand, InspectCommand, Finished> parse_comma
   }
   if (*convert_app) return convert;
   if (*inspect_app) return inspect;
+  if (*report_app) return report;
   return command;
 }
 

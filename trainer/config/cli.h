@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "report_page/report_command.h"
 #include "tools/convert_command.h"
 #include "tools/inspect_command.h"
 
@@ -25,7 +26,7 @@ struct Finished {
 };
 
 // Prints help and version to stdout, and errors of usage (exit status 2) to stderr.
-std::variant<TrainCommand, ConvertCommand, InspectCommand, Finished> parse_command_line(int argc,
-                                                                                        const char* const* argv);
+std::variant<TrainCommand, ConvertCommand, InspectCommand, ReportCommand, Finished> parse_command_line(
+    int argc, const char* const* argv);
 
 }  // namespace fsdp::trainer

@@ -78,7 +78,9 @@ std::vector<ConfigKey> output_keys() {
       {.section = section,
        .name = "output_dir",
        .member = &Config::output_dir,
-       .meaning = "Folder for metrics.jsonl, resolved_config.json, checkpoint-STEP/ and final/; created when missing."},
+       .meaning =
+           "Folder for metrics.jsonl, run.json (config and number of ranks, for `fsdp report`), resolved_config.json, "
+           "checkpoint-STEP/ and final/; created when missing."},
       {.section = section,
        .name = "logging_steps",
        .member = &Config::logging_steps,
@@ -108,8 +110,10 @@ std::vector<ConfigKey> output_keys() {
       {.section = section,
        .name = "trace_path",
        .member = &Config::trace_path,
-       .meaning = "File for a trace of some steps on all ranks, for ui.perfetto.dev: computation, gathers, reductions, "
-                  "waits and gathers held back by `limit_all_gathers`, by unit. null: no trace."},
+       .meaning =
+           "File for a trace of some steps on all ranks, for ui.perfetto.dev: computation, gathers, reductions, "
+           "waits and gathers held back by `limit_all_gathers`, by unit, and memory by category. `fsdp report` shows "
+           "a step of it. null: no trace."},
       {.section = section,
        .name = "trace_first_step",
        .member = &Config::trace_first_step,

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "report/process_memory.h"
+#include "report/run_facts.h"
 #include "training/exchange.h"
 
 namespace fsdp::trainer {
@@ -21,7 +22,10 @@ RunReport::RunReport(const Config& config, const StepWork& work, Communicator& c
 }
 
 void RunReport::start(int64_t step) {
-  if (file_) file_->start(step);
+  if (file_) {
+    file_->start(step);
+    write_run_facts(config_, communicator_.size());
+  }
   last_step_ = step;
   last_time_ = Clock::now();
 }

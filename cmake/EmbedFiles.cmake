@@ -1,0 +1,23 @@
+# fsdp_embed_text(OUTPUT NAMESPACE HEADER NAME=FILE...): a C++ source OUTPUT that defines each NAME, declared in HEADER as
+# a std::string_view, with the text of FILE. What a line about a source map says is left out: it would be looked for.
+function(fsdp_embed_text output namespace header)
+  set(text "// Made by CMake of the files that are named in it.\n#include \"${header}\"\n\nnamespace ${namespace} {\n")
+  foreach(pair ${ARGN})
+    string(REGEX MATCH "^([^=]+)=(.+)$" matched "${pair}")
+    set(name "${CMAKE_MATCH_1}")
+    set(file "${CMAKE_MATCH_2}")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
+    file(READ "${file}" content)
+    string(REGEX REPLACE "(//|/\\*)# sourceMappingURL=[^\n*]*(\\*/)?" "" content "${content}")
+    # In pieces, as compilers limit the length of one literal.
+    string(APPEND text "\n// ${file}\nconst std::string_view ${name} = R\"~~~(${content})~~~\";\n")
+  endforeach()
+  string(APPEND text "\n}  // namespace ${namespace}\n")
+  set(present "")
+  if(EXISTS "${output}")
+    file(READ "${output}" present)
+  endif()
+  if(NOT "${present}" STREQUAL "${text}")
+    file(WRITE "${output}" "${text}")
+  endif()
+endfunction()

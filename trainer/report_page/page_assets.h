@@ -1,0 +1,14 @@
+// Files that the page consists of, embedded when the program is built: those in report_page/page, and dygraphs'.
+#pragma once
+
+#include <string_view>
+
+namespace fsdp::trainer {
+
+extern const std::string_view kReportCss;
+extern const std::string_view kReportJs;
+extern const std::string_view kDygraphsCss;
+extern const std::string_view kDygraphsJs;
+extern const std::string_view kDygraphsLicence;
+
+}  // namespace fsdp::trainer

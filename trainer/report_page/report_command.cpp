@@ -1,0 +1,66 @@
+#include "report_page/report_command.h"
+
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+
+#include "checkpoint/output_file.h"
+#include "config/errors.h"
+#include "report_page/page.h"
+#include "report_page/run_data.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFooter =
+    "The page needs no network and no other file. It holds a table that compares the runs; loss, gradient norm,\n"
+    "learning rate, throughput, TFLOPS and memory over the steps; and for each run with a trace (trace_path) what the\n"
+    "ranks did during one step, and what lay in their memory. Of two lines of metrics.jsonl for one step the later\n"
+    "counts. A run that is still under way can be looked at, too.\n\n"
+    "  fsdp report output                              # output/report.html\n"
+    "  fsdp report runs/fsdp runs/ddp --out both.html  # the second beside the first\n";
+
+std::string target_of(const ReportCommand& command) {
+  if (!command.out.empty()) return command.out;
+  return command.folders.size() == 1 ? (fs::path(command.folders[0]) / "report.html").string() : "report.html";
+}
+
+}  // namespace
+
+CLI::App* add_report(CLI::App& app, ReportCommand& command) {
+  CLI::App* report = app.add_subcommand("report", "Turn the metrics of runs into one HTML page");
+  report->footer(kFooter);
+  report->add_option("output_dir", command.folders, "The output_dir of a run; several are compared with the first")
+      ->required()
+      ->type_name("FOLDER");
+  report
+      ->add_option("--out", command.out,
+                   "The page; without it report.html in the run's folder or, of several runs, in the current one")
+      ->type_name("FILE");
+  report->add_option("--title", command.title, "Its title; without it the runs' names")->type_name("TEXT");
+  return report;
+}
+
+int run_report_command(const ReportCommand& command) {
+  try {
+    const std::string target = target_of(command);
+    const std::string page = report_page(read_runs(command.folders), command.title);
+    const fs::path folder = fs::path(target).parent_path();
+    if (!folder.empty()) fs::create_directories(folder);
+    checkpoint::write_file(target, page);
+    std::printf("wrote %s\n", target.c_str());
+    return kExitSuccess;
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "fsdp report: %s\n", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fsdp report: %s\n", error.what());
+  }
+  return kExitFailure;
+}
+
+}  // namespace fsdp::trainer

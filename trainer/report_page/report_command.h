@@ -1,0 +1,25 @@
+// `fsdp report`: one page that shows what one or more runs have measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace fsdp::trainer {
+
+struct ReportCommand {
+  std::vector<std::string> folders;  // each the output_dir of a run
+  std::string out;                   // empty: see add_report
+  std::string title;                 // empty: made of the runs' names
+};
+
+// Adds the subcommand, which fills `command`.
+CLI::App* add_report(CLI::App& app, ReportCommand& command);
+
+// Returns the exit status: not 0 when something cannot be read or written.
+int run_report_command(const ReportCommand& command);
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,104 @@
+#include "report_page/run_data.h"
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include "checkpoint/json_text.h"
+#include "report/run_facts.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The file's "config" and "ranks", as far as it has them.
+void read_facts(const fs::path& folder, RunData& run) {
+  if (fs::exists(folder / kRunFactsFile)) {
+    const nlohmann::json facts = checkpoint::read_json_file(folder / kRunFactsFile);
+    if (facts.is_object() && facts.contains("ranks") && facts["ranks"].is_number_integer()) {
+      run.ranks = facts["ranks"].get<int64_t>();
+    }
+    if (facts.is_object() && facts.contains("config") && facts["config"].is_object()) run.config = facts["config"];
+  } else if (fs::exists(folder / "resolved_config.json")) {
+    run.config = checkpoint::read_json_file(folder / "resolved_config.json");
+  }
+  if (!run.config.is_object()) run.config = nullptr;
+}
+
+// Where the run's trace is now: where the config says or, when the folder was moved, in it.
+void read_trace(const fs::path& folder, RunData& run) {
+  if (run.config.is_null() || !run.config.contains("trace_path") || !run.config["trace_path"].is_string()) return;
+  const fs::path said = run.config["trace_path"].get<std::string>();
+  for (const fs::path& path : {said, folder / said.filename()}) {
+    if (!fs::is_regular_file(path)) continue;
+    run.step = read_step_timeline(path);
+    if (!run.step) run.no_step = path.string() + " holds no whole step";
+    return;
+  }
+  run.no_step = "the trace " + said.string() + " is not there";
+}
+
+RunData read_run(const std::string& folder) {
+  const fs::path metrics = fs::path(folder) / "metrics.jsonl";
+  if (!fs::is_directory(folder)) throw std::runtime_error(folder + ": no such folder");
+  if (!fs::exists(metrics)) {
+    throw std::runtime_error(folder + ": holds no metrics.jsonl; name the output_dir of a run of fsdp train");
+  }
+  RunData run{.lines = read_metrics(metrics.string())};
+  read_facts(folder, run);
+  read_trace(folder, run);
+  return run;
+}
+
+std::string last_part(const std::string& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+// The last part of the path, or all that was given where others end alike.
+std::vector<std::string> names_of(const std::vector<std::string>& folders) {
+  std::multiset<std::string> parts;
+  for (const std::string& folder : folders) parts.insert(last_part(folder));
+  std::vector<std::string> names;
+  for (const std::string& folder : folders) {
+    names.push_back(parts.count(last_part(folder)) == 1 ? last_part(folder) : folder);
+  }
+  return names;
+}
+
+void refuse_repetitions(const std::vector<std::string>& folders) {
+  std::set<fs::path> seen;
+  for (const std::string& folder : folders) {
+    if (!seen.insert(fs::weakly_canonical(folder)).second) throw std::runtime_error(folder + ": is given twice");
+  }
+}
+
+}  // namespace
+
+std::vector<RunData> read_runs(const std::vector<std::string>& folders) {
+  std::vector<RunData> runs;
+  for (const std::string& folder : folders) runs.push_back(read_run(folder));
+  refuse_repetitions(folders);
+  const std::vector<std::string> names = names_of(folders);
+  for (size_t i = 0; i < runs.size(); ++i) runs[i].name = names[i];
+  return runs;
+}
+
+Series series_of(const RunData& run, const std::string& key) {
+  Series series;
+  for (const MetricsLine& line : run.lines) {
+    const auto value = line.values.find(key);
+    if (value == line.values.end()) continue;
+    series.steps.push_back(line.step);
+    series.values.push_back(value->is_number()    ? value->get<double>()
+                            : value->is_boolean() ? static_cast<double>(value->get<bool>())
+                                                  : std::numeric_limits<double>::quiet_NaN());
+  }
+  return series;
+}
+
+}  // namespace fsdp::trainer
