@@ -1,13 +1,19 @@
-"""What a run leaves to look at: metrics.csv and TensorBoard's event files."""
+"""What a run leaves to look at: metrics.csv, TensorBoard's event files, and the page of `fsdp report` in a browser."""
 
 import csv
+import html
 import json
 import math
+import os
+import re
 import shutil
+import subprocess
+from pathlib import Path
 
 import numpy
 import pytest
 
+from report_browser import WIDTH, look_at
 from resume_support import Job, write_model
 
 
@@ -87,3 +93,99 @@ def test_what_is_no_number_stays_one_in_all_outputs(fsdp_program, model, tmp_pat
     with open(job.output / "metrics.csv", newline="") as file:
         assert list(csv.DictReader(file))[-1]["loss"] == "nan"
     assert math.isnan(scalars(job.output / "runs")["train/loss"][-1][1])
+
+
+# ---------------------------------------------------------------- the page of `fsdp report`, in a browser
+
+
+HOSTILE = "second <img src=x onerror=throw(1)> & 'co'"
+
+
+@pytest.fixture(scope="module")
+def page(fsdp_program, model, tmp_path_factory):
+    """Of two real runs over two ranks."""
+    folder = tmp_path_factory.mktemp("page")
+    outputs = []
+    for name, config in {"sharded": {}, HOSTILE: {"learning_rate": 3e-2, "sharding_strategy": "no_shard"}}.items():
+        job = Job(fsdp_program, model, folder / "jobs", max_steps=12, dataset="dummy:200", do_eval=True,
+                  eval_dataset="dummy:4", save_final=False, save_steps=None, resume_from_checkpoint=None,
+                  trace_path=str(folder / f"trace-{len(outputs)}.json"), output_dir=str(folder / name), **config)
+        result = job.run(ranks=2)
+        assert result.returncode == 0, result.stderr
+        outputs.append(folder / name)
+    target = folder / "report.html"
+    result = subprocess.run([fsdp_program, "report", *outputs, "--out", target], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return target
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def seen(request, page, tmp_path_factory):
+    folder = os.environ.get("FSDP_SCREENSHOTS")
+    return look_at(page, Path(folder).resolve() if folder else tmp_path_factory.mktemp("seen"), request.param == "dark")
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())[1])
+
+
+def test_the_page_draws_without_a_complaint(page, seen):
+    assert seen.complaints == []
+    assert seen.cut == []
+    assert seen.width <= WIDTH
+    assert f'data-drawn="{len(data_of(page)["plots"]) + 2}"' in seen.dom
+    assert page.stat().st_size < 500_000
+
+
+def test_themes_differ(page, seen):
+    background = seen.image.getpixel((2, 2))
+    assert background == seen.colours["back"]
+    assert (sum(background) < 150) != (sum(seen.colours["text"]) < 150)
+
+
+def test_each_curve_is_drawn_in_its_colour(page, seen):
+    plots = data_of(page)["plots"]
+    assert [plot["id"] for plot in plots][:3] == ["loss", "grad_norm", "learning_rate"]
+    assert {"tflops", "peak_memory_bytes"} <= {plot["id"] for plot in plots}
+    for plot in plots:
+        assert {curve["run"] for curve in plot["curves"]} == {0, 1}
+        drawn = [seen.pixels(f"plot-{plot['id']}", f"series-{run}") for run in (0, 1)]
+        assert max(drawn) > 100, plot["id"]
+        assert min(drawn) > 100 or lie_on_one_another(plot["curves"]), plot["id"]
+        assert seen.pixels(f"plot-{plot['id']}", "series-3") == 0, plot["id"]
+
+
+def lie_on_one_another(curves):
+    most = max(max(curve["values"]) for curve in curves)
+    return all(abs(a - b) < most / 100 for a, b in zip(curves[0]["values"], curves[1]["values"], strict=True))
+
+
+def test_the_timeline_has_a_bar_for_each_range(page, seen):
+    for step in data_of(page)["steps"]:
+        ranges = [bar for rank in step["ranks"] for row in rank["rows"] for bar in row["ranges"]]
+        figure = re.search(rf'<figure id="step-{step["run"]}-timeline">.*?</figure>', seen.dom, re.S)[0]
+        assert figure.count("<rect ") == sum(end > begin for begin, end, *_ in ranges) > 20
+        assert [rank["rank"] for rank in step["ranks"]] == [0, 1]
+        for kind in ("compute", "gather", "reduce") if step["run"] == 0 else ("compute", "reduce"):
+            assert seen.pixels(f"step-{step['run']}-timeline", kind) > 30, kind
+
+
+def test_memory_over_a_step_is_drawn_by_category(page, seen):
+    for step in data_of(page)["steps"]:
+        categories = step["ranks"][0]["categories"]
+        assert categories[:3] == ["parameter shards", "optimizer state", "gradient shards"]
+        last = step["ranks"][0]["memory"][-1][1:]
+        assert last[0] > 10_000
+        assert 0 <= last[1] - 2 * last[0] < 100, "AdamW keeps two numbers for each of a parameter's, and counts steps"
+        name = f"step-{step['run']}-memory"
+        peaks = [max(sample[1 + i] for sample in step["ranks"][0]["memory"]) for i in range(len(categories))]
+        filled = [i for i, peak in enumerate(peaks) if peak > 0.02 * sum(peaks)]
+        assert {0, 1, 2} <= set(filled), "a small model holds little else"
+        for i in filled:
+            assert seen.pixels(name, f"series-{i}", alpha=0.75, tolerance=16) > 300, categories[i]
+        assert seen.dom.count(f'<figure id="{name}">') == 1
+
+
+def test_names_are_text(page, seen):
+    assert "<img" not in seen.dom.split('<script type="application/json"')[0]
+    assert html.escape(HOSTILE, quote=False) in seen.dom
