@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from report_browser import WIDTH, look_at
+from report_browser import WIDTH, look_at, run_browser
 from resume_support import Job, write_model
 
 
@@ -189,3 +189,67 @@ def test_memory_over_a_step_is_drawn_by_category(page, seen):
 def test_names_are_text(page, seen):
     assert "<img" not in seen.dom.split('<script type="application/json"')[0]
     assert html.escape(HOSTILE, quote=False) in seen.dom
+
+
+# Presses what can be pressed, and says what came of it in the page's title.
+HANDLE = """<script>addEventListener("load", () => {
+  const change = (id, set) => {
+    const element = document.getElementById(id);
+    set(element);
+    element.dispatchEvent(new Event("change"));
+  };
+  change("log-scale", (box) => { box.checked = true; });
+  change("smoothing", (field) => { field.value = 3; });
+  for (const select of document.querySelectorAll("select")) {
+    select.value = 1;
+    select.dispatchEvent(new Event("change"));
+  }
+  for (const canvas of document.querySelectorAll(".plot canvas:last-of-type")) {
+    const box = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new MouseEvent("mousemove", {
+      bubbles: true, clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 }));
+  }
+  const legends = [...document.querySelectorAll("figure:not([id$=timeline]) .legend")].map((e) => e.textContent);
+  document.title = JSON.stringify(legends);
+});</script>"""
+
+
+def handled(page, folder):
+    """The legends after that."""
+    handling = folder / "handling.html"
+    handling.write_text(page.read_text().replace("</body>", HANDLE + "</body>"))
+    dom, complaints = run_browser(handling, folder, 3000, False, "--dump-dom")
+    assert complaints == []
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.S)[1]))
+
+
+def test_legends_tell_values_under_the_pointer(page, tmp_path):
+    legends = handled(page, tmp_path)
+    assert len(legends) == len(data_of(page)["plots"]) + 2
+    for legend in legends[:-2]:
+        assert re.search(r"sharded: \d.*step \d", legend), legend
+    for legend in legends[-2:]:
+        assert re.search(r"optimizer state: [\d.]+ KiB.*ms$", legend), legend
+
+
+ODD_METRICS = {
+    "nothing": [],
+    "one step": [{"step": 1, "loss": 2.0}],
+    "no numbers": [{"step": step, "loss": None, "grad_norm": None} for step in range(1, 9)],
+    "negative, huge and tiny": [{"step": step, "loss": value} for step, value in enumerate(
+        [-1e308, 1e308, 1e29, -1e29, 5e-324, 0, -3.5, True], start=2**62)],
+    "images": [{"step": step, "loss": 1 / step, "samples_per_second": 3.5} for step in range(1, 9)],
+}
+
+
+@pytest.mark.parametrize("name", ODD_METRICS)
+def test_odd_metrics_are_drawn_without_a_complaint(fsdp_program, tmp_path, name):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ODD_METRICS[name]))
+    result = subprocess.run([fsdp_program, "report", tmp_path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    seen = look_at(tmp_path / "report.html", tmp_path / "seen")
+    assert seen.complaints == []
+    assert "data-drawn" in seen.dom
+    assert seen.cut == []
+    if name in ("one step", "images"):
+        assert seen.pixels("plot-loss", "series-0") > 10
