@@ -9,7 +9,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "checkpoint/output_file.h"
 #include "report/whole_write.h"
 
 namespace fsdp::trainer {
@@ -58,7 +57,7 @@ const std::vector<std::string>& csv_columns() {
 MetricsCsv::MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows) : path_(path), descriptor_(-1) {
   std::string text = header();
   for (const MetricsLine& line : rows) text += row(line.values);
-  checkpoint::write_file(path, text);
+  replace_file(path, text);
   descriptor_ = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (descriptor_ < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
 }
