@@ -7,7 +7,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test train bench chaos gpu-check format format-check sanitize fuzz clean
+.PHONY: help setup build test train bench compare chaos gpu-check format format-check sanitize fuzz clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -33,6 +33,10 @@ bench: setup  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@scripts/build.sh
 	@$(VENV)/bin/python benchmarks/run.py
 	@$(VENV)/bin/python benchmarks/checkpoint.py
+
+compare: setup  ## Compare with PyTorch after the FSDP paper's figures (COMPARE="--experiment 2 --budget full": its options)
+	@scripts/build.sh
+	@$(VENV)/bin/python benchmarks/compare $(COMPARE)
 
 chaos: setup  ## Kill a training at every system call of its saves, and in 200 rounds at random; compare what is left
 	@scripts/build.sh

@@ -1,0 +1,225 @@
+// This library's side of the training runs of benchmarks/compare: one rank, with the environment of torchrun.
+// Usage: compare_ours JOB, a file with the JSON of training_job.h; prints one JSON object.
+#include <ATen/Parallel.h>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf_folder.h"
+#include "checkpoint/safetensors.h"
+#include "fsdp/fully_shard.h"
+#include "models/pretrained.h"
+#include "optim/clip_scale.h"
+#include "optim/fused_adamw.h"
+#include "process_use.h"
+#include "support/counting_allocator.h"
+#include "training_job.h"
+
+namespace {
+
+using fsdp::benchmarks::PartClock;
+using fsdp::benchmarks::PartTime;
+using fsdp::benchmarks::TrainingJob;
+using fsdp::models::CausalLM;
+using fsdp::models::ImageClassifier;
+using fsdp::models::PretrainedModel;
+using fsdp::models::Seq2SeqLM;
+using nlohmann::json;
+
+// The samples that the rank trains on, step by step; they begin again when all were used.
+class Samples {
+ public:
+  Samples(const TrainingJob& job, const fsdp::Communicator& ranks)
+      : file_(job.samples), batch_(job.batch), rank_(ranks.rank()), size_(ranks.size()) {}
+
+  // Of this tensor of the file, in this step.
+  at::Tensor of(const char* name, int64_t step) const {
+    const at::Tensor all = file_.tensor(name);
+    TORCH_CHECK(all.size(0) >= batch_ * size_, file_.path().string(), ": ", all.size(0),
+                " samples are fewer than a step's");
+    const int64_t steps = all.size(0) / (batch_ * size_);
+    return all.narrow(0, ((step % steps) * size_ + rank_) * batch_, batch_);
+  }
+
+ private:
+  fsdp::checkpoint::SafetensorsFile file_;
+  int64_t batch_, rank_, size_;
+};
+
+at::Tensor forward(PretrainedModel& model, const Samples& samples, int64_t step) {
+  if (auto* images = dynamic_cast<ImageClassifier*>(&model)) {
+    return images->forward(samples.of("pixel_values", step), samples.of("labels", step)).loss;
+  }
+  const at::Tensor tokens = samples.of("input_ids", step);
+  if (auto* causal = dynamic_cast<CausalLM*>(&model)) return causal->forward(tokens, tokens).loss;
+  return dynamic_cast<Seq2SeqLM&>(model).forward(tokens, samples.of("labels", step)).loss;
+}
+
+// Of forward and backward over one batch, recomputation not counted.
+double flops_of_step(PretrainedModel& model, const Samples& samples) {
+  if (auto* images = dynamic_cast<ImageClassifier*>(&model)) {
+    const at::Tensor batch = samples.of("pixel_values", 0);
+    return static_cast<double>(batch.size(0)) * images->flops_per_image(batch.size(2), batch.size(3));
+  }
+  const at::Tensor tokens = samples.of("input_ids", 0);
+  if (auto* causal = dynamic_cast<CausalLM*>(&model)) {
+    return static_cast<double>(tokens.numel()) * causal->flops_per_token(tokens.size(1));
+  }
+  return static_cast<double>(tokens.size(0)) *
+         dynamic_cast<Seq2SeqLM&>(model).flops_per_sample(tokens.size(1), samples.of("labels", 0).size(1));
+}
+
+// Each block is a unit; with no_shard, where units only say which gradients are reduced together, so is each large
+// module beside them.
+fsdp::WrapPolicy wrap_policy(const PretrainedModel& model, fsdp::ShardingStrategy strategy) {
+  const fsdp::WrapPolicy blocks = fsdp::module_name_policy(model.block_class_names());
+  if (strategy != fsdp::ShardingStrategy::kNoShard) return blocks;
+  const std::vector<std::string> names = model.block_class_names();
+  const std::set<std::string> classes(names.begin(), names.end());
+  std::set<const torch::nn::Module*> inside;
+  for (const auto& module : model.modules()) {
+    if (!classes.count(fsdp::module_class_name(*module))) continue;
+    for (const auto& below : module->modules()) inside.insert(below.get());
+  }
+  return [blocks, inside](const fsdp::WrapCandidate& candidate) {
+    constexpr int64_t kLarge = 1 << 18;
+    const bool large = candidate.unassigned_numel >= kLarge && !inside.count(&candidate.module) &&
+                       !candidate.module.named_parameters(/*recurse=*/false).is_empty();
+    return blocks(candidate) || large;
+  };
+}
+
+fsdp::Options options_of(const TrainingJob& job, const PretrainedModel& model,
+                         const std::shared_ptr<fsdp::Communicator>& communicator) {
+  fsdp::Options options;
+  if (job.sharding_factor) options.mesh = fsdp::make_mesh(communicator, *job.sharding_factor);
+  options.communicator = communicator;
+  options.sharding_strategy = job.strategy;
+  options.backward_prefetch = job.backward_prefetch;
+  options.forward_prefetch = job.forward_prefetch;
+  options.limit_all_gathers = job.limit_all_gathers;
+  options.keep_gradient_memory = job.keep_gradient_memory;
+  if (job.bf16) {
+    options.param_dtype = at::kBFloat16;
+    options.reduce_dtype = at::kFloat;
+  }
+  if (job.offload) options.offload_path = job.model + "/offload";
+  options.auto_wrap_policy = wrap_policy(model, job.strategy);
+  return options;
+}
+
+class Training {
+ public:
+  Training(const TrainingJob& job, const std::shared_ptr<fsdp::Communicator>& communicator)
+      : job_(job), samples_(job, *communicator) {
+    const fsdp::checkpoint::HfFolder folder(job.model);
+    model_ = fsdp::models::load_pretrained<PretrainedModel>(folder, at::kFloat, at::kCPU);
+    for (const at::Tensor& parameter : model_->parameters()) parameters_ += parameter.numel();
+    if (job.checkpointing) model_->set_activation_checkpointing(fsdp::CheckpointPolicy::full());
+    sharded_ = fsdp::fully_shard(*model_, options_of(job, *model_, communicator));
+    optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(),
+                                                    fsdp::FusedAdamWOptions{.learning_rate = job.learning_rate});
+    if (job.offload) optimizer_->after_each_part([this] { sharded_->page_out(); });
+  }
+
+  void step(int64_t number) {
+    parts_.clear();
+    const PartClock whole;
+    sharded_->zero_grad();
+    at::Tensor loss;
+    note("forward", [&] { loss = forward(*model_, samples_, number); });
+    note("backward", [&] { loss.backward(); });
+    double scale = 1.0;
+    note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->grad_norm().item<double>()); });
+    note("optimizer", [&] { sharded_->with_offloaded_memory([&] { optimizer_->step(scale); }); });
+    parts_["step"] = as_json(whole.elapsed());
+    losses_.push_back(loss.item<double>());
+  }
+
+  const json& parts() const { return parts_; }
+  const std::vector<double>& losses() const { return losses_; }
+  double flops() const { return flops_of_step(*model_, samples_); }
+  int64_t parameters() const { return parameters_; }
+  fsdp::EngineStats stats() const { return sharded_->stats(); }
+
+ private:
+  static json as_json(const PartTime& time) { return {{"seconds", time.seconds}, {"blocked", time.blocked}}; }
+  template <typename Part>
+  void note(const char* name, const Part& part) {
+    const PartClock clock;
+    part();
+    parts_[name] = as_json(clock.elapsed());
+  }
+
+  TrainingJob job_;
+  Samples samples_;
+  std::shared_ptr<PretrainedModel> model_;
+  std::shared_ptr<fsdp::ShardedModule> sharded_;
+  std::unique_ptr<fsdp::FusedAdamW> optimizer_;
+  std::vector<double> losses_;
+  int64_t parameters_ = 0;
+  json parts_;
+};
+
+json run(const TrainingJob& job) {
+  at::set_num_threads(job.threads);
+  const auto communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
+  if (job.memory_limit) fsdp::benchmarks::limit_memory(*job.memory_limit);
+  fsdp::testing::CountedMemory memory;
+  Training training(job, communicator);
+  json steps = json::array();
+  uint64_t network_before = 0, payload_before = 0;
+  for (int64_t step = 0; step < job.warm_up + job.steps; ++step) {
+    if (step == job.warm_up) {
+      memory.reset_peak();
+      fsdp::benchmarks::reset_peak_resident();
+      communicator->barrier({"steps that count", 0, fsdp::Pass::kUser});
+      network_before = fsdp::benchmarks::network_bytes_sent();
+      payload_before = communicator->bytes_sent();
+      communicator->barrier({"counters were read", 0, fsdp::Pass::kUser});
+    }
+    training.step(step);
+    if (step >= job.warm_up) steps.push_back(training.parts());
+  }
+  const uint64_t payload = communicator->bytes_sent() - payload_before;
+  communicator->barrier({"steps have ended", 0, fsdp::Pass::kUser});
+  const uint64_t network = fsdp::benchmarks::network_bytes_sent() - network_before;
+  communicator->barrier({"counters were read", 1, fsdp::Pass::kUser});
+  return {{"rank", communicator->rank()},
+          {"losses", training.losses()},
+          {"steps", steps},
+          {"flops", training.flops()},
+          {"parameters", training.parameters()},
+          {"units", training.stats().units},
+          {"allocated", memory.peak_bytes()},
+          {"resident", fsdp::benchmarks::peak_resident_bytes()},
+          {"network_bytes", network},
+          {"payload_bytes", payload}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: compare_ours JOB\n");
+    return 2;
+  }
+  try {
+    std::ifstream file(argv[1]);
+    std::stringstream text;
+    text << file.rdbuf();
+    TORCH_CHECK(file, argv[1], " cannot be read");
+    std::printf("%s\n", run(fsdp::benchmarks::read_training_job(text.str())).dump().c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,26 @@
+"""experiment-N.md beside experiment-N.json, with plots."""
+
+from pathlib import Path
+
+from comparison import machine, results
+from comparison.experiments import EXPERIMENTS
+
+HOW = """Variants take turns, in another order in each round; a number is the median over the rounds, in brackets the smallest and
+largest. The last column divides round by round. A row whose losses are not those of PyTorch's first row is void. Step: from
+zero_grad to the end of the optimizer's step, of the slowest rank; exposed: time of forward, backward and clipping in which its
+training thread was neither running nor ready to run; busy: the rest of the step's, as a share. Allocated: peak bytes of all
+tensors of a rank in the steps that count; resident: of the process, PyTorch's with the interpreter and its libraries. Sent: bytes
+a step that all ranks send together, headers included."""
+
+
+def write(folder, experiment):
+    """Writes what the JSON file holds as Markdown and plots; returns the Markdown's path."""
+    folder = Path(folder)
+    document = results.read(folder / f"experiment-{experiment}.json")
+    module, rows = EXPERIMENTS[experiment], document["rows"]
+    images = module.plot(rows, folder)
+    parts = [f"# Experiment {experiment}: {module.TITLE}", machine.in_words(document), HOW, module.report(rows)]
+    parts += [f"![{name}]({name}.svg)" for name in images]
+    path = folder / f"experiment-{experiment}.md"
+    path.write_text("\n\n".join(parts) + "\n")
+    return path

@@ -1,0 +1,55 @@
+"""Markdown tables of rows."""
+
+from comparison import spread
+
+MARKS = {"void": "**void**", "failed": "failed", "out of memory": "out of memory", "not run": "not run"}
+
+
+def table(header, lines):
+    ruled = [header, ["---", *["---:"] * (len(header) - 1)], *lines]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in ruled)
+
+
+def groups_of(rows):
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    return groups
+
+
+def cell(row, name, form):
+    figures = row["figures"].get(name)
+    return spread.shown(figures, form) if figures else "–"
+
+
+def against(row, base, name):
+    """How many times the base's median this row's is, by rounds where both have all of them."""
+    if base is None or row["status"] == "void" or name not in row["figures"] or name not in base["figures"]:
+        return "–"
+    if len(row["rounds"]) == len(base["rounds"]):
+        values = spread.ratios([figures[name] for figures in row["rounds"]], [figures[name] for figures in base["rounds"]])
+        return spread.shown(spread.summary(values), "{:.2f}")
+    return f"{row['figures'][name]['median'] / base['figures'][name]['median']:.2f}"
+
+
+def base_of(row, rows):
+    """The row of fsdp.cpp that another one is compared with: the first of the same strategy, or else the first."""
+    ours = [other for other in rows if other["side"] == "fsdp.cpp" and other["status"] == "measured"]
+    strategy = lambda other: other.get("job", {}).get("strategy")
+    return next((other for other in ours if strategy(other) == strategy(row)), ours[0] if ours else None)
+
+
+def group_table(rows, columns, compared):
+    """columns: (heading, figure, format). compared: the figure that is divided by fsdp.cpp's."""
+    header = ["variant", *(heading for heading, _, _ in columns), "times fsdp.cpp"]
+    lines = []
+    for row in rows:
+        mark = f" ({MARKS[row['status']]})" if row["status"] in MARKS else ""
+        values = [cell(row, name, form) for _, name, form in columns]
+        lines.append([row["variant"] + mark, *values, against(row, base_of(row, rows), compared)])
+    return table(header, lines)
+
+
+def notes(rows):
+    """Why rows were not measured or do not count."""
+    return [f"* {row['variant']}: {row['status']}. {row['reason']}" for row in rows if row["reason"]]

@@ -1,0 +1,66 @@
+#include "process_use.h"
+
+#include <c10/util/Exception.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace fsdp::benchmarks {
+namespace {
+
+// Seconds that the calling thread has run or waited for a processor.
+double busy_seconds() {
+  std::ifstream file("/proc/thread-self/schedstat");
+  double run = 0, ready = 0;
+  TORCH_CHECK(file >> run >> ready, "/proc/thread-self/schedstat cannot be read: this kernel does not count");
+  return 1e-9 * (run + ready);
+}
+
+int64_t status_bytes(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t kib = 0;
+    if (word == key && status >> kib) return kib * 1024;
+  }
+  TORCH_CHECK(false, "/proc/self/status has no line ", key);
+}
+
+}  // namespace
+
+PartClock::PartClock() : start_(std::chrono::steady_clock::now()), busy_(busy_seconds()) {}
+
+PartTime PartClock::elapsed() const {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  return {seconds, std::max(0.0, seconds - (busy_seconds() - busy_))};
+}
+
+uint64_t network_bytes_sent() {
+  std::ifstream file("/proc/self/net/dev");
+  uint64_t sum = 0;
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    std::istringstream columns(line.substr(colon + 1));
+    uint64_t value = 0;
+    for (int column = 0; column < 9; ++column) columns >> value;  // eight of what was received, then bytes sent
+    sum += value;
+  }
+  return sum;
+}
+
+bool reset_peak_resident() {
+  std::ofstream file("/proc/self/clear_refs");
+  return static_cast<bool>(file << 5 << std::flush);
+}
+
+int64_t peak_resident_bytes() { return status_bytes("VmHWM:"); }
+
+void limit_memory(int64_t more) {
+  const rlimit limit{static_cast<rlim_t>(status_bytes("VmData:") + more), RLIM_INFINITY};
+  TORCH_CHECK(::setrlimit(RLIMIT_DATA, &limit) == 0, "the memory of the process could not be limited");
+}
+
+}  // namespace fsdp::benchmarks
