@@ -1,6 +1,7 @@
 // This library's side of the training runs of benchmarks/compare: one rank, with the environment of torchrun.
 // Usage: compare_ours JOB, a file with the JSON of training_job.h; prints one JSON object.
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include <cstdio>
 #include <exception>
@@ -217,6 +218,9 @@ int main(int argc, char** argv) {
     text << file.rdbuf();
     TORCH_CHECK(file, argv[1], " cannot be read");
     std::printf("%s\n", run(fsdp::benchmarks::read_training_job(text.str())).dump().c_str());
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

@@ -62,7 +62,7 @@ def main(arguments):
 
 
 def measure(options, arguments):
-    with TorchRanks() as torch_ranks:
+    with TorchRanks(MODELS[options.budget]) as torch_ranks:
         setting = Setting(options.build_dir, options.folder, options.rounds, options.threads, options.timeout, torch_ranks)
         call = Call(setting, options.budget, tuple(sorted(set(options.ranks))))
         for experiment in chosen(options.experiment):

@@ -100,12 +100,10 @@ def new_row(group, variant, job, ranks):
 
 
 def fail(row, error):
-    text = str(error).strip()
-    memory = any(sign in text for sign in OUT_OF_MEMORY)
-    row["status"] = "out of memory" if memory else "failed"
-    row["reason"] = next((line for line in reversed(text.splitlines()) if any(sign in line for sign in OUT_OF_MEMORY)),
-                         "") if memory else text[-600:]
-    row["reason"] = row["reason"].strip()[:300]
+    lines = str(error).strip().splitlines()
+    of_memory = [line.strip() for line in lines if any(sign in line for sign in OUT_OF_MEMORY)]
+    row["status"] = "out of memory" if of_memory else "failed"
+    row["reason"] = of_memory[-1][:300] if of_memory else "\n".join(lines)[-600:]
 
 
 def measure(setting, group, variants, common, place):

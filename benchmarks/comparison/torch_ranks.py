@@ -13,10 +13,11 @@ from comparison import ROOT, models
 
 
 class TorchRanks:
-    """As a context manager; the server starts with the first run."""
+    """As a context manager; the server starts with the first run. kinds: of models whose code all runs share; that of others
+    is imported by each run."""
 
-    def __init__(self):
-        self.server = None
+    def __init__(self, kinds=()):
+        self.kinds, self.server = [kind for kind in kinds if kind in models.CLASSES], None
 
     def __enter__(self):
         return self
@@ -29,7 +30,7 @@ class TorchRanks:
     def start(self):
         environment = {**os.environ, "OMP_NUM_THREADS": "1",
                        "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])}
-        self.server = subprocess.Popen([sys.executable, "-m", "comparison.torch_server", *models.CLASSES], text=True,
+        self.server = subprocess.Popen([sys.executable, "-m", "comparison.torch_server", *self.kinds], text=True,
                                        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def outputs(self, arguments, places, keep_freed_memory, timeout):

@@ -1,0 +1,93 @@
+"""benchmarks/compare end to end, in its smallest sizes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conftest import SOURCE_DIR
+
+sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
+from comparison import models, network, runner, workbench  # noqa: E402
+from comparison.jobs import OURS, of_strategies, variant  # noqa: E402
+from comparison.torch_ranks import TorchRanks  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def setting(build_dir, tmp_path_factory):
+    with TorchRanks() as torch_ranks, open("/dev/null", "w") as log:
+        yield runner.Setting(build_dir, tmp_path_factory.mktemp("compare"), 1, 1, 120, torch_ranks, port=28950, log=log)
+
+
+@pytest.fixture
+def job(setting):
+    spec, batch = workbench.MODELS["smoke"]["deepvit"]
+    return workbench.make_job(setting, spec, batch, "smoke", 2)
+
+
+def test_experiments_1_2_and_5(build_dir, tmp_path):
+    done = subprocess.run([sys.executable, SOURCE_DIR / "benchmarks/compare", "--experiment", "1", "2", "5", "--budget", "smoke",
+                           "--rounds", "1", "--ranks", "2", "--out", tmp_path / "out", "--folder", tmp_path / "models",
+                           "--build-dir", build_dir], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    documents = {number: json.loads((tmp_path / f"out/experiment-{number}.json").read_text()) for number in "125"}
+    for document in documents.values():
+        assert document["schema_version"] == 1 and document["versions"]["torch"] and document["machine"]["cores"]
+        assert "--experiment 1 2 5" in document["command"]
+        assert {row["status"] for row in document["rows"]} == {"measured"}, document["rows"]
+    trained = documents["2"]["rows"]
+    assert {row["side"] for row in trained} == {"fsdp.cpp", "DDP", "FSDP1", "FSDP2"}
+    assert all(row["loss_difference"] <= 1e-3 and row["figures"]["step_seconds"]["median"] > 0 for row in trained)
+    assert {row["side"] for row in documents["1"]["rows"]} == {"fsdp.cpp", "c10d"}
+    assert {row["side"] for row in documents["5"]["rows"]} == {"fsdp.cpp", "DDP", "FSDP1", "FSDP2", "DCP"}
+    for number in "125":
+        text = (tmp_path / f"out/experiment-{number}.md").read_text()
+        images = [line[2:line.index("]")] for line in text.splitlines() if line.startswith("![")]
+        assert images and all((tmp_path / f"out/{name}{kind}").stat().st_size > 1000 for name in images for kind in (".png", ".svg"))
+
+
+def test_a_side_with_wrong_losses_is_void(setting, job, monkeypatch):
+    """Ours trains with another learning rate, which only the losses can tell."""
+    run_variant = runner.run_variant
+
+    def run(setting, chosen, job, place):
+        wrong = {"learning_rate": 1e-2} if chosen.side == OURS else {}
+        return run_variant(setting, chosen, type(job)(**{**vars(job), **wrong}), place)
+
+    monkeypatch.setattr(runner, "run_variant", run)
+    rows = {row["variant"]: row for row in runner.measure(setting, "wrong", of_strategies(("no_shard",)), job, network.Place(2))}
+    assert rows["DDP"]["status"] == "measured"
+    assert rows["fsdp.cpp no_shard"]["status"] == "void" and "losses differ from those of DDP" in rows["fsdp.cpp no_shard"]["reason"]
+    assert rows["fsdp.cpp no_shard"]["rounds"]  # it is kept
+
+
+def test_traffic_follows_the_papers_formulas(setting, job):
+    """By the kernel's counters, in a namespace of its own; packets' headers and checks come on top."""
+    with network.alone(2) as place:
+        if not place.counted:
+            pytest.skip("network namespaces are not permitted here")
+    spec, batch = workbench.MODELS["smoke"]["deepvit"]
+    rows = workbench.train(setting, "traffic", of_strategies(("full_shard", "shard_grad_op")), job, 2)
+    sent = {row["variant"]: row["figures"]["sent_of_formula"]["median"] for row in rows}
+    assert 1.0 <= sent["fsdp.cpp shard_grad_op"] < sent["FSDP2 shard_grad_op"]
+    assert sent["fsdp.cpp full_shard"] < sent["FSDP2 full_shard"]
+
+
+def test_a_side_that_runs_out_of_memory_is_said_to(setting):
+    """With room for threads, but not for 38 MiB of weights beside their shards."""
+    spec = models.model("large", "deepvit", 16, image_size=16, patch_size=4, hidden_size=512, num_hidden_layers=3,
+                        num_attention_heads=2, intermediate_size=2048, num_labels=5)
+    limited = workbench.make_job(setting, spec, 1, "smoke", 2, memory_limit=56 << 20)
+    rows = runner.measure(setting, "limit", (variant(OURS), variant("FSDP2")), limited, network.Place(2))
+    assert [row["status"] for row in rows] == ["out of memory"] * 2, rows
+
+
+def test_a_side_that_cannot_do_the_job_has_failed(setting, job):
+    (row,) = runner.measure(setting, "unsupported", (variant("DDP"),), job, network.Place(2))
+    assert row["status"] == "failed" and "DDP shards nothing" in row["reason"]
+
+
+def test_models_are_made_anew_for_other_sizes(tmp_path):
+    first, second = (models.model("m", "deepvit", 8, hidden_size=width) for width in (8, 16))
+    assert models.file_name(first) != models.file_name(second)
