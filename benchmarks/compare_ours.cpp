@@ -112,7 +112,11 @@ fsdp::Options options_of(const TrainingJob& job, const PretrainedModel& model,
     options.reduce_dtype = at::kFloat;
   }
   if (job.offload) options.offload_path = job.model + "/offload";
-  options.auto_wrap_policy = wrap_policy(model, job.strategy);
+  if (job.auto_units) {
+    options.auto_units.emplace();
+  } else {
+    options.auto_wrap_policy = wrap_policy(model, job.strategy);
+  }
   return options;
 }
 
@@ -122,7 +126,10 @@ class Training {
       : job_(job), samples_(job, *communicator) {
     const fsdp::checkpoint::HfFolder folder(job.model);
     model_ = fsdp::models::load_pretrained<PretrainedModel>(folder, at::kFloat, at::kCPU);
-    for (const at::Tensor& parameter : model_->parameters()) parameters_ += parameter.numel();
+    std::set<const at::TensorImpl*> seen;  // tied parameters have several names
+    for (const at::Tensor& parameter : model_->parameters()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters_ += parameter.numel();
+    }
     if (job.checkpointing) model_->set_activation_checkpointing(fsdp::CheckpointPolicy::full());
     sharded_ = fsdp::fully_shard(*model_, options_of(job, *model_, communicator));
     optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(),
@@ -149,6 +156,12 @@ class Training {
   double flops() const { return flops_of_step(*model_, samples_); }
   int64_t parameters() const { return parameters_; }
   fsdp::EngineStats stats() const { return sharded_->stats(); }
+  // Peaks of what the engine holds, and the optimizer's state; in bytes.
+  json memory() const {
+    json peaks{{"optimizer state", optimizer_->state_nbytes()}};
+    for (const fsdp::MemoryCategory& category : sharded_->memory()) peaks[category.name] = category.peak;
+    return peaks;
+  }
 
  private:
   static json as_json(const PartTime& time) { return {{"seconds", time.seconds}, {"blocked", time.blocked}}; }
@@ -200,6 +213,7 @@ json run(const TrainingJob& job) {
           {"parameters", training.parameters()},
           {"units", training.stats().units},
           {"allocated", memory.peak_bytes()},
+          {"memory", training.memory()},
           {"resident", fsdp::benchmarks::peak_resident_bytes()},
           {"network_bytes", network},
           {"payload_bytes", payload}};

@@ -22,7 +22,8 @@ struct TrainingJob {
   bool checkpointing = false;          // every block is recomputed in backward
   bool offload = false;                // shards and optimizer state lie in files
   bool keep_gradient_memory = true;
-  int64_t batch = 1;  // samples of a rank and step
+  bool auto_units = false;  // units from the order of use instead of a unit for each block
+  int64_t batch = 1;        // samples of a rank and step
   int64_t warm_up = 1;
   int64_t steps = 1;  // that count, after those that warm up
   double learning_rate = 1e-4;

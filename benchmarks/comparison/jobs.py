@@ -22,6 +22,7 @@ class Job:
     checkpointing: bool = False
     offload: bool = False
     keep_gradient_memory: bool = True
+    auto_units: bool = False
     batch: int = 1
     warm_up: int = 1
     steps: int = 3
@@ -73,10 +74,15 @@ def variant(side, note="", **settings):
     return Variant(side, note, tuple(settings.items()))
 
 
+LEAST_MEMORY = variant(OURS, "full_shard, least memory", auto_units=True, keep_gradient_memory=False)
+
+
 def of_strategies(strategies):
     """Ours and what PyTorch has for the same: DDP for no_shard (and FSDP2 has none), FSDP1 and FSDP2 for the others."""
     chosen = []
     for strategy in strategies:
         sides = (OURS, DDP) if strategy == "no_shard" else (OURS, FSDP1, FSDP2)
         chosen += [variant(side, "" if side == DDP else strategy, strategy=strategy) for side in sides]
+    if "full_shard" in strategies:
+        chosen.insert(1, LEAST_MEMORY)
     return tuple(chosen)

@@ -109,6 +109,8 @@ def load(folder):
     else:
         built = classes_of(config["model_type"])[1].from_pretrained(folder, dtype=torch.float32)
         built.config.use_cache = False
+    for tensor in (*built.parameters(), *built.buffers()):
+        tensor.data = tensor.data.clone()  # out of the mapped file, whose memory no allocator counts
     return built.train()
 
 

@@ -15,7 +15,7 @@ def save(figure, path):
     """Returns the image's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path.with_suffix(".png"), dpi=110)
+    figure.savefig(path.with_suffix(".png"), dpi=80)
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)
     return path.name

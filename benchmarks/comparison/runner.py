@@ -133,8 +133,7 @@ def run_once(setting, variant, job, place, row):
     row["rounds"].append(figures(ranks, place))
     row["losses"].append(mean_losses(ranks))
     row["parameters"] = ranks[0]["parameters"]
-    if "flops" in ranks[0]:
-        row["flops"] = ranks[0]["flops"]
+    row.update({name: ranks[0][name] for name in ("flops", "memory") if name in ranks[0]})
 
 
 def progress(row):

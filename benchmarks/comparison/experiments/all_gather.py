@@ -12,7 +12,7 @@ TITLE = "All-gather: the size of one collective"
 # Elements of all gathers together, and of one, from small to large. The paper's total is 2^30.
 SIZES = {
     "smoke": (2**16, (2**10, 2**13, 2**16)),
-    "small": (2**26, tuple(2**power for power in range(12, 26, 2)) + (2**25,)),
+    "small": (2**25, tuple(2**power for power in range(14, 26, 2)) + (2**25,)),
     "full": (2**30, tuple(2**power for power in range(14, 29))),
 }
 KNEE = 1.1  # from the knee on the total takes at most this many times the least

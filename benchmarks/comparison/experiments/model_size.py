@@ -2,7 +2,7 @@
 and where a limit on each process lets DDP run out of memory and not what is sharded."""
 
 from comparison import plots, tables, workbench
-from comparison.jobs import DDP, FSDP1, FSDP2, OURS, of_strategies, variant
+from comparison.jobs import DDP, FSDP1, FSDP2, LEAST_MEMORY, OURS, of_strategies, variant
 from comparison.models import model
 
 TITLE = "Model size: throughput and peak memory"
@@ -34,7 +34,7 @@ def run(call):
 
 def limited(call, specs, limit):
     ranks, rows = max(call.ranks), []
-    variants = (variant(OURS, "full_shard"), variant(FSDP1, "full_shard"), variant(FSDP2, "full_shard"),
+    variants = (variant(OURS, "full_shard"), LEAST_MEMORY, variant(FSDP1, "full_shard"), variant(FSDP2, "full_shard"),
                 variant(OURS, "no_shard", strategy="no_shard"), variant(DDP, strategy="no_shard"))
     for spec in specs:
         job = workbench.make_job(call.setting, spec, 2, call.budget, ranks, memory_limit=limit)

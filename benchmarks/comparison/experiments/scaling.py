@@ -35,8 +35,7 @@ def features(call):
     for name, settings, sides in (("activation checkpointing", {"checkpointing": True}, (OURS, FSDP1, FSDP2)),
                                   ("bf16", {"dtype": "bf16"}, (OURS, FSDP1, FSDP2)),
                                   # On a CPU PyTorch's CPUOffload changes nothing, as does ours without files.
-                                  ("offload to files", {"offload": True}, (OURS,)),
-                                  ("gradients' memory given back", {"keep_gradient_memory": False}, (OURS, FSDP1, FSDP2))):
+                                  ("offload to files", {"offload": True}, (OURS,))):
         job = workbench.make_job(call.setting, spec, batch, call.budget, ranks, **settings)
         variants = tuple(variant(side, "full_shard") for side in sides)
         rows += workbench.train(call.setting, f"{spec.name}, {ranks} ranks, {name}", variants, job, ranks)
@@ -54,7 +53,7 @@ def report(rows):
 
 
 def plot(rows, folder):
-    plain = [row for row in rows if row["group"].count(",") == 1]
+    plain = [row for row in rows if row["group"].count(",") == 1]  # neither by batch nor features
     return [plots.bars(plain, "samples_per_second", "samples a second", folder / "scaling-throughput"),
             plots.bars(plain, "allocated_mib", "peak MiB of tensors, a rank", folder / "scaling-memory"),
             plots.split(plain, folder / "scaling-split")]
