@@ -139,6 +139,7 @@ class Training {
 
   void step(int64_t number) {
     parts_.clear();
+    const double cpu_before = fsdp::benchmarks::process_cpu_seconds();
     const PartClock whole;
     sharded_->zero_grad();
     at::Tensor loss;
@@ -148,6 +149,7 @@ class Training {
     note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->grad_norm().item<double>()); });
     note("optimizer", [&] { sharded_->with_offloaded_memory([&] { optimizer_->step(scale); }); });
     parts_["step"] = as_json(whole.elapsed());
+    parts_["step"]["cpu"] = fsdp::benchmarks::process_cpu_seconds() - cpu_before;
     losses_.push_back(loss.item<double>());
   }
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <algorithm>
 #include <fstream>
@@ -35,6 +36,12 @@ PartClock::PartClock() : start_(std::chrono::steady_clock::now()), busy_(busy_se
 PartTime PartClock::elapsed() const {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   return {seconds, std::max(0.0, seconds - (busy_seconds() - busy_))};
+}
+
+double process_cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 uint64_t network_bytes_sent() {

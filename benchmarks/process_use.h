@@ -24,6 +24,9 @@ class PartClock {
   double busy_;
 };
 
+// Processor time of all of this process's threads so far.
+double process_cpu_seconds();
+
 // Bytes that all network interfaces of this process's network namespace have sent so far, headers included.
 uint64_t network_bytes_sent();
 

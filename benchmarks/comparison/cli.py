@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def chosen(names):
 
 def main(arguments):
     options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))  # which removes namespaces and ranks
     if not options.report_only:
         check_programs(options.build_dir)
         options.folder.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,10 @@ from comparison import machine, results
 from comparison.experiments import EXPERIMENTS
 
 HOW = """Variants take turns, in another order in each round; a number is the median over the rounds, in brackets the smallest and
-largest. The last column divides round by round. A row whose losses are not those of PyTorch's first row is void. Step: from
+largest. Columns "/ fsdp.cpp" divide round by round, by fsdp.cpp's first row of the same strategy. A row whose losses are not those of PyTorch's first row is void. Step: from
 zero_grad to the end of the optimizer's step, of the slowest rank; exposed: time of forward, backward and clipping in which its
-training thread was neither running nor ready to run; busy: the rest of the step's, as a share. Allocated: peak bytes of all
+training thread was neither running nor ready to run; busy: the rest of the step's, as a share. CPU: processor time of all ranks'
+threads, which other programs on the machine change little. Allocated: peak bytes of all
 tensors of a rank in the steps that count; resident: of the process, PyTorch's with the interpreter and its libraries. Sent: bytes
 a step that all ranks send together, headers included."""
 

@@ -79,6 +79,7 @@ def figures(ranks, place):
     blocked = [sum(step[part]["blocked"] for part in ("forward", "backward", "clip")) for step in slowest["steps"]]
     result["exposed_seconds"] = sorted(blocked)[len(blocked) // 2]
     result["utilisation"] = 1 - middle(slowest, "step", "blocked") / result["step_seconds"]
+    result["cpu_seconds"] = sum(middle(rank, "step", "cpu") for rank in ranks)
     for kind in ("allocated", "resident"):
         result[f"{kind}_mib"] = max(rank[kind] for rank in ranks) / 2**20
     if place.counted:

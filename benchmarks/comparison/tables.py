@@ -40,13 +40,14 @@ def base_of(row, rows):
 
 
 def group_table(rows, columns, compared):
-    """columns: (heading, figure, format). compared: the figure that is divided by fsdp.cpp's."""
-    header = ["variant", *(heading for heading, _, _ in columns), "times fsdp.cpp"]
+    """columns: (heading, figure, format). compared: headings and figures that are divided by fsdp.cpp's."""
+    header = ["variant", *(heading for heading, _, _ in columns), *(f"{heading} / fsdp.cpp" for heading, _ in compared)]
     lines = []
     for row in rows:
         mark = f" ({MARKS[row['status']]})" if row["status"] in MARKS else ""
         values = [cell(row, name, form) for _, name, form in columns]
-        lines.append([row["variant"] + mark, *values, against(row, base_of(row, rows), compared)])
+        base = base_of(row, rows)
+        lines.append([row["variant"] + mark, *values, *(against(row, base, name) for _, name in compared)])
     return table(header, lines)
 
 

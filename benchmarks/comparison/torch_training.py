@@ -10,6 +10,7 @@ which prefetches in backward by itself, and in forward as the job says.
 
 import ctypes
 import json
+import time
 import warnings
 from pathlib import Path
 
@@ -117,13 +118,14 @@ class Training:
 
     def step(self, number):
         """What each part of the step takes."""
+        cpu_before = time.process_time()
         parts, whole = {}, process_use.PartClock()
         self.optimizer.zero_grad()
         loss = timed(parts, "forward", lambda: models.loss_of(self.model, self.samples.of(number)))
         timed(parts, "backward", loss.backward)
         timed(parts, "clip", self.clip)
         timed(parts, "optimizer", self.optimizer.step)
-        parts["step"] = whole.elapsed()
+        parts["step"] = {**whole.elapsed(), "cpu": time.process_time() - cpu_before}
         self.losses.append(loss.item())
         return parts
 

@@ -6,12 +6,13 @@ from comparison import models, network, results, runner
 from comparison.jobs import Job
 from comparison.models import model
 
-TRAINING_COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("samples/s", "samples_per_second", "{:.2f}"),
+TRAINING_COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds", "{:.3f}"), ("samples/s", "samples_per_second", "{:.2f}"),
                     ("forward", "forward_seconds", "{:.3f}"), ("backward", "backward_seconds", "{:.3f}"),
                     ("clip", "clip_seconds", "{:.3f}"), ("optimizer", "optimizer_seconds", "{:.3f}"),
                     ("exposed", "exposed_seconds", "{:.3f}"), ("busy", "utilisation", "{:.2f}"),
                     ("allocated MiB", "allocated_mib", "{:.1f}"), ("resident MiB", "resident_mib", "{:.0f}"),
                     ("sent MiB", "sent_mib", "{:.1f}"))
+COMPARED = (("s a step", "step_seconds"), ("CPU s", "cpu_seconds"), ("allocated", "allocated_mib"))
 
 MODELS = {
     "smoke": {

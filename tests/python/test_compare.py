@@ -75,8 +75,8 @@ def test_table_compares_with_ours_of_the_same_strategy():
     rows = [row("fsdp.cpp full_shard", seconds=(1.0, 2.0)), row("FSDP2 full_shard", seconds=(2.0, 3.0)),
             row("fsdp.cpp no_shard", seconds=(4.0, 4.0), strategy="no_shard"),
             row("DDP", seconds=(2.0, 2.0), strategy="no_shard"), row("FSDP1", [], status="out of memory")]
-    lines = tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], "step_seconds").splitlines()
-    assert lines[0] == "| variant | s | times fsdp.cpp |" and lines[1] == "| --- | ---: | ---: |"
+    lines = tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], (("s", "step_seconds"),)).splitlines()
+    assert lines[0] == "| variant | s | s / fsdp.cpp |" and lines[1] == "| --- | ---: | ---: |"
     assert lines[3] == "| FSDP2 full_shard | 2.5 (2.0–3.0) | 1.75 (1.50–2.00) |"
     assert lines[5] == "| DDP | 2.0 (2.0–2.0) | 0.50 (0.50–0.50) |"
     assert lines[6] == "| FSDP1 (out of memory) | – | – |"
@@ -85,7 +85,7 @@ def test_table_compares_with_ours_of_the_same_strategy():
 def test_void_rows_show_their_figures_without_a_ratio():
     rows = [row("fsdp.cpp"), row("FSDP2", [[2.0, 9.0]], seconds=(0.5,))]
     agreement.void_rows([row("DDP"), *rows])
-    assert tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], "step_seconds").splitlines()[3] == (
+    assert tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], (("s", "step_seconds"),)).splitlines()[3] == (
         "| FSDP2 (**void**) | 0.5 | – |")
 
 

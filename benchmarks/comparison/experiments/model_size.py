@@ -45,7 +45,7 @@ def limited(call, specs, limit):
 def report(rows):
     parts = []
     for group, members in tables.groups_of(rows).items():
-        parts.append(f"### {group}\n\n" + tables.group_table(members, workbench.TRAINING_COLUMNS, "step_seconds"))
+        parts.append(f"### {group}\n\n" + tables.group_table(members, workbench.TRAINING_COLUMNS, workbench.COMPARED))
         parts += tables.notes(members)
     return "\n\n".join(parts)
 

@@ -45,7 +45,7 @@ def features(call):
 def report(rows):
     parts = []
     for group, members in tables.groups_of(rows).items():
-        parts.append(f"### {group}\n\n" + tables.group_table(members, COLUMNS, "step_seconds"))
+        parts.append(f"### {group}\n\n" + tables.group_table(members, COLUMNS, workbench.COMPARED))
         if any(row.get("indicative") for row in members):
             parts.append("More ranks than cores: times are indicative.")
         parts += tables.notes(members)
