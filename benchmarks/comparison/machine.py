@@ -5,7 +5,6 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 from comparison import ROOT
@@ -45,7 +44,3 @@ def in_words(about):
             f"{machine['memory_gib']} GiB, {about['threads']} thread(s) a rank; fsdp.cpp at {about['commit']}; {names}."
             + (f" Preliminary: the machine was busy (load {machine['load']} before the first run); ratios of variants that"
                " take turns remain usable, times do not." if busy else ""))
-
-
-if __name__ == "__main__":
-    print(about(sys.argv[1:], 1))

@@ -14,8 +14,6 @@ import time
 import warnings
 from pathlib import Path
 
-import comparison  # noqa: F401: finds the other folders
-
 import safetensors
 import torch
 import torch.distributed as dist

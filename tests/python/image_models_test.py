@@ -2,7 +2,6 @@
 statistics, FLOPs, and folders that go both ways."""
 
 import pytest
-import safetensors.torch
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import RegNetConfig, RegNetForImageClassification

@@ -9,7 +9,7 @@ import pytest
 from conftest import SOURCE_DIR
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
-from comparison import agreement, cli, jobs, network, results, spread, tables  # noqa: E402
+from comparison import agreement, cli, jobs, lag, network, results, spread, tables  # noqa: E402
 from comparison.experiments import all_gather  # noqa: E402
 
 
@@ -87,6 +87,14 @@ def test_void_rows_show_their_figures_without_a_ratio():
     agreement.void_rows([row("DDP"), *rows])
     assert tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], (("s", "step_seconds"),)).splitlines()[3] == (
         "| FSDP2 (**void**) | 0.5 | – |")
+
+
+def test_where_ours_is_behind_is_listed():
+    ahead = [row("fsdp.cpp full_shard", seconds=(1.0,)), row("FSDP2 full_shard", seconds=(0.99,)), row("FSDP1", [], status="failed")]
+    behind = [row("fsdp.cpp no_shard", seconds=(4.0,), strategy="no_shard"), row("fsdp.cpp other", seconds=(3.0,), strategy="no_shard"),
+              row("DDP", seconds=(2.0,), strategy="no_shard")]
+    assert lag.lagging(ahead) == []
+    assert lag.lagging(ahead + behind) == ["* g, no_shard: seconds a step 3.000, DDP 2.000"]
 
 
 def test_knee_is_where_larger_gathers_gain_little():

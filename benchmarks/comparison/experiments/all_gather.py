@@ -55,9 +55,12 @@ def new_row(group, form, ranks):
 def knee(row):
     """The smallest gather from which on larger ones gain little."""
     medians = {int(size): figures["median"] for size, figures in row["figures"].items()}
-    best = min(medians.values())
-    return min(size for size in medians if all(medians[other] <= KNEE * best for other in medians if other >= size)
-               ) if medians[max(medians)] <= KNEE * best else max(medians)
+    found, best = max(medians), min(medians.values())
+    for size in sorted(medians, reverse=True):
+        if medians[size] > KNEE * best:
+            break
+        found = size
+    return found
 
 
 def report(rows):
