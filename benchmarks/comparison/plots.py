@@ -70,7 +70,7 @@ def split(rows, path):
         axis.set_yticks(range(len(members)), [row["variant"] for row in members])
         axis.invert_yaxis()
         axis.set_title(group, fontsize=10, loc="left")
-    parts[0][0].legend(fontsize=7, ncols=5, loc="lower right")
+    parts[0][0].legend(fontsize=7, ncols=5, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     parts[-1][0].set_xlabel("seconds of a step")
     return save(figure, path)
 
