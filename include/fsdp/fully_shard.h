@@ -338,7 +338,7 @@ class ShardedModule {
 // Parameters may be whole on any device, deferred (deferred_init.h), or on the meta device; a unit's are given to the
 // shards before the next unit's are looked at. Meta parameters are given uninitialised shards on options.device: fill
 // them through shard_slices(), or set Options::param_init_fn or sync_module_states. Meta buffers are given
-// uninitialised memory there.
+// uninitialised memory there, to be filled on every rank when fully_shard is done.
 std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Options& options);
 // Several modules as one unit (siblings, without their parent).
 std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,

@@ -23,7 +23,12 @@ std::string config_text(const RunData& run, const char* key) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// Of a model without a folder the preset, or its model_type.
 std::string model_name(const RunData& run) {
+  const nlohmann::json model = run.config.is_object() ? run.config.value("model", nlohmann::json()) : nlohmann::json();
+  const nlohmann::json type = model.is_object() ? model.value("model_type", nlohmann::json()) : nlohmann::json();
+  if (type.is_string()) return type.get<std::string>();
+  if (model.is_string()) return model.get<std::string>();
   const std::filesystem::path path = config_text(run, "model_path");
   return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
 }

@@ -90,6 +90,15 @@ TEST_F(ReportPage, LinesMayLackTokensOrSamples) {
   EXPECT_THAT(cells_of(table, "Median TFLOPS"), IsEmpty());
 }
 
+TEST_F(ReportPage, ModelsWithoutAFolderHaveNames) {
+  const auto name_of = [&](const std::string& model) {
+    const std::string facts = R"({"ranks": 1, "config": {"model_path": null, "model": )" + model + "}}";
+    return cells_of(summary_table(read_runs({write_run("run", line(1, "\"loss\":1"), facts)})), "Model");
+  };
+  EXPECT_THAT(name_of("\"gpt2-xl\""), ElementsAre("gpt2-xl"));
+  EXPECT_THAT(name_of(R"({"model_type": "regnet", "depths": [1]})"), ElementsAre("regnet"));
+}
+
 TEST_F(ReportPage, RunsAreComparedWithTheFirst) {
   const std::string a = write_run(
       "a", line(1, "\"loss\":4,\"tflops\":1") + line(2, "\"loss\":3,\"tflops\":4") + line(3, "\"loss\":2,\"tflops\":2"),
