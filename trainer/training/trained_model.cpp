@@ -71,7 +71,7 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
       : TrainedKind(std::move(model)),
         lengths_{config.max_seq_length, config.max_target_length.value_or(config.max_seq_length)} {
     refuse_unused("image_size", config.image_size, "a sequence-to-sequence language model");
-    model().set_fused_loss(config.fused_loss);
+    this->model().set_fused_loss(config.fused_loss);
   }
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
