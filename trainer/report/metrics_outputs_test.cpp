@@ -81,6 +81,7 @@ const StepMetrics kEverything{
     .loss = 2.5,
     .grad_norm = std::numeric_limits<double>::infinity(),
     .learning_rate = 5e-5,
+    .samples_per_second = 101.5,
     .tokens_per_second = 812.5,
     .tflops = 0.5,
     .peak_memory_bytes = 1000,
@@ -112,7 +113,7 @@ TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
   EXPECT_THAT(rows_of(folder.read("metrics.csv")),
               ElementsAre("step,loss,eval_loss,grad_norm,learning_rate,samples_per_second,tokens_per_second,tflops,"
                           "peak_memory_bytes,peak_device_memory_bytes,loss_scale,skipped,skipped_steps",
-                          "3,2.5,,nan,5e-05,,812.5,0.5,1000,2000,8.0,true,1", "3,,2.75,,,,,,,,,,"));
+                          "3,2.5,,nan,5e-05,101.5,812.5,0.5,1000,2000,8.0,true,1", "3,,2.75,,,,,,,,,,"));
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs")));
 }
 
