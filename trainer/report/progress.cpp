@@ -23,7 +23,8 @@ std::string speed_text(const StepMetrics& metrics) {
   if (metrics.tokens_per_second) {
     std::snprintf(text.data(), text.size(), "%.0f tokens/s", *metrics.tokens_per_second);
   } else {
-    std::snprintf(text.data(), text.size(), "%.3g samples/s", metrics.samples_per_second);
+    const char* form = metrics.samples_per_second < 100 ? "%.3g samples/s" : "%.0f samples/s";
+    std::snprintf(text.data(), text.size(), form, metrics.samples_per_second);
   }
   return text.data();
 }

@@ -120,6 +120,13 @@ TEST(Progress, IsOneLineAStepInAFile) {
   EXPECT_EQ(shown(false), "step 3/4" + tail + "step 4/4" + tail + "saved\n");
 }
 
+TEST(Progress, ShowsSamplesWhereThereAreNoTokens) {
+  StepMetrics metrics{.step = 1, .samples_per_second = 1634.4};
+  EXPECT_THAT(progress_text(metrics, 4), HasSubstr(" | 1634 samples/s | "));
+  metrics.samples_per_second = 0.12345;
+  EXPECT_THAT(progress_text(metrics, 4), HasSubstr(" | 0.123 samples/s | "));
+}
+
 TEST(Progress, TellsTheLossScaleAndSkippedSteps) {
   StepMetrics metrics = kMetrics;
   metrics.loss_scaling = {.scale = 65536};
