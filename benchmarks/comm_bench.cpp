@@ -1,18 +1,8 @@
 // Time and local cost of the collectives of this library against those of c10d's ProcessGroupGloo, over
 // loopback. Usage, in one shell for each rank:  RANK=r WORLD_SIZE=n MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
 // comm_bench [MiB...]
-#ifndef USE_DISTRIBUTED
-#define USE_DISTRIBUTED
-#endif
-#ifndef USE_C10D_GLOO
-#define USE_C10D_GLOO
-#endif
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <time.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -21,20 +11,18 @@
 #include <functional>
 #include <vector>
 
+#include "c10d_group.h"
 #include "fsdp/communicator.h"
+#include "process_use.h"
 
 namespace {
+
+using fsdp::benchmarks::process_cpu_seconds;
 
 struct Measurement {
   double seconds = 0;      // median of the repetitions
   double cpu_seconds = 0;  // of this process, all threads, for one repetition
 };
-
-double process_cpu_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 Measurement measure(const std::function<void()>& action) {
   constexpr int kRepetitions = 15;
@@ -59,16 +47,7 @@ class Bench {
  public:
   explicit Bench(const fsdp::RankEnvironment& place) : place_(place) {
     comm_ = fsdp::make_gloo_communicator(place);
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(place.master_port);
-    options.isServer = place.rank == 0;
-    options.waitWorkers = false;
-    options.multiTenant = true;
-    auto store = c10::make_intrusive<c10d::PrefixStore>(
-        "comm_bench", c10::make_intrusive<c10d::TCPStore>(place.master_address, options));
-    auto gloo = c10d::ProcessGroupGloo::Options::create();
-    gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(place.master_address));
-    group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, place.rank, place.world_size, gloo);
+    group_ = fsdp::benchmarks::make_c10d_group(place, "comm_bench");
   }
 
   void run(double mebibytes) {

@@ -2,17 +2,8 @@
 // ProcessGroupGloo, which PyTorch's Python calls. One rank of benchmarks/compare's first experiment, with the
 // environment of torchrun. Usage: compare_gathers TOTAL SEED SIZE…: elements (fp32) of all gathers of one form
 // together, and of the output of one gather. Prints, on rank 0, seconds by form and size, as JSON.
-#ifndef USE_DISTRIBUTED
-#define USE_DISTRIBUTED
-#endif
-#ifndef USE_C10D_GLOO
-#define USE_C10D_GLOO
-#endif
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -24,22 +15,10 @@
 #include <string>
 #include <vector>
 
+#include "c10d_group.h"
 #include "fsdp/communicator.h"
 
 namespace {
-
-c10::intrusive_ptr<c10d::ProcessGroupGloo> make_group(const fsdp::RankEnvironment& place) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(place.master_port);
-  options.isServer = place.rank == 0;
-  options.waitWorkers = false;
-  options.multiTenant = true;
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      "compare_gathers", c10::make_intrusive<c10d::TCPStore>(place.master_address, options));
-  auto gloo = c10d::ProcessGroupGloo::Options::create();
-  gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(place.master_address));
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, place.rank, place.world_size, gloo);
-}
 
 // The tensors of gathers of one size, and the forms in which they are gathered.
 class Gathers {
@@ -130,7 +109,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const fsdp::RankEnvironment place = fsdp::rank_environment();
   const auto ours = fsdp::make_gloo_communicator(place);
-  const auto theirs = make_group(place);
+  const auto theirs = fsdp::benchmarks::make_c10d_group(place, "compare_gathers");
   const int64_t total = std::atoll(argv[1]);
   std::mt19937 order(static_cast<unsigned>(std::atoi(argv[2])));  // the same on all ranks
   nlohmann::json seconds = nlohmann::json::object();

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error_message.h"
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/safetensors.h"
 #include "fsdp/fully_shard.h"
@@ -21,6 +22,8 @@
 #include "optim/fused_adamw.h"
 #include "process_use.h"
 #include "support/counting_allocator.h"
+#include "training/trained_model.h"
+#include "training/transformer_policy.h"
 #include "training_job.h"
 
 namespace {
@@ -28,10 +31,10 @@ namespace {
 using fsdp::benchmarks::PartClock;
 using fsdp::benchmarks::PartTime;
 using fsdp::benchmarks::TrainingJob;
-using fsdp::models::CausalLM;
-using fsdp::models::ImageClassifier;
 using fsdp::models::PretrainedModel;
-using fsdp::models::Seq2SeqLM;
+using fsdp::trainer::Batch;
+using fsdp::trainer::Config;
+using fsdp::trainer::TrainedModel;
 using nlohmann::json;
 
 // The samples that the rank trains on, step by step; they begin again when all were used.
@@ -40,6 +43,26 @@ class Samples {
   Samples(const TrainingJob& job, const fsdp::Communicator& ranks)
       : file_(job.samples), batch_(job.batch), rank_(ranks.rank()), size_(ranks.size()) {}
 
+  // Images and classes, or tokens and what is predicted from them: themselves where the file has nothing else.
+  Batch batch(int64_t step) const {
+    const at::Tensor inputs = of(are_images() ? "pixel_values" : "input_ids", step);
+    return {.inputs = inputs, .labels = file_.contains("labels") ? of("labels", step) : inputs};
+  }
+  // What the trainer is told of such samples.
+  Config config() const {
+    Config config;
+    const Batch first = batch(0);
+    if (are_images()) {
+      config.image_size = first.inputs.size(2);
+    } else {
+      config.max_seq_length = first.inputs.size(1);
+      if (file_.contains("labels")) config.max_target_length = first.labels.size(1);
+    }
+    return config;
+  }
+
+ private:
+  bool are_images() const { return file_.contains("pixel_values"); }
   // Of this tensor of the file, in this step.
   at::Tensor of(const char* name, int64_t step) const {
     const at::Tensor all = file_.tensor(name);
@@ -49,53 +72,9 @@ class Samples {
     return all.narrow(0, ((step % steps) * size_ + rank_) * batch_, batch_);
   }
 
- private:
   fsdp::checkpoint::SafetensorsFile file_;
   int64_t batch_, rank_, size_;
 };
-
-at::Tensor forward(PretrainedModel& model, const Samples& samples, int64_t step) {
-  if (auto* images = dynamic_cast<ImageClassifier*>(&model)) {
-    return images->forward(samples.of("pixel_values", step), samples.of("labels", step)).loss;
-  }
-  const at::Tensor tokens = samples.of("input_ids", step);
-  if (auto* causal = dynamic_cast<CausalLM*>(&model)) return causal->forward(tokens, tokens).loss;
-  return dynamic_cast<Seq2SeqLM&>(model).forward(tokens, samples.of("labels", step)).loss;
-}
-
-// Of forward and backward over one batch, recomputation not counted.
-double flops_of_step(PretrainedModel& model, const Samples& samples) {
-  if (auto* images = dynamic_cast<ImageClassifier*>(&model)) {
-    const at::Tensor batch = samples.of("pixel_values", 0);
-    return static_cast<double>(batch.size(0)) * images->flops_per_image(batch.size(2), batch.size(3));
-  }
-  const at::Tensor tokens = samples.of("input_ids", 0);
-  if (auto* causal = dynamic_cast<CausalLM*>(&model)) {
-    return static_cast<double>(tokens.numel()) * causal->flops_per_token(tokens.size(1));
-  }
-  return static_cast<double>(tokens.size(0)) *
-         dynamic_cast<Seq2SeqLM&>(model).flops_per_sample(tokens.size(1), samples.of("labels", 0).size(1));
-}
-
-// Each block is a unit; with no_shard, where units only say which gradients are reduced together, so is each large
-// module beside them.
-fsdp::WrapPolicy wrap_policy(const PretrainedModel& model, fsdp::ShardingStrategy strategy) {
-  const fsdp::WrapPolicy blocks = fsdp::module_name_policy(model.block_class_names());
-  if (strategy != fsdp::ShardingStrategy::kNoShard) return blocks;
-  const std::vector<std::string> names = model.block_class_names();
-  const std::set<std::string> classes(names.begin(), names.end());
-  std::set<const torch::nn::Module*> inside;
-  for (const auto& module : model.modules()) {
-    if (!classes.count(fsdp::module_class_name(*module))) continue;
-    for (const auto& below : module->modules()) inside.insert(below.get());
-  }
-  return [blocks, inside](const fsdp::WrapCandidate& candidate) {
-    constexpr int64_t kLarge = 1 << 18;
-    const bool large = candidate.unassigned_numel >= kLarge && !inside.count(&candidate.module) &&
-                       !candidate.module.named_parameters(/*recurse=*/false).is_empty();
-    return blocks(candidate) || large;
-  };
-}
 
 fsdp::Options options_of(const TrainingJob& job, const PretrainedModel& model,
                          const std::shared_ptr<fsdp::Communicator>& communicator) {
@@ -115,7 +94,7 @@ fsdp::Options options_of(const TrainingJob& job, const PretrainedModel& model,
   if (job.auto_units) {
     options.auto_units.emplace();
   } else {
-    options.auto_wrap_policy = wrap_policy(model, job.strategy);
+    options.auto_wrap_policy = fsdp::trainer::transformer_policy(model, job.strategy);
   }
   return options;
 }
@@ -125,13 +104,15 @@ class Training {
   Training(const TrainingJob& job, const std::shared_ptr<fsdp::Communicator>& communicator)
       : job_(job), samples_(job, *communicator) {
     const fsdp::checkpoint::HfFolder folder(job.model);
-    model_ = fsdp::models::load_pretrained<PretrainedModel>(folder, at::kFloat, at::kCPU);
+    model_ = fsdp::trainer::make_trained_model(
+        fsdp::models::load_pretrained<PretrainedModel>(folder, at::kFloat, at::kCPU), samples_.config());
+    PretrainedModel& module = model_->module();
     std::set<const at::TensorImpl*> seen;  // tied parameters have several names
-    for (const at::Tensor& parameter : model_->parameters()) {
+    for (const at::Tensor& parameter : module.parameters()) {
       if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters_ += parameter.numel();
     }
-    if (job.checkpointing) model_->set_activation_checkpointing(fsdp::CheckpointPolicy::full());
-    sharded_ = fsdp::fully_shard(*model_, options_of(job, *model_, communicator));
+    if (job.checkpointing) module.set_activation_checkpointing(fsdp::CheckpointPolicy::full());
+    sharded_ = fsdp::fully_shard(module, options_of(job, module, communicator));
     optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(),
                                                     fsdp::FusedAdamWOptions{.learning_rate = job.learning_rate});
     if (job.offload) optimizer_->after_each_part([this] { sharded_->page_out(); });
@@ -143,7 +124,7 @@ class Training {
     const PartClock whole;
     sharded_->zero_grad();
     at::Tensor loss;
-    note("forward", [&] { loss = forward(*model_, samples_, number); });
+    note("forward", [&] { loss = model_->loss(samples_.batch(number)); });
     note("backward", [&] { loss.backward(); });
     double scale = 1.0;
     note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->grad_norm().item<double>()); });
@@ -155,7 +136,8 @@ class Training {
 
   const json& parts() const { return parts_; }
   const std::vector<double>& losses() const { return losses_; }
-  double flops() const { return flops_of_step(*model_, samples_); }
+  // Of forward and backward over one batch, recomputation not counted.
+  double flops() const { return static_cast<double>(job_.batch) * model_->sample_work(samples_.batch(0)).flops; }
   int64_t parameters() const { return parameters_; }
   fsdp::EngineStats stats() const { return sharded_->stats(); }
   // Peaks of what the engine holds, and the optimizer's state; in bytes.
@@ -176,7 +158,7 @@ class Training {
 
   TrainingJob job_;
   Samples samples_;
-  std::shared_ptr<PretrainedModel> model_;
+  std::unique_ptr<TrainedModel> model_;
   std::shared_ptr<fsdp::ShardedModule> sharded_;
   std::unique_ptr<fsdp::FusedAdamW> optimizer_;
   std::vector<double> losses_;
@@ -234,11 +216,8 @@ int main(int argc, char** argv) {
     text << file.rdbuf();
     TORCH_CHECK(file, argv[1], " cannot be read");
     std::printf("%s\n", run(fsdp::benchmarks::read_training_job(text.str())).dump().c_str());
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "error: %s\n", error.what_without_backtrace());
-    return 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
+    std::fprintf(stderr, "error: %s\n", fsdp::message_of(error).c_str());
     return 1;
   }
   return 0;

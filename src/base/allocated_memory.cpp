@@ -17,18 +17,28 @@ std::optional<int64_t> host_bytes() {
 #endif
 }
 
+std::optional<c10::CachingAllocator::Stat> device_bytes(c10::Device device) {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (!allocator || !allocator->initialized()) {
+    return std::nullopt;
+  }
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
+}
+
 }  // namespace
 
 std::optional<int64_t> allocated_bytes(c10::Device device) {
   if (device.is_cpu()) {
     return host_bytes();
   }
-  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (!allocator || !allocator->initialized()) {
-    return std::nullopt;
-  }
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return allocator->getDeviceStats(device.index()).allocated_bytes[kAll].current;
+  const auto bytes = device_bytes(device);
+  return bytes ? std::optional(bytes->current) : std::nullopt;
+}
+
+std::optional<int64_t> peak_allocated_bytes(c10::Device device) {
+  const auto bytes = device.is_cpu() ? std::nullopt : device_bytes(device);
+  return bytes ? std::optional(bytes->peak) : std::nullopt;
 }
 
 }  // namespace fsdp

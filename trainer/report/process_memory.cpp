@@ -1,7 +1,5 @@
 #include "report/process_memory.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 
 #include <fstream>
@@ -19,14 +17,6 @@ int64_t peak_memory_bytes() {
     if (line.rfind(kPeak, 0) == 0) return std::stoll(line.substr(std::string(kPeak).size())) * 1024;
   }
   throw std::runtime_error("/proc/self/status has no line VmHWM");
-}
-
-std::optional<int64_t> peak_device_memory_bytes(c10::Device device) {
-  if (device.is_cpu()) return std::nullopt;
-  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (!allocator || !allocator->initialized()) return std::nullopt;
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return allocator->getDeviceStats(device.index()).allocated_bytes[kAll].peak;
 }
 
 void keep_freed_memory() {

@@ -1,11 +1,10 @@
 #include "report_page/report_command.h"
 
-#include <c10/util/Exception.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 
+#include "base/error_message.h"
 #include "checkpoint/output_file.h"
 #include "config/errors.h"
 #include "report_page/page.h"
@@ -55,10 +54,8 @@ int run_report_command(const ReportCommand& command) {
     checkpoint::write_file(target, page);
     std::printf("wrote %s\n", target.c_str());
     return kExitSuccess;
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "fsdp report: %s\n", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp report: %s\n", error.what());
+    std::fprintf(stderr, "fsdp report: %s\n", message_of(error).c_str());
   }
   return kExitFailure;
 }

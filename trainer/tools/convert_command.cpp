@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/error_message.h"
 #include "config/byte_count.h"
 #include "config/errors.h"
 #include "convert/convert.h"
@@ -93,10 +94,8 @@ int run_convert_command(const ConvertCommand& command) {
       std::printf("  %s\n", note.c_str());
     }
     return kExitSuccess;
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "fsdp convert: %s\n", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp convert: %s\n", error.what());
+    std::fprintf(stderr, "fsdp convert: %s\n", message_of(error).c_str());
   }
   return kExitFailure;
 }

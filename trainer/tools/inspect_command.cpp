@@ -1,11 +1,10 @@
 #include "tools/inspect_command.h"
 
-#include <c10/util/Exception.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <set>
 
+#include "base/error_message.h"
 #include "config/errors.h"
 #include "convert/inspect.h"
 
@@ -80,10 +79,8 @@ int run_inspect_command(const InspectCommand& command) {
       std::fputs((description_text(description) + (command.verify ? verdict(problems) : "")).c_str(), stdout);
     }
     return problems.empty() ? kExitSuccess : kExitFailure;
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "fsdp inspect: %s\n", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp inspect: %s\n", error.what());
+    std::fprintf(stderr, "fsdp inspect: %s\n", message_of(error).c_str());
   }
   return kExitFailure;
 }

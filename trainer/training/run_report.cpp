@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "base/allocated_memory.h"
 #include "report/process_memory.h"
 #include "report/run_facts.h"
 #include "training/exchange.h"
@@ -51,7 +52,7 @@ void RunReport::say(const std::string& text) {
 
 StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
   const auto memory = static_cast<double>(peak_memory_bytes());
-  const std::optional<int64_t> device_memory = peak_device_memory_bytes(device_);
+  const std::optional<int64_t> device_memory = peak_allocated_bytes(device_);
   const auto all = gather_values(communicator_, {result.loss, memory, static_cast<double>(device_memory.value_or(0))},
                                  {.name = "metrics", .generation = static_cast<uint64_t>(step)});
   StepMetrics metrics{.step = step, .grad_norm = result.grad_norm, .learning_rate = result.learning_rate};

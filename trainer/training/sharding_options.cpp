@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <set>
@@ -10,6 +9,7 @@
 
 #include "config/errors.h"
 #include "fsdp/wrap_policy.h"
+#include "training/transformer_policy.h"
 
 namespace fsdp::trainer {
 
@@ -36,47 +36,12 @@ void check_classes(const std::string& key, const std::vector<std::string>& names
   }
 }
 
-// Large modules that lie in no block: embeddings and heads.
-class LargeOutsideBlocks {
- public:
-  explicit LargeOutsideBlocks(const models::PretrainedModel& model) : blocks_(model.block_class_names()) {
-    visit(model);
-  }
-  bool operator()(const WrapCandidate& candidate) const {
-    return candidate.unassigned_numel >= kLarge && outside_.count(&candidate.module) > 0;
-  }
-
- private:
-  static constexpr int64_t kLarge = 1 << 18;
-
-  void visit(const torch::nn::Module& module) {
-    if (std::find(blocks_.begin(), blocks_.end(), module_class_name(module)) != blocks_.end()) return;
-    if (!module.named_parameters(/*recurse=*/false).is_empty()) outside_.insert(&module);
-    for (const auto& child : module.children()) visit(*child);
-  }
-
-  std::vector<std::string> blocks_;
-  std::set<const torch::nn::Module*> outside_;
-};
-
-WrapPolicy transformer_policy(const Config& config, const models::PretrainedModel& model) {
-  std::vector<std::string> classes = model.block_class_names();
-  classes.insert(classes.end(), config.wrap_classes.begin(), config.wrap_classes.end());
-  WrapPolicy blocks = module_name_policy(classes);
-  if (config.sharding_strategy != "no_shard") return blocks;
-  // Replicated units only say which gradients are reduced together. The root's are reduced when backward is over; a
-  // head's are there first and need not wait for that.
-  return [blocks, large = LargeOutsideBlocks(model)](const WrapCandidate& candidate) {
-    return blocks(candidate) || large(candidate);
-  };
-}
-
 WrapPolicy wrap_policy(const Config& config, const models::PretrainedModel& model) {
   if (config.wrap_policy == "none" || config.wrap_policy == "auto_units") return {};
   if (config.wrap_policy == "size") return size_policy(config.size_min_params);
   TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
   check_classes("wrap_classes", config.wrap_classes, model);
-  return transformer_policy(config, model);
+  return transformer_policy(model, sharding_strategy(config.sharding_strategy), config.wrap_classes);
 }
 
 std::optional<ReshardAfterForward> reshard_after_forward(const Config& config) {
