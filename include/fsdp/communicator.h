@@ -72,6 +72,12 @@ struct ReduceOptions {
   double scale = 1.0;
 };
 
+// How an all-to-all splits its tensors: elements that go to each rank and come from each rank, in rank order.
+struct SplitCounts {
+  std::vector<int64_t> send;
+  std::vector<int64_t> receive;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -102,6 +108,15 @@ class Communicator {
 
   // Copies `tensor` (1-D, contiguous) of the rank `root` into that of the others.
   virtual std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) = 0;
+
+  // Sends each rank a part of `input` and receives a part of `output` from each: both 1-D, contiguous, of one dtype and
+  // without common memory, their parts in rank order without gaps. This rank's own part is copied. Counts (size() each,
+  // zeros allowed, their sums the sizes of the tensors) may differ between pairs of ranks; what one rank sends to
+  // another must be what that one expects from it. Where it is not, over Gloo the receiver throws an error that names
+  // both ranks and counts, which ends the group; NCCL does not notice: it ends with the timeout of whoever waits, or
+  // mixes data. The fake communicator receives zeros from other ranks.
+  virtual std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                           const CollectiveId& id) = 0;
 
   // Every rank's `bytes`, in rank order. Lengths may differ. Blocks.
   virtual std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) = 0;

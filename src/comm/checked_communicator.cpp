@@ -251,6 +251,12 @@ std::unique_ptr<Work> CheckedCommunicator::broadcast(at::Tensor tensor, int root
   return issue_checked(identity_, [&] { return inner_->broadcast(std::move(tensor), root, id); });
 }
 
+std::unique_ptr<Work> CheckedCommunicator::all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                                      const CollectiveId& id) {
+  const auto& identity = identify(CollectiveKind::kAllToAll, id, input, output.scalar_type(), {}, nullptr);
+  return issue_checked(identity, [&] { return inner_->all_to_all(std::move(output), std::move(input), counts, id); });
+}
+
 std::vector<std::string> CheckedCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   CollectiveIdentity identity;
   identity.kind = CollectiveKind::kGatherBytes;

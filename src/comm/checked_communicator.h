@@ -48,6 +48,8 @@ class CheckedCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override;
   std::shared_ptr<Communicator> twin() override;

@@ -53,7 +53,7 @@ std::string CollectiveIdentity::describe() const {
   if (output_dtype != dtype) text += c10::str(" into ", output_dtype);
   if (scale != 1.0) text += c10::str(", scale ", scale);
   if (kind == CollectiveKind::kBroadcast) text += c10::str(", from rank ", root);
-  if (flag_words > 0) text += c10::str(", ", flag_words, " words of flags");
+  if (flag_words > 0 && kind != CollectiveKind::kAllToAll) text += c10::str(", ", flag_words, " words of flags");
   return text;
 }
 
@@ -64,7 +64,7 @@ uint64_t CollectiveIdentity::hash() const {
   hash = combine(hash, std::bit_cast<uint64_t>(scale));
   hash = combine(hash, flag_words);
   hash = combine(hash, static_cast<uint64_t>(root));
-  return kind == CollectiveKind::kGatherBytes ? hash : combine(hash, static_cast<uint64_t>(numel));
+  return has_equal_sizes(kind) ? combine(hash, static_cast<uint64_t>(numel)) : hash;
 }
 
 void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& identity, const uint64_t* flags) {
@@ -97,8 +97,8 @@ Header read_header(const char* bytes) {
 
 int header_tag(uint64_t sequence) { return static_cast<int>(sequence % kPayloadBit); }
 
-int payload_tag(uint64_t sequence, uint64_t identity_hash, int step) {
-  const uint64_t hash = combine(combine(identity_hash, sequence), static_cast<uint64_t>(step));
+int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t bytes) {
+  const uint64_t hash = combine(combine(combine(identity_hash, sequence), static_cast<uint64_t>(step)), bytes);
   return kPayloadBit | static_cast<int>(hash % kPayloadBit);
 }
 

@@ -14,11 +14,12 @@
 
 namespace fsdp {
 
-// Everything that must be equal on all ranks, except `numel` of a gather of bytes.
+// Everything that must be equal on all ranks, except `numel` where sizes may differ (has_equal_sizes).
 struct CollectiveIdentity {
   CollectiveKind kind = CollectiveKind::kAllGather;
   CollectiveId id;
-  int64_t numel = 0;  // of the larger of the tensors; bytes of this rank for a gather of bytes
+  // Of the larger of the tensors; what this rank sends (bytes, elements) for a gather of bytes and an all-to-all.
+  int64_t numel = 0;
   at::ScalarType dtype = at::kByte;
   at::ScalarType output_dtype = at::kByte;
   double scale = 1.0;
@@ -48,9 +49,9 @@ void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& iden
 Header read_header(const char* bytes);
 
 // Tags of messages. A header is found by the sequence number alone. A payload is found by the sequence
-// number, the identity and the step, so that what belongs to another collective is never received into this
-// one's memory.
+// number, the identity, the step and its size, so that what belongs to another collective or has another size is
+// never received into this one's memory.
 int header_tag(uint64_t sequence);
-int payload_tag(uint64_t sequence, uint64_t identity_hash, int step);
+int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t bytes);
 
 }  // namespace fsdp

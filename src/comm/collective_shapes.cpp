@@ -28,6 +28,21 @@ void check_reducible(const at::Tensor& output, const at::Tensor& input, const ch
               describe(kind, id), ": cannot reduce ", input.scalar_type(), " into ", output.scalar_type());
 }
 
+// `way`: "send" or "receive"; `what`: the tensor that is split.
+void check_split(const std::vector<int64_t>& counts, const char* way, const at::Tensor& tensor, const char* what,
+                 int size, const CollectiveId& id) {
+  TORCH_CHECK(counts.size() == static_cast<size_t>(size), describe("all-to-all", id), ": there are ", counts.size(),
+              " ", way, " counts for a group of ", size, " ranks");
+  int64_t sum = 0;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    TORCH_CHECK(counts[rank] >= 0, describe("all-to-all", id), ": the ", way, " count of rank ", rank, " is ",
+                counts[rank], ", which is negative");
+    sum += counts[rank];
+  }
+  TORCH_CHECK(sum == tensor.numel(), describe("all-to-all", id), ": the ", what, " has ", tensor.numel(),
+              " elements, but the ", way, " counts add up to ", sum);
+}
+
 }  // namespace
 
 const char* to_string(CollectiveKind kind) {
@@ -42,6 +57,8 @@ const char* to_string(CollectiveKind kind) {
       return "all-gather of bytes";
     case CollectiveKind::kBroadcast:
       return "broadcast";
+    case CollectiveKind::kAllToAll:
+      return "all-to-all";
   }
   return "unknown collective";
 }
@@ -76,6 +93,25 @@ void check_broadcast(const at::Tensor& tensor, int root, int size, const Collect
   check_flat(tensor, "tensor", "broadcast", id);
   TORCH_CHECK(root >= 0 && root < size, describe("broadcast", id), ": there is no rank ", root, " in a group of ", size,
               " to broadcast from");
+}
+
+void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const SplitCounts& counts, int size,
+                      const CollectiveId& id) {
+  check_flat_pair(output, input, "all-to-all", id);
+  TORCH_CHECK(output.scalar_type() == input.scalar_type(), describe("all-to-all", id), ": the output has dtype ",
+              output.scalar_type(), " and the input ", input.scalar_type());
+  check_split(counts.send, "send", input, "input", size, id);
+  check_split(counts.receive, "receive", output, "output", size, id);
+}
+
+void check_own_part(const SplitCounts& counts, int rank, const CollectiveId& id) {
+  const auto own = static_cast<size_t>(rank);
+  TORCH_CHECK(counts.send[own] == counts.receive[own], describe("all-to-all", id), ": rank ", rank, " sends itself ",
+              counts.send[own], " elements and expects ", counts.receive[own]);
+}
+
+bool has_equal_sizes(CollectiveKind kind) {
+  return kind != CollectiveKind::kGatherBytes && kind != CollectiveKind::kAllToAll;
 }
 
 int check_subgroup(const std::vector<int>& members, int rank, int size, const CollectiveId& id) {

@@ -11,7 +11,7 @@
 
 namespace fsdp {
 
-enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes, kBroadcast };
+enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes, kBroadcast, kAllToAll };
 const char* to_string(CollectiveKind kind);
 
 // "all-gather of 'layer.3' (forward, generation 7)"
@@ -23,6 +23,14 @@ void check_all_gather(const at::Tensor& output, const at::Tensor& input, int siz
 void check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int size, const CollectiveId& id);
 void check_all_reduce(const at::Tensor& output, const at::Tensor& tensor, const CollectiveId& id);
 void check_broadcast(const at::Tensor& tensor, int root, int size, const CollectiveId& id);
+void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const SplitCounts& counts, int size,
+                      const CollectiveId& id);
+
+// Throws unless this rank sends itself what it expects from itself.
+void check_own_part(const SplitCounts& counts, int rank, const CollectiveId& id);
+
+// Whether all ranks give tensors of equal sizes to collectives of this kind.
+bool has_equal_sizes(CollectiveKind kind);
 
 // Throws unless `members` are ascending ranks below `size` with `rank` among them; returns its position.
 int check_subgroup(const std::vector<int>& members, int rank, int size, const CollectiveId& id);

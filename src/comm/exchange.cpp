@@ -91,7 +91,7 @@ void Exchange::post_long_flags() {
   long_flags_ = staging(static_cast<int64_t>(words * sizeof(uint64_t)) * size());
   const auto own = long_flags_row(rank());
   std::memcpy(own.mutable_data_ptr(), flags_->data() + kInlineFlagWords, words * sizeof(uint64_t));
-  const int tag = payload_tag(sequence_, identity_hash_, kLongFlagsStep);
+  const int tag = payload_tag(sequence_, identity_hash_, kLongFlagsStep, words * sizeof(uint64_t));
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
     received_.push_back({kLongFlagsStep, transport_.receive(peer, tag, long_flags_row(peer))});
@@ -102,7 +102,7 @@ void Exchange::post_long_flags() {
 void Exchange::send(int peer, const at::Tensor& payload, int step) {
   if (payload.numel() == 0) return;
   try {
-    sent_.push_back(transport_.send(peer, payload_tag(sequence_, identity_hash_, step), payload));
+    sent_.push_back(transport_.send(peer, tag_of(payload, step), payload));
   } catch (const PeerLost& error) {
     fail_lost(error);
   }
@@ -112,7 +112,7 @@ void Exchange::send(int peer, const at::Tensor& payload, int step) {
 void Exchange::receive(int peer, const at::Tensor& payload, int step) {
   if (payload.numel() == 0) return;
   try {
-    received_.push_back({step, transport_.receive(peer, payload_tag(sequence_, identity_hash_, step), payload)});
+    received_.push_back({step, transport_.receive(peer, tag_of(payload, step), payload)});
   } catch (const PeerLost& error) {
     fail_lost(error);
   }
@@ -164,6 +164,24 @@ void Exchange::merge_long_flags() {
     for (size_t word = kInlineFlagWords; word < identity_.flag_words; ++word) {
       (*flags_)[word] |= words[word - kInlineFlagWords];
     }
+  }
+}
+
+uint64_t Exchange::flag_word_of(int peer, size_t index) {
+  if (index < kInlineFlagWords) {
+    return read_header(static_cast<const char*>(header_row(peer).const_data_ptr())).flags[index];
+  }
+  wait_received(kLongFlagsStep);
+  const auto row = long_flags_row(peer);
+  return static_cast<const uint64_t*>(row.const_data_ptr())[index - kInlineFlagWords];
+}
+
+void Exchange::check_counts(const std::vector<int64_t>& expected) {
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto sent = static_cast<int64_t>(flag_word_of(peer, static_cast<size_t>(rank())));
+    if (sent == expected[static_cast<size_t>(peer)]) continue;
+    fail(c10::str("in the ", identity_.describe(), ", rank ", name_of(peer), " sends ", sent, " elements to rank ",
+                  name_of(rank()), ", which expects ", expected[static_cast<size_t>(peer)]));
   }
 }
 

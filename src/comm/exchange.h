@@ -54,6 +54,11 @@ class Exchange {
   void agree();
   // numel of the header of each rank, after agree().
   const std::vector<int64_t>& numels() const { return numels_; }
+  // After agree(): word `index` of the flags that `peer` gave. May wait for that rank's words.
+  uint64_t flag_word_of(int peer, size_t index);
+  // After agree(), for a collective whose flags are what each rank sends to each rank: throws unless this rank gets
+  // what it expects from all others.
+  void check_counts(const std::vector<int64_t>& expected);
   // Waits for the payloads of all steps up to this one.
   void wait_received(int step = 0);
   // Waits for all that was sent too, and takes the buffers back.
@@ -77,6 +82,9 @@ class Exchange {
   [[noreturn]] void fail_lost(const PeerLost& error) const;
   [[noreturn]] void fail_late(const PeerLate& error) const;
   [[noreturn]] void fail(const std::string& reason) const;
+  int tag_of(const at::Tensor& payload, int step) const {
+    return payload_tag(sequence_, identity_hash_, step, payload.nbytes());
+  }
   int name_of(int rank) const { return context_->names[static_cast<size_t>(rank)]; }
   std::string subject() const;
   at::Tensor header_row(int rank) const;

@@ -78,6 +78,11 @@ std::unique_ptr<Work> FaultyCommunicator::broadcast(at::Tensor tensor, int root,
   return issue_with_faults([&] { return inner_->broadcast(tensor, root, id); });
 }
 
+std::unique_ptr<Work> FaultyCommunicator::all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                                     const CollectiveId& id) {
+  return issue_with_faults([&] { return inner_->all_to_all(output, input, counts, id); });
+}
+
 std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   const Fault* fault = next_fault();
   before_issue(fault);

@@ -40,6 +40,8 @@ class FaultyCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override;
   // For this one, which blocks, waiting begins when it is issued; left out, it returns this rank's bytes for
   // each rank.
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;

@@ -147,6 +147,32 @@ void Broadcast::finish() {
   exchange_.finish();
 }
 
+AllToAll::AllToAll(std::shared_ptr<ExchangeContext> context, const at::Tensor& output, const at::Tensor& input,
+                   const SplitCounts& counts, const CollectiveId& id)
+    : AllToAll(std::move(context), output, input, counts, id,
+               std::make_unique<std::vector<uint64_t>>(counts.send.begin(), counts.send.end())) {}
+
+AllToAll::AllToAll(std::shared_ptr<ExchangeContext> context, const at::Tensor& output, const at::Tensor& input,
+                   const SplitCounts& counts, const CollectiveId& id, std::unique_ptr<std::vector<uint64_t>> words)
+    : Collective(std::move(context),
+                 identify(CollectiveKind::kAllToAll, id, input, output.scalar_type(), 1.0, words.get()), words.get()),
+      words_(std::move(words)),
+      expected_(counts.receive) {
+  const std::vector<at::Tensor> inputs = input.split_with_sizes(counts.send);
+  const std::vector<at::Tensor> outputs = output.split_with_sizes(counts.receive);
+  for_each_peer([&](int peer) { exchange_.receive(peer, outputs[static_cast<size_t>(peer)]); });
+  for_each_peer([&](int peer) { exchange_.send(peer, inputs[static_cast<size_t>(peer)]); });
+  const auto own = static_cast<size_t>(exchange_.rank());
+  outputs[own].copy_(inputs[own]);
+}
+
+void AllToAll::finish() {
+  exchange_.agree();
+  exchange_.check_counts(expected_);
+  exchange_.wait_received();
+  exchange_.finish();
+}
+
 GatherBytes::GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes, const CollectiveId& id)
     : Collective(std::move(context), identify_bytes(bytes, id), nullptr),
       result_(static_cast<size_t>(exchange_.size())) {

@@ -82,6 +82,22 @@ class Broadcast final : public Collective {
   void finish() override;
 };
 
+// Each part goes straight into its place in the other rank's output. Send counts travel as flags, so that a rank finds
+// out when another one sends it something else than it expects.
+class AllToAll final : public Collective {
+ public:
+  AllToAll(std::shared_ptr<ExchangeContext> context, const at::Tensor& output, const at::Tensor& input,
+           const SplitCounts& counts, const CollectiveId& id);
+  void finish() override;
+
+ private:
+  AllToAll(std::shared_ptr<ExchangeContext> context, const at::Tensor& output, const at::Tensor& input,
+           const SplitCounts& counts, const CollectiveId& id, std::unique_ptr<std::vector<uint64_t>> words);
+
+  std::unique_ptr<std::vector<uint64_t>> words_;  // the exchange refers to them
+  std::vector<int64_t> expected_;
+};
+
 class GatherBytes final : public Collective {
  public:
   GatherBytes(std::shared_ptr<ExchangeContext> context, const std::string& bytes, const CollectiveId& id);

@@ -125,6 +125,14 @@ class GlooCommunicator final : public Communicator, public Failable {
     return issue<Broadcast>(tensor, root, id);
   }
 
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override {
+    check_all_to_all(output, input, counts, size(), id);
+    check_own_part(counts, rank(), id);
+    check_on_host(input, "all-to-all", id);
+    return issue<AllToAll>(output, input, counts, id);
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     GatherBytes collective(context_, bytes, id);

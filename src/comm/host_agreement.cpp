@@ -48,7 +48,7 @@ CollectiveId HostAgreement::with_history(const CollectiveId& id) const {
 std::unique_ptr<Work> HostAgreement::issue(const CollectiveIdentity& identity, std::vector<uint64_t>* flags) {
   // The size is in the name, since the tensors that travel are empty.
   CollectiveId id = with_history(identity.id);
-  id.name += c10::str(", ", identity.numel, " elements on the device");
+  if (has_equal_sizes(identity.kind)) id.name += c10::str(", ", identity.numel, " elements on the device");
   const auto input = at::empty({0}, identity.dtype);
   const auto output = at::empty({0}, identity.output_dtype);
   switch (identity.kind) {

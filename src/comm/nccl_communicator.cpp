@@ -99,6 +99,9 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
 
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override;
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     group().check({"all-gather of bytes", id});
     auto all = context_->host->all_gather_bytes(bytes, context_->agreement->with_history(id));
@@ -147,7 +150,7 @@ class NcclCommunicator final : public Communicator {
     group().check({to_string(identity.kind), identity.id});
     group().check_complete({to_string(identity.kind), identity.id});
     auto exchange = context_->agreement->begin(identity, flags);
-    if (identity.numel > 0) enqueue();
+    if (identity.numel > 0 || !has_equal_sizes(identity.kind)) enqueue();
     return std::make_unique<NcclWork>(context_, identity, std::move(exchange), flags);
   }
 
@@ -243,6 +246,50 @@ std::unique_ptr<Work> NcclCommunicator::broadcast(at::Tensor tensor, int root, c
     group().call(subject, [&](const NcclLibrary& nccl, ncclComm_t comm) {
       return nccl.broadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root, comm,
                             stream_of(tensor));
+    });
+  });
+}
+
+// What one rank sends to and receives from each rank.
+struct Parcels {
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+};
+
+// All sends and receives of this rank as one group, in which NCCL starts them together. Empty parts do not travel.
+ncclResult_t exchange_parcels(const NcclLibrary& nccl, ncclComm_t comm, int rank, const Parcels& parcels,
+                              cudaStream_t stream) {
+  ncclResult_t first_error = nccl.group_start();
+  if (first_error != ncclSuccess) return first_error;
+  const auto note = [&](ncclResult_t result) {
+    if (first_error == ncclSuccess && result != ncclInProgress) first_error = result;
+  };
+  for (int peer = 0; peer < static_cast<int>(parcels.inputs.size()); ++peer) {
+    if (peer == rank) continue;
+    const at::Tensor& input = parcels.inputs[static_cast<size_t>(peer)];
+    const at::Tensor& output = parcels.outputs[static_cast<size_t>(peer)];
+    if (input.numel() > 0) note(nccl.send(input.const_data_ptr(), input.nbytes(), ncclUint8, peer, comm, stream));
+    if (output.numel() > 0) note(nccl.recv(output.mutable_data_ptr(), output.nbytes(), ncclUint8, peer, comm, stream));
+  }
+  const ncclResult_t end = nccl.group_end();
+  return first_error == ncclSuccess ? end : first_error;
+}
+
+std::unique_ptr<Work> NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                                   const CollectiveId& id) {
+  const NcclSubject subject{"all-to-all", id};
+  check_all_to_all(output, input, counts, size(), id);
+  check_own_part(counts, rank(), id);
+  check_place(input, subject);
+  for (int peer = 0; peer < size(); ++peer) {
+    sent_.add(peer, static_cast<uint64_t>(counts.send[static_cast<size_t>(peer)]) * input.element_size());
+  }
+  return issue(identity_of(CollectiveKind::kAllToAll, id, input, output, 1.0, nullptr), nullptr, [&] {
+    const Parcels parcels{input.split_with_sizes(counts.send), output.split_with_sizes(counts.receive)};
+    const auto own = static_cast<size_t>(rank());
+    parcels.outputs[own].copy_(parcels.inputs[own], /*non_blocking=*/true);
+    group().call(subject, [&](const NcclLibrary& nccl, ncclComm_t comm) {
+      return exchange_parcels(nccl, comm, rank(), parcels, stream_of(input));
     });
   });
 }

@@ -78,6 +78,28 @@ TEST_P(NcclSizes, Broadcast) {
   });
 }
 
+// Rank a sends numel() + a * b elements to rank b, but none to the one before it.
+TEST_P(NcclSizes, AllToAll) {
+  const auto count = [&](int from, int to) {
+    return (to + 1) % size() == from && size() > 1 ? 0 : numel() + from * to;
+  };
+  run_nccl_ranks(size(), device(), [&](std::shared_ptr<Communicator> comm) {
+    SplitCounts counts;
+    std::vector<at::Tensor> sent, expected;
+    for (int peer = 0; peer < size(); ++peer) {
+      counts.send.push_back(count(comm->rank(), peer));
+      counts.receive.push_back(count(peer, comm->rank()));
+      sent.push_back(contribution(comm->rank() + 2 * peer, counts.send.back(), dtype()));
+      expected.push_back(contribution(peer + 2 * comm->rank(), counts.receive.back(), dtype()));
+    }
+    auto output = empty(torch::cat(expected).numel(), dtype());
+    comm->all_to_all(output, torch::cat(sent).to(device()), counts, id("a"))->wait();
+    EXPECT_TRUE(torch::equal(output.cpu(), torch::cat(expected)));
+    const auto own = counts.send[static_cast<size_t>(comm->rank())];
+    EXPECT_EQ(comm->bytes_sent(), (torch::cat(sent).numel() - own) * c10::elementSize(dtype()));
+  });
+}
+
 TEST_P(NcclSizes, ReduceScatter) {
   run_nccl_ranks(size(), device(), [&](std::shared_ptr<Communicator> comm) {
     const auto input = contribution(comm->rank(), numel() * size(), dtype()).to(device());

@@ -50,6 +50,10 @@ void find_functions(void* handle, NcclLibrary& library) {
   find(handle, library, "ncclBroadcast", library.broadcast);
   find(handle, library, "ncclReduceScatter", library.reduce_scatter);
   find(handle, library, "ncclAllReduce", library.all_reduce);
+  find(handle, library, "ncclGroupStart", library.group_start);
+  find(handle, library, "ncclGroupEnd", library.group_end);
+  find(handle, library, "ncclSend", library.send);
+  find(handle, library, "ncclRecv", library.recv);
 }
 
 void check_version(NcclLibrary& library) {

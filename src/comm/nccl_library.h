@@ -25,6 +25,10 @@ struct NcclLibrary {
   decltype(&::ncclBroadcast) broadcast = nullptr;
   decltype(&::ncclReduceScatter) reduce_scatter = nullptr;
   decltype(&::ncclAllReduce) all_reduce = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
+  decltype(&::ncclSend) send = nullptr;
+  decltype(&::ncclRecv) recv = nullptr;
 };
 
 // Opens the library at `path`; an empty one means where communicator.h says. It stays open as long as the process.

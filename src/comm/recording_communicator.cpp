@@ -83,6 +83,12 @@ std::unique_ptr<Work> RecordingCommunicator::broadcast(at::Tensor tensor, int ro
   return wrap(inner_->broadcast(std::move(tensor), root, id), std::move(event));
 }
 
+std::unique_ptr<Work> RecordingCommunicator::all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                                        const CollectiveId& id) {
+  auto event = record_issue(CollectiveKind::kAllToAll, id, input.numel(), input.scalar_type());
+  return wrap(inner_->all_to_all(std::move(output), std::move(input), counts, id), std::move(event));
+}
+
 std::vector<std::string> RecordingCommunicator::all_gather_bytes(const std::string& bytes, const CollectiveId& id) {
   auto event = record_issue(CollectiveKind::kGatherBytes, id, static_cast<int64_t>(bytes.size()), at::kByte);
   auto result = inner_->all_gather_bytes(bytes, id);

@@ -21,7 +21,7 @@ struct CollectiveEvent {
   int64_t index = 0;  // counts the collectives, in order of issue; equal for the issue and the wait of one
   CollectiveKind kind = CollectiveKind::kAllGather;
   CollectiveId id;
-  int64_t numel = 0;                 // of the larger of the two tensors; bytes of this rank for a gather of bytes
+  int64_t numel = 0;                 // as CollectiveIdentity::numel
   at::ScalarType dtype = at::kByte;  // of what is sent
   bool twin = false;                 // whether through the twin
 };
@@ -41,6 +41,8 @@ class RecordingCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) override;
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
   // A subgroup is the inner communicator's.
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {

@@ -94,6 +94,18 @@ class StagedCommunicator final : public Communicator {
     return std::make_unique<StagedWork>(std::move(work), std::move(tensor), std::move(copy));
   }
 
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override {
+    if (output.defined() && output.is_cpu()) {
+      return host_->all_to_all(std::move(output), std::move(input), counts, id);
+    }
+    check_all_to_all(output, input, counts, size(), id);
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    at::Tensor received = host_memory_for(output);
+    auto work = host_->all_to_all(received, copy_to_host(input), counts, id);
+    return std::make_unique<StagedWork>(std::move(work), std::move(output), std::move(received));
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     return host_->all_gather_bytes(bytes, id);
   }

@@ -161,6 +161,23 @@ class UncheckedCommunicator final : public Communicator {
                  [tensor, root](const Parts& parts) { fill(tensor, parts[static_cast<size_t>(root)].bytes); });
   }
 
+  // Each rank puts down all that it sends, with the counts as flags.
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId&) override {
+    const uint64_t number = next_number_++;
+    hub_->put(number, rank_, {bytes_of(input), {counts.send.begin(), counts.send.end()}});
+    const size_t width = input.element_size();
+    return std::make_unique<UncheckedWork>(
+        hub_, number, nullptr, [output, counts, width, rank = rank_](const Parts& parts) {
+          const std::vector<at::Tensor> slices = output.split_with_sizes(counts.receive);
+          for (size_t peer = 0; peer < parts.size(); ++peer) {
+            const auto& sent = parts[peer].flags;
+            const size_t begin = std::accumulate(sent.begin(), sent.begin() + rank, uint64_t{0}) * width;
+            fill(slices[peer], parts[peer].bytes, begin);
+          }
+        });
+  }
+
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId&) override {
     std::vector<std::string> result;
     issue(bytes, nullptr, [&](const Parts& parts) {

@@ -9,11 +9,14 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -55,12 +58,20 @@ struct Meeting {
   ncclResult_t result = ncclSuccess;
 };
 
+// A message between two ranks.
+struct Parcel {
+  std::string bytes;
+  bool taken = false;
+};
+
 struct Clique {
   explicit Clique(int size) : size(size) {}
   const int size;
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<uint64_t, Meeting> meetings;  // by number of the collective
+  std::map<uint64_t, Meeting> meetings;                                        // by number of the collective
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Parcel>>> parcels;  // by sender and receiver
+  std::set<int> left;  // ranks that ended or aborted their communicator
   int joined = 0;
   bool aborted = false;
 };
@@ -187,6 +198,46 @@ ncclResult_t meet(Clique& clique, uint64_t number, int rank, const Part& part) {
   return result;
 }
 
+// A send or a receive in a group.
+struct Transfer {
+  bool sends;
+  int peer;
+  void* memory;
+  size_t bytes;
+};
+
+// Puts down all that is sent, takes all that is received, and waits for the receivers. A rank that is gone matters to
+// those alone who still wait for it.
+ncclResult_t transfer(Clique& clique, int rank, const std::vector<Transfer>& transfers) {
+  std::unique_lock lock(clique.mutex);
+  const auto is_gone = [&](int peer) { return clique.left.count(peer) + clique.left.count(rank) > 0; };
+  std::vector<std::pair<int, std::shared_ptr<Parcel>>> sent;
+  for (const Transfer& one : transfers) {
+    if (!one.sends) continue;
+    auto parcel = std::make_shared<Parcel>(Parcel{{static_cast<const char*>(one.memory), one.bytes}});
+    clique.parcels[{rank, one.peer}].push_back(parcel);
+    sent.emplace_back(one.peer, std::move(parcel));
+  }
+  clique.changed.notify_all();
+  for (const Transfer& one : transfers) {
+    if (one.sends) continue;
+    auto& queue = clique.parcels[{one.peer, rank}];
+    clique.changed.wait(lock, [&] { return !queue.empty() || is_gone(one.peer); });
+    if (queue.empty()) return ncclRemoteError;
+    const std::shared_ptr<Parcel> parcel = queue.front();
+    queue.pop_front();
+    if (parcel->bytes.size() != one.bytes) return ncclInvalidUsage;
+    std::memcpy(one.memory, parcel->bytes.data(), one.bytes);
+    parcel->taken = true;
+    clique.changed.notify_all();
+  }
+  for (const auto& [peer, parcel] : sent) {
+    clique.changed.wait(lock, [&, peer = peer, &parcel = parcel] { return parcel->taken || is_gone(peer); });
+    if (!parcel->taken) return ncclRemoteError;
+  }
+  return ncclSuccess;
+}
+
 }  // namespace
 
 struct ncclComm {
@@ -234,6 +285,41 @@ ncclResult_t issue(ncclComm_t comm, const char* function, const Part& part, cuda
     if (const ncclResult_t result = meet(*clique, number, rank, part); result != ncclSuccess) *to = result;
   });
   return answer(*comm);
+}
+
+// The sends and receives of this thread's open group.
+struct OpenGroup {
+  bool open = false;
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::vector<Transfer> transfers;
+};
+thread_local OpenGroup open_group;
+
+ncclResult_t add_transfer(const char* function, const Transfer& one, ncclComm_t comm, cudaStream_t stream) {
+  if (const auto result = injected(function, comm->rank)) return *result;
+  if (!open_group.open) return ncclInvalidUsage;  // alone, it would wait for its peer's call
+  open_group.comm = comm;
+  open_group.stream = stream;
+  open_group.transfers.push_back(one);
+  return ncclSuccess;
+}
+
+ncclResult_t issue(const OpenGroup& group) {
+  FakeNcclEnqueue enqueue = nullptr;
+  {
+    std::lock_guard lock(settings().mutex);
+    enqueue = settings().enqueue;
+  }
+  ncclComm& comm = *group.comm;
+  if (group.stream == nullptr || enqueue == nullptr) {
+    const ncclResult_t result = transfer(*comm.clique, comm.rank, group.transfers);
+    return result == ncclSuccess ? answer(comm) : result;
+  }
+  enqueue(group.stream, [clique = comm.clique, rank = comm.rank, all = group.transfers, to = comm.async_result] {
+    if (const ncclResult_t result = transfer(*clique, rank, all); result != ncclSuccess) *to = result;
+  });
+  return answer(comm);
 }
 
 double factor_of(ncclComm_t comm, ncclRedOp_t op) {
@@ -343,6 +429,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     std::lock_guard lock(comm->clique->mutex);
     // What all ranks have come to is done; the rest never will be.
     comm->clique->aborted = true;
+    comm->clique->left.insert(comm->rank);
     comm->clique->changed.notify_all();
   }
   live_operators -= static_cast<int>(comm->factors.size());
@@ -393,6 +480,28 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t dtype, ncclComm_t comm,
                            cudaStream_t stream) {
   return issue(comm, "ncclAllGather", {send, receive, Kind::kAllGather, count, dtype, 1.0}, stream);
+}
+
+ncclResult_t ncclGroupStart() {
+  open_group = {};
+  open_group.open = true;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  const OpenGroup group = std::exchange(open_group, {});
+  if (!group.open) return ncclInvalidUsage;
+  return group.transfers.empty() ? ncclSuccess : issue(group);
+}
+
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return add_transfer("ncclSend", {true, peer, const_cast<void*>(send), count * bytes_of(dtype)}, comm, stream);
+}
+
+ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return add_transfer("ncclRecv", {false, peer, receive, count * bytes_of(dtype)}, comm, stream);
 }
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t dtype, int root,
