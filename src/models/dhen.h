@@ -1,0 +1,117 @@
+// DHEN in plain LibTorch: layers that put an ensemble of feature interactions on top of one another, for predictions
+// from numeric and categorical features (Zhang et al., "DHEN: A Deep and Hierarchical Ensemble Network for Large-Scale
+// Click-Through Rate Prediction", 2022). There is no published code; FQNs are our own.
+//
+// A layer gets m embeddings X of one width d and makes k * l of them from k interactions, as the paper says:
+// Norm(concatenation of interaction_i(X) + shortcut(X)), where the shortcut is X itself if k * l = m and else a linear
+// map of m embeddings to k * l, and the norm is a layer norm over d. Interactions, each [m, d] to [l, d]:
+//   attention    multi-head self-attention over the m embeddings, then a linear map of m embeddings to l
+//   cross        x * (U (V x) + b) + x for all m * d numbers x (the low-rank form of DCN v2), then as above
+//   dot_product  products of all pairs of different embeddings, then a linear map to l * d numbers (as in DLRM)
+//   linear       a linear map of m embeddings to l
+//   mlp          all m * d numbers through one hidden layer with ReLU to l * d
+// The paper's convolution is not here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "models/dhen_config.h"
+#include "models/feature_embedding.h"
+#include "models/layers.h"
+
+namespace fsdp::models {
+
+// One of the ensemble.
+class Interaction : public torch::nn::Module {
+ public:
+  // x: [batch, m, d]. Returns [batch, l, d].
+  virtual at::Tensor forward(const at::Tensor& x) = 0;
+  // Forward and backward of one sample (flops.h).
+  virtual double flops() const = 0;
+};
+
+// A linear map of embeddings to embeddings, the same for each of their d numbers.
+class EmbeddingMixImpl : public torch::nn::Module {
+ public:
+  EmbeddingMixImpl(int64_t inputs, int64_t outputs, const at::TensorOptions& options);
+  // [batch, inputs, d] to [batch, outputs, d].
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  Linear mix_;
+};
+TORCH_MODULE(EmbeddingMix);
+
+// Linear layers with ReLU between them.
+class MultilayerImpl : public torch::nn::Module {
+ public:
+  // sizes: of the input, of hidden layers, of the output.
+  MultilayerImpl(std::vector<int64_t> sizes, const at::TensorOptions& options);
+  at::Tensor forward(at::Tensor x);
+  double flops() const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  torch::nn::ModuleList layers_;
+};
+TORCH_MODULE(Multilayer);
+
+class DhenLayerImpl : public torch::nn::Module {
+ public:
+  // inputs: the number of embeddings it gets.
+  DhenLayerImpl(const DhenConfig& config, int64_t inputs, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& x);
+  double flops() const;
+
+ private:
+  std::vector<std::shared_ptr<Interaction>> interactions_;
+  EmbeddingMix shortcut_{nullptr};  // null: the identity
+  LayerNorm norm_;
+  double shortcut_flops_ = 0;
+};
+TORCH_MODULE(DhenLayer);
+
+struct DhenOutput {
+  at::Tensor logits;  // [batch]
+  at::Tensor loss;    // mean binary cross-entropy, undefined without labels
+};
+
+class DhenImpl : public torch::nn::Module {
+ public:
+  // Dense parameters are left uninitialised. The module becomes the parent of `embedding`, which has config.tables():
+  // a WholeEmbedding on one device, or one that splits its tables over ranks.
+  DhenImpl(const DhenConfig& config, std::shared_ptr<FeatureEmbedding> embedding, const at::TensorOptions& options);
+
+  // numeric: [batch, num_numeric_features], floating; categorical: int64 [batch, tables]; labels: [batch] of 0 and 1,
+  // any dtype. Other shapes are errors.
+  DhenOutput forward(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels = {});
+
+  // Of dense layers, forward and backward (flops.h). Looking rows up is no arithmetic.
+  double flops_per_sample() const;
+  // Dense weights normal with initializer_range, biases zero, norms one. Tables are initialised when they are made.
+  void initialize();
+  // Of all but the tables.
+  int64_t dense_parameters() const;
+
+  const DhenConfig& config() const { return config_; }
+  const std::shared_ptr<FeatureEmbedding>& embedding() const { return embedding_; }
+
+ private:
+  void check_inputs(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels) const;
+
+  DhenConfig config_;
+  std::shared_ptr<FeatureEmbedding> embedding_;
+  Multilayer numeric_{nullptr};
+  torch::nn::ModuleList layers_;
+  Multilayer head_{nullptr};
+};
+TORCH_MODULE(Dhen);
+
+}  // namespace fsdp::models
