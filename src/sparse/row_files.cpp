@@ -1,0 +1,144 @@
+#include "sparse/row_files.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_writer.h"
+
+namespace fsdp::sparse {
+namespace {
+
+using checkpoint::SafetensorsFile;
+using checkpoint::TensorInfo;
+using std::filesystem::path;
+
+std::string file_name(int rank, int size) { return c10::str("rows-", rank, "-of-", size, ".safetensors"); }
+
+// What is kept of each table: rows, and for some optimizers squares.
+struct StateKind {
+  const char* suffix;
+  std::vector<EmbeddingPiece> pieces;
+};
+
+std::vector<StateKind> states_of(const SplitEmbedding& embedding, const RowOptimizer* optimizer) {
+  std::vector<StateKind> states{{"", embedding.pieces()}};
+  if (optimizer != nullptr && optimizer->squares().defined()) {
+    states.push_back({".squares", embedding.pieces_of(optimizer->squares())});
+  }
+  return states;
+}
+
+int64_t number_in(const SafetensorsFile& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  TORCH_CHECK(found != file.metadata().end(), file.path().string(), " does not say \"", key,
+              "\" in its metadata: it is no file of embedding rows");
+  int64_t value = 0;
+  const char* end = found->second.data() + found->second.size();
+  const auto [rest, error] = std::from_chars(found->second.data(), end, value);
+  TORCH_CHECK(error == std::errc() && rest == end && value >= 0, file.path().string(), ": \"", key, "\" is \"",
+              found->second, "\", expected a number of rows");
+  return value;
+}
+
+// N of the files rows-R-of-N.safetensors in the folder.
+int ranks_that_saved(const path& folder) {
+  std::optional<std::string> size;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    const size_t of = name.find("-of-"), end = name.rfind(".safetensors");
+    if (name.rfind("rows-", 0) != 0 || of == std::string::npos || end == std::string::npos || end <= of + 4) continue;
+    const std::string text = name.substr(of + 4, end - of - 4);
+    TORCH_CHECK(!size || *size == text, folder.string(), " has rows of several saves: of ", *size, " and of ", text,
+                " ranks. Keep one of them");
+    size = text;
+  }
+  TORCH_CHECK(size, folder.string(), " has no files rows-R-of-N.safetensors");
+  int number = 0;
+  const auto [rest, error] = std::from_chars(size->data(), size->data() + size->size(), number);
+  TORCH_CHECK(error == std::errc() && rest == size->data() + size->size() && number > 0, folder.string(),
+              ": a file of rows says that it is one of \"", *size, "\" ranks");
+  return number;
+}
+
+std::vector<SafetensorsFile> open_files(const path& folder) {
+  const int size = ranks_that_saved(folder);
+  std::vector<SafetensorsFile> files;
+  for (int rank = 0; rank < size; ++rank) {
+    const path file = folder / file_name(rank, size);
+    TORCH_CHECK(std::filesystem::exists(file), file.string(), " is missing: the rows of rank ", rank,
+                " of those that saved");
+    files.emplace_back(file);
+  }
+  return files;
+}
+
+// The stored tensor must have as many numbers in a row as the piece.
+void check_stored(const SafetensorsFile& file, const std::string& name, const EmbeddingPiece& piece) {
+  TORCH_CHECK(file.contains(name), file.path().string(), " has no tensor ", name);
+  std::vector<int64_t> expected = piece.values.sizes().vec();
+  const std::vector<int64_t>& stored = file.info(name).shape;
+  const int64_t rows = number_in(file, piece.name + ".rows");
+  TORCH_CHECK(rows == piece.rows, file.path().string(), ": ", piece.name, " has ", rows, " rows, expected ",
+              piece.rows);
+  TORCH_CHECK(stored.size() == expected.size() && (stored.size() < 2 || stored[1] == expected[1]), file.path().string(),
+              ": ", name, " has sizes [", c10::Join(", ", stored), "], expected rows as of [",
+              c10::Join(", ", expected), "]");
+}
+
+// Reads the rows that both have; returns how many.
+int64_t read_overlap(const SafetensorsFile& file, const std::string& name, const EmbeddingPiece& piece) {
+  check_stored(file, name, piece);
+  const int64_t stored_begin = number_in(file, piece.name + ".begin");
+  const int64_t begin = std::max(piece.begin, stored_begin);
+  const int64_t end = std::min(piece.begin + piece.values.size(0), stored_begin + file.info(name).shape[0]);
+  if (begin >= end) return 0;
+  const at::Tensor rows = piece.values.narrow(0, begin - piece.begin, end - begin).view(-1);
+  const int64_t width = rows.numel() / (end - begin);
+  file.read_range(name, (begin - stored_begin) * width, (end - stored_begin) * width, rows);
+  return end - begin;
+}
+
+}  // namespace
+
+void save_rows(const path& folder, const SplitEmbedding& embedding, const RowOptimizer* optimizer) {
+  const std::vector<StateKind> states = states_of(embedding, optimizer);
+  std::vector<TensorInfo> layout;
+  std::map<std::string, std::string> metadata;
+  for (const StateKind& state : states) {
+    for (const EmbeddingPiece& piece : state.pieces) {
+      layout.push_back({piece.name + state.suffix, piece.values.scalar_type(), piece.values.sizes().vec()});
+      metadata[piece.name + ".begin"] = c10::str(piece.begin);
+      metadata[piece.name + ".rows"] = c10::str(piece.rows);
+    }
+  }
+  const Communicator& ranks = *embedding.group().ranks;
+  checkpoint::SafetensorsWriter writer(folder / file_name(ranks.rank(), ranks.size()), layout, metadata);
+  for (const StateKind& state : states) {
+    for (const EmbeddingPiece& piece : state.pieces) writer.write(piece.name + state.suffix, piece.values);
+  }
+  writer.finish();
+}
+
+void load_rows(const path& folder, SplitEmbedding& embedding, RowOptimizer* optimizer) {
+  const at::NoGradGuard no_grad;
+  const std::vector<SafetensorsFile> files = open_files(folder);
+  for (const StateKind& state : states_of(embedding, optimizer)) {
+    for (const EmbeddingPiece& piece : state.pieces) {
+      int64_t read = 0;
+      for (const SafetensorsFile& file : files) read += read_overlap(file, piece.name + state.suffix, piece);
+      TORCH_CHECK(read == piece.values.size(0), folder.string(), ": of the ", piece.values.size(0), " rows of ",
+                  piece.name, state.suffix, " from ", piece.begin, " on, ", read, " are in the files");
+    }
+  }
+}
+
+}  // namespace fsdp::sparse

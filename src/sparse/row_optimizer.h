@@ -1,0 +1,47 @@
+// Optimizers of split embedding tables: each rank updates the rows that it holds and that a batch has looked up.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "sparse/split_embedding.h"
+
+namespace fsdp::sparse {
+
+enum class RowRule : uint8_t {
+  kSgd,             // row -= learning_rate * g
+  kRowWiseAdagrad,  // s += mean(g * g); row -= learning_rate * g / (sqrt(s) + eps), with one number s for each row
+};
+
+struct RowOptimizerOptions {
+  RowRule rule = RowRule::kRowWiseAdagrad;
+  double learning_rate = 0.01;  // not negative
+  double eps = 1e-8;            // not negative; of Adagrad
+};
+
+// Rows without a gradient stay as they are, and so does what belongs to them: equal to a dense optimizer of the same
+// rule, for which a gradient of zeros changes nothing either. Not collective.
+class RowOptimizer {
+ public:
+  RowOptimizer(std::shared_ptr<SplitEmbedding> embedding, const RowOptimizerOptions& options);
+
+  // Applies embedding.gradient(), which stays. Does nothing without one. Arithmetic is fp32 (fp64 for fp64 rows).
+  void step();
+  // Forgets the gradient: call it between steps.
+  void zero_grad() { embedding_->clear_gradient(); }
+
+  double learning_rate() const { return options_.learning_rate; }
+  void set_learning_rate(double learning_rate);
+  // s of each row that this rank holds [n]; undefined for SGD. SplitEmbedding::pieces_of names its parts.
+  const at::Tensor& squares() const { return squares_; }
+
+ private:
+  std::shared_ptr<SplitEmbedding> embedding_;
+  RowOptimizerOptions options_;
+  at::Tensor squares_;
+};
+
+}  // namespace fsdp::sparse
