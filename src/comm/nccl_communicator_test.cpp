@@ -135,6 +135,21 @@ INSTANTIATE_TEST_SUITE_P(All, NcclSizes,
 
 using Nccl = WithFakeNccl;
 
+// Sizes that differ between ranks are no difference of what they issue.
+TEST_F(Nccl, AllToAllIsComparedWithoutItsSizes) {
+  NcclOptions options;
+  options.compare_every_collective = true;
+  const auto exchange = [](std::shared_ptr<Communicator> comm) {
+    const bool first = comm->rank() == 0;
+    const SplitCounts counts = first ? SplitCounts{{0, 3}, {0, 1}} : SplitCounts{{1, 0}, {3, 0}};
+    const auto input = torch::full({first ? 3 : 1}, comm->rank() + 5.f);
+    auto output = torch::zeros({first ? 1 : 3});
+    comm->all_to_all(output, input, counts, id("a"))->wait();
+    EXPECT_TRUE(torch::equal(output, torch::full({first ? 1 : 3}, first ? 6.f : 5.f)));
+  };
+  run_nccl_ranks(2, c10::kCPU, exchange, options);
+}
+
 TEST_F(Nccl, IntegersAreAddedAndDoublesScaled) {
   run_nccl_ranks(3, c10::kCPU, [](std::shared_ptr<Communicator> comm) {
     for (auto dtype : {at::kByte, at::kChar, at::kInt, at::kLong, at::kDouble}) {
