@@ -85,7 +85,7 @@ fsdp::Options options_of(const TrainingJob& job, const PretrainedModel& model,
   options.backward_prefetch = job.backward_prefetch;
   options.forward_prefetch = job.forward_prefetch;
   options.limit_all_gathers = job.limit_all_gathers;
-  options.keep_gradient_memory = job.keep_gradient_memory;
+  options.keep_memory = job.keep_memory;
   if (job.bf16) {
     options.param_dtype = at::kBFloat16;
     options.reduce_dtype = at::kFloat;
@@ -94,7 +94,7 @@ fsdp::Options options_of(const TrainingJob& job, const PretrainedModel& model,
   if (job.auto_units) {
     options.auto_units.emplace();
   } else {
-    options.auto_wrap_policy = fsdp::trainer::transformer_policy(model, job.strategy);
+    options.auto_wrap_policy = fsdp::trainer::transformer_policy(model);
   }
   return options;
 }

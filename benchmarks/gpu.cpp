@@ -51,8 +51,8 @@ fsdp::Options options_of(const json& settings) {
   } else if (variant == "no prefetch") {
     options.backward_prefetch = fsdp::BackwardPrefetch::kNone;
     options.forward_prefetch = false;
-  } else if (variant == "gradients given back") {
-    options.keep_gradient_memory = false;
+  } else if (variant == "gradients kept") {
+    options.keep_memory = true;
   } else {
     TORCH_CHECK(variant == "default", "unknown variant '", variant, "'");
   }

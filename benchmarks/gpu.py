@@ -21,7 +21,7 @@ import ranks as rank_processes
 from run import ROOT, spread, table
 
 OURS = {"fsdp.cpp, plain LibTorch": "plain", "fsdp.cpp": "default", "fsdp.cpp, flat": "flat", "fsdp.cpp, no prefetch": "no prefetch",
-        "fsdp.cpp, `keep_gradient_memory = false`": "gradients given back"}
+        "fsdp.cpp, `keep_memory = true`": "gradients kept"}
 TORCH = {"PyTorch, plain": "plain", "FSDP1, flat parameters": "FSDP1, flat parameters",
          "FSDP1, use_orig_params": "FSDP1, use_orig_params", "FSDP2": "FSDP2"}
 SIZES = {"layers": 24, "width": 2048, "heads": 16, "vocabulary": 32000, "batch": 4, "length": 1024}

@@ -82,7 +82,7 @@ TrainingJob read_training_job(const std::string& text) {
   keys.take_named("dtype", kIsBf16, job.bf16);
   keys.take("checkpointing", job.checkpointing);
   keys.take("offload", job.offload);
-  keys.take("keep_gradient_memory", job.keep_gradient_memory);
+  keys.take("keep_memory", job.keep_memory);
   keys.take("auto_units", job.auto_units);
   keys.take("batch", job.batch);
   keys.take("warm_up", job.warm_up);

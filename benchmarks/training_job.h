@@ -21,7 +21,7 @@ struct TrainingJob {
   bool bf16 = false;                   // parameters are gathered and used in bf16, and reduced in fp32
   bool checkpointing = false;          // every block is recomputed in backward
   bool offload = false;                // shards and optimizer state lie in files
-  bool keep_gradient_memory = true;
+  bool keep_memory = false;
   bool auto_units = false;  // units from the order of use instead of a unit for each block
   int64_t batch = 1;        // samples of a rank and step
   int64_t warm_up = 1;

@@ -160,7 +160,7 @@ std::vector<Named> ways() {
           {"one_at_a_time", [](Options& options) { options.max_gathered_units = 1; }},
           {"one_communicator", [](Options& options) { options.one_communicator = true; }},
           {"normal_priority", [](Options& options) { options.high_priority_streams = false; }},
-          {"gradient_memory_given_back", [](Options& options) { options.keep_gradient_memory = false; }},
+          {"gradient_memory_kept", [](Options& options) { options.keep_memory = true; }},
           {"to_a_smaller_group", [](Options& options) { options.reshard_after_forward = 2; }},
           {"bf16",
            [](Options& options) {

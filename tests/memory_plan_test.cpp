@@ -1,4 +1,6 @@
 // What memory the engine takes, and when.
+#include <map>
+#include <mutex>
 #include <optional>
 
 #include "engine/engine.h"
@@ -105,9 +107,9 @@ int64_t allocations_of_all(Communicator& communicator, const std::function<void(
   return allocations;
 }
 
-// A step of the sharded model asks for memory no more often than a step of the plain one: the engine does not. What the
-// communicator keeps for sums of all-reduces settles one step later.
-TEST_P(MemoryPlan, AfterTheFirstStepTheEngineAllocatesNothing) {
+// With keep_memory a step of the sharded model asks for memory no more often than a step of the plain one: the engine
+// does not. What the communicator keeps for sums of all-reduces settles one step later.
+TEST_P(MemoryPlan, KeptAfterTheFirstStepTheEngineAllocatesNothing) {
   Uneven plain = make_uneven(GetParam().frozen);
   auto plain_step = [&] {
     plain->zero_grad();
@@ -121,7 +123,9 @@ TEST_P(MemoryPlan, AfterTheFirstStepTheEngineAllocatesNothing) {
   bool all_reduces = GetParam().strategy == kNoShard || is_hybrid(GetParam().strategy);
   run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
     Uneven net = make_uneven(GetParam().frozen);
-    auto sharded = fully_shard(net, options(communicator));
+    Options with = options(communicator);
+    with.keep_memory = true;
+    auto sharded = fully_shard(net, with);
     for (int i = 0; i < 5; ++i) {
       int64_t allocations = allocations_of_all(*communicator, [&] {
         sharded->zero_grad();
@@ -195,7 +199,7 @@ TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
     run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
       Uneven net = make_uneven(GetParam().frozen);
       Options with = options(communicator);
-      with.keep_gradient_memory = keep;
+      with.keep_memory = keep;
       auto sharded = fully_shard(net, with);
       for (int i = 0; i < 3; ++i) {
         net->forward(input(communicator->rank()), net->in_order).backward();
@@ -213,6 +217,68 @@ TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
     });
   }
   expect_same(weights[0], weights[1]);
+}
+
+// What all ranks together hold, from the step on that all memory is planned in.
+struct Held {
+  int64_t at_most = 0;
+  int64_t between_steps = 0;
+};
+
+Held held_while_training(const Options& options, Uneven& net) {
+  Communicator& communicator = *options.communicator;
+  auto meet = [&, n = uint64_t{0}]() mutable { communicator.all_gather_bytes("", {"meet", n++, Pass::kUser}); };
+  meet();
+  std::optional<CountedMemory> memory;
+  if (communicator.rank() == 0) memory.emplace();
+  meet();
+  auto sharded = fully_shard(net, options);
+  Held held;
+  for (int i = 0; i < 5; ++i) {
+    if (i == 3) {
+      meet();
+      if (memory) memory->reset_peak();
+      meet();
+    }
+    net->forward(input(communicator.rank()), net->in_order).backward();
+    testing::descend(sharded->parameters());
+    sharded->zero_grad();
+  }
+  meet();
+  if (memory) held = {memory->peak_bytes(), memory->current_bytes()};
+  memory.reset();
+  meet();
+  return held;
+}
+
+TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack) {
+  std::map<bool, Held> held;
+  std::mutex mutex;
+  int64_t gradients = 0, gathered = 0;  // of all ranks, with keep_memory
+  for (bool keep : {true, false}) {
+    run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+      Uneven net = make_uneven(GetParam().frozen);
+      Options with = options(communicator);
+      EXPECT_FALSE(with.keep_memory);
+      with.keep_memory = keep;
+      const Held all = held_while_training(with, net);
+      if (communicator->rank() == 0) held[keep] = all;
+    });
+  }
+  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+    Uneven net = make_uneven(GetParam().frozen);
+    Options with = options(communicator);
+    with.keep_memory = true;
+    auto sharded = fully_shard(net, with);
+    net->forward(input(communicator->rank()), net->in_order).backward();
+    std::lock_guard lock(mutex);
+    gradients += category(*sharded, "gradient shards").current;
+    gathered += category(*sharded, "unsharded parameters").reserved;
+  });
+  EXPECT_LE(held[false].at_most, held[true].at_most);
+  EXPECT_GT(gradients, 0);
+  const bool stays = GetParam().strategy == kShardGradOp && GetParam().ranks > 1;
+  EXPECT_LE(held[false].between_steps, held[true].between_steps - gradients - (stays ? gathered / 2 : 0));
 }
 
 // A plan is for the order that was seen. In another one every number stays, and memory comes from elsewhere if need be.

@@ -223,7 +223,7 @@ TEST_F(Program, OverlapChangesNoNumber) {
   EXPECT_EQ(losses_and_norms(json::object()), expected);
   EXPECT_EQ(losses_and_norms({{"backward_prefetch", "backward_post"}, {"max_gathered_units", 1}}), expected);
   EXPECT_EQ(losses_and_norms({{"limit_all_gathers", false}, {"one_communicator", true}}), expected);
-  EXPECT_EQ(losses_and_norms({{"keep_gradient_memory", false}}), expected);
+  EXPECT_EQ(losses_and_norms({{"keep_memory", true}}), expected);
 }
 
 // Where shards and optimizer state lie changes no number.

@@ -21,7 +21,7 @@ class Job:
     dtype: str = "fp32"
     checkpointing: bool = False
     offload: bool = False
-    keep_gradient_memory: bool = True
+    keep_memory: bool = False
     auto_units: bool = False
     batch: int = 1
     warm_up: int = 1
@@ -74,7 +74,7 @@ def variant(side, note="", **settings):
     return Variant(side, note, tuple(settings.items()))
 
 
-LEAST_MEMORY = variant(OURS, "full_shard, least memory", auto_units=True, keep_gradient_memory=False)
+LEAST_MEMORY = variant(OURS, "full_shard, auto_units", auto_units=True)
 
 
 def of_strategies(strategies):

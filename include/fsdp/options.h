@@ -119,11 +119,12 @@ struct Options {
   // their kernels, which are small, start before those of the computation that waits for them.
   bool high_priority_streams = true;
 
-  // Whether the memory of the shards' gradients stays when they are cleared, so that no step after the first asks the
-  // allocator for it. false: ShardedModule::zero_grad gives it back, and so does the beginning of backward for leaves
-  // without gradients, as PyTorch does: the peak is lower where activations are large, as gradients come when
-  // activations go.
-  bool keep_gradient_memory = true;
+  // Whether the memory of gradients and gathered parameters stays, so that no step after the first asks the allocator
+  // for it. false: parameters that stay gathered after forward give theirs back when backward releases them, buffers in
+  // which gradients are reduced behind the reduction, and the shards' gradients in ShardedModule::zero_grad, or at
+  // the beginning of backward for leaves without gradients. So gradients come when activations and parameters go, as in
+  // PyTorch, and the peak is lower.
+  bool keep_memory = false;
 
   // How ranks that diverge or do not come are found.
   DebugOptions debug{};

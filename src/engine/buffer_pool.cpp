@@ -62,14 +62,11 @@ at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
   return staying.bytes;
 }
 
-bool BufferPool::give_back_staying(const at::Tensor& buffer) {
-  for (auto& [owner, staying] : staying_) {
-    if (staying.bytes.defined() && staying.bytes.is_alias_of(buffer)) {
-      staying.in_use = false;
-      return true;
-    }
-  }
-  return false;
+BufferPool::StayingBuffers::iterator BufferPool::staying_of(const at::Tensor& buffer) {
+  return std::find_if(staying_.begin(), staying_.end(), [&](const auto& of_owner) {
+    const at::Tensor& bytes = of_owner.second.bytes;
+    return bytes.defined() && bytes.is_alias_of(buffer);
+  });
 }
 
 at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
@@ -115,17 +112,27 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
-  if (!arena_.give_back(buffer) && !give_back_staying(buffer)) {
-    add_to_free(buffer);
-  }
   order_.after_use(buffer);
+  if (const auto staying = staying_of(buffer); staying != staying_.end()) {
+    staying->second.in_use = false;
+    if (!kept_.staying) {
+      forget(staying);
+    }
+  } else if (!arena_.give_back(buffer)) {
+    give_back_or_keep(buffer);
+  }
 }
 
-void BufferPool::add_to_free(const at::Tensor& buffer) {
+void BufferPool::give_back_or_keep(const at::Tensor& buffer) {
   at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
   bytes.set_(buffer.storage(), 0, {nbytes_of(buffer)}, {1});
+  if (!kept_.others && !poison_) {
+    give_up(bytes);
+    return;
+  }
   if (poison_) {
     bytes.fill_(0xFF);
+    order_.after_use(bytes);
   }
   bool aside = aside_.count(bytes.storage().unsafeGetStorageImpl()) > 0;
   (aside ? free_aside_ : free_).add(bytes);
@@ -135,15 +142,19 @@ void BufferPool::forget(const void* owner) {
   std::lock_guard lock(mutex_);
   auto it = staying_.find(owner);
   if (it != staying_.end() && !it->second.in_use) {
-    count_reserved(-nbytes_of(it->second.bytes));
-    before_freeing(it->second.bytes);
-    staying_.erase(it);
+    forget(it);
   }
+}
+
+void BufferPool::forget(StayingBuffers::iterator staying) {
+  count_reserved(-nbytes_of(staying->second.bytes));
+  before_freeing(staying->second.bytes);
+  staying_.erase(staying);
 }
 
 void BufferPool::plan(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  if (poison_ || nbytes == arena_.capacity() || !arena_.empty()) {
+  if (poison_ || !kept_.others || nbytes == arena_.capacity() || !arena_.empty()) {
     return;
   }
   while (auto bytes = free_.take_largest()) {

@@ -18,15 +18,22 @@ namespace fsdp {
 // How long a buffer lives beside others.
 enum class Residence : uint8_t {
   kPassing,  // until the next unit's is needed: in the arena, if there is one
-  kStaying,  // while many others come and go: memory of its owner's own, kept for the next time
+  kStaying,  // while many others come and go: memory of its owner's own
   kAside,    // small; reused as it comes
+};
+
+// Of which buffers a pool keeps the memory when they are released.
+struct KeptMemory {
+  bool staying = false;
+  bool others = false;  // from one arena, once their order is known
 };
 
 // Hands out buffers on one device, of which memory comes from and goes back to the stream that is current at
 // construction: [Note: memory reuse by events]. Threads: safe.
 class BufferPool {
  public:
-  explicit BufferPool(c10::Device device) : device_(device), home_(current_stream(device)), arena_(device) {}
+  BufferPool(c10::Device device, KeptMemory kept)
+      : device_(device), kept_(kept), home_(current_stream(device)), arena_(device) {}
 
   // A 1-D kByte tensor of `nbytes`, contents undefined, for use on the current stream. Give it back with release(), on
   // the stream that is behind all its uses. `owner`: tells staying buffers apart. `padding`: how many of the bytes do
@@ -40,7 +47,7 @@ class BufferPool {
   void forget(const void* owner);
 
   // Passing buffers come from one arena of this size from now on, as long as they fit. Takes effect, and gives back the
-  // memory of passing buffers that were used before, once none is handed out.
+  // memory of passing buffers that were used before, once none is handed out. Without effect where these keep none.
   void plan(int64_t nbytes);
 
   // Test mode: released buffers are overwritten with NaN patterns, and their addresses are not used again soon.
@@ -58,22 +65,25 @@ class BufferPool {
     at::Tensor bytes;
     bool in_use = false;
   };
+  using StayingBuffers = std::map<const void*, Staying>;
   at::Tensor take(int64_t nbytes, Residence residence, const void* owner);
   at::Tensor take_staying(int64_t nbytes, const void* owner);
   at::Tensor take_fitting(int64_t nbytes, Residence residence);
   void give_up(const at::Tensor& bytes);
-  void add_to_free(const at::Tensor& buffer);
-  bool give_back_staying(const at::Tensor& buffer);
+  void forget(StayingBuffers::iterator staying);
+  void give_back_or_keep(const at::Tensor& buffer);
+  StayingBuffers::iterator staying_of(const at::Tensor& buffer);
   at::Tensor allocate(int64_t nbytes);
   void before_freeing(const at::Tensor& bytes);
   void count_reserved(int64_t nbytes);
 
   c10::Device device_;
+  KeptMemory kept_;
   c10::Stream home_;
   std::mutex mutex_;
   MemoryOrder order_;
   Arena arena_;
-  std::map<const void*, Staying> staying_;
+  StayingBuffers staying_;
   FreeBuffers free_;
   FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_

@@ -31,7 +31,7 @@ class CollectiveMonitor;
 struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
-  bool keep_gradient_memory = true;
+  bool keep_memory = false;
   ShardMemory memory{c10::Device(c10::kCPU)};  // and where parameters are used
   OverlapOptions overlap{};
   CollectiveCheck collective_check{};

@@ -213,7 +213,7 @@ void Engine::for_each_gradient(const std::function<void(const Unit&, FlatGradien
 }
 
 void Engine::trim_gradients() {
-  if (!options_.keep_gradient_memory) {
+  if (!options_.keep_memory) {
     for_each_gradient([](const Unit&, FlatGradient& gradient) { gradient.trim(); });
   }
 }

@@ -26,9 +26,15 @@ namespace fsdp {
 // Threads: safe; takes its own lock after the unit's.
 class GradientReducer {
  public:
-  // `to_host`: gradients of the shards are in host memory, which the device writes.
-  GradientReducer(const EngineStreams& streams, bool to_host, TraceRecorder& trace)
-      : streams_(streams), to_host_(to_host), pool_(streams.device), trace_(trace) {}
+  struct Memory {
+    bool keep_memory = false;  // see Options
+    bool to_host = false;      // gradients of the shards are in host memory, which the device writes
+  };
+  GradientReducer(const EngineStreams& streams, const Memory& memory, TraceRecorder& trace)
+      : streams_(streams),
+        to_host_(memory.to_host),
+        pool_(streams.device, {memory.keep_memory, memory.keep_memory}),
+        trace_(trace) {}
 
   BufferPool& pool() { return pool_; }
   const BufferPool& pool() const { return pool_; }

@@ -11,8 +11,9 @@ bool contains(const std::vector<Unit*>& units, const Unit* unit) {
   return std::find(units.begin(), units.end(), unit) != units.end();
 }
 
-// Units that are gathered and stay so on purpose.
-bool needs_no_room(const Unit* unit) { return unit->keeps_gathered_after_forward() && unit->resident; }
+// Units that stay gathered on purpose, and those of them that are gathered.
+bool stays_on_purpose(const Unit* unit) { return unit->keeps_gathered_after_forward(); }
+bool needs_no_room(const Unit* unit) { return stays_on_purpose(unit) && unit->resident; }
 
 }  // namespace
 
@@ -24,8 +25,9 @@ std::optional<VisitHistory::LastUse> Residency::begin_visit(const Visit& visit, 
   visits.visit(visit.unit);
   present_ = visit;
   visited_ = visit.unit;
-  bool releases = early && !visits.returns_within(max_others(), needs_no_room);
-  return releases ? visits.expected_last_use() : std::nullopt;
+  const bool stays = visits.returns_within(room_beside(*visit.unit), needs_no_room) ||
+                     visits.ends_within(kept_at_end(visit), stays_on_purpose);
+  return early && !stays ? visits.expected_last_use() : std::nullopt;
 }
 
 Residency::Visit Residency::end_visit() {
@@ -85,19 +87,50 @@ int64_t Residency::peak_count() const {
 // ---------------------------------------------------------------- decisions
 
 // [Note: which units stay gathered]
-// Where the history says which units come next in this pass, these stay: as many as the limit has room for. Else, and
-// at the end of a pass, the structure decides: when an operator of another unit comes that is neither ancestor nor
-// descendant, the unit's module has ended, as module trees run depth first; of the related ones the most recent stays.
-// Either way no more than two are gathered at a time by default, beside the root and units that stay gathered on
-// purpose. A unit released too early is gathered again at its next use: that costs time, never correctness.
+// Where the history says which units come next in this pass, these stay: as many as the limit has room for. Where the
+// last ones of a forward leave room, those before them stay, as backward uses them first. Else the structure decides:
+// when an operator of another unit comes that is neither ancestor nor descendant, the unit's module has ended, as
+// module trees run depth first; of the related ones the most recent stays. Either way no more than two are gathered at
+// a time by default, beside the root and units that stay gathered on purpose. A unit released too early is gathered
+// again at its next use: that costs time, never correctness.
 std::vector<Unit*> Residency::to_release_for(Unit& unit, std::optional<Pass> pass) {
   std::lock_guard lock(mutex_);
-  std::vector<Unit*> next = pass ? history(*pass).next(max_others(), needs_no_room) : std::vector<Unit*>();
-  std::vector<Unit*> victims = next.empty() ? unrelated(unit) : unexpected(next);
+  std::vector<Unit*> kept;
+  if (pass) {
+    const VisitHistory& visits = history(*pass);
+    const size_t at_end = kept_at_end({&unit, *pass});
+    kept = visits.next(room_beside(unit), needs_no_room);
+    if (visits.ends_within(at_end, stays_on_purpose)) {
+      add_latest(kept, at_end, unit);
+    }
+  }
+  std::vector<Unit*> victims = kept.empty() ? unrelated(unit) : unexpected(kept);
   if (auto it = std::find(resident_.begin(), resident_.end(), &unit); it != resident_.end()) {
     std::rotate(it, it + 1, resident_.end());
   }
   return victims;
+}
+
+// How many units that need room may be gathered beside the one in use.
+size_t Residency::room_beside(const Unit& unit) const {
+  return max_gathered_units_ - (stays_on_purpose(&unit) ? 0 : 1);
+}
+
+// How many of those that are used before the end of a pass may stay behind it, beside the last one.
+size_t Residency::kept_at_end(const Visit& visit) const {
+  if (visit.pass == Pass::kBackward) {
+    return 0;  // parameters change behind it
+  }
+  return max_gathered_units_ == kNoLimit ? 1 : room_beside(*visit.unit);
+}
+
+// Makes `kept` up to `count` with the units that were visited last, without `unit`.
+void Residency::add_latest(std::vector<Unit*>& kept, size_t count, const Unit& unit) const {
+  for (auto it = resident_.rbegin(); it != resident_.rend() && kept.size() < count; ++it) {
+    if (*it != &unit && !needs_no_room(*it) && !contains(kept, *it)) {
+      kept.push_back(*it);
+    }
+  }
 }
 
 bool Residency::stays(const Unit& unit) const {
@@ -116,7 +149,7 @@ std::vector<Unit*> Residency::unexpected(const std::vector<Unit*>& expected) con
 
 std::vector<Unit*> Residency::unrelated(const Unit& unit) const {
   std::vector<Unit*> victims;
-  bool related_seen = max_others() == 0;
+  bool related_seen = max_gathered_units_ == 1;
   for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
     Unit* other = *it;
     if (other == &unit || stays(*other)) {

@@ -132,8 +132,7 @@ bool VisitHistory::returns_within(size_t count, const Ignore& ignore) const {
   }
   Unit* current = visits_.back().unit;
   std::vector<Unit*> others;
-  size_t i = *place_ + 1;
-  for (; i < visits_.size() && visits_[i].unit && others.size() <= count; ++i) {
+  for (size_t i = *place_ + 1; i < visits_.size() && visits_[i].unit && others.size() <= count; ++i) {
     if (visits_[i].unit == current) {
       return true;
     }
@@ -141,7 +140,11 @@ bool VisitHistory::returns_within(size_t count, const Ignore& ignore) const {
       others.push_back(visits_[i].unit);
     }
   }
-  return others.empty();
+  return false;
+}
+
+bool VisitHistory::ends_within(size_t count, const Ignore& ignore) const {
+  return place_ && next(count + 1, ignore).size() <= count;
 }
 
 }  // namespace fsdp

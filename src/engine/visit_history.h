@@ -56,9 +56,10 @@ class VisitHistory {
   using Ignore = bool (*)(const Unit*);
   // The units, other than that of the latest visit, that come next: each once, in order, at most `count`.
   std::vector<Unit*> next(size_t count, const Ignore& ignore) const;
-  // Whether the latest visit's unit is visited again in this pass before more than `count` others, or no other comes
-  // before the pass ends.
+  // Whether the latest visit's unit is visited again in this pass before more than `count` others.
   bool returns_within(size_t count, const Ignore& ignore) const;
+  // Whether the pass ends before more than `count` others are visited.
+  bool ends_within(size_t count, const Ignore& ignore) const;
 
  private:
   struct Visit {

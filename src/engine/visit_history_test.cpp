@@ -82,10 +82,19 @@ TEST(VisitHistory, ReturnsWithin) {
   EXPECT_TRUE(after("abab.a").returns_within(1, kNone));
   EXPECT_FALSE(after("abcab.a").returns_within(1, kNone));
   EXPECT_TRUE(after("abcab.a").returns_within(2, kNone));
-  EXPECT_TRUE(after("abc.abc").returns_within(1, kNone)) << "nothing comes before the pass ends";
-  EXPECT_FALSE(after("abc.ab").returns_within(1, kNone));
-  EXPECT_TRUE(after("abc.ab").returns_within(1, [](const Unit* u) { return u == unit('c'); }));
+  EXPECT_FALSE(after("abc.abc").returns_within(1, kNone));
+  EXPECT_TRUE(after("acbab.a").returns_within(1, [](const Unit* u) { return u == unit('c'); }));
   EXPECT_FALSE(after("abc").returns_within(1, kNone)) << "unknown";
+}
+
+TEST(VisitHistory, EndsWithin) {
+  EXPECT_TRUE(after("abc.abc").ends_within(0, kNone)) << "nothing comes before the pass ends";
+  EXPECT_FALSE(after("abc.ab").ends_within(0, kNone));
+  EXPECT_TRUE(after("abc.ab").ends_within(0, [](const Unit* u) { return u == unit('c'); }));
+  EXPECT_TRUE(after("abc.ab").ends_within(1, kNone));
+  EXPECT_FALSE(after("abc.a").ends_within(1, kNone));
+  EXPECT_TRUE(after("abcbcbc.ab").ends_within(1, kNone)) << "each once";
+  EXPECT_FALSE(after("abc").ends_within(2, kNone)) << "unknown";
 }
 
 TEST(VisitHistory, PassesOverIgnoredUnits) {

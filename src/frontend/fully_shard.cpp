@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <unordered_set>
 
@@ -61,11 +62,21 @@ ShardMemory shard_memory(const Options& options, c10::Device compute) {
   return options.cpu_offload ? ShardMemory::on_host(compute, nullptr) : ShardMemory(compute);
 }
 
+// [Note: large parameters of the root]
+// What the root holds (embeddings and heads, often with one weight) is used first and last, so the gradients of its
+// parameters come at both ends of backward. A buffer for all of them would be held from the first one on, through the
+// peak of activations. Each large parameter of a root with other units therefore has a FlatParameter of its own, and
+// with it a gradient buffer that lives from its own gradient on.
+constexpr int64_t kLargeInRoot = int64_t{1} << 18;
+constexpr int64_t kNoneIsLarge = std::numeric_limits<int64_t>::max();
+
 // One group for each dtype, requires_grad and precision, in order of first appearance. `values`: InitialValues::of.
+// Parameters of at least `large` elements have a group of their own.
 std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters,
                                                             std::vector<at::Tensor> values,
-                                                            const std::vector<std::string>& full_precision_paths) {
-  using Key = std::tuple<at::ScalarType, bool, bool>;
+                                                            const std::vector<std::string>& full_precision_paths,
+                                                            int64_t large) {
+  using Key = std::tuple<at::ScalarType, bool, bool, size_t>;
   std::vector<std::pair<Key, std::vector<ShardedParameter>>> groups;
   for (size_t number = 0; number < parameters.size(); ++number) {
     const FoundParameter& parameter = parameters[number];
@@ -79,7 +90,8 @@ std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<Fo
     for (size_t i = 1; i < parameter.sites.size(); ++i) {
       sharded.other_fqns.push_back(parameter.sites[i].fqn);
     }
-    Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision};
+    const size_t own = parameter.tensor.numel() >= large ? number + 1 : 0;
+    Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision, own};
     auto it = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == key; });
     if (it == groups.end()) {
       it = groups.insert(groups.end(), {key, {}});
@@ -112,8 +124,10 @@ void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options
                const std::vector<std::string>& full_precision, InitialValues& values) {
   auto record = options.auto_units ? std::make_shared<UseRecord>(*options.auto_units) : nullptr;
   for (const UnitPlan& plan : plans) {
+    const bool is_root_of_others = plan.is_root && !engine.units().empty();
     Unit& unit = engine.add_unit(plan.origin, unit_options(options),
-                                 group_parameters(plan.parameters, values.of(plan.parameters), full_precision));
+                                 group_parameters(plan.parameters, values.of(plan.parameters), full_precision,
+                                                  is_root_of_others ? kLargeInRoot : kNoneIsLarge));
     unit.is_root = plan.is_root;
     if (record) {
       engine.cut_later(unit, record);
@@ -130,7 +144,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
   EngineOptions shared{.mesh = watched_mesh(choose_mesh(options, name), options.debug),
                        .use_orig_params = options.use_orig_params,
-                       .keep_gradient_memory = options.keep_gradient_memory,
+                       .keep_memory = options.keep_memory,
                        .memory = shard_memory(options, compute_device(options, surveyed.unassigned, surveyed)),
                        .overlap = overlap_options(options),
                        .collective_check = options.debug.collective_check};

@@ -68,7 +68,7 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
                 inner.units().front()->name(), "' was annotated with another value than the module above it");
   };
   require(outer.use_orig_params == other.use_orig_params, "use_orig_params");
-  require(outer.keep_gradient_memory == other.keep_gradient_memory, "keep_gradient_memory");
+  require(outer.keep_memory == other.keep_memory, "keep_memory");
   require(outer.memory.compute_device() == other.memory.compute_device(), "device");
   require(outer.memory.shard_device() == other.memory.shard_device(), "cpu_offload");
   require(outer.memory.files() == other.memory.files(), "offload_path");

@@ -132,7 +132,7 @@ def test_training_steps_of_both_sides_are_measured(source_dir, build_dir, tmp_pa
     result, rows = measure(source_dir, tmp_path, "--build-dir", build_dir, "--only", "steps", "--variants", "^fsdp.cpp|FSDP2")
     assert result.returncode == 0, result.stderr
     assert list(rows) == ["fsdp.cpp, plain LibTorch", "fsdp.cpp", "fsdp.cpp, flat", "fsdp.cpp, no prefetch",
-                          "fsdp.cpp, `keep_gradient_memory = false`", "FSDP2"]
+                          "fsdp.cpp, `keep_memory = true`", "FSDP2"]
     for step, host, *memory in rows.values():
         assert 0 < float(host) <= float(step)
         assert memory == ["–"] * 4

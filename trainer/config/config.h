@@ -76,7 +76,7 @@ struct Config {
   bool limit_all_gathers = true;
   int64_t max_gathered_units = 2;
   bool one_communicator = false;
-  bool keep_gradient_memory = true;
+  bool keep_memory = false;
   bool activation_checkpointing = false;
   int64_t activation_checkpointing_every = 1;
   std::vector<std::string> activation_checkpointing_save_ops;

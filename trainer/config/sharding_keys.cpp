@@ -50,10 +50,10 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "wrap_policy",
        .member = &Config::wrap_policy,
-       .meaning = "Which modules become units of their own. `transformer`: the model's blocks and `wrap_classes`, "
-                  "under `no_shard` also large embeddings and heads. `size`: modules with at least `size_min_params` "
-                  "parameters. `auto_units`: no modules; the order in which the first forward uses parameters is cut "
-                  "into units of about equal size. `none`: the whole model is one unit.",
+       .meaning = "Which modules become units of their own. `transformer`: the model's blocks, `wrap_classes`, and "
+                  "large embeddings and heads. `size`: modules with at least `size_min_params` parameters. "
+                  "`auto_units`: no modules; the order in which the first forward uses parameters is cut into units of "
+                  "about equal size. `none`: the whole model is one unit.",
        .choices = {"transformer", "size", "auto_units", "none"}},
       {.section = section,
        .name = "wrap_classes",
@@ -130,11 +130,12 @@ std::vector<ConfigKey> sharding_keys() {
        .meaning = "Whether gathers and reductions share one communicator, in which each waits behind what was issued "
                   "before it, instead of having connections of their own."},
       {.section = section,
-       .name = "keep_gradient_memory",
-       .member = &Config::keep_gradient_memory,
+       .name = "keep_memory",
+       .member = &Config::keep_memory,
        .meaning =
-           "Whether the memory of the shards' gradients stays from step to step. false: it is given back between "
-           "steps, which lowers the peak where activations are large, and costs an allocation for each unit."},
+           "Whether memory of gradients and gathered parameters stays from step to step. false: it is given back as "
+           "soon as it is not used, which lowers the peak, as gradients come when activations go, and costs a few "
+           "allocations for each unit."},
       {.section = section,
        .name = "activation_checkpointing",
        .member = &Config::activation_checkpointing,

@@ -41,7 +41,7 @@ WrapPolicy wrap_policy(const Config& config, const models::PretrainedModel& mode
   if (config.wrap_policy == "size") return size_policy(config.size_min_params);
   TORCH_CHECK(config.wrap_policy == "transformer", "wrap_policy: \"", config.wrap_policy, "\" is unknown");
   check_classes("wrap_classes", config.wrap_classes, model);
-  return transformer_policy(model, sharding_strategy(config.sharding_strategy), config.wrap_classes);
+  return transformer_policy(model, config.wrap_classes);
 }
 
 std::optional<ReshardAfterForward> reshard_after_forward(const Config& config) {
@@ -109,7 +109,7 @@ Options sharding_options(const Config& config, const models::PretrainedModel& mo
   }
   options.communicator = std::move(communicator);
   options.use_orig_params = config.use_orig_params;
-  options.keep_gradient_memory = config.keep_gradient_memory;
+  options.keep_memory = config.keep_memory;
   options.device = device;
   options.cpu_offload = config.cpu_offload;
   options.offload_path = config.offload_path;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "fsdp/wrap_policy.h"
-
 namespace fsdp::trainer {
 
 namespace {
@@ -24,7 +22,7 @@ class LargeOutsideBlocks {
 
   void visit(const torch::nn::Module& module) {
     if (std::find(blocks_.begin(), blocks_.end(), module_class_name(module)) != blocks_.end()) return;
-    if (!module.named_parameters(/*recurse=*/false).is_empty()) outside_.insert(&module);
+    if (!module.parameters(/*recurse=*/false).empty()) outside_.insert(&module);
     for (const auto& child : module.children()) visit(*child);
   }
 
@@ -34,14 +32,10 @@ class LargeOutsideBlocks {
 
 }  // namespace
 
-WrapPolicy transformer_policy(const models::PretrainedModel& model, ShardingStrategy strategy,
-                              const std::vector<std::string>& more_classes) {
+WrapPolicy transformer_policy(const models::PretrainedModel& model, const std::vector<std::string>& more_classes) {
   std::vector<std::string> classes = model.block_class_names();
   classes.insert(classes.end(), more_classes.begin(), more_classes.end());
-  WrapPolicy blocks = module_name_policy(classes);
-  if (strategy != ShardingStrategy::kNoShard) return blocks;
-  // The root's gradients are reduced when backward is over; a head's are there first and need not wait for that.
-  return [blocks, large = LargeOutsideBlocks(model)](const WrapCandidate& candidate) {
+  return [blocks = module_name_policy(classes), large = LargeOutsideBlocks(model)](const WrapCandidate& candidate) {
     return blocks(candidate) || large(candidate);
   };
 }

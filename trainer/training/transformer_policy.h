@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/options.h"
+#include "fsdp/wrap_policy.h"
 #include "models/pretrained_model.h"
 
 namespace fsdp::trainer {
 
-// A unit for each of the model's blocks and each module of `more_classes`; with no_shard, where units only say which
-// gradients are reduced together, also for each large module outside of blocks (embeddings, heads).
-WrapPolicy transformer_policy(const models::PretrainedModel& model, ShardingStrategy strategy,
-                              const std::vector<std::string>& more_classes = {});
+// A unit for each of the model's blocks, each module of `more_classes`, and each large module outside of blocks
+// (embeddings, heads), which the root would hold gathered from the first layer to the last. A weight that two of these
+// share is the root's all the same.
+WrapPolicy transformer_policy(const models::PretrainedModel& model, const std::vector<std::string>& more_classes = {});
 
 }  // namespace fsdp::trainer
