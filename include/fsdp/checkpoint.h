@@ -13,11 +13,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/load_report.h"
 #include "fsdp/optimizer_state.h"
+#include "fsdp/split_tensor.h"
 
 namespace fsdp {
 
@@ -31,6 +33,9 @@ struct CheckpointedRun {
   // is not sharded, and differs between ranks, belongs here under its name: it is not asked to be alike then, and
   // loading expects no other of it.
   std::map<std::string, at::Tensor> of_rank = {};
+  // What this rank holds of tensors that are split over ranks by others than FSDP, and of their optimizers' state. In
+  // the folder they are as parameters are, and any number of ranks loads what any other saved.
+  std::vector<SplitTensor> split = {};
 };
 
 // Writes the folder, which then appears under its name, complete and on the disk, on all ranks' return; one that is
@@ -42,15 +47,16 @@ void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun&
                      Communicator& world);
 
 struct LoadedCheckpoint {
-  std::string user;  // JSON text, as save_checkpoint was given it, but for white space
-  LoadReport model;  // parameters and buffers, by FQN
-  LoadReport optimizer;
+  std::string user;      // JSON text, as save_checkpoint was given it, but for white space
+  LoadReport model;      // parameters, buffers and split tensors, by FQN
+  LoadReport optimizer;  // by FQN; state of split tensors as NAME/STATE
   // What this rank had as CheckpointedRun::of_rank; empty when another number of ranks saved the folder.
   std::map<std::string, at::Tensor> of_rank;
 };
 
 // Each rank reads what it holds. Errors, which all ranks get: a folder that is no checkpoint, or damaged; with
-// LoadOptions::strict whatever does not fit. The optimizer's state in the folder is left there when `run` has none.
+// LoadOptions::strict whatever does not fit. State of optimizers is left in the folder when `run` has none: parameters'
+// without an optimizer, split tensors' when `run` has no state of these either.
 // What does not fit is found before anything is changed; after an error of reading, model and optimizer hold anything.
 // Collective.
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
@@ -75,8 +81,8 @@ class AsyncCheckpointer {
   AsyncCheckpointer(const AsyncCheckpointer&) = delete;
   AsyncCheckpointer& operator=(const AsyncCheckpointer&) = delete;
 
-  // As save_checkpoint, but returns when what this rank writes is copied to host memory, as much as the shards and the
-  // optimizer's state take, which is kept for the next save. `run` may change then.
+  // As save_checkpoint, but returns when what this rank writes is copied to host memory, as much as the shards, split
+  // tensors and the optimizers' state take, which is kept for the next save. `run` may change then.
   void save(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user);
 
   // To be called at the same points of all ranks' programs while training goes on, such as once a step; waits for no

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -65,6 +66,17 @@ class Merged {
 };
 
 }  // namespace
+
+void append(LoadReport from, LoadReport& to) {
+  const auto move_all = [](auto& some, auto& all) {
+    all.insert(all.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
+  };
+  move_all(from.loaded, to.loaded);
+  move_all(from.missing, to.missing);
+  move_all(from.unexpected, to.unexpected);
+  move_all(from.mismatched, to.mismatched);
+  to.renamed.merge(from.renamed);
+}
 
 LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
                  const std::function<LoadReport()>& match) {

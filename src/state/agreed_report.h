@@ -9,6 +9,9 @@
 
 namespace fsdp {
 
+// Adds what one report says to another one.
+void append(LoadReport from, LoadReport& to);
+
 // Runs `match` on each rank: what would be loaded, and what not. Returns all of it together: a name is loaded when
 // every rank can load it. What `match` throws, all ranks throw. With `strict` an incomplete report is an error on all
 // ranks, which begins with `name`. Collective.

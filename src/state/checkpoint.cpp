@@ -29,7 +29,9 @@ nlohmann::json parsed_together(const std::filesystem::path& folder, const std::s
   return value;
 }
 
-TrainingState state_of(const CheckpointedRun& run) { return {run.model, run.module, run.optimizer, run.of_rank}; }
+TrainingState state_of(const CheckpointedRun& run) {
+  return {run.model, run.module, run.optimizer, run.of_rank, run.split};
+}
 
 }  // namespace
 

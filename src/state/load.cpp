@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "checkpoint/checkpoint_folder.h"
@@ -10,6 +11,8 @@
 #include "state/checkpoint_source.h"
 #include "state/model_loader.h"
 #include "state/optimizer_loader.h"
+#include "state/split_state_loader.h"
+#include "state/split_tensors.h"
 #include "state/together.h"
 #include "state/training_state.h"
 #include "state/unsharded_tensors.h"
@@ -25,19 +28,43 @@ NamedTensors expected_tensors(const TrainingState& state) {
   return tensors;
 }
 
+std::set<std::string> names_of(const std::vector<SplitTensor>& split) {
+  std::set<std::string> names;
+  for (const SplitTensor& tensor : split) names.insert(tensor.name);
+  return names;
+}
+
 // A folder, and what is to be loaded from it.
 struct Loading {
   Loading(const std::filesystem::path& path, const TrainingState& state, const Rename& rename)
-      : folder(path), tensors(model_in(folder)), model(state.model, expected_tensors(state), tensors, rename) {
-    if (!state.optimizer) return;
+      : folder(path),
+        tensors(model_in(folder)),
+        model(state.model, expected_tensors(state), tensors, rename, state.split) {
+    check_split_tensors(state);
+    if (!state.optimizer && with_state(state.split).empty()) return;
     saved_optimizer = optimizer_in(folder);
-    optimizer.emplace(state.model, *state.optimizer, saved_optimizer, rename);
+    saved_split = take_saved(saved_optimizer, names_of(state.split), rename);
+    split_states.emplace(state.split, saved_split, rename);
+    if (state.optimizer) optimizer.emplace(state.model, *state.optimizer, saved_optimizer, rename);
+  }
+
+  LoadReport match_optimizer() {
+    LoadReport report = split_states ? split_states->match() : LoadReport();
+    if (optimizer) append(optimizer->match(), report);
+    return report;
+  }
+
+  void load(const LoadedTrainingState& agreed) {
+    model.load(agreed.model);
+    if (split_states) split_states->load(agreed.optimizer);
+    if (optimizer) optimizer->load(agreed.optimizer);
   }
 
   checkpoint::CheckpointFolder folder;
   CheckpointTensors tensors;
   ModelLoader model;
-  SavedOptimizer saved_optimizer;
+  SavedOptimizer saved_optimizer, saved_split;
+  std::optional<SplitStateLoader> split_states;
   std::optional<OptimizerLoader> optimizer;
 };
 
@@ -68,11 +95,9 @@ LoadedTrainingState load_training_state(const std::filesystem::path& folder, con
     loading = std::make_unique<Loading>(folder, state, options.rename);
     return loading->model.match();
   });
-  loaded.optimizer = agree(exchange, what, options.strict,
-                           [&] { return loading->optimizer ? loading->optimizer->match() : LoadReport(); });
+  loaded.optimizer = agree(exchange, what, options.strict, [&] { return loading->match_optimizer(); });
   together(exchange, what, [&] {
-    loading->model.load(loaded.model);
-    if (loading->optimizer) loading->optimizer->load(loaded.optimizer);
+    loading->load(loaded);
     loaded.of_rank = read_of_rank(loading->folder, world);
     loaded.user = loading->folder.manifest().state.at("user");
     return std::string();

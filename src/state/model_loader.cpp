@@ -8,6 +8,7 @@
 
 #include "base/device_stream.h"
 #include "engine/engine.h"
+#include "state/split_tensors.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp {
@@ -32,10 +33,12 @@ void settle_shards(const ShardedModule& model) {
   }
 }
 
-ModelLoader::ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename)
+ModelLoader::ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename,
+                         const std::vector<SplitTensor>& split)
     : model_(model),
       parts_(held_parts(model)),
       unsharded_(std::move(unsharded)),
+      split_(without_state(split)),
       source_(source),
       names_(names_of(source), rename) {}
 
@@ -45,11 +48,16 @@ ModelLoader::Target ModelLoader::target_of(const HeldPart& part) {
 ModelLoader::Target ModelLoader::target_of(const std::string& name, const at::Tensor& whole) {
   return {{name}, {whole.scalar_type(), whole.sizes().vec(), {}}, 0, whole.numel()};
 }
+ModelLoader::Target ModelLoader::target_of(const SplitTensor& tensor) {
+  const auto [begin, end] = held_elements(tensor);
+  return {{tensor.name}, {tensor.rows.scalar_type(), tensor.sizes, {}}, begin, end};
+}
 
 LoadReport ModelLoader::match() {
   LoadReport report;
   for (const HeldPart& part : parts_) match(target_of(part), report);
   for (const auto& [name, whole] : unsharded_) match(target_of(name, whole), report);
+  for (const SplitTensor& tensor : split_) match(target_of(tensor), report);
   for (const GivenName& unexpected : names_.unexpected()) report.unexpected.push_back(unexpected.name);
   return report;
 }
@@ -106,6 +114,11 @@ void ModelLoader::load(const LoadReport& agreed) {
     const at::Tensor whole = at::empty({value.numel()}, value.options().requires_grad(false));
     read(target_of(name, value), whole);
     value.copy_(whole.view(value.sizes()));
+  }
+  for (const SplitTensor& tensor : split_) {
+    if (loaded.count(tensor.name) == 0) continue;
+    read(target_of(tensor), tensor.rows.detach().view(-1));
+    seams::bump_version(tensor.rows);
   }
 }
 

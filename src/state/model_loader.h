@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/fully_shard.h"
+#include "fsdp/split_tensor.h"
 #include "state/held_part.h"
 #include "state/load_together.h"
 #include "state/name_map.h"
@@ -19,8 +20,10 @@ void settle_shards(const ShardedModule& model);
 
 class ModelLoader final : public Loader {
  public:
-  // `unsharded`: what is to be loaded beside the sharded parameters. The source must outlive it.
-  ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename);
+  // `unsharded`, `split`: what is to be loaded beside the sharded parameters; of split tensors those without state. The
+  // source must outlive it.
+  ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename,
+              const std::vector<SplitTensor>& split = {});
 
   LoadReport match() override;
   void load(const LoadReport& agreed) override;
@@ -35,6 +38,7 @@ class ModelLoader final : public Loader {
   };
   static Target target_of(const HeldPart& part);
   static Target target_of(const std::string& name, const at::Tensor& whole);
+  static Target target_of(const SplitTensor& tensor);
   void match(const Target& target, LoadReport& report);
   // Empty: it fits.
   std::vector<Mismatch> mismatches(const Target& target, const std::vector<GivenName>& found) const;
@@ -43,6 +47,7 @@ class ModelLoader final : public Loader {
   ShardedModule& model_;
   std::vector<HeldPart> parts_;
   NamedTensors unsharded_;
+  std::vector<SplitTensor> split_;
   const TensorSource& source_;
   NameMap names_;
   std::map<std::string, std::string> given_;  // of what fits: by the first name here, where to read it

@@ -17,16 +17,6 @@ namespace {
 
 std::string shown(const Numbers& numbers) { return nlohmann::json(numbers).dump(); }
 
-void add(LoadReport of_leaf, LoadReport& to) {
-  const auto append = [](auto& from, auto& all) {
-    all.insert(all.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-  };
-  append(of_leaf.loaded, to.loaded);
-  append(of_leaf.missing, to.missing);
-  append(of_leaf.mismatched, to.mismatched);
-  to.renamed.merge(of_leaf.renamed);
-}
-
 // The optimizer's own tensor, if it has one that fits: loading needs no memory then, and what is not loaded stays.
 at::Tensor tensor_for(const at::Tensor& leaf, c10::ScalarType dtype, const std::optional<LeafState>& before,
                       const std::string& name) {
@@ -55,7 +45,7 @@ OptimizerLoader::OptimizerLoader(const ShardedModule& model, OptimizerState& opt
 LoadReport OptimizerLoader::match() {
   LoadReport report;
   for (size_t group = 0; group < groups_.size(); ++group) {
-    for (const HeldLeaf& leaf : groups_[group]) add(match(leaf), report);
+    for (const HeldLeaf& leaf : groups_[group]) append(match(leaf), report);
     match_options(group, report);
   }
   for (const auto& [name, given] : names_.unexpected()) {

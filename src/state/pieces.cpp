@@ -9,6 +9,7 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/tensor_names.h"
 #include "state/held_leaves.h"
+#include "state/split_tensors.h"
 #include "state/unsharded_tensors.h"
 
 namespace fsdp {
@@ -54,6 +55,17 @@ void add_ignored(const TrainingState& state, int rank, RankPieces& to) {
   }
 }
 
+void add_split(const SplitTensor& tensor, RankPieces& to) {
+  const bool is_state = !tensor.state.empty();
+  const std::string name =
+      is_state ? checkpoint::optimizer_name(tensor.name, tensor.state) : checkpoint::model_name(tensor.name);
+  to.pieces.push_back({name,
+                       {tensor.rows.scalar_type(), tensor.sizes, {}, {}},
+                       held_elements(tensor).first,
+                       tensor.rows.detach().view(-1)});
+  if (is_state) to.leaves[tensor.name] = json::object();
+}
+
 json groups_of(const TrainingState& state) {
   json groups = json::array();
   if (!state.optimizer) return groups;
@@ -72,8 +84,10 @@ TensorInfo Piece::stored() const {
 
 RankPieces pieces_of(const TrainingState& state, int rank) {
   const at::NoGradGuard no_grad;
+  check_split_tensors(state);
   RankPieces all;
   for (const HeldPart& part : held_parts(state.model)) add_part(state, part, all);
+  for (const SplitTensor& tensor : state.split) add_split(tensor, all);
   for (const auto& [name, tensor] : state.of_rank)
     all.pieces.push_back(whole_piece(checkpoint::rank_name(rank, name), tensor));
   if (rank == 0) {

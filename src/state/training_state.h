@@ -8,17 +8,20 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/load_report.h"
 #include "fsdp/optimizer_state.h"
+#include "fsdp/split_tensor.h"
 
 namespace fsdp {
 
 // Tensors in the manifest (checkpoint/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
 // optimizer_state.h), "rank/RANK/NAME". Its state: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups":
-// [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user".
+// [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user". Split tensors are as parameters; those for
+// which an optimizer keeps state are among the leaves, without numbers.
 struct TrainingState {
   ShardedModule& model;
   torch::nn::Module& module;            // of `model`: for its buffers
@@ -27,6 +30,8 @@ struct TrainingState {
   // Parameters that are not sharded and whose names are here are left out by saving and loading; of the others rank 0's
   // are kept, and are alike on all ranks.
   std::map<std::string, at::Tensor> of_rank = {};
+  // What this rank holds of tensors that are split by others than FSDP.
+  std::vector<SplitTensor> split = {};
 };
 
 // The folder appears under its name, complete and on the disk, on all ranks' return; one that is there is replaced.
@@ -44,8 +49,8 @@ nlohmann::json load_training_state(const std::filesystem::path& folder, const Tr
 // The same with options, and what came of them.
 struct LoadedTrainingState {
   nlohmann::json user;
-  LoadReport model;  // parameters and buffers
-  LoadReport optimizer;
+  LoadReport model;      // parameters, buffers and split tensors
+  LoadReport optimizer;  // with state of split tensors, NAME/STATE
   // What this rank had as TrainingState::of_rank when as many ranks as now saved the folder; empty otherwise.
   std::map<std::string, at::Tensor> of_rank;
 };
