@@ -1,6 +1,7 @@
 // A model's config.json, as that of each architecture.
 #include "checkpoint/json_text.h"
 #include "models/deepvit_config.h"
+#include "models/dhen_config.h"
 #include "models/gpt2_config.h"
 #include "models/llama_config.h"
 #include "models/regnet_config.h"
@@ -47,6 +48,11 @@ void check(const models::DeepViTConfig& vit) {
   fuzz::require(vit.tokens() >= 2 && vit.num_labels >= 2, "there are patches and classes");
 }
 
+void check(const models::DhenConfig& dhen) {
+  fuzz::require(!dhen.table_rows.empty() && !dhen.interactions.empty(), "there are tables and interactions");
+  fuzz::require(dhen.embedding_width >= 1 && dhen.layer_embeddings() >= 1, "there are embeddings");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -56,5 +62,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_t5_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_regnet_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_deepvit_config(parse())); });
+  fuzz::check_reader(size, "config.json", [&] { check(models::parse_dhen_config(parse())); });
   return 0;
 }

@@ -112,6 +112,18 @@ void ConfigReader::refuse_other_names(const char* model,
   }
 }
 
+void ConfigReader::refuse_all_but(const char* model, const std::vector<std::string>& own) const {
+  static const std::vector<std::string> kOfEveryConfig{"model_type",  "architectures", "dtype",
+                                                       "torch_dtype", "_name_or_path", "transformers_version"};
+  const auto is_in = [](const std::vector<std::string>& keys, const std::string& key) {
+    return std::find(keys.begin(), keys.end(), key) != keys.end();
+  };
+  for (const auto& [key, value] : object_.items()) {
+    if (value.is_null() || is_in(kOfEveryConfig, key) || is_in(own, key)) continue;
+    refuse(key, c10::str("absent: the keys of ", model, " are ", c10::Join(", ", own)));
+  }
+}
+
 void ConfigReader::refuse_quantized() const {
   if (has("quantization_config")) {
     refuse("quantization_config", "absent: quantized models are not supported");

@@ -36,6 +36,8 @@ class ConfigReader {
 
   // Throws when a key is there under a name that `model`'s config.json does not use: pairs of that name and the key.
   void refuse_other_names(const char* model, const std::vector<std::pair<const char*, const char*>>& other_names) const;
+  // Throws when a key is there that is none of `own`, which are `model`'s, and none that folders of any model have.
+  void refuse_all_but(const char* model, const std::vector<std::string>& own) const;
   // Throws when quantized weights are asked for, which no model here has.
   void refuse_quantized() const;
 

@@ -2,7 +2,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "models/activations.h"
@@ -14,25 +13,10 @@ namespace {
 
 const std::vector<std::string>& own_keys() {
   static const std::vector<std::string> kKeys{
-      "image_size",          "patch_size",        "num_channels",      "hidden_size", "num_hidden_layers",
-      "num_attention_heads", "intermediate_size", "hidden_act",        "qkv_bias",    "dropout",
-      "attention_dropout",   "layer_norm_eps",    "initializer_range", "num_labels"};
+      "image_size",        "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads",
+      "intermediate_size", "hidden_act", "qkv_bias",     "dropout",     "attention_dropout", "layer_norm_eps",
+      "initializer_range", "num_labels", "id2label",     "label2id",    "problem_type"};
   return kKeys;
-}
-
-bool is_of_every_config(const std::string& key) {
-  static const std::vector<std::string> kKeys{"model_type",    "architectures", "id2label",
-                                              "label2id",      "dtype",         "torch_dtype",
-                                              "_name_or_path", "problem_type",  "transformers_version"};
-  return std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end();
-}
-
-void refuse_other_keys(const ConfigReader& config, const nlohmann::json& json) {
-  for (const auto& [key, value] : json.items()) {
-    const auto& own = own_keys();
-    if (value.is_null() || is_of_every_config(key) || std::find(own.begin(), own.end(), key) != own.end()) continue;
-    config.refuse(key, "absent: the keys of a DeepViT are " + c10::Join(", ", own));
-  }
 }
 
 void parse_sizes(const ConfigReader& config, DeepViTConfig& vit) {
@@ -57,7 +41,7 @@ DeepViTConfig parse_deepvit_config(const nlohmann::json& json) {
   const ConfigReader config(json, "config.json");
   DeepViTConfig vit;
   vit.num_labels = parse_num_labels(config);
-  refuse_other_keys(config, json);
+  config.refuse_all_but("a DeepViT", own_keys());
   parse_sizes(config, vit);
   vit.hidden_act = config.choice("hidden_act", vit.hidden_act, activation_names());
   vit.qkv_bias = config.boolean("qkv_bias", vit.qkv_bias);

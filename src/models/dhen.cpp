@@ -1,6 +1,5 @@
 #include "models/dhen.h"
 
-#include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/relu.h>
 #include <c10/util/Exception.h>
@@ -72,21 +71,24 @@ double DhenLayerImpl::flops() const {
   return flops;
 }
 
-DhenImpl::DhenImpl(const DhenConfig& config, std::shared_ptr<FeatureEmbedding> embedding,
-                   const at::TensorOptions& options)
-    : config_(config), embedding_(std::move(embedding)), layers_(torch::nn::ModuleList()) {
-  TORCH_CHECK(embedding_ && embedding_->tables().rows == config.table_rows &&
-                  embedding_->tables().width == config.embedding_width,
-              "DHEN: the embedding does not have the config's tables");
-  register_module("embedding", embedding_);
-  const int64_t width = config.embedding_width;
-  numeric_ =
-      register_module("numeric", Multilayer(chain(config.num_numeric_features, config.numeric_sizes, width), options));
-  register_module("layers", layers_);
+DhenImpl::DhenImpl(const DhenConfig& config, const at::TensorOptions& options)
+    : config_(config),
+      numeric_(register_module(
+          "numeric",
+          Multilayer(chain(config.num_numeric_features, config.numeric_sizes, config.embedding_width), options))),
+      layers_(register_module("layers", torch::nn::ModuleList())),
+      head_(register_module(
+          "head",
+          Multilayer(chain(config.layer_embeddings() * config.embedding_width, config.head_sizes, 1), options))) {
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     layers_->push_back(DhenLayer(config, i == 0 ? config.input_embeddings() : config.layer_embeddings(), options));
   }
-  head_ = register_module("head", Multilayer(chain(config.layer_embeddings() * width, config.head_sizes, 1), options));
+}
+
+DhenImpl::DhenImpl(const DhenConfig& config, std::shared_ptr<FeatureEmbedding> embedding,
+                   const at::TensorOptions& options)
+    : DhenImpl(config, options) {
+  set_embedding(std::move(embedding));
 }
 
 void DhenImpl::check_inputs(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels) const {
@@ -99,17 +101,14 @@ void DhenImpl::check_inputs(const at::Tensor& numeric, const at::Tensor& categor
               "DHEN: there are labels of sizes ", labels.sizes(), " for ", numeric.size(0), " samples");
 }
 
-DhenOutput DhenImpl::forward(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels) {
+TabularOutput DhenImpl::forward(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels) {
   check_inputs(numeric, categorical, labels);
   const at::Tensor of_numbers = numeric_(numeric).unsqueeze(1);
-  at::Tensor x = at::cat({of_numbers, embedding_->forward(categorical).to(of_numbers.scalar_type())}, 1);
-  for (size_t i = 0; i < layers_->size(); ++i) x = layers_->at<DhenLayerImpl>(i).forward(x);
-  DhenOutput output;
-  output.logits = head_(x.flatten(1)).squeeze(1);
-  if (labels.defined()) {
-    output.loss = at::binary_cross_entropy_with_logits(output.logits, labels.to(output.logits.scalar_type()));
+  at::Tensor x = at::cat({of_numbers, look_up(categorical).to(of_numbers.scalar_type())}, 1);
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    x = checkpointing_.forward(static_cast<int64_t>(i), layers_->ptr<DhenLayerImpl>(i), x);
   }
-  return output;
+  return with_binary_loss(head_(x.flatten(1)).squeeze(1), labels);
 }
 
 double DhenImpl::flops_per_sample() const {

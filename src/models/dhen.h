@@ -20,11 +20,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "models/dhen_config.h"
 #include "models/feature_embedding.h"
 #include "models/layers.h"
+#include "models/tabular_model.h"
 
 namespace fsdp::models {
 
@@ -78,39 +80,37 @@ class DhenLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DhenLayer);
 
-struct DhenOutput {
-  at::Tensor logits;  // [batch]
-  at::Tensor loss;    // mean binary cross-entropy, undefined without labels
-};
-
-class DhenImpl : public torch::nn::Module {
+class DhenImpl : public TabularModel {
  public:
-  // Dense parameters are left uninitialised. The module becomes the parent of `embedding`, which has config.tables():
-  // a WholeEmbedding on one device, or one that splits its tables over ranks.
+  // Dense parameters are left uninitialised. The embedding is to be set.
+  DhenImpl(const DhenConfig& config, const at::TensorOptions& options);
+  // The same with its embedding.
   DhenImpl(const DhenConfig& config, std::shared_ptr<FeatureEmbedding> embedding, const at::TensorOptions& options);
 
-  // numeric: [batch, num_numeric_features], floating; categorical: int64 [batch, tables]; labels: [batch] of 0 and 1,
-  // any dtype. Other shapes are errors.
-  DhenOutput forward(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels = {});
+  TabularOutput forward(const at::Tensor& numeric, const at::Tensor& categorical,
+                        const at::Tensor& labels = {}) override;
 
-  // Of dense layers, forward and backward (flops.h). Looking rows up is no arithmetic.
-  double flops_per_sample() const;
+  int64_t num_numeric_features() const override { return config_.num_numeric_features; }
+  EmbeddingTables tables() const override { return config_.tables(); }
+  double flops_per_sample() const override;
+  FolderNames folder_names() const override { return {}; }
+  std::vector<std::string> block_class_names() const override { return {"DhenLayer"}; }
+  void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }
   // Dense weights normal with initializer_range, biases zero, norms one. Tables are initialised when they are made.
-  void initialize();
+  void initialize() override;
   // Of all but the tables.
   int64_t dense_parameters() const;
 
   const DhenConfig& config() const { return config_; }
-  const std::shared_ptr<FeatureEmbedding>& embedding() const { return embedding_; }
 
  private:
   void check_inputs(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels) const;
 
   DhenConfig config_;
-  std::shared_ptr<FeatureEmbedding> embedding_;
-  Multilayer numeric_{nullptr};
+  Multilayer numeric_;
   torch::nn::ModuleList layers_;
-  Multilayer head_{nullptr};
+  Multilayer head_;
+  CheckpointPolicy checkpointing_;
 };
 TORCH_MODULE(Dhen);
 

@@ -17,15 +17,6 @@ const std::vector<std::string>& own_keys() {
   return kKeys;
 }
 
-void refuse_other_keys(const ConfigReader& config, const nlohmann::json& json) {
-  for (const auto& [key, value] : json.items()) {
-    const auto& own = own_keys();
-    if (value.is_null() || key == "model_type" || key == "architectures") continue;
-    if (std::find(own.begin(), own.end(), key) != own.end()) continue;
-    config.refuse(key, "absent: the keys of a DHEN are " + c10::Join(", ", own));
-  }
-}
-
 std::vector<std::string> parse_interactions(const ConfigReader& config) {
   const auto& names = dhen_interaction_names();
   const std::string accepted = "a list without repetitions of " + c10::Join(", ", names);
@@ -77,7 +68,7 @@ double DhenConfig::sparse_parameters() const {
 
 DhenConfig parse_dhen_config(const nlohmann::json& json) {
   const ConfigReader config(json, "config.json");
-  refuse_other_keys(config, json);
+  config.refuse_all_but("a DHEN", own_keys());
   DhenConfig dhen;
   dhen.num_numeric_features = config.positive_integer("num_numeric_features");
   dhen.table_rows = config.positive_integers("table_rows");
@@ -101,12 +92,19 @@ nlohmann::json dhen_550m() {
   // A few large tables have nearly all rows, as is usual.
   std::vector<int64_t> table_rows(24, 245'000'000);
   table_rows.resize(255, 500'000);
-  return {{"model_type", "dhen"},      {"num_numeric_features", 512},
-          {"table_rows", table_rows},  {"embedding_width", 128},
-          {"num_hidden_layers", 4},    {"interactions", {"attention", "cross", "dot_product", "mlp"}},
-          {"interaction_outputs", 32}, {"num_attention_heads", 4},
-          {"cross_rank", 512},         {"mlp_size", 2176},
-          {"numeric_sizes", {512}},    {"head_sizes", {1024, 512}}};
+  return {{"model_type", "dhen"},
+          {"architectures", {"DHEN"}},
+          {"num_numeric_features", 512},
+          {"table_rows", table_rows},
+          {"embedding_width", 128},
+          {"num_hidden_layers", 4},
+          {"interactions", {"attention", "cross", "dot_product", "mlp"}},
+          {"interaction_outputs", 32},
+          {"num_attention_heads", 4},
+          {"cross_rank", 512},
+          {"mlp_size", 2176},
+          {"numeric_sizes", {512}},
+          {"head_sizes", {1024, 512}}};
 }
 
 }  // namespace fsdp::models

@@ -47,10 +47,8 @@ const std::vector<std::string>& dhen_interaction_names();
 DhenConfig parse_dhen_config(const nlohmann::json& config);
 
 // A config.json of the size of the DHEN in the FSDP paper (Zhao et al., 2023, section 5.1): 550 million dense and 768
-// billion sparse parameters, within 1 %. The paper gives these two numbers, the batch (kDhen550mBatch samples a GPU)
-// and 8 to 512 GPUs, and nothing of tables, widths or layers: those are ours.
+// billion sparse parameters, within 1 %. The paper gives these two numbers and nothing of tables, widths or layers:
+// those are ours.
 nlohmann::json dhen_550m();
-constexpr int64_t kDhen550mBatch = 1024;
-constexpr int64_t kDhen550mFewestGpus = 8, kDhen550mMostGpus = 512;
 
 }  // namespace fsdp::models

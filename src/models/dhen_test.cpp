@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "models/dhen_interactions.h"
+#include "models/registry.h"
+#include "models/small_models.h"
 #include "support/error_of.h"
 
 namespace fsdp::models {
@@ -13,17 +15,7 @@ using fsdp::testing::error_of;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-json small_dhen() {
-  return {{"model_type", "dhen"},     {"num_numeric_features", 3},
-          {"table_rows", {4, 7, 2}},  {"embedding_width", 8},
-          {"num_hidden_layers", 2},   {"interactions", {"attention", "cross", "dot_product", "linear", "mlp"}},
-          {"interaction_outputs", 2}, {"num_attention_heads", 2},
-          {"cross_rank", 3},          {"mlp_size", 5},
-          {"numeric_sizes", {6}},     {"head_sizes", {9}},
-          {"initializer_range", 0.2}};
-}
-
-json changed(const std::string& key, const json& value) {
+json with_key(const std::string& key, const json& value) {
   json config = small_dhen();
   config[key] = value;
   return config;
@@ -190,24 +182,57 @@ TEST(Dhen, InputsThatDoNotFitAreNamed) {
   EXPECT_THAT(error(numeric, ids(3), {}), HasSubstr("for 2 samples"));
   EXPECT_THAT(error(numeric, ids(2), torch::zeros({2, 1})), HasSubstr("labels of sizes [2, 1] for 2 samples"));
   EXPECT_THAT(error(numeric, torch::tensor({{0, 0, 0}, {0, 9, 0}}), {}), HasSubstr("id 9 of feature 1"));
+  EXPECT_THAT(error_of([&] { model->set_embedding(model->embedding()); }), HasSubstr("has an embedding already"));
+  EXPECT_THAT(error_of([&] { Dhen(model->config(), at::kDouble)->forward(numeric, ids(2)); }),
+              HasSubstr("no embedding tables yet"));
   EXPECT_THAT(error_of([&] {
                 Dhen(model->config(), WholeEmbedding(EmbeddingTables{{4}, 8, 0}, at::kFloat).ptr(), at::kFloat);
               }),
               HasSubstr("does not have the config's tables"));
 }
 
+// Recomputed layers, and what is built from the registry without tables, give the same losses and gradients.
+TEST(Dhen, IsInTheRegistryAndRecomputes) {
+  const auto plain = made(small_dhen());
+  const auto other = make_uninitialized<TabularModel>(small_dhen(), at::kDouble);
+  EXPECT_EQ(other->parameters().size() + 1, plain->parameters().size());
+  other->set_embedding(WholeEmbedding(other->tables(), at::kDouble).ptr());
+  torch::manual_seed(3);
+  other->initialize();
+  other->set_activation_checkpointing(CheckpointPolicy::full());
+  const auto numeric = torch::arange(9).to(at::kDouble).view({3, 3}).sin(), labels = torch::tensor({1, 0, 1});
+  const auto want = plain.ptr()->forward(numeric, ids(3), labels).loss,
+             got = other->forward(numeric, ids(3), labels).loss;
+  EXPECT_TRUE(torch::equal(want, got));
+  want.backward();
+  got.backward();
+  for (const auto& item : plain->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value().grad(), other->named_parameters()[item.key()].grad())) << item.key();
+  }
+  EXPECT_EQ(other->block_class_names(), std::vector<std::string>{"DhenLayer"});
+}
+
+// bf16 logits are near 0.7 with three digits; a mean over many samples needs more.
+TEST(Dhen, LossIsFp32) {
+  const auto model = made(small_dhen(), at::kBFloat16);
+  const auto output = model.ptr()->forward(torch::zeros({2, 3}, at::kBFloat16), ids(2), torch::tensor({0, 1}));
+  EXPECT_EQ(output.logits.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(output.loss.scalar_type(), at::kFloat);
+}
+
 TEST(DhenConfig, WrongValuesAreNamed) {
   const auto error = [](const json& config) { return error_of([&] { parse_dhen_config(config); }); };
   EXPECT_EQ(error(small_dhen()), "no error");
-  EXPECT_THAT(error(changed("interactions", {"cross", "cross"})), HasSubstr("without repetitions"));
-  EXPECT_THAT(error(changed("interactions", {"convolution"})), HasSubstr("attention, cross, dot_product, linear, mlp"));
-  EXPECT_THAT(error(changed("interactions", json::array())), HasSubstr("interactions"));
-  EXPECT_THAT(error(changed("interactions", nullptr)), HasSubstr("interactions"));
-  EXPECT_THAT(error(changed("num_attention_heads", 3)), HasSubstr("a divisor of embedding_width, 8"));
-  EXPECT_THAT(error(changed("mlp_size", nullptr)), HasSubstr("mlp_size"));
-  EXPECT_THAT(error(changed("table_rows", {4, 0})), HasSubstr("table_rows"));
-  EXPECT_THAT(error(changed("dropout", 0.1)), HasSubstr("the keys of a DHEN are num_numeric_features"));
-  EXPECT_EQ(error(changed("numeric_sizes", json::array())), "no error");
+  EXPECT_THAT(error(with_key("interactions", {"cross", "cross"})), HasSubstr("without repetitions"));
+  EXPECT_THAT(error(with_key("interactions", {"convolution"})),
+              HasSubstr("attention, cross, dot_product, linear, mlp"));
+  EXPECT_THAT(error(with_key("interactions", json::array())), HasSubstr("interactions"));
+  EXPECT_THAT(error(with_key("interactions", nullptr)), HasSubstr("interactions"));
+  EXPECT_THAT(error(with_key("num_attention_heads", 3)), HasSubstr("a divisor of embedding_width, 8"));
+  EXPECT_THAT(error(with_key("mlp_size", nullptr)), HasSubstr("mlp_size"));
+  EXPECT_THAT(error(with_key("table_rows", {4, 0})), HasSubstr("table_rows"));
+  EXPECT_THAT(error(with_key("dropout", 0.1)), HasSubstr("the keys of a DHEN are num_numeric_features"));
+  EXPECT_EQ(error(with_key("numeric_sizes", json::array())), "no error");
 }
 
 }  // namespace

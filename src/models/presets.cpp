@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "models/dhen_config.h"
+
 namespace fsdp::models {
 namespace {
 
@@ -21,6 +23,9 @@ constexpr const char* kT5Sizes =
 
 constexpr const char* kRegNetPaper = "Radosavovic et al., Designing Network Design Spaces, 2020";
 constexpr const char* kDeepViTPaper = "Zhou et al., DeepViT: Towards Deeper Vision Transformer, 2021";
+constexpr const char* kFsdpPaperTables =
+    "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 5.1, for the numbers "
+    "of dense and sparse parameters; tables, widths and layers, which it does not give, are this project's";
 // The paper says 9B and 8B and nothing of widths and depths. These are the models of about these sizes in benchmarks of
 // PyTorch's FSDP of that time (github.com/lessw2020/transformer_framework). The first, of 9.35 billion parameters, is
 // SEER's RegNet, which transformers calls 10b.
@@ -97,6 +102,7 @@ const std::vector<Preset>& presets() {
       {"deepvit-s", kDeepViTPaper, deepvit({224, 16, 396, 16, 12, 1188}, 0.0), {}},
       {"deepvit-8b", kFsdpPaperImages, deepvit({256, 32, 1024, 952, 16, 2048}, 0.1),
        PublishedRuns{.image_size = 256, .batch_sizes = {105, 120}, .gpus = {16, 32}}},
+      {"dhen-550m", kFsdpPaperTables, dhen_550m(), PublishedRuns{.batch_sizes = {1024}, .gpus = {8, 512}}},
   };
   return kPresets;
 }

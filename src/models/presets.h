@@ -14,7 +14,7 @@ struct PublishedRuns {
   int64_t sequence_length = 0;       // tokens in a sample; of T5 in its source, and again in its target
   int64_t image_size = 0;            // height and width of a sample, of an image model
   std::vector<int64_t> batch_sizes;  // samples of one GPU and step; of an image model with as many gpus each
-  std::vector<int64_t> gpus;         // numbers of GPUs
+  std::vector<int64_t> gpus;         // numbers of GPUs; of a tabular model the fewest and the most
 };
 
 struct Preset {

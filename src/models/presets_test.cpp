@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Size{"t5-2b", 2'280'642'560, 2.28e9}, Size{"t5-11b", 11'307'321'344, 11.3e9},
                       Size{"regnet-x-400mf", 5'495'976, 5'495'976, 0}, Size{"regnet-y-400mf", 4'344'144, 4'344'144, 0},
                       Size{"regnet-9b", 9'352'215'872, 9.35e9}, Size{"deepvit-s", 25'930'996, 27e6, 0.05},
-                      Size{"deepvit-8b", 7'998'269'160, 8e9}),
+                      Size{"deepvit-8b", 7'998'269'160, 8e9}, Size{"dhen-550m", 549'460'097, 550e6}),
     [](const auto& info) {
       std::string name = info.param.name;
       std::replace(name.begin(), name.end(), '-', '_');
@@ -149,6 +149,9 @@ TEST(Preset, RunsOfThePaper) {
   EXPECT_THAT(preset.runs->batch_sizes, ElementsAre(1, 2));
   EXPECT_THAT(preset.runs->gpus, ElementsAre(128, 192, 256, 384, 512));
   EXPECT_THAT(preset.source, HasSubstr("PyTorch FSDP"));
+  const Preset& dhen = find_preset("dhen-550m");
+  EXPECT_THAT(dhen.runs->batch_sizes, ElementsAre(1024));
+  EXPECT_THAT(dhen.runs->gpus, ElementsAre(8, 512));
   for (const char* without : {"gpt2", "t5-611m", "t5-2b"}) EXPECT_FALSE(find_preset(without).runs) << without;
   const Preset& t5 = find_preset("t5-11b");
   EXPECT_EQ(t5.runs->sequence_length, 512);

@@ -126,6 +126,7 @@ std::shared_ptr<Model> load_pretrained(const HfFolder& folder, c10::ScalarType d
 template std::shared_ptr<CausalLM> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
 template std::shared_ptr<Seq2SeqLM> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
 template std::shared_ptr<ImageClassifier> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
+template std::shared_ptr<TabularModel> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
 template std::shared_ptr<PretrainedModel> load_pretrained(const HfFolder&, c10::ScalarType, c10::Device);
 
 }  // namespace fsdp::models

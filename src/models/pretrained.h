@@ -16,6 +16,7 @@
 #include "models/image_classifier.h"
 #include "models/pretrained_model.h"
 #include "models/seq2seq_lm.h"
+#include "models/tabular_model.h"
 
 namespace fsdp::models {
 
@@ -53,7 +54,8 @@ class PretrainedWeights {
 };
 
 // The model of a folder with its weights, converted to `dtype`, whole on one device, in training mode. Model: CausalLM,
-// Seq2SeqLM or ImageClassifier, of which a folder that holds another is an error; or PretrainedModel, for any of them.
+// Seq2SeqLM, ImageClassifier or TabularModel, of which a folder that holds another is an error; or PretrainedModel, for
+// any of them. A tabular model comes without its embedding, whose rows are in files of their own (sparse/row_files.h).
 template <typename Model>
 std::shared_ptr<Model> load_pretrained(const checkpoint::HfFolder& folder, c10::ScalarType dtype, c10::Device device);
 

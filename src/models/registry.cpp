@@ -12,6 +12,8 @@
 #include "models/config_reader.h"
 #include "models/deepvit.h"
 #include "models/deepvit_config.h"
+#include "models/dhen.h"
+#include "models/dhen_config.h"
 #include "models/gpt2.h"
 #include "models/gpt2_config.h"
 #include "models/llama.h"
@@ -26,7 +28,7 @@ namespace {
 
 using nlohmann::json;
 
-enum class Kind { kCausalLM, kSeq2SeqLM, kImageClassifier };
+enum class Kind { kCausalLM, kSeq2SeqLM, kImageClassifier, kTabular };
 
 // Of PretrainedModel none: it is a base of all.
 template <typename Model>
@@ -34,6 +36,7 @@ std::optional<Kind> kind_of() {
   if (std::is_base_of_v<CausalLM, Model>) return Kind::kCausalLM;
   if (std::is_base_of_v<Seq2SeqLM, Model>) return Kind::kSeq2SeqLM;
   if (std::is_base_of_v<ImageClassifier, Model>) return Kind::kImageClassifier;
+  if (std::is_base_of_v<TabularModel, Model>) return Kind::kTabular;
   return std::nullopt;
 }
 
@@ -45,6 +48,8 @@ const char* described(Kind kind) {
       return "a sequence-to-sequence language model";
     case Kind::kImageClassifier:
       return "an image classifier";
+    case Kind::kTabular:
+      return "a model of tabular data";
   }
   return "";
 }
@@ -71,6 +76,7 @@ const std::vector<Architecture>& architectures() {
       architecture<T5ForConditionalGenerationImpl, parse_t5_config>("t5", "T5ForConditionalGeneration"),
       architecture<RegNetForImageClassificationImpl, parse_regnet_config>("regnet", "RegNetForImageClassification"),
       architecture<DeepViTImpl, parse_deepvit_config>("deepvit", "DeepViT"),
+      architecture<DhenImpl, parse_dhen_config>("dhen", "DHEN"),
   };
   return kArchitectures;
 }
@@ -132,6 +138,7 @@ std::shared_ptr<Model> make_uninitialized(const json& config, const at::TensorOp
 template std::shared_ptr<CausalLM> make_uninitialized(const json&, const at::TensorOptions&);
 template std::shared_ptr<Seq2SeqLM> make_uninitialized(const json&, const at::TensorOptions&);
 template std::shared_ptr<ImageClassifier> make_uninitialized(const json&, const at::TensorOptions&);
+template std::shared_ptr<TabularModel> make_uninitialized(const json&, const at::TensorOptions&);
 template std::shared_ptr<PretrainedModel> make_uninitialized(const json&, const at::TensorOptions&);
 
 std::shared_ptr<CausalLM> make_causal_lm(const json& config, c10::ScalarType dtype, c10::Device device) {

@@ -10,11 +10,13 @@
 #include "models/image_classifier.h"
 #include "models/pretrained_model.h"
 #include "models/seq2seq_lm.h"
+#include "models/tabular_model.h"
 
 namespace fsdp::models {
 
 // As make_causal_lm, make_seq2seq_lm and make_image_classifier, but parameters and buffers are left uninitialised, and
-// no random number is drawn. Model: CausalLM, Seq2SeqLM, ImageClassifier, or PretrainedModel for any of them.
+// no random number is drawn. Model: CausalLM, Seq2SeqLM, ImageClassifier, TabularModel, or PretrainedModel for any of
+// them. A tabular model has no embedding yet (TabularModel::set_embedding).
 template <typename Model>
 std::shared_ptr<Model> make_uninitialized(const nlohmann::json& config, const at::TensorOptions& options);
 

@@ -54,6 +54,23 @@ inline nlohmann::json small_deepvit() {
       {"num_labels", 7}};
 }
 
+inline nlohmann::json small_dhen() {
+  return {{"model_type", "dhen"},
+          {"architectures", {"DHEN"}},
+          {"num_numeric_features", 3},
+          {"table_rows", {4, 7, 2}},
+          {"embedding_width", 8},
+          {"num_hidden_layers", 2},
+          {"interaction_outputs", 2},
+          {"num_attention_heads", 2},
+          {"interactions", {"attention", "cross", "dot_product", "linear", "mlp"}},
+          {"cross_rank", 3},
+          {"mlp_size", 5},
+          {"numeric_sizes", {6}},
+          {"head_sizes", {9}},
+          {"initializer_range", 0.2}};
+}
+
 inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& changes) {
   if (!changes.is_null()) config.update(changes);
   return config;
