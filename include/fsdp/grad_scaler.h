@@ -59,9 +59,11 @@ class ShardedGradScaler {
 
   // Multiplies the gradients of the shards by 1 / scale (formed in fp64, rounded to fp32) in place, whatever their
   // floating dtype, and finds out whether any of them on any rank is infinite or NaN. For those who look at gradients
-  // before the step, once all of them are in; step() does it otherwise. Collective: one exchange of a byte.
+  // before the step, once all of them are in; step() does it otherwise. `others_not_finite`: whether this rank found
+  // such numbers in gradients that are not of the shards, which then count as these do. Collective: one exchange of a
+  // byte.
   // Errors: scale() was never called, or unscale_ or step of this model came before without update().
-  void unscale_(ShardedModule& sharded);
+  void unscale_(ShardedModule& sharded, bool others_not_finite = false);
 
   // Calls `step_optimizer` unless a gradient of the model on any rank is not finite. Unscales first, which is
   // collective, if unscale_ was not called. Returns whether it stepped, the same on all ranks.
@@ -102,7 +104,7 @@ class ShardedGradScaler {
 
   void check_scaled(const char* what) const;
   PerModel& model(ShardedModule& sharded);
-  void unscale(ShardedModule& sharded, PerModel& model);
+  void unscale(ShardedModule& sharded, PerModel& model, bool others_not_finite);
   void back_off();
   void grow();
 

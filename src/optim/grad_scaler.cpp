@@ -77,21 +77,21 @@ std::vector<at::Tensor> ShardedGradScaler::scale(const std::vector<at::Tensor>& 
   return result;
 }
 
-void ShardedGradScaler::unscale_(ShardedModule& sharded) {
+void ShardedGradScaler::unscale_(ShardedModule& sharded, bool others_not_finite) {
   if (!enabled_) return;
   check_scaled("unscale_");
   PerModel& state = model(sharded);
   TORCH_CHECK(state.stage != Stage::kUnscaled,
               "fsdp: ShardedGradScaler: unscale_() has already been called on this model since the last update()");
   TORCH_CHECK(state.stage != Stage::kStepped, "fsdp: ShardedGradScaler: unscale_() is being called after step()");
-  unscale(sharded, state);
+  unscale(sharded, state, others_not_finite);
 }
 
-void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state) {
+void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state, bool others_not_finite) {
   TORCH_CHECK(!sharded.engine().reducer().unit_reduced_hook,
               "fsdp: ShardedGradScaler: optimizers that step inside "
               "backward (set_unit_reduced_hook) have used gradients that were still scaled; use one or the other");
-  const bool mine = unscale_gradients(sharded, state_.scale);
+  const bool mine = unscale_gradients(sharded, state_.scale) || others_not_finite;
   state = {Stage::kUnscaled, true};  // should the exchange fail, nothing may step on what is scaled down already
   state.found_inf = any_rank(sharded.engine(), mine, "ShardedGradScaler");
 }
@@ -106,7 +106,7 @@ bool ShardedGradScaler::step(ShardedModule& sharded, const std::function<void()>
   TORCH_CHECK(state.stage != Stage::kStepped,
               "fsdp: ShardedGradScaler: step() has already been called on this model since the last update()");
   if (state.stage == Stage::kReady) {
-    unscale(sharded, state);
+    unscale(sharded, state, false);
   }
   const bool good = !state.found_inf;
   if (good) {

@@ -143,6 +143,20 @@ TEST(ShardedGradScaler, UnscalesByItselfOrOnRequestButOnce) {
   }
 }
 
+TEST(ShardedGradScaler, CountsWhatIsNotFiniteElsewhere) {
+  Model model;
+  ShardedGradScaler scaler = scaler_in_use({.init_scale = 8});
+  model.set_gradient(24);
+  scaler.unscale_(*model.sharded, /*others_not_finite=*/true);
+  EXPECT_EQ(model.gradient()[3].item<double>(), 3);
+  EXPECT_FALSE(scaler.step(*model.sharded, [] { FAIL(); }));
+  scaler.update();
+  EXPECT_EQ(scaler.scale(), 4);
+  scaler.scale(torch::ones({}));
+  scaler.unscale_(*model.sharded, /*others_not_finite=*/false);
+  EXPECT_TRUE(scaler.step(*model.sharded, [] {}));
+}
+
 TEST(ShardedGradScaler, TakesGradientsOfSeveralDtypes) {
   const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kHalf, at::kFloat, at::kBFloat16, at::kHalf};
   std::vector<at::Tensor> tensors;
