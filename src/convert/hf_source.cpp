@@ -9,12 +9,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of rows of embedding tables (sparse/row_files.h), which are no tensors of the model.
+bool is_of_rows(const std::string& name) { return name.starts_with("rows-") && name.ends_with(".safetensors"); }
+
 // Files of the folder that are neither read nor copied.
 void note_other_files(const fs::path& folder, Notes& notes) {
   const auto copied = companions(folder);
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    const bool is_model = entry.path().extension() == ".safetensors" || name == "model.safetensors.index.json";
+    const bool is_model = (entry.path().extension() == ".safetensors" && !is_of_rows(name)) ||
+                          name == "model.safetensors.index.json";
     if (!is_model && std::find(copied.begin(), copied.end(), name) == copied.end()) {
       notes.push_back("left out: " + entry.path().string());
     }
