@@ -42,6 +42,9 @@ class HfFolderWriter {
   // The same in pieces (see SafetensorsWriter::append).
   void append(const std::string& name, const at::Tensor& values);
 
+  // Where the folder is until finish(): files that others put there become part of it.
+  const std::filesystem::path& unfinished() const { return folder_.path(); }
+
   // Every tensor must have been written.
   void finish();
 

@@ -35,12 +35,12 @@ void RowOptimizer::set_learning_rate(double learning_rate) {
   options_.learning_rate = learning_rate;
 }
 
-void RowOptimizer::step() {
+void RowOptimizer::step(double gradient_scale) {
   const SparseRows& gradient = embedding_->gradient();
   if (!gradient.defined()) return;
   const at::NoGradGuard no_grad;
   at::Tensor rows = embedding_->weight().detach();
-  at::Tensor change = gradient.values.to(arithmetic_dtype(rows));
+  at::Tensor change = gradient.values.to(arithmetic_dtype(rows)) * gradient_scale;
   if (options_.rule == RowRule::kRowWiseAdagrad) {
     const at::Tensor squares = squares_.index_select(0, gradient.rows) + change.square().mean(1);
     squares_.index_copy_(0, gradient.rows, squares);

@@ -28,8 +28,9 @@ class RowOptimizer {
  public:
   RowOptimizer(std::shared_ptr<SplitEmbedding> embedding, const RowOptimizerOptions& options);
 
-  // Applies embedding.gradient(), which stays. Does nothing without one. Arithmetic is fp32 (fp64 for fp64 rows).
-  void step();
+  // Applies gradient_scale times embedding.gradient(), which stays. Does nothing without one. Arithmetic is fp32 (fp64
+  // for fp64 rows).
+  void step(double gradient_scale = 1.0);
   // Forgets the gradient: call it between steps.
   void zero_grad() { embedding_->clear_gradient(); }
 

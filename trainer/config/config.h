@@ -42,6 +42,8 @@ struct Config {
   double adam_epsilon = 1e-8;
   double clip_grad_norm = 1.0;
   bool fused_loss = false;
+  std::string sparse_optimizer = "row_wise_adagrad";
+  std::optional<double> sparse_learning_rate;
 
   // Precision.
   std::string dtype = "bf16";

@@ -15,18 +15,20 @@ std::vector<ConfigKey> model_and_data_keys() {
        .member = &Config::model,
        .meaning = "Model to train from the beginning: the name of a preset ([models.md](models.md) lists them), or an "
                   "object as in a config.json. Its weights are drawn from `seed`, unit by unit, and are the same over "
-                  "any number of ranks."},
+                  "any number of ranks; embedding tables have a seed in the model's config (`embedding_seed`)."},
       {.section = section,
        .name = "dataset",
        .member = &Config::dataset,
-       .meaning = "What to train on. `dummy`: 1024 samples of random tokens or images drawn from `seed` (`dummy:N`: N "
+       .meaning = "What to train on. `dummy`: 1024 random samples drawn from `seed` (`dummy:N`: N "
                   "samples). For language models else a file of token ids. Its name ends in .bin: they are "
                   "little-endian uint16, or uint32 when the model's vocabulary has more than 65536 entries. Any other "
                   "file: its bytes are the token ids. Sample i is tokens [i*max_seq_length, (i+1)*max_seq_length); of "
                   "a sequence-to-sequence model max_seq_length tokens of its source and then max_target_length of its "
                   "target, in which the model's pad_token_id is padding. For image classifiers a safetensors file "
                   "with a tensor `images`, [N, channels, height, width], of uint8 (which is divided by 255) or "
-                  "floating point, and a tensor `labels`, [N], of integers."},
+                  "floating point, and a tensor `labels`, [N], of integers. For models of tabular data a safetensors "
+                  "file with tensors `numeric`, [N, numeric features], floating; `categorical`, [N, tables], of "
+                  "integers, each a row of its table; and `labels`, [N], of integers 0 and 1."},
       {.section = section,
        .name = "eval_dataset",
        .member = &Config::eval_dataset,
@@ -93,7 +95,8 @@ std::vector<ConfigKey> optimization_keys() {
        .member = &Config::sync_each_batch,
        .meaning = "With gradient_accumulation_steps above 1: `true` reduces gradients over the ranks in each pass and "
                   "adds them up as shards; `false` adds them up whole on each rank and communicates in the last pass "
-                  "only, which takes the memory of all gradients."},
+                  "only, which takes the memory of all gradients. Gradients of split embedding tables go to the ranks "
+                  "that hold the rows in each pass in either case."},
       {.section = section,
        .name = "all_reduce_each_batch",
        .member = &Config::all_reduce_each_batch,
@@ -144,8 +147,8 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "clip_grad_norm",
        .member = &Config::clip_grad_norm,
-       .meaning = "Largest 2-norm of the gradients of all parameters over all ranks; larger ones are scaled down. 0: "
-                  "no clipping.",
+       .meaning = "Largest 2-norm of the gradients of all parameters, embedding tables included, over all ranks; "
+                  "larger ones are scaled down. 0: no clipping.",
        .range = kAtLeastZero},
       {.section = section,
        .name = "fused_loss",
@@ -153,6 +156,17 @@ std::vector<ConfigKey> optimization_keys() {
        .meaning = "Whether language models compute head and loss together in chunks of tokens, so that the logits of a "
                   "batch are never held, in training and in evaluation. The loss is the same to rounding; from forward "
                   "to backward it takes memory for the gradient of the head's weight in fp32."},
+      {.section = section,
+       .name = "sparse_optimizer",
+       .member = &Config::sparse_optimizer,
+       .meaning = "Optimizer of the embedding tables of models of tabular data, which AdamW does not train: row-wise "
+                  "Adagrad (one running sum of squares for each row) or SGD, on the rows that a step has looked up.",
+       .choices = {"row_wise_adagrad", "sgd"}},
+      {.section = section,
+       .name = "sparse_learning_rate",
+       .member = &Config::sparse_learning_rate,
+       .meaning = "Learning rate of `sparse_optimizer` after warm-up; it follows `lr_scheduler_type`. null: 0.01.",
+       .range = kAtLeastZero},
   };
 }
 

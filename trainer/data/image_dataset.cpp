@@ -9,6 +9,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/tensor_info.h"
 #include "data/dummy_numbers.h"
+#include "data/sample_tensors.h"
 
 namespace fsdp::trainer {
 
@@ -86,11 +87,6 @@ class DummyImages : public ImageDataset {
   DummyNumbers numbers_;
 };
 
-at::Tensor tensor_in(const checkpoint::SafetensorsFile& file, const std::string& name, const std::string& expected) {
-  TORCH_CHECK(file.contains(name), file.path().string(), ": has no tensor \"", name, "\"; it must be ", expected);
-  return file.tensor(name);
-}
-
 at::Tensor images_in(const checkpoint::SafetensorsFile& file, int64_t channels, int64_t size) {
   const std::string wanted = size > 0 ? std::to_string(size) : "any height";
   const std::string expected = c10::str("[N, ", channels, ", ", wanted, ", ", size > 0 ? wanted : "any width",
@@ -102,21 +98,6 @@ at::Tensor images_in(const checkpoint::SafetensorsFile& file, int64_t channels, 
   TORCH_CHECK(fits, file.path().string(), ": tensor \"images\" is ", images.sizes(), " of ", images.scalar_type(),
               "; for this model it must be ", expected);
   return images;
-}
-
-at::Tensor labels_in(const checkpoint::SafetensorsFile& file, int64_t samples, int64_t classes) {
-  const std::string expected = c10::str("[", samples, "], of integers");
-  const at::Tensor labels = tensor_in(file, "labels", expected);
-  TORCH_CHECK(labels.dim() == 1 && labels.size(0) == samples && c10::isIntegralType(labels.scalar_type(), false),
-              file.path().string(), ": tensor \"labels\" is ", labels.sizes(), " of ", labels.scalar_type(),
-              "; it must be ", expected);
-  const at::Tensor all = labels.to(at::kLong);
-  const auto* values = all.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < samples; ++i) {
-    TORCH_CHECK(values[i] >= 0 && values[i] < classes, file.path().string(), ": label ", values[i], " of sample ", i,
-                " is none of the model's classes, 0 to ", classes - 1);
-  }
-  return labels;
 }
 
 }  // namespace

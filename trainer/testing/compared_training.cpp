@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/tabular_model.h"
+#include "sparse/split_embedding.h"
 #include "support/thread_ranks.h"
 #include "training/sharding_options.h"
 #include "training/trained_model.h"
@@ -36,6 +38,56 @@ std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
     if (!known) result.push_back(parameter);
   }
   return result;
+}
+
+// Embedding tables in one process: whole, with a dense gradient.
+class PlainTables {
+ public:
+  // Becomes the embedding of `model` if it is one of tabular data.
+  PlainTables(models::PretrainedModel& model, const Config& config) : config_(config) {
+    auto* tabular = dynamic_cast<models::TabularModel*>(&model);
+    if (tabular == nullptr) return;
+    models::WholeEmbedding embedding(tabular->tables(), at::kFloat);
+    rows_ = embedding->weight;
+    squares_ = at::zeros({rows_.size(0), 1});
+    tabular->set_embedding(embedding.ptr());
+  }
+  bool has(const at::Tensor& parameter) const { return rows_.defined() && rows_.is_same(parameter); }
+  // `factor`: of the learning rate.
+  void step(double factor) {
+    if (!rows_.defined()) return;
+    const at::NoGradGuard no_grad;
+    at::Tensor change = rows_.grad();
+    if (config_.sparse_optimizer == "row_wise_adagrad") {
+      squares_ += change.square().mean(1, /*keepdim=*/true);
+      change = change / (squares_.sqrt() + 1e-8);
+    }
+    rows_ -= change * (factor * config_.sparse_learning_rate.value_or(0.01));
+  }
+
+ private:
+  const Config& config_;
+  at::Tensor rows_, squares_;
+};
+
+using Pieces = std::vector<sparse::EmbeddingPiece>;
+
+// What this rank holds of split tables, copied.
+Pieces pieces_of(const models::PretrainedModel& model) {
+  const auto* tabular = dynamic_cast<const models::TabularModel*>(&model);
+  if (tabular == nullptr) return {};
+  Pieces pieces = dynamic_cast<const sparse::SplitEmbedding&>(*tabular->embedding()).pieces();
+  for (sparse::EmbeddingPiece& piece : pieces) piece.values = piece.values.clone();
+  return pieces;
+}
+
+// As WholeEmbedding has them.
+at::Tensor whole_tables(const std::vector<Pieces>& ranks) {
+  std::vector<at::Tensor> parts;
+  for (size_t table = 0; table < ranks[0].size(); ++table) {
+    for (const Pieces& pieces : ranks) parts.push_back(pieces[table].values);
+  }
+  return at::cat(parts);
 }
 
 // A forward and backward for each of the ranks' batches.
@@ -85,23 +137,27 @@ Training train_plainly(const Config& config, int world_size, const Subject& subj
   whole.train_batch_size *= world_size * config.gradient_accumulation_steps;
   whole.gradient_accumulation_steps = 1;
   const auto model = make_trained_model(subject.make_model(), config);
+  PlainTables tables(model->module(), config);
   const auto dataset = training_data(*model, config, subject);
   TrainBatches global = batches_of(whole, *dataset, 0, 1);
   std::vector<TrainBatches> ranks;
   for (int rank = 0; rank < world_size; ++rank) ranks.push_back(batches_of(config, *dataset, rank, world_size));
   const auto parameters = distinct_parameters(model->module());
+  std::vector<at::Tensor> dense = parameters;
+  std::erase_if(dense, [&](const at::Tensor& parameter) { return tables.has(parameter); });
   torch::optim::AdamW optimizer(
-      parameters, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay).eps(config.adam_epsilon));
+      dense, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay).eps(config.adam_epsilon));
   Training training;
   for (int64_t step = 0; step < config.max_steps; ++step) {
     const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
     static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(config.learning_rate * factor);
-    optimizer.zero_grad();
+    model->module().zero_grad();
     training.losses.push_back(subject.has_batch_statistics
                                   ? pass_by_pass(*model, ranks, config.gradient_accumulation_steps)
                                   : all_at_once(*model, global));
     training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.clip_grad_norm));
     optimizer.step();
+    tables.step(factor);
   }
   for (const auto& p : model->module().named_parameters()) training.weights[p.key()] = p.value().detach().clone();
   return training;
@@ -111,9 +167,11 @@ Training train_in_shards(const Config& config, int world_size, const Subject& su
   std::vector<std::shared_ptr<models::PretrainedModel>> models;
   for (int rank = 0; rank < world_size; ++rank) models.push_back(subject.make_model());
   std::vector<Training> ranks(static_cast<size_t>(world_size));
+  std::vector<Pieces> pieces(static_cast<size_t>(world_size));
   testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
     const auto rank = static_cast<size_t>(communicator->rank());
     const auto model = make_trained_model(models[rank], config);
+    if (auto* separate = model->separate_parameters()) separate->make(communicator, at::kCPU, std::nullopt);
     const auto handle = fully_shard(model->module(), sharding_options(config, model->module(), communicator));
     const auto dataset = training_data(*model, config, subject);
     TrainBatches batches = batches_of(config, *dataset, communicator->rank(), world_size);
@@ -125,9 +183,11 @@ Training train_in_shards(const Config& config, int world_size, const Subject& su
       ranks[rank].steps.push_back(result);
     }
     ranks[rank].stats = handle->stats();
+    pieces[rank] = pieces_of(model->module());
     handle->for_each_full_parameter(
         [&](const std::string& name, const at::Tensor& full) { ranks[rank].weights[name] = full.clone(); });
   });
+  if (!pieces[0].empty()) ranks[0].weights["embedding.weight"] = whole_tables(pieces);
   const auto steps = static_cast<size_t>(config.max_steps);
   for (const Training& rank : ranks) {
     for (size_t step = 0; step < steps; ++step) {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "state/together.h"
+
 namespace fsdp::trainer {
 
 namespace {
@@ -24,6 +26,15 @@ std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded, con
     tensors.push_back({buffer.key(), buffer.value().scalar_type(), buffer.value().sizes().vec()});
   }
   return tensors;
+}
+
+// Into rank 0's folder, before it gets its name.
+void save_separate(const SeparateParameters& separate, const fs::path& folder_of_rank_0, Communicator& ranks) {
+  const auto folder = ranks.all_gather_bytes(folder_of_rank_0.string(), {.name = "final_folder"}).at(0);
+  together(ranks, "saving the model", [&] {
+    separate.save(folder);
+    return std::string();
+  });
 }
 
 }  // namespace
@@ -69,15 +80,19 @@ void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::M
   };
 }
 
-void save_folder(const fs::path& path, const nlohmann::json& config, const torch::nn::Module& model,
-                 ShardedModule& sharded, bool is_writer, const checkpoint::HfFolderWriterOptions& options) {
+void save_folder(const fs::path& path, const nlohmann::json& config, const TrainedModel& model, ShardedModule& sharded,
+                 Communicator& ranks, const checkpoint::HfFolderWriterOptions& options) {
   std::optional<checkpoint::HfFolderWriter> writer;
-  if (is_writer) writer.emplace(path, config, tensors_of(sharded, model), options);
+  const torch::nn::Module& module = model.module();
+  if (ranks.rank() == 0) writer.emplace(path, config, tensors_of(sharded, module), options);
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {
     if (writer) writer->write(fqn, full.cpu());
   });
+  if (const auto* separate = model.separate_parameters()) {
+    save_separate(*separate, writer ? writer->unfinished() : fs::path(), ranks);
+  }
   if (!writer) return;
-  for (const auto& buffer : model.named_buffers()) writer->write(buffer.key(), buffer.value().cpu());
+  for (const auto& buffer : module.named_buffers()) writer->write(buffer.key(), buffer.value().cpu());
   writer->finish();
 }
 

@@ -8,6 +8,7 @@
 #include "checkpoint/hf_folder_writer.h"
 #include "fsdp/fully_shard.h"
 #include "models/pretrained.h"
+#include "training/trained_model.h"
 
 namespace fsdp::trainer {
 
@@ -26,8 +27,9 @@ void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Mod
 void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
 
 // Writes `path`, a Hugging Face folder: the weights of `model`, gathered one unit at a time, in the dtype of the
-// shards, and its buffers, with this config.json. Collective; rank 0 of `sharded`'s communicator writes.
-void save_folder(const std::filesystem::path& path, const nlohmann::json& config, const torch::nn::Module& model,
-                 ShardedModule& sharded, bool is_writer, const checkpoint::HfFolderWriterOptions& options);
+// shards, and its buffers, with this config.json. Collective over `ranks`, of which rank 0 writes; files of separate
+// parameters are written by every rank, which must all reach the folder.
+void save_folder(const std::filesystem::path& path, const nlohmann::json& config, const TrainedModel& model,
+                 ShardedModule& sharded, Communicator& ranks, const checkpoint::HfFolderWriterOptions& options);
 
 }  // namespace fsdp::trainer

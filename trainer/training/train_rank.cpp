@@ -44,6 +44,7 @@ class RankRun {
  private:
   void choose_start();
   void shard();
+  void make_separate_parameters();
   void make_automatic_units();
   RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints);
   // Runs `part`. When memory is wanting in it, the error says what holds how much.
@@ -110,6 +111,7 @@ void RankRun::shard() {
   const bool from_rank_0 = config_.sync_module_states && !start_.checkpoint;
   if (from_rank_0 && inputs_.weights) read_on_rank_0(*inputs_.weights, module(), options);
   options.sync_module_states = from_rank_0;
+  make_separate_parameters();
   sharded_ = fully_shard(module(), options);
   sharded_->verify_plan();
   if (config_.cpu_offload && device_.is_cpu()) {
@@ -119,6 +121,14 @@ void RankRun::shard() {
   if (!inputs_.weights || start_.checkpoint) return;
   if (!from_rank_0) load_into_shards(*inputs_.weights, *sharded_);
   load_buffers(*inputs_.weights, module());
+}
+
+void RankRun::make_separate_parameters() {
+  SeparateParameters* separate = inputs_.model->separate_parameters();
+  if (!separate) return;
+  std::optional<fs::path> folder;
+  if (inputs_.weights) folder = inputs_.weights->folder().path();
+  separate->make(communicator_, device_, folder);
 }
 
 // Optimizer state cannot be loaded before there are units, which come from a forward.
@@ -182,7 +192,7 @@ void RankRun::save_model() {
   checkpoint::HfFolderWriterOptions options;
   options.max_shard_size = *parse_byte_count(config_.max_shard_size);
   if (inputs_.weights) options.tokenizer_source = inputs_.weights->folder().path();
-  save_folder(path, inputs_.model_config, module(), *sharded_, is_first(), options);
+  save_folder(path, inputs_.model_config, *inputs_.model, *sharded_, *communicator_, options);
   report_.say("saved the model to " + path.string());
 }
 

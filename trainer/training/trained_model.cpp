@@ -5,12 +5,13 @@
 
 #include <utility>
 
-#include "config/errors.h"
 #include "data/image_dataset.h"
 #include "data/token_dataset.h"
 #include "models/causal_lm.h"
 #include "models/image_classifier.h"
 #include "models/seq2seq_lm.h"
+#include "training/trained_kind.h"
+#include "training/trained_tabular_model.h"
 
 namespace fsdp::trainer {
 
@@ -19,38 +20,17 @@ namespace {
 // Height and width of dummy images for a model that takes any.
 constexpr int64_t kAnyImageSize = 224;
 
-[[noreturn]] void refuse(const char* key, int64_t value, const std::string& why) {
-  throw ConfigError(c10::str("key \"", key, "\": ", value, " ", why));
-}
-
-void refuse_unused(const char* key, const std::optional<int64_t>& value, const char* kind) {
-  if (value) refuse(key, *value, c10::str("is of no use: the model is ", kind, "; accepted: null"));
-}
-
-// The kinds hold their model under its own type.
-template <typename Model>
-class TrainedKind : public TrainedModel {
- public:
-  explicit TrainedKind(std::shared_ptr<Model> model) : model_(std::move(model)) {}
-  models::PretrainedModel& module() const override { return *model_; }
-
- protected:
-  Model& model() const { return *model_; }
-
- private:
-  std::shared_ptr<Model> model_;
-};
-
 class TrainedCausalLM : public TrainedKind<models::CausalLM> {
  public:
   TrainedCausalLM(std::shared_ptr<models::CausalLM> model, const Config& config)
       : TrainedKind(std::move(model)), length_(config.max_seq_length) {
-    refuse_unused("max_target_length", config.max_target_length, "a causal language model");
-    refuse_unused("image_size", config.image_size, "a causal language model");
+    refuse_unless_null("max_target_length", config, "a causal language model");
+    refuse_unless_null("image_size", config, "a causal language model");
+    refuse_keys_of_tables(config, "a causal language model");
     this->model().set_fused_loss(config.fused_loss);
     const int64_t most = this->model().max_sequence_length();
     if (length_ <= most) return;
-    refuse("max_seq_length", length_, c10::str("is more than the model can attend to; accepted: 2 to ", most));
+    refuse_value("max_seq_length", config, c10::str("is more than the model can attend to; accepted: 2 to ", most));
   }
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
@@ -70,7 +50,8 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
   TrainedSeq2SeqLM(std::shared_ptr<models::Seq2SeqLM> model, const Config& config)
       : TrainedKind(std::move(model)),
         lengths_{config.max_seq_length, config.max_target_length.value_or(config.max_seq_length)} {
-    refuse_unused("image_size", config.image_size, "a sequence-to-sequence language model");
+    refuse_unless_null("image_size", config, "a sequence-to-sequence language model");
+    refuse_keys_of_tables(config, "a sequence-to-sequence language model");
     this->model().set_fused_loss(config.fused_loss);
   }
 
@@ -96,17 +77,11 @@ class TrainedImageClassifier : public TrainedKind<models::ImageClassifier> {
  public:
   TrainedImageClassifier(std::shared_ptr<models::ImageClassifier> model, const Config& config)
       : TrainedKind(std::move(model)), size_(config.image_size) {
-    refuse_unused("max_target_length", config.max_target_length, "an image classifier");
-    if (config.fused_loss) {
-      throw ConfigError("key \"fused_loss\": true is of no use: the model is an image classifier; accepted: false");
-    }
-    if (config.max_seq_length != Config{}.max_seq_length) {
-      refuse("max_seq_length", config.max_seq_length,
-             c10::str("is of no use: the model is an image classifier; leave it at ", Config{}.max_seq_length));
-    }
+    refuse_keys_of_language_models(config, "an image classifier");
+    refuse_keys_of_tables(config, "an image classifier");
     const std::optional<int64_t> only = this->model().image_size();
     if (size_ && only && *size_ != *only)
-      refuse("image_size", *size_, c10::str("is not the model's; accepted: ", *only));
+      refuse_value("image_size", config, c10::str("is not the model's; accepted: ", *only));
   }
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
@@ -133,6 +108,9 @@ std::unique_ptr<TrainedModel> make_trained_model(std::shared_ptr<models::Pretrai
   }
   if (auto seq2seq = std::dynamic_pointer_cast<models::Seq2SeqLM>(model)) {
     return std::make_unique<TrainedSeq2SeqLM>(std::move(seq2seq), config);
+  }
+  if (auto tabular = std::dynamic_pointer_cast<models::TabularModel>(model)) {
+    return std::make_unique<TrainedTabularModel>(std::move(tabular), config);
   }
   auto images = std::dynamic_pointer_cast<models::ImageClassifier>(model);
   TORCH_CHECK(images, "the model ", model->name(), " is of a kind that the trainer does not train");

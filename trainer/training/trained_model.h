@@ -11,6 +11,7 @@
 #include "data/dataset.h"
 #include "data/dataset_spec.h"
 #include "models/pretrained_model.h"
+#include "training/separate_parameters.h"
 
 namespace fsdp::trainer {
 
@@ -31,10 +32,12 @@ class TrainedModel {
   virtual at::Tensor loss(const Batch& batch) const = 0;
   // Of each sample of such data.
   virtual SampleWork sample_work(const Batch& batch) const = 0;
+  // Those of its parameters that fully_shard does not see; null: there are none.
+  virtual SeparateParameters* separate_parameters() const { return nullptr; }
 };
 
-// `model` must be of a kind that is trained here: a causal or sequence-to-sequence language model or an image
-// classifier. A config whose keys do not fit the kind or the model is a ConfigError.
+// `model` must be of a kind that is trained here: a causal or sequence-to-sequence language model, an image
+// classifier or a model of tabular data. A config whose keys do not fit the kind or the model is a ConfigError.
 std::unique_ptr<TrainedModel> make_trained_model(std::shared_ptr<models::PretrainedModel> model, const Config& config);
 
 }  // namespace fsdp::trainer

@@ -140,7 +140,7 @@ TEST(TrainedModel, KeysOfAnotherKindAreRefused) {
   EXPECT_THAT(error(models::small_regnet(), target), HasSubstr("image classifier; accepted: null"));
   EXPECT_THAT(error(models::small_regnet(), length), HasSubstr("leave it at 1024"));
   EXPECT_THAT(error(models::small_deepvit(), image), HasSubstr("accepted: 15"));
-  EXPECT_THAT(error(models::small_regnet(), [](Config& c) { c.fused_loss = true; }), HasSubstr("accepted: false"));
+  EXPECT_THAT(error(models::small_regnet(), [](Config& c) { c.fused_loss = true; }), HasSubstr("leave it at false"));
   EXPECT_EQ(error(models::small_deepvit(), [](Config& c) { c.image_size = 15; }), "no error");
 }
 

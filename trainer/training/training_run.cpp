@@ -2,6 +2,8 @@
 
 #include <ATen/ops/mul.h>
 
+#include <cmath>
+
 #include "optim/clip_scale.h"
 
 namespace fsdp::trainer {
@@ -22,17 +24,23 @@ GradScalerOptions scaler_options(const Config& config) {
           .enabled = uses_fp16(config)};
 }
 
+LrSchedule schedule_from(const Config& config, double learning_rate) {
+  return {config.lr_scheduler_type, learning_rate, config.warmup_steps, config.max_steps};
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches)
     : config_(config),
       model_(model),
       sharded_(sharded),
+      separate_(model.separate_parameters()),
       batches_(batches),
-      schedule_(config.lr_scheduler_type, config.learning_rate, config.warmup_steps, config.max_steps),
+      schedule_(schedule_from(config, config.learning_rate)),
       optimizer_(sharded.parameters(), optimizer_options(config)),
       scaler_(scaler_options(config)) {
   sharded.set_gradient_divide_factor(config.gradient_divide_factor);
+  if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
   if (config.offload_path) optimizer_.after_each_part([&sharded] { sharded.page_out(); });
 }
 
@@ -41,17 +49,27 @@ StepResult TrainingRun::step() {
   result.learning_rate = schedule_.at(updates_);
   if (scaler_.enabled()) result.loss_scale = scaler_.scale();
   sharded_.zero_grad();
+  if (separate_) separate_->zero_grad();
   result.loss = accumulate_gradients();
   const auto traced = sharded_.trace_range("optimizer");
-  scaler_.unscale_(sharded_);
-  result.grad_norm = sharded_.grad_norm().item<double>();
+  result.grad_norm = unscaled_grad_norm();
   optimizer_.set_learning_rate(result.learning_rate);
   const double clipping = config_.clip_grad_norm > 0 ? clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
-  const auto update = [&] { sharded_.with_offloaded_memory([&] { optimizer_.step(clipping); }); };
-  result.skipped = !scaler_.step(sharded_, update);
+  result.skipped = !scaler_.step(sharded_, [&] { update(clipping); });
   scaler_.update();
   if (!result.skipped) ++updates_;
   return result;
+}
+
+double TrainingRun::unscaled_grad_norm() {
+  const double separate = separate_ ? separate_->grad_norm() : 0.0;
+  scaler_.unscale_(sharded_, !std::isfinite(separate));
+  return std::hypot(sharded_.grad_norm().item<double>(), separate / scaler_.scale());
+}
+
+void TrainingRun::update(double clipping) {
+  sharded_.with_offloaded_memory([&] { optimizer_.step(clipping); });
+  if (separate_) separate_->step(separate_schedule_->at(updates_), clipping / scaler_.scale());
 }
 
 void TrainingRun::set_progress(const Progress& progress) {
@@ -65,7 +83,11 @@ void TrainingRun::set_progress(const Progress& progress) {
 
 std::vector<MemoryCategory> TrainingRun::memory() const {
   const int64_t state = optimizer_.state_nbytes();
-  return {{config_.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};
+  std::vector<MemoryCategory> all{
+      {config_.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};
+  if (!separate_) return all;
+  for (MemoryCategory& category : separate_->memory()) all.push_back(std::move(category));
+  return all;
 }
 
 double TrainingRun::accumulate_gradients() {

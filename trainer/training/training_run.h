@@ -30,7 +30,8 @@ class TrainingRun {
   // All arguments must outlive this object.
   TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches);
 
-  // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW.
+  // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW,
+  // and the optimizer of separate parameters.
   StepResult step();
 
   // What a checkpoint keeps of it beside the optimizer's state.
@@ -49,14 +50,20 @@ class TrainingRun {
 
  private:
   double accumulate_gradients();
+  // Over all parameters, unscaled. Collective.
+  double unscaled_grad_norm();
+  // AdamW on the shards, and what separate parameters bring.
+  void update(double clipping);
   at::Tensor forward(const Batch& batch);
   BackwardOptions backward_options(int64_t pass) const;
 
   const Config& config_;
   const TrainedModel& model_;
   ShardedModule& sharded_;
+  SeparateParameters* separate_;  // null: the model has none
   TrainBatches& batches_;
   LrSchedule schedule_;
+  std::optional<LrSchedule> separate_schedule_;
   FusedAdamW optimizer_;
   ShardedGradScaler scaler_;
   int64_t updates_ = 0;  // steps that were not skipped
