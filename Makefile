@@ -25,7 +25,7 @@ test: setup  ## Set up, build and run every test
 	@scripts/fuzz.sh build
 	@$(VENV)/bin/python scripts/run_tests.py --build-dir $(BUILD_DIR) --fuzz-dir $(FUZZ_DIR) --pytest tests/python
 
-train: setup  ## Fine-tune a real Llama on real text over two ranks (CONFIG=examples/mnist.json: a RegNet on digits)
+train: setup  ## Fine-tune a real Llama on real text over two ranks (CONFIG=examples/mnist.json: a RegNet on digits; examples/adult.json: a DHEN on census data)
 	@scripts/build.sh
 	@scripts/train.sh
 

@@ -11,6 +11,7 @@ names() { grep -q "\"data/$1" "$config"; }
 if names smollm2 || names fortunes; then "$PYTHON" scripts/prepare_model.py --output data/smollm2; fi
 if names fortunes; then "$PYTHON" scripts/prepare_text.py --model data/smollm2 --output data; fi
 if names mnist; then "$PYTHON" scripts/prepare_images.py --output data; fi
+if names adult; then "$PYTHON" scripts/prepare_tabular.py --output data; fi
 
 say "Training: build/fsdp train --config-path $config --nproc-per-node $ranks --save-config"
 "$BUILD_DIR/fsdp" train --config-path "$config" --nproc-per-node "$ranks" --save-config ||

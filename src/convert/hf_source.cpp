@@ -17,8 +17,8 @@ void note_other_files(const fs::path& folder, Notes& notes) {
   const auto copied = companions(folder);
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    const bool is_model = (entry.path().extension() == ".safetensors" && !is_of_rows(name)) ||
-                          name == "model.safetensors.index.json";
+    const bool is_model =
+        (entry.path().extension() == ".safetensors" && !is_of_rows(name)) || name == "model.safetensors.index.json";
     if (!is_model && std::find(copied.begin(), copied.end(), name) == copied.end()) {
       notes.push_back("left out: " + entry.path().string());
     }
