@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/dhen_interactions.h"
+#include "models/operator_calls.h"
 #include "models/registry.h"
 #include "models/small_models.h"
 #include "support/error_of.h"
@@ -204,8 +205,13 @@ TEST(Dhen, IsInTheRegistryAndRecomputes) {
   const auto want = plain.ptr()->forward(numeric, ids(3), labels).loss,
              got = other->forward(numeric, ids(3), labels).loss;
   EXPECT_TRUE(torch::equal(want, got));
-  want.backward();
-  got.backward();
+  const auto relus_in_backward = [](const at::Tensor& loss) {
+    OperatorCalls calls("aten::relu");
+    loss.backward();
+    return calls.count();
+  };
+  EXPECT_EQ(relus_in_backward(want), 0);
+  EXPECT_EQ(relus_in_backward(got), 2);  // one in each layer, of "mlp"
   for (const auto& item : plain->named_parameters()) {
     EXPECT_TRUE(torch::equal(item.value().grad(), other->named_parameters()[item.key()].grad())) << item.key();
   }
