@@ -209,7 +209,13 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
   folder_.write("model/config.json", model.dump());
   const auto expected = losses_and_norms(json::object());
   ASSERT_EQ(expected.size(), 8u);
+  EXPECT_FALSE(metrics().front().contains("hardware_tflops"));
   EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true}}), expected);
+  // Of a token: q and o 18x18, k and v 18x6; gate, up, down 18x29; scores and values 18 wide, 16 keys; the head.
+  const double layers = 3 * (2 * (2 * 324 + 2 * 108 + 3 * 522) + 2 * 2 * 18 * 16);
+  const json line = metrics().front();
+  EXPECT_NEAR(line["hardware_tflops"].get<double>() / line["tflops"].get<double>(),
+              1 + layers / (3 * layers + 6 * 18 * kTinyVocabulary), 1e-9);
   EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true},
                               {"activation_checkpointing_every", 2},
                               {"activation_checkpointing_save_ops", {"aten::mm", "aten::bmm"}}}),

@@ -21,6 +21,8 @@ class CausalLM : public LanguageModel {
   // Floating point operations of one token's forward and backward at this sequence length, recomputation not
   // counted.
   virtual double flops_per_token(int64_t sequence_length) const = 0;
+  // Of what activation checkpointing, as it is set, computes once more.
+  virtual double recomputed_flops_per_token(int64_t sequence_length) const = 0;
 };
 
 // Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`; on the

@@ -109,17 +109,27 @@ ImageClassifierOutput DeepViTImpl::forward(const at::Tensor& pixel_values, const
   return with_class_loss(classifier_(norm_(hidden).select(1, 0)), labels);
 }
 
+std::vector<Products> DeepViTImpl::products_of_block() const {
+  const auto hidden = static_cast<double>(config_.hidden_size), tokens = static_cast<double>(config_.tokens());
+  const auto heads = static_cast<double>(config_.num_attention_heads);
+  const double outputs = hidden + 2 * static_cast<double>(config_.intermediate_size);  // of proj, and of the MLP
+  return {{linear_kind(config_.qkv_bias), linear_flops(3 * hidden * hidden, tokens)},
+          {ProductKind::kAddmm, linear_flops(hidden * outputs, tokens)},
+          {ProductKind::kBmm, attention_flops(hidden, tokens, tokens)},
+          {ProductKind::kMm, linear_flops(heads * heads, tokens * tokens)}};  // the mixing of maps
+}
+
 double DeepViTImpl::flops_per_image(int64_t height, int64_t width) const {
   check_size(height, width);
-  const auto hidden = static_cast<double>(config_.hidden_size),
-             heads = static_cast<double>(config_.num_attention_heads);
-  const auto layers = static_cast<double>(config_.num_hidden_layers), tokens = static_cast<double>(config_.tokens());
+  const auto hidden = static_cast<double>(config_.hidden_size), tokens = static_cast<double>(config_.tokens());
   const auto patch = static_cast<double>(config_.num_channels * config_.patch_size * config_.patch_size);
-  const double linear_weights = layers * hidden * (4 * hidden + 2 * static_cast<double>(config_.intermediate_size));
-  const double mixing = linear_flops(layers * heads * heads, tokens * tokens);
-  const double ends =
-      linear_flops(hidden * patch, tokens - 1) + linear_flops(hidden * static_cast<double>(config_.num_labels), 1);
-  return linear_flops(linear_weights, tokens) + layers * attention_flops(hidden, tokens, tokens) + mixing + ends;
+  return static_cast<double>(config_.num_hidden_layers) * sum_of(products_of_block()) +
+         linear_flops(hidden * patch, tokens - 1) + linear_flops(hidden * static_cast<double>(config_.num_labels), 1);
+}
+
+double DeepViTImpl::recomputed_flops_per_image(int64_t height, int64_t width) const {
+  check_size(height, width);
+  return recomputed_flops_of_all(checkpointing_, config_.num_hidden_layers, products_of_block());
 }
 
 void DeepViTImpl::initialize() {

@@ -22,6 +22,7 @@
 #include "models/image_classifier.h"
 #include "models/image_layers.h"
 #include "models/layers.h"
+#include "models/recomputed_flops.h"
 
 namespace fsdp::models {
 
@@ -101,6 +102,7 @@ class DeepViTImpl : public ImageClassifier {
   void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }
   // The mixing of maps counts, too.
   double flops_per_image(int64_t height, int64_t width) const override;
+  double recomputed_flops_per_image(int64_t height, int64_t width) const override;
   // Weights, class token and positions normal with initializer_range, biases zero, norms one.
   void initialize() override;
 
@@ -108,6 +110,7 @@ class DeepViTImpl : public ImageClassifier {
 
  private:
   void check_size(int64_t height, int64_t width) const;
+  std::vector<Products> products_of_block() const;  // of an image
 
   DeepViTConfig config_;
   DeepViTEmbeddings embeddings_;

@@ -10,10 +10,4 @@ inline double linear_flops(double weights, double tokens) { return 6 * weights *
 // head_dim elements wide. All positions count, masked or not.
 inline double attention_flops(double size, double queries, double keys) { return 12 * size * queries * keys; }
 
-// 6 M + 12 L Q S: the above for one token of a decoder of L layers with sequences of S tokens. M: weights of the linear
-// layers, the head included and embeddings not. Q = heads * head_dim: `query_size`.
-inline double decoder_flops_per_token(double linear_weights, double layers, double query_size, double sequence_length) {
-  return linear_flops(linear_weights, 1) + layers * attention_flops(query_size, 1, sequence_length);
-}
-
 }  // namespace fsdp::models

@@ -97,12 +97,21 @@ LanguageModelOutput GPT2LMHeadModelImpl::forward(const at::Tensor& input_ids, co
   return predict(lm_head_, transformer_(input_ids), next_token_labels(labels));
 }
 
-double GPT2LMHeadModelImpl::flops_per_token(int64_t sequence_length) const {
+std::vector<Products> GPT2LMHeadModelImpl::products_of_block(int64_t sequence_length) const {
   const auto width = static_cast<double>(config_.n_embd);
-  const auto layers = static_cast<double>(config_.n_layer);
-  const double linear_size =
-      layers * (4 * width + 2 * static_cast<double>(config_.n_inner)) + static_cast<double>(config_.vocab_size);
-  return decoder_flops_per_token(width * linear_size, layers, width, static_cast<double>(sequence_length));
+  const double linear_weights = width * (4 * width + 2 * static_cast<double>(config_.n_inner));
+  return {{ProductKind::kAddmm, linear_flops(linear_weights, 1)},
+          {ProductKind::kSdpa, attention_flops(width, 1, static_cast<double>(sequence_length))}};
+}
+
+double GPT2LMHeadModelImpl::flops_per_token(int64_t sequence_length) const {
+  return static_cast<double>(config_.n_layer) * sum_of(products_of_block(sequence_length)) +
+         linear_flops(static_cast<double>(config_.n_embd * config_.vocab_size), 1);
+}
+
+double GPT2LMHeadModelImpl::recomputed_flops_per_token(int64_t sequence_length) const {
+  return recomputed_flops_of_all(transformer_->activation_checkpointing(), config_.n_layer,
+                                 products_of_block(sequence_length));
 }
 
 }  // namespace fsdp::models

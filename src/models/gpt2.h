@@ -17,6 +17,7 @@
 #include "models/causal_lm.h"
 #include "models/gpt2_config.h"
 #include "models/layers.h"
+#include "models/recomputed_flops.h"
 
 namespace fsdp::models {
 
@@ -69,6 +70,7 @@ class GPT2ModelImpl : public torch::nn::Module {
   const at::Tensor& embedding_weight() const { return wte_->weight; }
   // For the blocks, counted from 0.
   void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
+  const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
  private:
   double embedding_dropout_;
@@ -99,11 +101,14 @@ class GPT2LMHeadModelImpl : public CausalLM {
     transformer_->set_activation_checkpointing(policy);
   }
   double flops_per_token(int64_t sequence_length) const override;
+  double recomputed_flops_per_token(int64_t sequence_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_range); }
 
   const GPT2Config& config() const { return config_; }
 
  private:
+  std::vector<Products> products_of_block(int64_t sequence_length) const;  // of a token
+
   GPT2Config config_;
   GPT2Model transformer_;
   Linear lm_head_{nullptr};

@@ -33,6 +33,8 @@ class ImageClassifier : public PretrainedModel {
   // Floating point operations of one image's forward and backward, recomputation not counted: those of convolutions,
   // linear layers and attention.
   virtual double flops_per_image(int64_t height, int64_t width) const = 0;
+  // Of what activation checkpointing, as it is set, computes once more.
+  virtual double recomputed_flops_per_image(int64_t height, int64_t width) const = 0;
 };
 
 // As make_causal_lm, for image classifiers; running statistics are of `dtype`, too. FQNs of a model that transformers

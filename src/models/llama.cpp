@@ -81,15 +81,24 @@ LanguageModelOutput LlamaForCausalLMImpl::forward(const at::Tensor& input_ids, c
   return predict(lm_head_, model_(input_ids), next_token_labels(labels));
 }
 
-double LlamaForCausalLMImpl::flops_per_token(int64_t sequence_length) const {
+std::vector<Products> LlamaForCausalLMImpl::products_of_layer(int64_t sequence_length) const {
   const auto hidden = static_cast<double>(config_.hidden_size);
-  const auto layers = static_cast<double>(config_.num_hidden_layers);
   const auto query_size = static_cast<double>(config_.num_attention_heads * config_.head_dim);
   const auto key_size = static_cast<double>(config_.num_key_value_heads * config_.head_dim);
   const double mlp_size = 3 * static_cast<double>(config_.intermediate_size);
-  const double linear_size =
-      layers * (2 * query_size + 2 * key_size + mlp_size) + static_cast<double>(config_.vocab_size);
-  return decoder_flops_per_token(hidden * linear_size, layers, query_size, static_cast<double>(sequence_length));
+  return {{linear_kind(config_.attention_bias), linear_flops(hidden * (2 * query_size + 2 * key_size), 1)},
+          {ProductKind::kSdpa, attention_flops(query_size, 1, static_cast<double>(sequence_length))},
+          {linear_kind(config_.mlp_bias), linear_flops(hidden * mlp_size, 1)}};
+}
+
+double LlamaForCausalLMImpl::flops_per_token(int64_t sequence_length) const {
+  return static_cast<double>(config_.num_hidden_layers) * sum_of(products_of_layer(sequence_length)) +
+         linear_flops(static_cast<double>(config_.hidden_size * config_.vocab_size), 1);
+}
+
+double LlamaForCausalLMImpl::recomputed_flops_per_token(int64_t sequence_length) const {
+  return recomputed_flops_of_all(model_->activation_checkpointing(), config_.num_hidden_layers,
+                                 products_of_layer(sequence_length));
 }
 
 }  // namespace fsdp::models

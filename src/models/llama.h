@@ -16,6 +16,7 @@
 #include "models/causal_lm.h"
 #include "models/layers.h"
 #include "models/llama_config.h"
+#include "models/recomputed_flops.h"
 #include "models/rope.h"
 
 namespace fsdp::models {
@@ -68,6 +69,7 @@ class LlamaModelImpl : public torch::nn::Module {
   const at::Tensor& embedding_weight() const { return embed_tokens_->weight; }
   // For the decoder layers, counted from 0.
   void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
+  const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
  private:
   RopeConfig rope_;
@@ -96,11 +98,14 @@ class LlamaForCausalLMImpl : public CausalLM {
     model_->set_activation_checkpointing(policy);
   }
   double flops_per_token(int64_t sequence_length) const override;
+  double recomputed_flops_per_token(int64_t sequence_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_range); }
 
   const LlamaConfig& config() const { return config_; }
 
  private:
+  std::vector<Products> products_of_layer(int64_t sequence_length) const;  // of a token
+
   LlamaConfig config_;
   LlamaModel model_;
   Linear lm_head_{nullptr};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/flops.h"
+#include "models/recomputed_flops.h"
 
 namespace fsdp::models {
 namespace {
@@ -136,6 +137,17 @@ double RegNetForImageClassificationImpl::flops_per_image(int64_t height, int64_t
     size = layer->output_size(size);
   }
   return sum + linear_flops(static_cast<double>(config_.hidden_sizes.back() * config_.num_labels), 1);
+}
+
+double RegNetForImageClassificationImpl::recomputed_flops_per_image(int64_t height, int64_t width) const {
+  ImageSize size = stem_->convolution().output_size({height, width});
+  double sum = 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    sum += recomputed_flops(checkpointing_, static_cast<int64_t>(i),
+                            {{ProductKind::kConvolution, layers_[i]->flops(size)}});
+    size = layers_[i]->output_size(size);
+  }
+  return sum;
 }
 
 }  // namespace fsdp::models

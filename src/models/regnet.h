@@ -79,6 +79,7 @@ class RegNetForImageClassificationImpl : public ImageClassifier {
   std::vector<std::string> block_class_names() const override { return {"RegNetLayer"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }
   double flops_per_image(int64_t height, int64_t width) const override;
+  double recomputed_flops_per_image(int64_t height, int64_t width) const override;
   // As transformers does.
   void initialize() override { initialize_residual_network(*this); }
 

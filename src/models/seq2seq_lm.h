@@ -25,6 +25,8 @@ class Seq2SeqLM : public LanguageModel {
   virtual int64_t pad_token_id() const = 0;
   // Floating point operations of one sample's forward and backward at these lengths, recomputation not counted.
   virtual double flops_per_sample(int64_t source_length, int64_t target_length) const = 0;
+  // Of what activation checkpointing, as it is set, computes once more.
+  virtual double recomputed_flops_per_sample(int64_t source_length, int64_t target_length) const = 0;
 };
 
 // As make_causal_lm, for sequence-to-sequence models.

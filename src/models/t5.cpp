@@ -222,19 +222,32 @@ void T5ForConditionalGenerationImpl::set_activation_checkpointing(const Checkpoi
   decoder_->set_activation_checkpointing(policy);
 }
 
-double T5ForConditionalGenerationImpl::flops_per_sample(int64_t source_length, int64_t target_length) const {
+T5ForConditionalGenerationImpl::BlockProducts T5ForConditionalGenerationImpl::products(int64_t source_length,
+                                                                                       int64_t target_length) const {
   const auto source = static_cast<double>(source_length), target = static_cast<double>(target_length);
   const auto width = static_cast<double>(config_.d_model), inner = static_cast<double>(config_.inner_dim());
-  const auto encoders = static_cast<double>(config_.num_layers);
-  const auto decoders = static_cast<double>(config_.num_decoder_layers);
   const double dense = static_cast<double>(config_.d_ff) * (config_.is_gated_act ? 3 : 2);
+  const double own = width * (4 * inner + dense);  // weights that a block has for its own tokens
   // Keys and values of the attention to the source are its tokens'.
-  const double source_weights = width * (encoders * (4 * inner + dense) + decoders * 2 * inner);
-  const double target_weights =
-      width * (decoders * (4 * inner + 2 * inner + dense) + static_cast<double>(config_.vocab_size));
-  return linear_flops(source_weights, source) + linear_flops(target_weights, target) +
-         encoders * attention_flops(inner, source, source) +
-         decoders * (attention_flops(inner, target, target) + attention_flops(inner, target, source));
+  const double to_source = linear_flops(width * 2 * inner, target) + linear_flops(width * 2 * inner, source);
+  return {.encoder = {{ProductKind::kMm, linear_flops(own, source)},
+                      {ProductKind::kSdpaOrBmm, attention_flops(inner, source, source)}},
+          .decoder = {{ProductKind::kMm, linear_flops(own, target) + to_source},
+                      {ProductKind::kSdpaOrBmm,
+                       attention_flops(inner, target, target) + attention_flops(inner, target, source)}}};
+}
+
+double T5ForConditionalGenerationImpl::flops_per_sample(int64_t source_length, int64_t target_length) const {
+  const BlockProducts block = products(source_length, target_length);
+  return static_cast<double>(config_.num_layers) * sum_of(block.encoder) +
+         static_cast<double>(config_.num_decoder_layers) * sum_of(block.decoder) +
+         linear_flops(static_cast<double>(config_.d_model * config_.vocab_size), static_cast<double>(target_length));
+}
+
+double T5ForConditionalGenerationImpl::recomputed_flops_per_sample(int64_t source_length, int64_t target_length) const {
+  const BlockProducts block = products(source_length, target_length);
+  return recomputed_flops_of_all(encoder_->activation_checkpointing(), config_.num_layers, block.encoder) +
+         recomputed_flops_of_all(decoder_->activation_checkpointing(), config_.num_decoder_layers, block.decoder);
 }
 
 }  // namespace fsdp::models

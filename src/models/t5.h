@@ -15,6 +15,7 @@
 #include "models/activations.h"
 #include "models/attention.h"
 #include "models/layers.h"
+#include "models/recomputed_flops.h"
 #include "models/relative_positions.h"
 #include "models/seq2seq_lm.h"
 #include "models/t5_config.h"
@@ -105,6 +106,7 @@ class T5StackImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& source_mask, const at::Tensor& encoder_states = {});
   // For the blocks, counted from 0 in each stack.
   void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
+  const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
  private:
   T5Half half_;
@@ -135,11 +137,18 @@ class T5ForConditionalGenerationImpl : public Seq2SeqLM {
   // Blocks are counted from 0 in the encoder, and again in the decoder.
   void set_activation_checkpointing(const CheckpointPolicy& policy) override;
   double flops_per_sample(int64_t source_length, int64_t target_length) const override;
+  double recomputed_flops_per_sample(int64_t source_length, int64_t target_length) const override;
   void initialize() override { initialize_parameters(*this, config_.initializer_factor); }
 
   const T5Config& config() const { return config_; }
 
  private:
+  // Products of a block, of a sample.
+  struct BlockProducts {
+    std::vector<Products> encoder, decoder;
+  };
+  BlockProducts products(int64_t source_length, int64_t target_length) const;
+
   T5Config config_;
   Embedding shared_;
   T5Stack encoder_, decoder_;

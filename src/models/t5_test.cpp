@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/causal_lm.h"
+#include "models/counted_flops.h"
 #include "models/operator_calls.h"
 #include "models/pretrained.h"
 #include "models/small_models.h"
@@ -263,26 +264,6 @@ TEST(T5, FlopsPerSample) {
   const auto gated = make({{"num_decoder_layers", 3}, {"is_gated_act", true}}, torch::kFloat32, torch::kMeta);
   EXPECT_EQ(gated->flops_per_sample(7, 4) - model->flops_per_sample(7, 4), 6 * 240 * (2 * 7 + 3 * 4));
 }
-
-// Of the products of matrices that run while it lives, with attention made of them.
-class CountedFlops : public seams::OperatorInterceptor {
- public:
-  CountedFlops() { at::globalContext().setSDPUseFlash(false); }
-  ~CountedFlops() { at::globalContext().setSDPUseFlash(true); }
-  void intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run) override {
-    const std::string& name = op.schema().name();
-    if (name == "aten::mm" || name == "aten::bmm") {
-      const int64_t columns = stack.back().toTensor().size(-1);
-      count_ += 2.0 * static_cast<double>(stack[stack.size() - 2].toTensor().numel() * columns);
-    }
-    run();
-  }
-  double count() const { return count_; }
-
- private:
-  double count_ = 0;
-  seams::InterceptionGuard guard_{*this};
-};
 
 TEST(T5, FlopsAreThoseOfAStep) {
   for (bool gated : {false, true}) {

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "fsdp/activation_checkpoint.h"
 #include "torch_seams/operator_interception.h"
 
@@ -57,6 +59,11 @@ void OperatorSelection::add(const std::string& name) {
     }
   }
   TORCH_CHECK_VALUE(found, "fsdp: the results of operator \"", name, "\" cannot be kept: ", reason);
+}
+
+bool OperatorSelection::contains_any_of(const char* prefix) const {
+  return std::any_of(operators_.begin(), operators_.end(),
+                     [&](const c10::OperatorName& op) { return op.name.rfind(prefix, 0) == 0; });
 }
 
 SavedOperators::SavedOperators(const std::vector<std::string>& names)

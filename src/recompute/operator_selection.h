@@ -14,6 +14,10 @@ class OperatorSelection {
   // Errors: see SavedOperators.
   explicit OperatorSelection(const std::vector<std::string>& names);
   bool contains(const c10::OperatorHandle& op) const { return operators_.count(op.operator_name()) > 0; }
+  // By the name of an operator, whose overload without a name is meant.
+  bool contains(const char* name) const { return operators_.count({name, ""}) > 0; }
+  // Whether one whose name begins so.
+  bool contains_any_of(const char* prefix) const;
 
  private:
   void add(const std::string& name);

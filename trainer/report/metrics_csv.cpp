@@ -46,6 +46,7 @@ const std::vector<std::string>& csv_columns() {
                                                    "samples_per_second",
                                                    "tokens_per_second",
                                                    "tflops",
+                                                   "hardware_tflops",
                                                    "peak_memory_bytes",
                                                    "peak_device_memory_bytes",
                                                    "loss_scale",

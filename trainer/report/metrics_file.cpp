@@ -55,7 +55,9 @@ nlohmann::ordered_json metrics_line(const StepMetrics& metrics) {
                               {"learning_rate", metrics.learning_rate},
                               {"samples_per_second", metrics.samples_per_second}};
   if (metrics.tokens_per_second) line["tokens_per_second"] = *metrics.tokens_per_second;
-  line.update({{"tflops", metrics.tflops}, {"peak_memory_bytes", metrics.peak_memory_bytes}});
+  line["tflops"] = metrics.tflops;
+  if (metrics.hardware_tflops) line["hardware_tflops"] = *metrics.hardware_tflops;
+  line["peak_memory_bytes"] = metrics.peak_memory_bytes;
   if (metrics.peak_device_memory_bytes) line["peak_device_memory_bytes"] = *metrics.peak_device_memory_bytes;
   if (const auto& scaling = metrics.loss_scaling) {
     line.update(

@@ -16,7 +16,9 @@ struct StepMetrics {
   double learning_rate = 0;                                // that the step used
   double samples_per_second = 0;                           // of all ranks together, since the last report
   std::optional<double> tokens_per_second = std::nullopt;  // likewise, where samples are made of tokens
-  double tflops = 0;              // 10^12 floating point operations a second, of all ranks together
+  double tflops = 0;  // 10^12 floating point operations of the model a second, of all ranks together
+  // With activation checkpointing: likewise, with what is computed again.
+  std::optional<double> hardware_tflops = std::nullopt;
   int64_t peak_memory_bytes = 0;  // of the rank that needed most, on its host
   // On GPUs only: the same of the tensors on them.
   std::optional<int64_t> peak_device_memory_bytes = std::nullopt;

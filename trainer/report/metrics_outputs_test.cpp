@@ -84,6 +84,7 @@ const StepMetrics kEverything{
     .samples_per_second = 101.5,
     .tokens_per_second = 812.5,
     .tflops = 0.5,
+    .hardware_tflops = 0.625,
     .peak_memory_bytes = 1000,
     .peak_device_memory_bytes = 2000,
     .loss_scaling = StepMetrics::LossScaling{.scale = 8, .skipped = true, .skipped_steps = 1}};
@@ -112,8 +113,8 @@ TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
   outputs.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
   EXPECT_THAT(rows_of(folder.read("metrics.csv")),
               ElementsAre("step,loss,eval_loss,grad_norm,learning_rate,samples_per_second,tokens_per_second,tflops,"
-                          "peak_memory_bytes,peak_device_memory_bytes,loss_scale,skipped,skipped_steps",
-                          "3,2.5,,nan,5e-05,101.5,812.5,0.5,1000,2000,8.0,true,1", "3,,2.75,,,,,,,,,,"));
+                          "hardware_tflops,peak_memory_bytes,peak_device_memory_bytes,loss_scale,skipped,skipped_steps",
+                          "3,2.5,,nan,5e-05,101.5,812.5,0.5,0.625,1000,2000,8.0,true,1", "3,,2.75,,,,,,,,,,,"));
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs")));
 }
 
@@ -126,7 +127,7 @@ TEST(MetricsOutputs, CsvGoesOnFromWhatMetricsJsonlSaysUpToTheCheckpoint) {
   outputs.start(2);
   outputs.write(kEverything);
   EXPECT_THAT(rows_of(folder.read("metrics.csv")),
-              ElementsAre(HasSubstr("step,"), "1,1,,,,,,,,,,,", "2,1,,,,,,,,,,,", HasSubstr("3,2.5,")));
+              ElementsAre(HasSubstr("step,"), "1,1,,,,,,,,,,,,", "2,1,,,,,,,,,,,,", HasSubstr("3,2.5,")));
 }
 
 TEST(MetricsOutputs, NothingButMetricsJsonlUnlessAsked) {

@@ -270,6 +270,35 @@ TEST(StepTimeline, NeedsAStepAndATrace) {
   EXPECT_THAT(error_of(trace_file({R"({"ph": 3, "pid": 0})"})), HasSubstr("is no trace"));
 }
 
+// What the fuzz target has found.
+TEST(StepTimeline, NumbersThatNoTraceHasAreErrors) {
+  TestFolder folder;
+  const auto error_of = [&](const std::string& event) -> std::string {
+    try {
+      read_step_timeline(folder.write("t", trace_file({range(0, "step", "optimizer", 0, 1), event})));
+      return "";
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(error_of(range(0, "compute", "a", 0, 1)), "");
+  EXPECT_THAT(error_of(R"({"ph": "X", "pid": 1e300})"),
+              HasSubstr("is no trace of fsdp train: an event's \"pid\" is no"));
+  EXPECT_THAT(error_of(range(0, "compute", "a", 1, -1)), HasSubstr("\"dur\" is negative"));
+  nlohmann::json memory{{"ph", "C"}, {"pid", 0}, {"ts", 1}};
+  for (int i = 0; i < 64; ++i) memory["args"][std::to_string(i)] = 1;
+  EXPECT_EQ(error_of(memory.dump()), "");
+  memory["args"]["one more"] = 1;
+  EXPECT_THAT(error_of(memory.dump()), HasSubstr("more than 64 categories"));
+}
+
+TEST_F(ReportPage, FactsThatNoRunHas) {
+  const auto facts = nlohmann::json{{"ranks", -1}, {"config", {{"trace_path", std::string(300, 'a')}}}};
+  const auto runs = read_runs({write_run("run", line(1, "\"loss\":1"), facts.dump())});
+  EXPECT_FALSE(runs[0].ranks);
+  EXPECT_THAT(runs[0].no_step, HasSubstr("is not there"));
+}
+
 TEST_F(ReportPage, ATraceThatIsGoneIsSaid) {
   const std::string run = write_run("run", line(1, "\"loss\":1"), R"({"config": {"trace_path": "/nowhere/t.json"}})");
   EXPECT_THAT(report_page(read_runs({run}), ""), HasSubstr("the trace /nowhere/t.json is not there"));

@@ -17,6 +17,8 @@ namespace fsdp::trainer {
 struct StepWork {
   int64_t samples = 0;
   SampleWork sample;  // of each
+  // With activation checkpointing: what it computes again of each.
+  std::optional<double> recomputed_flops = std::nullopt;
 };
 
 class RunReport {
