@@ -158,6 +158,28 @@ void add_trainer(const Seeds& seeds) {
     seeds.add("token_file_fuzz", kind + std::string("abcdefgh\0\0\0\0", 12));
 }
 
+void add_report(const Seeds& seeds) {
+  const std::string metrics =
+      R"({"step":1,"loss":2.5,"grad_norm":null,"learning_rate":5e-05,"samples_per_second":101.5,"tokens_per_second":812.5,)"
+      R"("tflops":0.5,"hardware_tflops":0.625,"peak_memory_bytes":1000,"loss_scale":8.0,"skipped":true,"skipped_steps":1})"
+      "\n"
+      R"({"step":2,"loss":2.25,"tflops":0.5,"peak_device_memory_bytes":2000})"
+      "\n"
+      R"({"step":2,"eval_loss":2.75})"
+      "\n";
+  const std::string facts =
+      R"({"ranks":2,"config":{"model_path":"m/tiny","model":null,"sharding_strategy":"full_shard",)"
+      R"("dtype":"bf16","trace_path":"trace.json"}})";
+  const std::string trace =
+      R"({"traceEvents":[{"ph":"M","pid":0,"tid":1,"name":"thread_name","args":{"name":"compute"}},)"
+      R"({"ph":"X","pid":0,"tid":1,"ts":0,"dur":1500,"cat":"compute","name":"forward","args":{"pass":"forward"}},)"
+      R"({"ph":"X","pid":0,"tid":1,"ts":1500,"dur":500.5,"cat":"step","name":"optimizer","args":{"pass":"optimizer"}},)"
+      R"({"ph":"X","pid":1,"tid":2,"ts":10,"dur":200,"cat":"gather","name":"unit 0","args":{"pass":"forward"}},)"
+      R"({"ph":"C","pid":0,"tid":0,"ts":5,"name":"memory","args":{"parameter shards":100,"everything else":50}}]})";
+  seeds.add("run_folder_fuzz", join_files({metrics, facts, trace}));
+  seeds.add("run_folder_fuzz", join_files({metrics, R"({"ranks":1,"config":{"model":{"model_type":"t5"}}})", ""}));
+}
+
 }  // namespace
 }  // namespace fsdp::fuzz
 
@@ -172,5 +194,6 @@ int main(int argc, char** argv) {
   fsdp::fuzz::add_pickles(seeds);
   fsdp::fuzz::add_archives(seeds);
   fsdp::fuzz::add_trainer(seeds);
+  fsdp::fuzz::add_report(seeds);
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 
 #include "checkpoint/json_text.h"
 #include "report/run_facts.h"
@@ -20,7 +21,8 @@ void read_facts(const fs::path& folder, RunData& run) {
   if (fs::exists(folder / kRunFactsFile)) {
     const nlohmann::json facts = checkpoint::read_json_file(folder / kRunFactsFile);
     if (facts.is_object() && facts.contains("ranks") && facts["ranks"].is_number_integer()) {
-      run.ranks = facts["ranks"].get<int64_t>();
+      const auto ranks = facts["ranks"].get<int64_t>();
+      if (ranks > 0) run.ranks = ranks;
     }
     if (facts.is_object() && facts.contains("config") && facts["config"].is_object()) run.config = facts["config"];
   } else if (fs::exists(folder / "resolved_config.json")) {
@@ -34,7 +36,8 @@ void read_trace(const fs::path& folder, RunData& run) {
   if (run.config.is_null() || !run.config.contains("trace_path") || !run.config["trace_path"].is_string()) return;
   const fs::path said = run.config["trace_path"].get<std::string>();
   for (const fs::path& path : {said, folder / said.filename()}) {
-    if (!fs::is_regular_file(path)) continue;
+    std::error_code cannot_be_a_path;
+    if (!fs::is_regular_file(path, cannot_be_a_path)) continue;
     run.step = read_step_timeline(path);
     if (!run.step) run.no_step = path.string() + " holds no whole step";
     return;

@@ -27,13 +27,22 @@ struct Window {
   double end;
 };
 
+constexpr size_t kMostCategories = 64;  // of memory; a trace has about ten
+
 double ms(const json& microseconds) { return microseconds.get<double>() / 1e3; }
+
+int64_t number(const json& event, const char* key) {
+  const json& value = event.at(key);
+  if (!value.is_number_integer()) throw std::runtime_error(std::string("an event's \"") + key + "\" is no integer");
+  return value.get<int64_t>();
+}
 
 void add_memory(const json& event, RankTrace& rank) {
   MemorySample sample{.at_ms = ms(event.at("ts"))};
   for (const auto& [category, bytes] : event.at("args").items()) {
     auto place = std::find(rank.categories.begin(), rank.categories.end(), category);
     if (place == rank.categories.end()) place = rank.categories.insert(place, category);
+    if (rank.categories.size() > kMostCategories) throw std::runtime_error("it has more than 64 categories of memory");
     const auto index = static_cast<size_t>(place - rank.categories.begin());
     sample.bytes.resize(std::max(sample.bytes.size(), index + 1));
     sample.bytes[index] = bytes.get<double>();
@@ -42,17 +51,18 @@ void add_memory(const json& event, RankTrace& rank) {
 }
 
 void add_event(const json& event, std::map<int64_t, RankTrace>& ranks) {
-  RankTrace& rank = ranks[event.at("pid").get<int64_t>()];
+  RankTrace& rank = ranks[number(event, "pid")];
   const std::string phase = event.at("ph").get<std::string>();
   if (phase == "C") return add_memory(event, rank);
   if (phase == "M" && event.at("name") == "thread_name") {
-    rank.rows[event.at("tid").get<int64_t>()].name = event.at("args").at("name").get<std::string>();
+    rank.rows[number(event, "tid")].name = event.at("args").at("name").get<std::string>();
   }
   if (phase != "X") return;
-  const double begin = ms(event.at("ts"));
-  rank.rows[event.at("tid").get<int64_t>()].ranges.push_back(
-      {begin, begin + ms(event.at("dur")), event.at("cat").get<std::string>(), event.at("name").get<std::string>(),
-       event.at("args").at("pass").get<std::string>()});
+  const double begin = ms(event.at("ts")), length = ms(event.at("dur"));
+  if (length < 0) throw std::runtime_error("an event's \"dur\" is negative");
+  rank.rows[number(event, "tid")].ranges.push_back({begin, begin + length, event.at("cat").get<std::string>(),
+                                                    event.at("name").get<std::string>(),
+                                                    event.at("args").at("pass").get<std::string>()});
 }
 
 // From what lasts to what comes and goes; others' in the middle.
@@ -89,7 +99,7 @@ std::map<int64_t, RankTrace> read_trace(const std::filesystem::path& path) {
   std::map<int64_t, RankTrace> ranks;
   try {
     for (const json& event : file.at("traceEvents")) add_event(event, ranks);
-  } catch (const json::exception& error) {
+  } catch (const std::exception& error) {
     throw std::runtime_error(path.string() + ": is no trace of fsdp train: " + error.what());
   }
   for (auto& [number, rank] : ranks) put_in_order(rank);

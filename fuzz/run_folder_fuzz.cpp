@@ -1,0 +1,43 @@
+// What `fsdp report` reads of a run: the input holds metrics.jsonl, run.json and a trace.
+#include "config/errors.h"
+#include "reader_check.h"
+#include "report_page/comparison.h"
+#include "report_page/page_text.h"
+#include "report_page/plots.h"
+
+using namespace fsdp;
+
+namespace {
+
+// All that a page shows of a run, but for its frame. The run is compared with itself.
+void describe(const std::vector<trainer::RunData>& runs) {
+  for (const trainer::Plot& plot : trainer::plots_of(runs)) {
+    trainer::html_text(trainer::plot_summary(plot, runs));
+    trainer::script_json(trainer::plot_json(plot));
+  }
+  fuzz::require(trainer::summary_table(runs).columns.size() == 2, "a table has a column for a run");
+  trainer::config_differences(runs);
+  if (const auto& step = runs.front().step) {
+    fuzz::require(!step->ranks.empty() && step->length_ms >= 0, "a step has ranks and a length");
+    trainer::step_table(*step);
+    trainer::memory_table(*step);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const fuzz::TemporaryFolder folder;
+  const auto files = fuzz::split_files(fuzz::text_of(data, size), 3);
+  folder.write("metrics.jsonl", files[0]);
+  folder.write("run.json", files[1]);
+  folder.write("trace.json", files[2]);
+  fuzz::check_reader(size, folder.path().string(), [&] {
+    try {
+      describe(trainer::read_runs({folder.path().string()}));
+    } catch (const std::runtime_error& error) {
+      throw trainer::ConfigError(error.what());
+    }
+  });
+  return 0;
+}
