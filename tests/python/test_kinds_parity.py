@@ -1,11 +1,12 @@
-"""`fsdp train` trains sequence-to-sequence models and image classifiers as transformers' models train in one process: the same
-losses, gradient norms and weights. Targets have padding; images are digits of MNIST, and batch norm takes its statistics
-from the batch of one rank."""
+"""`fsdp train` trains sequence-to-sequence models and image classifiers as transformers' models, and a DeepViT in plain PyTorch,
+train in one process: the same losses, gradient norms and weights. Targets have padding; images are digits of MNIST, and batch
+norm takes its statistics from the batch of one rank."""
 
 import itertools
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, RegNetConfig, T5Config, T5ForConditionalGeneration, get_scheduler
 
 from fsdp_train import fsdp_train
+from torch_deepvit import DeepViT
 from torch_fsdp_reference import rank_batches
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,12 +25,29 @@ T5 = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=44, num_layers=2, 
               relative_attention_num_buckets=8, relative_attention_max_distance=12, decoder_start_token_id=0)
 REGNET = RegNetConfig(num_channels=1, embedding_size=8, hidden_sizes=[12, 24], depths=[1, 2], groups_width=4, layer_type="y",
                       num_labels=10)
+# Without a bias of keys, whose gradient is 0 but for rounding, which AdamW makes steps of.
+DEEPVIT = dict(model_type="deepvit", architectures=["DeepViT"], image_size=28, patch_size=7, num_channels=1, hidden_size=24,
+               num_hidden_layers=2, num_attention_heads=4, intermediate_size=36, hidden_act="gelu",
+               layer_norm_eps=1e-5, qkv_bias=False, num_labels=10)
 STRATEGIES = (("full_shard", 1, {}), ("full_shard", 3, {"wrap_policy": "auto_units"}), ("shard_grad_op", 2, {}),
               ("no_shard", 2, {}), ("hybrid_shard", 4, {"sharding_factor": 2}),
               ("hybrid_shard_zero2", 4, {"sharding_factor": 2, "gradient_accumulation_steps": 2}))
 # What the order of additions changes in eight steps, relative; several times what is seen. Batch norms
 # over few images make more of it.
-TOLERANCE = {"t5": 2e-5, "regnet": 1e-4}
+TOLERANCE = {"t5": 2e-5, "regnet": 1e-4, "deepvit": 1e-4}
+
+
+class ReferenceDeepViT(DeepViT):
+    """What transformers' image classifiers have, for the formulas of torch_deepvit."""
+
+    @classmethod
+    def from_pretrained(cls, folder):
+        model = cls(json.loads((Path(folder) / "config.json").read_text()))
+        model.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+        return model
+
+    def forward(self, pixel_values, labels):
+        return types.SimpleNamespace(loss=torch.nn.functional.cross_entropy(super().forward(pixel_values), labels))
 
 
 class TokenPairs(torch.utils.data.Dataset):
@@ -87,8 +106,17 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def model_folders(fsdp_program, folder, tmp_path_factory):
+    """By kind. transformers has no DeepViT: its folder is what the program has trained from nothing and saved."""
+    config = dict(model=DEEPVIT, dataset=str(folder / "mnist_train.safetensors"), train_batch_size=8, max_steps=2,
+                  learning_rate=1e-3, seed=3, save_final=True, dtype="fp32")
+    written = fsdp_train(fsdp_program, config, 2, tmp_path_factory.mktemp("deepvit")).final
+    return {"t5": folder / "t5", "regnet": folder / "regnet", "deepvit": written}
+
+
 def base_config(folder, kind):
-    config = dict(model_path=str(folder / kind), dtype="fp32", train_batch_size=3, eval_batch_size=50, max_steps=8,
+    config = dict(dtype="fp32", train_batch_size=3, eval_batch_size=50, max_steps=8,
                   learning_rate=1e-3, lr_scheduler_type="cosine", warmup_steps=2, weight_decay=0.1, clip_grad_norm=0.5,
                   seed=7, shuffle=True, gradient_accumulation_steps=1, do_eval=True, save_final=True)
     if kind == "t5":
@@ -148,13 +176,16 @@ def distance(actual, expected):
     return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
+KINDS = {"t5": (TokenPairs, T5ForConditionalGeneration), "regnet": (Digits, AutoModelForImageClassification),
+         "deepvit": (Digits, ReferenceDeepViT)}
+
+
 @pytest.mark.parametrize("strategy, world_size, changes", STRATEGIES, ids=[f"{s}-{w}" for s, w, _ in STRATEGIES])
-@pytest.mark.parametrize("kind", ["t5", "regnet"])
-def test_matches_single_process(fsdp_program, folder, tmp_path, kind, strategy, world_size, changes):
-    config, tolerance = base_config(folder, kind) | {"sharding_strategy": strategy} | changes, TOLERANCE[kind]
-    dataset, model_class = {"t5": (TokenPairs, T5ForConditionalGeneration),
-                            "regnet": (Digits, AutoModelForImageClassification)}[kind]
-    model = model_class.from_pretrained(folder / kind)
+@pytest.mark.parametrize("kind", ["t5", "regnet", "deepvit"])
+def test_matches_single_process(fsdp_program, folder, model_folders, tmp_path, kind, strategy, world_size, changes):
+    config = base_config(folder, kind) | {"model_path": str(model_folders[kind]), "sharding_strategy": strategy} | changes
+    dataset, model_class, tolerance = *KINDS[kind], TOLERANCE[kind]
+    model = model_class.from_pretrained(model_folders[kind])
     losses, norms = train_alone(model, dataset(config["dataset"]), config, world_size)
     run = fsdp_train(fsdp_program, config, world_size, tmp_path)
     assert run.losses == pytest.approx(losses, rel=tolerance)
