@@ -22,6 +22,7 @@
 #include "optim/fused_adamw.h"
 #include "process_use.h"
 #include "support/counting_allocator.h"
+#include "training/recomputed_work.h"
 #include "training/trained_model.h"
 #include "training/transformer_policy.h"
 #include "training_job.h"
@@ -138,6 +139,11 @@ class Training {
   const std::vector<double>& losses() const { return losses_; }
   // Of forward and backward over one batch, recomputation not counted.
   double flops() const { return static_cast<double>(job_.batch) * model_->sample_work(samples_.batch(0)).flops; }
+  // Of what activation checkpointing adds to that.
+  double recomputed_flops() const {
+    return static_cast<double>(job_.batch) *
+           fsdp::trainer::recomputed_flops_of_sample(model_->module(), samples_.batch(0));
+  }
   int64_t parameters() const { return parameters_; }
   fsdp::EngineStats stats() const { return sharded_->stats(); }
   // Peaks of what the engine holds, and the optimizer's state; in bytes.
@@ -166,10 +172,21 @@ class Training {
   json parts_;
 };
 
+// Of the process, beside what it has once it has trained something small, as torch_training.py has it; returns that, or
+// nothing where there is no limit.
+json limit_memory(const TrainingJob& job, fsdp::Communicator& communicator) {
+  if (!job.memory_limit) return nullptr;
+  const at::Tensor weight = at::ones({64}).requires_grad_();
+  at::mm(at::ones({2, 8}), weight.view({8, 8})).sum().backward();
+  communicator.all_reduce(weight.grad(), weight.grad(), {}, {"a small step", 0, fsdp::Pass::kUser})->wait();
+  fsdp::FusedAdamW({weight}, fsdp::FusedAdamWOptions{.learning_rate = 0.0}).step();
+  return fsdp::benchmarks::limit_memory(*job.memory_limit);
+}
+
 json run(const TrainingJob& job) {
   at::set_num_threads(job.threads);
   const auto communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
-  if (job.memory_limit) fsdp::benchmarks::limit_memory(*job.memory_limit);
+  const json base = limit_memory(job, *communicator);
   fsdp::testing::CountedMemory memory;
   Training training(job, communicator);
   json steps = json::array();
@@ -194,8 +211,10 @@ json run(const TrainingJob& job) {
           {"losses", training.losses()},
           {"steps", steps},
           {"flops", training.flops()},
+          {"recomputed_flops", training.recomputed_flops()},
           {"parameters", training.parameters()},
           {"units", training.stats().units},
+          {"base", base},
           {"allocated", memory.peak_bytes()},
           {"memory", training.memory()},
           {"resident", fsdp::benchmarks::peak_resident_bytes()},

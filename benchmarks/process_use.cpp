@@ -1,6 +1,7 @@
 #include "process_use.h"
 
 #include <c10/util/Exception.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -11,6 +12,8 @@
 
 namespace fsdp::benchmarks {
 namespace {
+
+constexpr size_t kStackBytes = size_t{1} << 20;
 
 // Seconds that the calling thread has run or waited for a processor.
 double busy_seconds() {
@@ -65,9 +68,15 @@ bool reset_peak_resident() {
 
 int64_t peak_resident_bytes() { return status_bytes("VmHWM:"); }
 
-void limit_memory(int64_t more) {
-  const rlimit limit{static_cast<rlim_t>(status_bytes("VmData:") + more), RLIM_INFINITY};
+int64_t limit_memory(int64_t more) {
+  pthread_attr_t small_stack;
+  TORCH_CHECK(pthread_attr_init(&small_stack) == 0 && pthread_attr_setstacksize(&small_stack, kStackBytes) == 0 &&
+                  pthread_setattr_default_np(&small_stack) == 0,
+              "the size of threads' stacks could not be set");
+  const int64_t base = status_bytes("VmData:");
+  const rlimit limit{static_cast<rlim_t>(base + more), RLIM_INFINITY};
   TORCH_CHECK(::setrlimit(RLIMIT_DATA, &limit) == 0, "the memory of the process could not be limited");
+  return base;
 }
 
 }  // namespace fsdp::benchmarks

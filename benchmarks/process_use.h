@@ -34,7 +34,9 @@ uint64_t network_bytes_sent();
 bool reset_peak_resident();
 int64_t peak_resident_bytes();
 
-// Limits what this process may take of memory of its own (RLIMIT_DATA) to `more` bytes beside what it has now.
-void limit_memory(int64_t more);
+// Limits what this process may take of memory of its own (RLIMIT_DATA: private mappings that can be written, so heap,
+// stacks of threads, tensors) to `more` bytes beside what it has now, which it returns. Threads that start later
+// reserve 1 MiB for their stack instead of the usual 8, since what is reserved counts.
+int64_t limit_memory(int64_t more);
 
 }  // namespace fsdp::benchmarks

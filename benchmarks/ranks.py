@@ -9,7 +9,12 @@ import time
 
 
 class RankError(RuntimeError):
-    """A rank that failed, or did not end in time; says which, and what it wrote."""
+    """A rank that failed, or did not end in time; says which, and what it wrote. errors: what each rank had written to its
+    standard error by then; the cause may stand in another rank's than in that of the first to end."""
+
+    def __init__(self, message, errors=()):
+        super().__init__(message)
+        self.errors = list(errors)
 
 
 def outputs(command, ranks, port, *, address="127.0.0.1", hosts=None, variables=None, timeout=None):
@@ -46,17 +51,20 @@ def content(file):
 
 def wait(command, started, timeout):
     """Until all ranks have ended well."""
-    line, end = " ".join(map(str, command)), None if timeout is None else time.monotonic() + timeout
+    def error(rank, how):
+        errors = [content(err) for *_, err in started]
+        return RankError(f"rank {rank} of {' '.join(map(str, command))} {how}:\n{errors[rank]}", errors)
+
+    end = None if timeout is None else time.monotonic() + timeout
     while True:
         codes = [process.poll() for process, *_ in started]
         for rank, code in enumerate(codes):
             if code:
-                raise RankError(f"rank {rank} of {line} failed (status {code}):\n{content(started[rank][2])}")
+                raise error(rank, f"failed (status {code})")
         if None not in codes:
             return
         if end is not None and time.monotonic() > end:
-            late = codes.index(None)
-            raise RankError(f"rank {late} of {line} did not end in {timeout} s:\n{content(started[late][2])}")
+            raise error(codes.index(None), f"did not end in {timeout} s")
         time.sleep(0.05)
 
 

@@ -29,7 +29,7 @@ struct TrainingJob {
   double learning_rate = 1e-4;
   double clip_grad_norm = 1.0;
   int threads = 1;
-  std::optional<int64_t> memory_limit;  // bytes that the process may take beside what it has before the model is made
+  std::optional<int64_t> memory_limit;  // bytes that the process may take beside what it has after a small step
 };
 
 TrainingJob read_training_job(const std::string& text);

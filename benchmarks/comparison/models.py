@@ -9,6 +9,8 @@ import safetensors.torch
 import torch
 from torch_deepvit import DeepViT
 
+from comparison import torch_dhen
+
 # Of transformers, which imports a model's code, for seconds, only when it is asked for: config and model.
 CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
@@ -61,6 +63,8 @@ def make_folder(spec, folder):
         config = {"model_type": "deepvit", "architectures": ["DeepViT"], "num_channels": 3, "hidden_act": "gelu",
                   "qkv_bias": True, "layer_norm_eps": 1e-5, "dropout": 0.0, **spec.config()}
         make_deepvit(config).save_pretrained(folder)
+    elif spec.kind == "dhen":
+        torch_dhen.make_folder(spec.config(), folder)
     else:
         config_class, model_class = classes_of(spec.kind)
         model_class(config_class(**spec.config())).save_pretrained(folder)
@@ -83,7 +87,12 @@ def make_samples(spec, count, folder):
         return path
     generator = torch.Generator().manual_seed(1)
     config = spec.config()
-    if spec.kind in ("regnet", "deepvit"):
+    if spec.kind == "dhen":
+        rows = torch.tensor(config["table_rows"])
+        tensors = {"numeric": torch.randn(count, config["num_numeric_features"], generator=generator),
+                   "categorical": (torch.rand((count, len(rows)), generator=generator) ** 3 * rows).long(),
+                   "labels": torch.randint(2, (count,), generator=generator)}
+    elif spec.kind in ("regnet", "deepvit"):
         tensors = {"pixel_values": torch.randn(count, 3, spec.length, spec.length, generator=generator),
                    "labels": torch.randint(config["num_labels"], (count,), generator=generator)}
     else:
@@ -103,7 +112,9 @@ def skewed(vocabulary, shape, generator):
 def load(folder):
     """The model of a folder in PyTorch, in training mode, in fp32."""
     config = json.loads((Path(folder) / "config.json").read_text())
-    if config["model_type"] == "deepvit":
+    if config["model_type"] == "dhen":
+        built = torch_dhen.load(folder)
+    elif config["model_type"] == "deepvit":
         built = DeepViT(config)
         built.load_state_dict(safetensors.torch.load_file(Path(folder) / "model.safetensors"))
     else:
@@ -116,12 +127,15 @@ def load(folder):
 
 def block_classes(built):
     """The classes of the modules that become units, as PretrainedModel::block_class_names has them."""
-    names = {"LlamaDecoderLayer", "GPT2Block", "T5Block", "RegNetYLayer", "RegNetXLayer", "Block"}
+    names = {"LlamaDecoderLayer", "GPT2Block", "T5Block", "RegNetYLayer", "RegNetXLayer", "Block", "DhenLayer"}
     return {type(module) for module in built.modules() if type(module).__name__ in names}
 
 
 def loss_of(built, samples):
     """samples: what the file holds, of one batch."""
+    if "categorical" in samples:
+        logits = built(samples["numeric"], samples["categorical"])
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, samples["labels"].float())
     labels = samples.get("labels", samples.get("input_ids"))
     if "pixel_values" not in samples:
         return built(input_ids=samples["input_ids"], labels=labels).loss

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,12 @@ from comparison.torch_ranks import TorchRanks
 
 # For all sides: memory that was freed is kept, so that no step asks the system for the pages of its large tensors again.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory")
+OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory",
+                 "can't start new thread")
+# For all sides under a limit on memory: a block of 64 KiB and more is a mapping of its own, which goes back to the system when
+# it is freed. By default glibc raises this size with each block that is freed, up to 32 MiB, and keeps what is below it: of a
+# side that frees much in every step the limit would then count holes between blocks.
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 PARTS = ("step", "forward", "backward", "clip", "optimizer")
 
 
@@ -41,7 +47,7 @@ class Setting:
 def run_ranks(setting, command, place, keep_freed_memory=True):
     """What each rank of a program prints."""
     setting.port += 1
-    common = {"OMP_NUM_THREADS": str(setting.threads), **(KEEP_FREED_MEMORY if keep_freed_memory else {})}
+    common = {"OMP_NUM_THREADS": str(setting.threads), **(KEEP_FREED_MEMORY if keep_freed_memory else RETURN_FREED_MEMORY)}
     hosts = [(place.prefix_of(rank), place.variables_of(rank, setting.port)) for rank in range(place.ranks)]
     return rank_processes.outputs(command, place.ranks, setting.port, hosts=hosts, variables=common, timeout=setting.timeout)
 
@@ -55,8 +61,8 @@ def run_torch(setting, variant, job_path, place, keep_freed_memory):
 
 
 def run_variant(setting, variant, job, place):
-    """What each rank measures. With a limit on memory, which is on what the process takes from the system, what was freed
-    must go back there."""
+    """What each rank measures. With a limit on memory, which is on what the process has from the system, what was freed
+    goes back there."""
     keep = job.memory_limit is None
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         path = Path(folder) / "job.json"
@@ -80,8 +86,9 @@ def figures(ranks, place):
     result["exposed_seconds"] = sorted(blocked)[len(blocked) // 2]
     result["utilisation"] = 1 - middle(slowest, "step", "blocked") / result["step_seconds"]
     result["cpu_seconds"] = sum(middle(rank, "step", "cpu") for rank in ranks)
-    for kind in ("allocated", "resident"):
-        result[f"{kind}_mib"] = max(rank[kind] for rank in ranks) / 2**20
+    for kind in ("allocated", "resident", "base"):
+        if ranks[0].get(kind) is not None:
+            result[f"{kind}_mib"] = max(rank[kind] for rank in ranks) / 2**20
     if place.counted:
         sent = sum(ranks[rank]["network_bytes"] for rank in place.first_ranks())
         result["sent_mib"] = sent / len(ranks[0]["steps"]) / 2**20
@@ -101,10 +108,19 @@ def new_row(group, variant, job, ranks):
 
 
 def fail(row, error):
-    lines = str(error).strip().splitlines()
-    of_memory = [line.strip() for line in lines if any(sign in line for sign in OUT_OF_MEMORY)]
+    """An error that speaks of memory, of whichever rank, is why the others have failed too."""
+    of_memory = next(filter(None, map(out_of_memory, (str(error), *error.errors))), None)
     row["status"] = "out of memory" if of_memory else "failed"
-    row["reason"] = of_memory[-1][:300] if of_memory else "\n".join(lines)[-600:]
+    row["reason"] = of_memory or str(error).strip()[-600:]
+
+
+def out_of_memory(text, most=200):
+    """The last line of what a rank has written that says so, without where in PyTorch it was noticed; None if there is none."""
+    found = [line.strip() for line in text.splitlines() if any(sign in line for sign in OUT_OF_MEMORY)]
+    if not found:
+        return None
+    line = re.sub(r"\[enforce fail at [^\]]*\] [^.]*\. ", "", found[-1])
+    return line if len(line) <= most else line[:most] + " …"
 
 
 def measure(setting, group, variants, common, place):
@@ -134,7 +150,7 @@ def run_once(setting, variant, job, place, row):
     row["rounds"].append(figures(ranks, place))
     row["losses"].append(mean_losses(ranks))
     row["parameters"] = ranks[0]["parameters"]
-    row.update({name: ranks[0][name] for name in ("flops", "memory") if name in ranks[0]})
+    row.update({name: ranks[0][name] for name in ("flops", "recomputed_flops", "memory") if name in ranks[0]})
 
 
 def progress(row):

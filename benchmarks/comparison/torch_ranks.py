@@ -54,6 +54,6 @@ class TorchRanks:
         if failed is None:
             return
         how = f"did not end in {timeout} s" if failed["status"] is None else f"failed (status {failed['status']})"
-        written = Path(ranks[failed["rank"]]["err"])
-        raise RankError(f"rank {failed['rank']} of {' '.join(map(str, arguments))} {how}:\n"
-                        f"{written.read_text() if written.exists() else ''}")
+        paths = [Path(rank["err"]) for rank in ranks]
+        errors = [path.read_text() if path.exists() else "" for path in paths]
+        raise RankError(f"rank {failed['rank']} of {' '.join(map(str, arguments))} {how}:\n{errors[failed['rank']]}", errors)

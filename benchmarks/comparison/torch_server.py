@@ -4,7 +4,7 @@ runs. Nothing in it computes before a fork, so there are no threads that a fork 
 Usage: python -m comparison.torch_server KIND…: kinds of models whose code is imported. Reads requests, one JSON object a line:
   arguments    of comparison.torch_training
   ranks        for each its variables, the name of its network namespace or null, and the files of its output and errors
-  keep_freed_memory  whether memory that was freed stays with the process
+  keep_freed_memory  whether memory that was freed stays with the process; otherwise that of tensors goes back at once
   timeout      seconds
 and answers each with {"failed": null} or the number of the first rank that failed and its status (null: it was late), when all
 ranks have ended.
@@ -21,7 +21,7 @@ import traceback
 from comparison import models, torch_training
 
 CLONE_NEWNET = 0x40000000
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 
 
 def enter_namespace(name):
@@ -31,11 +31,14 @@ def enter_namespace(name):
             raise OSError(ctypes.get_errno(), f"network namespace {name} cannot be entered")
 
 
-def keep_freed_memory():
-    """What MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_ do for programs that are started."""
+def set_malloc(keep_freed_memory):
+    """What runner.KEEP_FREED_MEMORY or runner.RETURN_FREED_MEMORY do for programs that are started."""
     libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_MAX, 0)
-    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    if keep_freed_memory:
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    else:
+        libc.mallopt(M_MMAP_THRESHOLD, 2**16)
 
 
 def be_rank(request, rank):
@@ -47,8 +50,7 @@ def be_rank(request, rank):
         os.environ.update(rank["variables"])
         if rank["namespace"]:
             enter_namespace(rank["namespace"])
-        if request["keep_freed_memory"]:
-            keep_freed_memory()
+        set_malloc(request["keep_freed_memory"])
         torch_training.main(request["arguments"])
         status = 0
     except BaseException:

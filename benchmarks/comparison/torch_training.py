@@ -110,6 +110,7 @@ class Training:
         self.job, self.samples = job, Samples(job)
         plain = models.load(job.model)
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
+        self.tables = getattr(plain, "tables", None)  # of DHEN: SplitTables, which update their rows
         self.model = WRAPPERS[side](plain, job)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=job.learning_rate, weight_decay=0.0, fused=True)
         self.losses = []
@@ -122,10 +123,15 @@ class Training:
         loss = timed(parts, "forward", lambda: models.loss_of(self.model, self.samples.of(number)))
         timed(parts, "backward", loss.backward)
         timed(parts, "clip", self.clip)
-        timed(parts, "optimizer", self.optimizer.step)
+        timed(parts, "optimizer", self.update)
         parts["step"] = {**whole.elapsed(), "cpu": time.process_time() - cpu_before}
         self.losses.append(loss.item())
         return parts
+
+    def update(self):
+        self.optimizer.step()
+        if self.tables is not None:
+            self.tables.step()
 
     def clip(self):
         if isinstance(self.model, FullyShardedDataParallel):
@@ -158,6 +164,20 @@ def run(side, job, memory):
             "allocated": memory.counted_memory_peak(), "resident": process_use.peak_resident_bytes(), "network_bytes": network}
 
 
+def limit_memory(job):
+    """Of the process, beside what it has once it has trained something small; None without a limit. So interpreter, libraries,
+    imports of a first step, threads with their stacks, and connections are not charged to the model."""
+    if job.memory_limit is None:
+        return None
+    layer = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.0, fused=True)
+    layer(torch.ones(2, 8)).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    optimizer.step()
+    return process_use.limit_memory(job.memory_limit)
+
+
 def main(arguments):
     side, job = arguments[0], read_job(json.loads(Path(arguments[1]).read_text()))
     warnings.filterwarnings("ignore")
@@ -165,8 +185,7 @@ def main(arguments):
     dist.init_process_group("gloo")
     memory = ctypes.CDLL(arguments[2])
     memory.counted_memory_peak.restype = ctypes.c_int64
-    if job.memory_limit is not None:
-        process_use.limit_memory(job.memory_limit)
+    base = limit_memory(job)
     memory.counted_memory_begin()
-    print(json.dumps(run(side, job, memory)), flush=True)
+    print(json.dumps({**run(side, job, memory), "base": base}), flush=True)
     dist.barrier()  # the process is then ended without destructors, of whose order PyTorch warns

@@ -6,13 +6,15 @@ from comparison import models, network, results, runner
 from comparison.jobs import Job
 from comparison.models import model
 
-TRAINING_COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds", "{:.3f}"), ("samples/s", "samples_per_second", "{:.2f}"),
+TRAINING_COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds", "{:.3f}"), ("samples/s", "samples_per_second", "{:.2f}"), ("TFLOPS", "tflops", "{:.4f}"),
                     ("forward", "forward_seconds", "{:.3f}"), ("backward", "backward_seconds", "{:.3f}"),
                     ("clip", "clip_seconds", "{:.3f}"), ("optimizer", "optimizer_seconds", "{:.3f}"),
                     ("exposed", "exposed_seconds", "{:.3f}"), ("busy", "utilisation", "{:.2f}"),
                     ("allocated MiB", "allocated_mib", "{:.1f}"), ("resident MiB", "resident_mib", "{:.0f}"),
                     ("sent MiB", "sent_mib", "{:.1f}"))
 COMPARED = (("s a step", "step_seconds"), ("CPU s", "cpu_seconds"), ("allocated", "allocated_mib"))
+
+HARDWARE_COLUMNS = (("hardware TFLOPS", "hardware_tflops", "{:.4f}"),)  # of groups that recompute activations
 
 MODELS = {
     "smoke": {
@@ -62,8 +64,27 @@ def train(setting, group, variants, job, ranks, place=None):
     for row in rows:
         for figures in row["rounds"]:
             figures["samples_per_second"] = row["job"]["batch"] * ranks / figures["step_seconds"]
+    add_flops(rows)
     add_traffic(rows)
     return results.summarise(rows)
+
+
+def add_flops(rows):
+    """10^12 floating point operations a second, of all ranks together, by the figures of docs/models.md: fsdp.cpp counts them,
+    and they are those of the same model on the other sides. Hardware: with what activation checkpointing computes again."""
+    counted = next((row for row in rows if "flops" in row), None)
+    for row in rows if counted else ():
+        for figures in row["rounds"]:
+            each = 1e-12 * row["ranks"] / figures["step_seconds"]
+            figures["tflops"] = each * counted["flops"]
+            if row["job"]["checkpointing"]:
+                figures["hardware_tflops"] = each * (counted["flops"] + counted["recomputed_flops"])
+
+
+def columns_of(rows, more=()):
+    """Of the table of a group of training runs."""
+    recomputed = any("hardware_tflops" in row["figures"] for row in rows)
+    return (*TRAINING_COLUMNS, *(HARDWARE_COLUMNS if recomputed else ()), *more)
 
 
 # How often each element of a parameter goes over the network, times the number of ranks less one, by the paper's formulas:

@@ -9,8 +9,10 @@ import pytest
 from conftest import SOURCE_DIR
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
-from comparison import agreement, cli, jobs, lag, network, results, spread, tables  # noqa: E402
+from comparison import agreement, cli, jobs, lag, network, results, runner, spread, tables  # noqa: E402
 from comparison.experiments import all_gather  # noqa: E402
+
+import ranks  # noqa: E402  (of benchmarks, which comparison has put on the path)
 
 
 def row(variant, losses=((2.0, 1.5),), *, status="measured", seconds=(1.0,), strategy="full_shard", group="g", dtype="fp32"):
@@ -124,6 +126,19 @@ def test_our_side_names_wrong_keys_and_values(change, message, build_dir, tmp_pa
     (tmp_path / "job.json").write_text(json.dumps(job))
     done = subprocess.run([build_dir / "compare_ours", tmp_path / "job.json"], capture_output=True, text=True)
     assert done.returncode == 1 and message in done.stderr
+
+
+def test_out_of_memory_is_found_in_what_any_rank_has_written():
+    said = ("Traceback (most recent call last):\n  MemoryError is named here\nRuntimeError: [enforce fail at alloc_cpu.cpp:117] "
+            "err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.\n")
+    failed = row("DDP")
+    runner.fail(failed, ranks.RankError("rank 0 failed:\nConnection closed by peer", ["Connection closed by peer", said]))
+    assert failed["status"] == "out of memory"
+    assert failed["reason"] == "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    runner.fail(failed, ranks.RankError("rank 0 failed:\nMemoryError " + "x" * 300))
+    assert failed["status"] == "out of memory" and len(failed["reason"]) == 202 and failed["reason"].endswith("x …")
+    runner.fail(failed, ranks.RankError("rank 1 failed:\nValueError: no", ["", "ValueError: no"]))
+    assert failed["status"] == "failed" and failed["reason"] == "rank 1 failed:\nValueError: no"
 
 
 def test_results_of_another_schema_are_refused(tmp_path):

@@ -42,7 +42,7 @@ def group(call, spec, batch, ranks, variants, more):
 def report(rows):
     parts = []
     for name, members in tables.groups_of(rows).items():
-        parts.append(f"### {name}\n\n" + tables.group_table(members, workbench.TRAINING_COLUMNS, workbench.COMPARED))
+        parts.append(f"### {name}\n\n" + tables.group_table(members, workbench.columns_of(members), workbench.COMPARED))
         parts += tables.notes(members)
     return "\n\n".join(parts)
 

@@ -1,0 +1,109 @@
+"""The DHEN of benchmarks/compare's PyTorch side: with tables split over ranks it trains as one process with whole tables does."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from conftest import SOURCE_DIR
+
+sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
+from comparison import torch_dhen, torch_tables  # noqa: E402
+
+import ranks as rank_processes  # noqa: E402
+
+CONFIG = dict(num_numeric_features=3, table_rows=[2, 11, 30], embedding_width=8, num_hidden_layers=2,
+              interactions=["attention", "cross", "dot_product", "linear", "mlp"], interaction_outputs=2, num_attention_heads=2,
+              cross_rank=3, mlp_size=5, numeric_sizes=[6], head_sizes=[9], initializer_range=0.3, embedding_seed=4)
+BATCH, STEPS, RATE = 6, 3, 0.05
+RANK = """
+import json, sys
+sys.path[:0] = {paths}
+import torch, torch.distributed as dist
+from comparison import torch_dhen
+import test_compare_dhen as test
+dist.init_process_group("gloo")
+model = torch_dhen.load({folder!r})
+wrapped, losses = torch.nn.parallel.DistributedDataParallel(model), []
+for step in range(test.STEPS):
+    loss = test.loss_of(wrapped, dist.get_rank(), step)
+    wrapped.zero_grad()
+    loss.backward()
+    test.descend(model)
+    model.tables.step()
+    losses.append(loss.item())
+print(json.dumps(dict(losses=losses, rows=model.tables.rows.tolist(),
+                      dense={{name: value.tolist() for name, value in model.state_dict().items()}})))
+"""
+
+
+class WholeTables(torch.nn.Module):
+    """One process's, with a dense gradient."""
+
+    def __init__(self, config):
+        super().__init__()
+        counts = torch.tensor(config["table_rows"])
+        self.first = counts.cumsum(0) - counts
+        self.rows = torch.cat([torch_tables.initial_rows(config, table, 0, count) for table, count in enumerate(counts.tolist())])
+        self.rows.requires_grad_()
+        self.squares = torch.zeros(len(self.rows))
+
+    def forward(self, ids):
+        return torch.nn.functional.embedding(ids + self.first, self.rows)
+
+    @torch.no_grad()
+    def step(self):
+        self.squares += self.rows.grad.square().mean(1)
+        self.rows -= torch_tables.ROW_LEARNING_RATE * self.rows.grad / (self.squares.sqrt() + torch_tables.ROW_EPS).unsqueeze(1)
+        self.rows.grad = None
+
+
+def loss_of(model, rank, step):
+    counter = torch.arange(BATCH * 3).view(BATCH, 3) + 13 * rank + 29 * step
+    categorical = (counter * 5).remainder(torch.tensor(CONFIG["table_rows"]))
+    logits = model(counter.float().sin(), categorical)
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, (categorical.sum(1) % 2).float())
+
+
+@torch.no_grad()
+def descend(model):
+    for parameter in model.parameters():
+        parameter -= RATE * parameter.grad
+
+
+def train_alone(folder, size):
+    model = torch_dhen.Dhen(CONFIG, WholeTables(CONFIG))
+    model.load_state_dict(torch_dhen.read_dense(folder))
+    losses = []
+    for step in range(STEPS):
+        model.zero_grad()
+        of_ranks = [loss_of(model, rank, step) for rank in range(size)]
+        (sum(of_ranks) / size).backward()
+        descend(model)
+        model.tables.step()
+        losses.append([loss.item() for loss in of_ranks])
+    return model, losses
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_split_tables_train_as_whole_ones(size, tmp_path):
+    torch.manual_seed(0)
+    torch_dhen.make_folder(CONFIG, tmp_path)
+    paths = [str(SOURCE_DIR / "benchmarks"), str(SOURCE_DIR / "tests/python")]
+    (tmp_path / "rank.py").write_text(RANK.format(paths=paths, folder=str(tmp_path)))
+    printed = [json.loads(text) for text in rank_processes.outputs([sys.executable, tmp_path / "rank.py"], size, 28700 + size, timeout=120)]
+    model, losses = train_alone(tmp_path, size)
+    assert [list(of_step) for of_step in zip(*(rank["losses"] for rank in printed))] == [pytest.approx(step, rel=1e-5) for step in losses]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(torch.tensor(printed[0]["dense"][name]), value, rtol=1e-4, atol=1e-6)
+    first = 0
+    for table, count in enumerate(CONFIG["table_rows"]):
+        parts = [torch_tables.part(count, rank, size) for rank in range(size)]
+        places = [sum(end - begin for begin, end in (torch_tables.part(other, rank, size) for other in CONFIG["table_rows"][:table]))
+                  for rank in range(size)]
+        rows = [row for rank, (begin, end) in enumerate(parts) for row in printed[rank]["rows"][places[rank]:places[rank] + end - begin]]
+        torch.testing.assert_close(torch.tensor(rows), model.tables.rows.detach()[first:first + count], rtol=1e-4, atol=1e-6)
+        first += count
+    initial = WholeTables(CONFIG).rows.detach()
+    assert (model.tables.rows.detach() - initial).abs().max() > 1e-3  # rows learn
