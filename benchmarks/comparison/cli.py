@@ -15,6 +15,12 @@ from comparison.workbench import MODELS, Call
 PROGRAMS = ("compare_ours", "compare_gathers", "host_time", "checkpoint_bench", "libcounted_memory.so")
 
 
+# Counted for the settings named; seconds of a run on two cores that had other work as well.
+TIME = """time: all experiments with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 10 seconds on two cores, two hours;
+with --ranks 2 --rounds 1 150 runs, half an hour. Twice the ranks on the same cores take about twice as long a run.
+--budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 four minutes. full takes minutes a run."""
+
+
 def parser():
     listed = "\n".join(f"  {number}  {module.TITLE}" for number, module in EXPERIMENTS.items())
     result = argparse.ArgumentParser(
@@ -22,7 +28,7 @@ def parser():
         description="Measures fsdp.cpp beside PyTorch's DDP, FSDP1 and FSDP2 in one run: the same model, weights, samples, threads,\n"
                     "ranks and backend (Gloo). Leaves experiment-N.json (rows with all rounds), experiment-N.md and plots.\n\n"
                     f"experiments, after the figures of the FSDP paper:\n{listed}",
-        epilog="A network namespace for each run (root, iproute2) counts traffic; experiment 3 needs them for its link.")
+        epilog="A network namespace for each run (root, iproute2) counts traffic; experiment 3 needs them for its link.\n\n" + TIME)
     result.add_argument("--experiment", nargs="+", default=["all"], choices=[*EXPERIMENTS, "all"], metavar="N",
                         help=f"{', '.join(EXPERIMENTS)} or all (default)")
     result.add_argument("--rounds", type=positive, default=3, help="of all variants, in another order each (default 3)")

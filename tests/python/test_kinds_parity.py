@@ -33,8 +33,8 @@ STRATEGIES = (("full_shard", 1, {}), ("full_shard", 3, {"wrap_policy": "auto_uni
               ("no_shard", 2, {}), ("hybrid_shard", 4, {"sharding_factor": 2}),
               ("hybrid_shard_zero2", 4, {"sharding_factor": 2, "gradient_accumulation_steps": 2}))
 # What the order of additions changes in eight steps, relative; several times what is seen. Batch norms
-# over few images make more of it.
-TOLERANCE = {"t5": 2e-5, "regnet": 1e-4, "deepvit": 1e-4}
+# over few images make more of it. DeepViT: losses to 1e-6, weights to 1.5e-5 of their norm.
+TOLERANCE = {"t5": 2e-5, "regnet": 1e-4, "deepvit": 1e-5}
 
 
 class ReferenceDeepViT(DeepViT):
