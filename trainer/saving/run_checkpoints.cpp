@@ -29,13 +29,19 @@ RunCheckpoints::RunCheckpoints(const RunParts& parts)
   if (parts.config.save_steps) stop_signal_.emplace();
 }
 
+TrainingState RunCheckpoints::state() const {
+  return {.model = parts_.sharded,
+          .module = parts_.model,
+          .optimizer = optimizer_.get(),
+          .split = parts_.run.split_tensors()};
+}
+
 // ---------------------------------------------------------------- loading
 
 int64_t RunCheckpoints::load(const fs::path& checkpoint) {
   // The config's options are in force, also where they were others when the checkpoint was saved.
   const auto options = optimizer_->options(0);
-  const LoadedTrainingState loaded = load_training_state(checkpoint, {parts_.sharded, parts_.model, optimizer_.get()},
-                                                         *parts_.communicator, LoadOptions());
+  const LoadedTrainingState loaded = load_training_state(checkpoint, state(), *parts_.communicator, LoadOptions());
   optimizer_->set_options(0, options);
   const RunRecord record = parse_run_record(loaded.user, checkpoint.string());
   parts_.report.say(c10::str("resumed from ", checkpoint.string(), ", saved after step ", record.step));
@@ -100,13 +106,14 @@ bool RunCheckpoints::any_rank_is_to_stop() {
 
 void RunCheckpoints::save(int64_t step) {
   const fs::path path = checkpoint_path(parts_.config.output_dir, step);
-  const TrainingState state{parts_.sharded, parts_.model, optimizer_.get(), random_state(parts_.device)};
+  TrainingState saved = state();
+  saved.of_rank = random_state(parts_.device);
   finish();  // if that one failed, this one may succeed
   attempt([&] {
     if (parts_.config.async_save) {
-      saver_.save(path, state, to_json(record(step)));
+      saver_.save(path, saved, to_json(record(step)));
     } else {
-      save_training_state(path, state, to_json(record(step)), *parts_.communicator);
+      save_training_state(path, saved, to_json(record(step)), *parts_.communicator);
       note_saved(path);
     }
   });

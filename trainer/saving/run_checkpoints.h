@@ -14,6 +14,7 @@
 #include "saving/run_record.h"
 #include "saving/stop_signal.h"
 #include "state/async_saver.h"
+#include "state/training_state.h"
 #include "training/run_report.h"
 #include "training/training_run.h"
 
@@ -58,6 +59,7 @@ class RunCheckpoints {
   void note_saved(const std::filesystem::path& path);
   // Runs it; a save that failed is noted, other errors are thrown.
   void attempt(const std::function<void()>& part_of_save);
+  TrainingState state() const;
   RunRecord record(int64_t step) const;
   void restore(const RunRecord& record);
   void restore_random_state(const RunRecord& record, const std::map<std::string, at::Tensor>& state);

@@ -10,6 +10,7 @@
 
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/split_tensor.h"
 
 namespace fsdp::trainer {
 
@@ -35,6 +36,8 @@ class SeparateParameters {
   // Takes an optimizer step with gradient_scale times the gradients. Not collective.
   virtual void step(double learning_rate, double gradient_scale) = 0;
 
+  // What checkpoints of the run hold of them and of their optimizer's state, to be read or written.
+  virtual std::vector<SplitTensor> split_tensors() const = 0;
   // What they take on this rank.
   virtual std::vector<MemoryCategory> memory() const = 0;
 };

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "sparse/row_files.h"
+#include "sparse/saved_rows.h"
 #include "training/exchange.h"
 #include "training/sharding_options.h"
 
@@ -74,6 +75,8 @@ void SplitTables::step(double learning_rate, double gradient_scale) {
   optimizer_->set_learning_rate(learning_rate);
   optimizer_->step(gradient_scale * mean_scale_);
 }
+
+std::vector<SplitTensor> SplitTables::split_tensors() const { return sparse::rows_to_save(*embedding_, &*optimizer_); }
 
 std::vector<MemoryCategory> SplitTables::memory() const {
   return {held("embedding rows", embedding_->weight()), held("state of embedding rows", optimizer_->squares()),

@@ -28,6 +28,7 @@ class SplitTables final : public SeparateParameters {
   void zero_grad() override;
   double grad_norm() const override;
   void step(double learning_rate, double gradient_scale) override;
+  std::vector<SplitTensor> split_tensors() const override;
   std::vector<MemoryCategory> memory() const override;
 
  private:

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "config/config_schema.h"
 #include "data/tabular_dataset.h"
 
 namespace fsdp::trainer {
@@ -11,21 +10,12 @@ namespace {
 
 constexpr const char* kKind = "a model of tabular data";
 
-void refuse_checkpoints(const char* key, const Config& config) {
-  if (value_of(*find_config_key(key), config).is_null()) return;
-  refuse_value(key, config,
-               "cannot be: checkpoints of training do not hold the embedding tables that the ranks share; accepted: "
-               "null");
-}
-
 }  // namespace
 
 TrainedTabularModel::TrainedTabularModel(std::shared_ptr<models::TabularModel> model, const Config& config)
     : TrainedKind(std::move(model)), tables_(std::make_unique<SplitTables>(this->model(), config)) {
   refuse_keys_of_language_models(config, kKind);
   refuse_unless_null("image_size", config, kKind);
-  refuse_checkpoints("save_steps", config);
-  refuse_checkpoints("resume_from_checkpoint", config);
 }
 
 std::unique_ptr<Dataset> TrainedTabularModel::open_dataset(const DatasetSpec& spec) const {

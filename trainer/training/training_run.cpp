@@ -81,6 +81,10 @@ void TrainingRun::set_progress(const Progress& progress) {
   scaler_.load_state_dict(state);
 }
 
+std::vector<SplitTensor> TrainingRun::split_tensors() const {
+  return separate_ ? separate_->split_tensors() : std::vector<SplitTensor>{};
+}
+
 std::vector<MemoryCategory> TrainingRun::memory() const {
   const int64_t state = optimizer_.state_nbytes();
   std::vector<MemoryCategory> all{

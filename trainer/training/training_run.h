@@ -39,6 +39,8 @@ class TrainingRun {
     int64_t updates = 0;                                         // steps that were not skipped
     std::optional<GradScalerState> loss_scaling = std::nullopt;  // with fp16: scale and growth tracker count
   };
+  // What of the model is not in its shards (SeparateParameters::split_tensors).
+  std::vector<SplitTensor> split_tensors() const;
   Progress progress() const { return {updates_, scaler_.state_dict()}; }
   // Without loss_scaling, or with no fp16 now: that starts as the config says.
   void set_progress(const Progress& progress);
