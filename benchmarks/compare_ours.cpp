@@ -44,14 +44,19 @@ class Samples {
   Samples(const TrainingJob& job, const fsdp::Communicator& ranks)
       : file_(job.samples), batch_(job.batch), rank_(ranks.rank()), size_(ranks.size()) {}
 
-  // Images and classes, or tokens and what is predicted from them: themselves where the file has nothing else.
+  // Images and classes, a table and its labels, or tokens and what is predicted from them: themselves where the file has
+  // nothing else.
   Batch batch(int64_t step) const {
+    if (are_tabular()) {
+      return {.inputs = of("numeric", step), .labels = of("labels", step), .categorical = of("categorical", step)};
+    }
     const at::Tensor inputs = of(are_images() ? "pixel_values" : "input_ids", step);
     return {.inputs = inputs, .labels = file_.contains("labels") ? of("labels", step) : inputs};
   }
   // What the trainer is told of such samples.
   Config config() const {
     Config config;
+    if (are_tabular()) return config;
     const Batch first = batch(0);
     if (are_images()) {
       config.image_size = first.inputs.size(2);
@@ -63,6 +68,7 @@ class Samples {
   }
 
  private:
+  bool are_tabular() const { return file_.contains("categorical"); }
   bool are_images() const { return file_.contains("pixel_values"); }
   // Of this tensor of the file, in this step.
   at::Tensor of(const char* name, int64_t step) const {
@@ -112,6 +118,8 @@ class Training {
     for (const at::Tensor& parameter : module.parameters()) {
       if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters_ += parameter.numel();
     }
+    separate_ = model_->separate_parameters();
+    if (separate_) separate_->make(communicator, at::kCPU, std::nullopt);
     if (job.checkpointing) module.set_activation_checkpointing(fsdp::CheckpointPolicy::full());
     sharded_ = fsdp::fully_shard(module, options_of(job, module, communicator));
     optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(),
@@ -124,12 +132,16 @@ class Training {
     const double cpu_before = fsdp::benchmarks::process_cpu_seconds();
     const PartClock whole;
     sharded_->zero_grad();
+    if (separate_) separate_->zero_grad();
     at::Tensor loss;
     note("forward", [&] { loss = model_->loss(samples_.batch(number)); });
     note("backward", [&] { loss.backward(); });
     double scale = 1.0;
     note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->grad_norm().item<double>()); });
-    note("optimizer", [&] { sharded_->with_offloaded_memory([&] { optimizer_->step(scale); }); });
+    note("optimizer", [&] {
+      sharded_->with_offloaded_memory([&] { optimizer_->step(scale); });
+      if (separate_) separate_->step(separate_->learning_rate(), /*gradient_scale=*/1.0);
+    });
     parts_["step"] = as_json(whole.elapsed());
     parts_["step"]["cpu"] = fsdp::benchmarks::process_cpu_seconds() - cpu_before;
     losses_.push_back(loss.item<double>());
@@ -165,6 +177,7 @@ class Training {
   TrainingJob job_;
   Samples samples_;
   std::unique_ptr<TrainedModel> model_;
+  fsdp::trainer::SeparateParameters* separate_ = nullptr;  // null: the model has none
   std::shared_ptr<fsdp::ShardedModule> sharded_;
   std::unique_ptr<fsdp::FusedAdamW> optimizer_;
   std::vector<double> losses_;

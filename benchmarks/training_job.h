@@ -12,7 +12,9 @@ namespace fsdp::benchmarks {
 // Every key is required and no other is accepted; an error names it. benchmarks/comparison/jobs.py writes them.
 struct TrainingJob {
   std::string model;    // folder with config.json and the weights
-  std::string samples;  // safetensors file: input_ids (and labels, for sequence to sequence) or pixel_values and labels
+  // A safetensors file: input_ids (and labels, for sequence to sequence); pixel_values and labels; or numeric,
+  // categorical and labels.
+  std::string samples;
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   bool forward_prefetch = true;
