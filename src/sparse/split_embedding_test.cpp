@@ -169,6 +169,21 @@ TEST(RowOptimizer, LeavesOtherRowsAlone) {
   });
 }
 
+TEST(RowOptimizer, ScalesTheGradient) {
+  for (const RowRule rule : {RowRule::kSgd, RowRule::kRowWiseAdagrad}) {
+    const auto row_after = [&](double factor_of_loss, double gradient_scale) {
+      const auto embedding = split_over(make_fake_communicator(0, 1));
+      RowOptimizer optimizer(embedding, {rule, 0.1});
+      (embedding->forward(torch::tensor({{1, 2, 3}})).square().sum() * factor_of_loss).backward();
+      optimizer.step(gradient_scale);
+      const at::Tensor squares = rule == RowRule::kSgd ? torch::zeros({1}) : optimizer.squares().sum().view(1);
+      return torch::cat({embedding->weight().detach().flatten(), squares});
+    };
+    EXPECT_TRUE(torch::allclose(row_after(8.0, 1.0 / 64), row_after(1.0 / 8, 1.0)));
+    EXPECT_FALSE(torch::allclose(row_after(8.0, 1.0), row_after(1.0 / 8, 1.0)));
+  }
+}
+
 TEST(RowOptimizer, RefusesNegativeRates) {
   const auto embedding = split_over(make_fake_communicator(0, 1));
   EXPECT_THAT(error_of([&] { RowOptimizer(embedding, {RowRule::kSgd, -1}); }), HasSubstr("learning rate of -1"));
