@@ -69,10 +69,12 @@ def wrap_fsdp2(model, job):
     classes = models.block_classes(model)
     blocks = [module for module in model.modules() if type(module) in classes]
     recompute_blocks(model, job, classes)
-    common = dict(mesh=mesh_of(job))
+    common, reshard = dict(mesh=mesh_of(job)), job.strategy in ("full_shard", "hybrid_shard")
     if job.dtype == "bf16":
+        for module in model.modules():  # in fp32, as their statistics; FSDP1 does so by itself
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                fully_shard(module, reshard_after_forward=reshard, **common)
         common["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    reshard = job.strategy in ("full_shard", "hybrid_shard")
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard, **common)
     fully_shard(model, reshard_after_forward=False, **common)

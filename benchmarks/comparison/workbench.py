@@ -112,3 +112,8 @@ class Call:
     setting: runner.Setting
     budget: str
     ranks: tuple
+
+    @property
+    def fewest_ranks(self):
+        """That share anything, if there are any."""
+        return min((ranks for ranks in self.ranks if ranks > 1), default=1)

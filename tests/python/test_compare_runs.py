@@ -1,6 +1,7 @@
 """benchmarks/compare end to end, in its smallest sizes."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from conftest import SOURCE_DIR
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
 from comparison import models, network, runner, workbench  # noqa: E402
+from comparison.experiments import scaling  # noqa: E402
 from comparison.jobs import OURS, of_strategies, variant  # noqa: E402
 from comparison.torch_ranks import TorchRanks  # noqa: E402
 
@@ -96,6 +98,30 @@ def test_a_side_that_runs_out_of_memory_is_said_to(setting):
     limited = workbench.make_job(setting, spec, 1, "smoke", 2, memory_limit=30 << 20)
     rows = runner.measure(setting, "limit", (variant(OURS), variant("FSDP2")), limited, network.Place(2))
     assert [row["status"] for row in rows] == ["out of memory"] * 2, rows
+
+
+def test_features_count_flops_that_are_computed_again(setting):
+    """3 blocks of 17 tokens, by hand: weights 4 x 32² + 2 x 32 x 64, maps of 2 heads; patches of 48 values, 5 classes."""
+    rows = scaling.features(workbench.Call(setting, "smoke", (1, 2)))
+    assert {(row["status"], row["ranks"]) for row in rows} == {("measured", 2)}, rows
+    blocks = 3 * 2 * (17 * (4 * 32**2 + 2 * 32 * 64) + 2 * 17**2 * 32 + 2**2 * 17**2)
+    model = 3 * blocks + 6 * (16 * 48 * 32 + 32 * 5)
+    for row in rows:
+        figures, recomputed = row["rounds"][0], "checkpointing" in row["group"]
+        assert figures["tflops"] == pytest.approx(1e-12 * 2 * 2 * model / figures["step_seconds"])
+        assert ("hardware_tflops" in figures) == recomputed
+        if recomputed:
+            assert figures["hardware_tflops"] / figures["tflops"] == pytest.approx(1 + blocks / model)
+    assert "hardware TFLOPS" in scaling.report(rows)
+
+
+def test_one_rank_and_more_ranks_than_cores(setting):
+    rows = []
+    for ranks in (1, 8):
+        job = workbench.make_job(setting, workbench.MODELS["smoke"]["deepvit"][0], 1, "smoke", ranks)
+        rows += workbench.train(setting, f"{ranks}", of_strategies(("full_shard",)), job, ranks)
+    assert {row["status"] for row in rows} == {"measured"}, rows
+    assert all(row["indicative"] for row in rows if row["ranks"] > (os.cpu_count() or 1))
 
 
 def test_a_side_that_cannot_do_the_job_has_failed(setting, job):

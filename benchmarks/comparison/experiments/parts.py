@@ -45,7 +45,7 @@ def optimizer(call):
     """AdamW and clipping as parts of training steps: on shards, and on whole parameters."""
     models = workbench.MODELS[call.budget]
     spec, batch = models.get("gpt2") or models["deepvit"]
-    ranks = min(call.ranks)
+    ranks = call.fewest_ranks
     job = workbench.make_job(call.setting, spec, batch, call.budget, ranks)
     return workbench.train(call.setting, f"AdamW and clipping, {spec.name}, {ranks} ranks", of_strategies(("full_shard", "no_shard")),
                            job, ranks)
@@ -53,7 +53,7 @@ def optimizer(call):
 
 def checkpoints(call):
     layers, width = CHECKPOINTS[call.budget]
-    ranks, rows = min(call.ranks), {}
+    ranks, rows = call.fewest_ranks, {}
     group = f"checkpoints, {layers} layers of width {width}, {ranks} ranks"
     with network.alone(ranks) as place, tempfile.TemporaryDirectory(dir=call.setting.folder) as folder:
         sides = {"fsdp.cpp": [call.setting.build_dir / "checkpoint_bench", folder, layers, width, 2],

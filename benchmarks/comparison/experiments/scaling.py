@@ -21,7 +21,7 @@ def run(call):
 
 
 def by_batch(call):
-    rows, ranks = [], min(call.ranks)
+    rows, ranks = [], call.fewest_ranks
     for batch in BATCHES[call.budget]:
         spec, _ = workbench.MODELS[call.budget]["gpt2"]
         job = workbench.make_job(call.setting, spec, batch, call.budget, ranks)
@@ -32,7 +32,7 @@ def by_batch(call):
 def features(call):
     models = workbench.MODELS[call.budget]
     spec, batch = models.get("gpt2") or models["deepvit"]
-    ranks, rows = min(call.ranks), []
+    ranks, rows = call.fewest_ranks, []
     for name, settings, sides in (("activation checkpointing", {"checkpointing": True}, (OURS, FSDP1, FSDP2)),
                                   ("bf16", {"dtype": "bf16"}, (OURS, FSDP1, FSDP2)),
                                   # On a CPU PyTorch's CPUOffload changes nothing, as does ours without files.
