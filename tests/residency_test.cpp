@@ -137,9 +137,9 @@ TEST_P(MixedUnits, GatherAsOftenAsTheyShould) {
       sharded->zero_grad();
       EngineStats before = sharded->stats();
       torch::Tensor loss = tree->forward(input(communicator->rank())).pow(2).sum();
-      // What comes last in forward may stay as well, until the next unit needs room.
+      // What comes last in forward may stay as well: two units, until the next one needs room.
       EXPECT_GE(sharded->stats().gathered_units, modes.kept);
-      EXPECT_LE(sharded->stats().gathered_units, modes.kept + 1);
+      EXPECT_LE(sharded->stats().gathered_units, modes.kept + 2);
       loss.backward();
       EngineStats after = sharded->stats();
       EXPECT_LE(after.all_gathers - before.all_gathers, modes.all_gathers + 1);

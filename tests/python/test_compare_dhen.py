@@ -1,5 +1,7 @@
-"""The DHEN of benchmarks/compare's PyTorch side: with tables split over ranks it trains as one process with whole tables does."""
+"""The DHEN of benchmarks/compare's PyTorch side: with tables split over ranks it trains as one process with whole tables does,
+from the rows that the library begins with."""
 
+import itertools
 import json
 import sys
 
@@ -33,7 +35,7 @@ for step in range(test.STEPS):
     test.descend(model)
     model.tables.step()
     losses.append(loss.item())
-print(json.dumps(dict(losses=losses, rows=model.tables.rows.tolist(),
+print(json.dumps(dict(losses=losses, rows=model.tables.rows.tolist(), squares=model.tables.squares.tolist(),
                       dense={{name: value.tolist() for name, value in model.state_dict().items()}})))
 """
 
@@ -86,24 +88,42 @@ def train_alone(folder, size):
     return model, losses
 
 
+def run_ranks(folder, size):
+    paths = [str(SOURCE_DIR / "benchmarks"), str(SOURCE_DIR / "tests/python")]
+    (folder / "rank.py").write_text(RANK.format(paths=paths, folder=str(folder)))
+    command = [sys.executable, folder / "rank.py"]
+    return [json.loads(text) for text in rank_processes.outputs(command, size, 28700 + size, timeout=120)]
+
+
+def whole_rows(held, size):
+    """Of all tables, put together from what each rank holds."""
+    held, rows = [iter(of_rank) for of_rank in held], []
+    for count in CONFIG["table_rows"]:
+        for rank in range(size):
+            begin, end = torch_tables.part(count, rank, size)
+            rows += itertools.islice(held[rank], end - begin)
+    return torch.tensor(rows)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_split_tables_train_as_whole_ones(size, tmp_path):
     torch.manual_seed(0)
     torch_dhen.make_folder(CONFIG, tmp_path)
-    paths = [str(SOURCE_DIR / "benchmarks"), str(SOURCE_DIR / "tests/python")]
-    (tmp_path / "rank.py").write_text(RANK.format(paths=paths, folder=str(tmp_path)))
-    printed = [json.loads(text) for text in rank_processes.outputs([sys.executable, tmp_path / "rank.py"], size, 28700 + size, timeout=120)]
+    printed = run_ranks(tmp_path, size)
     model, losses = train_alone(tmp_path, size)
-    assert [list(of_step) for of_step in zip(*(rank["losses"] for rank in printed))] == [pytest.approx(step, rel=1e-5) for step in losses]
+    for step, expected in enumerate(losses):
+        assert [rank["losses"][step] for rank in printed] == pytest.approx(expected, rel=1e-5)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(torch.tensor(printed[0]["dense"][name]), value, rtol=1e-4, atol=1e-6)
-    first = 0
-    for table, count in enumerate(CONFIG["table_rows"]):
-        parts = [torch_tables.part(count, rank, size) for rank in range(size)]
-        places = [sum(end - begin for begin, end in (torch_tables.part(other, rank, size) for other in CONFIG["table_rows"][:table]))
-                  for rank in range(size)]
-        rows = [row for rank, (begin, end) in enumerate(parts) for row in printed[rank]["rows"][places[rank]:places[rank] + end - begin]]
-        torch.testing.assert_close(torch.tensor(rows), model.tables.rows.detach()[first:first + count], rtol=1e-4, atol=1e-6)
-        first += count
-    initial = WholeTables(CONFIG).rows.detach()
-    assert (model.tables.rows.detach() - initial).abs().max() > 1e-3  # rows learn
+    rows = whole_rows([rank["rows"] for rank in printed], size)
+    torch.testing.assert_close(rows, model.tables.rows.detach(), rtol=1e-4, atol=1e-6)
+    # Adagrad's steps do not depend on a gradient's scale, its sums of squares do.
+    squares = whole_rows([rank["squares"] for rank in printed], size)
+    torch.testing.assert_close(squares, model.tables.squares, rtol=1e-4, atol=1e-12)
+    assert (rows - WholeTables(CONFIG).rows.detach()).abs().max() > 1e-3  # they learn
+
+
+def test_initial_rows_are_those_of_the_library():
+    """What models::fill_initial_rows writes for the begin of row 7 of table 2."""
+    row = torch_tables.initial_rows(CONFIG, 2, 7, 8)[0]
+    assert row[:4].tolist() == pytest.approx([0.180106133, 0.181852952, 0.126400039, 0.110910632], rel=1e-8)
