@@ -22,7 +22,6 @@
 #include "optim/fused_adamw.h"
 #include "process_use.h"
 #include "support/counting_allocator.h"
-#include "training/recomputed_work.h"
 #include "training/trained_model.h"
 #include "training/transformer_policy.h"
 #include "training_job.h"
@@ -44,8 +43,8 @@ class Samples {
   Samples(const TrainingJob& job, const fsdp::Communicator& ranks)
       : file_(job.samples), batch_(job.batch), rank_(ranks.rank()), size_(ranks.size()) {}
 
-  // Images and classes, a table and its labels, or tokens and what is predicted from them: themselves where the file has
-  // nothing else.
+  // Images and classes, a table and its labels, or tokens and what is predicted from them: themselves where the file
+  // has nothing else.
   Batch batch(int64_t step) const {
     if (are_tabular()) {
       return {.inputs = of("numeric", step), .labels = of("labels", step), .categorical = of("categorical", step)};
@@ -149,13 +148,9 @@ class Training {
 
   const json& parts() const { return parts_; }
   const std::vector<double>& losses() const { return losses_; }
-  // Of forward and backward over one batch, recomputation not counted.
-  double flops() const { return static_cast<double>(job_.batch) * model_->sample_work(samples_.batch(0)).flops; }
-  // Of what activation checkpointing adds to that.
-  double recomputed_flops() const {
-    return static_cast<double>(job_.batch) *
-           fsdp::trainer::recomputed_flops_of_sample(model_->module(), samples_.batch(0));
-  }
+  // Of forward and backward over one batch, recomputation not counted, and what that adds.
+  double flops() const { return static_cast<double>(job_.batch) * work().flops; }
+  double recomputed_flops() const { return static_cast<double>(job_.batch) * work().recomputed_flops; }
   int64_t parameters() const { return parameters_; }
   fsdp::EngineStats stats() const { return sharded_->stats(); }
   // Peaks of what the engine holds, and the optimizer's state; in bytes.
@@ -166,6 +161,7 @@ class Training {
   }
 
  private:
+  fsdp::trainer::SampleWork work() const { return model_->sample_work(samples_.batch(0)); }
   static json as_json(const PartTime& time) { return {{"seconds", time.seconds}, {"blocked", time.blocked}}; }
   template <typename Part>
   void note(const char* name, const Part& part) {

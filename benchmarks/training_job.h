@@ -11,7 +11,7 @@ namespace fsdp::benchmarks {
 
 // Every key is required and no other is accepted; an error names it. benchmarks/comparison/jobs.py writes them.
 struct TrainingJob {
-  std::string model;    // folder with config.json and the weights
+  std::string model;  // folder with config.json and the weights
   // A safetensors file: input_ids (and labels, for sequence to sequence); pixel_values and labels; or numeric,
   // categorical and labels.
   std::string samples;

@@ -346,10 +346,13 @@ std::vector<int64_t> two_at_a_time(int times) {
 TEST(Trace, KnowsTheMemoryOfEachCategory) {
   const std::vector<int64_t> shards = {(kDepth * kLayer + kRoot) / 2};
   EXPECT_EQ(bytes_over_a_step("parameter shards"), shards);
-  EXPECT_EQ(bytes_over_a_step("gradient shards"), shards);
+  std::vector<int64_t> gradients = {shards[0], 0};  // of the step before, which are cleared
+  for (int i = 0; i < kDepth; ++i) gradients.push_back(gradients.back() + kLayer / 2);
+  gradients.push_back(shards[0]);
+  EXPECT_EQ(bytes_over_a_step("gradient shards"), gradients);
   EXPECT_EQ(bytes_over_a_step("optimizer state"), std::vector<int64_t>{77});
-  // l2, l3 and l4 take the places of others in forward, and l3, l2, l1 and l0 in backward.
-  EXPECT_EQ(bytes_over_a_step("unsharded parameters"), two_at_a_time(3 + 4));
+  // l2, l3 and l4 take the places of others in forward, and l2, l1 and l0 in backward.
+  EXPECT_EQ(bytes_over_a_step("unsharded parameters"), two_at_a_time(3 + 3));
   // The gradients of l2, l1 and l0 take those of l4, l3 and l2.
   EXPECT_EQ(bytes_over_a_step("gradient buffers"), two_at_a_time(3));
 }

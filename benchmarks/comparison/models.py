@@ -1,5 +1,6 @@
 """The models and samples that both sides read, made once from seeds."""
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,8 @@ CLASSES = {
     "t5": ("T5Config", "T5ForConditionalGeneration"),
     "regnet": ("RegNetConfig", "RegNetForImageClassification"),
 }
+# Elements of a module that becomes a unit of its own, as in the trainer's wrap policy.
+LARGE = 1 << 18
 # No dropout: the sides would draw different numbers.
 WITHOUT_DROPOUT = {"gpt2": dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), "t5": dict(dropout_rate=0.0)}
 
@@ -142,3 +145,15 @@ def loss_of(built, samples):
     output = built(samples["pixel_values"])
     logits = output if isinstance(output, torch.Tensor) else output.logits
     return torch.nn.functional.cross_entropy(logits.float(), labels)
+
+
+def large_outside(built, blocks):
+    """The modules outside of `blocks` with large parameters that no other module has: embeddings and heads, in order."""
+    inside = {id(module) for block in blocks for module in block.modules()}
+    owners = collections.Counter(id(parameter) for module in built.modules() for parameter in module.parameters(recurse=False))
+
+    def is_large(module):
+        own = list(module.parameters(recurse=False))
+        return sum(p.numel() for p in own) >= LARGE and all(owners[id(p)] == 1 for p in own)
+
+    return [module for module in built.modules() if id(module) not in inside and is_large(module)]

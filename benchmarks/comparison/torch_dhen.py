@@ -151,7 +151,7 @@ def make_folder(config, folder):
     """config.json and random dense weights; tables are made anew from their seed by whoever trains."""
     model = Dhen(config, nn.Identity())
     model.initialize()
-    (folder / "config.json").write_text(json.dumps({"model_type": "dhen", "architectures": ["Dhen"], **config}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "dhen", "architectures": ["DHEN"], **config}))
     safetensors.torch.save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -77,6 +77,9 @@ def wrap_fsdp2(model, job):
         common["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard, **common)
+    embeddings = models.large_outside(model, blocks)
+    for module in embeddings:  # the head, which backward begins with, stays gathered
+        fully_shard(module, reshard_after_forward=reshard and module is not embeddings[-1], **common)
     fully_shard(model, reshard_after_forward=False, **common)
     if job.forward_prefetch:
         for block, following in zip(blocks, blocks[1:]):

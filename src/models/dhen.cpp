@@ -40,12 +40,12 @@ at::Tensor MultilayerImpl::forward(at::Tensor x) {
   return x;
 }
 
-double MultilayerImpl::flops() const {
+std::vector<Products> MultilayerImpl::products() const {
   double flops = 0;
   for (size_t i = 0; i + 1 < sizes_.size(); ++i) {
     flops += linear_flops(static_cast<double>(sizes_[i]) * static_cast<double>(sizes_[i + 1]), 1);
   }
-  return flops;
+  return {{linear_kind(/*with_bias=*/true), flops}};
 }
 
 DhenLayerImpl::DhenLayerImpl(const DhenConfig& config, int64_t inputs, const at::TensorOptions& options)
@@ -65,10 +65,13 @@ at::Tensor DhenLayerImpl::forward(const at::Tensor& x) {
   return norm_(at::cat(ensemble, 1) + (shortcut_.is_empty() ? x : shortcut_(x)));
 }
 
-double DhenLayerImpl::flops() const {
-  double flops = shortcut_flops_;
-  for (const auto& interaction : interactions_) flops += interaction->flops();
-  return flops;
+std::vector<Products> DhenLayerImpl::products() const {
+  std::vector<Products> all{{EmbeddingMixImpl::kProduct, shortcut_flops_}};
+  for (const auto& interaction : interactions_) {
+    const std::vector<Products> more = interaction->products();
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
 }
 
 DhenImpl::DhenImpl(const DhenConfig& config, const at::TensorOptions& options)
@@ -112,8 +115,16 @@ TabularOutput DhenImpl::forward(const at::Tensor& numeric, const at::Tensor& cat
 }
 
 double DhenImpl::flops_per_sample() const {
-  double flops = numeric_->flops() + head_->flops();
-  for (const auto& layer : *layers_) flops += layer->as<DhenLayerImpl>()->flops();
+  double flops = sum_of(numeric_->products()) + sum_of(head_->products());
+  for (const auto& layer : *layers_) flops += sum_of(layer->as<DhenLayerImpl>()->products());
+  return flops;
+}
+
+double DhenImpl::recomputed_flops_per_sample() const {
+  double flops = 0;
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    flops += recomputed_flops(checkpointing_, static_cast<int64_t>(i), layers_->ptr<DhenLayerImpl>(i)->products());
+  }
   return flops;
 }
 

@@ -26,6 +26,7 @@
 #include "models/dhen_config.h"
 #include "models/feature_embedding.h"
 #include "models/layers.h"
+#include "models/recomputed_flops.h"
 #include "models/tabular_model.h"
 
 namespace fsdp::models {
@@ -35,8 +36,8 @@ class Interaction : public torch::nn::Module {
  public:
   // x: [batch, m, d]. Returns [batch, l, d].
   virtual at::Tensor forward(const at::Tensor& x) = 0;
-  // Forward and backward of one sample (flops.h).
-  virtual double flops() const = 0;
+  // Of one sample.
+  virtual std::vector<Products> products() const = 0;
 };
 
 // A linear map of embeddings to embeddings, the same for each of their d numbers.
@@ -45,6 +46,7 @@ class EmbeddingMixImpl : public torch::nn::Module {
   EmbeddingMixImpl(int64_t inputs, int64_t outputs, const at::TensorOptions& options);
   // [batch, inputs, d] to [batch, outputs, d].
   at::Tensor forward(const at::Tensor& x);
+  static constexpr ProductKind kProduct = ProductKind::kMm;  // of forward
 
  private:
   Linear mix_;
@@ -57,7 +59,7 @@ class MultilayerImpl : public torch::nn::Module {
   // sizes: of the input, of hidden layers, of the output.
   MultilayerImpl(std::vector<int64_t> sizes, const at::TensorOptions& options);
   at::Tensor forward(at::Tensor x);
-  double flops() const;
+  std::vector<Products> products() const;
 
  private:
   std::vector<int64_t> sizes_;
@@ -70,13 +72,13 @@ class DhenLayerImpl : public torch::nn::Module {
   // inputs: the number of embeddings it gets.
   DhenLayerImpl(const DhenConfig& config, int64_t inputs, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x);
-  double flops() const;
+  std::vector<Products> products() const;
 
  private:
   std::vector<std::shared_ptr<Interaction>> interactions_;
   EmbeddingMix shortcut_{nullptr};  // null: the identity
   LayerNorm norm_;
-  double shortcut_flops_ = 0;
+  double shortcut_flops_ = 0;  // 0: the identity
 };
 TORCH_MODULE(DhenLayer);
 
@@ -93,6 +95,7 @@ class DhenImpl : public TabularModel {
   int64_t num_numeric_features() const override { return config_.num_numeric_features; }
   EmbeddingTables tables() const override { return config_.tables(); }
   double flops_per_sample() const override;
+  double recomputed_flops_per_sample() const override;
   FolderNames folder_names() const override { return {}; }
   std::vector<std::string> block_class_names() const override { return {"DhenLayer"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }

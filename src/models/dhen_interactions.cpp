@@ -31,10 +31,11 @@ class AttentionInteraction final : public Interaction {
         split_heads(parts[0], head_dim_), split_heads(parts[1], head_dim_), split_heads(parts[2], head_dim_));
     return mix_(proj_(attended.transpose(1, 2).flatten(2)));
   }
-  double flops() const override {
+  std::vector<Products> products() const override {
     const auto inputs = static_cast<double>(inputs_), width = static_cast<double>(width_);
-    return linear_flops(4 * width * width, inputs) + attention_flops(width, inputs, inputs) +
-           linear_flops(product(inputs_, outputs_), width);
+    return {{ProductKind::kAddmm, linear_flops(4 * width * width, inputs)},
+            {ProductKind::kSdpa, attention_flops(width, inputs, inputs)},
+            {EmbeddingMixImpl::kProduct, linear_flops(product(inputs_, outputs_), width)}};
   }
 
  private:
@@ -58,9 +59,11 @@ class CrossInteraction final : public Interaction {
     const at::Tensor flat = x.flatten(1);
     return mix_((flat * up_(down_(flat)) + flat).view_as(x));
   }
-  double flops() const override {
-    return linear_flops(2 * product(inputs_ * width_, rank_), 1) +
-           linear_flops(product(inputs_, outputs_), static_cast<double>(width_));
+  std::vector<Products> products() const override {
+    const double low_rank = linear_flops(product(inputs_ * width_, rank_), 1);
+    return {{ProductKind::kMm, low_rank},
+            {ProductKind::kAddmm, low_rank},
+            {EmbeddingMixImpl::kProduct, linear_flops(product(inputs_, outputs_), static_cast<double>(width_))}};
   }
 
  private:
@@ -83,8 +86,9 @@ class DotProductInteraction final : public Interaction {
     const at::Tensor flat = places[0] * inputs_ + places[1];
     return linear_(products.flatten(1).index_select(1, flat)).view({x.size(0), outputs_, width_});
   }
-  double flops() const override {
-    return linear_flops(product(pairs(), outputs_ * width_), 1) + 6 * product(inputs_ * inputs_, width_);
+  std::vector<Products> products() const override {
+    return {{ProductKind::kBmm, 6 * product(inputs_ * inputs_, width_)},
+            {ProductKind::kAddmm, linear_flops(product(pairs(), outputs_ * width_), 1)}};
   }
 
  private:
@@ -101,7 +105,7 @@ class LinearInteraction final : public Interaction {
         flops_(linear_flops(product(inputs, config.interaction_outputs), static_cast<double>(config.embedding_width))) {
   }
   at::Tensor forward(const at::Tensor& x) override { return mix_(x); }
-  double flops() const override { return flops_; }
+  std::vector<Products> products() const override { return {{EmbeddingMixImpl::kProduct, flops_}}; }
 
  private:
   EmbeddingMix mix_;
@@ -116,7 +120,7 @@ class MlpInteraction final : public Interaction {
     layers_ = register_module("layers", Multilayer(sizes, options));
   }
   at::Tensor forward(const at::Tensor& x) override { return layers_(x.flatten(1)).view({x.size(0), outputs_, width_}); }
-  double flops() const override { return layers_->flops(); }
+  std::vector<Products> products() const override { return layers_->products(); }
 
  private:
   int64_t width_, outputs_;

@@ -162,6 +162,21 @@ TEST(Dhen, CountsFlops) {
   EXPECT_EQ(made(one)->flops_per_sample(), 6 * products + 12 * 8 * 4 * 4 + 6 * 4 * 4 * 8);
 }
 
+// Two thirds of a layer's multiplications are forward's: 2 for each product, 4 of attention, 2 of dots.
+TEST(Dhen, CountsWhatIsRecomputed) {
+  json one = small_dhen();
+  one["num_hidden_layers"] = 1;
+  Dhen model = made(one);
+  EXPECT_EQ(model->recomputed_flops_per_sample(), 0);
+  const double mixes = 3 * 4 * 2 * 8 + 4 * 10 * 8, attention = 4 * 8 * 8 * 4, cross = 2 * 32 * 3, dot = 6 * 16;
+  const double linear = 2 * (mixes + attention + cross + dot + 32 * 5 + 5 * 16);
+  const double scores = 4 * 8 * 4 * 4, dots = 2 * 4 * 4 * 8;
+  model->set_activation_checkpointing(CheckpointPolicy::full());
+  EXPECT_EQ(model->recomputed_flops_per_sample(), linear + scores + dots);
+  model->set_activation_checkpointing(CheckpointPolicy::selected_operators({"aten::mm", "aten::bmm"}));
+  EXPECT_EQ(model->recomputed_flops_per_sample(), linear - 2 * (mixes + cross / 2) + scores);
+}
+
 // On the meta device: dense parameters as the FSDP paper has them; nothing of 768 billion is allocated.
 TEST(Dhen, TheOneOfTheFsdpPaperHasItsSizes) {
   const DhenConfig config = parse_dhen_config(dhen_550m());

@@ -32,6 +32,8 @@ class TabularModel : public PretrainedModel {
   virtual EmbeddingTables tables() const = 0;
   // Of dense layers, forward and backward (flops.h). Looking rows up is no arithmetic.
   virtual double flops_per_sample() const = 0;
+  // What activation checkpointing runs again of them (recomputed_flops.h).
+  virtual double recomputed_flops_per_sample() const = 0;
 
   // The model becomes the parent of `embedding`, which has tables(): a WholeEmbedding on one device, or one that splits
   // its tables over ranks. Once.

@@ -71,8 +71,8 @@ StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
     metrics.tokens_per_second = metrics.samples_per_second * static_cast<double>(work_.sample.tokens);
   }
   metrics.tflops = metrics.samples_per_second * work_.sample.flops * 1e-12;
-  if (work_.recomputed_flops) {
-    metrics.hardware_tflops = metrics.samples_per_second * (work_.sample.flops + *work_.recomputed_flops) * 1e-12;
+  if (work_.recomputes) {
+    metrics.hardware_tflops = metrics.samples_per_second * (work_.sample.flops + work_.sample.recomputed_flops) * 1e-12;
   }
   last_step_ = step;
   last_time_ = now;

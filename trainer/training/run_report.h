@@ -16,9 +16,8 @@ namespace fsdp::trainer {
 // The work of one optimizer step over all ranks.
 struct StepWork {
   int64_t samples = 0;
-  SampleWork sample;  // of each
-  // With activation checkpointing: what it computes again of each.
-  std::optional<double> recomputed_flops = std::nullopt;
+  SampleWork sample;        // of each
+  bool recomputes = false;  // whether there is activation checkpointing
 };
 
 class RunReport {

@@ -30,6 +30,7 @@ struct Noted : SeparateParameters {
     learning_rates.push_back(learning_rate);
     scales.push_back(gradient_scale);
   }
+  std::vector<SplitTensor> split_tensors() const override { return {}; }
   std::vector<MemoryCategory> memory() const override { return {{.name = "noted"}}; }
 
   std::vector<double> norms;

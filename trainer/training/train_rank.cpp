@@ -17,7 +17,6 @@
 #include "saving/start_point.h"
 #include "training/evaluation.h"
 #include "training/model_io.h"
-#include "training/recomputed_work.h"
 #include "training/run_report.h"
 #include "training/sharding_options.h"
 #include "training/step_trace.h"
@@ -79,11 +78,9 @@ GlobalBatch global_batch_of(const Config& config, int world_size) {
 }
 
 StepWork work_of(const Config& config, const TrainingInputs& inputs, int world_size) {
-  const Batch batch = inputs.train->batch({0});
-  StepWork work{.samples = global_batch_of(config, world_size).samples(), .sample = inputs.model->sample_work(batch)};
-  if (config.activation_checkpointing)
-    work.recomputed_flops = recomputed_flops_of_sample(inputs.model->module(), batch);
-  return work;
+  return {.samples = global_batch_of(config, world_size).samples(),
+          .sample = inputs.model->sample_work(inputs.train->batch({0})),
+          .recomputes = config.activation_checkpointing};
 }
 
 RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place)

@@ -38,7 +38,10 @@ class TrainedCausalLM : public TrainedKind<models::CausalLM> {
   }
   at::Tensor loss(const Batch& batch) const override { return model().forward(batch.inputs, batch.labels).loss; }
   SampleWork sample_work(const Batch& /*batch*/) const override {
-    return {.tokens = length_, .flops = static_cast<double>(length_) * model().flops_per_token(length_)};
+    const auto tokens = static_cast<double>(length_);
+    return {.tokens = length_,
+            .flops = tokens * model().flops_per_token(length_),
+            .recomputed_flops = tokens * model().recomputed_flops_per_token(length_)};
   }
 
  private:
@@ -66,7 +69,8 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
   }
   SampleWork sample_work(const Batch& /*batch*/) const override {
     return {.tokens = lengths_.source + lengths_.target,
-            .flops = model().flops_per_sample(lengths_.source, lengths_.target)};
+            .flops = model().flops_per_sample(lengths_.source, lengths_.target),
+            .recomputed_flops = model().recomputed_flops_per_sample(lengths_.source, lengths_.target)};
   }
 
  private:
@@ -93,7 +97,9 @@ class TrainedImageClassifier : public TrainedKind<models::ImageClassifier> {
   }
   at::Tensor loss(const Batch& batch) const override { return model().forward(batch.inputs, batch.labels).loss; }
   SampleWork sample_work(const Batch& batch) const override {
-    return {.flops = model().flops_per_image(batch.inputs.size(2), batch.inputs.size(3))};
+    const int64_t height = batch.inputs.size(2), width = batch.inputs.size(3);
+    return {.flops = model().flops_per_image(height, width),
+            .recomputed_flops = model().recomputed_flops_per_image(height, width)};
   }
 
  private:

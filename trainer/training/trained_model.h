@@ -17,8 +17,9 @@ namespace fsdp::trainer {
 
 // What one sample costs.
 struct SampleWork {
-  int64_t tokens = 0;  // that the model reads; 0: its samples are not made of tokens
-  double flops = 0;    // of forward and backward, recomputation not counted
+  int64_t tokens = 0;           // that the model reads; 0: its samples are not made of tokens
+  double flops = 0;             // of forward and backward, recomputation not counted
+  double recomputed_flops = 0;  // what activation checkpointing computes again
 };
 
 class TrainedModel {

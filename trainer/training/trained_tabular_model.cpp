@@ -28,7 +28,7 @@ at::Tensor TrainedTabularModel::loss(const Batch& batch) const {
 }
 
 SampleWork TrainedTabularModel::sample_work(const Batch& /*batch*/) const {
-  return {.flops = model().flops_per_sample()};
+  return {.flops = model().flops_per_sample(), .recomputed_flops = model().recomputed_flops_per_sample()};
 }
 
 }  // namespace fsdp::trainer

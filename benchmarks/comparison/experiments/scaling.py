@@ -54,7 +54,7 @@ DHEN = {
                    num_hidden_layers=4, interactions=["attention", "cross", "dot_product", "mlp"], interaction_outputs=16,
                    num_attention_heads=4, cross_rank=256, mlp_size=1024, numeric_sizes=[512], head_sizes=[512]), 256),
 }
-DHEN_SIDES = (FSDP1, FSDP2)
+DHEN_SIDES = (OURS, FSDP1, FSDP2)
 
 
 def dhen(call):
@@ -79,7 +79,7 @@ def report(rows):
             parts.append("More ranks than cores: times are indicative.")
         if "tables split" in group:
             parts.append("Rows that were looked up, and their gradients, are sent as well; the formula has dense weights alone. The layers are "
-                         "the units, rows learn by row-wise Adagrad on their owner. fsdp.cpp's program does not train DHEN yet.")
+                         "the units, rows learn by row-wise Adagrad on their owner.")
         parts += tables.notes(members)
     return "\n\n".join(parts)
 
