@@ -10,6 +10,7 @@
 #include "models/config_reader.h"
 #include "models/flops.h"
 #include "models/layers.h"
+#include "models/recomputed_flops.h"
 
 // [model]
 namespace fsdp::models {
@@ -65,9 +66,11 @@ class AverageLMImpl : public CausalLM {
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return 1 << 20; }
   double flops_per_token(int64_t /*sequence_length*/) const override {
-    const auto width = static_cast<double>(config_.hidden_size),
-               layers = static_cast<double>(config_.num_hidden_layers);
-    return linear_flops(layers * 2 * width * width + width * static_cast<double>(config_.vocab_size), 1);
+    const double head = static_cast<double>(config_.hidden_size) * static_cast<double>(config_.vocab_size);
+    return static_cast<double>(config_.num_hidden_layers) * sum_of(products_of_block()) + linear_flops(head, 1);
+  }
+  double recomputed_flops_per_token(int64_t /*sequence_length*/) const override {
+    return recomputed_flops_of_all(checkpointing_, config_.num_hidden_layers, products_of_block());
   }
   FolderNames folder_names() const override { return {}; }
   std::vector<std::string> block_class_names() const override { return {"AverageBlock"}; }
@@ -75,6 +78,11 @@ class AverageLMImpl : public CausalLM {
   void initialize() override { initialize_parameters(*this, 0.02); }
 
  private:
+  std::vector<Products> products_of_block() const {
+    const auto width = static_cast<double>(config_.hidden_size);
+    return {{linear_kind(/*with_bias=*/true), linear_flops(2 * width * width, 1)}};
+  }
+
   AverageConfig config_;
   Embedding embed_;
   torch::nn::ModuleList blocks_;
