@@ -35,7 +35,14 @@ class HeldStream {
   bool held_ = true;
 };
 
-at::Tensor ones(int64_t numel) { return torch::ones({numel}).to(simulated_device()); }
+// The host waits for it: any stream may use it at once.
+at::Tensor filled(int64_t numel, double value) {
+  at::Tensor tensor = torch::full({numel}, value).to(simulated_device());
+  current_stream(simulated_device()).synchronize();
+  return tensor;
+}
+at::Tensor ones(int64_t numel) { return filled(numel, 1); }
+at::Tensor zeros(int64_t numel) { return filled(numel, 0); }
 double first_of(const at::Tensor& tensor) { return tensor.cpu()[0].item<double>(); }
 
 // Whether the stream comes to its end while the other one is held.
@@ -53,7 +60,7 @@ class StreamOrder : public ::testing::Test {
 };
 
 TEST_F(StreamOrder, MemoryIsUsedAgainBehindItsLastUse) {
-  const at::Tensor memory = ones(8), copy = ones(4) * 0;
+  const at::Tensor memory = ones(8), copy = zeros(4);
   MemoryOrder order;
   HeldStream reader;
   {
@@ -73,7 +80,7 @@ TEST_F(StreamOrder, MemoryIsUsedAgainBehindItsLastUse) {
 }
 
 TEST_F(StreamOrder, OfSeveralUsesTheLastOfEachPieceCounts) {
-  const at::Tensor memory = ones(8), copy = ones(4) * 0;
+  const at::Tensor memory = ones(8), copy = zeros(4);
   MemoryOrder order;
   order.after_use(memory);
   HeldStream reader;
@@ -120,7 +127,7 @@ TEST_F(StreamOrder, AThingThatIsAnotherHasNoTurnsBefore) {
 }
 
 TEST_F(StreamOrder, ReadersWaitForTheFirstAndTheEndForAll) {
-  const at::Tensor memory = ones(4), copy = ones(4) * 0;
+  const at::Tensor memory = ones(4), copy = zeros(4);
   StreamReaders readers;
   const CurrentStreamGuard on_stream(stream_);
   HeldStream maker, reader;
