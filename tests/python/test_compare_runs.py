@@ -58,7 +58,7 @@ def limited(row):
 def check_limit(rows, page):
     """What is sharded fits under the limit, on both sides, and what is not does not, on both sides."""
     assert {row["variant"]: row["status"] for row in rows} == {
-        "fsdp.cpp full_shard": "measured", "fsdp.cpp full_shard, least memory": "measured", "FSDP1 full_shard": "measured",
+        "fsdp.cpp full_shard": "measured", "fsdp.cpp full_shard, auto_units": "measured", "FSDP1 full_shard": "measured",
         "FSDP2 full_shard": "measured", "fsdp.cpp no_shard": "out of memory", "DDP": "out of memory"}, rows
     assert all(row["figures"]["base_mib"]["median"] > 0 for row in rows if row["status"] == "measured")
     assert "at most 160 MiB a process" in page and "| DDP (out of memory) |" in page and "DefaultCPUAllocator" in page
