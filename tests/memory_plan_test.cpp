@@ -1,6 +1,6 @@
 // What memory the engine takes, and when.
+#include <atomic>
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "engine/engine.h"
@@ -90,9 +90,14 @@ std::vector<Case> all_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, MemoryPlan, ::testing::ValuesIn(all_cases()), case_name);
 
+// At which all ranks meet.
+auto meeting_of(Communicator& communicator) {
+  return [&communicator, n = uint64_t{0}]() mutable { communicator.all_gather_bytes("", {"meet", n++, Pass::kUser}); };
+}
+
 // How often all ranks together ask for memory in `step`, counted on rank 0.
 int64_t allocations_of_all(Communicator& communicator, const std::function<void()>& step) {
-  auto meet = [&, n = uint64_t{0}]() mutable { communicator.all_gather_bytes("", {"meet", n++, Pass::kUser}); };
+  auto meet = meeting_of(communicator);
   meet();
   std::optional<CountedMemory> memory;
   if (communicator.rank() == 0) memory.emplace();
@@ -223,18 +228,21 @@ TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
 struct Held {
   int64_t at_most = 0;
   int64_t between_steps = 0;
+  // As each rank says; before gradients are cleared, and at most.
+  std::atomic<int64_t> gradients = 0, gathered = 0;
 };
 
-Held held_while_training(const Options& options, Uneven& net) {
+// On rank 0 writes what is counted there.
+void train_counted(const Options& options, Uneven& net, Held& held) {
   Communicator& communicator = *options.communicator;
-  auto meet = [&, n = uint64_t{0}]() mutable { communicator.all_gather_bytes("", {"meet", n++, Pass::kUser}); };
+  auto meet = meeting_of(communicator);
   meet();
   std::optional<CountedMemory> memory;
   if (communicator.rank() == 0) memory.emplace();
   meet();
   auto sharded = fully_shard(net, options);
-  Held held;
-  for (int i = 0; i < 5; ++i) {
+  constexpr int kSteps = 5;
+  for (int i = 0; i < kSteps; ++i) {
     if (i == 3) {
       meet();
       if (memory) memory->reset_peak();
@@ -242,43 +250,34 @@ Held held_while_training(const Options& options, Uneven& net) {
     }
     net->forward(input(communicator.rank()), net->in_order).backward();
     testing::descend(sharded->parameters());
+    if (i + 1 == kSteps) held.gradients += category(*sharded, "gradient shards").current;
     sharded->zero_grad();
   }
+  held.gathered += category(*sharded, "unsharded parameters").reserved;
   meet();
-  if (memory) held = {memory->peak_bytes(), memory->current_bytes()};
+  if (memory) {
+    held.at_most = memory->peak_bytes();
+    held.between_steps = memory->current_bytes();
+  }
   memory.reset();
   meet();
-  return held;
 }
 
 TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack) {
-  std::map<bool, Held> held;
-  std::mutex mutex;
-  int64_t gradients = 0, gathered = 0;  // of all ranks, with keep_memory
-  for (bool keep : {true, false}) {
+  Held kept, given_back;
+  for (Held* held : {&kept, &given_back}) {
     run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
       Uneven net = make_uneven(GetParam().frozen);
       Options with = options(communicator);
       EXPECT_FALSE(with.keep_memory);
-      with.keep_memory = keep;
-      const Held all = held_while_training(with, net);
-      if (communicator->rank() == 0) held[keep] = all;
+      with.keep_memory = held == &kept;
+      train_counted(with, net, *held);
     });
   }
-  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
-    Uneven net = make_uneven(GetParam().frozen);
-    Options with = options(communicator);
-    with.keep_memory = true;
-    auto sharded = fully_shard(net, with);
-    net->forward(input(communicator->rank()), net->in_order).backward();
-    std::lock_guard lock(mutex);
-    gradients += category(*sharded, "gradient shards").current;
-    gathered += category(*sharded, "unsharded parameters").reserved;
-  });
-  EXPECT_LE(held[false].at_most, held[true].at_most);
-  EXPECT_GT(gradients, 0);
+  EXPECT_LE(given_back.at_most, kept.at_most);
+  EXPECT_GT(kept.gradients, 0);
   const bool stays = GetParam().strategy == kShardGradOp && GetParam().ranks > 1;
-  EXPECT_LE(held[false].between_steps, held[true].between_steps - gradients - (stays ? gathered / 2 : 0));
+  EXPECT_LE(given_back.between_steps, kept.between_steps - kept.gradients - (stays ? kept.gathered / 2 : 0));
 }
 
 // A plan is for the order that was seen. In another one every number stays, and memory comes from elsewhere if need be.

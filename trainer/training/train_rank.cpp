@@ -128,7 +128,7 @@ void RankRun::make_separate_parameters() {
   SeparateParameters* separate = inputs_.model->separate_parameters();
   if (!separate) return;
   std::optional<fs::path> folder;
-  if (inputs_.weights) folder = inputs_.weights->folder().path();
+  if (inputs_.weights && !start_.checkpoint) folder = inputs_.weights->folder().path();
   separate->make(communicator_, device_, folder);
 }
 
