@@ -131,8 +131,8 @@ void add_hugging_face(const Seeds& seeds) {
 }
 
 void add_pickles(const Seeds& seeds) {
-  for (const char* hex :
-       {checkpoint::kSingleHex, checkpoint::kSingleProtocol2Hex, checkpoint::kFsdp2Hex, checkpoint::kMeshHex}) {
+  for (const char* hex : {checkpoint::kSingleHex, checkpoint::kSingleProtocol2Hex, checkpoint::kSingleOfPython3112Hex,
+                          checkpoint::kFsdp2Hex, checkpoint::kMeshHex}) {
     seeds.add("dcp_metadata_fuzz", checkpoint::from_hex(hex));
     seeds.add("pickle_fuzz", checkpoint::from_hex(hex));
   }

@@ -39,6 +39,7 @@ PickleGlobals make_globals() {
                            "ChunkStorageMetadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"}) {
     globals.classes.emplace(metadata, name);
   }
+  globals.enums.emplace(metadata, "_MEM_FORMAT_ENCODING");
   globals.classes.emplace("torch.distributed.checkpoint.filesystem", "_StorageInfo");
   globals.classes.emplace("torch", "Size");
   globals.classes.emplace("torch.serialization", "_get_layout");

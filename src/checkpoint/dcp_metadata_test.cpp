@@ -33,7 +33,7 @@ std::vector<std::string> names(const Map& map) {
 }
 
 TEST(DcpMetadata, OfOneProcess) {
-  for (const char* hex : {kSingleHex, kSingleProtocol2Hex}) {
+  for (const char* hex : {kSingleHex, kSingleProtocol2Hex, kSingleOfPython3112Hex}) {
     const DcpMetadata metadata = parse(from_hex(hex));
     EXPECT_EQ(metadata.version, "1.0.0");
     EXPECT_THAT(names(metadata.tensors), ElementsAre("nest.a.0", "s", "w"));
@@ -95,7 +95,7 @@ TEST(DcpMetadata, OfAFolder) {
 }
 
 TEST(DcpMetadataDamaged, CutAnywhere) {
-  for (const char* hex : {kSingleHex, kSingleProtocol2Hex, kFsdp2Hex, kMeshHex}) {
+  for (const char* hex : {kSingleHex, kSingleProtocol2Hex, kSingleOfPython3112Hex, kFsdp2Hex, kMeshHex}) {
     const std::string good = from_hex(hex);
     for (size_t length = 0; length < good.size(); ++length) {
       EXPECT_THAT(parse_error(good.substr(0, length)), StartsWith("x/.metadata: byte ")) << length;
@@ -105,7 +105,7 @@ TEST(DcpMetadataDamaged, CutAnywhere) {
 }
 
 TEST(DcpMetadataDamaged, AnyByteChanged) {
-  for (const char* hex : {kSingleHex, kSingleProtocol2Hex, kFsdp2Hex, kMeshHex}) {
+  for (const char* hex : {kSingleHex, kSingleProtocol2Hex, kSingleOfPython3112Hex, kFsdp2Hex, kMeshHex}) {
     const std::string good = from_hex(hex);
     for (size_t at = 0; at < good.size(); ++at) {
       for (const int flipped : {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xff}) {

@@ -15,6 +15,7 @@ namespace {
 using Kind = PickleValue::Kind;
 
 constexpr const char* kOrderedDict = "collections.OrderedDict";
+constexpr const char* kGetattr = "builtins.getattr";
 
 // Follows the opcodes of one pickle.
 class Machine {
@@ -188,6 +189,10 @@ class Machine {
   }
 
   void push_global(const std::string& module, const std::string& name) {
+    if (!globals_.enums.empty() && (module == "builtins" || module == "__builtin__") && name == "getattr") {
+      push(Kind::kGlobal).text = kGetattr;
+      return;
+    }
     const bool is_class = globals_.classes.contains({module, name});
     std::string full = module + "." + name;
     if (!is_class && !globals_.constants.contains({module, name})) {
@@ -199,11 +204,27 @@ class Machine {
     if (is_class) {
       classes_.insert(&global);
     }
+    if (globals_.enums.contains({module, name})) {
+      enums_.insert(&global);
+    }
+  }
+
+  void make_enum_member(const PickleValue& arguments) {
+    const auto& items = arguments.items;
+    if (arguments.kind != Kind::kTuple || items.size() != 2 || !enums_.contains(items[0]) ||
+        items[1]->kind != Kind::kString) {
+      input_.fail("getattr may only take a member of an allowed enum, by its name");
+    }
+    push_object(items[0]->text, arguments);
   }
 
   void make_object() {
     const PickleValue& arguments = stack_.pop();
     const PickleValue& called = stack_.pop();
+    if (called.kind == Kind::kGlobal && called.text == kGetattr) {
+      make_enum_member(arguments);
+      return;
+    }
     if (!classes_.contains(&called)) {
       input_.fail(called.kind == Kind::kGlobal ? called.text + " is no class" : "a value that is no class",
                   " is called");
@@ -215,8 +236,12 @@ class Machine {
       push(Kind::kDict);
       return;
     }
+    push_object(called.text, arguments);
+  }
+
+  void push_object(const std::string& of_class, const PickleValue& arguments) {
     PickleValue& object = push(Kind::kObject);
-    object.text = called.text;
+    object.text = of_class;
     object.arguments = &arguments;
   }
 
@@ -297,6 +322,7 @@ class Machine {
   const PickleGlobals& globals_;
   PickleStack stack_;
   std::unordered_set<const PickleValue*> classes_;  // those of the globals that may be called
+  std::unordered_set<const PickleValue*> enums_;    // and those of them whose members may be taken
 };
 
 }  // namespace

@@ -59,8 +59,11 @@ class PickleTree {
 struct PickleGlobals {
   using Name = std::pair<std::string, std::string>;  // module and name in it
 
-  std::set<Name> classes;       // may be called: their objects become values of kind kObject
-  std::set<Name> constants;     // may only stand as values
+  std::set<Name> classes{};     // may be called: their objects become values of kind kObject
+  std::set<Name> constants{};   // may only stand as values
+  std::set<Name> enums{};       // of the classes: their members may stand as getattr(class, "member"),
+                                // which becomes a kObject of the class with getattr's arguments. Python 3.11.0
+                                // to 3.11.3 pickled members so; others as class(value)
   bool persistent_ids = false;  // may ids of things outside of the pickle stand in it?
 };
 

@@ -166,6 +166,32 @@ TEST(PickleReader, PersistentIdsWhereTheyAreAllowed) {
   EXPECT_THAT(read_error(pickle), HasSubstr("(BINPERSID) is not allowed"));
 }
 
+TEST(PickleReader, MembersOfEnums) {
+  const PickleGlobals allowed{.classes = {{"m", "E"}, {"m", "C"}}, .enums = {{"m", "E"}}};
+  const std::string e = pickled::name("m", "E");
+  const auto read_member = [&](const std::string& opcodes) {
+    return shown(read_pickle(pickled::file(opcodes), "x.pickle", allowed).root());
+  };
+  for (const std::string& getattr :
+       {pickled::name("__builtin__", "getattr"), pickled::stack_name("builtins", "getattr")}) {
+    EXPECT_EQ(read_member(pickled::call(getattr, {e, pickled::text("a")})), "m.E(m.E 'a')");
+    EXPECT_EQ(read_member(pickled::call(e, {pickled::integer(1)})), "m.E(1)");
+    const auto refused = [&](const std::string& opcodes) {
+      EXPECT_THAT(error_of([&] { read_member(opcodes); }),
+                  HasSubstr("getattr may only take a member of an allowed enum"));
+    };
+    refused(pickled::call(getattr, {pickled::name("m", "C"), pickled::text("__init__")}));
+    refused(pickled::call(getattr, {pickled::text("m.E"), pickled::text("a")}));
+    refused(pickled::call(getattr, {pickled::call(e, {pickled::integer(1)}), pickled::text("__class__")}));
+    refused(pickled::call(getattr, {getattr, pickled::text("__self__")}));
+    refused(pickled::call(getattr, {e, pickled::integer(1)}));
+    refused(pickled::call(getattr, {e}));
+    refused(pickled::call(getattr, {e, pickled::text("a"), "N"}));
+    refused(getattr + "]R");
+    EXPECT_THAT(opcodes_error(getattr), HasSubstr("getattr is not allowed"));  // where no enum is
+  }
+}
+
 TEST(PickleReader, OrderedDictsAreDicts) {
   const std::string made = pickled::call(pickled::name("collections", "OrderedDict"), {});
   const PickleGlobals allowed{{{"collections", "OrderedDict"}}, {}};
