@@ -102,6 +102,30 @@ TEST_P(Autograd, DetachedUses) {
   });
 }
 
+// ---------------------------------------------------------------- gradients that others hold
+
+// The gradient of a sum is one tensor for both of its terms, and a hook on the other term writes to it afterwards.
+TEST_P(Autograd, GradientsThatOthersWriteLater) {
+  expect_alike([](BranchedNetImpl& net, RankStep rank) {
+    torch::Tensor h = net.encode(rank.x());
+    torch::Tensor other = torch::ones_like(net.b->bias).requires_grad_() * 2;
+    other.register_hook([](const torch::Tensor& gradient) { gradient.mul_(1000); });
+    rank.backward(mean_square(net.decode(h) + torch::linear(h, net.b->weight, net.b->bias + other).sum(1, true)));
+  });
+}
+
+// Somebody keeps a gradient from a hook and writes to it while backward goes on.
+TEST_P(Autograd, GradientsThatAHookKeeps) {
+  expect_alike([](BranchedNetImpl& net, RankStep rank) {
+    auto kept = std::make_shared<torch::Tensor>();
+    torch::Tensor h = net.encode(rank.x());
+    auto keep = net.c->bias.register_hook([kept](const torch::Tensor& gradient) { *kept = gradient; });
+    h.register_hook([kept](const torch::Tensor&) { kept->mul_(1000); });
+    rank.backward(mean_square(net.decode(h)));
+    net.c->bias.remove_hook(keep);
+  });
+}
+
 // ---------------------------------------------------------------- several forwards and backwards
 
 TEST_P(Autograd, SeveralForwardsThenOneBackward) {

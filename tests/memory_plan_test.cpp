@@ -143,16 +143,18 @@ TEST_P(MemoryPlan, KeptAfterTheFirstStepTheEngineAllocatesNothing) {
   });
 }
 
-// Memory of the root's buffers, and of the two largest of others.
+struct Largest {
+  int64_t root = 0, first = 0, second = 0;  // of the root, and of the two largest of others
+};
 template <typename Bytes>
-int64_t bound(ShardedModule& sharded, Bytes bytes) {
-  int64_t root = 0;
+Largest largest(ShardedModule& sharded, Bytes bytes) {
+  Largest found;
   std::vector<int64_t> others = {0, 0};
   for (Unit* unit : sharded.engine().all_units()) {
-    (unit->is_root ? root : others.emplace_back()) = bytes(*unit);
+    (unit->is_root ? found.root : others.emplace_back()) = bytes(*unit);
   }
   std::sort(others.rbegin(), others.rend());
-  return root + others[0] + others[1];
+  return {found.root, others[0], others[1]};
 }
 
 int64_t gradient_bytes(Unit& unit) {
@@ -175,27 +177,69 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
   if (!reshards_after_forward(GetParam().strategy)) {
     return;  // all units stay gathered
   }
-  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
-    Uneven net = make_uneven(GetParam().frozen);
-    auto sharded = fully_shard(net, options(communicator));
-    for (int i = 0; i < 4; ++i) {
-      sharded->zero_grad();
-      net->forward(input(communicator->rank()), net->in_order).backward();
+  for (bool keep : {false, true}) {
+    run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+      Uneven net = make_uneven(GetParam().frozen);
+      Options with = options(communicator);
+      with.keep_memory = keep;
+      auto sharded = fully_shard(net, with);
+      for (int i = 0; i < 4; ++i) {
+        sharded->zero_grad();
+        net->forward(input(communicator->rank()), net->in_order).backward();
+      }
+      bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
+                     sharded->engine().units().front()->groups().shard->size() == 1;
+      auto unsharded = category(*sharded, "unsharded parameters");
+      Largest blocks = largest(*sharded, [](Unit& unit) { return Arena::rounded(unit.block_nbytes()); });
+      EXPECT_LE(unsharded.reserved, aliases ? Arena::kGranularity : blocks.root + blocks.first + blocks.second);
+      EXPECT_LE(unsharded.peak, unsharded.reserved);
+      EXPECT_EQ(unsharded.current, 0);
+      auto buffers = category(*sharded, "gradient buffers");
+      EXPECT_LE(buffers.peak, buffers.reserved);
+      EXPECT_EQ(buffers.current, 0);
+      if (GetParam().strategy == kFullShard && !aliases) {
+        // Where memory is not kept, a unit's gradients are copied to its buffer while those of the root wait.
+        Largest captured = largest(*sharded, gradient_bytes);
+        EXPECT_LE(buffers.reserved, captured.root + captured.first + (keep ? captured.second : captured.first));
+      }
+    });
+  }
+}
+
+// A layer without bias is a unit: its gradient is large, and becomes the buffer that is reduced, if it needs no
+// padding.
+TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
+  for (const auto& [ranks, outputs, fits] :
+       {std::tuple(2, 600, true), std::tuple(3, 600, true), std::tuple(3, 601, false)}) {
+    std::vector<std::map<std::string, torch::Tensor>> weights(2);
+    const int64_t nbytes = int64_t{64} * outputs * 4;
+    for (bool keep : {true, false}) {
+      run_ranks(ranks, [&, outputs = outputs, fits = fits](std::shared_ptr<Communicator> communicator) {
+        torch::nn::Sequential net = testing::seeded([&, outputs = outputs] {
+          auto head = torch::nn::Linear(torch::nn::LinearOptions(64, outputs).bias(false));
+          return torch::nn::Sequential(torch::nn::Linear(16, 64), torch::nn::Tanh(), head);
+        });
+        Options options;
+        options.communicator = communicator;
+        options.keep_memory = keep;
+        options.auto_wrap_policy = [](const WrapCandidate& candidate) { return candidate.fqn == "2"; };
+        auto sharded = fully_shard(*net, options);
+        for (int i = 0; i < 3; ++i) {
+          sharded->zero_grad();
+          net->forward(input(communicator->rank())).pow(2).mean().backward();
+          testing::descend(sharded->parameters());
+        }
+        const int64_t peak = category(*sharded, "gradient buffers").peak, of_root = (16 * 64 + 64) * 4;
+        if (!keep) {
+          EXPECT_GE(peak, fits ? nbytes : 2 * nbytes);
+          EXPECT_LE(peak, (fits ? nbytes : 2 * nbytes) + 2 * of_root + Arena::kGranularity);
+        }
+        auto got = weights_of(*sharded);
+        if (communicator->rank() == 0) weights[keep] = got;
+      });
     }
-    bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
-                   sharded->engine().units().front()->groups().shard->size() == 1;
-    auto unsharded = category(*sharded, "unsharded parameters");
-    int64_t parameters = bound(*sharded, [](Unit& unit) { return Arena::rounded(unit.block_nbytes()); });
-    EXPECT_LE(unsharded.reserved, aliases ? Arena::kGranularity : parameters);
-    EXPECT_LE(unsharded.peak, unsharded.reserved);
-    EXPECT_EQ(unsharded.current, 0);
-    auto buffers = category(*sharded, "gradient buffers");
-    EXPECT_LE(buffers.peak, buffers.reserved);
-    EXPECT_EQ(buffers.current, 0);
-    if (GetParam().strategy == kFullShard && !aliases) {
-      EXPECT_LE(buffers.reserved, bound(*sharded, gradient_bytes));
-    }
-  });
+    expect_same(weights[0], weights[1]);
+  }
 }
 
 TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
@@ -288,7 +332,9 @@ TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
   for (bool strict : {true, false}) {
     run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
       Uneven net = make_uneven(GetParam().frozen);
-      auto sharded = fully_shard(net, options(communicator));
+      Options with = options(communicator);
+      with.keep_memory = true;
+      auto sharded = fully_shard(net, with);
       sharded->engine().set_strict_release(strict);  // without a plan
       for (const auto& order : orders) {
         sharded->zero_grad();

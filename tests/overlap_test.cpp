@@ -343,6 +343,19 @@ std::vector<int64_t> two_at_a_time(int times) {
   return bytes;
 }
 
+// The root's last parameter has its gradient first. A layer's gradients wait beside the buffer of the one before, with
+// a bias at their head, until it is reduced; those of l0, which backward ends with, until those of the root's first
+// layer have come. Only the root's buffer is padded.
+std::vector<int64_t> gradients_that_wait() {
+  const int64_t bias = 7 * 8, last = 7 * 8, first = (7 * 5 + 7) * 8;
+  std::vector<int64_t> bytes = {0, last, last + bias, last + kLayer};
+  for (int i = 0; i < 3; ++i) bytes.insert(bytes.end(), {last + kLayer + bias, last + kLayer});
+  bytes.insert(bytes.end(), {last + kLayer + bias, last + 2 * kLayer});
+  for (int layers : {2, 1, 0}) bytes.push_back(first + last + layers * kLayer);
+  bytes.insert(bytes.end(), {kRoot, 0});
+  return bytes;
+}
+
 TEST(Trace, KnowsTheMemoryOfEachCategory) {
   const std::vector<int64_t> shards = {(kDepth * kLayer + kRoot) / 2};
   EXPECT_EQ(bytes_over_a_step("parameter shards"), shards);
@@ -353,8 +366,7 @@ TEST(Trace, KnowsTheMemoryOfEachCategory) {
   EXPECT_EQ(bytes_over_a_step("optimizer state"), std::vector<int64_t>{77});
   // l2, l3 and l4 take the places of others in forward, and l2, l1 and l0 in backward.
   EXPECT_EQ(bytes_over_a_step("unsharded parameters"), two_at_a_time(3 + 3));
-  // The gradients of l2, l1 and l0 take those of l4, l3 and l2.
-  EXPECT_EQ(bytes_over_a_step("gradient buffers"), two_at_a_time(3));
+  EXPECT_EQ(bytes_over_a_step("gradient buffers"), gradients_that_wait());
 }
 
 TEST(Trace, EverythingElseIsWhatIsAllocatedBeside) {

@@ -153,6 +153,10 @@ class Communicator {
   // as the rest.
   virtual void abort(const std::string& /*reason*/) {}
 
+  // Gives back memory of this group (not its twin) that is kept to be used again. Only where none of its collectives
+  // is in flight. Does nothing by default.
+  virtual void trim() {}
+
   // What the library keeps with this communicator for as long as it lives.
   std::shared_ptr<void>& attachment() { return attachment_; }
 

@@ -120,10 +120,10 @@ struct Options {
   bool high_priority_streams = true;
 
   // Whether the memory of gradients and gathered parameters stays, so that no step after the first asks the allocator
-  // for it. false: parameters that stay gathered after forward give theirs back when backward releases them, buffers in
-  // which gradients are reduced behind the reduction, and the shards' gradients in ShardedModule::zero_grad, or at
-  // the beginning of backward for leaves without gradients. So gradients come when activations and parameters go, as in
-  // PyTorch, and the peak is lower.
+  // for it. false: gathered parameters give theirs back when they are released, gradients are held as they come until
+  // their unit is reduced, buffers in which they are reduced are given back behind the reduction, and the shards'
+  // gradients in ShardedModule::zero_grad, or at the beginning of backward for leaves without gradients. So gradients
+  // come when activations and parameters go, as in PyTorch, and the peak is lower.
   bool keep_memory = false;
 
   // How ranks that diverge or do not come are found.

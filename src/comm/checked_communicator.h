@@ -59,6 +59,7 @@ class CheckedCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
   void abort(const std::string& reason) override;
+  void trim() override { inner_->trim(); }
 
   const std::shared_ptr<Communicator>& inner() const { return inner_; }
   const std::shared_ptr<CollectiveMonitor>& monitor() const;

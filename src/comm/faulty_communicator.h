@@ -57,6 +57,7 @@ class FaultyCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
+  void trim() override { inner_->trim(); }
 
  private:
   class FaultyWork;

@@ -157,6 +157,7 @@ class GlooCommunicator final : public Communicator, public Failable {
   std::chrono::milliseconds timeout() const override { return context_->transport->timeout(); }
   int world_rank(int rank) const override { return context_->names.at(static_cast<size_t>(rank)); }
   void abort(const std::string& reason) override { context_->family->fail(*context_->transport, reason); }
+  void trim() override { context_->buffers.trim(); }
 
   std::vector<uint64_t> bytes_sent_to() const override {
     return with_bytes_of(twin_.get(), context_->payload_bytes_sent);

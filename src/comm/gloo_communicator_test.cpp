@@ -3,6 +3,7 @@
 
 #include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
+#include "support/counting_allocator.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -102,6 +103,30 @@ TEST_P(GlooSizes, AllReduceSendsWhatTheOthersLack) {
     comm.all_reduce(tensor, tensor, {}, id("u"))->wait();
     const auto own = part_of(numel(), comm.rank(), size()).numel;
     EXPECT_EQ(comm.bytes_sent(), ((numel() - own) + (size() - 1) * own) * tensor.element_size());
+  });
+}
+
+// What others contribute waits in memory that is used again, until it is given back.
+TEST(GlooMemory, StagingMemoryIsGivenBackOnRequest) {
+  constexpr int64_t kBytes = int64_t{1} << 20;
+  const testing::CountedMemory memory;
+  with_ranks(2, [&](Communicator& comm) {
+    auto reduce = [&](uint64_t generation) {
+      auto output = torch::zeros({kBytes / 4});
+      comm.reduce_scatter(output, torch::ones({2 * kBytes / 4}), {}, id("u", generation))->wait();
+      EXPECT_TRUE(torch::equal(output, torch::full({kBytes / 4}, 2.0)));
+    };
+    reduce(0);
+    comm.barrier(id("kept"));
+    if (comm.rank() == 0) {
+      EXPECT_GE(memory.current_bytes(), 2 * kBytes);
+    }
+    comm.barrier(id("looked"));
+    comm.trim();
+    comm.barrier(id("given back"));
+    EXPECT_LT(memory.current_bytes(), kBytes / 4);
+    comm.barrier(id("looked", 1));
+    reduce(1);
   });
 }
 

@@ -56,6 +56,7 @@ class RecordingCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
+  void trim() override { inner_->trim(); }
 
   // Waits are logged when they have succeeded; a gather of bytes is logged as an issue and a wait. Not
   // thread-safe.

@@ -125,6 +125,7 @@ class StagedCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return host_->timeout(); }
   int world_rank(int rank) const override { return host_->world_rank(rank); }
   void abort(const std::string& reason) override { host_->abort(reason); }
+  void trim() override { host_->trim(); }
 
  private:
   std::shared_ptr<Communicator> host_;

@@ -17,6 +17,8 @@ class StagingPool {
   at::Tensor take(int64_t bytes);
   // Returns what take() gave, once nobody reads or writes it any more.
   void give_back(at::Tensor buffer);
+  // Keeps none of the free buffers but small ones, for headers.
+  void trim();
 
  private:
   FreeBuffers free_;

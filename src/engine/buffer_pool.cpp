@@ -112,10 +112,13 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
+  if (let_go(buffer)) {
+    return;
+  }
   order_.after_use(buffer);
   if (const auto staying = staying_of(buffer); staying != staying_.end()) {
     staying->second.in_use = false;
-    if (!kept_.staying) {
+    if (!keeps_memory_) {
       forget(staying);
     }
   } else if (!arena_.give_back(buffer)) {
@@ -126,7 +129,7 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
 void BufferPool::give_back_or_keep(const at::Tensor& buffer) {
   at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
   bytes.set_(buffer.storage(), 0, {nbytes_of(buffer)}, {1});
-  if (!kept_.others && !poison_) {
+  if (!keeps_memory_ && !poison_) {
     give_up(bytes);
     return;
   }
@@ -136,6 +139,35 @@ void BufferPool::give_back_or_keep(const at::Tensor& buffer) {
   }
   bool aside = aside_.count(bytes.storage().unsafeGetStorageImpl()) > 0;
   (aside ? free_aside_ : free_).add(bytes);
+}
+
+void BufferPool::note_held(int64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  in_use_bytes_ += nbytes;
+  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_.load());
+  count_reserved(nbytes);
+}
+
+at::Tensor BufferPool::adopt(const at::Tensor& tensor, const c10::Stream& home) {
+  note_held(static_cast<int64_t>(tensor.nbytes()));
+  std::lock_guard lock(mutex_);
+  adopted_.emplace(tensor.storage().unsafeGetStorageImpl(), home);
+  return tensor;
+}
+
+// Whether the buffer was adopted.
+bool BufferPool::let_go(const at::Tensor& buffer) {
+  const auto adopted = adopted_.find(buffer.storage().unsafeGetStorageImpl());
+  if (adopted == adopted_.end()) {
+    return false;
+  }
+  if (poison_) {
+    buffer.view(at::kByte).fill_(0xFF);
+  }
+  count_reserved(-static_cast<int64_t>(buffer.nbytes()));
+  order_streams(current_stream(device_), adopted->second);
+  adopted_.erase(adopted);
+  return true;
 }
 
 void BufferPool::forget(const void* owner) {
@@ -154,7 +186,7 @@ void BufferPool::forget(StayingBuffers::iterator staying) {
 
 void BufferPool::plan(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  if (poison_ || !kept_.others || nbytes == arena_.capacity() || !arena_.empty()) {
+  if (poison_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) {
     return;
   }
   while (auto bytes = free_.take_largest()) {

@@ -22,18 +22,13 @@ enum class Residence : uint8_t {
   kAside,    // small; reused as it comes
 };
 
-// Of which buffers a pool keeps the memory when they are released.
-struct KeptMemory {
-  bool staying = false;
-  bool others = false;  // from one arena, once their order is known
-};
-
 // Hands out buffers on one device, of which memory comes from and goes back to the stream that is current at
 // construction: [Note: memory reuse by events]. Threads: safe.
 class BufferPool {
  public:
-  BufferPool(c10::Device device, KeptMemory kept)
-      : device_(device), kept_(kept), home_(current_stream(device)), arena_(device) {}
+  // `keeps_memory`: of buffers that are released; passing ones come from one arena then, once their order is known.
+  BufferPool(c10::Device device, bool keeps_memory)
+      : device_(device), keeps_memory_(keeps_memory), home_(current_stream(device)), arena_(device) {}
 
   // A 1-D kByte tensor of `nbytes`, contents undefined, for use on the current stream. Give it back with release(), on
   // the stream that is behind all its uses. `owner`: tells staying buffers apart. `padding`: how many of the bytes do
@@ -42,6 +37,13 @@ class BufferPool {
   // The same as `numel` elements of `dtype`.
   at::Tensor acquire(int64_t numel, at::ScalarType dtype, Residence residence, const void* owner = nullptr);
   void release(const at::Tensor& buffer, int64_t padding = 0);
+
+  bool keeps_memory() const { return keeps_memory_; }
+  // Bytes of tensors that wait for a buffer, now more or fewer: they count as handed out.
+  void note_held(int64_t nbytes);
+  // Makes a tensor that was made on `home` a buffer: release() then orders that stream behind its uses, and the memory
+  // goes with the tensor. Returns the tensor.
+  at::Tensor adopt(const at::Tensor& tensor, const c10::Stream& home);
 
   // Gives back the memory that is kept for an owner, which holds none of it now.
   void forget(const void* owner);
@@ -72,13 +74,14 @@ class BufferPool {
   void give_up(const at::Tensor& bytes);
   void forget(StayingBuffers::iterator staying);
   void give_back_or_keep(const at::Tensor& buffer);
+  bool let_go(const at::Tensor& buffer);
   StayingBuffers::iterator staying_of(const at::Tensor& buffer);
   at::Tensor allocate(int64_t nbytes);
   void before_freeing(const at::Tensor& bytes);
   void count_reserved(int64_t nbytes);
 
   c10::Device device_;
-  KeptMemory kept_;
+  const bool keeps_memory_;
   c10::Stream home_;
   std::mutex mutex_;
   MemoryOrder order_;
@@ -87,6 +90,7 @@ class BufferPool {
   FreeBuffers free_;
   FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_
+  std::map<const c10::StorageImpl*, c10::Stream> adopted_;
   std::atomic<int64_t> in_use_bytes_{0};
   int64_t peak_bytes_ = 0;
   std::atomic<int64_t> reserved_bytes_{0};

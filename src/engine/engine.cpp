@@ -32,7 +32,7 @@ std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& m
 Engine::Engine(const EngineOptions& options)
     : options_(options),
       streams_(device(), options.overlap.high_priority_streams ? StreamPriority::kHigh : StreamPriority::kNormal),
-      parameter_pool_(device(), {.staying = options.keep_memory, .others = true}),
+      parameter_pool_(device(), options.keep_memory),
       reducer_(streams_, {.keep_memory = options.keep_memory, .to_host = options.memory.apart()}, trace_),
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
       residency_(options.overlap.max_gathered_units),

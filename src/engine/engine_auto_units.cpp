@@ -41,6 +41,7 @@ CutItem cut_item(const UseRecord::Use& use) {
     item.nbytes += nbytes;
     item.gathered_nbytes += flat.shard_is_whole() ? 0 : nbytes;
     item.gradient_nbytes += flat.requires_grad() ? unit->gradient(0)->buffer_nbytes() : 0;
+    item.adopts = use.units.size() == 1 && flat.requires_grad() && unit->gradient(0)->may_adopt();
   }
   return item;
 }

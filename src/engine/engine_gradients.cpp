@@ -18,14 +18,16 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
               "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
               "torch::autograd::grad, which returns local gradients");
   // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
-  at::Tensor plain = seams::has_sharded_key(gradient) ? gradient.clone() : gradient;
-  if (residency_.visited() != &unit && !unit.captures()) {
-    reduce_before(unit);
-  }
+  const at::Tensor copy = seams::has_sharded_key(gradient) ? gradient.clone() : at::Tensor();
   const bool complete = explaining_out_of_memory(
       *this,
       [&] { return c10::str("capturing the gradient of '", unit.parameter(index).fqn, "', unit '", unit.name(), "'"); },
-      [&] { return capture_in(unit, index, plain); });
+      [&] {
+        if (residency_.visited() != &unit && !unit.captures()) {
+          reduce_before(unit);
+        }
+        return capture_in(unit, index, copy.defined() ? copy : gradient);
+      });
   if (complete && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
     prefetch();
   }
@@ -90,7 +92,7 @@ void Engine::end_round(Unit& unit) {
     }
     if (!syncs(unit)) {
       if (gradient->capturing()) {
-        gradient->suspend();
+        gradient->suspend(reducer_.pool());
       }
       continue;
     }

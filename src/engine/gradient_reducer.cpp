@@ -34,6 +34,11 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
                   unit.next_id(Pass::kReduce),
                   communication_hook};
   ++(groups.shard ? reduce_scatters_ : all_reduces_);
+  for (const auto& group : {groups.reduce, groups.replicate}) {
+    if (group) {
+      used_groups_.insert(group);
+    }
+  }
   note_issue(unit, gradient);
   int64_t issued = trace_.now();
   in_flight_.push_back({&unit, &gradient, gradient.issue(call, pool_), backward_, issued});
@@ -136,6 +141,17 @@ void GradientReducer::finish_all() {
   }
   streams_.await_reductions();
   settle_on_host();
+  trim_groups();
+}
+
+// Contributions of others are not needed until the next backward.
+void GradientReducer::trim_groups() {
+  if (!pool_.keeps_memory()) {
+    for (const auto& group : used_groups_) {
+      group->trim();
+    }
+  }
+  used_groups_.clear();
 }
 
 // Behind that, gradients are in host memory, and shards in host memory were read: an optimizer may write them.

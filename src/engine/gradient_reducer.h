@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,7 @@ class GradientReducer {
     bool to_host = false;      // gradients of the shards are in host memory, which the device writes
   };
   GradientReducer(const EngineStreams& streams, const Memory& memory, TraceRecorder& trace)
-      : streams_(streams),
-        to_host_(memory.to_host),
-        pool_(streams.device, {memory.keep_memory, memory.keep_memory}),
-        trace_(trace) {}
+      : streams_(streams), to_host_(memory.to_host), pool_(streams.device, memory.keep_memory), trace_(trace) {}
 
   BufferPool& pool() { return pool_; }
   const BufferPool& pool() const { return pool_; }
@@ -85,6 +83,7 @@ class GradientReducer {
   void unit_reduced(InFlight& finished);
 
   void settle_on_host() const;
+  void trim_groups();
 
   const EngineStreams& streams_;
   const bool to_host_;
@@ -96,6 +95,7 @@ class GradientReducer {
   int64_t backward_ = 0;
   int64_t issued_in_backward_ = 0;
   const Unit* last_issued_ = nullptr;
+  std::set<std::shared_ptr<Communicator>> used_groups_;  // whose memory was not given back since
   std::vector<int64_t> passing_;  // bytes of the units whose reductions were issued in this backward
   int64_t reduce_scatters_ = 0;
   int64_t all_reduces_ = 0;

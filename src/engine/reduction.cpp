@@ -41,13 +41,58 @@ void FlatGradient::give_back(at::Tensor& buffer, BufferPool& pool) {
   buffer.reset();
 }
 
-// A round that goes on has its buffer already, unless only the all-reduce over replicas is outstanding.
 void FlatGradient::begin_round(BufferPool& pool) {
   state_.transition(GradientState::kCapturing, where_);
+  if (captures_in_place() || pool.keeps_memory()) {
+    take_buffer(pool);
+  }
+}
+
+// A round that goes on has its buffer already, unless only the all-reduce over replicas is outstanding.
+void FlatGradient::take_buffer(BufferPool& pool) {
   if (!buffer_.defined()) {
-    buffer_ = captures_in_place() ? leaves_.fresh_memory()
-                                  : pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce,
-                                                 stays ? Residence::kStaying : Residence::kPassing, this);
+    buffer_ = make_buffer(pool);
+  }
+}
+
+at::Tensor FlatGradient::make_buffer(BufferPool& pool) {
+  if (captures_in_place()) {
+    return leaves_.fresh_memory();
+  }
+  if (may_adopt()) {
+    const ShardedParameter& only = flat_.parameters().front();
+    if (at::Tensor own = held_.become_buffer(flat_.dtypes().reduce, only.sizes, only.strides, pool); own.defined()) {
+      return own;
+    }
+  }
+  return pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce,
+                      stays ? Residence::kStaying : Residence::kPassing, this);
+}
+
+bool FlatGradient::may_adopt() const {
+  return flat_.layout().num_parameters() == 1 && flat_.layout().padding() == 0 &&
+         flat_.dtypes().reduce == flat_.dtypes().compute;
+}
+
+// All that the round has captured, in its buffer.
+void FlatGradient::fill_buffer(BufferPool& pool) {
+  take_buffer(pool);
+  held_.give_up(
+      [this](int64_t parameter, const at::Tensor& gradient) {
+        take_turn();
+        write_to_buffer(parameter, gradient, /*add=*/false);
+      },
+      pool);
+  take_turn();
+}
+
+void FlatGradient::write_to_buffer(int64_t parameter, const at::Tensor& gradient, bool add) {
+  at::NoGradGuard no_grad;
+  at::Tensor place = flat_.view_in(buffer_, parameter);
+  if (add) {
+    place.add_(gradient);
+  } else {
+    place.copy_(gradient);
   }
 }
 
@@ -60,6 +105,7 @@ void FlatGradient::end_round() {
 }
 
 void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool) {
+  const bool shared = gradient.use_count() > 1 && !gradient.is_sparse();
   at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
   std::lock_guard lock(mutex_);
   TORCH_CHECK(!lost_, "fsdp: ", where_(),
@@ -75,18 +121,20 @@ void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, Buffer
   if (!seams::has_sharded_key(dense)) {
     clean.emplace();
   }
-  at::NoGradGuard no_grad;
-  at::Tensor place = flat_.view_in(buffer_, parameter);
   seen_.set(parameter);
-  if (captured_.set(parameter)) {
-    place.copy_(dense);
-  } else {
-    place.add_(dense);
+  const bool is_first = captured_.set(parameter);
+  if (is_first && !buffer_.defined()) {
+    held_.hold(parameter, dense, shared, pool);
+    return;
   }
+  fill_buffer(pool);
+  write_to_buffer(parameter, dense, /*add=*/!is_first);
 }
 
-void FlatGradient::suspend() {
+void FlatGradient::suspend(BufferPool& pool) {
+  seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
+  fill_buffer(pool);
   state_.transition(GradientState::kAccumulating, where_);
   seen_.clear();
   carries_ = true;
@@ -104,9 +152,14 @@ void FlatGradient::discard(BufferPool& pool) {
     state_.transition(GradientState::kNone, where_);
     take_turn();
     lost_ |= carries_ || unreplicated_.defined();
-    give_back(buffer_, pool);
+    drop_captured(pool);
     end_round();
   }
+}
+
+void FlatGradient::drop_captured(BufferPool& pool) {
+  held_.give_up([](int64_t, const at::Tensor&) {}, pool);
+  give_back(buffer_, pool);
 }
 
 void FlatGradient::forget(BufferPool& pool) {
@@ -140,6 +193,7 @@ void FlatGradient::fill_gaps() {
 std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPool& pool) {
   std::optional<seams::CleanDispatchGuard> clean(std::in_place);
   std::lock_guard lock(mutex_);
+  fill_buffer(pool);
   // Replicas are reduced on one stream, whether in one stage or in two.
   const c10::Stream& stream = call.groups.shard ? call.streams.reduce : call.streams.all_reduce;
   CurrentStreamGuard on_stream(stream);

@@ -14,6 +14,7 @@
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
 #include "engine/engine_streams.h"
+#include "engine/held_gradients.h"
 #include "engine/leaf_gradients.h"
 #include "engine/parameter_mask.h"
 #include "engine/shard_groups.h"
@@ -65,11 +66,12 @@ class FlatGradient {
   // Whether every parameter has been captured in this backward. Only a prediction that no more will come (rule R5).
   bool complete() const { return capturing() && seen_.count() == flat_.layout().num_parameters(); }
 
-  // Writes a gradient into the buffer, or adds it when its parameter was captured before in this round. On the current
-  // stream, behind captures on others.
+  // Holds a gradient for the buffer; writes it there, or adds it when its parameter was captured before in this round,
+  // where the round has its buffer: [Note: gradients wait as they came]. On the current stream, behind captures on
+  // others.
   void capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool);
   // A backward has ended that does not reduce: what was captured stays for the next one.
-  void suspend();
+  void suspend(BufferPool& pool);
   // Goes on with a suspended round although this backward has captured nothing, so that it can be issued.
   void resume(BufferPool& pool);
   // Hands the captured round to the communicator.
@@ -97,6 +99,8 @@ class FlatGradient {
   bool stays = false;
   // Bytes of the buffer that a round captures into; 0 where that is the leaves' memory.
   int64_t buffer_nbytes() const;
+  // Whether the gradient of its only parameter may become the buffer.
+  bool may_adopt() const;
   // The last backward in which the user's unit-reduced hook was called; the reducer's to keep.
   int64_t reported_in_backward = -1;
 
@@ -111,6 +115,11 @@ class FlatGradient {
   bool may_capture_in_place() const;
   bool captures_in_place() const;
   void give_back(at::Tensor& buffer, BufferPool& pool);
+  void take_buffer(BufferPool& pool);
+  at::Tensor make_buffer(BufferPool& pool);
+  void fill_buffer(BufferPool& pool);
+  void write_to_buffer(int64_t parameter, const at::Tensor& gradient, bool add);
+  void drop_captured(BufferPool& pool);
   void fill_gaps();
   void issue_reduce_scatter(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   void issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
@@ -123,7 +132,8 @@ class FlatGradient {
   LeafGradients leaves_;
   std::function<std::string()> where_;
   StateMachine<GradientState> state_;
-  at::Tensor buffer_;
+  at::Tensor buffer_;        // of the round, once it is needed
+  HeldGradients held_;       // captured, not in the buffer
   StreamTurns turns_;        // of captures, and of what comes after them
   ParameterMask captured_;   // in this round, which may take several backward passes
   ParameterMask seen_;       // in this backward

@@ -108,9 +108,23 @@ class Cutter {
 
   int64_t planned(const std::vector<size_t>& root, const Units& units) const {
     size_t gathered = rules_.reshards ? rules_.gathered_at_a_time : units.size();
-    return sum(root, &CutItem::gathered_nbytes) + sum(root, &CutItem::gradient_nbytes) +
-           largest_window(units, gathered, &CutItem::gathered_nbytes) +
-           largest_window(units, rules_.gradients_at_a_time, &CutItem::gradient_nbytes);
+    return sum(root, &CutItem::gathered_nbytes) + largest_window(units, gathered, &CutItem::gathered_nbytes) +
+           planned_gradients(root, units);
+  }
+
+  // While a unit's gradients are copied to their buffer, the root's wait for theirs.
+  int64_t planned_gradients(const std::vector<size_t>& root, const Units& units) const {
+    int64_t most = largest_window(units, rules_.gradients_at_a_time, &CutItem::gradient_nbytes);
+    for (const std::vector<size_t>& unit : units) {
+      most = std::max(most, with_copy(unit));
+    }
+    return std::max(sum(root, &CutItem::gradient_nbytes) + most, with_copy(root));
+  }
+
+  // The gradients of a unit, and the buffer that they are copied to.
+  int64_t with_copy(const std::vector<size_t>& unit) const {
+    const bool adopts = unit.size() == 1 && items_[unit.front()].adopts;
+    return (adopts ? 1 : 2) * sum(unit, &CutItem::gradient_nbytes);
   }
 
   int64_t largest_window(const Units& units, size_t width, int64_t CutItem::*nbytes) const {

@@ -13,6 +13,7 @@ struct CutItem {
   int64_t nbytes = 0;           // gathered
   int64_t gathered_nbytes = 0;  // the same, or 0 where its shard serves as the unsharded buffer
   int64_t gradient_nbytes = 0;  // of the buffer for its gradient
+  bool adopts = false;          // alone in a unit its gradient is the buffer
   bool returns = false;         // forward uses it again after others
   bool joins = true;            // no parameter of another cut was used between the one before and it
 };

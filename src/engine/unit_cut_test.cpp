@@ -15,7 +15,9 @@ using ::testing::ElementsAre;
 
 std::vector<CutItem> items_of(const std::vector<int64_t>& sizes) {
   std::vector<CutItem> items;
-  for (int64_t size : sizes) items.push_back({.nbytes = size, .gathered_nbytes = size, .gradient_nbytes = size});
+  for (int64_t size : sizes) {
+    items.push_back({.nbytes = size, .gathered_nbytes = size, .gradient_nbytes = size, .adopts = true});
+  }
   return items;
 }
 
@@ -109,6 +111,10 @@ TEST(UnitCut, PlansWhatIsHeldAtATime) {
   EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (3 + 5) + (0 + 3 + 5));
   rules.gathered_at_a_time = std::numeric_limits<size_t>::max();
   EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (4 + 1 + 3 + 5) + (0 + 3 + 5));
+  items[3].adopts = false;  // its gradient is copied
+  rules.gradients_at_a_time = 2;
+  EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (4 + 1 + 3 + 5) + (5 + 5));
+  items[3].adopts = true;
   rules = {.target_nbytes = 1, .reshards = false};
   EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (4 + 1 + 3 + 5) + (3 + 5));
 }
