@@ -104,13 +104,15 @@ TEST_P(Autograd, DetachedUses) {
 
 // ---------------------------------------------------------------- gradients that others hold
 
-// The gradient of a sum is one tensor for both of its terms, and a hook on the other term writes to it afterwards.
+// The gradient of a sum is one tensor for both of its terms, and a hook on the other term writes to it before the unit
+// is reduced.
 TEST_P(Autograd, GradientsThatOthersWriteLater) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
-    torch::Tensor h = net.encode(rank.x());
-    torch::Tensor other = torch::ones_like(net.b->bias).requires_grad_() * 2;
+    torch::Tensor y = net.decode(net.encode(rank.x()));
+    torch::Tensor other = torch::ones({2}, y.options()).requires_grad_() * 2;
     other.register_hook([](const torch::Tensor& gradient) { gradient.mul_(1000); });
-    rank.backward(mean_square(net.decode(h) + torch::linear(h, net.b->weight, net.b->bias + other).sum(1, true)));
+    torch::Tensor both = net.side->bias + other;
+    rank.backward(mean_square(y) + mean_square(torch::linear(net.encode(rank.x(1)), net.side->weight) + both * 2));
   });
 }
 
@@ -118,10 +120,10 @@ TEST_P(Autograd, GradientsThatOthersWriteLater) {
 TEST_P(Autograd, GradientsThatAHookKeeps) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
     auto kept = std::make_shared<torch::Tensor>();
-    torch::Tensor h = net.encode(rank.x());
+    torch::Tensor h = torch::tanh(net.b(net.encode(rank.x())));
     auto keep = net.c->bias.register_hook([kept](const torch::Tensor& gradient) { *kept = gradient; });
     h.register_hook([kept](const torch::Tensor&) { kept->mul_(1000); });
-    rank.backward(mean_square(net.decode(h)));
+    rank.backward(mean_square(net.c(h)));
     net.c->bias.remove_hook(keep);
   });
 }

@@ -254,6 +254,20 @@ TEST_F(DeviceTraining, ASmallerGroupWhileAStreamIsHeld) {
   }
 }
 
+// The gradient of a parameter that is alone in its unit is reduced where autograd left it.
+TEST_F(DeviceTraining, UnitsOfOneParameterWhileAStreamIsHeld) {
+  for (Held held : {Held::kGather, Held::kReduce, Held::kComputation}) {
+    for (bool keep : {false, true}) {
+      expect_as_on_cpu({2, ShardingStrategy::kFullShard, true, /*strict=*/false}, step_with(held),
+                       [keep](Options& options) {
+                         options.auto_wrap_policy = {};
+                         options.auto_units.emplace().target_bytes = 1;
+                         options.keep_memory = keep;
+                       });
+    }
+  }
+}
+
 // ---------------------------------------------------------------- users' own streams and hooks
 
 // A unit is used on two streams, and backward runs on both.
