@@ -350,8 +350,8 @@ void expect_one_frozen_part(ShardedModule& sharded, bool automatic) {
     EXPECT_EQ(root.gradient(i) != nullptr, flat.requires_grad());
     EXPECT_EQ(flat.layout().unpadded_numel(), flat.requires_grad() ? trainable : 25 + 30);
     if (flat.requires_grad()) {
-      // As captured, and as reduced in the shard group.
-      int64_t elements = flat.layout().padded_numel() + flat.layout().shard_numel();
+      // As captured, and copied to the buffer.
+      int64_t elements = flat.layout().unpadded_numel() + flat.layout().padded_numel();
       EXPECT_LE(sharded.stats().peak_gradient_buffer_bytes, elements * 8);
     }
   }

@@ -52,7 +52,7 @@ def positive(text):
 
 
 def chosen(names):
-    return list(EXPERIMENTS) if "all" in names else sorted(set(names))
+    return list(EXPERIMENTS) if "all" in names else list(dict.fromkeys(names))
 
 
 def main(arguments):
@@ -73,8 +73,8 @@ def measure(options, arguments):
     with TorchRanks(MODELS[options.budget]) as torch_ranks:
         setting = Setting(options.build_dir, options.folder, options.rounds, options.threads, options.timeout, torch_ranks)
         call = Call(setting, options.budget, tuple(sorted(set(options.ranks))))
+        about = machine.about(arguments, options.threads)  # before the first run: this program's own load does not count
         for experiment in chosen(options.experiment):
-            about = machine.about(arguments, options.threads)
             results.write(options.out, experiment, EXPERIMENTS[experiment].run(call), about)
 
 

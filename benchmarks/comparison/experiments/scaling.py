@@ -43,7 +43,7 @@ def features(call):
     return rows
 
 
-# DHEN keeps its tables split over ranks beside what FSDP shards. fsdp.cpp's side follows when `fsdp train` trains it.
+# DHEN keeps its tables split over ranks beside what FSDP shards.
 DHEN = {
     "smoke": (model("DHEN smoke", "dhen", 0, num_numeric_features=4, table_rows=[50, 7, 100], embedding_width=8, num_hidden_layers=2,
                     interactions=["attention", "dot_product", "mlp"], interaction_outputs=2, num_attention_heads=2, mlp_size=16), 4),
