@@ -15,9 +15,9 @@ from comparison.workbench import MODELS, Call
 PROGRAMS = ("compare_ours", "compare_gathers", "host_time", "checkpoint_bench", "libcounted_memory.so")
 
 
-# Counted for the settings named; seconds of a run on two cores that had other work as well.
-TIME = """time: all experiments with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 10 seconds on two cores, two hours;
-with --ranks 2 --rounds 1 150 runs, half an hour. Twice the ranks on the same cores take about twice as long a run.
+# Counted for the settings named; seconds of a run on two cores that had no other work.
+TIME = """time: all experiments with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 4 seconds on two cores, an hour;
+with --ranks 2 --rounds 1 150 runs, ten minutes. Twice the ranks on the same cores take about twice as long a run.
 --budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 four minutes. full takes minutes a run."""
 
 
