@@ -36,16 +36,15 @@ Exchange::Exchange(std::shared_ptr<ExchangeContext> context, CollectiveIdentity 
       identity_hash_(identity_.hash()),
       sequence_(context_->next_sequence),
       flags_(flags) {
+  transport_.check_not_failed();
   try {
-    transport_.check_not_failed();
     transport_.check_complete();
-    ++context_->next_sequence;
-    post_headers();
-    post_long_flags();
   } catch (const PeerLost& error) {
-    release_messages();
     fail_lost(error);
   }
+  ++context_->next_sequence;
+  post_headers();
+  post_long_flags();
 }
 
 Exchange::~Exchange() { release_messages(); }
@@ -101,21 +100,13 @@ void Exchange::post_long_flags() {
 
 void Exchange::send(int peer, const at::Tensor& payload, int step) {
   if (payload.numel() == 0) return;
-  try {
-    sent_.push_back(transport_.send(peer, tag_of(payload, step), payload));
-  } catch (const PeerLost& error) {
-    fail_lost(error);
-  }
+  sent_.push_back(transport_.send(peer, tag_of(payload, step), payload));
   context_->payload_bytes_sent[static_cast<size_t>(peer)] += payload.nbytes();
 }
 
 void Exchange::receive(int peer, const at::Tensor& payload, int step) {
   if (payload.numel() == 0) return;
-  try {
-    received_.push_back({step, transport_.receive(peer, tag_of(payload, step), payload)});
-  } catch (const PeerLost& error) {
-    fail_lost(error);
-  }
+  received_.push_back({step, transport_.receive(peer, tag_of(payload, step), payload)});
 }
 
 at::Tensor Exchange::staging(int64_t bytes) {

@@ -1,5 +1,9 @@
 // Results and byte counts of the Gloo communicator against plain concatenation and summation.
+#include <chrono>
+#include <fstream>
+#include <latch>
 #include <numeric>
+#include <thread>
 
 #include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
@@ -127,6 +131,36 @@ TEST(GlooMemory, StagingMemoryIsGivenBackOnRequest) {
     EXPECT_LT(memory.current_bytes(), kBytes / 4);
     comm.barrier(id("looked", 1));
     reduce(1);
+  });
+}
+
+// Bytes that this thread has given to the system, or nothing where it does not count them.
+std::optional<uint64_t> bytes_written_by_this_thread() {
+  std::ifstream counters("/proc/thread-self/io");
+  for (std::string name; counters >> name;) {
+    uint64_t value = 0;
+    counters >> value;
+    if (name == "wchar:") return value;
+  }
+  return std::nullopt;
+}
+
+// [Note: messages are posted on Gloo's thread]: also where the other side waits for them already.
+TEST(GlooThreads, WhoeverIssuesACollectiveWritesNothing) {
+  if (!bytes_written_by_this_thread()) GTEST_SKIP() << "the system does not count a thread's bytes";
+  std::latch posted(1);
+  with_ranks(2, [&](Communicator& comm) {
+    const at::Tensor input = torch::ones({int64_t{1} << 20}), output = torch::zeros({int64_t{1} << 19});
+    if (comm.rank() == 0) {
+      posted.wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    const uint64_t before = *bytes_written_by_this_thread();
+    const auto work = comm.reduce_scatter(output, input, {}, id("u"));
+    if (comm.rank() == 1) posted.count_down();
+    work->wait();
+    EXPECT_LT(*bytes_written_by_this_thread() - before, 1000U);
+    EXPECT_TRUE(torch::equal(output, torch::full_like(output, 2.0)));
   });
 }
 

@@ -20,6 +20,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -29,6 +30,7 @@
 
 #include "comm/error_text.h"
 #include "comm/meeting_point_impl.h"
+#include "torch_seams/gloo_thread.h"
 
 namespace fsdp {
 namespace {
@@ -43,9 +45,19 @@ constexpr int64_t kNoticeBytes = 2048;
 
 class GlooMessage final : public Message {
  public:
-  GlooMessage(int peer, at::Tensor tensor, c10::intrusive_ptr<c10d::Work> work)
-      : Message(peer), tensor_(std::move(tensor)), work_(std::move(work)) {}
-  c10d::Work& work() { return *work_; }
+  using Posted = c10::intrusive_ptr<c10d::Work>;
+  GlooMessage(int peer, at::Tensor tensor, std::future<Posted> posted)
+      : Message(peer), tensor_(std::move(tensor)), posted_(posted.share()) {}
+  // Blocks until it was posted; throws what posting it threw.
+  c10d::Work& work() { return *posted_.get(); }
+  // Whoever waits for it goes on, without it.
+  void interrupt() {
+    try {
+      work().abort();
+    } catch (const std::exception&) {
+      // It was not posted, and whoever waits hears why.
+    }
+  }
   void mark_done() {
     done_ = true;
     tensor_.reset();
@@ -53,7 +65,7 @@ class GlooMessage final : public Message {
 
  private:
   at::Tensor tensor_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  std::shared_future<Posted> posted_;
 };
 
 void ignore_sigpipe() {
@@ -111,6 +123,7 @@ class GlooTransport::Impl {
       : rank_(rank), size_(size), timeout_(options.timeout) {
     const auto store = point.join(rank, size, options.timeout);
     group_ = connect(point, store, rank, size, options);
+    thread_ = std::make_unique<seams::GlooThread>(group_->getOptions()->devices.front());
     meeting_point_ = std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>("meeting", store),
                                                     point.name(), point.local_address());
     for (int peer = 0; peer < size_; ++peer) watches_.push_back(watch(peer));
@@ -125,6 +138,7 @@ class GlooTransport::Impl {
     StoppedAtExit::remove(*this);
     stop_watching();
     if (!buried_.empty()) close_connections();
+    thread_.reset();
   }
 
   void stop_watching() {
@@ -136,17 +150,18 @@ class GlooTransport::Impl {
     if (watcher_.joinable()) watcher_.join();
   }
 
+  // See [Note: messages are posted on Gloo's thread]. What posting throws comes to those who wait for the message.
   std::unique_ptr<GlooMessage> post(int peer, int tag, const at::Tensor& tensor, bool send) {
-    std::vector<at::Tensor> bytes{bytes_of(tensor)};
-    try {
-      return std::make_unique<GlooMessage>(peer, tensor,
-                                           send ? group_->send(bytes, peer, tag) : group_->recv(bytes, peer, tag));
-    } catch (const std::exception& error) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      look_at(peer);
-      mark_lost(peer, plain_reason(first_line(error)));
-      throw PeerLost(peer, *lost_[peer]);
-    }
+    auto posted = std::make_shared<std::promise<GlooMessage::Posted>>();
+    auto message = std::make_unique<GlooMessage>(peer, tensor, posted->get_future());
+    thread_->run([this, posted, peer, tag, send, bytes = std::vector<at::Tensor>{bytes_of(tensor)}]() mutable {
+      try {
+        posted->set_value(send ? group_->send(bytes, peer, tag) : group_->recv(bytes, peer, tag));
+      } catch (const std::exception&) {
+        posted->set_exception(std::current_exception());
+      }
+    });
+    return message;
   }
 
   bool wait(GlooMessage& message, Clock::time_point deadline, size_t known_losses) {
@@ -176,12 +191,7 @@ class GlooTransport::Impl {
     }
     const at::Tensor notice = make_notice(reason);
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) continue;
-      try {
-        farewells_.push_back(post(peer, kNoticeTag, notice, /*send=*/true));
-      } catch (const PeerLost&) {
-        // It knows already, or never will.
-      }
+      if (peer != rank_) farewells_.push_back(post(peer, kNoticeTag, notice, /*send=*/true));
     }
     send_farewell();
     close_connections();
@@ -281,7 +291,7 @@ class GlooTransport::Impl {
       wake_.wait_for(lock, kWatchPeriod);
       for (int peer = 0; peer < size_; ++peer) look_at(peer);
       for (const Waiting& waiting : waiting_) {
-        if (must_interrupt(waiting)) waiting.message->work().abort();
+        if (must_interrupt(waiting)) waiting.message->interrupt();
       }
       // Gloo's thread may hold a message for a moment after it reported it done, and whoever destroys it then
       // spins until that thread runs again: so messages rest for a period first, and are destroyed here.
@@ -299,9 +309,9 @@ class GlooTransport::Impl {
   // Finds out, without blocking, whether `peer` has failed.
   void look_at(int peer) {
     if (peer == rank_ || lost_[peer] || peer >= static_cast<int>(watches_.size())) return;
-    auto& work = watches_[peer].message->work();
     const char* notice = static_cast<const char*>(watches_[peer].notice.const_data_ptr());
     try {
+      c10d::Work& work = watches_[peer].message->work();
       if (*static_cast<const volatile char*>(notice + kNoticeBytes - 1) == 0) {
         work.abort();
         work.wait(kForever);
@@ -350,6 +360,7 @@ class GlooTransport::Impl {
   const int size_;
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  std::unique_ptr<seams::GlooThread> thread_;
   std::shared_ptr<MeetingPoint> meeting_point_;
 
   mutable std::mutex mutex_;

@@ -1,8 +1,7 @@
 // Messages between two ranks over Gloo, and what becomes of them when a rank fails.
 //
-// Messages are sent and received by Gloo's own thread, straight from and into the memory of the tensors. A
-// message that was posted must not be destroyed before it is done or its connection is closed: hand messages
-// back with release().
+// Messages are posted, sent and received by Gloo's own thread, straight from and into the memory of the tensors. A
+// message must not be destroyed before it is done or its connection is closed: hand messages back with release().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,8 +69,8 @@ class GlooTransport {
   // A place that belongs to this group alone.
   const std::shared_ptr<MeetingPoint>& meeting_point() const;
 
-  // Tags are below kTagLimit. A message is received by the receive of the same tag, in the order of posting;
-  // both sides must give equal numbers of bytes. Throw PeerLost.
+  // Tags are below kTagLimit. A message is received by the receive of the same tag, in the order of the calls;
+  // both sides must give equal numbers of bytes. Neither blocks nor throws: who waits for the message hears of losses.
   static constexpr int kTagLimit = 1 << 30;
   std::unique_ptr<Message> send(int peer, int tag, const at::Tensor& tensor);
   std::unique_ptr<Message> receive(int peer, int tag, const at::Tensor& tensor);
