@@ -28,7 +28,7 @@ const at::Tensor& LeafGradients::memory() {
     const c10::Stream user = current_stream(home_.device());
     {
       CurrentStreamGuard at_home(home_);
-      memory_ = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
+      memory_ = flat_.memory().for_gradients(flat_.layout().shard_numel(), flat_.dtypes().gradient);
     }
     order_streams(home_, user);
     memory_nbytes_ = static_cast<int64_t>(memory_.nbytes());
@@ -115,7 +115,7 @@ void LeafGradients::clear(int64_t parameter) {
 
 at::Tensor LeafGradients::collect(ParameterMask& defined) const {
   seams::CleanDispatchGuard clean;
-  at::Tensor flat = flat_.memory().gradient_zeros(flat_.layout().shard_numel(), flat_.dtypes().gradient);
+  at::Tensor flat = flat_.memory().for_gradients(flat_.layout().shard_numel(), flat_.dtypes().gradient).zero_();
   for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
     const at::Tensor& whole = use_orig_params_ ? flat_.original_leaves()[i].grad() : flat_.flat_leaf().grad();
     if (whole.defined()) {

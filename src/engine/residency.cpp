@@ -87,24 +87,16 @@ int64_t Residency::peak_count() const {
 // ---------------------------------------------------------------- decisions
 
 // [Note: which units stay gathered]
-// Where the history says which units come next in this pass, these stay: as many as the limit has room for. Where the
-// last ones of a forward leave room, those before them stay, as backward uses them first. Else the structure decides:
-// when an operator of another unit comes that is neither ancestor nor descendant, the unit's module has ended, as
-// module trees run depth first; of the related ones the most recent stays. Either way no more than two are gathered at
-// a time by default, beside the root and units that stay gathered on purpose. A unit released too early is gathered
-// again at its next use: that costs time, never correctness.
+// Where the history says which units come next in this pass, these stay: as many as the limit has room for. The last
+// one of a forward stays, as backward begins with it; those before it do not, as memory is at its peak there. Else the
+// structure decides: when an operator of another unit comes that is neither ancestor nor descendant, the unit's module
+// has ended, as module trees run depth first; of the related ones the most recent stays. Either way no more than two
+// are gathered at a time by default, beside the root and units that stay gathered on purpose. A unit released too early
+// is gathered again at its next use: that costs time, never correctness.
 std::vector<Unit*> Residency::to_release_for(Unit& unit, std::optional<Pass> pass) {
   std::lock_guard lock(mutex_);
-  std::vector<Unit*> kept;
-  if (pass) {
-    const VisitHistory& visits = history(*pass);
-    const size_t at_end = kept_at_end({&unit, *pass});
-    kept = visits.next(room_beside(unit), needs_no_room);
-    if (visits.ends_within(at_end, stays_on_purpose)) {
-      add_latest(kept, at_end, unit);
-    }
-  }
-  std::vector<Unit*> victims = kept.empty() ? unrelated(unit) : unexpected(kept);
+  const bool known = pass && history(*pass).known();
+  std::vector<Unit*> victims = known ? unexpected(kept_with({&unit, *pass})) : unrelated(unit);
   if (auto it = std::find(resident_.begin(), resident_.end(), &unit); it != resident_.end()) {
     std::rotate(it, it + 1, resident_.end());
   }
@@ -116,12 +108,21 @@ size_t Residency::room_beside(const Unit& unit) const {
   return max_gathered_units_ - (stays_on_purpose(&unit) ? 0 : 1);
 }
 
-// How many of those that are used before the end of a pass may stay behind it, beside the last one.
+// Beside the one in use, if that is the last one or only such come behind it as stay on purpose. Behind backward
+// parameters change.
 size_t Residency::kept_at_end(const Visit& visit) const {
-  if (visit.pass == Pass::kBackward) {
-    return 0;  // parameters change behind it
+  return visit.pass == Pass::kForward && stays_on_purpose(visit.unit) ? 1 : 0;
+}
+
+// What is to stay gathered beside a visit's unit that was found in the history.
+std::vector<Unit*> Residency::kept_with(const Visit& visit) const {
+  const VisitHistory& visits = history(visit.pass);
+  std::vector<Unit*> kept = visits.next(room_beside(*visit.unit), needs_no_room);
+  const size_t at_end = kept_at_end(visit);
+  if (visits.ends_within(at_end, stays_on_purpose)) {
+    add_latest(kept, at_end, *visit.unit);
   }
-  return max_gathered_units_ == kNoLimit ? 1 : room_beside(*visit.unit);
+  return kept;
 }
 
 // Makes `kept` up to `count` with the units that were visited last, without `unit`.

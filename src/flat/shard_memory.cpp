@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
 
 #include <utility>
 
@@ -25,12 +24,12 @@ ShardMemory ShardMemory::on_host(c10::Device compute, std::shared_ptr<MappedFile
 }
 
 at::Tensor ShardMemory::zeros(int64_t numel, at::ScalarType dtype) const {
-  return files_ && numel > 0 ? in_files(*files_, numel, dtype).zero_() : gradient_zeros(numel, dtype);
+  return (files_ && numel > 0 ? in_files(*files_, numel, dtype) : for_gradients(numel, dtype)).zero_();
 }
 
-at::Tensor ShardMemory::gradient_zeros(int64_t numel, at::ScalarType dtype) const {
+at::Tensor ShardMemory::for_gradients(int64_t numel, at::ScalarType dtype) const {
   const auto options = at::TensorOptions(dtype).device(shards_);
-  return apart() && numel > 0 ? at::empty({numel}, options.pinned_memory(true)).zero_() : at::zeros({numel}, options);
+  return at::empty({numel}, apart() && numel > 0 ? options.pinned_memory(true) : options);
 }
 
 void ShardMemory::page_out(const at::Tensor& shard) const {

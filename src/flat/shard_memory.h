@@ -24,8 +24,8 @@ class ShardMemory {
 
   // A shard: 1-D, zeros.
   at::Tensor zeros(int64_t numel, at::ScalarType dtype) const;
-  // Gradients of shards, which files never hold.
-  at::Tensor gradient_zeros(int64_t numel, at::ScalarType dtype) const;
+  // For gradients of shards, which files never hold: 1-D, not initialised.
+  at::Tensor for_gradients(int64_t numel, at::ScalarType dtype) const;
 
   const std::shared_ptr<MappedFiles>& files() const { return files_; }
   // Takes a shard that lies in files out of resident memory. Does nothing to others.
