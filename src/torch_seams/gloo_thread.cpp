@@ -65,8 +65,10 @@ GlooThread::GlooThread(std::shared_ptr<::gloo::transport::Device> device) : devi
   queue_ = std::make_shared<Queue>(*tcp);
   auto called = std::make_shared<std::promise<void>>();
   run([called] { called->set_value(); });
-  TORCH_CHECK(called->get_future().wait_for(kCheckLimit) == std::future_status::ready,
-              "fsdp: this LibTorch's Gloo does not call back on its thread");
+  if (called->get_future().wait_for(kCheckLimit) != std::future_status::ready) {
+    queue_->unregister();
+    TORCH_CHECK(false, "fsdp: this LibTorch's Gloo does not call back on its thread");
+  }
 }
 
 GlooThread::~GlooThread() {
