@@ -58,7 +58,7 @@ fsdp::Options options_for(const std::string& variant, std::shared_ptr<fsdp::Comm
     options.auto_wrap_policy = fsdp::module_class_policy<BlockImpl>();
   }
   options.limit_all_gathers = variant != "no limit";
-  options.keep_memory = variant == "gradients kept";
+  options.keep_memory = variant == "keep_memory";
   return options;
 }
 

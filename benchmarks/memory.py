@@ -16,7 +16,7 @@ import sys
 import ranks as rank_processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OURS = ("transformer policy", "auto_units", "gradients kept", "no limit")
+OURS = ("transformer policy", "auto_units", "keep_memory", "no limit")
 TORCH = ("FSDP1", "FSDP2")
 SIZES = ("layers", "width", "vocabulary", "batch", "length")
 
