@@ -25,8 +25,8 @@ std::optional<VisitHistory::LastUse> Residency::begin_visit(const Visit& visit, 
   visits.visit(visit.unit);
   present_ = visit;
   visited_ = visit.unit;
-  const bool stays = visits.returns_within(room_beside(*visit.unit), needs_no_room) ||
-                     visits.ends_within(kept_at_end(visit), stays_on_purpose);
+  const bool stays =
+      visits.returns_within(room_beside(*visit.unit), needs_no_room) || visits.ends_within(0, stays_on_purpose);
   return early && !stays ? visits.expected_last_use() : std::nullopt;
 }
 
@@ -108,30 +108,20 @@ size_t Residency::room_beside(const Unit& unit) const {
   return max_gathered_units_ - (stays_on_purpose(&unit) ? 0 : 1);
 }
 
-// Beside the one in use, if that is the last one or only such come behind it as stay on purpose. Behind backward
-// parameters change.
-size_t Residency::kept_at_end(const Visit& visit) const {
-  return visit.pass == Pass::kForward && stays_on_purpose(visit.unit) ? 1 : 0;
-}
-
-// What is to stay gathered beside a visit's unit that was found in the history.
+// What is to stay gathered beside a visit's unit that was found in the history. Where forward ends with units that stay
+// on purpose, that is the last one that does not.
 std::vector<Unit*> Residency::kept_with(const Visit& visit) const {
   const VisitHistory& visits = history(visit.pass);
   std::vector<Unit*> kept = visits.next(room_beside(*visit.unit), needs_no_room);
-  const size_t at_end = kept_at_end(visit);
-  if (visits.ends_within(at_end, stays_on_purpose)) {
-    add_latest(kept, at_end, *visit.unit);
-  }
-  return kept;
-}
-
-// Makes `kept` up to `count` with the units that were visited last, without `unit`.
-void Residency::add_latest(std::vector<Unit*>& kept, size_t count, const Unit& unit) const {
-  for (auto it = resident_.rbegin(); it != resident_.rend() && kept.size() < count; ++it) {
-    if (*it != &unit && !needs_no_room(*it) && !contains(kept, *it)) {
-      kept.push_back(*it);
+  const bool at_end = kept.empty() && visits.ends_within(0, stays_on_purpose);
+  if (at_end && visit.pass == Pass::kForward && stays_on_purpose(visit.unit)) {
+    auto latest = std::find_if(resident_.rbegin(), resident_.rend(),
+                               [&](const Unit* unit) { return unit != visit.unit && !needs_no_room(unit); });
+    if (latest != resident_.rend()) {
+      kept.push_back(*latest);
     }
   }
+  return kept;
 }
 
 bool Residency::stays(const Unit& unit) const {

@@ -70,9 +70,7 @@ class Residency {
   const VisitHistory& history(Pass pass) const { return pass == Pass::kForward ? forward_ : backward_; }
   bool stays(const Unit& unit) const;
   size_t room_beside(const Unit& unit) const;
-  size_t kept_at_end(const Visit& visit) const;
   std::vector<Unit*> kept_with(const Visit& visit) const;
-  void add_latest(std::vector<Unit*>& kept, size_t count, const Unit& unit) const;
   std::vector<Unit*> unexpected(const std::vector<Unit*>& expected) const;
   std::vector<Unit*> unrelated(const Unit& unit) const;
 
