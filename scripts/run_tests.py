@@ -39,6 +39,7 @@ class Program:
     command: list
     report: Path
     parse: object  # (Path) -> Outcome
+    environment: tuple = ()  # "NAME=value", beside this process's
 
 
 @dataclasses.dataclass
@@ -107,7 +108,9 @@ def gtest_programs(build_dir, reports):
             sys.exit(f"error: the test program {name} is not built: run make build")
         report = reports / f"{name}.json"
         command = [test["command"][0], f"--gtest_output=json:{report}"]
-        programs.append(Program(name, command, report, parse_gtest_json))
+        environment = tuple(value for one in test["properties"] if one["name"] == "ENVIRONMENT"
+                            for value in one["value"])
+        programs.append(Program(name, command, report, parse_gtest_json, environment))
     return programs
 
 
@@ -134,10 +137,11 @@ def end_group(process):
         time.sleep(1)
 
 
-def execute(command, timeout, log):
+def execute(command, environment, timeout, log):
     """Returns what went wrong with the program as a whole, or None."""
     with open(log, "wb") as sink:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+        process = subprocess.Popen(command, env={**os.environ, **dict(one.split("=", 1) for one in environment)},
+                                   stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
                                    start_new_session=True)
         try:
             code = process.wait(timeout)
@@ -153,7 +157,7 @@ def execute(command, timeout, log):
 def run_program(program, timeout, reports):
     start = time.monotonic()
     log = reports / f"{program.name}.log"
-    trouble = execute(program.command, timeout, log)
+    trouble = execute(program.command, program.environment, timeout, log)
     output = log.read_text(errors="replace")
     try:
         outcome = program.parse(program.report)

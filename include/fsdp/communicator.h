@@ -157,6 +157,25 @@ class Communicator {
   // is in flight. Does nothing by default.
   virtual void trim() {}
 
+  // -- memory that this communicator provides; by default, none of its own --
+
+  // A buffer of all ranks: `nbytes` (a multiple of size()), zeros, 1-D, kByte; undefined where ranks do not share
+  // memory. Each rank writes to its own slice alone. An all_gather whose input is this rank's slice, as a whole, moves
+  // nothing where its output is the buffer, and *reads* it from wait() until its Work is destroyed; where the output
+  // lies elsewhere, until wait() returns. Not collective: the first such gather shares the slices; it blocks, and
+  // throws on all ranks, with the figures, where memory is wanting. Memory goes with the last tensor, on the last rank.
+  virtual at::Tensor shared_buffer(int64_t /*nbytes*/, const CollectiveId& /*id*/) { return {}; }
+
+  // Returns when no other rank reads this shared buffer any more, as far as readings go that this rank has issued: a
+  // rank that is about to write to its slice calls it first, when its own readings have ended. Other ranks need not.
+  virtual void await_readers(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
+
+  // Memory for the input of a reduction, 1-D, kByte, not initialised. Where ranks share memory they read it where it
+  // lies, also when the reduction is over on this rank: after the call it may be dropped, but not written.
+  virtual at::Tensor reduction_input(int64_t nbytes);
+  // Whether reduction_input() is such memory.
+  virtual bool reads_in_place() const { return false; }
+
   // What the library keeps with this communicator for as long as it lives.
   std::shared_ptr<void>& attachment() { return attachment_; }
 
@@ -200,6 +219,20 @@ struct GlooOptions {
 // use a trusted network. Tensors on a device are copied to pinned host memory and back.
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment,
                                                      const GlooOptions& options = {});
+
+// A communicator over memory that the ranks of one host share, for tensors on the CPU (those on a device are copied, as
+// over Gloo). They meet as for Gloo, and a Gloo group of the same ranks remains, which notices ranks that are lost.
+// An error where ranks cannot reach each other's memory: on several hosts, in containers that see different processes,
+// or of different users. Memory has no name: nothing stays behind, however ranks end, and no other user can open it.
+std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment,
+                                                    const GlooOptions& options = {});
+
+// The best communicator for ranks on the CPU: shared memory if all of them can reach each other's, else Gloo.
+struct ChosenCommunicator {
+  std::shared_ptr<Communicator> communicator;
+  std::string reason;  // the same on all ranks: "all 4 ranks share the memory of this host"
+};
+ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options = {});
 
 struct NcclOptions {
   // For what the host waits for: other ranks that shall come, their flags and bytes, NCCL's set-up if it does not

@@ -53,6 +53,7 @@ std::string CollectiveIdentity::describe() const {
   if (output_dtype != dtype) text += c10::str(" into ", output_dtype);
   if (scale != 1.0) text += c10::str(", scale ", scale);
   if (kind == CollectiveKind::kBroadcast) text += c10::str(", from rank ", root);
+  if (shared_buffer > 0) text += c10::str(", slices of shared buffer ", shared_buffer);
   if (flag_words > 0 && kind != CollectiveKind::kAllToAll) text += c10::str(", ", flag_words, " words of flags");
   return text;
 }
@@ -63,7 +64,7 @@ uint64_t CollectiveIdentity::hash() const {
   hash = combine(hash, static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(output_dtype));
   hash = combine(hash, std::bit_cast<uint64_t>(scale));
   hash = combine(hash, flag_words);
-  hash = combine(hash, static_cast<uint64_t>(root));
+  hash = combine(hash, static_cast<uint64_t>(root) << 32 | static_cast<uint64_t>(shared_buffer));
   return has_equal_sizes(kind) ? combine(hash, static_cast<uint64_t>(numel)) : hash;
 }
 

@@ -24,7 +24,8 @@ struct CollectiveIdentity {
   at::ScalarType output_dtype = at::kByte;
   double scale = 1.0;
   uint32_t flag_words = 0;
-  int root = 0;  // of a broadcast
+  int root = 0;           // of a broadcast
+  int shared_buffer = 0;  // in which the inputs of an all-gather lie, counted from 1 (Communicator::shared_buffer)
 
   // "all-gather of 'layer.3' (forward, generation 7), 1024 elements of Float"
   std::string describe() const;

@@ -1,7 +1,6 @@
 #include "comm/exchange.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,20 +11,6 @@ namespace fsdp {
 namespace {
 
 constexpr int kLongFlagsStep = -1;
-
-// What ranks do most often to differ in backward, and what to do instead.
-const char* hint(const CollectiveIdentity& own, const Header& other) {
-  auto in_backward = [](const std::string& description) {
-    return description.find(c10::str("(", to_string(Pass::kBackward), ",")) != std::string::npos ||
-           description.find(c10::str("(", to_string(Pass::kReduce), ",")) != std::string::npos;
-  };
-  return in_backward(own.describe()) || in_backward(other.description)
-             ? ". Where the loss of one rank leaves out modules or parameters that those of others use, add their "
-               "outputs to it, multiplied by zero"
-             : "";
-}
-
-double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 
@@ -135,10 +120,7 @@ void Exchange::agree() {
 
 void Exchange::check_agrees(const Header& other, int peer) const {
   if (other.identity_hash == identity_hash_ && other.sequence == sequence_) return;
-  fail(c10::str("rank ", name_of(rank()), " issues ", identity_.describe(), " while rank ", name_of(peer), " issues ",
-                other.description, " (collective number ", sequence_,
-                " of this group); all ranks must issue the same collectives in the same order",
-                hint(identity_, other)));
+  fail(errors().differs(other, peer));
 }
 
 void Exchange::merge_flags(const std::vector<Header>& headers) {
@@ -171,8 +153,7 @@ void Exchange::check_counts(const std::vector<int64_t>& expected) {
   for (int peer = 0; peer < size(); ++peer) {
     const auto sent = static_cast<int64_t>(flag_word_of(peer, static_cast<size_t>(rank())));
     if (sent == expected[static_cast<size_t>(peer)]) continue;
-    fail(c10::str("in the ", identity_.describe(), ", rank ", name_of(peer), " sends ", sent, " elements to rank ",
-                  name_of(rank()), ", which expects ", expected[static_cast<size_t>(peer)]));
+    fail(errors().count_differs(peer, sent, rank(), expected[static_cast<size_t>(peer)]));
   }
 }
 
@@ -221,18 +202,10 @@ void Exchange::settle_loss(int peer) {
   for (auto& message : sent_) must_be_done(message.get());
 }
 
-std::string Exchange::subject() const {
-  return c10::str("rank ", name_of(rank()), " cannot finish its ", identity_.describe(), ": ");
-}
-
-void Exchange::fail_lost(const PeerLost& error) const {
-  fail(c10::str(subject(), "rank ", name_of(error.peer()), " is lost: ", error.what()));
-}
+void Exchange::fail_lost(const PeerLost& error) const { fail(errors().lost(error.peer(), error.what())); }
 
 void Exchange::fail_late(const PeerLate& error) const {
-  fail(c10::str(subject(), "rank ", name_of(error.peer()), " is late; waited ",
-                seconds(GlooTransport::Clock::now() - started_), " s (timeout ", seconds(transport_.timeout()),
-                " s). Is it stuck, or does it skip this collective?"));
+  fail(errors().late(error.peer(), GlooTransport::Clock::now() - started_, transport_.timeout()));
 }
 
 void Exchange::fail(const std::string& reason) const {

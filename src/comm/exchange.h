@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/collective_errors.h"
 #include "comm/collective_header.h"
 #include "comm/gloo_transport.h"
 #include "comm/group_family.h"
@@ -85,8 +86,7 @@ class Exchange {
   int tag_of(const at::Tensor& payload, int step) const {
     return payload_tag(sequence_, identity_hash_, step, payload.nbytes());
   }
-  int name_of(int rank) const { return context_->names[static_cast<size_t>(rank)]; }
-  std::string subject() const;
+  CollectiveErrors errors() const { return {identity_, sequence_, rank(), context_->names}; }
   at::Tensor header_row(int rank) const;
   at::Tensor long_flags_row(int rank) const;
 

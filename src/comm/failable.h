@@ -2,10 +2,17 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "fsdp/communicator.h"
 
 namespace fsdp {
+
+// A rank that has failed or left, and why.
+struct Loss {
+  int rank = 0;
+  std::string why;
+};
 
 class Failable {
  public:
@@ -14,6 +21,8 @@ class Failable {
   virtual void check_not_failed() const = 0;
   // Throws if another rank has failed or left, and why, so that nothing new can succeed.
   virtual void check_complete() const = 0;
+  // The ranks that have failed or left so far, as far as the group notices by itself.
+  virtual std::vector<Loss> losses() const { return {}; }
 };
 
 // The same for a communicator; nothing for one that is not Failable (a group of one rank).
@@ -22,6 +31,11 @@ inline void check_group_not_failed(const Communicator& group) {
 }
 inline void check_group_complete(const Communicator& group) {
   if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_complete();
+}
+
+inline std::vector<Loss> losses_of(const Communicator& group) {
+  const auto* failable = dynamic_cast<const Failable*>(&group);
+  return failable ? failable->losses() : std::vector<Loss>();
 }
 
 }  // namespace fsdp

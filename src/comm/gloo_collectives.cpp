@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/collective_identities.h"
 #include "comm/collective_shapes.h"
 #include "comm/reduce_kernels.h"
 
@@ -11,33 +12,6 @@ namespace {
 
 constexpr int kReduceStep = 0;
 constexpr int kGatherStep = 1;
-
-CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const at::Tensor& larger,
-                            at::ScalarType output_dtype, double scale, const std::vector<uint64_t>* flags) {
-  CollectiveIdentity identity;
-  identity.kind = kind;
-  identity.id = id;
-  identity.numel = larger.numel();
-  identity.dtype = larger.scalar_type();
-  identity.output_dtype = output_dtype;
-  identity.scale = scale;
-  identity.flag_words = flags == nullptr ? 0 : static_cast<uint32_t>(flags->size());
-  return identity;
-}
-
-CollectiveIdentity identify_broadcast(const at::Tensor& tensor, int root, const CollectiveId& id) {
-  auto identity = identify(CollectiveKind::kBroadcast, id, tensor, tensor.scalar_type(), 1.0, nullptr);
-  identity.root = root;
-  return identity;
-}
-
-CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& id) {
-  CollectiveIdentity identity;
-  identity.kind = CollectiveKind::kGatherBytes;
-  identity.id = id;
-  identity.numel = static_cast<int64_t>(bytes.size());
-  return identity;
-}
 
 // Room in staging memory for what each other rank contributes to `own`, and `own` itself, in rank order.
 std::vector<at::Tensor> make_parts(Exchange& exchange, const at::Tensor& own) {

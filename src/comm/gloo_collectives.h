@@ -9,22 +9,16 @@
 #include <vector>
 
 #include "comm/exchange.h"
+#include "comm/pending_collective.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
 
-class Collective {
+class Collective : public PendingCollective {
  public:
   Collective(std::shared_ptr<ExchangeContext> context, CollectiveIdentity identity, std::vector<uint64_t>* flags)
       : exchange_(std::move(context), std::move(identity), flags) {}
-  virtual ~Collective() = default;
-
-  uint64_t sequence() const { return exchange_.sequence(); }
-  // Does what other ranks need from this one to finish, which is all that needs nothing but their having
-  // issued the collective.
-  virtual void advance() {}
-  // Blocks until the result is in place.
-  virtual void finish() = 0;
+  uint64_t sequence() const override { return exchange_.sequence(); }
 
  protected:
   // Calls `action` for each other rank, the next one first, so that not all ranks turn to the same one at

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
-#include <deque>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -18,54 +17,12 @@
 #include "comm/fake_communicator.h"
 #include "comm/gloo_collectives.h"
 #include "comm/meeting_point.h"
+#include "comm/pending_collective.h"
 #include "comm/staged_communicator.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
 namespace {
-
-// The all-reduces in flight, in order of issue. While a rank waits for one collective, others may wait for
-// another: nobody gets stuck if each rank first does its part in those that were issued before.
-class Advancing {
- public:
-  void add(std::weak_ptr<Collective> collective) { queue_.push_back(std::move(collective)); }
-
-  void advance_up_to(uint64_t sequence) {
-    while (!queue_.empty()) {
-      const auto collective = queue_.front().lock();
-      if (collective && collective->sequence() > sequence) return;
-      queue_.pop_front();
-      if (collective) collective->advance();
-    }
-  }
-
- private:
-  std::deque<std::weak_ptr<Collective>> queue_;
-};
-
-class GlooWork final : public Work {
- public:
-  GlooWork(std::shared_ptr<Collective> collective, std::shared_ptr<Advancing> advancing)
-      : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
-
-  void wait() override {
-    TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto collective = std::exchange(collective_, nullptr);
-    advancing_->advance_up_to(collective->sequence());
-    collective->finish();
-  }
-
-  void advance() override {
-    TORCH_CHECK(collective_ != nullptr, "a collective that was waited for cannot be advanced");
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
-    advancing_->advance_up_to(collective_->sequence());
-  }
-
- private:
-  std::shared_ptr<Collective> collective_;
-  std::shared_ptr<Advancing> advancing_;
-};
 
 // Memory for the headers of a few collectives that are in flight at a time, so that it is not allocated later.
 void reserve_headers(ExchangeContext& context, int size) {
@@ -116,7 +73,7 @@ class GlooCommunicator final : public Communicator, public Failable {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     auto collective = std::make_shared<AllReduce>(context_, std::move(output), tensor, options, id, flags);
     advancing_->add(collective);
-    return std::make_unique<GlooWork>(std::move(collective), advancing_);
+    return make_pending_work(std::move(collective), advancing_);
   }
 
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
@@ -163,6 +120,11 @@ class GlooCommunicator final : public Communicator, public Failable {
     return with_bytes_of(twin_.get(), context_->payload_bytes_sent);
   }
 
+  std::vector<Loss> losses() const override {
+    std::vector<Loss> losses;
+    for (int rank : context_->transport->losses()) losses.push_back({rank, context_->transport->why_lost(rank)});
+    return losses;
+  }
   void check_not_failed() const override { context_->transport->check_not_failed(); }
   void check_complete() const override {
     try {
@@ -184,7 +146,7 @@ class GlooCommunicator final : public Communicator, public Failable {
   template <typename C, typename... Arguments>
   std::unique_ptr<Work> issue(Arguments&&... arguments) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    return std::make_unique<GlooWork>(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
+    return make_pending_work(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
   }
 
   std::shared_ptr<MeetingPoint> point_;  // for subgroups

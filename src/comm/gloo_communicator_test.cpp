@@ -1,4 +1,4 @@
-// Results and byte counts of the Gloo communicator against plain concatenation and summation.
+// Results and byte counts of the communicators for host memory against plain concatenation and summation.
 #include <chrono>
 #include <fstream>
 #include <latch>
@@ -23,6 +23,10 @@ void with_ranks(int size, const RankBody& body) {
   run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); });
 }
 
+void with_ranks(const std::string& backend, int size, const RankBody& body) {
+  run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); }, {.communicator = backend});
+}
+
 // What rank `rank` contributes: different for each rank, exact in every dtype.
 at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
   return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
@@ -36,15 +40,16 @@ at::Tensor sum_of_contributions(int size, int64_t numel, double scale) {
 
 CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
-class GlooSizes : public ::testing::TestWithParam<std::tuple<int, int64_t, at::ScalarType>> {
+class HostSizes : public ::testing::TestWithParam<std::tuple<std::string, int, int64_t, at::ScalarType>> {
  protected:
-  int size() const { return std::get<0>(GetParam()); }
-  int64_t numel() const { return std::get<1>(GetParam()); }
-  at::ScalarType dtype() const { return std::get<2>(GetParam()); }
+  std::string backend() const { return std::get<0>(GetParam()); }
+  int size() const { return std::get<1>(GetParam()); }
+  int64_t numel() const { return std::get<2>(GetParam()); }
+  at::ScalarType dtype() const { return std::get<3>(GetParam()); }
 };
 
-TEST_P(GlooSizes, AllGatherConcatenates) {
-  with_ranks(size(), [&](Communicator& comm) {
+TEST_P(HostSizes, AllGatherConcatenates) {
+  with_ranks(backend(), size(), [&](Communicator& comm) {
     std::vector<at::Tensor> all;
     for (int rank = 0; rank < size(); ++rank) all.push_back(contribution(rank, numel(), dtype()));
     auto output = torch::full({size() * numel()}, 99, dtype());
@@ -54,8 +59,8 @@ TEST_P(GlooSizes, AllGatherConcatenates) {
   });
 }
 
-TEST_P(GlooSizes, AllGatherInPlace) {
-  with_ranks(size(), [&](Communicator& comm) {
+TEST_P(HostSizes, AllGatherInPlace) {
+  with_ranks(backend(), size(), [&](Communicator& comm) {
     std::vector<at::Tensor> all;
     for (int rank = 0; rank < size(); ++rank) all.push_back(contribution(rank, numel(), dtype()));
     auto output = torch::full({size() * numel()}, 99, dtype());
@@ -66,8 +71,8 @@ TEST_P(GlooSizes, AllGatherInPlace) {
   });
 }
 
-TEST_P(GlooSizes, BroadcastCopiesFromAnyRank) {
-  with_ranks(size(), [&](Communicator& comm) {
+TEST_P(HostSizes, BroadcastCopiesFromAnyRank) {
+  with_ranks(backend(), size(), [&](Communicator& comm) {
     for (int root = 0; root < size(); ++root) {
       auto tensor = contribution(comm.rank(), numel(), dtype());
       comm.broadcast(tensor, root, id("u", static_cast<uint64_t>(root)))->wait();
@@ -78,8 +83,8 @@ TEST_P(GlooSizes, BroadcastCopiesFromAnyRank) {
   });
 }
 
-TEST_P(GlooSizes, ReduceScatterSumsTheOwnPart) {
-  with_ranks(size(), [&](Communicator& comm) {
+TEST_P(HostSizes, ReduceScatterSumsTheOwnPart) {
+  with_ranks(backend(), size(), [&](Communicator& comm) {
     auto input = contribution(comm.rank(), numel() * size(), dtype());
     auto output = torch::full({numel()}, 99, dtype());
     comm.reduce_scatter(output, input, {0.5}, id("u"))->wait();
@@ -89,8 +94,8 @@ TEST_P(GlooSizes, ReduceScatterSumsTheOwnPart) {
   });
 }
 
-TEST_P(GlooSizes, AllReduceSumsInPlaceAndOutOfPlace) {
-  with_ranks(size(), [&](Communicator& comm) {
+TEST_P(HostSizes, AllReduceSumsInPlaceAndOutOfPlace) {
+  with_ranks(backend(), size(), [&](Communicator& comm) {
     auto tensor = contribution(comm.rank(), numel(), dtype());
     auto output = torch::full({numel()}, 99, torch::kFloat);
     comm.all_reduce(output, tensor.clone(), {0.25}, id("out"))->wait();
@@ -101,8 +106,8 @@ TEST_P(GlooSizes, AllReduceSumsInPlaceAndOutOfPlace) {
   });
 }
 
-TEST_P(GlooSizes, AllReduceSendsWhatTheOthersLack) {
-  with_ranks(size(), [&](Communicator& comm) {
+TEST_P(HostSizes, AllReduceSendsWhatTheOthersLack) {
+  with_ranks(backend(), size(), [&](Communicator& comm) {
     auto tensor = contribution(comm.rank(), numel(), dtype());
     comm.all_reduce(tensor, tensor, {}, id("u"))->wait();
     const auto own = part_of(numel(), comm.rank(), size()).numel;
@@ -114,7 +119,7 @@ TEST_P(GlooSizes, AllReduceSendsWhatTheOthersLack) {
 TEST(GlooMemory, StagingMemoryIsGivenBackOnRequest) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   const testing::CountedMemory memory;
-  with_ranks(2, [&](Communicator& comm) {
+  with_ranks("gloo", 2, [&](Communicator& comm) {
     auto reduce = [&](uint64_t generation) {
       auto output = torch::zeros({kBytes / 4});
       comm.reduce_scatter(output, torch::ones({2 * kBytes / 4}), {}, id("u", generation))->wait();
@@ -164,8 +169,8 @@ TEST(GlooThreads, WhoeverIssuesACollectiveWritesNothing) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GlooSizes,
-                         Combine(Values(1, 2, 3, 4), Values<int64_t>(0, 1, 2, 7, 1025, 70001),
+INSTANTIATE_TEST_SUITE_P(All, HostSizes,
+                         Combine(Values("gloo", "shm"), Values(1, 2, 3, 4), Values<int64_t>(0, 1, 2, 7, 1025, 70001),
                                  Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf)));
 
 }  // namespace

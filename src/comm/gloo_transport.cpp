@@ -183,6 +183,11 @@ class GlooTransport::Impl {
     return losses_;
   }
 
+  std::string why_lost(int rank) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return lost_[rank].value_or("");
+  }
+
   void fail(const std::string& reason) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -401,6 +406,7 @@ bool GlooTransport::wait(Message& message, Clock::time_point deadline, size_t kn
 }
 
 std::vector<int> GlooTransport::losses() const { return impl_->losses(); }
+std::string GlooTransport::why_lost(int rank) const { return impl_->why_lost(rank); }
 void GlooTransport::fail(const std::string& reason) { impl_->fail(reason); }
 void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
 void GlooTransport::check_complete() const { impl_->check_complete(); }

@@ -81,6 +81,8 @@ class GlooTransport {
 
   // The ranks lost so far, in the order in which this rank noticed.
   std::vector<int> losses() const;
+  // Of a rank that is lost.
+  std::string why_lost(int rank) const;
 
   // Marks the group as failed, tells the other ranks why (within a second) and closes all connections: from
   // then on Gloo touches no message's memory. The first reason stays.

@@ -32,13 +32,15 @@ def report(cases):
 def run_tests(tmp_path, source_dir):
     """Runs the script over programs with the given bodies, through a CTest file as CMake writes it."""
 
-    def run(bodies, *options):
+    def run(bodies, *options, environment=""):
         lines = []
         for name, body in bodies.items():
             program = tmp_path / name
             program.write_text(PROGRAM.format(python=sys.executable, body=body))
             program.chmod(0o755)
             lines.append(f'add_test([=[{name}]=] "{program}" "--gtest_brief=1")\n')
+            if environment:
+                lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES ENVIRONMENT "{environment}")\n')
         (tmp_path / "CTestTestfile.cmake").write_text("".join(lines))
         return subprocess.run([sys.executable, source_dir / "scripts/run_tests.py", "--build-dir", tmp_path, *options],
                               capture_output=True, text=True, timeout=60)
@@ -54,6 +56,11 @@ def test_counts_cases_over_programs(run_tests):
     result = run_tests({"a_test": PASSING, "b_test": PASSING})
     assert last_line(result) == "2 passed, 0 failed, 2 skipped"
     assert result.returncode == 0
+
+
+def test_programs_get_their_environment(run_tests):
+    body = PASSING + '\nassert (os.environ["ONE"], os.environ["TWO"]) == ("a=b", "c") and "PATH" in os.environ'
+    assert last_line(run_tests({"a_test": body}, environment="ONE=a=b;TWO=c")) == "1 passed, 0 failed, 1 skipped"
 
 
 def test_failure_is_counted_named_and_shown(run_tests):

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "comm/meeting_point.h"
+#include "comm/shm_communicator.h"
 #include "support/event_loop_ticks.h"
 #include "support/test_device.h"
 
@@ -45,6 +47,13 @@ void skip_without_devices(int world_size) {
       ::testing::TestPartResult(::testing::TestPartResult::kSkip, __FILE__, __LINE__, why.c_str()));
 }
 
+bool share_memory(const std::string& wanted) {
+  const char* variable = std::getenv("FSDP_TEST_COMMUNICATOR");
+  const std::string name = !wanted.empty() ? wanted : variable != nullptr ? variable : "gloo";
+  TORCH_CHECK(name == "gloo" || name == "shm", "FSDP_TEST_COMMUNICATOR is '", name, "'; it can be gloo or shm");
+  return name == "shm";
+}
+
 }  // namespace
 
 void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body,
@@ -54,6 +63,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   const auto point = make_in_memory_meeting_point();
   GlooOptions gloo;
   gloo.timeout = options.timeout;
+  const bool shared = share_memory(options.communicator);
   Errors errors;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -61,7 +71,8 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
       at::set_num_threads(1);
       use_device_of_rank(rank);
       try {
-        body(make_gloo_communicator(point, rank, world_size, gloo));
+        body(shared ? make_shm_communicator(point, rank, world_size, gloo)
+                    : make_gloo_communicator(point, rank, world_size, gloo));
       } catch (const c10::Error& error) {
         errors.add(rank, error.what_without_backtrace());
       } catch (const std::exception& error) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "fsdp/communicator.h"
 
@@ -12,9 +13,11 @@ namespace fsdp::testing {
 struct RankOptions {
   // After this long a collective that does not end is an error.
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  // "gloo" or "shm"; empty: what the environment variable FSDP_TEST_COMMUNICATOR says, else "gloo".
+  std::string communicator = {};
 };
 
-// Runs `body` once for each rank 0 … world_size - 1, each in a thread of its own with a Gloo communicator of
+// Runs `body` once for each rank 0 … world_size - 1, each in a thread of its own with a communicator of
 // its own over one in-memory store and with one thread for operators. Returns when all ranks have ended. A
 // rank whose body throws leaves the group, so that the others get errors too. Throws std::runtime_error with
 // the errors of all ranks, that of the rank that failed first in front. A fatal failure of GoogleTest

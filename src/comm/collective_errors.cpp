@@ -1,0 +1,50 @@
+#include "comm/collective_errors.h"
+
+#include <c10/util/StringUtil.h>
+
+namespace fsdp {
+namespace {
+
+// What ranks do most often to differ in backward, and what to do instead.
+const char* hint(const CollectiveIdentity& own, const Header& other) {
+  auto in_backward = [](const std::string& description) {
+    return description.find(c10::str("(", to_string(Pass::kBackward), ",")) != std::string::npos ||
+           description.find(c10::str("(", to_string(Pass::kReduce), ",")) != std::string::npos;
+  };
+  return in_backward(own.describe()) || in_backward(other.description)
+             ? ". Where the loss of one rank leaves out modules or parameters that those of others use, add their "
+               "outputs to it, multiplied by zero"
+             : "";
+}
+
+double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+std::string CollectiveErrors::differs(const Header& other, int peer) const {
+  return c10::str("rank ", name_of(rank_), " issues ", identity_.describe(), " while rank ", name_of(peer), " issues ",
+                  other.description, " (collective number ", sequence_,
+                  " of this group); all ranks must issue the same collectives in the same order",
+                  hint(identity_, other));
+}
+
+std::string CollectiveErrors::subject() const {
+  return c10::str("rank ", name_of(rank_), " cannot finish its ", identity_.describe(), ": ");
+}
+
+std::string CollectiveErrors::lost(int peer, const std::string& why) const {
+  return c10::str(subject(), "rank ", name_of(peer), " is lost: ", why);
+}
+
+std::string CollectiveErrors::late(int peer, std::chrono::steady_clock::duration waited,
+                                   std::chrono::milliseconds timeout) const {
+  return c10::str(subject(), "rank ", name_of(peer), " is late; waited ", seconds(waited), " s (timeout ",
+                  seconds(timeout), " s). Is it stuck, or does it skip this collective?");
+}
+
+std::string CollectiveErrors::count_differs(int sender, int64_t sent, int receiver, int64_t expected) const {
+  return c10::str("in the ", identity_.describe(), ", rank ", name_of(sender), " sends ", sent, " elements to rank ",
+                  name_of(receiver), ", which expects ", expected);
+}
+
+}  // namespace fsdp

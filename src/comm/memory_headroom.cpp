@@ -1,0 +1,92 @@
+#include "comm/memory_headroom.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kUnlimited = int64_t{1} << 60;  // version 1 writes a number near the largest for "no limit"
+
+// The number behind a word in a file of lines "word number …"; with an empty word, the number that is the file.
+std::optional<int64_t> number_in(const fs::path& file, const std::string& word) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string first;
+    int64_t number = 0;
+    if (!word.empty() && !(words >> first && first == word)) continue;
+    return words >> number ? std::optional(number) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+struct GroupFiles {
+  const char* limit;
+  const char* used;
+  const char* cache;  // in memory.stat
+};
+constexpr GroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
+constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+
+// Narrows what is left by one group's limit.
+void narrow(MemoryHeadroom& headroom, const fs::path& group, const GroupFiles& files) {
+  const auto limit = number_in(group / files.limit, "");
+  const auto used = number_in(group / files.used, "");
+  if (!limit || !used || *limit >= kUnlimited) return;
+  const int64_t cache = number_in(group / "memory.stat", files.cache).value_or(0);
+  const int64_t left = std::max<int64_t>(0, *limit - *used + cache);
+  if (left >= headroom.nbytes) return;
+  headroom = {left, c10::str("the memory limit in ", (group / files.limit).string(), ", ", *limit / kMiB, " MiB")};
+}
+
+// A group and all groups above it. What lies outside of a container is not to be seen there: paths may lead nowhere.
+void narrow_upwards(MemoryHeadroom& headroom, const fs::path& mount, const std::string& path, const GroupFiles& files) {
+  fs::path group = fs::path(path).relative_path();
+  for (; !group.empty(); group = group.parent_path()) narrow(headroom, mount / group, files);
+  narrow(headroom, mount, files);
+}
+
+bool names_memory(const std::string& controllers) {
+  std::istringstream in(controllers);
+  for (std::string one; std::getline(in, one, ',');) {
+    if (one == "memory") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+MemoryHeadroom memory_headroom(const fs::path& root) {
+  MemoryHeadroom headroom{std::numeric_limits<int64_t>::max(), "this machine"};
+  if (const auto kilobytes = number_in(root / "proc/meminfo", "MemAvailable:")) headroom.nbytes = *kilobytes * 1024;
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "0::/path" or "7:cpu,memory:/path"
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    if (controllers.empty()) {
+      narrow_upwards(headroom, root / "sys/fs/cgroup", path, kVersion2);
+    } else if (names_memory(controllers)) {
+      narrow_upwards(headroom, root / "sys/fs/cgroup/memory", path, kVersion1);
+    }
+  }
+  return headroom;
+}
+
+void check_headroom(int64_t nbytes, const std::string& what, const MemoryHeadroom& headroom) {
+  TORCH_CHECK(nbytes <= headroom.nbytes, what, " needs ", nbytes / kMiB, " MiB (", nbytes, " bytes) of memory, but ",
+              headroom.nbytes / kMiB, " MiB are left: ", headroom.limit);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,51 @@
+#include "comm/pending_collective.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+class PendingWork final : public Work {
+ public:
+  PendingWork(std::shared_ptr<PendingCollective> collective, std::shared_ptr<Advancing> advancing)
+      : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
+
+  void wait() override {
+    TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto collective = std::exchange(collective_, nullptr);
+    advancing_->advance_up_to(collective->sequence());
+    collective->finish();
+  }
+
+  void advance() override {
+    TORCH_CHECK(collective_ != nullptr, "a collective that was waited for cannot be advanced");
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    advancing_->advance_up_to(collective_->sequence());
+  }
+
+ private:
+  std::shared_ptr<PendingCollective> collective_;
+  std::shared_ptr<Advancing> advancing_;
+};
+
+}  // namespace
+
+void Advancing::advance_up_to(uint64_t sequence) {
+  while (!queue_.empty()) {
+    const auto collective = queue_.front().lock();
+    if (collective && collective->sequence() > sequence) return;
+    queue_.pop_front();
+    if (collective) collective->advance();
+  }
+}
+
+std::unique_ptr<Work> make_pending_work(std::shared_ptr<PendingCollective> collective,
+                                        std::shared_ptr<Advancing> advancing) {
+  return std::make_unique<PendingWork>(std::move(collective), std::move(advancing));
+}
+
+}  // namespace fsdp

@@ -1,0 +1,339 @@
+#include "comm/shm_communicator.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+
+#include <array>
+#include <numeric>
+#include <utility>
+
+#include "comm/collective_shapes.h"
+#include "comm/failable.h"
+#include "comm/fake_communicator.h"
+#include "comm/meeting_point.h"
+#include "comm/memory_headroom.h"
+#include "comm/payload_count.h"
+#include "comm/shared_buffer.h"
+#include "comm/shm_collectives.h"
+#include "comm/shm_exchange.h"
+#include "comm/staged_communicator.h"
+
+namespace fsdp {
+namespace {
+
+// Addresses for one rank's heap: as much as the machine has memory.
+int64_t heap_nbytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
+
+// The heaps that a rank has mapped: its own, and those of the ranks of the group that it was made from first. Subgroups
+// and twins use them, too.
+struct ShmHeaps {
+  std::shared_ptr<SharedHeap> own;
+  std::vector<std::shared_ptr<SharedMemory>> of_ranks;
+};
+
+// Every rank's memory, or why it is out of reach, which is the same text on all ranks.
+struct Heaps {
+  std::vector<std::shared_ptr<SharedMemory>> memories;
+  std::string out_of_reach;
+};
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+Heaps open_all(Communicator& host, const std::string& ticket, const OpenMemory& open) {
+  const CollectiveId id{"shared memory", 0, Pass::kSetup};
+  Heaps heaps;
+  std::string missing;
+  for (const std::string& one : host.all_gather_bytes(ticket, id)) {
+    heaps.memories.push_back(open(one));
+    if (!heaps.memories.back() && missing.empty()) missing = std::to_string(heaps.memories.size() - 1);
+  }
+  const std::vector<std::string> missed = host.all_gather_bytes(missing, id);
+  const std::vector<std::string> hosts = host.all_gather_bytes(host_name(), id);
+  for (size_t rank = 0; rank < missed.size(); ++rank) {
+    if (missed[rank].empty()) continue;
+    const std::string &from = hosts[rank], &to = hosts[std::stoul(missed[rank])];
+    heaps.out_of_reach =
+        c10::str("rank ", rank, " on host '", from, "' cannot reach the memory of rank ", missed[rank],
+                 from == to ? ", whose host has the same name (a container of its own, or another user)"
+                            : " on host '" + to + "'");
+    break;
+  }
+  return heaps;
+}
+
+// A gather of which the result is read where the shards lie, until this object goes.
+class SharedReading final : public Work {
+ public:
+  SharedReading(std::unique_ptr<Work> gather, std::shared_ptr<SharedBuffer> buffer, std::shared_ptr<ShmBoard> board,
+                bool in_place)
+      : gather_(std::move(gather)), buffer_(std::move(buffer)), board_(std::move(board)), in_place_(in_place) {
+    buffer_->begin_reading();
+  }
+  ~SharedReading() override { end(); }
+  void wait() override {
+    gather_->wait();
+    if (!in_place_) end();
+  }
+
+ private:
+  void end() {
+    if (!buffer_) return;
+    std::exchange(buffer_, nullptr)->end_reading();
+    board_->ring();
+  }
+
+  std::unique_ptr<Work> gather_;
+  std::shared_ptr<SharedBuffer> buffer_;
+  std::shared_ptr<ShmBoard> board_;
+  const bool in_place_;
+};
+
+std::shared_ptr<SharedMemory> reserved_memory(int64_t nbytes, const CollectiveId& id) {
+  check_headroom(nbytes, describe("shared memory", id), memory_headroom());
+  auto memory = SharedMemory::create(nbytes);
+  memory->reserve(0, nbytes);
+  return memory;
+}
+
+// Zeros, which rank 0 of the group provides; where it cannot, all ranks throw why. Collective.
+std::shared_ptr<SharedMemory> memory_of_all(Communicator& group, int64_t nbytes, const CollectiveId& id) {
+  std::shared_ptr<SharedMemory> memory;
+  std::string ticket, failure;
+  if (group.rank() == 0) {
+    try {
+      memory = reserved_memory(nbytes, id);
+      ticket = memory->ticket();
+    } catch (const c10::Error& error) {
+      failure = error.what_without_backtrace();
+    }
+  }
+  ticket = group.all_gather_bytes(ticket, id).front();
+  failure = group.all_gather_bytes(failure, id).front();
+  TORCH_CHECK(failure.empty(), "rank ", group.world_rank(0), ": ", failure);
+  if (!memory) memory = SharedMemory::open(ticket);
+  TORCH_CHECK(memory, "rank ", group.world_rank(group.rank()), " cannot reach the memory of rank ", group.world_rank(0),
+              ", which it could before");
+  group.barrier(id);  // all have opened it
+  memory->close();
+  return memory;
+}
+
+class ShmCommunicator final : public Communicator, public Failable {
+ public:
+  ShmCommunicator(std::shared_ptr<Communicator> host, const ShmHeaps& heaps, std::shared_ptr<SharedMemory> board)
+      : host_(std::move(host)),
+        heaps_(heaps),
+        context_(std::make_shared<ShmContext>()),
+        advancing_(std::make_shared<Advancing>()),
+        sent_(host_->rank(), host_->size()) {
+    context_->host = host_;
+    context_->board = std::make_shared<ShmBoard>(std::move(board), host_->rank(), host_->size());
+    context_->heap = heaps_.own;
+    context_->heaps = heaps_.of_ranks;
+    for (int rank = 0; rank < size(); ++rank) context_->names.push_back(host_->world_rank(rank));
+  }
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  std::string backend() const override { return "shm"; }
+
+  std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
+    check_all_gather(output, input, size(), id);
+    check_on_host(input, "all-gather", id);
+    if (auto buffer = buffers_.of_slice(input)) return read_shared(std::move(buffer), std::move(output), id);
+    sent_.add_for_each_peer(input.nbytes());
+    return issue<ShmAllGather>(std::move(output), input, id);
+  }
+
+  std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
+                                       const CollectiveId& id, std::vector<uint64_t>* flags) override {
+    check_reduce_scatter(output, input, size(), id);
+    check_on_host(input, "reduce-scatter", id);
+    sent_.add_for_each_peer(input.nbytes() / static_cast<size_t>(size()));
+    return issue<ShmReduceScatter>(std::move(output), input, options, id, flags);
+  }
+
+  std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                   const CollectiveId& id, std::vector<uint64_t>* flags) override {
+    check_all_reduce(output, tensor, id);
+    check_on_host(tensor, "all-reduce", id);
+    sent_.add_all_reduce(tensor.numel(), static_cast<int64_t>(tensor.element_size()));
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    auto collective = std::make_shared<ShmAllReduce>(context_, std::move(output), tensor, options, id, flags);
+    advancing_->add(collective);
+    return make_pending_work(std::move(collective), advancing_);
+  }
+
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
+    check_broadcast(tensor, root, size(), id);
+    check_on_host(tensor, "broadcast", id);
+    if (rank() == root) sent_.add_for_each_peer(tensor.nbytes());
+    return issue<ShmBroadcast>(tensor, root, id);
+  }
+
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override {
+    check_all_to_all(output, input, counts, size(), id);
+    check_own_part(counts, rank(), id);
+    check_on_host(input, "all-to-all", id);
+    for (int peer = 0; peer < size(); ++peer) {
+      sent_.add(peer, static_cast<uint64_t>(counts.send[static_cast<size_t>(peer)]) * input.element_size());
+    }
+    return issue<ShmAllToAll>(output, input, counts, id);
+  }
+
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    sent_.add_for_each_peer(bytes.size());
+    ShmGatherBytes collective(context_, bytes, id);
+    advancing_->advance_up_to(collective.sequence());
+    collective.finish();
+    return collective.take_result();
+  }
+
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
+    std::shared_ptr<Communicator> host = host_->subgroup(members, id);
+    return host->size() == 1 ? host : over(std::move(host), members);
+  }
+
+  std::shared_ptr<Communicator> twin() override {
+    if (!twin_) {
+      std::vector<int> all(static_cast<size_t>(size()));
+      std::iota(all.begin(), all.end(), 0);
+      twin_ = over(host_->twin(), all);
+    }
+    return twin_;
+  }
+
+  at::Tensor shared_buffer(int64_t nbytes, const CollectiveId& id) override;
+  void await_readers(const at::Tensor& buffer, const CollectiveId& id) override;
+  at::Tensor reduction_input(int64_t nbytes) override { return heaps_.own->take(nbytes); }
+  bool reads_in_place() const override { return true; }
+
+  bool carries_identity() const override { return true; }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return host_->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return host_->timeout(); }
+  int world_rank(int rank) const override { return host_->world_rank(rank); }
+  void abort(const std::string& reason) override { host_->abort(reason); }
+  void trim() override { heaps_.own->trim(); }
+  std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), sent_.by_rank()); }
+
+  void check_not_failed() const override { check_group_not_failed(*host_); }
+  void check_complete() const override { check_group_complete(*host_); }
+  std::vector<Loss> losses() const override { return losses_of(*host_); }
+
+ private:
+  // Over a group of some of these ranks.
+  std::shared_ptr<Communicator> over(std::shared_ptr<Communicator> host, const std::vector<int>& members) {
+    ShmHeaps heaps{heaps_.own, {}};
+    for (int member : members) heaps.of_ranks.push_back(heaps_.of_ranks[static_cast<size_t>(member)]);
+    return make(std::move(host), heaps);
+  }
+
+ public:
+  static std::shared_ptr<Communicator> make(std::shared_ptr<Communicator> host, const ShmHeaps& heaps) {
+    auto board = memory_of_all(*host, ShmBoard::nbytes(host->size()), {"board in shared memory", 0, Pass::kSetup});
+    return std::make_shared<ShmCommunicator>(std::move(host), heaps, std::move(board));
+  }
+
+ private:
+  void check_reader(int peer, ShmContext::Clock::time_point began, const CollectiveId& id) const;
+  static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
+    TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
+  }
+
+  // Blocks where the buffer is not shared yet; what others may wait for meanwhile is done before.
+  std::unique_ptr<Work> read_shared(std::shared_ptr<SharedBuffer> buffer, at::Tensor output, const CollectiveId& id) {
+    if (!buffer->is_shared()) buffer->share(memory_of_all(*this, buffer->memory_nbytes(), id), ++shared_buffers_);
+    const bool in_place = buffer->is_whole(output);
+    if (!in_place) sent_.add_for_each_peer(output.nbytes() / static_cast<size_t>(size()));
+    auto gather = issue<ShmSharedGather>(buffer, std::move(output), id);
+    return std::make_unique<SharedReading>(std::move(gather), std::move(buffer), context_->board, in_place);
+  }
+
+  template <typename C, typename... Arguments>
+  std::unique_ptr<Work> issue(Arguments&&... arguments) {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return make_pending_work(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
+  }
+
+  std::shared_ptr<Communicator> host_;
+  ShmHeaps heaps_;
+  std::shared_ptr<ShmContext> context_;
+  std::shared_ptr<Advancing> advancing_;
+  SharedBuffers buffers_;
+  int shared_buffers_ = 0;  // so far
+  PayloadCount sent_;
+  std::shared_ptr<Communicator> twin_;
+};
+
+}  // namespace
+
+at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const CollectiveId& id) {
+  TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
+              " bytes cannot be cut into slices for ", size(), " ranks");
+  const auto buffer = std::make_shared<SharedBuffer>(rank(), size(), nbytes);
+  buffers_.add(buffer);
+  return buffer->tensor();
+}
+
+void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId& id) {
+  const auto buffer = buffers_.of_whole(tensor);
+  TORCH_CHECK(buffer, describe("write", id), ": not a shared buffer of this group");
+  TORCH_CHECK(!buffer->is_reading(), describe("write", id), ": rank ", world_rank(rank()), " itself still reads it");
+  const auto began = ShmContext::Clock::now();
+  for (int peer = 0; peer < size(); ++peer) {
+    context_->await([&] { return buffer->has_read(peer); }, [&] { check_reader(peer, began, id); });
+  }
+}
+
+void ShmCommunicator::check_reader(int peer, ShmContext::Clock::time_point began, const CollectiveId& id) const {
+  check_not_failed();
+  check_complete();
+  const auto waited = ShmContext::Clock::now() - began;
+  if (waited < timeout()) return;
+  const std::string reason =
+      c10::str("rank ", world_rank(rank()), " waits to write to its part of '", id.name, "', which rank ",
+               world_rank(peer), " still reads; waited ", std::chrono::duration<double>(waited).count(), " s");
+  host_->abort(reason);
+  TORCH_CHECK(false, reason);
+}
+
+ChosenCommunicator share_memory(std::shared_ptr<Communicator> host, const OpenMemory& open) {
+  if (host->size() == 1) return {std::move(host), "there is one rank"};
+  const auto memory = SharedMemory::create(heap_nbytes());
+  Heaps heaps = open_all(*host, memory->ticket(), open);
+  if (!heaps.out_of_reach.empty()) return {std::move(host), heaps.out_of_reach};
+  const std::string reason = c10::str("all ", host->size(), " ranks share the memory of this host");
+  const ShmHeaps opened{std::make_shared<SharedHeap>(memory), std::move(heaps.memories)};
+  return {ShmCommunicator::make(std::move(host), opened), reason};
+}
+
+std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
+                                                    const GlooOptions& options) {
+  const auto host = make_host_communicator(point, rank, size, options);
+  ChosenCommunicator chosen = share_memory(host);
+  TORCH_CHECK(size == 1 || chosen.communicator != host, "no shared memory: ", chosen.reason, ". Use Gloo");
+  return make_staged_communicator(std::move(chosen.communicator));
+}
+
+std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment, const GlooOptions& options) {
+  const int size = environment.world_size;
+  const auto point = size == 1 ? nullptr : make_tcp_meeting_point(environment, options.timeout);
+  return make_shm_communicator(point, environment.rank, size, options);
+}
+
+ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options) {
+  const int size = environment.world_size;
+  const auto point = size == 1 ? nullptr : make_tcp_meeting_point(environment, options.timeout);
+  ChosenCommunicator chosen = share_memory(make_host_communicator(point, environment.rank, size, options));
+  return {make_staged_communicator(std::move(chosen.communicator)), std::move(chosen.reason)};
+}
+
+}  // namespace fsdp

@@ -1,0 +1,15 @@
+// Ranks that send what they exchange, whichever way the other tests go: for figures of what is sent, copied or held.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "support/thread_ranks.h"
+
+namespace fsdp::testing {
+
+inline void run_ranks_over_gloo(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  run_ranks(world_size, body, {.communicator = "gloo"});
+}
+
+}  // namespace fsdp::testing
