@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "support/branched_net.h"
 #include "support/models.h"
+#include "support/over_gloo.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
@@ -141,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(All, AutoUnitsMemory,
 // What is gathered and captured at a time, after the parameters were cut.
 TEST_P(AutoUnitsMemory, StaysBelowTheBound) {
   auto [ranks, bound] = GetParam();
-  run_ranks(ranks, [bound = bound](std::shared_ptr<Communicator> communicator) {
+  testing::run_ranks_over_gloo(ranks, [bound = bound](std::shared_ptr<Communicator> communicator) {
     Chain net;
     Options options = automatic(communicator, 1 << 20);
     options.auto_units->memory_bound = bound;

@@ -4,6 +4,7 @@
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "support/models.h"
+#include "support/over_gloo.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
@@ -97,7 +98,7 @@ constexpr uint64_t kThreeM = 3 * M - M / kLayers;
 
 TEST(HybridBytes, AreThoseOfTheAlgorithms) {
   for (auto [W, G] : {std::pair{2, 1}, {2, 2}, {4, 2}, {8, 2}, {8, 4}}) {
-    run_ranks(W, [W = W, G = G](Ranks world) {
+    testing::run_ranks_over_gloo(W, [W = W, G = G](Ranks world) {
       const uint64_t elsewhere = W - G;
       Sent none = sent_in_one_step(world, G, kNoShard);
       EXPECT_EQ(none.inside + none.across, 2 * M * (W - 1) / W);
@@ -316,7 +317,7 @@ TEST(ReshardToASmallerGroup, GathersBackwardAmongNRanks) {
 }
 
 TEST(ReshardToASmallerGroup, SendsLessInBackward) {
-  run_ranks(8, [](Ranks world) {
+  const auto body = [](Ranks world) {
     auto chain = make_chain();
     Options options;
     options.communicator = world;
@@ -336,7 +337,8 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
     const Communicator& pair = *sharded->engine().units().front()->park_group;
     EXPECT_EQ(pair.size(), 2);
     EXPECT_EQ(pair.bytes_sent(), (M - M / kLayers) / 2);
-  });
+  };
+  run_ranks(8, body, {.communicator = "gloo"});  // over shared memory nothing is sent, nor kept of what was gathered
 }
 
 // What was released to the smaller group is not used once the shards have changed.

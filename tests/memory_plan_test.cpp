@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "support/counting_allocator.h"
+#include "support/over_gloo.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
@@ -214,29 +215,30 @@ TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
     std::vector<std::map<std::string, torch::Tensor>> weights(2);
     const int64_t nbytes = int64_t{64} * outputs * 4;
     for (bool keep : {true, false}) {
-      run_ranks(ranks, [&, outputs = outputs, fits = fits](std::shared_ptr<Communicator> communicator) {
-        torch::nn::Sequential net = testing::seeded([&, outputs = outputs] {
-          auto head = torch::nn::Linear(torch::nn::LinearOptions(64, outputs).bias(false));
-          return torch::nn::Sequential(torch::nn::Linear(16, 64), torch::nn::Tanh(), head);
-        });
-        Options options;
-        options.communicator = communicator;
-        options.keep_memory = keep;
-        options.auto_wrap_policy = [](const WrapCandidate& candidate) { return candidate.fqn == "2"; };
-        auto sharded = fully_shard(*net, options);
-        for (int i = 0; i < 3; ++i) {
-          sharded->zero_grad();
-          net->forward(input(communicator->rank())).pow(2).mean().backward();
-          testing::descend(sharded->parameters());
-        }
-        const int64_t peak = category(*sharded, "gradient buffers").peak, of_root = (16 * 64 + 64) * 4;
-        if (!keep) {
-          EXPECT_GE(peak, fits ? nbytes : 2 * nbytes);
-          EXPECT_LE(peak, (fits ? nbytes : 2 * nbytes) + 2 * of_root + Arena::kGranularity);
-        }
-        auto got = weights_of(*sharded);
-        if (communicator->rank() == 0) weights[keep] = got;
-      });
+      testing::run_ranks_over_gloo(
+          ranks, [&, outputs = outputs, fits = fits](std::shared_ptr<Communicator> communicator) {
+            torch::nn::Sequential net = testing::seeded([&, outputs = outputs] {
+              auto head = torch::nn::Linear(torch::nn::LinearOptions(64, outputs).bias(false));
+              return torch::nn::Sequential(torch::nn::Linear(16, 64), torch::nn::Tanh(), head);
+            });
+            Options options;
+            options.communicator = communicator;
+            options.keep_memory = keep;
+            options.auto_wrap_policy = [](const WrapCandidate& candidate) { return candidate.fqn == "2"; };
+            auto sharded = fully_shard(*net, options);
+            for (int i = 0; i < 3; ++i) {
+              sharded->zero_grad();
+              net->forward(input(communicator->rank())).pow(2).mean().backward();
+              testing::descend(sharded->parameters());
+            }
+            const int64_t peak = category(*sharded, "gradient buffers").peak, of_root = (16 * 64 + 64) * 4;
+            if (!keep) {
+              EXPECT_GE(peak, fits ? nbytes : 2 * nbytes);
+              EXPECT_LE(peak, (fits ? nbytes : 2 * nbytes) + 2 * of_root + Arena::kGranularity);
+            }
+            auto got = weights_of(*sharded);
+            if (communicator->rank() == 0) weights[keep] = got;
+          });
     }
     expect_same(weights[0], weights[1]);
   }
@@ -245,7 +247,7 @@ TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
 // What the communicators hold beside headers when backward has ended: contributions of other ranks that were summed.
 int64_t staging_after_backward(bool keep_memory) {
   int64_t nbytes = 0;
-  run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+  testing::run_ranks_over_gloo(3, [&](std::shared_ptr<Communicator> communicator) {
     auto meet = meeting_of(*communicator);
     meet();
     std::optional<CountedMemory> memory;
@@ -345,7 +347,7 @@ void train_counted(const Options& options, Uneven& net, Held& held) {
 TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack) {
   Held kept, given_back;
   for (Held* held : {&kept, &given_back}) {
-    run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+    testing::run_ranks_over_gloo(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
       Uneven net = make_uneven(GetParam().frozen);
       Options with = options(communicator);
       EXPECT_FALSE(with.keep_memory);

@@ -5,6 +5,7 @@
 #include "fsdp/fsdp.h"
 #include "optim/fused_adamw.h"
 #include "support/models.h"
+#include "support/over_gloo.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
@@ -206,7 +207,7 @@ torch::nn::Sequential make_chain(int64_t layers) {
 // FSDP paper, section 4.4: K_full * psi / F for the shards, and K_low * max psi_i for what is gathered.
 TEST(Memory, FollowsThePapersFormula) {
   for (auto [low, K_low] : {std::pair{at::kFloat, 4}, {at::kBFloat16, 2}}) {
-    run_ranks(3, [low = low, K_low = K_low](Ranks world) {
+    testing::run_ranks_over_gloo(3, [low = low, K_low = K_low](Ranks world) {
       auto chain = make_chain(4);
       Options options;
       options.communicator = world;
@@ -247,7 +248,7 @@ std::unique_ptr<at::ObserverContext> count_copy(const at::RecordFunction& functi
 
 TEST(Memory, AGatherCastsOnceAndCopiesNothingElse) {
   auto handle = at::addGlobalCallback(at::RecordFunctionCallback(&count_copy).needsInputs(true));
-  run_ranks(2, [](Ranks world) {
+  testing::run_ranks_over_gloo(2, [](Ranks world) {
     auto chain = make_chain(2);
     Options options;
     options.communicator = world;

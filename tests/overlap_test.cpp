@@ -1,6 +1,7 @@
 // Gathers that are issued ahead: which, when, how many, and that a wrong prediction changes no number.
 #include "comm/recording_communicator.h"
 #include "engine/engine.h"
+#include "support/over_gloo.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
@@ -310,7 +311,7 @@ TEST(Trace, ShowsComputationGathersReductionsAndWaits) {
 // The memory of a category over the third step, without repetitions.
 std::vector<int64_t> bytes_over_a_step(const std::string& category) {
   std::vector<int64_t> bytes;
-  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+  testing::run_ranks_over_gloo(2, [&](std::shared_ptr<Communicator> communicator) {
     Row row = make_row();
     auto sharded = fully_shard(row, options_for(communicator));
     for (int i = 0; i < 2; ++i) step(row, *sharded, communicator->rank());

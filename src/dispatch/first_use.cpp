@@ -70,9 +70,16 @@ class PinnedUnits {
   c10::SmallVector<Unit*, 4> units_;
 };
 
-// Has the key, and is no deferred tensor.
+// The owner of a shard that other ranks read where it lies, else null.
+const StorageOwner* owner_of_shard(const at::Tensor& tensor) {
+  const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  return owner && owner->kind == StorageOwner::Kind::kShard ? owner : nullptr;
+}
+
+// Has the key, and is neither a deferred tensor nor a shard.
 bool is_sharded(const at::Tensor& tensor) {
-  return seams::has_sharded_key(tensor) && (deferred::live_storages() == 0 || !deferred::find(tensor));
+  return seams::has_sharded_key(tensor) && (deferred::live_storages() == 0 || !deferred::find(tensor)) &&
+         !owner_of_shard(tensor);
 }
 
 template <typename Visit>
@@ -82,6 +89,21 @@ void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& 
     visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
       if (is_sharded(tensor)) {
         visit(tensor, argument);
+      }
+    });
+  }
+}
+
+void prepare_writes_to_shards(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  for (const OperatorInfo::Argument& argument : info.tensors) {
+    if (!argument.written) {
+      continue;
+    }
+    visit_tensors(arguments[argument.position], [](const at::Tensor& tensor) {
+      const StorageOwner* owner = owner_of_shard(tensor);
+      if (auto* unit = owner ? static_cast<Unit*>(owner->unit.load()) : nullptr) {
+        unit->engine->prepare_write_to_shards(*unit);
       }
     });
   }
@@ -240,6 +262,7 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     }
   }
   {
+    prepare_writes_to_shards(info, *stack);
     PinnedUnits pinned;
     pin_arguments(op, info, *stack, pinned);
     try {

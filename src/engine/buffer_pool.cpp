@@ -34,6 +34,11 @@ at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const 
 }
 
 at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* owner) {
+  if (source_) {
+    at::Tensor bytes = source_(Arena::rounded(nbytes));
+    count_reserved(nbytes_of(bytes));
+    return bytes;
+  }
   if (residence == Residence::kStaying && !poison_) {
     return take_staying(nbytes, owner);
   }
@@ -116,6 +121,10 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
     return;
   }
   order_.after_use(buffer);
+  if (source_) {
+    count_reserved(-nbytes_of(buffer));
+    return;
+  }
   if (const auto staying = staying_of(buffer); staying != staying_.end()) {
     staying->second.in_use = false;
     if (!keeps_memory_) {
@@ -186,7 +195,7 @@ void BufferPool::forget(StayingBuffers::iterator staying) {
 
 void BufferPool::plan(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  if (poison_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) {
+  if (poison_ || source_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) {
     return;
   }
   while (auto bytes = free_.take_largest()) {

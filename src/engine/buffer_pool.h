@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "base/free_buffers.h"
 #include "base/stream_order.h"
@@ -27,8 +29,15 @@ enum class Residence : uint8_t {
 class BufferPool {
  public:
   // `keeps_memory`: of buffers that are released; passing ones come from one arena then, once their order is known.
-  BufferPool(c10::Device device, bool keeps_memory)
-      : device_(device), keeps_memory_(keeps_memory), home_(current_stream(device)), arena_(device) {}
+  // `source`: where memory comes from in place of the allocator, and goes back to: it is not used again here, nor
+  // written when it is released, as others may still read it.
+  using Source = std::function<at::Tensor(int64_t nbytes)>;
+  BufferPool(c10::Device device, bool keeps_memory, Source source = {})
+      : device_(device),
+        keeps_memory_(keeps_memory),
+        source_(std::move(source)),
+        home_(current_stream(device)),
+        arena_(device) {}
 
   // A 1-D kByte tensor of `nbytes`, contents undefined, for use on the current stream. Give it back with release(), on
   // the stream that is behind all its uses. `owner`: tells staying buffers apart. `padding`: how many of the bytes do
@@ -39,6 +48,8 @@ class BufferPool {
   void release(const at::Tensor& buffer, int64_t padding = 0);
 
   bool keeps_memory() const { return keeps_memory_; }
+  // Whether any memory will do for a buffer.
+  bool may_adopt() const { return !source_; }
   // Bytes of tensors that wait for a buffer, now more or fewer: they count as handed out.
   void note_held(int64_t nbytes);
   // Makes a tensor that was made on `home` a buffer: release() then orders that stream behind its uses, and the memory
@@ -82,6 +93,7 @@ class BufferPool {
 
   c10::Device device_;
   const bool keeps_memory_;
+  const Source source_;
   c10::Stream home_;
   std::mutex mutex_;
   MemoryOrder order_;

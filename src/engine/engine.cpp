@@ -27,13 +27,27 @@ std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& m
   return monitors;
 }
 
+// Where the ranks of a group read each other's gradients in place.
+BufferPool::Source source_of_gradient_buffers(const EngineOptions& options) {
+  for (const auto& group : {options.mesh.world, options.mesh.shard, options.mesh.replicate}) {
+    if (group && group->reads_in_place() && options.memory.compute_device().is_cpu()) {
+      return [group](int64_t nbytes) { return group->reduction_input(nbytes); };
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Engine::Engine(const EngineOptions& options)
     : options_(options),
       streams_(device(), options.overlap.high_priority_streams ? StreamPriority::kHigh : StreamPriority::kNormal),
       parameter_pool_(device(), options.keep_memory),
-      reducer_(streams_, {.keep_memory = options.keep_memory, .to_host = options.memory.apart()}, trace_),
+      reducer_(streams_,
+               {.keep_memory = options.keep_memory,
+                .to_host = options.memory.apart(),
+                .source = source_of_gradient_buffers(options)},
+               trace_),
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
       residency_(options.overlap.max_gathered_units),
       monitors_(monitors_of(options.mesh)) {}

@@ -69,6 +69,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& current();
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   std::vector<Unit*> all_units() const;
+  // The unit's shards are about to be written: releases what was gathered of them, which is read where they lie, and
+  // waits until no other rank reads them. Every write to a shard goes through this, by its dispatch key or by hand.
+  void prepare_write_to_shards(Unit& unit);
   // The units made for this module itself; throws when there are none.
   std::vector<Unit*> units_of(const void* module) const;
   // Whether nobody but the engine holds its parameters any more.

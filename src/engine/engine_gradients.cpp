@@ -159,6 +159,9 @@ void Engine::finish_backward() {
     }
     std::lock_guard lock(unit->mutex);
     unit->unpark(parameter_pool_);
+    if (!unit->gathered() && !unit->gathering()) {
+      unit->await_readers();
+    }
   }
   end_pass(Pass::kBackward);
   plan_memory();

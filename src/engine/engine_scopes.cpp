@@ -68,6 +68,23 @@ void Engine::reshard(const std::vector<Unit*>& units) {
   }
 }
 
+void Engine::prepare_write_to_shards(Unit& unit) {
+  std::lock_guard lock(unit.mutex);
+  if (!unit.shares_shards()) {
+    return;
+  }
+  if (unit.gathering()) {
+    ensure_gathered(unit);
+  }
+  if (unit.gathered() && unit.reads_shards()) {
+    TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(),
+                ": its shards were written while the unit is pinned and its parameters are read where the shards lie. "
+                "Write when the scope of pin() has ended");
+    release(unit);
+  }
+  unit.await_readers();
+}
+
 void Engine::reset() {
   discard_captures();
   forget_accumulated();
@@ -118,6 +135,9 @@ void Engine::write_back(Unit& unit) {
               ": its shards were written inside with_full_params (an optimizer step?), which the values written to the "
               "parameters would overwrite. Write the one or the other");
   seams::CleanDispatchGuard clean;
+  if (unit.shares_shards()) {
+    unit.await_readers();
+  }
   for (auto& flat : unit.flat_parameters()) {
     at::Tensor full = unit.unsharded(*flat);
     if (!full.defined()) {

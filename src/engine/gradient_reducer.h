@@ -28,11 +28,15 @@ namespace fsdp {
 class GradientReducer {
  public:
   struct Memory {
-    bool keep_memory = false;  // see Options
-    bool to_host = false;      // gradients of the shards are in host memory, which the device writes
+    bool keep_memory = false;        // see Options
+    bool to_host = false;            // gradients of the shards are in host memory, which the device writes
+    BufferPool::Source source = {};  // of gradient buffers
   };
   GradientReducer(const EngineStreams& streams, const Memory& memory, TraceRecorder& trace)
-      : streams_(streams), to_host_(memory.to_host), pool_(streams.device, memory.keep_memory), trace_(trace) {}
+      : streams_(streams),
+        to_host_(memory.to_host),
+        pool_(streams.device, memory.keep_memory, memory.source),
+        trace_(trace) {}
 
   BufferPool& pool() { return pool_; }
   const BufferPool& pool() const { return pool_; }

@@ -59,7 +59,7 @@ at::Tensor FlatGradient::make_buffer(BufferPool& pool) {
   if (captures_in_place()) {
     return leaves_.fresh_memory();
   }
-  if (may_adopt()) {
+  if (may_adopt() && pool.may_adopt()) {
     const ShardedParameter& only = flat_.parameters().front();
     if (at::Tensor own = held_.become_buffer(flat_.dtypes().reduce, only.sizes, only.strides, pool); own.defined()) {
       return own;

@@ -47,6 +47,7 @@ class Owners {
 void share_values(Unit& unit, FlatParameter& flat, const at::Tensor& values) {
   seams::CleanDispatchGuard clean;
   const FlatLayout& layout = flat.layout();
+  unit.engine->prepare_write_to_shards(unit);
   const at::Tensor shard = flat.shard().detach();
   if (flat.position().factor > 1) {
     const at::Tensor part = flat.memory().apart() ? at::empty(shard.sizes(), values.options()) : shard;

@@ -64,7 +64,13 @@ void Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_pr
     dtypes.compute = dtypes.reduce = dtypes.shard;
   }
   int64_t first_index = num_parameters();
-  flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(parameters), dtypes, groups_.position(),
+  ShardPosition position = groups_.position();
+  if (groups_.shard) {
+    position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup)](int64_t nbytes) {
+      return group->shared_buffer(nbytes, id);
+    };
+  }
+  flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(parameters), dtypes, position,
                                                              engine->options().memory, this, first_index));
   FlatParameter& flat = *flat_parameters_.back();
   auto gradient = [&] {
@@ -213,7 +219,7 @@ void Unit::order_behind_writes() {
 }
 
 bool Unit::needs_buffer(const FlatParameter& flat, bool may_alias) const {
-  return !may_alias || !flat.shard_is_whole();
+  return !may_alias || !(flat.shard_is_whole() || flat.shards_are_whole());
 }
 
 namespace {
@@ -241,6 +247,11 @@ void Unit::acquire_buffers(BufferPool& pool, bool may_alias) {
     nbytes += needs_buffer(*flat, may_alias) ? nbytes_in_block(*flat) : 0;
     unsharded_nbytes_ += needs_buffer(*flat, may_alias) ? unsharded_nbytes_of(*flat) : 0;
   }
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    if (may_alias && flat_parameters_[i]->shards_are_whole()) {
+      unsharded_[i] = flat_parameters_[i]->shared();
+    }
+  }
   if (nbytes == 0) {
     return;
   }
@@ -266,7 +277,6 @@ void Unit::finish_gather() {
     give_up_gather();
     throw;
   }
-  gathers_.clear();
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     FlatParameter& flat = *flat_parameters_[i];
     flat.attach(unsharded_[i].defined() ? unsharded_[i] : flat.shard());
@@ -336,11 +346,14 @@ std::unique_ptr<Work> Unit::gather_parked(size_t index, const at::Tensor& full, 
 }
 
 void Unit::park(BufferPool& pool) {
-  if (!park_group || parked_.front().defined()) {
+  if (!park_group) {
     return;
   }
   seams::CleanDispatchGuard clean;
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    if (parked_[i].defined() || reads_shards(i)) {
+      continue;
+    }
     const FlatParameter& flat = *flat_parameters_[i];
     int64_t n = flat.layout().padded_numel() / park_group->size();
     parked_[i] = pool.acquire(n, flat.dtypes().compute, Residence::kStaying, &parked_[i]);
@@ -380,9 +393,36 @@ void Unit::release(BufferPool& pool) {
     unsharded_[i].reset();
   }
   readers_.end(device());
+  gathers_.clear();
   if (block_.defined()) {
     pool.release(block_, static_cast<int64_t>(block_.nbytes()) - unsharded_nbytes_);
     block_.reset();
+  }
+}
+
+bool Unit::shares_shards() const {
+  return std::any_of(flat_parameters_.begin(), flat_parameters_.end(),
+                     [](const auto& flat) { return flat->shared().defined(); });
+}
+
+bool Unit::reads_shards() const {
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    if (reads_shards(i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Unit::reads_shards(size_t flat) const {
+  return unsharded_[flat].defined() && unsharded_[flat].is_same(flat_parameters_[flat]->shared());
+}
+
+void Unit::await_readers() {
+  for (const auto& flat : flat_parameters_) {
+    if (flat->shared().defined()) {
+      groups_.shard->await_readers(flat->shared(), {name_, 0, Pass::kUser});
+    }
   }
 }
 

@@ -135,10 +135,17 @@ class Unit {
   int write_scopes = 0;
   // Inside summon_full_params(rank0_only), on the other ranks: a touch is an error.
   bool only_on_rank_0 = false;
+  // Whether other ranks read its shards where they lie.
+  bool shares_shards() const;
+  // Whether this rank does now.
+  bool reads_shards() const;
+  bool reads_shards(size_t flat) const;
+  // Returns when its shards may be written: no other rank reads them where they lie. The unit must be sharded.
+  void await_readers();
   // The unit must be gathered and unpinned. The current stream waits for all uses.
   void release(BufferPool& pool);
   // With a smaller group set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
-  // group. The unit must be gathered. See ReshardAfterForward.
+  // group. The unit must be gathered. See ReshardAfterForward. Keeps nothing of what is read where the shards lie.
   void park(BufferPool& pool);
   void unpark(BufferPool& pool);
   // The smaller group that it is released to after forward; null: none.
@@ -205,7 +212,7 @@ class Unit {
   at::Tensor block_;                            // kByte: the memory of unsharded_; undefined where it is empty
   std::vector<at::Tensor> unsharded_;           // one for each FlatParameter; undefined where the shard itself serves
   std::vector<at::Tensor> parked_;              // likewise; undefined unless parked
-  std::vector<std::unique_ptr<Work>> gathers_;  // under way
+  std::vector<std::unique_ptr<Work>> gathers_;  // under way, and those whose results are read where they lie
   DeviceEvent issued_;                          // what the gather has enqueued on its stream
   StreamReaders readers_;                       // of the unsharded buffers
   DeviceEvent parked_written_;

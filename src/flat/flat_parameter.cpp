@@ -61,7 +61,7 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);  // set_data runs operators on the new views
   at::NoGradGuard no_grad;
-  shard_ = memory_.zeros(layout_.shard_numel(), dtypes_.shard);
+  shard_ = make_shard(unit);
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
     parameter.sizes = parameter.tensor.sizes().vec();
@@ -78,13 +78,42 @@ FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPositio
     : FlatParameter(std::move(moved.parameters), dtypes, position, memory) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  shard_ = std::move(moved.shard);
+  shard_ = make_shard(unit);
+  shard_.copy_(moved.shard);
   original_leaves_ = std::move(moved.leaves);
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     take_over(i, unit, first_index + i);
     seams::move_versioned_leaf(original_leaves_[i], slice_of(shard_, i));
   }
   flat_leaf_ = make_leaf(shard_);
+}
+
+// Leaves may outlive it.
+FlatParameter::~FlatParameter() {
+  if (shard_owner_) {
+    shard_owner_->unit = nullptr;
+  }
+}
+
+at::Tensor FlatParameter::make_shard(void* unit) {
+  if (position_.shared_buffer && dtypes_.shard == dtypes_.compute && memory_.on_compute_host()) {
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(dtypes_.shard));
+    if (at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize); bytes.defined()) {
+      shared_ = bytes.view(dtypes_.shard);
+      return make_slice_of_shared(unit);
+    }
+  }
+  return memory_.zeros(layout_.shard_numel(), dtypes_.shard);
+}
+
+// With a storage of its own, which is no larger than the shard: whoever saves it saves nobody else's part.
+at::Tensor FlatParameter::make_slice_of_shared(void* unit) {
+  const at::Tensor own = shared_.narrow(0, position_.rank * layout_.shard_numel(), layout_.shard_numel());
+  shard_owner_ = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kShard, unit, 0);
+  shard_owner_->gone = [whole = shared_] {};
+  c10::Storage storage = seams::make_empty_storage(shard_owner_, own.nbytes(), own.device(), "fsdp: a shard was read");
+  seams::fill_storage(*storage.unsafeGetStorageImpl(), shard_owner_, own.mutable_data_ptr());
+  return seams::make_keyed_tensor(storage, dtypes_.shard, own.sizes(), own.strides());
 }
 
 void FlatParameter::take_over(int64_t parameter, void* unit, int64_t index) {

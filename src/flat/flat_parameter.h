@@ -48,6 +48,9 @@ struct FlatDtypes {
 struct ShardPosition {
   int64_t rank = 0;
   int64_t factor = 1;
+  // Provides a buffer of all ranks for shards that lie end to end, of this many bytes (Communicator::shared_buffer), or
+  // undefined; empty: there is none.
+  std::function<at::Tensor(int64_t nbytes)> shared_buffer = {};
 };
 
 class FlatParameter {
@@ -67,6 +70,7 @@ class FlatParameter {
   };
   FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, const ShardMemory& memory, void* unit,
                 int64_t first_index);
+  ~FlatParameter();
 
   const FlatLayout& layout() const { return layout_; }
   const FlatDtypes& dtypes() const { return dtypes_; }
@@ -105,12 +109,20 @@ class FlatParameter {
   // Writes unit names and FQNs into the messages that readers of released memory get.
   void name_storages(const std::string& unit_name);
 
+  // The shards of all ranks in memory that they share, laid out like the unsharded buffer; undefined: each rank has its
+  // own shard for itself. Shards that are shared, and all views of them, carry the sharded key, with an owner of kind
+  // kShard that names the unit.
+  const at::Tensor& shared() const { return shared_; }
+  // Whether that may serve as the unsharded buffer.
+  bool shards_are_whole() const { return shared_.defined() && dtypes_.shard == dtypes_.compute; }
   // Whether the shard may serve as the unsharded buffer itself.
   bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute && !memory_.apart(); }
 
  private:
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                 const ShardMemory& memory);
+  at::Tensor make_shard(void* unit);
+  at::Tensor make_slice_of_shared(void* unit);
   void copy_into_shard(int64_t parameter);
   void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
   void point_at_new_storage(ShardedParameter& parameter, int64_t position);
@@ -125,6 +137,8 @@ class FlatParameter {
   bool requires_grad_;
   FlatLayout layout_;
   at::Tensor shard_;
+  at::Tensor shared_;
+  seams::StorageOwnerPtr shard_owner_;  // of a shard that is shared
   std::vector<at::Tensor> original_leaves_;
   at::Tensor flat_leaf_;
   bool attached_ = false;

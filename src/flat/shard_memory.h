@@ -21,6 +21,8 @@ class ShardMemory {
   c10::Device shard_device() const { return shards_; }
   // Whether shards must be copied to the compute device.
   bool apart() const { return compute_ != shards_; }
+  // Whether they lie in the memory of the CPU that computes.
+  bool on_compute_host() const { return compute_.is_cpu() && shards_.is_cpu() && !files_; }
 
   // A shard: 1-D, zeros.
   at::Tensor zeros(int64_t numel, at::ScalarType dtype) const;

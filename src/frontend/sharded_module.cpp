@@ -139,8 +139,8 @@ void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::fu
   std::vector<Unit*> units;
   for (const at::Tensor& parameter : parameters) {
     const seams::StorageOwner* owner = seams::storage_owner(parameter);
-    TORCH_CHECK(owner && owner->unit, "fsdp: pin: a tensor of shape ", parameter.sizes(),
-                " is not a sharded parameter or a view of one");
+    TORCH_CHECK(owner && owner->unit && owner->kind == seams::StorageOwner::Kind::kParameter,
+                "fsdp: pin: a tensor of shape ", parameter.sizes(), " is not a sharded parameter or a view of one");
     units.push_back(static_cast<Unit*>(owner->unit.load()));
   }
   engine().pin(parameters.empty() ? engine().all_units() : units, body);

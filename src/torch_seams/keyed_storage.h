@@ -20,7 +20,8 @@ namespace fsdp::seams {
 // What a keyed storage belongs to. Lives as long as any DataPtr or engine refers to it. A deferred one has a class of
 // its own (deferred/deferred_storage.h), and no unit.
 struct StorageOwner : c10::intrusive_ptr_target {
-  enum class Kind : uint8_t { kParameter, kGradientSentinel, kDeferred };
+  // kShard: a shard that other ranks read where it lies, so that writes to it have to be seen before they happen.
+  enum class Kind : uint8_t { kParameter, kGradientSentinel, kDeferred, kShard };
 
   StorageOwner(Kind kind_, void* unit_, int64_t index_) : kind(kind_), unit(unit_), index(index_) {}
   ~StorageOwner() override { notify(); }

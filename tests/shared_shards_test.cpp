@@ -1,0 +1,262 @@
+// Shards that lie end to end in memory that ranks share: gathers move nothing, results are those of ranks that send,
+// and nobody writes what another rank still reads.
+#include <chrono>
+#include <thread>
+
+#include "engine/engine.h"
+#include "optim/fused_adamw.h"
+#include "support/models.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::batch_of;
+using testing::BlockImpl;
+using testing::expect_error;
+using testing::expect_same;
+using testing::make_tiny_lm;
+using testing::weights_of;
+
+using Ranks = std::shared_ptr<Communicator>;
+using Weights = std::map<std::string, torch::Tensor>;
+
+void with_shared_memory(int ranks, const std::function<void(Ranks)>& body) {
+  testing::run_ranks(ranks, body, {.communicator = "shm"});
+}
+
+Options options_over(const Ranks& world) {
+  Options options;
+  options.communicator = world;
+  options.auto_wrap_policy = module_class_policy<BlockImpl>();
+  return options;
+}
+
+torch::Tensor forward(testing::TinyLM& model, int64_t step, int rank) { return model->forward(batch_of(rank, step)); }
+
+// ---------------------------------------------------------------- results
+
+Weights weights_after_training(const std::string& communicator, int ranks, const std::function<void(Options&)>& set) {
+  Weights weights;
+  testing::run_ranks(ranks,
+                     [&](Ranks world) {
+                       auto model = make_tiny_lm({});
+                       Options options = options_over(world);
+                       set(options);
+                       auto sharded = fully_shard(*model, options);
+                       torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(0.01));
+                       for (int step = 0; step < 4; ++step) {
+                         sharded->zero_grad();
+                         for (int pass = 0; pass < 2; ++pass) {
+                           sharded->set_requires_gradient_sync(pass == 1);
+                           forward(model, 2 * step + pass, world->rank()).pow(2).mean().backward();
+                         }
+                         sharded->clip_grad_norm_(0.5);
+                         optimizer.step();
+                       }
+                       const Weights mine = weights_of(*sharded);
+                       if (world->rank() == 0) {
+                         weights = mine;
+                       }
+                     },
+                     {.communicator = communicator});
+  return weights;
+}
+
+struct Setting {
+  const char* name;
+  void (*set)(Options&);
+};
+const std::vector<Setting> kSettings = {
+    {"full_shard", [](Options&) {}},
+    {"shard_grad_op", [](Options& options) { options.sharding_strategy = ShardingStrategy::kShardGradOp; }},
+    {"no_shard", [](Options& options) { options.sharding_strategy = ShardingStrategy::kNoShard; }},
+    {"flat_parameters", [](Options& options) { options.use_orig_params = false; }},
+    {"bf16", [](Options& options) { options.param_dtype = at::kBFloat16; }},
+    {"fp32_reduced_in_bf16", [](Options& options) { options.reduce_dtype = at::kBFloat16; }},
+    {"keep_memory", [](Options& options) { options.keep_memory = true; }},
+    {"auto_units",
+     [](Options& options) {
+       options.auto_wrap_policy = {};
+       options.auto_units = AutoUnits{};
+     }},
+};
+
+class SharedShards : public ::testing::TestWithParam<std::tuple<int, Setting>> {};
+
+// Both add in the order of ranks, so that results are equal to the bit with any number of them.
+TEST_P(SharedShards, TrainAsRanksThatSend) {
+  const auto& [ranks, setting] = GetParam();
+  expect_same(weights_after_training("shm", ranks, setting.set), weights_after_training("gloo", ranks, setting.set));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SharedShards,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::ValuesIn(kSettings)),
+                         [](const auto& info) {
+                           return c10::str(std::get<1>(info.param).name, "_", std::get<0>(info.param), "ranks");
+                         });
+
+// ---------------------------------------------------------------- nothing is moved
+
+TEST(SharedShardsMemory, ParametersAreReadWhereTheShardsLie) {
+  with_shared_memory(3, [](Ranks world) {
+    auto model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, options_over(world));
+    sharded->pin({}, [] {});  // shares them
+    const uint64_t sent = world->bytes_sent();
+    sharded->pin({}, [&] {
+      for (const auto& unit : sharded->engine().units()) {
+        const FlatParameter& flat = *unit->flat_parameters().front();
+        const char* whole = static_cast<const char*>(flat.shared().const_data_ptr());
+        EXPECT_EQ(flat.shard().const_data_ptr(), whole + world->rank() * flat.layout().shard_numel() * 4);
+        for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
+          EXPECT_EQ(flat.parameters()[i].tensor.data_ptr(), whole + flat.layout().offset(i) * 4);
+        }
+      }
+    });
+    EXPECT_EQ(world->bytes_sent(), sent);
+    EXPECT_EQ(sharded->stats().peak_gathered_bytes, 0);
+  });
+}
+
+TEST(SharedShardsMemory, AShardKeepsNoMoreThanItself) {
+  with_shared_memory(2, [](Ranks world) {
+    auto model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, options_over(world));
+    for (const auto& unit : sharded->engine().units()) {
+      const at::Tensor& shard = unit->flat_parameters().front()->shard();
+      EXPECT_EQ(shard.storage().nbytes(), shard.nbytes()) << "what is saved is this rank's alone";
+    }
+  });
+}
+
+// ---------------------------------------------------------------- writes
+
+// Takes its time between the uses of its two parameters.
+struct SlowLayerImpl : torch::nn::Module {
+  SlowLayerImpl() {
+    weight = register_parameter("weight", testing::numbers({5, 5}));
+    bias = register_parameter("bias", testing::numbers({5}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor y = x.mm(weight);
+    std::this_thread::sleep_for(delay);
+    return y + bias;
+  }
+  torch::Tensor weight, bias;
+  std::chrono::milliseconds delay{0};
+};
+TORCH_MODULE(SlowLayer);
+
+// Rank 1 is still in its last layer when the others write: what it computes is of before.
+void expect_unharmed(const std::function<void(ShardedModule&)>& write) {
+  with_shared_memory(3, [&](Ranks world) {
+    torch::NoGradGuard no_grad;
+    torch::nn::Sequential model{SlowLayer(), SlowLayer()};
+    const torch::Tensor input = testing::numbers({2, 5}), want = model->forward(input);
+    Options options;
+    options.communicator = world;
+    options.auto_wrap_policy = module_class_policy<SlowLayerImpl>();
+    auto sharded = fully_shard(*model, options);
+    if (world->rank() == 1) {
+      model->ptr<SlowLayerImpl>(1)->delay = std::chrono::milliseconds(30);
+    }
+    for (int round = 0; round < 3; ++round) {
+      EXPECT_TRUE(torch::equal(model->forward(input), want)) << "round " << round;
+      Weights before;
+      for (const auto& [name, leaf] : sharded->named_parameters()) {
+        before[name] = leaf.detach().clone();
+      }
+      write(*sharded);
+      for (auto& [name, leaf] : sharded->named_parameters()) {
+        leaf.detach().copy_(before.at(name));
+      }
+    }
+  });
+}
+
+TEST(SharedShardsWrites, InPlaceOperators) {
+  expect_unharmed([](ShardedModule& sharded) {
+    for (const torch::Tensor& leaf : sharded.parameters()) {
+      leaf.detach().mul_(3);
+    }
+  });
+}
+
+TEST(SharedShardsWrites, ThroughData) {
+  expect_unharmed([](ShardedModule& sharded) {
+    for (const torch::Tensor& leaf : sharded.parameters()) {
+      leaf.data().view({-1}).fill_(7);
+    }
+  });
+}
+
+TEST(SharedShardsWrites, ListsAndOutputs) {
+  expect_unharmed([](ShardedModule& sharded) { torch::_foreach_mul_(sharded.parameters(), 3.0); });
+  expect_unharmed([](ShardedModule& sharded) {
+    for (torch::Tensor leaf : sharded.parameters()) {
+      torch::zeros_out(leaf, leaf.sizes());
+    }
+  });
+}
+
+TEST(SharedShardsWrites, SlicesOfShards) {
+  expect_unharmed([](ShardedModule& sharded) {
+    for (const ShardSlice& slice : sharded.shard_slices()) {
+      slice.data.zero_();
+    }
+  });
+}
+
+TEST(SharedShardsWrites, Optimizers) {
+  const auto set_gradients = [](ShardedModule& sharded) {
+    for (torch::Tensor leaf : sharded.parameters()) {
+      leaf.mutable_grad() = torch::ones_like(leaf);
+    }
+  };
+  expect_unharmed([&](ShardedModule& sharded) {
+    set_gradients(sharded);
+    torch::optim::SGD(sharded.parameters(), 1.0).step();
+  });
+  expect_unharmed([&](ShardedModule& sharded) {
+    set_gradients(sharded);
+    FusedAdamW(sharded.parameters(), {.learning_rate = 1.0}).step();
+  });
+}
+
+TEST(SharedShardsWrites, WholeParameters) {
+  expect_unharmed([](ShardedModule& sharded) {
+    sharded.update_whole_parameters([](const WholeParameter& whole) { whole.value.zero_(); });
+  });
+}
+
+TEST(SharedShardsWrites, WhileAUnitIsPinnedAreErrors) {
+  with_shared_memory(2, [](Ranks world) {
+    torch::NoGradGuard no_grad;
+    auto model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, options_over(world));
+    sharded->pin({}, [&] {
+      expect_error([&] { sharded->parameters().front().mul_(2); }, {"pinned", "where the shards lie", "pin()"});
+    });
+    sharded->parameters().front().mul_(1);
+  });
+}
+
+// A leaf that outlives the module, and its ranks, is an ordinary tensor.
+TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
+  std::vector<torch::Tensor> leaves;
+  with_shared_memory(2, [&](Ranks world) {
+    auto model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, options_over(world));
+    if (world->rank() == 0) {
+      leaves = sharded->parameters();
+    }
+  });
+  torch::NoGradGuard no_grad;
+  leaves.front().fill_(5);
+  EXPECT_TRUE(leaves.front().eq(5).all().item<bool>());
+}
+
+}  // namespace
+}  // namespace fsdp
