@@ -1,6 +1,6 @@
-// Time and local cost of the collectives of this library against those of c10d's ProcessGroupGloo, over
-// loopback. Usage, in one shell for each rank:  RANK=r WORLD_SIZE=n MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
-// comm_bench [MiB...]
+// Time and local cost of the collectives of this library, over Gloo (loopback) and through shared memory, against those
+// of c10d's ProcessGroupGloo and a copy of the same size. All take turns; a time is the median. Usage, in one shell for
+// each rank:  RANK=r WORLD_SIZE=n MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 comm_bench [MiB...]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "c10d_group.h"
@@ -19,35 +21,28 @@ namespace {
 
 using fsdp::benchmarks::process_cpu_seconds;
 
-struct Measurement {
-  double seconds = 0;      // median of the repetitions
-  double cpu_seconds = 0;  // of this process, all threads, for one repetition
+// What is measured, turn by turn with the others of its size.
+struct Row {
+  std::string what;
+  double mebibytes = 0;
+  std::function<void()> action;
+  std::vector<double> seconds = {};
+  double cpu_seconds = 0;  // of this process, all threads, over all turns
 };
 
-Measurement measure(const std::function<void()>& action) {
-  constexpr int kRepetitions = 15;
-  action();
-  std::vector<double> times;
-  const double cpu_before = process_cpu_seconds();
-  for (int i = 0; i < kRepetitions; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    action();
-    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], (process_cpu_seconds() - cpu_before) / kRepetitions};
-}
-
-void report(const char* what, double mebibytes, const Measurement& m) {
-  std::printf("%-34s %8.2f MiB  %9.3f ms  %6.2f GB/s of tensor  cpu %9.3f ms\n", what, mebibytes, m.seconds * 1e3,
-              mebibytes * 1048576 / m.seconds / 1e9, m.cpu_seconds * 1e3);
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 
 class Bench {
  public:
   explicit Bench(const fsdp::RankEnvironment& place) : place_(place) {
-    comm_ = fsdp::make_gloo_communicator(place);
+    gloo_ = fsdp::make_gloo_communicator(place);
     group_ = fsdp::benchmarks::make_c10d_group(place, "comm_bench");
+    fsdp::RankEnvironment beside = place;
+    ++beside.master_port;
+    shm_ = fsdp::make_shm_communicator(beside);
   }
 
   void run(double mebibytes) {
@@ -55,33 +50,85 @@ class Bench {
     auto full = at::ones({n * place_.world_size});
     auto shard = at::ones({n});
     auto own = full.narrow(0, n * place_.rank, n);
-    show("all_gather, in place", mebibytes, [&] { comm_->all_gather(full, own, next("gather"))->wait(); });
-    show("all_gather", mebibytes, [&] { comm_->all_gather(full, shard, next("gather"))->wait(); });
-    show("c10d _allgather_base", mebibytes, [&] { group_->_allgather_base(full, shard)->wait(); });
-    show("reduce_scatter", mebibytes, [&] { comm_->reduce_scatter(shard, full, {0.5}, next("scatter"))->wait(); });
-    show("c10d _reduce_scatter_base", mebibytes, [&] { group_->_reduce_scatter_base(shard, full)->wait(); });
-    show("all_reduce", mebibytes, [&] { comm_->all_reduce(full, full, {0.5}, next("reduce"))->wait(); });
-    show("c10d allreduce", mebibytes, [&] {
+    auto narrow = full.to(at::kBFloat16);
+    auto copy = at::empty_like(full);
+    auto shared = shm_->shared_buffer(n * place_.world_size * 4, next("buffer")).view(at::kFloat);
+    auto slice = shared.narrow(0, n * place_.rank, n);
+    slice.fill_(1);
+    add("all_gather, Gloo", mebibytes, [=, this] { gloo_->all_gather(full, shard, next("gather"))->wait(); });
+    add("all_gather, Gloo, in place", mebibytes, [=, this] { gloo_->all_gather(full, own, next("gather"))->wait(); });
+    add("all_gather, c10d", mebibytes, [=, this] {
+      at::Tensor output = full, input = shard;
+      group_->_allgather_base(output, input)->wait();
+    });
+    add("all_gather, shm, shared buffer", mebibytes,
+        [=, this] { shm_->all_gather(shared, slice, next("gather"))->wait(); });
+    add("all_gather, shm, copied", mebibytes, [=, this] { shm_->all_gather(full, shard, next("gather"))->wait(); });
+    add("reduce_scatter, Gloo", mebibytes,
+        [=, this] { gloo_->reduce_scatter(shard, full, {0.5}, next("scatter"))->wait(); });
+    add("reduce_scatter, c10d", mebibytes, [=, this] {
+      at::Tensor output = shard, input = full;
+      group_->_reduce_scatter_base(output, input)->wait();
+    });
+    add("reduce_scatter, shm, shared input", mebibytes, [=, this] { reduce_in_place(shard, full.nbytes()); });
+    add("reduce_scatter, shm, copied", mebibytes,
+        [=, this] { shm_->reduce_scatter(shard, full, {0.5}, next("scatter"))->wait(); });
+    add("reduce_scatter, Gloo, bf16 into fp32", mebibytes / 2,
+        [=, this] { gloo_->reduce_scatter(shard, narrow, {0.5}, next("scatter"))->wait(); });
+    add("all_reduce, Gloo", mebibytes, [=, this] { gloo_->all_reduce(full, full, {0.5}, next("reduce"))->wait(); });
+    add("all_reduce, c10d", mebibytes, [=, this] {
       std::vector<at::Tensor> tensors{full};
       group_->allreduce(tensors)->wait();
     });
-    auto narrow = full.to(at::kBFloat16);
-    show("reduce_scatter bf16 into fp32", mebibytes / 2,
-         [&] { comm_->reduce_scatter(shard, narrow, {0.5}, next("scatter"))->wait(); });
+    add("all_reduce, shm, copied", mebibytes,
+        [=, this] { shm_->all_reduce(full, full, {0.5}, next("reduce"))->wait(); });
+    add("memcpy, on all ranks at a time", mebibytes, [=] { at::Tensor(copy).copy_(full); });
+    measure();
   }
 
  private:
-  void show(const char* what, double mebibytes, const std::function<void()>& action) {
-    comm_->barrier(next("barrier"));
-    const auto measurement = measure(action);
-    if (place_.rank == 0) report(what, mebibytes, measurement);
+  void add(const char* what, double mebibytes, std::function<void()> action) {
+    rows_.push_back({what, mebibytes, std::move(action)});
+  }
+
+  // As an engine does: what is to be reduced was written to memory that others read.
+  void reduce_in_place(const at::Tensor& output, size_t nbytes) {
+    const at::Tensor input = shm_->reduction_input(static_cast<int64_t>(nbytes)).view(at::kFloat);
+    shm_->reduce_scatter(output, input, {0.5}, next("scatter"))->wait();
+  }
+
+  void measure() {
+    constexpr int kTurns = 16;  // of which the first does not count
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (Row& row : rows_) {
+        gloo_->barrier(next("barrier"));
+        const double cpu_before = process_cpu_seconds();
+        const auto start = std::chrono::steady_clock::now();
+        row.action();
+        if (turn == 0) continue;
+        row.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        row.cpu_seconds += process_cpu_seconds() - cpu_before;
+      }
+    }
+    for (const Row& row : rows_) {
+      if (place_.rank == 0) report(row);
+    }
+    rows_.clear();
+  }
+
+  static void report(const Row& row) {
+    const double seconds = median(row.seconds);
+    std::printf("%-38s %8.2f MiB  %9.3f ms  %7.2f GB/s of tensor  cpu %9.3f ms\n", row.what.c_str(), row.mebibytes,
+                seconds * 1e3, row.mebibytes * 1048576 / seconds / 1e9,
+                row.cpu_seconds / static_cast<double>(row.seconds.size()) * 1e3);
   }
 
   fsdp::CollectiveId next(const char* name) { return {name, generation_++, fsdp::Pass::kUser}; }
 
   fsdp::RankEnvironment place_;
-  std::shared_ptr<fsdp::Communicator> comm_;
+  std::shared_ptr<fsdp::Communicator> gloo_, shm_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  std::vector<Row> rows_;
   uint64_t generation_ = 0;
 };
 

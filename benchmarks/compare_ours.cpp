@@ -194,7 +194,9 @@ json limit_memory(const TrainingJob& job, fsdp::Communicator& communicator) {
 
 json run(const TrainingJob& job) {
   at::set_num_threads(job.threads);
-  const auto communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
+  const fsdp::RankEnvironment place = fsdp::rank_environment();
+  const auto communicator =
+      job.shares_memory ? fsdp::make_shm_communicator(place) : fsdp::make_gloo_communicator(place);
   const json base = limit_memory(job, *communicator);
   fsdp::testing::CountedMemory memory;
   Training training(job, communicator);

@@ -64,6 +64,7 @@ const std::map<std::string, ShardingStrategy> kStrategies{{"full_shard", Shardin
                                                           {"hybrid_shard_zero2", ShardingStrategy::kHybridShardZero2}};
 const std::map<std::string, BackwardPrefetch> kPrefetches{
     {"pre", BackwardPrefetch::kPre}, {"post", BackwardPrefetch::kPost}, {"none", BackwardPrefetch::kNone}};
+const std::map<std::string, bool> kSharesMemory{{"gloo", false}, {"shm", true}};
 const std::map<std::string, bool> kIsBf16{{"fp32", false}, {"bf16", true}};
 
 }  // namespace
@@ -76,6 +77,7 @@ TrainingJob read_training_job(const std::string& text) {
   keys.take("samples", job.samples);
   keys.take_named("strategy", kStrategies, job.strategy);
   keys.take_named("backward_prefetch", kPrefetches, job.backward_prefetch);
+  keys.take_named("backend", kSharesMemory, job.shares_memory);
   keys.take("forward_prefetch", job.forward_prefetch);
   keys.take("limit_all_gathers", job.limit_all_gathers);
   keys.take("sharding_factor", job.sharding_factor);

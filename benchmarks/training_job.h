@@ -20,6 +20,7 @@ struct TrainingJob {
   bool forward_prefetch = true;
   bool limit_all_gathers = true;
   std::optional<int> sharding_factor;  // ranks of a shard group, of hybrid strategies
+  bool shares_memory = false;          // ranks do, instead of going through Gloo
   bool bf16 = false;                   // parameters are gathered and used in bf16, and reduced in fp32
   bool checkpointing = false;          // every block is recomputed in backward
   bool offload = false;                // shards and optimizer state lie in files

@@ -5,6 +5,7 @@ import dataclasses
 OURS, DDP, FSDP1, FSDP2 = "fsdp.cpp", "DDP", "FSDP1", "FSDP2"
 SIDES = (OURS, DDP, FSDP1, FSDP2)
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+BACKENDS = ("gloo", "shm")
 PREFETCHES = ("pre", "post", "none")
 
 
@@ -17,6 +18,7 @@ class Job:
     backward_prefetch: str = "pre"
     forward_prefetch: bool = True
     limit_all_gathers: bool = True
+    backend: str = "gloo"  # of fsdp.cpp; the others have no other
     sharding_factor: int | None = None
     dtype: str = "fp32"
     checkpointing: bool = False
@@ -34,6 +36,7 @@ class Job:
     def __post_init__(self):
         check_value("strategy", self.strategy, STRATEGIES)
         check_value("backward_prefetch", self.backward_prefetch, PREFETCHES)
+        check_value("backend", self.backend, BACKENDS)
         check_value("dtype", self.dtype, ("fp32", "bf16"))
 
 

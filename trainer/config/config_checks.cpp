@@ -122,10 +122,15 @@ void check_sampling(const std::string& path, const Config& c) {
 }
 
 void check_devices(const std::string& path, const Config& c) {
+  if (c.device == "cuda" && c.comm_backend == "shm") {
+    contradiction(path,
+                  "key \"comm_backend\" is \"shm\", but \"device\" is \"cuda\"; memory is shared by ranks on CPUs: "
+                  "accepted are auto, gloo or nccl, or the device cpu");
+  }
   if (c.device != "cpu" || c.comm_backend != "nccl") return;
   contradiction(path,
                 "key \"comm_backend\" is \"nccl\", but \"device\" is \"cpu\"; NCCL needs GPUs: accepted are "
-                "auto or gloo, or the device cuda");
+                "auto, shm or gloo, or the device cuda");
 }
 
 [[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,

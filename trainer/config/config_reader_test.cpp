@@ -180,6 +180,8 @@ TEST_F(ConfigReader, ChoicesAreListed) {
 TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("device": "cpu", "comm_backend": "nccl")"),
               AllOf(HasSubstr("comm_backend"), HasSubstr("\"device\" is \"cpu\""), HasSubstr("gloo")));
+  EXPECT_THAT(error_with(R"("device": "cuda", "comm_backend": "shm")"),
+              AllOf(HasSubstr("comm_backend"), HasSubstr("\"device\" is \"cuda\""), HasSubstr("gloo")));
   EXPECT_THAT(error_with(R"("collective_check": "off", "collective_check_first_steps": 1)"),
               AllOf(HasSubstr("collective_check_first_steps"), HasSubstr("\"collective_check\" is \"off\"")));
   EXPECT_THAT(error_with(R"("collective_check": "always", "collective_check_every": 7)"),

@@ -15,10 +15,12 @@ std::vector<ConfigKey> device_keys() {
       {.section = section,
        .name = "comm_backend",
        .member = &Config::comm_backend,
-       .meaning = "How ranks communicate. `gloo`: over the hosts' network, for any device (tensors on a GPU are copied "
-                  "to the host and back). `nccl`: between GPUs. `auto`: `nccl` on GPUs if this program was built with "
-                  "NCCL, else `gloo`; the log says which.",
-       .choices = {"auto", "gloo", "nccl"}},
+       .meaning = "How ranks communicate. `shm`: through memory that they share, for ranks on the CPUs of one host; "
+                  "parameters are then gathered without being moved. `gloo`: over the hosts' network, for any device "
+                  "(tensors on a GPU are copied to the host and back). `nccl`: between GPUs. `auto`: on GPUs `nccl` if "
+                  "this program was built with NCCL, else `gloo`; on CPUs `shm` if all ranks can reach each other's "
+                  "memory, else `gloo`; the log says which, and why.",
+       .choices = {"auto", "shm", "gloo", "nccl"}},
   };
 }
 

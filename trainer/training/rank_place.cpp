@@ -31,10 +31,16 @@ bool chooses_cuda(const Config& config, const RankEnvironment& environment, cons
 }
 
 std::string choose_backend(const Config& config, bool cuda, const PlacesAvailable& available) {
-  if (config.comm_backend != "nccl") return cuda && config.comm_backend == "auto" && available.nccl ? "nccl" : "gloo";
+  if (config.comm_backend == "gloo") return "gloo";
+  if (config.comm_backend == "auto") return !cuda ? "auto" : available.nccl ? "nccl" : "gloo";
+  if (config.comm_backend == "shm") {
+    if (!cuda) return "shm";
+    throw ConfigError("key \"comm_backend\": \"shm\" needs ranks on CPUs, but \"device\" is \"" + config.device +
+                      "\", which comes to GPUs here; accepted: \"auto\", \"gloo\" or \"nccl\"");
+  }
   if (!cuda) {
     throw ConfigError("key \"comm_backend\": \"nccl\" needs ranks on GPUs, but \"device\" is \"" + config.device +
-                      "\", which comes to the CPU here; accepted: \"auto\" or \"gloo\"");
+                      "\", which comes to the CPU here; accepted: \"auto\", \"shm\" or \"gloo\"");
   }
   if (!available.nccl) {
     throw ConfigError(
@@ -42,6 +48,10 @@ std::string choose_backend(const Config& config, bool cuda, const PlacesAvailabl
         "(scripts/nccl_headers.sh gets them); accepted: \"auto\" or \"gloo\"");
   }
   return "nccl";
+}
+
+std::string words_for(const std::string& backend) {
+  return backend == "nccl" ? "NCCL" : backend == "shm" ? "shared memory" : "Gloo";
 }
 
 }  // namespace
@@ -55,13 +65,19 @@ PlaceChoice choose_place(const Config& config, const RankEnvironment& environmen
   choice.backend = choose_backend(config, cuda, available);
   choice.text = c10::str("training on ", cuda ? "GPUs" : "the CPU");
   if (config.device == "auto") choice.text += " (" + ranks_and_gpus(environment, available) + ")";
-  choice.text += ", communicating over " + std::string(choice.backend == "nccl" ? "NCCL" : "Gloo");
+  if (choice.backend != "auto") choice.text += ", communicating over " + words_for(choice.backend);
   if (cuda && config.comm_backend == "auto" && !available.nccl) choice.text += " (this program was built without NCCL)";
   return choice;
 }
 
 RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environment) {
   if (choice.backend == "gloo") return {choice.device, make_gloo_communicator(environment), choice.text};
+  if (choice.backend == "shm") return {choice.device, make_shm_communicator(environment), choice.text};
+  if (choice.backend == "auto") {
+    const auto [communicator, reason] = make_cpu_communicator(environment);
+    return {choice.device, communicator,
+            c10::str(choice.text, ", communicating over ", words_for(communicator->backend()), ": ", reason)};
+  }
   NcclOptions options;
   options.device = choice.device.index();
   return {choice.device, make_nccl_communicator(environment, options), choice.text};

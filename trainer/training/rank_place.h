@@ -20,7 +20,7 @@ struct RankPlace {
 // What the keys `device` and `comm_backend` come to.
 struct PlaceChoice {
   c10::Device device = c10::kCPU;
-  std::string backend;  // "gloo" or "nccl"
+  std::string backend;  // "gloo", "nccl", "shm", or "auto", on the CPU, where ranks find out when they meet
   std::string text;     // what was chosen, and why where the config left it open
 };
 

@@ -33,8 +33,8 @@ TEST(RankPlace, AutoTakesGpusWhereEachRankOfTheHostGetsOne) {
   for (int gpus : {0, 1}) {
     const PlaceChoice choice = choose("auto", "auto", {.gpus = gpus, .nccl = true});
     EXPECT_EQ(choice.device, c10::Device(c10::kCPU));
-    EXPECT_EQ(choice.backend, "gloo");
-    EXPECT_THAT(choice.text, AllOf(HasSubstr("the CPU"), HasSubstr("2 ranks on this host"), HasSubstr("Gloo"),
+    EXPECT_EQ(choice.backend, "auto");
+    EXPECT_THAT(choice.text, AllOf(HasSubstr("the CPU"), HasSubstr("2 ranks on this host"),
                                    HasSubstr(gpus == 1 ? "and 1 GPU)" : "no GPU")));
   }
   const PlaceChoice choice = choose("auto", "auto", {.gpus = 2, .nccl = true});
@@ -46,7 +46,10 @@ TEST(RankPlace, AutoTakesGpusWhereEachRankOfTheHostGetsOne) {
 TEST(RankPlace, WhatIsNamedIsTaken) {
   const PlacesAvailable all{.gpus = 8, .nccl = true};
   EXPECT_EQ(choose("cpu", "auto", all).device, c10::Device(c10::kCPU));
-  EXPECT_EQ(choose("cpu", "auto", all).backend, "gloo");
+  EXPECT_EQ(choose("cpu", "auto", all).backend, "auto");
+  EXPECT_EQ(choose("cpu", "gloo", all).backend, "gloo");
+  EXPECT_EQ(choose("cpu", "shm", all).backend, "shm");
+  EXPECT_THAT(choose("cpu", "shm", all).text, HasSubstr("over shared memory"));
   EXPECT_THAT(choose("cpu", "auto", all).text, Not(HasSubstr("this host")));
   EXPECT_EQ(choose("cuda", "gloo", all).device, c10::Device(c10::kCUDA, 1));
   EXPECT_EQ(choose("cuda", "gloo", all).backend, "gloo");
@@ -64,7 +67,21 @@ TEST(RankPlace, WhatIsNotThereIsAMistakeNotSomethingElse) {
   EXPECT_THAT(error_of("cuda", "auto", {.gpus = 1}), AllOf(HasSubstr("2 ranks on this host"), HasSubstr("1 GPU;")));
   EXPECT_THAT(error_of("auto", "nccl", {.gpus = 1, .nccl = true}),
               AllOf(HasSubstr("\"comm_backend\""), HasSubstr("CPU")));
+  EXPECT_THAT(error_of("auto", "shm", {.gpus = 2, .nccl = true}),
+              AllOf(HasSubstr("\"comm_backend\""), HasSubstr("comes to GPUs")));
   EXPECT_THAT(error_of("cuda", "nccl", {.gpus = 2, .nccl = false}), HasSubstr("nccl_headers.sh"));
+}
+
+TEST(RankPlace, OneRankNeedsNoMemoryOfOthers) {
+  for (const char* backend : {"auto", "shm", "gloo"}) {
+    Config config;
+    config.device = "cpu";
+    config.comm_backend = backend;
+    const RankPlace place = take_place(choose_place(config, {}, {}), {});
+    EXPECT_EQ(place.communicator->size(), 1);
+    EXPECT_THAT(place.text, HasSubstr("communicating over"));
+  }
+  EXPECT_THAT(take_place(choose("cpu", "auto", {}), {}).text, HasSubstr("there is one rank"));
 }
 
 }  // namespace
