@@ -169,6 +169,7 @@ void expect_unharmed(const std::function<void(ShardedModule&)>& write) {
         before[name] = leaf.detach().clone();
       }
       write(*sharded);
+      world->barrier({"all have computed and written", static_cast<uint64_t>(round), Pass::kUser});
       for (auto& [name, leaf] : sharded->named_parameters()) {
         leaf.detach().copy_(before.at(name));
       }
