@@ -277,6 +277,9 @@ void Unit::finish_gather() {
     give_up_gather();
     throw;
   }
+  if (!reads_shards()) {
+    gathers_.clear();
+  }
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     FlatParameter& flat = *flat_parameters_[i];
     flat.attach(unsharded_[i].defined() ? unsharded_[i] : flat.shard());
