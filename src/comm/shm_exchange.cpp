@@ -5,6 +5,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -118,9 +119,11 @@ void ShmExchange::warn_if_stopped(int peer) {
   const int64_t process = context_->heaps[static_cast<size_t>(peer)]->process();
   if (warned_ || !is_stopped(process)) return;
   warned_ = true;
-  TORCH_WARN("fsdp: rank ", context_->names[static_cast<size_t>(rank())], " waits in its ", identity_.describe(),
-             " for rank ", context_->names[static_cast<size_t>(peer)], ", which is stopped (process ", process,
-             "): it goes on with kill -CONT ", process);
+  const std::string text =
+      c10::str("fsdp: rank ", context_->names[static_cast<size_t>(rank())], " waits in its ", identity_.describe(),
+               " for rank ", context_->names[static_cast<size_t>(peer)], ", which is stopped (process ", process,
+               "): it goes on with kill -CONT ", process, "\n");
+  std::fputs(text.c_str(), stderr);  // at once: autograd keeps back what is a warning of LibTorch's until backward ends
 }
 
 bool ShmExchange::has_posted_all(int peer) const {
