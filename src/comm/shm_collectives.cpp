@@ -30,6 +30,12 @@ std::unique_ptr<std::vector<uint64_t>> counts_as_words(const SplitCounts& counts
 
 }  // namespace
 
+std::vector<at::Tensor> ShmCollective::parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const {
+  std::vector<at::Tensor> parts;
+  for (int peer = 0; peer < exchange_.size(); ++peer) parts.push_back(exchange_.payload_of(peer, begin, numel, dtype));
+  return parts;
+}
+
 ShmAllGather::ShmAllGather(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& input,
                            const CollectiveId& id)
     : ShmCollective(std::move(context),
@@ -73,11 +79,7 @@ ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmContext> context, at::Tens
 void ShmReduceScatter::finish() {
   exchange_.agree();
   const int64_t n = output_.numel();
-  std::vector<at::Tensor> parts;
-  for (int peer = 0; peer < exchange_.size(); ++peer) {
-    parts.push_back(exchange_.payload_of(peer, exchange_.rank() * n, n, dtype_));
-  }
-  sum_in_order(output_, parts, scale_);
+  sum_in_order(output_, parts_of_all(exchange_.rank() * n, n, dtype_), scale_);
   exchange_.finish();
 }
 
@@ -94,11 +96,8 @@ void ShmAllReduce::advance() {
   if (std::exchange(reduced_, true)) return;
   exchange_.agree();
   const Part own = part_of(tensor_.numel(), exchange_.rank(), exchange_.size());
-  std::vector<at::Tensor> parts;
-  for (int peer = 0; peer < exchange_.size(); ++peer) {
-    parts.push_back(exchange_.payload_of(peer, own.begin, own.numel, tensor_.scalar_type()));
-  }
-  sum_in_order(exchange_.second_payload(own.numel, tensor_.scalar_type()), parts, scale_);
+  const at::ScalarType dtype = tensor_.scalar_type();
+  sum_in_order(exchange_.second_payload(own.numel, dtype), parts_of_all(own.begin, own.numel, dtype), scale_);
   exchange_.publish_second();
 }
 

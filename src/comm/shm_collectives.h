@@ -22,6 +22,9 @@ class ShmCollective : public PendingCollective {
   uint64_t sequence() const override { return exchange_.sequence(); }
 
  protected:
+  // This slice of what each rank has posted, where it lies, in rank order; behind agree().
+  std::vector<at::Tensor> parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const;
+
   ShmExchange exchange_;
 };
 

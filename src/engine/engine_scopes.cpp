@@ -135,9 +135,7 @@ void Engine::write_back(Unit& unit) {
               ": its shards were written inside with_full_params (an optimizer step?), which the values written to the "
               "parameters would overwrite. Write the one or the other");
   seams::CleanDispatchGuard clean;
-  if (unit.shares_shards()) {
-    unit.await_readers();
-  }
+  unit.await_readers();
   for (auto& flat : unit.flat_parameters()) {
     at::Tensor full = unit.unsharded(*flat);
     if (!full.defined()) {
