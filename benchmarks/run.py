@@ -120,6 +120,8 @@ def run_torch(variant, config_path, ranks):
 def measure(variant, build_dir, folder, ranks, steps):
     config = dict(TRAINING, model_path=str(folder / "model"), dataset=str(folder / "tokens.bin"), max_steps=steps,
                   sharding_strategy=variant.strategy, output_dir=str(folder / "run"))
+    if variant.ours:
+        config["comm_backend"] = "gloo"  # as the others
     config.update(variant.settings)
     config_path = folder / "config.json"
     config_path.write_text(json.dumps(config))
