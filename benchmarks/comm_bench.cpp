@@ -52,7 +52,7 @@ class Bench {
     auto own = full.narrow(0, n * place_.rank, n);
     auto narrow = full.to(at::kBFloat16);
     auto copy = at::empty_like(full);
-    auto shared = shm_->shared_buffer(n * place_.world_size * 4, next("buffer")).view(at::kFloat);
+    auto shared = shm_->shared_buffer(n * place_.world_size * 4, {}, next("buffer")).view(at::kFloat);
     auto slice = shared.narrow(0, n * place_.rank, n);
     slice.fill_(1);
     add("all_gather, Gloo", mebibytes, [=, this] { gloo_->all_gather(full, shard, next("gather"))->wait(); });

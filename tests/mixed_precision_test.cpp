@@ -248,7 +248,7 @@ std::unique_ptr<at::ObserverContext> count_copy(const at::RecordFunction& functi
 
 TEST(Memory, AGatherCastsOnceAndCopiesNothingElse) {
   auto handle = at::addGlobalCallback(at::RecordFunctionCallback(&count_copy).needsInputs(true));
-  testing::run_ranks_over_gloo(2, [](Ranks world) {
+  testing::run_ranks(2, [](Ranks world) {
     auto chain = make_chain(2);
     Options options;
     options.communicator = world;

@@ -1,6 +1,7 @@
 // Shards that lie end to end in memory that ranks share: gathers move nothing, results are those of ranks that send,
 // and nobody writes what another rank still reads.
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include "engine/engine.h"
@@ -131,6 +132,50 @@ TEST(SharedShardsMemory, AShardKeepsNoMoreThanItself) {
   });
 }
 
+// 128 GiB, of which no rank has anything yet. The error comes from fully_shard, not from the first step.
+TEST(SharedShardsMemory, ThatIsWantingIsAnErrorAtTheStart) {
+  struct LargeImpl : torch::nn::Module {
+    LargeImpl() { register_parameter("weight", torch::empty({1 << 18, 1 << 17}, torch::kMeta)); }
+  };
+  with_shared_memory(2, [](Ranks world) {
+    LargeImpl model;
+    Options options;
+    options.communicator = world;
+    options.device = torch::kCPU;
+    expect_error([&] { fully_shard(model, options); }, {"rank 0", "'shards'", "MiB (", "are left"});
+  });
+}
+
+// ---------------------------------------------------------------- lower precision
+
+// Each rank casts its part, and all read the same memory.
+TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
+  with_shared_memory(3, [](Ranks world) {
+    auto model = make_tiny_lm({});
+    const Weights whole = weights_of(*model);
+    Options options = options_over(world);
+    options.param_dtype = at::kBFloat16;
+    auto sharded = fully_shard(*model, options);
+    sharded->pin({}, [] {});  // ranks compare what they do once
+    const uint64_t sent = world->bytes_sent();
+    sharded->pin({}, [&] {
+      for (const auto& unit : sharded->engine().units()) {
+        const FlatParameter& flat = *unit->flat_parameters().front();
+        ASSERT_TRUE(flat.publishes());
+        EXPECT_FALSE(flat.shared().defined());
+        const char* base = static_cast<const char*>(flat.shared_unsharded().const_data_ptr());
+        for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
+          const ShardedParameter& parameter = flat.parameters()[i];
+          EXPECT_EQ(parameter.tensor.data_ptr(), base + flat.layout().offset(i) * 2);
+          EXPECT_TRUE(torch::equal(parameter.tensor.detach().clone(), whole.at(parameter.fqn).to(at::kBFloat16)));
+        }
+      }
+    });
+    EXPECT_EQ(world->bytes_sent(), sent);
+    EXPECT_EQ(sharded->stats().peak_gathered_bytes, 0);
+  });
+}
+
 // ---------------------------------------------------------------- writes
 
 // Takes its time between the uses of its two parameters.
@@ -241,6 +286,69 @@ TEST(SharedShardsWrites, WhileAUnitIsPinnedAreErrors) {
       expect_error([&] { sharded->parameters().front().mul_(2); }, {"pinned", "where the shards lie", "pin()"});
     });
     sharded->parameters().front().mul_(1);
+  });
+}
+
+// Through a pointer, which no operator sees: DebugOptions::read_only_parameters.
+TEST(SharedShardsDeathTest, AWriteThatBypassesTheDispatcherEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const std::optional<at::ScalarType> dtype : {std::optional<at::ScalarType>(), {at::kBFloat16}}) {
+    const auto write_through_pointer = [&] {
+      with_shared_memory(2, [&](Ranks world) {
+        auto model = make_tiny_lm({});
+        Options options = options_over(world);
+        options.param_dtype = dtype;
+        options.debug.read_only_parameters = true;
+        auto sharded = fully_shard(*model, options);
+        sharded->with_full_params([&] { static_cast<char*>(model->head->weight.data_ptr())[0] = 1; });  // may
+        sharded->reshard();
+        sharded->pin({}, [&] {
+          if (world->rank() == 1) {
+            static_cast<char*>(model->head->weight.data_ptr())[0] = 1;
+          }
+          world->barrier({"never", 0, Pass::kUser});
+        });
+      });
+    };
+    EXPECT_EXIT(write_through_pointer(), ::testing::KilledBySignal(SIGSEGV),
+                "fsdp: rank 1: 'root': a write to gathered parameters.*with_full_params");
+  }
+}
+
+TEST(SharedShardsWrites, OfARunWithReadOnlyParametersGoOn) {
+  const auto read_only = [](Options& options) { options.debug.read_only_parameters = true; };
+  const auto low = [](Options& options) {
+    options.debug.read_only_parameters = true;
+    options.param_dtype = at::kBFloat16;
+  };
+  expect_same(weights_after_training("shm", 3, read_only), weights_after_training("gloo", 3, [](Options&) {}));
+  expect_same(weights_after_training("shm", 3, low),
+              weights_after_training("gloo", 3, [](Options& options) { options.param_dtype = at::kBFloat16; }));
+}
+
+// Rank 1 is still in its layer when the others, whose shards are their own, gather the next values.
+TEST(PublishedParameters, AreNotWrittenWhileOthersReadThem) {
+  with_shared_memory(3, [](Ranks world) {
+    torch::NoGradGuard no_grad;
+    SlowLayer model;
+    const torch::Tensor input = testing::numbers({2, 5}).to(at::kBFloat16);
+    const torch::Tensor want = model->forward(input.to(at::kFloat));
+    const torch::Tensor weight = model->weight.to(at::kBFloat16), bias = model->bias.to(at::kBFloat16);
+    Options options;
+    options.communicator = world;
+    options.param_dtype = at::kBFloat16;
+    auto sharded = fully_shard(*model, options);
+    if (world->rank() == 1) {
+      model->delay = std::chrono::milliseconds(30);
+    }
+    for (int round = 0; round < 4; ++round) {
+      const double factor = std::pow(2, round);
+      EXPECT_TRUE(torch::equal(model->forward(input), input.mm(weight * factor) + bias * factor)) << "round " << round;
+      sharded->reshard();
+      for (const torch::Tensor& leaf : sharded->parameters()) {
+        leaf.detach().mul_(2);
+      }
+    }
   });
 }
 

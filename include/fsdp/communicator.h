@@ -68,14 +68,31 @@ class Work {
 // multiplied by the largest power of two that is not above `scale` (at most 1; for fp16 at least 2^-14) before they are
 // added, so that means do not overflow, and the sum by what remains of `scale`; for fp32 and fp64, by `scale` before.
 // Reduce in fp32 where that matters.
+struct ReductionSummary;
 struct ReduceOptions {
   double scale = 1.0;
+  ReductionSummary* summary = nullptr;  // is filled in by the time wait() returns; null: not asked for
+};
+
+// What a reduction has seen of the elements that this rank gets, as they are stored, in the pass that stores them.
+struct ReductionSummary {
+  bool known = false;       // where the CPU adds; else the rest says nothing
+  bool finite = true;       // none is infinite or NaN
+  double squared_norm = 0;  // the sum of their squares; not finite where `finite` is false
 };
 
 // How an all-to-all splits its tensors: elements that go to each rank and come from each rank, in rank order.
 struct SplitCounts {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
+};
+
+struct SharedBufferOptions {
+  // What it holds is needed only while it is read: when all ranks have ended a reading, its memory goes back to the
+  // system, and it reads as zeros. One reading at a time, and await_readers before the slice is written.
+  bool passing = false;
+  // A write of this rank to the buffer while it reads it there ends the process, with a line that names the buffer.
+  bool read_only = false;
 };
 
 class Communicator {
@@ -162,16 +179,25 @@ class Communicator {
   // A buffer of all ranks: `nbytes` (a multiple of size()), zeros, 1-D, kByte; undefined where ranks do not share
   // memory. Each rank writes to its own slice alone. An all_gather whose input is this rank's slice, as a whole, moves
   // nothing where its output is the buffer, and *reads* it from wait() until its Work is destroyed; where the output
-  // lies elsewhere, until wait() returns. Not collective: the first such gather shares the slices; it blocks, and
-  // throws on all ranks, with the figures, where memory is wanting. Memory goes with the last tensor, on the last rank.
-  virtual at::Tensor shared_buffer(int64_t /*nbytes*/, const CollectiveId& /*id*/) { return {}; }
+  // lies elsewhere, until wait() returns. Not collective: share_buffers() or the first such gather shares the slices.
+  // Memory goes with the last tensor, on the last rank. Options must be the same on all ranks.
+  virtual at::Tensor shared_buffer(int64_t /*nbytes*/, const SharedBufferOptions& /*options*/,
+                                   const CollectiveId& /*id*/) {
+    return {};
+  }
+
+  // Shares the slices of all shared buffers that were made so far. Throws on all ranks, with the figures, where memory
+  // is wanting for all of them together with what this rank will need besides: `further_nbytes`, which only counts.
+  // Where ranks do not share memory: nothing. Collective; blocks.
+  virtual void share_buffers(int64_t /*further_nbytes*/, const CollectiveId& /*id*/) {}
 
   // Returns when no other rank reads this shared buffer any more, as far as readings go that this rank has issued: a
   // rank that is about to write to its slice calls it first, when its own readings have ended. Other ranks need not.
   virtual void await_readers(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
 
   // Memory for the input of a reduction, 1-D, kByte, not initialised. Where ranks share memory they read it where it
-  // lies, also when the reduction is over on this rank: after the call it may be dropped, but not written.
+  // lies, also when a reduce-scatter is over on this rank: after the call it may be dropped, but not written; it may
+  // be the output of an all-reduce, too, and is the caller's again when that is over.
   virtual at::Tensor reduction_input(int64_t nbytes);
   // Whether reduction_input() is such memory.
   virtual bool reads_in_place() const { return false; }

@@ -53,6 +53,12 @@ struct DebugOptions {
   // Folder, made when needed, in which a rank whose collective fails leaves its last ones:
   // collectives_rank<R>.txt. The error names the file. Empty: none.
   std::string dump_folder{};
+
+  // Where ranks share memory, gathered parameters may lie where the shards of all ranks do. A write to them that no
+  // operator makes (through data_ptr) would change what the others compute with. With this on they can only be read
+  // there: such a write ends the process, with a line that names rank and unit. Unset: on where the library was built
+  // for debugging (without NDEBUG). Operators that write outside with_full_params are an error in any case.
+  std::optional<bool> read_only_parameters{};
 };
 
 }  // namespace fsdp

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "comm/collective_shapes.h"
+#include "comm/stress_test_support.h"
 #include "fsdp/communicator.h"
 #include "support/thread_ranks.h"
 
@@ -77,6 +78,15 @@ void random_rounds(Communicator& comm, int rounds) {
 TEST(Concurrency, WaitsInAnyOrderOnEachRank) {
   for (int size : {2, 3, 4}) {
     run_ranks(size, [](std::shared_ptr<Communicator> comm) { random_rounds(*comm, 6); });
+  }
+}
+
+TEST(Concurrency, RanksThatComeEarlyAndLate) {
+  for (int size : {2, 3, 4}) {
+    run_ranks(size, [size](std::shared_ptr<Communicator> comm) {
+      testing::Stress stress(*comm, static_cast<unsigned>(size));
+      for (int round = 0; round < 200; ++round) stress.round();
+    });
   }
 }
 

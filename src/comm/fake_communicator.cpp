@@ -44,7 +44,7 @@ class LocalCommunicator final : public Communicator {
                                        const CollectiveId& id, std::vector<uint64_t>*) override {
     check_reduce_scatter(output, input, size_, id);
     const auto numel = output.numel();
-    sum_in_order(output, {input.narrow(0, rank_ * numel, numel)}, options.scale);
+    sum_in_order(output, {input.narrow(0, rank_ * numel, numel)}, options.scale, options.summary);
     sent_.add_for_each_peer(numel * input.element_size());
     return make_done_work(output.device());
   }
@@ -52,7 +52,7 @@ class LocalCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                    const CollectiveId& id, std::vector<uint64_t>*) override {
     check_all_reduce(output, tensor, id);
-    sum_in_order(output, {tensor}, options.scale);
+    sum_in_order(output, {tensor}, options.scale, options.summary);
     sent_.add_all_reduce(tensor.numel(), tensor.element_size());
     return make_done_work(output.device());
   }

@@ -58,9 +58,10 @@ class FaultyCommunicator final : public Communicator {
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
   void trim() override { inner_->trim(); }
-  at::Tensor shared_buffer(int64_t nbytes, const CollectiveId& id) override {
-    return inner_->shared_buffer(nbytes, id);
+  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
+    return inner_->shared_buffer(nbytes, options, id);
   }
+  void share_buffers(int64_t further, const CollectiveId& id) override { inner_->share_buffers(further, id); }
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override { inner_->await_readers(buffer, id); }
   at::Tensor reduction_input(int64_t nbytes) override { return inner_->reduction_input(nbytes); }
   bool reads_in_place() const override { return inner_->reads_in_place(); }

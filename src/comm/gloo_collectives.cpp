@@ -54,7 +54,7 @@ ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tenso
                  identify(CollectiveKind::kReduceScatter, id, input, output.scalar_type(), options.scale, flags),
                  flags),
       output_(std::move(output)),
-      scale_(options.scale) {
+      options_(options) {
   const auto n = output_.numel();
   parts_ = make_parts(exchange_, input.narrow(0, exchange_.rank() * n, n));
   for_each_peer([&](int peer) { exchange_.receive(peer, parts_[static_cast<size_t>(peer)]); });
@@ -64,7 +64,7 @@ ReduceScatter::ReduceScatter(std::shared_ptr<ExchangeContext> context, at::Tenso
 void ReduceScatter::finish() {
   exchange_.agree();
   exchange_.wait_received();
-  sum_in_order(output_, parts_, scale_);
+  sum_in_order(output_, parts_, options_.scale, options_.summary);
   exchange_.finish();
 }
 
@@ -77,7 +77,7 @@ AllReduce::AllReduce(std::shared_ptr<ExchangeContext> context, at::Tensor output
                  identify(CollectiveKind::kAllReduce, id, tensor, output.scalar_type(), options.scale, flags), flags),
       output_(std::move(output)),
       sums_(output_.scalar_type() == tensor.scalar_type() ? output_ : tensor),
-      scale_(options.scale) {
+      options_(options) {
   parts_ = make_parts(exchange_, own_slice(tensor, exchange_.rank()));
   for_each_peer([&](int peer) { exchange_.receive(peer, parts_[static_cast<size_t>(peer)], kReduceStep); });
   for_each_peer([&](int peer) { exchange_.receive(peer, own_slice(sums_, peer), kGatherStep); });
@@ -94,7 +94,7 @@ void AllReduce::advance() {
   exchange_.agree();
   exchange_.wait_received(kReduceStep);
   const at::Tensor sum = own_slice(sums_, exchange_.rank());
-  sum_in_order(sum, parts_, scale_);
+  sum_in_order(sum, parts_, options_.scale);
   for_each_peer([&](int peer) { exchange_.send(peer, sum, kGatherStep); });
 }
 
@@ -102,7 +102,15 @@ void AllReduce::finish() {
   advance();
   exchange_.wait_received(kGatherStep);
   if (!sums_.is_same(output_)) output_.copy_(sums_);
+  if (options_.summary != nullptr) *options_.summary = summarize();
   exchange_.finish();
+}
+
+// Part by part, as where sums are copied: the same bits over every backend.
+ReductionSummary AllReduce::summarize() const {
+  std::vector<ReductionSummary> parts;
+  for (int rank = 0; rank < exchange_.size(); ++rank) parts.push_back(summary_of(own_slice(output_, rank)));
+  return merged(parts);
 }
 
 Broadcast::Broadcast(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, int root,

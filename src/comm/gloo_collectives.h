@@ -49,7 +49,7 @@ class ReduceScatter final : public Collective {
  private:
   at::Tensor output_;
   std::vector<at::Tensor> parts_;
-  double scale_;
+  ReduceOptions options_;
 };
 
 // A reduce-scatter over contiguous parts of nearly equal size, then an all-gather of the sums.
@@ -62,11 +62,12 @@ class AllReduce final : public Collective {
 
  private:
   at::Tensor own_slice(const at::Tensor& tensor, int rank) const;
+  ReductionSummary summarize() const;
 
   at::Tensor output_;
   at::Tensor sums_;  // where results arrive: output_, or the input where dtypes differ
   std::vector<at::Tensor> parts_;
-  double scale_;
+  ReduceOptions options_;
   bool reduced_ = false;
 };
 

@@ -1,24 +1,30 @@
 // Ranks as processes that meet over TCP: ends by SIGKILL, ports in use, ranks claimed twice, masters out of
-// reach. A child process is this test program again, told by FSDP_TEST_CHILD what to do.
-#include <arpa/inet.h>
-#include <netinet/in.h>
+// reach. A child process is this test program again (support/child_process.h).
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <random>
 #include <thread>
 
+#include "comm/stress_test_support.h"
 #include "fsdp/communicator.h"
+#include "support/child_process.h"
+#include "support/error_of.h"
 
 namespace fsdp {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using testing::Child;
+using testing::error_of;
+using testing::free_port;
 using ::testing::HasSubstr;
+using testing::Listener;
+using testing::say;
 using namespace std::chrono_literals;
 
 // Elements of a transfer that is not over when the next statement kills the process.
@@ -30,115 +36,26 @@ void gather(Communicator& comm, const std::string& name, uint64_t generation, in
   comm.all_gather(torch::zeros({numel * comm.size()}), torch::ones({numel}), id(name, generation))->wait();
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
-// A listening socket on a port that the system chose.
-class Listener {
- public:
-  Listener() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    socklen_t length = sizeof(address);
-    bind(fd_, reinterpret_cast<sockaddr*>(&address), length);
-    listen(fd_, 1);
-    getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
-    port_ = ntohs(address.sin_port);
-  }
-  ~Listener() { close(fd_); }
-  int port() const { return port_; }
-
- private:
-  int fd_;
-  int port_ = 0;
-};
-
-int free_port() { return Listener().port(); }
-
-// A process of this program that does what its role says and whose output can be read.
-class Child {
- public:
-  Child(const std::string& role, int rank, int size, int port) {
-    int ends[2];
-    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(ends[1], STDOUT_FILENO);
-      close(ends[0]);
-      close(ends[1]);
-      run(role, rank, size, port);
-    }
-    close(ends[1]);
-    output_ = ends[0];
-  }
-  ~Child() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    close(output_);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
-  void signal(int number) { kill(pid_, number); }
-
-  // What it wrote, once it has ended.
-  std::string finish() {
-    std::string text;
-    char buffer[4096];
-    for (ssize_t n = 0; (n = read(output_, buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<size_t>(n));
-    waitpid(std::exchange(pid_, 0), &status_, 0);
-    return text;
-  }
-  int status() const { return status_; }
-
-  // Blocks until it has written one line.
-  std::string read_line() {
-    std::string line;
-    for (char c = 0; read(output_, &c, 1) == 1 && c != '\n';) line += c;
-    return line;
-  }
-
- private:
-  // Between fork and exec only what is safe in a process with threads.
-  [[noreturn]] static void run(const std::string& role, int rank, int size, int port) {
-    setenv("FSDP_TEST_CHILD", role.c_str(), 1);
-    setenv("RANK", std::to_string(rank).c_str(), 1);
-    setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
-    execl("/proc/self/exe", "comm_test", "--gtest_filter=ChildProcess.DISABLED_Main", "--gtest_also_run_disabled_tests",
-          "--gtest_brief=1", nullptr);
-    _exit(127);
-  }
-
-  pid_t pid_ = 0;
-  int output_ = -1;
-  int status_ = 0;
-};
-
-void say(const std::string& line) {
-  const auto text = line + "\n";
-  if (write(STDOUT_FILENO, text.data(), text.size()) < 0) _exit(1);
-}
-
 GlooOptions with_timeout(std::chrono::milliseconds timeout) {
   GlooOptions options;
   options.timeout = timeout;
   return options;
 }
 
+bool over_shared_memory() {
+  const char* name = std::getenv("FSDP_TEST_COMMUNICATOR");
+  return name != nullptr && std::string(name) == "shm";
+}
+
+std::shared_ptr<Communicator> make_communicator() {
+  const RankEnvironment environment = rank_environment();
+  return over_shared_memory() ? make_shm_communicator(environment, with_timeout(60s))
+                              : make_gloo_communicator(environment, with_timeout(60s));
+}
+
 // What each role does. The time limits end children whose test hangs.
 void be_child(const std::string& role) {
-  const auto comm = make_gloo_communicator(rank_environment(), with_timeout(60s));
+  const auto comm = make_communicator();
   gather(*comm, "first", 0, 8);
   say("ready");
   if (role == "idle") std::this_thread::sleep_for(60s);
@@ -146,6 +63,10 @@ void be_child(const std::string& role) {
     auto output = torch::zeros({kLarge * comm->size()});
     auto work = comm->all_gather(output, torch::ones({kLarge}), id("large", 0));
     kill(getpid(), SIGKILL);
+  }
+  if (role.starts_with("stress ")) {
+    testing::Stress stress(*comm, static_cast<unsigned>(std::stoul(role.substr(7))));
+    for (;;) stress.round();
   }
   if (role == "small") gather(*comm, "second", 0, 8);
   if (role == "large") gather(*comm, "large", 0, kLarge);
@@ -182,12 +103,18 @@ TEST(Processes, KilledWhileIdle) {
   }
 }
 
-// Messages half way through a connection get no error from Gloo itself.
+// Messages half way through a connection get no error from Gloo itself. What lies in shared memory is there, although
+// the rank that has put it there is gone.
 TEST(Processes, KilledInTheMiddleOfATransfer) {
   const int port = free_port();
   Child survivor("large", 0, 2, port);
   Child victim("suicide", 1, 2, port);
-  EXPECT_THAT(survivor.finish(), AllOf(HasSubstr("'large'"), HasSubstr("rank 1 is lost")));
+  const std::string text = survivor.finish();
+  if (over_shared_memory()) {
+    EXPECT_THAT(text, HasSubstr("no error"));
+  } else {
+    EXPECT_THAT(text, AllOf(HasSubstr("'large'"), HasSubstr("rank 1 is lost")));
+  }
   EXPECT_TRUE(WIFEXITED(survivor.status()));
 }
 
@@ -200,6 +127,39 @@ TEST(Processes, KilledRankZero) {
   EXPECT_EQ(victim.read_line(), "ready");
   victim.signal(SIGKILL);
   EXPECT_THAT(survivor.finish(), AllOf(HasSubstr("'second'"), HasSubstr("rank 0 is lost")));
+}
+
+// FSDP_STRESS_KILLS: how often (3).
+int stress_kills() {
+  const char* kills = std::getenv("FSDP_STRESS_KILLS");
+  return kills == nullptr ? 3 : std::atoi(kills);
+}
+
+// Ranks stop and go on, and nothing happens; one is killed at any moment, and all others say which.
+TEST(Processes, StoppedAndKilledAtRandom) {
+  std::mt19937 random(std::random_device{}());
+  const auto below = [&](int bound) { return static_cast<int>(random() % static_cast<unsigned>(bound)); };
+  for (int kill = 0; kill < stress_kills(); ++kill) {
+    constexpr int kRanks = 3;
+    const std::string role = "stress " + std::to_string(random());
+    const int port = free_port();
+    std::vector<std::unique_ptr<Child>> children;
+    for (int rank = 0; rank < kRanks; ++rank) children.push_back(std::make_unique<Child>(role, rank, kRanks, port));
+    for (auto& child : children) EXPECT_EQ(child->read_line(), "ready");
+    const int stopped = below(kRanks), victim = below(kRanks), delay = below(100);
+    children[stopped]->signal(SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay));
+    children[stopped]->signal(SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(below(100)));
+    children[victim]->signal(SIGKILL);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string text = children[rank]->finish();
+      if (rank != victim) {
+        EXPECT_THAT(text, HasSubstr("rank " + std::to_string(victim) + " is lost"))
+            << role << ": rank " << rank << ", stopped " << stopped << " for " << delay << " ms";
+      }
+    }
+  }
 }
 
 RankEnvironment place(int rank, int size, int port) {

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "fsdp/communicator.h"
+
 namespace fsdp {
 
 // output[i] = scale * (parts[0][i] + parts[1][i] + …), summed from left to right: in double for double parts,
@@ -12,6 +14,13 @@ namespace fsdp {
 // 1-D, contiguous, of one length and on one device. `output` may be one of the parts. Float, double, bfloat16
 // and half CPU tensors take one vectorised pass; others go through ATen (integers need scale 1 and an output
 // of their dtype).
-void sum_in_order(at::Tensor output, const std::vector<at::Tensor>& parts, double scale);
+// `summary`, if any, is filled in by the pass that writes.
+void sum_in_order(at::Tensor output, const std::vector<at::Tensor>& parts, double scale,
+                  ReductionSummary* summary = nullptr);
+
+// The same of a tensor that is there: 1-D, contiguous. Unknown where it is not on the CPU or of no floating dtype.
+ReductionSummary summary_of(const at::Tensor& tensor);
+// Of tensors that are parts of one, added in this order.
+ReductionSummary merged(const std::vector<ReductionSummary>& parts);
 
 }  // namespace fsdp

@@ -90,7 +90,58 @@ TEST_P(SumInOrder, TakesUnalignedSlices) {
   EXPECT_EQ(output_buffer[4000].item<double>(), 0);
 }
 
+TEST_P(SumInOrder, SummarizesWhatItStores) {
+  for (const int64_t numel : {0, 1, 15, 16, 17, 1023, 1024, 1025, 5000}) {
+    const auto parts = random_parts(2, numel, input());
+    auto sum = torch::zeros({numel}, output());
+    ReductionSummary summary;
+    sum_in_order(sum, parts, 1.0 / 3, &summary);
+    EXPECT_TRUE(summary.known && summary.finite);
+    const double squares = sum.to(at::kDouble).square().sum().item<double>();
+    EXPECT_NEAR(summary.squared_norm, squares, 2e-6 * squares);
+    EXPECT_EQ(summary_of(sum).squared_norm, summary.squared_norm);
+  }
+}
+
+TEST_P(SumInOrder, SeesEveryElementThatIsNotFinite) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const double bad : {inf, -inf, std::nan("")}) {
+    for (const int64_t place : {0, 15, 16, 1023, 1024, 2999}) {
+      auto values = torch::ones({3000}, input());
+      values[place] = bad;
+      auto sum = torch::zeros({3000}, output());
+      ReductionSummary summary;
+      sum_in_order(sum, {values}, 1.0, &summary);
+      EXPECT_FALSE(summary.finite) << bad << " at " << place;
+      EXPECT_FALSE(std::isfinite(summary.squared_norm));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, SumInOrder, Combine(::testing::ValuesIn(kDtypes), ::testing::ValuesIn(kDtypes)));
+
+// Squares of these are no numbers of fp32.
+TEST(ReductionSummaries, OfLargeAndSmallValues) {
+  for (const double value : {1e30, 3e38, 1e-30, 1e-38}) {
+    const ReductionSummary summary = summary_of(torch::full({2000}, value, at::kFloat));
+    EXPECT_TRUE(summary.finite);
+    EXPECT_NEAR(summary.squared_norm / (2000 * value * value), 1, 1e-6) << value;
+  }
+  const ReductionSummary doubles = summary_of(torch::full({2000}, 1e200, at::kDouble));
+  EXPECT_TRUE(doubles.finite);
+  EXPECT_FALSE(std::isfinite(doubles.squared_norm));
+}
+
+TEST(ReductionSummaries, AddUpInOrder) {
+  const auto whole = torch::randn({3000});
+  const ReductionSummary both = merged({summary_of(whole.narrow(0, 0, 2048)), summary_of(whole.narrow(0, 2048, 952))});
+  EXPECT_TRUE(both.known && both.finite);
+  EXPECT_EQ(both.squared_norm, summary_of(whole).squared_norm) << "parts of whole blocks add up to the same bits";
+  EXPECT_FALSE(merged({summary_of(whole), summary_of(torch::full({1}, std::nan("")))}).finite);
+  EXPECT_FALSE(merged({summary_of(whole), ReductionSummary{}}).known);
+}
+
+TEST(ReductionSummaries, OfIntegersAreNotKnown) { EXPECT_FALSE(summary_of(torch::ones({3}, at::kLong)).known); }
 
 TEST(SumInOrderOfIntegers, IsExactAndUnscaled) {
   auto sum = torch::zeros({2}, at::kLong);

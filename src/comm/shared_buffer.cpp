@@ -4,11 +4,12 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp {
 
@@ -16,7 +17,16 @@ struct alignas(64) SharedBuffer::Count {
   std::atomic<uint64_t> ended;
 };
 
+// Of readings, by all ranks together.
+struct alignas(64) SharedBuffer::Ends {
+  std::atomic<uint64_t> count;
+};
+
 namespace {
+
+constexpr int64_t kPage = SharedMemory::kAheadOfMemory;
+
+int64_t in_pages(int64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
 
 // Without memory until they are written.
 char* map_addresses(int64_t nbytes) {
@@ -29,33 +39,57 @@ char* map_addresses(int64_t nbytes) {
 
 }  // namespace
 
-SharedBuffer::SharedBuffer(int rank, int ranks, int64_t nbytes)
-    : rank_(rank),
-      ranks_(ranks),
+SharedBuffer::SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options)
+    : place_(std::move(place)),
       nbytes_(nbytes),
-      addresses_(map_addresses(SharedMemory::addresses_nbytes(memory_nbytes()))) {}
+      options_(options),
+      addresses_(map_addresses(SharedMemory::addresses_nbytes(memory_nbytes()))) {
+  if (options_.read_only) {
+    read_only_.emplace(data(), static_cast<size_t>(data_nbytes()),
+                       "fsdp: " + place_.name +
+                           ": a write to gathered parameters, which other ranks read in the same memory, by code that "
+                           "bypasses the dispatcher (data_ptr): write inside ShardedModule::with_full_params");
+  }
+}
 
 SharedBuffer::~SharedBuffer() {
+  read_only_.reset();
   if (!is_shared()) munmap(addresses_, static_cast<size_t>(SharedMemory::addresses_nbytes(memory_nbytes())));
 }
 
-int64_t SharedBuffer::memory_nbytes() const { return static_cast<int64_t>(sizeof(Count)) * ranks_ + nbytes_; }
+int64_t SharedBuffer::header_nbytes() const {
+  return in_pages(static_cast<int64_t>(sizeof(Ends) + sizeof(Count) * static_cast<size_t>(place_.ranks)));
+}
 
-void SharedBuffer::share(std::shared_ptr<SharedMemory> memory, int number) {
-  const std::string slice(own_slice(), static_cast<size_t>(nbytes_ / ranks_));
+int64_t SharedBuffer::data_nbytes() const { return in_pages(nbytes_); }
+
+void SharedBuffer::share(std::shared_ptr<SharedMemory> memory) {
+  const std::string slice(own_slice(), static_cast<size_t>(nbytes_ / place_.ranks));
   memory->move_to(addresses_);
   memory_ = std::move(memory);
-  number_ = number;
   std::memcpy(own_slice(), slice.data(), slice.size());
 }
 
-SharedBuffer::Count& SharedBuffer::count(int rank) const {
-  return reinterpret_cast<Count*>(addresses_ + SharedMemory::kAheadOfMemory)[rank];
+int64_t SharedBuffer::own_nbytes() const {
+  if (is_shared()) return 0;
+  constexpr int64_t kAtATime = int64_t{1} << 16;
+  std::vector<unsigned char> there(kAtATime);
+  int64_t pages = 0;
+  for (int64_t first = 0, all = data_nbytes() / kPage; first < all; first += kAtATime) {
+    const int64_t some = std::min(kAtATime, all - first);
+    if (mincore(data() + first * kPage, static_cast<size_t>(some * kPage), there.data()) != 0) return 0;
+    pages += std::count_if(there.begin(), there.begin() + some, [](unsigned char page) { return (page & 1) != 0; });
+  }
+  return pages * kPage;
 }
 
-char* SharedBuffer::data() const {
-  return addresses_ + SharedMemory::kAheadOfMemory + sizeof(Count) * static_cast<size_t>(ranks_);
+SharedBuffer::Ends& SharedBuffer::ends() const {
+  return *reinterpret_cast<Ends*>(addresses_ + SharedMemory::kAheadOfMemory);
 }
+
+SharedBuffer::Count& SharedBuffer::count(int rank) const { return reinterpret_cast<Count*>(&ends() + 1)[rank]; }
+
+char* SharedBuffer::data() const { return addresses_ + SharedMemory::kAheadOfMemory + header_nbytes(); }
 
 at::Tensor SharedBuffer::tensor() {
   return at::from_blob(
@@ -67,37 +101,33 @@ bool SharedBuffer::is_whole(const at::Tensor& tensor) const {
 }
 
 bool SharedBuffer::is_own_slice(const at::Tensor& tensor) const {
-  const int64_t slice = nbytes_ / ranks_;
+  const int64_t slice = nbytes_ / place_.ranks;
   return static_cast<int64_t>(tensor.nbytes()) == slice && tensor.const_data_ptr() == own_slice();
 }
 
-void SharedBuffer::begin_reading() { ++begun_; }
+void SharedBuffer::begin_reading() {
+  TORCH_CHECK(!passing() || !is_reading(), place_.name,
+              ": a passing buffer is read once more before a reading has ended");
+  ++begun_;
+}
+
+void SharedBuffer::protect() {
+  if (read_only_) read_only_->set_read_only(true);
+}
 
 void SharedBuffer::end_reading() {
   ++ended_;
-  if (ended_ == begun_) count(rank_).ended.store(ended_, std::memory_order_release);
+  if (ended_ != begun_) return;
+  if (read_only_) read_only_->set_read_only(false);
+  if (passing()) give_back_if_last();
+  count(place_.rank).ended.store(ended_, std::memory_order_release);
+}
+
+void SharedBuffer::give_back_if_last() {
+  const uint64_t ended_by_all = ends().count.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (ended_by_all == ended_ * static_cast<uint64_t>(place_.ranks)) memory_->release(header_nbytes(), data_nbytes());
 }
 
 bool SharedBuffer::has_read(int rank) const { return count(rank).ended.load(std::memory_order_acquire) >= begun_; }
-
-void SharedBuffers::add(const std::shared_ptr<SharedBuffer>& buffer) {
-  std::erase_if(buffers_, [](const auto& known) { return known.second.expired(); });
-  buffers_[buffer->data()] = buffer;
-}
-
-std::shared_ptr<SharedBuffer> SharedBuffers::at_or_below(const void* address) {
-  const auto above = buffers_.upper_bound(static_cast<const char*>(address));
-  return above == buffers_.begin() ? nullptr : std::prev(above)->second.lock();
-}
-
-std::shared_ptr<SharedBuffer> SharedBuffers::of_slice(const at::Tensor& tensor) {
-  auto buffer = at_or_below(tensor.const_data_ptr());
-  return buffer && buffer->is_own_slice(tensor) ? buffer : nullptr;
-}
-
-std::shared_ptr<SharedBuffer> SharedBuffers::of_whole(const at::Tensor& tensor) {
-  auto buffer = at_or_below(tensor.const_data_ptr());
-  return buffer && buffer->is_whole(tensor) ? buffer : nullptr;
-}
 
 }  // namespace fsdp

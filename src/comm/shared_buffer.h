@@ -5,10 +5,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "comm/read_only_memory.h"
 #include "comm/shared_memory.h"
+#include "fsdp/communicator.h"
 
 namespace fsdp {
 
@@ -20,6 +23,10 @@ namespace fsdp {
 // not begun yet are among them. Whoever waits has ended its own readings before; so nobody waits for a rank that waits
 // for it.
 //
+// What a passing buffer holds is not needed when all have read it: the rank that is the last to end a reading gives the
+// memory back before it counts that reading as ended. All have come to the same reading then, as nobody writes for the
+// next one before all have counted this one.
+//
 // Ranks make a buffer without each other: first it is a range of addresses where a rank has memory of its own for its
 // slice. When it is shared, the memory of all takes the place of that at the same addresses, with what was there, so
 // that tensors in it do not notice.
@@ -27,17 +34,28 @@ namespace fsdp {
 // Threads: one a rank.
 class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
  public:
+  // Who makes it, which of the group's buffers it is, counted from 1 in the same order on all ranks, and what for.
+  struct Place {
+    int rank = 0;
+    int ranks = 1;
+    int number = 0;
+    std::string name = {};  // for texts: "rank 1: 'layers.0'"
+  };
   // Zeros. Throws where there are no addresses.
-  SharedBuffer(int rank, int ranks, int64_t nbytes);
+  SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options);
   ~SharedBuffer();
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
 
-  // Of the memory of all for it, zeros, which share() gives it. `number`: counts the shared buffers of a group, from 1.
-  int64_t memory_nbytes() const;
-  void share(std::shared_ptr<SharedMemory> memory, int number);
+  // What is in front of it, and all, in the memory of all: zeros, which share() gives it.
+  int64_t header_nbytes() const;
+  int64_t memory_nbytes() const { return header_nbytes() + data_nbytes(); }
+  bool passing() const { return options_.passing; }
+  void share(std::shared_ptr<SharedMemory> memory);
   bool is_shared() const { return memory_ != nullptr; }
-  int number() const { return number_; }
+  int number() const { return place_.number; }
+  // Bytes of pages that this rank has of its own for it, until it is shared.
+  int64_t own_nbytes() const;
 
   // 1-D, kByte, all of it; keeps this object.
   at::Tensor tensor();
@@ -48,6 +66,8 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
 
   // This rank's readings. They end in any order: the count moves when none is left.
   void begin_reading();
+  // All slices are there: the data are there to be read in place.
+  void protect();
   void end_reading();
   bool is_reading() const { return ended_ < begun_; }
   // Whether a rank has ended all readings that this one has begun.
@@ -55,32 +75,21 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
 
  private:
   struct Count;
+  struct Ends;
   Count& count(int rank) const;
-  char* own_slice() const { return data() + rank_ * (nbytes_ / ranks_); }
+  Ends& ends() const;
+  int64_t data_nbytes() const;  // in whole pages
+  char* own_slice() const { return data() + place_.rank * (nbytes_ / place_.ranks); }
+  void give_back_if_last();
 
-  const int rank_;
-  const int ranks_;
+  const Place place_;
   const int64_t nbytes_;
+  const SharedBufferOptions options_;
   char* const addresses_;
   std::shared_ptr<SharedMemory> memory_;  // at these addresses, once it is shared
-  int number_ = 0;
+  std::optional<ReadOnlyMemory> read_only_;
   uint64_t begun_ = 0;
   uint64_t ended_ = 0;
-};
-
-// Those of one group that are alive.
-class SharedBuffers {
- public:
-  void add(const std::shared_ptr<SharedBuffer>& buffer);
-  // The one of which the tensor is this rank's slice; of which it is the whole. Null: none.
-  std::shared_ptr<SharedBuffer> of_slice(const at::Tensor& tensor);
-  std::shared_ptr<SharedBuffer> of_whole(const at::Tensor& tensor);
-
- private:
-  // The one with the largest address that is not above this one.
-  std::shared_ptr<SharedBuffer> at_or_below(const void* address);
-
-  std::map<const char*, std::weak_ptr<SharedBuffer>> buffers_;  // by their addresses
 };
 
 }  // namespace fsdp

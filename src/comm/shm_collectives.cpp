@@ -74,12 +74,12 @@ ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmContext> context, at::Tens
                     {input, /*in_place=*/true}, flags),
       output_(std::move(output)),
       dtype_(input.scalar_type()),
-      scale_(options.scale) {}
+      options_(options) {}
 
 void ShmReduceScatter::finish() {
   exchange_.agree();
   const int64_t n = output_.numel();
-  sum_in_order(output_, parts_of_all(exchange_.rank() * n, n, dtype_), scale_);
+  sum_in_order(output_, parts_of_all(exchange_.rank() * n, n, dtype_), options_.scale, options_.summary);
   exchange_.finish();
 }
 
@@ -90,24 +90,32 @@ ShmAllReduce::ShmAllReduce(std::shared_ptr<ShmContext> context, at::Tensor outpu
                     {tensor, /*in_place=*/true}, flags),
       output_(std::move(output)),
       tensor_(tensor),
-      scale_(options.scale) {}
+      options_(options) {}
 
 void ShmAllReduce::advance() {
   if (std::exchange(reduced_, true)) return;
   exchange_.agree();
   const Part own = part_of(tensor_.numel(), exchange_.rank(), exchange_.size());
   const at::ScalarType dtype = tensor_.scalar_type();
-  sum_in_order(exchange_.second_payload(own.numel, dtype), parts_of_all(own.begin, own.numel, dtype), scale_);
+  sum_in_order(exchange_.second_payload(own.numel, dtype), parts_of_all(own.begin, own.numel, dtype), options_.scale);
   exchange_.publish_second();
 }
 
 void ShmAllReduce::finish() {
   advance();
+  std::vector<ReductionSummary> summaries(static_cast<size_t>(exchange_.size()));
   for (int step = 0; step < exchange_.size(); ++step) {
     const int peer = (exchange_.rank() + step) % exchange_.size();
     const Part part = part_of(tensor_.numel(), peer, exchange_.size());
-    output_.narrow(0, part.begin, part.numel).copy_(exchange_.second_of(peer, part.numel, tensor_.scalar_type()));
+    const at::Tensor output = output_.narrow(0, part.begin, part.numel);
+    const at::Tensor sums = exchange_.second_of(peer, part.numel, tensor_.scalar_type());
+    if (options_.summary != nullptr) {
+      sum_in_order(output, {sums}, 1.0, &summaries[static_cast<size_t>(peer)]);
+    } else {
+      output.copy_(sums);
+    }
   }
+  if (options_.summary != nullptr) *options_.summary = merged(summaries);
   exchange_.finish();
 }
 

@@ -61,10 +61,11 @@ class ShmReduceScatter final : public ShmCollective {
  private:
   at::Tensor output_;
   at::ScalarType dtype_;
-  double scale_;
+  ReduceOptions options_;
 };
 
-// A reduce-scatter over contiguous parts of nearly equal size; each rank copies the others' sums.
+// A reduce-scatter over contiguous parts of nearly equal size; each rank copies the others' sums. `output` may be
+// `tensor`, also where others read that in place: a part is read by its owner alone, before it publishes the sum.
 class ShmAllReduce final : public ShmCollective {
  public:
   ShmAllReduce(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& tensor,
@@ -75,7 +76,7 @@ class ShmAllReduce final : public ShmCollective {
  private:
   at::Tensor output_;
   at::Tensor tensor_;
-  double scale_;
+  ReduceOptions options_;
   bool reduced_ = false;
 };
 

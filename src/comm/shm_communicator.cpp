@@ -12,10 +12,10 @@
 #include "comm/collective_shapes.h"
 #include "comm/failable.h"
 #include "comm/fake_communicator.h"
+#include "comm/group_memory.h"
 #include "comm/meeting_point.h"
-#include "comm/memory_headroom.h"
 #include "comm/payload_count.h"
-#include "comm/shared_buffer.h"
+#include "comm/shared_buffers.h"
 #include "comm/shm_collectives.h"
 #include "comm/shm_exchange.h"
 #include "comm/staged_communicator.h"
@@ -78,7 +78,7 @@ class SharedReading final : public Work {
   ~SharedReading() override { end(); }
   void wait() override {
     gather_->wait();
-    if (!in_place_) end();
+    in_place_ ? buffer_->protect() : end();
   }
 
  private:
@@ -93,36 +93,6 @@ class SharedReading final : public Work {
   std::shared_ptr<ShmBoard> board_;
   const bool in_place_;
 };
-
-std::shared_ptr<SharedMemory> reserved_memory(int64_t nbytes, const CollectiveId& id) {
-  check_headroom(nbytes, describe("shared memory", id), memory_headroom());
-  auto memory = SharedMemory::create(nbytes);
-  memory->reserve(0, nbytes);
-  return memory;
-}
-
-// Zeros, which rank 0 of the group provides; where it cannot, all ranks throw why. Collective.
-std::shared_ptr<SharedMemory> memory_of_all(Communicator& group, int64_t nbytes, const CollectiveId& id) {
-  std::shared_ptr<SharedMemory> memory;
-  std::string ticket, failure;
-  if (group.rank() == 0) {
-    try {
-      memory = reserved_memory(nbytes, id);
-      ticket = memory->ticket();
-    } catch (const c10::Error& error) {
-      failure = error.what_without_backtrace();
-    }
-  }
-  ticket = group.all_gather_bytes(ticket, id).front();
-  failure = group.all_gather_bytes(failure, id).front();
-  TORCH_CHECK(failure.empty(), "rank ", group.world_rank(0), ": ", failure);
-  if (!memory) memory = SharedMemory::open(ticket);
-  TORCH_CHECK(memory, "rank ", group.world_rank(group.rank()), " cannot reach the memory of rank ", group.world_rank(0),
-              ", which it could before");
-  group.barrier(id);  // all have opened it
-  memory->close();
-  return memory;
-}
 
 class ShmCommunicator final : public Communicator, public Failable {
  public:
@@ -211,7 +181,10 @@ class ShmCommunicator final : public Communicator, public Failable {
     return twin_;
   }
 
-  at::Tensor shared_buffer(int64_t nbytes, const CollectiveId& id) override;
+  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override;
+  void share_buffers(int64_t further_nbytes, const CollectiveId& id) override {
+    buffers_.share_all(*this, further_nbytes, id);
+  }
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override;
   at::Tensor reduction_input(int64_t nbytes) override { return heaps_.own->take(nbytes); }
   bool reads_in_place() const override { return true; }
@@ -250,7 +223,7 @@ class ShmCommunicator final : public Communicator, public Failable {
 
   // Blocks where the buffer is not shared yet; what others may wait for meanwhile is done before.
   std::unique_ptr<Work> read_shared(std::shared_ptr<SharedBuffer> buffer, at::Tensor output, const CollectiveId& id) {
-    if (!buffer->is_shared()) buffer->share(memory_of_all(*this, buffer->memory_nbytes(), id), ++shared_buffers_);
+    if (!buffer->is_shared()) buffer->share(memory_of_all(*this, buffer->memory_nbytes(), id));
     const bool in_place = buffer->is_whole(output);
     if (!in_place) sent_.add_for_each_peer(output.nbytes() / static_cast<size_t>(size()));
     auto gather = issue<ShmSharedGather>(buffer, std::move(output), id);
@@ -275,10 +248,12 @@ class ShmCommunicator final : public Communicator, public Failable {
 
 }  // namespace
 
-at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const CollectiveId& id) {
+at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) {
   TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
               " bytes cannot be cut into slices for ", size(), " ranks");
-  const auto buffer = std::make_shared<SharedBuffer>(rank(), size(), nbytes);
+  const SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
+                                  c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
+  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options);
   buffers_.add(buffer);
   return buffer->tensor();
 }

@@ -8,9 +8,11 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include "comm/meeting_point.h"
+#include "support/error_of.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -18,6 +20,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
@@ -28,8 +31,8 @@ void with_ranks(int size, const std::function<void(Communicator&)>& body) {
 
 // A buffer of all ranks and this rank's slice of it.
 struct Shared {
-  Shared(Communicator& comm, int64_t numel)
-      : whole(comm.shared_buffer(comm.size() * numel * 4, id("buffer")).view(at::kFloat)),
+  Shared(Communicator& comm, int64_t numel, const SharedBufferOptions& options = {})
+      : whole(comm.shared_buffer(comm.size() * numel * 4, options, id("buffer")).view(at::kFloat)),
         own(whole.narrow(0, comm.rank() * numel, numel)) {}
   at::Tensor whole;
   at::Tensor own;
@@ -125,6 +128,125 @@ TEST(SharedBuffer, ReadingsAreCountedOverAndOver) {
   });
 }
 
+TEST(PassingBuffer, GivesMemoryBackWhenAllHaveRead) {
+  for (int ranks : {2, 3, 4}) {
+    std::atomic<int> done = 0;
+    with_ranks(ranks, [&](Communicator& comm) {
+      const Shared shared(comm, 5000, {.passing = true});
+      for (uint64_t step = 0; step < 50; ++step) {
+        comm.await_readers(shared.whole, id("u", step));
+        EXPECT_TRUE(torch::equal(shared.own, torch::zeros({5000}))) << "memory of the reading before is gone";
+        shared.own.copy_(values(comm.rank(), 5000) + static_cast<double>(step));
+        auto reading = comm.all_gather(shared.whole, shared.own, id("u", step));
+        reading->wait();
+        ASSERT_TRUE(torch::equal(shared.whole, all_values(ranks, 5000) + static_cast<double>(step)));
+      }
+      ++done;
+    });
+    EXPECT_EQ(done, ranks);
+  }
+}
+
+TEST(PassingBuffer, IsThereUntilTheLastHasRead) {
+  with_ranks(3, [](Communicator& comm) {
+    const Shared shared(comm, 5000, {.passing = true});
+    comm.await_readers(shared.whole, id("u"));
+    shared.own.copy_(values(comm.rank(), 5000));
+    auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
+    reading->wait();
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+      EXPECT_TRUE(torch::equal(shared.whole, all_values(3, 5000)));
+    }
+    reading.reset();
+  });
+}
+
+TEST(PassingBuffer, IsReadOnceAtATime) {
+  with_ranks(2, [](Communicator& comm) {
+    const Shared shared(comm, 5, {.passing = true});
+    const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
+    reading->wait();
+    EXPECT_THAT(error_of([&] { comm.all_gather(shared.whole, shared.own, id("u", 1)); }),
+                AllOf(HasSubstr("'buffer'"), HasSubstr("read once more before")));
+  });
+}
+
+// ---------------------------------------------------------------- sharing at once
+
+TEST(ShareBuffers, SharesAllAndKeepsWhatWasWritten) {
+  with_ranks(3, [](Communicator& comm) {
+    std::vector<Shared> many;
+    for (int i = 0; i < 130; ++i) many.emplace_back(comm, 7 + i);  // more than are shared at a time
+    many.emplace_back(comm, 5000, SharedBufferOptions{.passing = true});
+    for (Shared& one : many) one.own.copy_(values(comm.rank(), one.own.numel()));
+    const uint64_t sent = comm.bytes_sent();
+    comm.share_buffers(0, id("at once"));
+    EXPECT_GT(comm.bytes_sent(), sent);
+    const uint64_t shared = comm.bytes_sent();
+    for (Shared& one : many) {
+      const auto reading = comm.all_gather(one.whole, one.own, id("u"));
+      reading->wait();
+      EXPECT_TRUE(torch::equal(one.whole, all_values(3, one.own.numel())));
+    }
+    EXPECT_EQ(comm.bytes_sent(), shared) << "a gather had to share its buffer";
+  });
+}
+
+TEST(ShareBuffers, SaysWhatIsWanting) {
+  with_ranks(2, [](Communicator& comm) {
+    const Shared shared(comm, 1000);
+    const int64_t further = comm.rank() == 0 ? int64_t{1} << 50 : 0;
+    EXPECT_THAT(
+        error_of([&] { comm.share_buffers(further, id("model")); }),
+        AllOf(HasSubstr("rank 0"), HasSubstr("'model'"), HasSubstr("needs 1073741824 MiB"), HasSubstr("are left")));
+    comm.barrier(id("all have thrown"));
+  });
+}
+
+TEST(ShareBuffers, ComparesWhatRanksHaveMade) {
+  with_ranks(2, [](Communicator& comm) {
+    const Shared shared(comm, comm.rank() == 0 ? 1000 : 9000);
+    EXPECT_THAT(error_of([&] { comm.share_buffers(0, id("model")); }),
+                AllOf(HasSubstr("rank 1 has made other shared buffers than rank 0"), HasSubstr("1:")));
+  });
+}
+
+// ---------------------------------------------------------------- read-only
+
+using SharedBufferDeathTest = ::testing::Test;
+
+TEST(SharedBufferDeathTest, AWriteToWhatIsReadEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto write_while_read = [] {
+    with_ranks(2, [](Communicator& comm) {
+      const Shared shared(comm, 5, {.read_only = true});
+      const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
+      reading->wait();
+      comm.barrier(id("both read"));
+      if (comm.rank() == 1) shared.whole.data_ptr<float>()[0] = 1;
+      comm.barrier(id("never"));
+    });
+  };
+  EXPECT_EXIT(write_while_read(), ::testing::KilledBySignal(SIGSEGV),
+              "fsdp: rank 1: 'buffer': a write to gathered parameters.*with_full_params");
+}
+
+TEST(SharedBuffer, ThatIsReadOnlyIsWrittenBetweenReadings) {
+  for (bool passing : {false, true}) {
+    with_ranks(3, [&](Communicator& comm) {
+      const Shared shared(comm, 3, {.passing = passing, .read_only = true});
+      for (uint64_t step = 0; step < 20; ++step) {
+        comm.await_readers(shared.whole, id("u", step));
+        shared.own.fill_(static_cast<double>(step));
+        const auto reading = comm.all_gather(shared.whole, shared.own, id("u", step));
+        reading->wait();
+        ASSERT_TRUE(torch::equal(shared.whole, torch::full({9}, static_cast<double>(step))));
+      }
+    });
+  }
+}
+
 TEST(SharedBuffer, WhoReadsCannotWaitForReaders) {
   with_ranks(2, [](Communicator& comm) {
     const Shared shared(comm, 3);
@@ -155,8 +277,8 @@ TEST(SharedBuffer, ARankThatGathersSomethingElseIsNamed) {
 
 TEST(SharedBuffer, IsNamedWhereItCannotBeCut) {
   with_ranks(3, [](Communicator& comm) {
-    EXPECT_THROW(comm.shared_buffer(8, id("u")), c10::Error);
-    EXPECT_THROW(comm.shared_buffer(0, id("u")), c10::Error);
+    EXPECT_THROW(comm.shared_buffer(8, {}, id("u")), c10::Error);
+    EXPECT_THROW(comm.shared_buffer(0, {}, id("u")), c10::Error);
   });
 }
 

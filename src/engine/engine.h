@@ -35,6 +35,7 @@ struct EngineOptions {
   ShardMemory memory{c10::Device(c10::kCPU)};  // and where parameters are used
   OverlapOptions overlap{};
   CollectiveCheck collective_check{};
+  bool read_only_parameters = false;  // DebugOptions
   // Tells several models over one communicator apart.
   int64_t model = 1;
 };
@@ -69,6 +70,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& current();
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   std::vector<Unit*> all_units() const;
+  // Ranks that share memory put the shards of all units there. Throws where memory is wanting. Collective.
+  void share_shards();
   // The unit's shards are about to be written: releases what was gathered of them, which is read where they lie, and
   // waits until no other rank reads them. Every write to a shard goes through this, by its dispatch key or by hand.
   void prepare_write_to_shards(Unit& unit);

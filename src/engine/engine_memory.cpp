@@ -1,5 +1,6 @@
 // What memory the units of a step need at a time.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/allocated_memory.h"
@@ -41,6 +42,47 @@ int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
     }
   }
   return most;
+}
+
+namespace {
+
+// What this rank needs of a group's memory in a step besides its shards: their gradients, and for two units at a time
+// its part of what is gathered and the gradients on their way.
+int64_t step_nbytes(const std::vector<std::unique_ptr<Unit>>& units, const Communicator* group) {
+  int64_t shards = 0;
+  std::vector<int64_t> passing{0, 0};
+  for (const auto& unit : units) {
+    if (unit->groups().shard.get() != group) {
+      continue;
+    }
+    int64_t unit_nbytes = 0;
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      const FlatParameter& flat = *unit->flat_parameters()[i];
+      if (flat.publishes()) {
+        unit_nbytes += static_cast<int64_t>(flat.shared_unsharded().nbytes()) / group->size();
+      }
+      if (const FlatGradient* gradient = unit->gradient(i)) {
+        unit_nbytes += gradient->buffer_nbytes();
+        shards += flat.layout().shard_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().gradient));
+      }
+    }
+    passing.push_back(unit_nbytes);
+  }
+  std::partial_sort(passing.begin(), passing.begin() + 2, passing.end(), std::greater<>());
+  return shards + passing[0] + passing[1];
+}
+
+}  // namespace
+
+void Engine::share_shards() {
+  std::vector<Communicator*> groups;
+  for (const auto& unit : units_) {
+    Communicator* group = unit->groups().shard.get();
+    if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) {
+      groups.push_back(group);
+      group->share_buffers(step_nbytes(units_, group), {"shards", 0, Pass::kSetup});
+    }
+  }
 }
 
 int64_t Engine::gradient_shards_nbytes() {

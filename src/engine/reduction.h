@@ -44,6 +44,7 @@ struct Reduction {
   at::Tensor output;       // laid out like the shard, gradient dtype
   ParameterMask captured;  // over all ranks, once the last stage was waited for
   std::unique_ptr<Work> work;
+  ReductionSummary summary;  // of the output, once the last stage was waited for
 
   const Communicator* shard = nullptr;  // where it is reduce-scattered; null: it is not
   std::shared_ptr<Communicator> replicate;
@@ -57,7 +58,9 @@ struct Reduction {
 // its own keeps the two sides apart.
 class FlatGradient {
  public:
-  FlatGradient(FlatParameter& flat, bool use_orig_params, std::function<std::string()> where);
+  // `leaf_source`: where the memory of the leaves' gradients comes from; empty: from their device.
+  FlatGradient(FlatParameter& flat, bool use_orig_params, BufferPool::Source leaf_source,
+               std::function<std::string()> where);
 
   FlatParameter& flat() { return flat_; }
   GradientState state() const { return state_.get(); }

@@ -56,6 +56,14 @@ void Unit::add(FlatParameter::Moved parameters) {
   add_flat(std::move(parameters), original, full_precision);
 }
 
+// Gradients that are captured, and reduced, where the leaves' gradients live: other ranks read them there.
+BufferPool::Source Unit::source_of_leaf_gradients(const FlatParameter& flat) const {
+  const std::shared_ptr<Communicator>& group = groups_.replicate;
+  const bool shared =
+      group && group->reads_in_place() && flat.position().factor == 1 && flat.memory().on_compute_host();
+  return shared ? [group](int64_t nbytes) { return group->reduction_input(nbytes); } : BufferPool::Source();
+}
+
 template <typename Parameters>
 void Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_precision) {
   FlatDtypes dtypes = flat_dtypes(options_, original, full_precision);
@@ -66,15 +74,17 @@ void Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_pr
   int64_t first_index = num_parameters();
   ShardPosition position = groups_.position();
   if (groups_.shard) {
-    position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup)](int64_t nbytes) {
-      return group->shared_buffer(nbytes, id);
+    position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup),
+                              read_only = engine->options().read_only_parameters](int64_t nbytes, bool passing) {
+      return group->shared_buffer(nbytes, {.passing = passing, .read_only = read_only}, id);
     };
   }
   flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(parameters), dtypes, position,
                                                              engine->options().memory, this, first_index));
   FlatParameter& flat = *flat_parameters_.back();
   auto gradient = [&] {
-    return std::make_unique<FlatGradient>(flat, engine->options().use_orig_params, [this] { return where(); });
+    return std::make_unique<FlatGradient>(flat, engine->options().use_orig_params, source_of_leaf_gradients(flat),
+                                          [this] { return where(); });
   };
   gradients_.push_back(flat.requires_grad() ? gradient() : nullptr);
   unsharded_.emplace_back();
@@ -219,7 +229,7 @@ void Unit::order_behind_writes() {
 }
 
 bool Unit::needs_buffer(const FlatParameter& flat, bool may_alias) const {
-  return !may_alias || !(flat.shard_is_whole() || flat.shards_are_whole());
+  return !may_alias || !(flat.shard_is_whole() || flat.shared_unsharded().defined());
 }
 
 namespace {
@@ -248,8 +258,8 @@ void Unit::acquire_buffers(BufferPool& pool, bool may_alias) {
     unsharded_nbytes_ += needs_buffer(*flat, may_alias) ? unsharded_nbytes_of(*flat) : 0;
   }
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    if (may_alias && flat_parameters_[i]->shards_are_whole()) {
-      unsharded_[i] = flat_parameters_[i]->shared();
+    if (may_alias && flat_parameters_[i]->shared_unsharded().defined()) {
+      unsharded_[i] = flat_parameters_[i]->shared_unsharded();
     }
   }
   if (nbytes == 0) {
@@ -277,7 +287,7 @@ void Unit::finish_gather() {
     give_up_gather();
     throw;
   }
-  if (!reads_shards()) {
+  if (!reads_in_place()) {
     gathers_.clear();
   }
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
@@ -329,9 +339,13 @@ void copy_shard(const FlatParameter& flat, const at::Tensor& own, BufferPool& po
 std::unique_ptr<Work> Unit::gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool) {
   FlatParameter& flat = *flat_parameters_[index];
   const ShardPosition& position = flat.position();
-  bool as_it_is = flat.dtypes().shard == flat.dtypes().compute && !flat.memory().apart();
+  const bool publishes = reads_in_place(index) && flat.publishes();
+  bool as_it_is = flat.dtypes().shard == flat.dtypes().compute && !flat.memory().apart() && !publishes;
   int64_t n = flat.layout().shard_numel();
   at::Tensor own = full.narrow(0, position.rank * n, n);
+  if (publishes) {
+    groups_.shard->await_readers(full, {name_, 0, pass});
+  }
   if (position.factor == 1 || !as_it_is) {
     copy_shard(flat, own, pool);
   }
@@ -354,7 +368,7 @@ void Unit::park(BufferPool& pool) {
   }
   seams::CleanDispatchGuard clean;
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    if (parked_[i].defined() || reads_shards(i)) {
+    if (parked_[i].defined() || reads_in_place(i)) {
       continue;
     }
     const FlatParameter& flat = *flat_parameters_[i];
@@ -408,17 +422,26 @@ bool Unit::shares_shards() const {
                      [](const auto& flat) { return flat->shared().defined(); });
 }
 
-bool Unit::reads_shards() const {
+bool Unit::reads_in_place() const {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    if (reads_shards(i)) {
+    if (reads_in_place(i)) {
       return true;
     }
   }
   return false;
 }
 
-bool Unit::reads_shards(size_t flat) const {
-  return unsharded_[flat].defined() && unsharded_[flat].is_same(flat_parameters_[flat]->shared());
+bool Unit::reads_in_place(size_t flat) const {
+  return unsharded_[flat].defined() && unsharded_[flat].is_same(flat_parameters_[flat]->shared_unsharded());
+}
+
+bool Unit::reads_shards() const {
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    if (reads_in_place(i) && !flat_parameters_[i]->publishes()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Unit::await_readers() {

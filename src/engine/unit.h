@@ -139,13 +139,16 @@ class Unit {
   bool shares_shards() const;
   // Whether this rank does now.
   bool reads_shards() const;
-  bool reads_shards(size_t flat) const;
+  // Whether this rank reads unsharded parameters now where other ranks read them, too.
+  bool reads_in_place() const;
+  bool reads_in_place(size_t flat) const;
   // Returns when its shards may be written: no other rank reads them where they lie. The unit must be sharded.
   void await_readers();
   // The unit must be gathered and unpinned. The current stream waits for all uses.
   void release(BufferPool& pool);
   // With a smaller group set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
-  // group. The unit must be gathered. See ReshardAfterForward. Keeps nothing of what is read where the shards lie.
+  // group. The unit must be gathered. See ReshardAfterForward. Keeps nothing of what other ranks read in the same
+  // memory.
   void park(BufferPool& pool);
   void unpark(BufferPool& pool);
   // The smaller group that it is released to after forward; null: none.
@@ -191,6 +194,7 @@ class Unit {
  private:
   void check_leaves(const FlatParameter& flat) const;
   void sentinel_gone(int64_t index);
+  BufferPool::Source source_of_leaf_gradients(const FlatParameter& flat) const;
   template <typename Parameters>
   void add_flat(Parameters parameters, at::ScalarType original, bool full_precision);
   bool needs_buffer(const FlatParameter& flat, bool may_alias) const;

@@ -95,16 +95,28 @@ FlatParameter::~FlatParameter() {
   }
 }
 
-at::Tensor FlatParameter::make_shard(void* unit) {
-  if (position_.shared_buffer && dtypes_.shard == dtypes_.compute && memory_.on_compute_host()) {
-    const auto itemsize = static_cast<int64_t>(c10::elementSize(dtypes_.shard));
-    if (at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize); bytes.defined()) {
-      shared_ = bytes.view(dtypes_.shard);
-      return make_slice_of_shared(unit);
-    }
+at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool passing) const {
+  if (!position_.shared_buffer || !memory_.on_compute_host()) {
+    return {};
   }
-  return memory_.zeros(layout_.shard_numel(), dtypes_.shard);
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize, passing);
+  return bytes.defined() ? bytes.view(dtype) : at::Tensor();
 }
+
+at::Tensor FlatParameter::make_shard(void* unit) {
+  if (dtypes_.shard == dtypes_.compute) {
+    shared_ = provide_shared(dtypes_.shard, /*passing=*/false);
+  }
+  provide_passing();
+  return shared_.defined() ? make_slice_of_shared(unit) : memory_.zeros(layout_.shard_numel(), dtypes_.shard);
+}
+
+void FlatParameter::provide_passing() {
+  passing_ = shards_are_whole() ? at::Tensor() : provide_shared(dtypes_.compute, /*passing=*/true);
+}
+
+const at::Tensor& FlatParameter::shared_unsharded() const { return shards_are_whole() ? shared_ : passing_; }
 
 // With a storage of its own, which is no larger than the shard: whoever saves it saves nobody else's part.
 at::Tensor FlatParameter::make_slice_of_shared(void* unit) {
@@ -161,6 +173,7 @@ void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
   at::NoGradGuard no_grad;
+  provide_passing();
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
     parameter.tensor.mutable_grad().reset();  // a sentinel of the old dtype

@@ -48,9 +48,9 @@ struct FlatDtypes {
 struct ShardPosition {
   int64_t rank = 0;
   int64_t factor = 1;
-  // Provides a buffer of all ranks for shards that lie end to end, of this many bytes (Communicator::shared_buffer), or
-  // undefined; empty: there is none.
-  std::function<at::Tensor(int64_t nbytes)> shared_buffer = {};
+  // Provides a buffer of all ranks (Communicator::shared_buffer), for shards that lie end to end or, passing, for
+  // unsharded parameters, or undefined; empty: there is none.
+  std::function<at::Tensor(int64_t nbytes, bool passing)> shared_buffer = {};
 };
 
 class FlatParameter {
@@ -113,14 +113,20 @@ class FlatParameter {
   // own shard for itself. Shards that are shared, and all views of them, carry the sharded key, with an owner of kind
   // kShard that names the unit.
   const at::Tensor& shared() const { return shared_; }
-  // Whether that may serve as the unsharded buffer.
-  bool shards_are_whole() const { return shared_.defined() && dtypes_.shard == dtypes_.compute; }
+  // A buffer of all ranks that may serve as the unsharded one: the shards themselves, or, where their dtype is not that
+  // in which they are used, or not all of them lie on one host, one to which each rank writes its part for each gather
+  // (publishes()). Undefined: each rank has an unsharded buffer of its own.
+  const at::Tensor& shared_unsharded() const;
+  bool publishes() const { return !shards_are_whole() && shared_unsharded().defined(); }
   // Whether the shard may serve as the unsharded buffer itself.
   bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute && !memory_.apart(); }
 
  private:
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                 const ShardMemory& memory);
+  bool shards_are_whole() const { return shared_.defined() && dtypes_.shard == dtypes_.compute; }
+  at::Tensor provide_shared(at::ScalarType dtype, bool passing) const;
+  void provide_passing();
   at::Tensor make_shard(void* unit);
   at::Tensor make_slice_of_shared(void* unit);
   void copy_into_shard(int64_t parameter);
@@ -138,6 +144,7 @@ class FlatParameter {
   FlatLayout layout_;
   at::Tensor shard_;
   at::Tensor shared_;
+  at::Tensor passing_;                  // of unsharded parameters; of the compute dtype, or undefined
   seams::StorageOwnerPtr shard_owner_;  // of a shard that is shared
   std::vector<at::Tensor> original_leaves_;
   at::Tensor flat_leaf_;

@@ -21,6 +21,12 @@
 namespace fsdp {
 namespace {
 
+#ifdef NDEBUG
+constexpr bool kBuiltForDebugging = false;
+#else
+constexpr bool kBuiltForDebugging = true;
+#endif
+
 // AutoUnits::order names parameters that get units by this call.
 void check_order(const Options& options, const std::vector<FoundParameter>& parameters) {
   if (!options.auto_units) {
@@ -147,7 +153,8 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
                        .keep_memory = options.keep_memory,
                        .memory = shard_memory(options, compute_device(options, surveyed.unassigned, surveyed)),
                        .overlap = overlap_options(options),
-                       .collective_check = options.debug.collective_check};
+                       .collective_check = options.debug.collective_check,
+                       .read_only_parameters = options.debug.read_only_parameters.value_or(kBuiltForDebugging)};
   check_reshard_group(options, shared.mesh, name);
   for (const Engine* inner : surveyed.inner) {
     check_agrees(shared, *inner);
@@ -174,6 +181,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   rename_inner_units(*engine, surveyed.tree);
   add_units(*engine, plans, options, full_precision, values);
   values.finish();
+  engine->share_shards();
   register_engine(engine);
   return std::make_shared<ShardedModule>(engine);
 }

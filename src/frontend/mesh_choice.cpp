@@ -51,6 +51,7 @@ void check_same(const DebugOptions& options, const DebugOptions& known) {
   require(options.collective_check == known.collective_check, "collective_check");
   require(options.watchdog_warning == known.watchdog_warning, "watchdog_warning");
   require(options.dump_folder == known.dump_folder, "dump_folder");
+  require(options.read_only_parameters == known.read_only_parameters, "read_only_parameters");
 }
 
 std::shared_ptr<CollectiveMonitor> monitor_for(const ProcessMesh& mesh, const DebugOptions& debug) {

@@ -77,6 +77,7 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
   require(outer.overlap.max_gathered_units == other.overlap.max_gathered_units,
           "limit_all_gathers or max_gathered_units");
   require(outer.collective_check == other.collective_check, "debug.collective_check");
+  require(outer.read_only_parameters == other.read_only_parameters, "debug.read_only_parameters");
   require(outer.overlap.one_communicator == other.overlap.one_communicator, "one_communicator");
   require(outer.overlap.high_priority_streams == other.overlap.high_priority_streams, "high_priority_streams");
 }

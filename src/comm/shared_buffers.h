@@ -1,0 +1,34 @@
+// The shared buffers of one group: which there are, and how their slices are shared.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "comm/shared_buffer.h"
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+// Those of one group that are alive.
+class SharedBuffers {
+ public:
+  void add(const std::shared_ptr<SharedBuffer>& buffer);
+  // The one of which the tensor is this rank's slice; of which it is the whole. Null: none.
+  std::shared_ptr<SharedBuffer> of_slice(const at::Tensor& tensor);
+  std::shared_ptr<SharedBuffer> of_whole(const at::Tensor& tensor);
+  // Shares all that are not shared yet. See Communicator::share_buffers.
+  void share_all(Communicator& group, int64_t further_nbytes, const CollectiveId& id);
+
+ private:
+  std::vector<std::shared_ptr<SharedBuffer>> not_shared() const;  // by number
+  // The one with the largest address that is not above this one.
+  std::shared_ptr<SharedBuffer> at_or_below(const void* address);
+
+  std::map<const char*, std::weak_ptr<SharedBuffer>> buffers_;  // by their addresses
+};
+
+}  // namespace fsdp

@@ -1,0 +1,188 @@
+// Norms and non-finite values that the reduction has seen: used while they are true of the gradients, and only then.
+#include <functional>
+#include <limits>
+
+#include "engine/engine.h"
+#include "fsdp/grad_scaler.h"
+#include "support/models.h"
+#include "support/sharding.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::batch_of;
+using testing::BlockImpl;
+using testing::make_tiny_lm;
+
+using Ranks = std::shared_ptr<Communicator>;
+
+struct Setting {
+  const char* name;
+  void (*set)(Options&);
+};
+const std::vector<Setting> kSettings = {
+    {"full_shard", [](Options&) {}},
+    {"no_shard", [](Options& options) { options.sharding_strategy = ShardingStrategy::kNoShard; }},
+    {"flat_parameters", [](Options& options) { options.use_orig_params = false; }},
+    {"bf16_gradients",
+     [](Options& options) {
+       options.param_dtype = at::kBFloat16;
+       options.keep_low_precision_grads = true;
+     }},
+};
+
+Options options_over(const Ranks& world, const Setting& setting) {
+  Options options;
+  options.communicator = world;
+  options.auto_wrap_policy = module_class_policy<BlockImpl>();
+  setting.set(options);
+  return options;
+}
+
+void backward(testing::TinyLM& model, int rank, int64_t step = 0) {
+  model->forward(batch_of(rank, step)).to(at::kFloat).pow(2).mean().backward();
+}
+
+// How many of the rank's gradients are known from their reductions.
+std::pair<int, int> known_of_all(ShardedModule& sharded) {
+  int known = 0, all = 0;
+  for (const auto& unit : sharded.engine().units()) {
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      known += unit->gradient(i)->leaves().summary().known;
+      ++all;
+    }
+  }
+  return {known, all};
+}
+
+double norm_of_leaves(ShardedModule& sharded, Communicator& world, bool replicated) {
+  double squares = 0;
+  for (const at::Tensor& leaf : sharded.parameters()) {
+    if (leaf.grad().defined()) squares += leaf.grad().to(at::kDouble).square().sum().item<double>();
+  }
+  double total = 0;
+  for (const std::string& one : world.all_gather_bytes(std::to_string(squares), {"norm", 0, Pass::kUser})) {
+    total = replicated ? squares : total + std::stod(one);
+  }
+  return std::sqrt(total);
+}
+
+class SeenGradients : public ::testing::TestWithParam<std::tuple<int, Setting>> {
+ protected:
+  // Behind a backward on all ranks. `change`: what is done to the gradients; all are known before and none or some
+  // after it.
+  void expect_true_norm_after(const std::function<void(ShardedModule&, testing::TinyLM&, int rank)>& change) {
+    const auto& [ranks, setting] = GetParam();
+    testing::run_ranks(ranks, [&](Ranks world) {
+      auto model = make_tiny_lm({});
+      auto sharded = fully_shard(*model, options_over(world, setting));
+      backward(model, world->rank());
+      const auto [known, all] = known_of_all(*sharded);
+      EXPECT_EQ(known, all);
+      change(*sharded, model, world->rank());
+      const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
+      EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
+    });
+  }
+};
+
+TEST_P(SeenGradients, AreUsedAsTheyCame) {
+  expect_true_norm_after([](ShardedModule&, testing::TinyLM&, int) {});
+}
+
+TEST_P(SeenGradients, AreForgottenWhenWritten) {
+  const auto forgotten = [](ShardedModule& sharded) { return known_of_all(sharded).first == 0; };
+  expect_true_norm_after([&](ShardedModule& sharded, testing::TinyLM&, int) {
+    for (const at::Tensor& leaf : sharded.parameters()) {
+      if (leaf.grad().defined()) leaf.mutable_grad().mul_(2);
+    }
+    EXPECT_TRUE(forgotten(sharded));
+  });
+  expect_true_norm_after([&](ShardedModule& sharded, testing::TinyLM&, int) {  // as torch::nn::utils does
+    for (const at::Tensor& leaf : sharded.parameters()) {
+      if (leaf.grad().defined()) leaf.grad().data().mul_(2);
+    }
+    EXPECT_TRUE(forgotten(sharded));
+  });
+  expect_true_norm_after([&](ShardedModule& sharded, testing::TinyLM&, int) {
+    for (const at::Tensor& leaf : sharded.parameters()) {
+      if (leaf.grad().defined()) leaf.grad().view({-1}).fill_(3);
+    }
+    EXPECT_TRUE(forgotten(sharded));
+  });
+}
+
+TEST_P(SeenGradients, AreForgottenWhenReplaced) {
+  expect_true_norm_after([](ShardedModule& sharded, testing::TinyLM&, int) {
+    for (const at::Tensor& leaf : sharded.parameters()) {
+      if (leaf.grad().defined() && leaf.numel() > 0) leaf.mutable_grad() = torch::full_like(leaf.grad(), 2);
+    }
+  });
+  expect_true_norm_after([](ShardedModule& sharded, testing::TinyLM&, int) {
+    const std::vector<at::Tensor> leaves = sharded.parameters();
+    for (size_t i = 0; i < leaves.size(); i += 2) leaves[i].mutable_grad().reset();
+  });
+}
+
+TEST_P(SeenGradients, AreForgottenWhenMoreIsAdded) {
+  expect_true_norm_after([](ShardedModule& sharded, testing::TinyLM& model, int rank) {
+    backward(model, rank, 1);
+    EXPECT_EQ(known_of_all(sharded).first, 0);
+  });
+}
+
+TEST_P(SeenGradients, AreSeenAnewAfterZeroGrad) {
+  expect_true_norm_after([](ShardedModule& sharded, testing::TinyLM& model, int rank) {
+    sharded.clip_grad_norm_(1e-3);
+    sharded.zero_grad();
+    backward(model, rank, 1);
+    const auto [known, all] = known_of_all(sharded);
+    EXPECT_EQ(known, all);
+  });
+}
+
+TEST_P(SeenGradients, OfAHookAreNotKnown) {
+  const auto& [ranks, setting] = GetParam();
+  testing::run_ranks(ranks, [&](Ranks world) {
+    auto model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, options_over(world, setting));
+    sharded->set_gradient_hook([](const ReducedGradient& gradient) { gradient.gradient.mul_(3); });
+    backward(model, world->rank());
+    EXPECT_EQ(known_of_all(*sharded).first, 0);
+    const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
+    EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
+  });
+}
+
+// One rank's gradient is infinite: no rank steps. Weights of the next step are those of the first, unscaled.
+TEST_P(SeenGradients, StopTheScaler) {
+  const auto& [ranks, setting] = GetParam();
+  testing::run_ranks(ranks, [&](Ranks world) {
+    auto model = make_tiny_lm({});
+    auto sharded = fully_shard(*model, options_over(world, setting));
+    ShardedGradScaler scaler(GradScalerOptions{.init_scale = 8});
+    for (int step = 0; step < 3; ++step) {
+      sharded->zero_grad();
+      at::Tensor loss = model->forward(batch_of(world->rank(), step)).to(at::kFloat).pow(2).mean();
+      if (step == 1 && world->rank() == 0) loss = loss * std::numeric_limits<float>::infinity();
+      scaler.scale(loss).backward();
+      const auto [known, all] = known_of_all(*sharded);
+      EXPECT_EQ(known, all);
+      bool stepped = false;
+      scaler.step(*sharded, [&] { stepped = true; });
+      scaler.update();
+      EXPECT_EQ(stepped, step != 1) << "step " << step;
+    }
+    EXPECT_EQ(scaler.state_dict()->scale, 4);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SeenGradients,
+                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::ValuesIn(kSettings)),
+                         [](const auto& info) {
+                           return c10::str(std::get<1>(info.param).name, "_", std::get<0>(info.param), "ranks");
+                         });
+
+}  // namespace
+}  // namespace fsdp

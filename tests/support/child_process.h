@@ -1,0 +1,110 @@
+// Ranks as processes of their own: a child process is the test program again, told by FSDP_TEST_CHILD what to do in its
+// test ChildProcess.DISABLED_Main.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace fsdp::testing {
+
+// A listening socket on a port that the system chose.
+class Listener {
+ public:
+  Listener() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t length = sizeof(address);
+    bind(fd_, reinterpret_cast<sockaddr*>(&address), length);
+    listen(fd_, 1);
+    getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+    port_ = ntohs(address.sin_port);
+  }
+  ~Listener() { close(fd_); }
+  int port() const { return port_; }
+
+ private:
+  int fd_;
+  int port_ = 0;
+};
+
+inline int free_port() { return Listener().port(); }
+
+// A process of this program that does what its role says and whose output can be read.
+class Child {
+ public:
+  Child(const std::string& role, int rank, int size, int port) {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(ends[1], STDOUT_FILENO);
+      close(ends[0]);
+      close(ends[1]);
+      run(role, rank, size, port);
+    }
+    close(ends[1]);
+    output_ = ends[0];
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(output_);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  void signal(int number) { kill(pid_, number); }
+
+  // What it wrote, once it has ended.
+  std::string finish() {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n = 0; (n = read(output_, buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<size_t>(n));
+    waitpid(std::exchange(pid_, 0), &status_, 0);
+    return text;
+  }
+  int status() const { return status_; }
+
+  // Blocks until it has written one line.
+  std::string read_line() {
+    std::string line;
+    for (char c = 0; read(output_, &c, 1) == 1 && c != '\n';) line += c;
+    return line;
+  }
+
+ private:
+  // Between fork and exec only what is safe in a process with threads.
+  [[noreturn]] static void run(const std::string& role, int rank, int size, int port) {
+    setenv("FSDP_TEST_CHILD", role.c_str(), 1);
+    setenv("RANK", std::to_string(rank).c_str(), 1);
+    setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+    execl("/proc/self/exe", "comm_test", "--gtest_filter=ChildProcess.DISABLED_Main", "--gtest_also_run_disabled_tests",
+          "--gtest_brief=1", nullptr);
+    _exit(127);
+  }
+
+  pid_t pid_ = 0;
+  int output_ = -1;
+  int status_ = 0;
+};
+
+inline void say(const std::string& line) {
+  const auto text = line + "\n";
+  if (write(STDOUT_FILENO, text.data(), text.size()) < 0) _exit(1);
+}
+
+}  // namespace fsdp::testing
