@@ -41,7 +41,7 @@ class GlooCommunicator final : public Communicator, public Failable {
         context_(std::make_shared<ExchangeContext>()),
         advancing_(std::make_shared<Advancing>()) {
     const auto size = static_cast<int>(names.size());
-    context_->transport = std::make_shared<GlooTransport>(*point_, rank, size, options);
+    context_->transport = std::make_shared<GlooTransport>(*point_, rank, size, options, family->failure());
     context_->names = std::move(names);
     context_->payload_bytes_sent.resize(static_cast<size_t>(size));
     context_->family = std::move(family);

@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "comm/error_text.h"
+#include "comm/family_failure.h"
 #include "comm/meeting_point_impl.h"
 #include "torch_seams/gloo_thread.h"
 
@@ -119,8 +120,8 @@ at::Tensor make_notice(const std::string& reason) {
 
 class GlooTransport::Impl {
  public:
-  Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options)
-      : rank_(rank), size_(size), timeout_(options.timeout) {
+  Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options, std::shared_ptr<FamilyFailure> family)
+      : rank_(rank), size_(size), timeout_(options.timeout), family_(std::move(family)) {
     const auto store = point.join(rank, size, options.timeout);
     group_ = connect(point, store, rank, size, options);
     thread_ = std::make_unique<seams::GlooThread>(group_->getOptions()->devices.front());
@@ -172,6 +173,7 @@ class GlooTransport::Impl {
       // One interruption may have come just when the message was done: only the second one counts.
       if (interrupted && lost_[message.peer()]) throw PeerLost(message.peer(), *lost_[message.peer()]);
       if (interrupted && Clock::now() >= deadline) throw PeerLate(message.peer());
+      if (interrupted && !failure_) throw_what_was_heard();
       const auto waiting = waiting_.insert(waiting_.end(), Waiting{&message, deadline, known_losses});
       lock.unlock();
       block_on(message, waiting);
@@ -205,6 +207,7 @@ class GlooTransport::Impl {
   void check_not_failed() const {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!failure_, "this group of ranks has failed before and cannot be used any more: ", *failure_);
+    throw_what_was_heard();
   }
 
   void check_complete() const {
@@ -295,6 +298,7 @@ class GlooTransport::Impl {
     while (!stopped_) {
       wake_.wait_for(lock, kWatchPeriod);
       for (int peer = 0; peer < size_; ++peer) look_at(peer);
+      if (!heard_) heard_ = family_->due();
       for (const Waiting& waiting : waiting_) {
         if (must_interrupt(waiting)) waiting.message->interrupt();
       }
@@ -308,7 +312,12 @@ class GlooTransport::Impl {
   }
 
   bool must_interrupt(const Waiting& waiting) const {
-    return losses_.size() > waiting.known_losses || lost_[waiting.message->peer()] || Clock::now() >= waiting.deadline;
+    return losses_.size() > waiting.known_losses || lost_[waiting.message->peer()] ||
+           Clock::now() >= waiting.deadline || heard_;
+  }
+
+  void throw_what_was_heard() const {
+    TORCH_CHECK(!heard_, "this group of ranks cannot be used any more, since another rank has failed: ", *heard_);
   }
 
   // Finds out, without blocking, whether `peer` has failed.
@@ -325,6 +334,7 @@ class GlooTransport::Impl {
       while (!work.wait(kForever)) {
       }
       mark_lost(peer, c10::str("it failed: ", notice));
+      family_->note(notice);
     } catch (const std::exception& error) {
       mark_lost(peer, plain_reason(first_line(error)));
     }
@@ -364,6 +374,7 @@ class GlooTransport::Impl {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<FamilyFailure> family_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   std::unique_ptr<seams::GlooThread> thread_;
   std::shared_ptr<MeetingPoint> meeting_point_;
@@ -373,7 +384,8 @@ class GlooTransport::Impl {
   std::vector<std::optional<std::string>> lost_ = std::vector<std::optional<std::string>>(size_);
   std::vector<int> losses_;
   std::optional<std::string> failure_;
-  std::list<Waiting> waiting_;  // more than one where a group fails while another thread waits
+  std::optional<std::string> heard_;  // in another group
+  std::list<Waiting> waiting_;        // more than one where a group fails while another thread waits
   bool stopped_ = false;
   bool closed_ = false;
 
@@ -384,8 +396,9 @@ class GlooTransport::Impl {
   std::thread watcher_;
 };
 
-GlooTransport::GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options)
-    : impl_(std::make_unique<Impl>(point, rank, size, options)) {}
+GlooTransport::GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options,
+                             std::shared_ptr<FamilyFailure> family)
+    : impl_(std::make_unique<Impl>(point, rank, size, options, std::move(family))) {}
 GlooTransport::~GlooTransport() = default;
 
 int GlooTransport::rank() const { return impl_->rank(); }

@@ -16,6 +16,7 @@
 
 namespace fsdp {
 
+class FamilyFailure;
 class MeetingPoint;
 
 // A message; holds a reference to its tensor until it is done.
@@ -56,8 +57,10 @@ class GlooTransport {
   using Clock = std::chrono::steady_clock;
 
   // Connects to all other ranks. Sets the process's SIGPIPE from its default to ignored: Gloo writes to
-  // connections that a dying rank may just have closed, which must be an error, not the end of this process.
-  GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options);
+  // connections that a dying rank may just have closed, which must be an error, not the end of this process. A failure
+  // that another group of the `family` hears of ends this one.
+  GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options,
+                std::shared_ptr<FamilyFailure> family);
   // Closes all connections, and only then destroys messages that are not done.
   ~GlooTransport();
   GlooTransport(const GlooTransport&) = delete;
@@ -87,7 +90,7 @@ class GlooTransport {
   // Marks the group as failed, tells the other ranks why (within a second) and closes all connections: from
   // then on Gloo touches no message's memory. The first reason stays.
   void fail(const std::string& reason);
-  // Throws the reason if the group was marked as failed.
+  // Throws the reason if the group was marked as failed, or another one of the family was.
   void check_not_failed() const;
   // Throws PeerLost if a rank is lost, so that nothing new can succeed.
   void check_complete() const;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/family_failure.h"
 #include "comm/gloo_transport.h"
 
 namespace fsdp {
@@ -17,8 +18,11 @@ class GroupFamily {
   void add(const std::shared_ptr<GlooTransport>& group);
   // Marks all groups as failed and tells their ranks; `first` comes first.
   void fail(GlooTransport& first, const std::string& reason);
+  // Shared by all of them.
+  const std::shared_ptr<FamilyFailure>& failure() const { return failure_; }
 
  private:
+  const std::shared_ptr<FamilyFailure> failure_ = std::make_shared<FamilyFailure>();
   std::mutex mutex_;
   std::vector<std::weak_ptr<GlooTransport>> groups_;
 };
