@@ -101,7 +101,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // "gloo", "nccl", "fake", …
+  // "gloo", "shm", "shm+gloo" (on several hosts), "nccl", "fake", …
   virtual std::string backend() const = 0;
 
   // Gathers `input` (n elements, 1-D, contiguous) of every rank into `output` (size() * n elements) in rank order.
@@ -248,12 +248,17 @@ std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& envi
 
 // A communicator over memory that the ranks of one host share, for tensors on the CPU (those on a device are copied, as
 // over Gloo). They meet as for Gloo, and a Gloo group of the same ranks remains, which notices ranks that are lost.
-// An error where ranks cannot reach each other's memory: on several hosts, in containers that see different processes,
-// or of different users. Memory has no name: nothing stays behind, however ranks end, and no other user can open it.
+// An error where ranks cannot reach each other's memory: on several hosts (see make_cpu_communicator), in containers
+// that see different processes, or of different users. Memory has no name: nothing stays behind, however ranks end, and
+// no other user can open it.
 std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment,
                                                     const GlooOptions& options = {});
 
-// The best communicator for ranks on the CPU: shared memory if all of them can reach each other's, else Gloo.
+// The best communicator for ranks on the CPU: shared memory if all of them can reach each other's; shared memory within
+// hosts and Gloo among them, if each of several hosts has the same number of ranks, two or more, in a row; else Gloo.
+// On several hosts sums are formed within a host first, in fp32 for bf16 and fp16 also between hosts. There a
+// collective ends when all ranks of a host have waited for it, or for a later one of the group or its twin, or called
+// its advance(); the order of issue over the two must be the same on all ranks, and one thread at a time uses them.
 struct ChosenCommunicator {
   std::shared_ptr<Communicator> communicator;
   std::string reason;  // the same on all ranks: "all 4 ranks share the memory of this host"

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
+#include <limits>
 #include <utility>
 
 namespace fsdp {
@@ -12,6 +13,9 @@ class PendingWork final : public Work {
  public:
   PendingWork(std::shared_ptr<PendingCollective> collective, std::shared_ptr<Advancing> advancing)
       : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
+  ~PendingWork() override {
+    if (collective_) collective_->drop();
+  }
 
   void wait() override {
     TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
@@ -36,12 +40,14 @@ class PendingWork final : public Work {
 
 void Advancing::advance_up_to(uint64_t sequence) {
   while (!queue_.empty()) {
-    const auto collective = queue_.front().lock();
+    const auto collective = queue_.front().collective.lock();
     if (collective && collective->sequence() > sequence) return;
     queue_.pop_front();
     if (collective) collective->advance();
   }
 }
+
+void Advancing::advance_all() { advance_up_to(std::numeric_limits<uint64_t>::max()); }
 
 std::unique_ptr<Work> make_pending_work(std::shared_ptr<PendingCollective> collective,
                                         std::shared_ptr<Advancing> advancing) {

@@ -20,17 +20,28 @@ class PendingCollective {
   virtual void advance() {}
   // Blocks until the result is in place.
   virtual void finish() = 0;
+  // Its Work is gone before it was waited for: nothing of the caller's may be written any more.
+  virtual void drop() {}
 };
 
 // The collectives in flight that have something to advance, in order of issue. While a rank waits for one collective,
 // others may wait for another: nobody gets stuck if each rank first does its part in those that were issued before.
 class Advancing {
  public:
-  void add(std::weak_ptr<PendingCollective> collective) { queue_.push_back(std::move(collective)); }
+  void add(std::weak_ptr<PendingCollective> collective) { queue_.push_back({std::move(collective), nullptr}); }
+  // Also where its Work is dropped: other ranks cannot finish without.
+  void add_and_keep(const std::shared_ptr<PendingCollective>& collective) {
+    queue_.push_back({collective, collective});
+  }
   void advance_up_to(uint64_t sequence);
+  void advance_all();
 
  private:
-  std::deque<std::weak_ptr<PendingCollective>> queue_;
+  struct Entry {
+    std::weak_ptr<PendingCollective> collective;
+    std::shared_ptr<PendingCollective> kept;
+  };
+  std::deque<Entry> queue_;
 };
 
 std::unique_ptr<Work> make_pending_work(std::shared_ptr<PendingCollective> collective,

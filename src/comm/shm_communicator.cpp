@@ -3,69 +3,21 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <unistd.h>
 
-#include <array>
-#include <numeric>
 #include <utility>
 
 #include "comm/collective_shapes.h"
+#include "comm/cpu_communicator.h"
 #include "comm/failable.h"
 #include "comm/fake_communicator.h"
 #include "comm/group_memory.h"
-#include "comm/meeting_point.h"
 #include "comm/payload_count.h"
 #include "comm/shared_buffers.h"
 #include "comm/shm_collectives.h"
 #include "comm/shm_exchange.h"
-#include "comm/staged_communicator.h"
 
 namespace fsdp {
 namespace {
-
-// Addresses for one rank's heap: as much as the machine has memory.
-int64_t heap_nbytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
-
-// The heaps that a rank has mapped: its own, and those of the ranks of the group that it was made from first. Subgroups
-// and twins use them, too.
-struct ShmHeaps {
-  std::shared_ptr<SharedHeap> own;
-  std::vector<std::shared_ptr<SharedMemory>> of_ranks;
-};
-
-// Every rank's memory, or why it is out of reach, which is the same text on all ranks.
-struct Heaps {
-  std::vector<std::shared_ptr<SharedMemory>> memories;
-  std::string out_of_reach;
-};
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
-Heaps open_all(Communicator& host, const std::string& ticket, const OpenMemory& open) {
-  const CollectiveId id{"shared memory", 0, Pass::kSetup};
-  Heaps heaps;
-  std::string missing;
-  for (const std::string& one : host.all_gather_bytes(ticket, id)) {
-    heaps.memories.push_back(open(one));
-    if (!heaps.memories.back() && missing.empty()) missing = std::to_string(heaps.memories.size() - 1);
-  }
-  const std::vector<std::string> missed = host.all_gather_bytes(missing, id);
-  const std::vector<std::string> hosts = host.all_gather_bytes(host_name(), id);
-  for (size_t rank = 0; rank < missed.size(); ++rank) {
-    if (missed[rank].empty()) continue;
-    const std::string &from = hosts[rank], &to = hosts[std::stoul(missed[rank])];
-    heaps.out_of_reach =
-        c10::str("rank ", rank, " on host '", from, "' cannot reach the memory of rank ", missed[rank],
-                 from == to ? ", whose host has the same name (a container of its own, or another user)"
-                            : " on host '" + to + "'");
-    break;
-  }
-  return heaps;
-}
 
 // A gather of which the result is read where the shards lie, until this object goes.
 class SharedReading final : public Work {
@@ -96,7 +48,7 @@ class SharedReading final : public Work {
 
 class ShmCommunicator final : public Communicator, public Failable {
  public:
-  ShmCommunicator(std::shared_ptr<Communicator> host, const ShmHeaps& heaps, std::shared_ptr<SharedMemory> board)
+  ShmCommunicator(std::shared_ptr<Communicator> host, const RankHosts& heaps, std::shared_ptr<SharedMemory> board)
       : host_(std::move(host)),
         heaps_(heaps),
         context_(std::make_shared<ShmContext>()),
@@ -169,15 +121,11 @@ class ShmCommunicator final : public Communicator, public Failable {
 
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
     std::shared_ptr<Communicator> host = host_->subgroup(members, id);
-    return host->size() == 1 ? host : over(std::move(host), members);
+    return make_group_over(std::move(host), heaps_.of(members));
   }
 
   std::shared_ptr<Communicator> twin() override {
-    if (!twin_) {
-      std::vector<int> all(static_cast<size_t>(size()));
-      std::iota(all.begin(), all.end(), 0);
-      twin_ = over(host_->twin(), all);
-    }
+    if (!twin_) twin_ = make_group_over(host_->twin(), heaps_);
     return twin_;
   }
 
@@ -202,20 +150,6 @@ class ShmCommunicator final : public Communicator, public Failable {
   std::vector<Loss> losses() const override { return losses_of(*host_); }
 
  private:
-  // Over a group of some of these ranks.
-  std::shared_ptr<Communicator> over(std::shared_ptr<Communicator> host, const std::vector<int>& members) {
-    ShmHeaps heaps{heaps_.own, {}};
-    for (int member : members) heaps.of_ranks.push_back(heaps_.of_ranks[static_cast<size_t>(member)]);
-    return make(std::move(host), heaps);
-  }
-
- public:
-  static std::shared_ptr<Communicator> make(std::shared_ptr<Communicator> host, const ShmHeaps& heaps) {
-    auto board = memory_of_all(*host, ShmBoard::nbytes(host->size()), {"board in shared memory", 0, Pass::kSetup});
-    return std::make_shared<ShmCommunicator>(std::move(host), heaps, std::move(board));
-  }
-
- private:
   void check_reader(int peer, ShmContext::Clock::time_point began, const CollectiveId& id) const;
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
     TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
@@ -237,7 +171,7 @@ class ShmCommunicator final : public Communicator, public Failable {
   }
 
   std::shared_ptr<Communicator> host_;
-  ShmHeaps heaps_;
+  RankHosts heaps_;
   std::shared_ptr<ShmContext> context_;
   std::shared_ptr<Advancing> advancing_;
   SharedBuffers buffers_;
@@ -280,35 +214,9 @@ void ShmCommunicator::check_reader(int peer, ShmContext::Clock::time_point began
   TORCH_CHECK(false, reason);
 }
 
-ChosenCommunicator share_memory(std::shared_ptr<Communicator> host, const OpenMemory& open) {
-  if (host->size() == 1) return {std::move(host), "there is one rank"};
-  const auto memory = SharedMemory::create(heap_nbytes());
-  Heaps heaps = open_all(*host, memory->ticket(), open);
-  if (!heaps.out_of_reach.empty()) return {std::move(host), heaps.out_of_reach};
-  const std::string reason = c10::str("all ", host->size(), " ranks share the memory of this host");
-  const ShmHeaps opened{std::make_shared<SharedHeap>(memory), std::move(heaps.memories)};
-  return {ShmCommunicator::make(std::move(host), opened), reason};
-}
-
-std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
-                                                    const GlooOptions& options) {
-  const auto host = make_host_communicator(point, rank, size, options);
-  ChosenCommunicator chosen = share_memory(host);
-  TORCH_CHECK(size == 1 || chosen.communicator != host, "no shared memory: ", chosen.reason, ". Use Gloo");
-  return make_staged_communicator(std::move(chosen.communicator));
-}
-
-std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  const int size = environment.world_size;
-  const auto point = size == 1 ? nullptr : make_tcp_meeting_point(environment, options.timeout);
-  return make_shm_communicator(point, environment.rank, size, options);
-}
-
-ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  const int size = environment.world_size;
-  const auto point = size == 1 ? nullptr : make_tcp_meeting_point(environment, options.timeout);
-  ChosenCommunicator chosen = share_memory(make_host_communicator(point, environment.rank, size, options));
-  return {make_staged_communicator(std::move(chosen.communicator)), std::move(chosen.reason)};
+std::shared_ptr<Communicator> make_shm_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks) {
+  auto board = memory_of_all(*gloo, ShmBoard::nbytes(gloo->size()), {"board in shared memory", 0, Pass::kSetup});
+  return std::make_shared<ShmCommunicator>(std::move(gloo), ranks, std::move(board));
 }
 
 }  // namespace fsdp

@@ -11,7 +11,7 @@
 #include <csignal>
 #include <thread>
 
-#include "comm/meeting_point.h"
+#include "comm/cpu_communicator.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
@@ -344,7 +344,7 @@ TEST(SharedMemoryChoice, AllRanksFallBackTogether) {
                        const auto open = [&](const std::string& ticket) {
                          return host->rank() == 1 && opened++ == 2 ? nullptr : SharedMemory::open(ticket);
                        };
-                       const ChosenCommunicator chosen = share_memory(host, open);
+                       const ChosenCommunicator chosen = share_memory(host, {.name = {}, .open = open});
                        reasons[static_cast<size_t>(host->rank())] = chosen.reason;
                        backends[static_cast<size_t>(host->rank())] = chosen.communicator->backend();
                        chosen.communicator->barrier(id("works"));

@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/cpu_communicator.h"
 #include "comm/meeting_point.h"
-#include "comm/shm_communicator.h"
+#include "comm/staged_communicator.h"
 #include "support/event_loop_ticks.h"
 #include "support/test_device.h"
 
@@ -47,11 +48,23 @@ void skip_without_devices(int world_size) {
       ::testing::TestPartResult(::testing::TestPartResult::kSkip, __FILE__, __LINE__, why.c_str()));
 }
 
-bool share_memory(const std::string& wanted) {
+std::string communicator_of(const std::string& wanted) {
   const char* variable = std::getenv("FSDP_TEST_COMMUNICATOR");
   const std::string name = !wanted.empty() ? wanted : variable != nullptr ? variable : "gloo";
-  TORCH_CHECK(name == "gloo" || name == "shm", "FSDP_TEST_COMMUNICATOR is '", name, "'; it can be gloo or shm");
-  return name == "shm";
+  TORCH_CHECK(name == "gloo" || name == "shm" || name == "hosts", "FSDP_TEST_COMMUNICATOR is '", name,
+              "'; it can be gloo, shm or hosts");
+  return name;
+}
+
+std::shared_ptr<Communicator> make_communicator(const std::string& name, const std::shared_ptr<MeetingPoint>& point,
+                                                int rank, int world_size, const GlooOptions& options) {
+  if (name == "gloo") return make_gloo_communicator(point, rank, world_size, options);
+  if (name == "shm" || world_size < 4 || world_size % 2 != 0) {
+    return make_shm_communicator(point, rank, world_size, options);
+  }
+  const std::string host = rank < world_size / 2 ? "first" : "second";
+  auto gloo = make_host_communicator(point, rank, world_size, options);
+  return make_staged_communicator(share_memory(std::move(gloo), {.name = host}).communicator);
 }
 
 }  // namespace
@@ -63,7 +76,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   const auto point = make_in_memory_meeting_point();
   GlooOptions gloo;
   gloo.timeout = options.timeout;
-  const bool shared = share_memory(options.communicator);
+  const std::string communicator = communicator_of(options.communicator);
   Errors errors;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -71,8 +84,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
       at::set_num_threads(1);
       use_device_of_rank(rank);
       try {
-        body(shared ? make_shm_communicator(point, rank, world_size, gloo)
-                    : make_gloo_communicator(point, rank, world_size, gloo));
+        body(make_communicator(communicator, point, rank, world_size, gloo));
       } catch (const c10::Error& error) {
         errors.add(rank, error.what_without_backtrace());
       } catch (const std::exception& error) {

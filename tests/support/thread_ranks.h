@@ -13,7 +13,8 @@ namespace fsdp::testing {
 struct RankOptions {
   // After this long a collective that does not end is an error.
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
-  // "gloo" or "shm"; empty: what the environment variable FSDP_TEST_COMMUNICATOR says, else "gloo".
+  // "gloo"; "shm"; "hosts": the first half of an even number of four or more ranks as on one host, the others as on
+  // another, else "shm". Empty: what the environment variable FSDP_TEST_COMMUNICATOR says, else "gloo".
   std::string communicator = {};
 };
 

@@ -1,0 +1,96 @@
+#include "comm/rank_hosts.h"
+
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+namespace fsdp {
+namespace {
+
+// Addresses for one rank's heap: as much as the machine has memory.
+int64_t heap_nbytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// For each rank, a character for each rank: 'x' where it is on the same host.
+using Rows = std::vector<std::string>;
+
+// None where two ranks are with a third one, but not with each other.
+std::optional<std::vector<int>> hosts_of(const Rows& rows) {
+  std::vector<int> hosts;
+  for (const std::string& row : rows) {
+    const size_t first = row.find('x');
+    if (first == std::string::npos || rows[first] != row) return std::nullopt;
+    hosts.push_back(static_cast<int>(first));
+  }
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    if (rows[rank][rank] != 'x') return std::nullopt;
+  }
+  return hosts;
+}
+
+std::string first_apart(const Rows& rows, const std::vector<std::string>& names) {
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    const size_t other = rows[rank].find('-');
+    if (other == std::string::npos) continue;
+    return c10::str("rank ", rank, " on host '", names[rank], "' cannot reach the memory of rank ", other,
+                    names[rank] == names[other]
+                        ? ", whose host has the same name (a container of its own, or another user)"
+                        : " on host '" + names[other] + "'");
+  }
+  return {};
+}
+
+}  // namespace
+
+RankHosts RankHosts::of(const std::vector<int>& members) const {
+  RankHosts part{own, {}, {}};
+  for (int member : members) {
+    part.of_ranks.push_back(of_ranks[static_cast<size_t>(member)]);
+    part.hosts.push_back(hosts[static_cast<size_t>(member)]);
+  }
+  return part;
+}
+
+std::optional<HostGrid> grid_of(const std::vector<int>& hosts) {
+  const auto begin = hosts.begin();
+  const auto per_host = std::find_if(begin, hosts.end(), [&](int host) { return host != hosts.front(); }) - begin;
+  const auto ranks = static_cast<std::ptrdiff_t>(hosts.size());
+  if (ranks % per_host != 0) return std::nullopt;
+  for (std::ptrdiff_t rank = 0; rank < ranks; ++rank) {
+    const bool first = rank % per_host == 0;
+    if (!first && begin[rank] != begin[rank - 1]) return std::nullopt;
+    // One host's ranks are in one place.
+    if (first && std::find(begin, begin + rank, begin[rank]) != begin + rank) return std::nullopt;
+  }
+  return HostGrid{static_cast<int>(ranks / per_host), static_cast<int>(per_host)};
+}
+
+FoundHosts find_hosts(Communicator& group, const HostProbe& probe) {
+  const CollectiveId id{"hosts", 0, Pass::kSetup};
+  const auto memory = SharedMemory::create(heap_nbytes());
+  const std::string name = probe.name.empty() ? host_name() : probe.name;
+  const std::vector<std::string> names = group.all_gather_bytes(name, id);
+  const std::vector<std::string> tickets = group.all_gather_bytes(memory->ticket(), id);
+  RankHosts ranks{std::make_shared<SharedHeap>(memory), {}, {}};
+  std::string row;
+  for (size_t rank = 0; rank < names.size(); ++rank) {
+    ranks.of_ranks.push_back(names[rank] == name ? probe.open(tickets[rank]) : nullptr);
+    row += ranks.of_ranks.back() ? 'x' : '-';
+  }
+  const Rows rows = group.all_gather_bytes(row, id);  // also: all have opened what they can
+  FoundHosts found{std::nullopt, first_apart(rows, names)};
+  if (std::optional<std::vector<int>> hosts = hosts_of(rows)) {
+    ranks.hosts = std::move(*hosts);
+    found.ranks = std::move(ranks);
+  }
+  return found;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,48 @@
+// Which ranks of a group are on one host, and their memory there.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/shared_heap.h"
+#include "comm/shared_memory.h"
+#include "fsdp/communicator.h"
+
+namespace fsdp {
+
+// What a rank knows of the ranks of a group. Subgroups and twins have parts of it.
+struct RankHosts {
+  std::shared_ptr<SharedHeap> own;                      // this rank's memory for the others of its host
+  std::vector<std::shared_ptr<SharedMemory>> of_ranks;  // what it has mapped; null for those on other hosts
+  std::vector<int> hosts;                               // of each rank, by the first rank there
+
+  RankHosts of(const std::vector<int>& members) const;
+};
+
+// Ranks host by host, as many on each: rank = host * ranks_per_host + place.
+struct HostGrid {
+  int hosts = 1;
+  int ranks_per_host = 1;
+};
+// None where ranks lie otherwise. `hosts`: as in RankHosts.
+std::optional<HostGrid> grid_of(const std::vector<int>& hosts);
+
+// How a rank finds out who is on its host: those that give the same name and whose memory it can open.
+using OpenMemory = std::function<std::shared_ptr<SharedMemory>(const std::string& ticket)>;
+struct HostProbe {
+  std::string name;  // empty: that of the host
+  OpenMemory open = SharedMemory::open;
+};
+
+// On all ranks of the group the same, but for what is mapped.
+struct FoundHosts {
+  std::optional<RankHosts> ranks;  // none where two ranks reach a third one, but not each other
+  std::string apart;               // the first rank that is not on the host of another one, and why; empty: none
+};
+// Collective; blocks.
+FoundHosts find_hosts(Communicator& group, const HostProbe& probe);
+
+}  // namespace fsdp
