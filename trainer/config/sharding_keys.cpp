@@ -19,7 +19,8 @@ std::vector<ConfigKey> device_keys() {
                   "parameters are then gathered without being moved. `gloo`: over the hosts' network, for any device "
                   "(tensors on a GPU are copied to the host and back). `nccl`: between GPUs. `auto`: on GPUs `nccl` if "
                   "this program was built with NCCL, else `gloo`; on CPUs `shm` if all ranks can reach each other's "
-                  "memory, else `gloo`; the log says which, and why.",
+                  "memory, memory within each host and `gloo` among hosts if there are several with the same number of "
+                  "ranks, two or more, else `gloo`; the log says which, and why.",
        .choices = {"auto", "shm", "gloo", "nccl"}},
   };
 }

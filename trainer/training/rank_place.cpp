@@ -51,6 +51,7 @@ std::string choose_backend(const Config& config, bool cuda, const PlacesAvailabl
 }
 
 std::string words_for(const std::string& backend) {
+  if (backend == "shm+gloo") return "shared memory and Gloo";
   return backend == "nccl" ? "NCCL" : backend == "shm" ? "shared memory" : "Gloo";
 }
 
