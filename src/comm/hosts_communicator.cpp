@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/intrusive_ptr.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -30,6 +32,13 @@ struct HostBuffer {
   int number = 0;  // counts those of the group, from 1
   bool shared = false;
 };
+
+// Of zeros, that looking at them has mapped: they would count as memory that sharing frees.
+void forget_pages(char* begin, size_t nbytes) {
+  const auto address = reinterpret_cast<uintptr_t>(begin), page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (address + page - 1) / page * page, last = (address + nbytes) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
 
 class HostBuffers {
  public:
@@ -60,8 +69,12 @@ class HostBuffers {
       const auto nbytes = static_cast<size_t>(one.nbytes / size);
       char* const place = one.data + nbytes * static_cast<size_t>(rank);
       const auto storage = one.shared ? nullptr : one.storage.lock();
-      if (!storage || std::all_of(place, place + nbytes, [](char byte) { return byte == 0; })) continue;
-      all.push_back({storage, place, std::string(place, nbytes)});
+      if (!storage) continue;
+      if (std::any_of(place, place + nbytes, [](char byte) { return byte != 0; })) {
+        all.push_back({storage, place, std::string(place, nbytes)});
+      } else {
+        forget_pages(place, nbytes);
+      }
     }
     return all;
   }
