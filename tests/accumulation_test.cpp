@@ -441,7 +441,7 @@ TEST(CommunicationHook, ReplacesTheEnginesReduction) {
       torch::Tensor got = gradients();
       EXPECT_TRUE(torch::allclose(got, want, 2e-2, 1e-4));
       EXPECT_FALSE(torch::equal(got, want));
-      if (strategy == kNoShard) {
+      if (strategy == kNoShard && world->backend() != "shm+gloo") {  // among hosts, sums of bf16 travel in fp32
         // Beside the gradients, a word for each unit to each other rank: which parameters were captured.
         EXPECT_EQ(world->bytes_sent() - before - plain, plain / 2 + 4 * 3 * sizeof(uint64_t));
       }

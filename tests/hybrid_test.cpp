@@ -125,7 +125,7 @@ TEST(HybridBytes, AreThoseOfTheAlgorithms) {
 
 // In bf16 every collective moves half the bytes, the second stage's too.
 TEST(HybridBytes, HalveInLowPrecision) {
-  run_ranks(4, [](Ranks world) {
+  testing::run_ranks_over_gloo(4, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
     auto chain = make_chain();
     Options options = options_on(mesh, kHybridShard);
