@@ -17,9 +17,10 @@ class RankError(RuntimeError):
         self.errors = list(errors)
 
 
-def outputs(command, ranks, port, *, address="127.0.0.1", hosts=None, variables=None, timeout=None):
+def outputs(command, ranks, port, *, address="127.0.0.1", hosts=None, variables=None, timeout=None, watch=None):
     """What each rank prints. hosts: for each rank, a prefix of its command and variables of its own; each is then a host
-    by itself. variables: for all ranks. timeout: seconds. When a rank fails, the others are ended."""
+    by itself. variables: for all ranks. timeout: seconds. watch: looks at the ids of their processes while they run. When a
+    rank fails, the others are ended."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         started = []
         try:
@@ -33,7 +34,7 @@ def outputs(command, ranks, port, *, address="127.0.0.1", hosts=None, variables=
                 process = subprocess.Popen([*prefix, *map(str, command)], env=environment, text=True,
                                            stdin=subprocess.DEVNULL, stdout=files[0], stderr=files[1])
                 started.append((process, *files))
-            wait(command, started, timeout)
+            wait(command, started, timeout, watch)
             return [content(out) for _, out, _ in started]
         finally:
             for process, out, err in started:
@@ -49,7 +50,7 @@ def content(file):
     return file.read()
 
 
-def wait(command, started, timeout):
+def wait(command, started, timeout, watch=None):
     """Until all ranks have ended well."""
     def error(rank, how):
         errors = [content(err) for *_, err in started]
@@ -65,7 +66,9 @@ def wait(command, started, timeout):
             return
         if end is not None and time.monotonic() > end:
             raise error(codes.index(None), f"did not end in {timeout} s")
-        time.sleep(0.05)
+        if watch:
+            watch.look([process.pid for process, *_ in started])
+        time.sleep(0.01 if watch else 0.05)
 
 
 def run(command, ranks, port, **settings):

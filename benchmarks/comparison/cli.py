@@ -16,9 +16,10 @@ PROGRAMS = ("compare_ours", "compare_gathers", "host_time", "checkpoint_bench", 
 
 
 # Counted for the settings named; seconds of a run on two cores that had no other work.
-TIME = """time: all experiments with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 4 seconds on two cores, an hour;
+TIME = """time: experiments 1 to 5 with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 4 seconds on two cores, an hour;
 with --ranks 2 --rounds 1 150 runs, ten minutes. Twice the ranks on the same cores take about twice as long a run.
---budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 four minutes. full takes minutes a run."""
+Experiment 6, of a larger model, has 72 runs of some 25 seconds with the defaults, half an hour.
+--budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 five minutes. full takes minutes a run."""
 
 
 def parser():
@@ -26,7 +27,8 @@ def parser():
     result = argparse.ArgumentParser(
         prog="benchmarks/compare", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Measures fsdp.cpp beside PyTorch's DDP, FSDP1 and FSDP2 in one run: the same model, weights, samples, threads,\n"
-                    "ranks and backend (Gloo). Leaves experiment-N.json (rows with all rounds), experiment-N.md and plots.\n\n"
+                    "ranks and backend (Gloo; in 6 ours over shared memory as well). Leaves experiment-N.json (rows with all rounds),\n"
+                    "experiment-N.md and plots.\n\n"
                     f"experiments, after the figures of the FSDP paper:\n{listed}",
         epilog="A network namespace for each run (root, iproute2) counts traffic; experiment 3 needs them for its link.\n\n" + TIME)
     result.add_argument("--experiment", nargs="+", default=["all"], choices=[*EXPERIMENTS, "all"], metavar="N",

@@ -3,7 +3,8 @@
 import dataclasses
 
 OURS, DDP, FSDP1, FSDP2 = "fsdp.cpp", "DDP", "FSDP1", "FSDP2"
-SIDES = (OURS, DDP, FSDP1, FSDP2)
+PLAIN = "PyTorch"  # nothing around the model: one process
+SIDES = (OURS, DDP, FSDP1, FSDP2, PLAIN)
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 BACKENDS = ("gloo", "shm")
 PREFETCHES = ("pre", "post", "none")

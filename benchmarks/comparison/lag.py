@@ -4,7 +4,7 @@ from comparison import tables
 
 MARGIN = 1.02  # less is no difference
 NAMES = {"step_seconds": ("seconds a step", "{:.3f}"), "cpu_seconds": ("CPU seconds a step", "{:.3f}"),
-         "allocated_mib": ("allocated MiB", "{:.1f}")}
+         "allocated_mib": ("allocated MiB", "{:.1f}"), "host_mib": ("MiB of the host", "{:.0f}")}
 
 
 def lagging(rows):

@@ -55,6 +55,7 @@ class Place:
     namespaces: tuple = ()  # the name of each rank's network namespace; empty: all are in the machine's
     variables: tuple = ()  # of each rank, dictionaries; empty: none
     address: str = "127.0.0.1"  # where rank 0 is met
+    watched: bool = False  # whether the memory of all ranks together is measured, not their time
 
     @property
     def counted(self):
@@ -75,6 +76,10 @@ class Place:
         """Of the rank's command."""
         name = self.namespace_of(rank)
         return ["ip", "netns", "exec", name] if name else []
+
+    def of(self, ranks):
+        """The place of the first ones only."""
+        return dataclasses.replace(self, ranks=ranks, namespaces=self.namespaces[:ranks], variables=self.variables[:ranks])
 
     def first_ranks(self):
         """One of each namespace."""

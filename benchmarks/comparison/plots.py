@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 from comparison import tables  # noqa: E402
 
-COLORS = {"fsdp.cpp": "#1b6ca8", "DDP": "#999999", "FSDP1": "#e08e45", "FSDP2": "#b5543c"}
+COLORS = {"fsdp.cpp": "#1b6ca8", "DDP": "#999999", "FSDP1": "#e08e45", "FSDP2": "#b5543c", "PyTorch": "#cccccc"}
 HATCHES = {"full_shard": "", "shard_grad_op": "//", "no_shard": "..", "hybrid_shard": "xx"}
 
 

@@ -7,22 +7,25 @@ import random
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import ranks as rank_processes
 import torch
 
 from comparison import agreement
-from comparison.jobs import OURS
+from comparison.host_memory import Watch
+from comparison.jobs import OURS, Job
+from comparison.network import Place
 from comparison.torch_ranks import TorchRanks
 
 # For all sides: memory that was freed is kept, so that no step asks the system for the pages of its large tensors again.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory",
                  "can't start new thread")
-# For all sides under a limit on memory: a block of 64 KiB and more is a mapping of its own, which goes back to the system when
-# it is freed. By default glibc raises this size with each block that is freed, up to 32 MiB, and keeps what is below it: of a
-# side that frees much in every step the limit would then count holes between blocks.
+# For all sides under a limit on memory, and where a host's is measured: a block of 64 KiB and more is a mapping of its own,
+# which goes back to the system when it is freed. By default glibc raises this size with each block that is freed, up to 32 MiB,
+# and keeps what is below it: of a side that frees much in every step holes between blocks would then count.
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 PARTS = ("step", "forward", "backward", "clip", "optimizer")
 
@@ -44,34 +47,45 @@ class Setting:
         print(text, file=self.log, flush=True)
 
 
-def run_ranks(setting, command, place, keep_freed_memory=True):
+def run_ranks(setting, command, place, keep_freed_memory=True, watch=None):
     """What each rank of a program prints."""
     setting.port += 1
     common = {"OMP_NUM_THREADS": str(setting.threads), **(KEEP_FREED_MEMORY if keep_freed_memory else RETURN_FREED_MEMORY)}
     hosts = [(place.prefix_of(rank), place.variables_of(rank, setting.port)) for rank in range(place.ranks)]
-    return rank_processes.outputs(command, place.ranks, setting.port, hosts=hosts, variables=common, timeout=setting.timeout)
+    return rank_processes.outputs(command, place.ranks, setting.port, hosts=hosts, variables=common, timeout=setting.timeout,
+                                  watch=watch)
 
 
-def run_torch(setting, variant, job_path, place, keep_freed_memory):
+def run_torch(setting, variant, job_path, place, keep_freed_memory, watch):
     setting.port += 1
     places = [({**place.variables_of(rank, setting.port), "OMP_NUM_THREADS": str(setting.threads)}, place.namespace_of(rank))
               for rank in range(place.ranks)]
     arguments = [variant.side, job_path, setting.build_dir / "libcounted_memory.so"]
-    return setting.torch.outputs(arguments, places, keep_freed_memory, setting.timeout)
+    return setting.torch.outputs(arguments, places, keep_freed_memory, setting.timeout, watch)
 
 
 def run_variant(setting, variant, job, place):
-    """What each rank measures. With a limit on memory, which is on what the process has from the system, what was freed
-    goes back there."""
-    keep = job.memory_limit is None
+    """What each rank measures. With a limit on memory, or where it is watched, which is on what the process has from the
+    system, what was freed goes back there."""
+    keep, watch = job.memory_limit is None and not place.watched, Watch() if place.watched else None
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(dataclasses.asdict(job)))
         if variant.side == OURS:
-            outputs = run_ranks(setting, [setting.build_dir / "compare_ours", path], place, keep)
+            outputs = run_ranks(setting, [setting.build_dir / "compare_ours", path], place, keep, watch)
         else:
-            outputs = run_torch(setting, variant, path, place, keep)
-        return [json.loads(output.splitlines()[-1]) for output in outputs]
+            outputs = run_torch(setting, variant, path, place, keep, watch)
+    ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
+    if watch:
+        ranks[0]["host"] = host_peak(watch, ranks, time.monotonic())
+    return ranks
+
+
+def host_peak(watch, ranks, end):
+    """Bytes of all ranks in the steps that count. These are the last thing that a rank does, so what was seen since as many
+    seconds before its end as they took was seen in them."""
+    seconds = min(sum(step["step"]["seconds"] for step in rank["steps"]) for rank in ranks)
+    return watch.peak(end - seconds, end)
 
 
 def figures(ranks, place):
@@ -123,32 +137,57 @@ def out_of_memory(text, most=200):
     return line if len(line) <= most else line[:most] + " …"
 
 
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Variants of one job, of which all must have the same losses."""
+    name: str
+    variants: tuple
+    job: Job
+    place: Place
+    host_memory: bool = False  # whether each round has one more run of each, for the memory of all ranks together
+
+
 def measure(setting, group, variants, common, place):
-    """The rows of a group: all variants, in another order in each round."""
-    rows = {variant: new_row(group, variant, variant.job(common), place.ranks) for variant in variants}
-    shuffled = random.Random(f"{setting.seed} {group}")
+    """The rows of a group."""
+    return measure_groups(setting, [Group(group, variants, common, place)])
+
+
+def measure_groups(setting, groups):
+    """The rows of groups that are measured together: the variants of all, in another order in each round."""
+    turns = [(group, variant, new_row(group.name, variant, variant.job(group.job), group.place.ranks))
+             for group in groups for variant in group.variants]
+    shuffled = random.Random(f"{setting.seed} {groups[0].name}")
     for number in range(setting.rounds):
-        order = [variant for variant in variants if rows[variant]["status"] == "measured"]
+        order = [turn for turn in turns if turn[2]["status"] == "measured"]
         shuffled.shuffle(order)
-        for variant in order:
-            run_once(setting, variant, variant.job(common), place, rows[variant])
-            setting.say(f"{group}, round {number + 1}, {variant.name}: {progress(rows[variant])}")
-    reference = agreement.void_rows(list(rows.values()))
-    for row in rows.values():
+        for group, variant, row in order:
+            run_once(setting, variant, group, row)
+            setting.say(f"{group.name}, round {number + 1}, {variant.name}: {progress(row)}")
+    for group in groups:
+        judge(group, [row for of_group, _, row in turns if of_group is group])
+    return [row for *_, row in turns]
+
+
+def judge(group, rows):
+    reference = agreement.void_rows(rows)
+    for row in rows:
         row["reference"] = reference
-        row["indicative"] = place.ranks * common.threads > (os.cpu_count() or 1)
-    return list(rows.values())
+        row["indicative"] = group.place.ranks * group.job.threads > (os.cpu_count() or 1)
 
 
-def run_once(setting, variant, job, place, row):
+def run_once(setting, variant, group, row):
     """Adds what one round gives to the row."""
+    job, watched = variant.job(group.job), dataclasses.replace(group.place, watched=True)
     try:
-        ranks = run_variant(setting, variant, job, place)
+        ranks = run_variant(setting, variant, job, group.place)
+        more = [run_variant(setting, variant, job, watched)] if group.host_memory else []
     except rank_processes.RankError as error:
         fail(row, error)
         return
-    row["rounds"].append(figures(ranks, place))
-    row["losses"].append(mean_losses(ranks))
+    row["rounds"].append(figures(ranks, group.place))
+    row["losses"] += map(mean_losses, [ranks, *more])
+    if more and more[0][0]["host"] is not None:
+        row["rounds"][-1]["host_mib"] = more[0][0]["host"] / 2**20
     row["parameters"] = ranks[0]["parameters"]
     row.update({name: ranks[0][name] for name in ("flops", "recomputed_flops", "memory") if name in ranks[0]})
 

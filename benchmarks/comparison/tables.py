@@ -39,16 +39,22 @@ def base_of(row, rows):
     return next((other for other in ours if strategy(other) == strategy(row)), ours[0] if ours else None)
 
 
-def group_table(rows, columns, compared):
-    """columns: (heading, figure, format). compared: headings and figures that are divided by fsdp.cpp's."""
-    header = ["variant", *(heading for heading, _, _ in columns), *(f"{heading} / fsdp.cpp" for heading, _ in compared)]
+def group_table(rows, columns, compared, bases=(("fsdp.cpp", base_of),)):
+    """columns: (heading, figure, format). compared: headings and figures that are divided by those of each base: a name, and
+    what finds a row's base among the rows."""
+    header = ["variant", *(heading for heading, _, _ in columns),
+              *(f"{heading} / {base}" for base, _ in bases for heading, _ in compared)]
     lines = []
     for row in rows:
         mark = f" ({MARKS[row['status']]})" if row["status"] in MARKS else ""
         values = [cell(row, name, form) for _, name, form in columns]
-        base = base_of(row, rows)
-        lines.append([row["variant"] + mark, *values, *(against(row, base, name) for _, name in compared)])
+        ratios = [against(row, find(row, rows), name) for _, find in bases for _, name in compared]
+        lines.append([row["variant"] + mark, *values, *ratios])
     return table(header, lines)
+
+
+def crowded(rows):
+    return ["More ranks than cores: times are indicative."] if any(row.get("indicative") for row in rows) else []
 
 
 def notes(rows):

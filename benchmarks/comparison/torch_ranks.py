@@ -33,20 +33,24 @@ class TorchRanks:
         self.server = subprocess.Popen([sys.executable, "-m", "comparison.torch_server", *self.kinds], text=True,
                                        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def outputs(self, arguments, places, keep_freed_memory, timeout):
-        """What each rank prints. places: for each rank its variables and the name of its network namespace or None."""
+    def outputs(self, arguments, places, keep_freed_memory, timeout, watch=None):
+        """What each rank prints. places: for each rank its variables and the name of its network namespace or None. watch: gets
+        what the server's has seen of the ranks."""
         if self.server is None:
             self.start()
         with tempfile.TemporaryDirectory(prefix="torch-ranks-") as folder:
             ranks = [{"variables": variables, "namespace": namespace, "out": f"{folder}/{rank}.out", "err": f"{folder}/{rank}.err"}
                      for rank, (variables, namespace) in enumerate(places)]
             request = {"arguments": list(map(str, arguments)), "ranks": ranks, "keep_freed_memory": keep_freed_memory,
-                       "timeout": timeout}
+                       "watched": watch is not None, "timeout": timeout}
             print(json.dumps(request), file=self.server.stdin, flush=True)
             answer = self.server.stdout.readline()
             if not answer:
                 raise RankError(f"comparison.torch_server ended with status {self.server.wait()}")
-            self.check(json.loads(answer)["failed"], arguments, ranks, timeout)
+            answer = json.loads(answer)
+            self.check(answer["failed"], arguments, ranks, timeout)
+            if watch is not None:
+                watch.samples += answer["samples"]
             return [Path(rank["out"]).read_text() for rank in ranks]
 
     @staticmethod

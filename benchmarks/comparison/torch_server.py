@@ -5,9 +5,11 @@ Usage: python -m comparison.torch_server KIND…: kinds of models whose code is 
   arguments    of comparison.torch_training
   ranks        for each its variables, the name of its network namespace or null, and the files of its output and errors
   keep_freed_memory  whether memory that was freed stays with the process; otherwise that of tensors goes back at once
+  watched      whether the ranks' memory is looked at
   timeout      seconds
-and answers each with {"failed": null} or the number of the first rank that failed and its status (null: it was late), when all
-ranks have ended.
+and answers each, when all ranks have ended, with
+  failed       null, or the number of the first rank that failed and its status (null: it was late)
+  samples      of host_memory.Watch
 """
 
 import ctypes
@@ -18,7 +20,7 @@ import sys
 import time
 import traceback
 
-from comparison import models, torch_training
+from comparison import host_memory, models, torch_training
 
 CLONE_NEWNET = 0x40000000
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
@@ -64,6 +66,7 @@ def be_rank(request, rank):
 def serve(request):
     """Forks the ranks and waits for them; when one fails or is late, ends the others."""
     running, end, failed = {}, time.monotonic() + request["timeout"], None
+    watch = host_memory.Watch()
     for number, rank in enumerate(request["ranks"]):
         pid = os.fork()
         if pid == 0:
@@ -80,8 +83,10 @@ def serve(request):
         if failed is None and time.monotonic() > end:
             failed = {"rank": min(running.values()), "status": None}
             end_all(running)
+        if request["watched"]:
+            watch.look(running)
         time.sleep(0.01)
-    return {"failed": failed}
+    return {"failed": failed, "samples": watch.samples}
 
 
 def end_all(running):

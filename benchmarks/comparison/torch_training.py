@@ -1,7 +1,7 @@
 """PyTorch's side of a training run: one rank, with the environment of torchrun.
 
-main(SIDE, JOB, COUNTED_MEMORY): side DDP, FSDP1 or FSDP2; the job file; the library that counts tensors' memory. Prints one
-JSON object, as compare_ours does. torch_server.py calls it.
+main(SIDE, JOB, COUNTED_MEMORY): side DDP, FSDP1, FSDP2 or PyTorch (nothing around the model); the job file; the library that
+counts tensors' memory. Prints one JSON object, as compare_ours does. torch_server.py calls it.
 
 Settings are the best that PyTorch's documentation has for the side: fused AdamW; DDP with buckets as gradients and a static
 graph; FSDP1 with use_orig_params and, by default, prefetching in both directions and the limit; FSDP2 with units as FSDP1's,
@@ -25,7 +25,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from comparison import models, process_use
-from comparison.jobs import DDP, FSDP1, FSDP2, read_job
+from comparison.jobs import DDP, FSDP1, FSDP2, PLAIN, read_job
 
 PREFETCHES = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 
@@ -41,11 +41,22 @@ def mesh_of(job):
     return init_device_mesh("cpu", (groups, job.sharding_factor), mesh_dim_names=("replicate", "shard"))
 
 
-def wrap_ddp(model, job):
+def whole_model(side, model, job):
     if job.strategy != "no_shard" or job.dtype != "fp32":
-        raise Unsupported("DDP shards nothing and has no mixed precision of its own")
+        raise Unsupported(f"{side} shards nothing and has no mixed precision of its own")
     recompute_blocks(model, job, models.block_classes(model))
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False)
+    return model
+
+
+def leave_plain(model, job):
+    if dist.get_world_size() > 1:
+        raise Unsupported("PyTorch with nothing around the model is one process")
+    return whole_model(PLAIN, model, job)
+
+
+def wrap_ddp(model, job):
+    return DistributedDataParallel(whole_model(DDP, model, job), gradient_as_bucket_view=True, static_graph=True,
+                                   broadcast_buffers=False)
 
 
 def wrap_fsdp1(model, job):
@@ -92,7 +103,7 @@ def recompute_blocks(model, job, classes):
         apply_activation_checkpointing(model, check_fn=lambda module: type(module) in classes)
 
 
-WRAPPERS = {DDP: wrap_ddp, FSDP1: wrap_fsdp1, FSDP2: wrap_fsdp2}
+WRAPPERS = {DDP: wrap_ddp, FSDP1: wrap_fsdp1, FSDP2: wrap_fsdp2, PLAIN: leave_plain}
 
 
 class Samples:

@@ -60,10 +60,14 @@ def make_job(setting, spec, batch, budget, ranks, **changes):
 def train(setting, group, variants, job, ranks, place=None):
     """The rows of a group of training runs; `place`: a context manager, by default the machine itself."""
     with place or network.alone(ranks) as where:
-        rows = runner.measure(setting, group, variants, job, where)
+        return complete(runner.measure(setting, group, variants, job, where))
+
+
+def complete(rows):
+    """With what follows from the figures of rows that train the same samples a rank, and summaries."""
     for row in rows:
         for figures in row["rounds"]:
-            figures["samples_per_second"] = row["job"]["batch"] * ranks / figures["step_seconds"]
+            figures["samples_per_second"] = row["job"]["batch"] * row["ranks"] / figures["step_seconds"]
     add_flops(rows)
     add_traffic(rows)
     return results.summarise(rows)

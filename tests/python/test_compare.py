@@ -15,8 +15,8 @@ from comparison.experiments import all_gather  # noqa: E402
 import ranks  # noqa: E402  (of benchmarks, which comparison has put on the path)
 
 
-def row(variant, losses=((2.0, 1.5),), *, status="measured", seconds=(1.0,), strategy="full_shard", group="g", dtype="fp32"):
-    measured = [{"step_seconds": value} for value in seconds] if status == "measured" else []
+def row(variant, losses=((2.0, 1.5),), *, status="measured", seconds=(1.0,), strategy="full_shard", group="g", dtype="fp32", **more):
+    measured = [{"step_seconds": value, **more} for value in seconds] if status == "measured" else []
     made = {"group": group, "variant": variant, "side": variant.split()[0], "status": status, "reason": "", "dtype": dtype,
             "job": {"strategy": strategy}, "losses": [list(each) for each in losses], "rounds": measured, "figures": {}}
     return results.summarise([made])[0]
@@ -156,10 +156,12 @@ def test_ranks_of_a_namespace_are_a_host():
     assert place.variables_of(3, 7)["MASTER_ADDR"] == "10.0.0.1" and place.variables_of(3, 7)["X"] == "1"
     assert place.first_ranks() == [0, 2] and place.counted
     assert network.Place(2).prefix_of(1) == [] and not network.Place(2).counted
+    first = place.of(2)
+    assert (first.ranks, first.namespaces, first.variables_of(1, 7)["WORLD_SIZE"]) == (2, ("a", "a"), "2")
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--experiment", "6"], "invalid choice: '6'"), (["--budget", "huge"], "invalid choice: 'huge'"),
+    (["--experiment", "7"], "invalid choice: '7'"), (["--budget", "huge"], "invalid choice: 'huge'"),
     (["--rounds", "0"], "0 is not positive"), (["--build-dir", "/nowhere"], "/nowhere lacks compare_ours"),
     (["--report-only"], "experiment-1.json")])
 def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys):

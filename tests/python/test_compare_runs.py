@@ -12,7 +12,7 @@ from conftest import SOURCE_DIR
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
 from comparison import models, network, runner, workbench  # noqa: E402
 from comparison.experiments import scaling  # noqa: E402
-from comparison.jobs import OURS, of_strategies, variant  # noqa: E402
+from comparison.jobs import DDP, OURS, PLAIN, of_strategies, variant  # noqa: E402
 from comparison.torch_ranks import TorchRanks  # noqa: E402
 
 
@@ -28,15 +28,15 @@ def job(setting):
     return workbench.make_job(setting, spec, batch, "smoke", 2)
 
 
-def test_experiments_1_2_and_5(build_dir, tmp_path):
-    done = subprocess.run([sys.executable, SOURCE_DIR / "benchmarks/compare", "--experiment", "1", "2", "5", "--budget", "smoke",
+def test_experiments_1_2_5_and_6(build_dir, tmp_path):
+    done = subprocess.run([sys.executable, SOURCE_DIR / "benchmarks/compare", "--experiment", "1", "2", "5", "6", "--budget", "smoke",
                            "--rounds", "1", "--ranks", "2", "--out", tmp_path / "out", "--folder", tmp_path / "models",
                            "--build-dir", build_dir], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    documents = {number: json.loads((tmp_path / f"out/experiment-{number}.json").read_text()) for number in "125"}
+    documents = {number: json.loads((tmp_path / f"out/experiment-{number}.json").read_text()) for number in "1256"}
     for document in documents.values():
         assert document["schema_version"] == 1 and document["versions"]["torch"] and document["machine"]["cores"]
-        assert "--experiment 1 2 5" in document["command"]
+        assert "--experiment 1 2 5 6" in document["command"]
         free = [row for row in document["rows"] if not limited(row)]
         assert {row["status"] for row in free} == {"measured"}, free
     trained = [row for row in documents["2"]["rows"] if not limited(row)]
@@ -45,7 +45,8 @@ def test_experiments_1_2_and_5(build_dir, tmp_path):
     check_limit([row for row in documents["2"]["rows"] if limited(row)], (tmp_path / "out/experiment-2.md").read_text())
     assert {row["side"] for row in documents["1"]["rows"]} == {"fsdp.cpp", "c10d"}
     assert {row["side"] for row in documents["5"]["rows"]} == {"fsdp.cpp", "DDP", "FSDP1", "FSDP2", "DCP"}
-    for number in "125":
+    check_one_host(documents["6"]["rows"])
+    for number in "1256":
         text = (tmp_path / f"out/experiment-{number}.md").read_text()
         images = [line[2:line.index("]")] for line in text.splitlines() if line.startswith("![")]
         assert images and all((tmp_path / f"out/{name}{kind}").stat().st_size > 1000 for name in images for kind in (".png", ".svg"))
@@ -62,6 +63,17 @@ def check_limit(rows, page):
         "FSDP2 full_shard": "measured", "fsdp.cpp no_shard": "out of memory", "DDP": "out of memory"}, rows
     assert all(row["figures"]["base_mib"]["median"] > 0 for row in rows if row["status"] == "measured")
     assert "at most 160 MiB a process" in page and "| DDP (out of memory) |" in page and "DefaultCPUAllocator" in page
+
+
+def check_one_host(rows):
+    assert {row["variant"]: row["ranks"] for row in rows} == {
+        "PyTorch alone": 1, "fsdp.cpp alone": 1, "fsdp.cpp shared memory": 2, "fsdp.cpp Gloo": 2, "DDP": 2, "FSDP1": 2, "FSDP2": 2}
+    figures = {row["variant"]: row["figures"] for row in rows}
+    assert all(row["loss_difference"] <= 1e-3 for row in rows)
+    assert all(of_row["host_mib"]["median"] > 10 for of_row in figures.values()), figures
+    assert {name for name, of_row in figures.items() if "allocated_mib" not in of_row} == {"fsdp.cpp shared memory"}
+    if "sent_mib" in figures["DDP"]:
+        assert figures["fsdp.cpp shared memory"]["sent_mib"]["median"] < 0.1 * figures["fsdp.cpp Gloo"]["sent_mib"]["median"]
 
 
 def test_a_side_with_wrong_losses_is_void(setting, job, monkeypatch):
@@ -125,8 +137,10 @@ def test_one_rank_and_more_ranks_than_cores(setting):
 
 
 def test_a_side_that_cannot_do_the_job_has_failed(setting, job):
-    (row,) = runner.measure(setting, "unsupported", (variant("DDP"),), job, network.Place(2))
-    assert row["status"] == "failed" and "DDP shards nothing" in row["reason"]
+    impossible = (variant(DDP), variant(PLAIN, strategy="no_shard"))
+    rows = runner.measure(setting, "unsupported", impossible, job, network.Place(2))
+    assert [row["status"] for row in rows] == ["failed"] * 2
+    assert "DDP shards nothing" in rows[0]["reason"] and "nothing around the model is one process" in rows[1]["reason"]
 
 
 def test_models_are_made_anew_for_other_sizes(tmp_path):

@@ -75,8 +75,7 @@ def report(rows):
     parts = []
     for group, members in tables.groups_of(rows).items():
         parts.append(f"### {group}\n\n" + tables.group_table(members, workbench.columns_of(members, SENT_COLUMN), workbench.COMPARED))
-        if any(row.get("indicative") for row in members):
-            parts.append("More ranks than cores: times are indicative.")
+        parts += tables.crowded(members)
         if "tables split" in group:
             parts.append("Rows that were looked up, and their gradients, are sent as well; the formula has dense weights alone. The layers are "
                          "the units, rows learn by row-wise Adagrad on their owner.")
