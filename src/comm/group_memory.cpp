@@ -1,6 +1,7 @@
 #include "comm/group_memory.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <sstream>
 #include <string>
@@ -33,6 +34,22 @@ Offer offer(const std::vector<MemoryRequest>& requests, int64_t needed, const Co
   return offer;
 }
 
+// One line.
+std::string sizes_of(const std::vector<MemoryRequest>& requests) {
+  std::string text;
+  for (const MemoryRequest& request : requests) text += c10::str(request.nbytes, " ");
+  return text + "\n";
+}
+
+void check_sizes(Communicator& group, const std::vector<std::string>& texts, const CollectiveId& id) {
+  const auto line_of = [](const std::string& text) { return text.substr(0, text.find('\n')); };
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    TORCH_CHECK(line_of(texts[rank]) == line_of(texts[0]), describe("shared memory", id), ": rank ",
+                group.world_rank(static_cast<int>(rank)), " wants ", line_of(texts[rank]), "bytes, rank ",
+                group.world_rank(0), " ", line_of(texts[0]), "bytes");
+  }
+}
+
 Memories open(Communicator& group, const std::string& tickets) {
   Memories memories;
   std::istringstream in(tickets);
@@ -49,7 +66,9 @@ Memories open(Communicator& group, const std::string& tickets) {
 Memories memories_of_all(Communicator& group, const std::vector<MemoryRequest>& requests, int64_t needed,
                          const CollectiveId& id) {
   Offer offered = group.rank() == 0 ? offer(requests, needed, id) : Offer{};
-  const std::string tickets = group.all_gather_bytes(offered.tickets, id).front();
+  const std::vector<std::string> texts = group.all_gather_bytes(sizes_of(requests) + offered.tickets, id);
+  check_sizes(group, texts, id);
+  const std::string tickets = texts.front().substr(texts.front().find('\n') + 1);
   const std::string failure = group.all_gather_bytes(offered.failure, id).front();
   TORCH_CHECK(failure.empty(), "rank ", group.world_rank(0), ": ", failure);
   Memories memories = group.rank() == 0 ? std::move(offered.memories) : open(group, tickets);

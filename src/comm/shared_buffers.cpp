@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
-#include "comm/collective_shapes.h"
 #include "comm/group_memory.h"
 
 namespace fsdp {
@@ -66,18 +66,14 @@ std::string offer_of(const Buffers& buffers, int64_t further) {
 }
 
 // What is wanting for these: their memory, but for what ranks have of their own, which is free then; some of it twice.
-int64_t wanting_nbytes(const Buffers& buffers, Communicator& group, int64_t further, const CollectiveId& id) {
+// None where ranks have made different ones.
+std::optional<int64_t> wanting_nbytes(const Buffers& buffers, const std::vector<std::string>& offers) {
+  const auto made = [](const std::string& offer) { return offer.substr(std::min(offer.find(' '), offer.size())); };
   int64_t whole = 0;
   for (const auto& buffer : buffers) whole += staying_nbytes(*buffer);
   int64_t wanting = whole;
-  const std::vector<std::string> offers = group.all_gather_bytes(offer_of(buffers, further), id);
-  for (size_t rank = 0; rank < offers.size(); ++rank) {
-    const std::string &offer = offers[rank], &first = offers.front();
-    TORCH_CHECK(
-        offer.substr(std::min(offer.find(' '), offer.size())) == first.substr(std::min(first.find(' '), first.size())),
-        describe("shared memory", id), ": rank ", group.world_rank(static_cast<int>(rank)),
-        " has made other shared buffers than rank ", group.world_rank(0), " (number:bytes): '", offer, "' and '", first,
-        "'");
+  for (const std::string& offer : offers) {
+    if (made(offer) != made(offers.front())) return std::nullopt;
     wanting += std::stoll(offer);
   }
   return std::max<int64_t>(wanting, 0) + std::min(whole, kAtATime);
@@ -96,12 +92,14 @@ Buffers SharedBuffers::not_shared() const {
 
 void SharedBuffers::share_all(Communicator& group, int64_t further_nbytes, const CollectiveId& id) {
   Buffers buffers = not_shared();
-  int64_t wanting = wanting_nbytes(buffers, group, further_nbytes, id);
+  std::optional<int64_t> wanting =
+      wanting_nbytes(buffers, group.all_gather_bytes(offer_of(buffers, further_nbytes), id));
+  if (!wanting) return;
   while (!buffers.empty()) {
     const Buffers some = take_some(buffers);
     std::vector<MemoryRequest> requests;
     for (const auto& buffer : some) requests.push_back({buffer->memory_nbytes(), staying_nbytes(*buffer)});
-    auto memories = memories_of_all(group, requests, std::exchange(wanting, 0), id);
+    auto memories = memories_of_all(group, requests, std::exchange(*wanting, 0), id);
     for (size_t i = 0; i < some.size(); ++i) some[i]->share(std::move(memories[i]));
   }
 }

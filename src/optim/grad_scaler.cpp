@@ -1,7 +1,6 @@
 #include "fsdp/grad_scaler.h"
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -36,44 +35,23 @@ void check_state(const char* scale_name, const GradScalerState& state) {
 
 double in_fp32(double value) { return static_cast<float>(value); }
 
-// This rank's gradients, by their dtype, of which a kernel takes one.
-struct RankGradients {
-  std::map<at::ScalarType, std::vector<at::Tensor>> checked;  // the reduction has seen whether they are finite
-  std::map<at::ScalarType, std::vector<at::Tensor>> unchecked;
-  bool finite = true;  // those that are checked
-};
-
-RankGradients gradients_of(Engine& engine) {
-  RankGradients gradients;
-  for (const auto& unit : engine.units()) {
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      const FlatGradient* of_flat = unit->gradient(i);
-      if (!of_flat) continue;
-      const ReductionSummary reduced = of_flat->leaves().summary();
-      gradients.finite &= !reduced.known || reduced.finite;
-      auto& by_dtype = reduced.known ? gradients.checked : gradients.unchecked;
-      for (const at::Tensor& leaf : of_flat->leaves().leaves()) {
-        const at::Tensor& gradient = leaf.grad();
-        if (gradient.defined() && gradient.numel() > 0) by_dtype[gradient.scalar_type()].push_back(gradient);
-      }
-    }
-  }
-  return gradients;
-}
-
 // Multiplies this rank's gradients in place; whether any of them is not finite.
 bool unscale_gradients(ShardedModule& sharded, double scale) {
   const at::NoGradGuard no_grad;
   sharded.engine().settle_gradients();
-  RankGradients gradients = gradients_of(sharded.engine());
+  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;  // the kernel takes one dtype
+  for (const at::Tensor& leaf : sharded.parameters()) {
+    if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {
+      gradients[gradient.scalar_type()].push_back(gradient);
+    }
+  }
   const auto options = at::TensorOptions(at::kFloat).device(sharded.engine().options().memory.shard_device());
   const at::Tensor inverse = at::full({}, 1.0 / scale, options);
   at::Tensor found = at::zeros({}, options);
-  for (auto& [dtype, tensors] : gradients.checked) at::_foreach_mul_(tensors, inverse);
-  for (auto& [dtype, tensors] : gradients.unchecked) {
+  for (auto& [dtype, tensors] : gradients) {
     at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, inverse);
   }
-  return !gradients.finite || found.item<float>() != 0;
+  return found.item<float>() != 0;
 }
 
 }  // namespace
