@@ -237,6 +237,7 @@ void Engine::prepare() {
   std::lock_guard lock(prepare_mutex_);
   if (!prepared_) {
     compare_plans(*this);
+    share_shards();
     make_park_groups();
     make_reduce_groups();
     for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.stays = unit.is_root; });

@@ -181,7 +181,6 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   rename_inner_units(*engine, surveyed.tree);
   add_units(*engine, plans, options, full_precision, values);
   values.finish();
-  engine->share_shards();
   register_engine(engine);
   return std::make_shared<ShardedModule>(engine);
 }

@@ -46,11 +46,9 @@ class GatedFileSystem final : public checkpoint::FileSystem {
 
 struct OneRank {
   explicit OneRank(const std::shared_ptr<Communicator>& world) {
-    {
-      const std::lock_guard lock(seeds());
-      torch::manual_seed(3);
-      net = torch::nn::Linear(5, 7);
-    }
+    const std::lock_guard lock(seeds());
+    torch::manual_seed(3);
+    net = torch::nn::Linear(5, 7);
     Options options;
     options.communicator = world;
     options.device = test_device();
