@@ -18,11 +18,6 @@ namespace {
 void add_gradients(Unit& unit, NormSum& sum) {
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
     const FlatGradient* gradient = unit.gradient(i);
-    const ReductionSummary reduced = gradient ? gradient->leaves().summary() : ReductionSummary{};
-    if (reduced.known && sum.type == 2) {
-      sum.merge(reduced.squared_norm);
-      continue;
-    }
     for (const at::Tensor& leaf : gradient ? gradient->leaves().leaves() : std::vector<at::Tensor>()) {
       sum.add(norm_of(leaf.grad(), sum.type));
     }
