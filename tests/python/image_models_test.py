@@ -117,7 +117,8 @@ def test_saved_folders_load_in_transformers(name, max_shard_bytes, tmp_path):
     for key, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], value), key
     pixels = images_for(name)["pixel_values"]
-    assert torch.equal(logits_of(loaded, pixels), logits_of(model.eval(), pixels))
+    # The weights are the same to the bit; a convolution's kernel may depend on where they lie in memory.
+    torch.testing.assert_close(logits_of(loaded, pixels), logits_of(model.eval(), pixels), rtol=1e-5, atol=1e-6)
 
 
 def test_folders_of_the_model_without_its_prefix(tmp_path):
