@@ -102,15 +102,8 @@ void AllReduce::finish() {
   advance();
   exchange_.wait_received(kGatherStep);
   if (!sums_.is_same(output_)) output_.copy_(sums_);
-  if (options_.summary != nullptr) *options_.summary = summarize();
+  if (options_.summary != nullptr) *options_.summary = summary_in_parts(output_, exchange_.size());
   exchange_.finish();
-}
-
-// Part by part, as where sums are copied: the same bits over every backend.
-ReductionSummary AllReduce::summarize() const {
-  std::vector<ReductionSummary> parts;
-  for (int rank = 0; rank < exchange_.size(); ++rank) parts.push_back(summary_of(own_slice(output_, rank)));
-  return merged(parts);
 }
 
 Broadcast::Broadcast(std::shared_ptr<ExchangeContext> context, const at::Tensor& tensor, int root,

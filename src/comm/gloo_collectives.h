@@ -62,7 +62,6 @@ class AllReduce final : public Collective {
 
  private:
   at::Tensor own_slice(const at::Tensor& tensor, int rank) const;
-  ReductionSummary summarize() const;
 
   at::Tensor output_;
   at::Tensor sums_;  // where results arrive: output_, or the input where dtypes differ

@@ -204,18 +204,7 @@ void HostsAllReduce::go_on() {
 void HostsAllReduce::complete() {
   wait_for(next_);
   if (!all_.is_same(output_)) output_.copy_(all_.narrow(0, 0, numel_));
-  if (options_.summary != nullptr) *options_.summary = summarize();
-}
-
-// Part by part, as over Gloo.
-ReductionSummary HostsAllReduce::summarize() const {
-  std::vector<ReductionSummary> parts;
-  const int size = context_->world->size();
-  for (int rank = 0; rank < size; ++rank) {
-    const Part part = part_of(numel_, rank, size);
-    parts.push_back(summary_of(output_.narrow(0, part.begin, part.numel)));
-  }
-  return merged(parts);
+  if (options_.summary != nullptr) *options_.summary = summary_in_parts(output_, context_->world->size());
 }
 
 // ---------------------------------------------------------------- others

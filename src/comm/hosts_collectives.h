@@ -142,7 +142,6 @@ class HostsAllReduce final : public HostsCollective {
     output_.reset();
     options_.summary = nullptr;
   }
-  ReductionSummary summarize() const;
 
   at::Tensor output_;
   at::Tensor part_;  // of this host's sums

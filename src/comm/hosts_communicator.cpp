@@ -5,8 +5,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/intrusive_ptr.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +18,7 @@
 #include "comm/failable.h"
 #include "comm/fake_communicator.h"
 #include "comm/hosts_collectives.h"
+#include "comm/resident_pages.h"
 
 namespace fsdp {
 namespace {
@@ -32,13 +31,6 @@ struct HostBuffer {
   int number = 0;  // counts those of the group, from 1
   bool shared = false;
 };
-
-// Of zeros, that looking at them has mapped: they would count as memory that sharing frees.
-void forget_pages(char* begin, size_t nbytes) {
-  const auto address = reinterpret_cast<uintptr_t>(begin), page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t first = (address + page - 1) / page * page, last = (address + nbytes) / page * page;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-}
 
 class HostBuffers {
  public:
@@ -69,12 +61,8 @@ class HostBuffers {
       const auto nbytes = static_cast<size_t>(one.nbytes / size);
       char* const place = one.data + nbytes * static_cast<size_t>(rank);
       const auto storage = one.shared ? nullptr : one.storage.lock();
-      if (!storage) continue;
-      if (std::any_of(place, place + nbytes, [](char byte) { return byte != 0; })) {
-        all.push_back({storage, place, std::string(place, nbytes)});
-      } else {
-        forget_pages(place, nbytes);
-      }
+      if (!storage || resident_nbytes(place, one.nbytes / size) == 0) continue;
+      all.push_back({storage, place, std::string(place, nbytes)});
     }
     return all;
   }

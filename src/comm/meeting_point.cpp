@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <numeric>
 #include <optional>
@@ -39,11 +38,7 @@ std::string claim(c10d::Store& store, const std::string& key, const std::string&
 
 // Names this process among all that may come to a meeting point.
 const std::string& process_name() {
-  static const std::string name = [] {
-    std::array<char, 256> host{};
-    gethostname(host.data(), host.size() - 1);
-    return c10::str("process ", getpid(), " on ", host.data(), " #", std::random_device{}());
-  }();
+  static const std::string name = c10::str("process ", getpid(), " on ", host_name(), " #", std::random_device{}());
   return name;
 }
 

@@ -2,11 +2,11 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
+
+#include "comm/network.h"
 
 namespace fsdp {
 namespace {
@@ -27,12 +27,6 @@ ProcessMesh connect(const std::shared_ptr<Communicator>& world, const Groups& sh
             world->subgroup(replicas, {"mesh: replicate group", 0, Pass::kSetup})};
   }
   TORCH_CHECK(false, "fsdp: rank ", world->rank(), " is in no shard group");
-}
-
-std::string machine_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 // The ranks of each host, in the order of the hosts' first ranks.
@@ -71,7 +65,7 @@ ProcessMesh make_mesh(const std::shared_ptr<Communicator>& world, int sharding_f
 
 ProcessMesh make_mesh_of_hosts(const std::shared_ptr<Communicator>& world, const std::string& host) {
   TORCH_CHECK(world, "fsdp: make_mesh_of_hosts: no communicator");
-  return connect(world, group_by_host(world->all_gather_bytes(host.empty() ? machine_name() : host, kMesh)));
+  return connect(world, group_by_host(world->all_gather_bytes(host.empty() ? host_name() : host, kMesh)));
 }
 
 }  // namespace fsdp

@@ -62,6 +62,12 @@ bool is_listening(const addrinfo* targets) {
 
 }  // namespace
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
 std::string local_address_towards(const std::string& host) {
   // Connecting a datagram socket sends nothing, but chooses the route and so the local address.
   constexpr int kAnyPort = 9;

@@ -1,10 +1,13 @@
-// Addresses of hosts.
+// Names and addresses of hosts.
 #pragma once
 
 #include <chrono>
 #include <string>
 
 namespace fsdp {
+
+// What this host calls itself.
+std::string host_name();
 
 // The numeric address of the interface through which this host reaches `host` (a name or an address); IPv4 if
 // there is a choice. Sends nothing. Throws, naming `host`, if the name is unknown or there is no route.

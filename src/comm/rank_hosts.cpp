@@ -4,19 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+
+#include "comm/network.h"
 
 namespace fsdp {
 namespace {
 
 // Addresses for one rank's heap: as much as the machine has memory.
 int64_t heap_nbytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 // For each rank, a character for each rank: 'x' where it is on the same host.
 using Rows = std::vector<std::string>;

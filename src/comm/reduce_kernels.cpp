@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "comm/collective_shapes.h"
 #include "comm/reduce_elements.h"
 
 namespace fsdp {
@@ -134,6 +135,15 @@ ReductionSummary summary_of(const at::Tensor& tensor) {
     }
   });
   return summary_from(tensor, squares);
+}
+
+ReductionSummary summary_in_parts(const at::Tensor& tensor, int parts) {
+  std::vector<ReductionSummary> summaries;
+  for (int number = 0; number < parts; ++number) {
+    const Part part = part_of(tensor.numel(), number, parts);
+    summaries.push_back(summary_of(tensor.narrow(0, part.begin, part.numel)));
+  }
+  return merged(summaries);
 }
 
 ReductionSummary merged(const std::vector<ReductionSummary>& parts) {

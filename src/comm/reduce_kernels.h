@@ -20,6 +20,8 @@ void sum_in_order(at::Tensor output, const std::vector<at::Tensor>& parts, doubl
 
 // The same of a tensor that is there: 1-D, contiguous. Unknown where it is not on the CPU or of no floating dtype.
 ReductionSummary summary_of(const at::Tensor& tensor);
+// The same, formed in this many parts (part_of()) one after the other: the bits of an all-reduce that sums them so.
+ReductionSummary summary_in_parts(const at::Tensor& tensor, int parts);
 // Of tensors that are parts of one, added in this order.
 ReductionSummary merged(const std::vector<ReductionSummary>& parts);
 

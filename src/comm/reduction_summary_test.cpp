@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -25,40 +27,38 @@ struct Dtypes {
 const std::vector<Dtypes> kDtypes = {
     {at::kFloat, at::kFloat}, {at::kBFloat16, at::kFloat}, {at::kFloat, at::kBFloat16}, {at::kDouble, at::kDouble}};
 
-TEST(ReductionSummaries, OfReduceScatter) {
+// With 1 to 4 ranks, several sizes of the output, all dtypes.
+void in_each_case(const std::function<void(Communicator&, int64_t numel, const Dtypes&)>& body) {
   for (int ranks : {1, 2, 3, 4}) {
-    testing::run_ranks(ranks, [](std::shared_ptr<Communicator> comm) {
+    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> comm) {
       for (int64_t numel : {0, 1, 7, 3001}) {
-        for (const auto& [input, output] : kDtypes) {
-          at::Tensor sum = torch::empty({numel}, output);
-          ReductionSummary summary;
-          comm->reduce_scatter(sum, values(comm->rank(), numel * comm->size()).to(input),
-                               {.scale = 0.5, .summary = &summary}, id("u"))
-              ->wait();
-          expect_of(summary, sum);
-        }
+        for (const Dtypes& dtypes : kDtypes) body(*comm, numel, dtypes);
       }
     });
   }
 }
 
+TEST(ReductionSummaries, OfReduceScatter) {
+  in_each_case([](Communicator& comm, int64_t numel, const Dtypes& dtypes) {
+    at::Tensor sum = torch::empty({numel}, dtypes.output);
+    ReductionSummary summary;
+    const at::Tensor input = values(comm.rank(), numel * comm.size()).to(dtypes.input);
+    comm.reduce_scatter(sum, input, {.scale = 0.5, .summary = &summary}, id("u"))->wait();
+    expect_of(summary, sum);
+  });
+}
+
 // The same bits on all ranks: they decide from it what to do next.
 TEST(ReductionSummaries, OfAllReduce) {
-  for (int ranks : {1, 2, 3, 4}) {
-    testing::run_ranks(ranks, [](std::shared_ptr<Communicator> comm) {
-      for (int64_t numel : {0, 1, 7, 3001}) {
-        for (const auto& [input, output] : kDtypes) {
-          at::Tensor sum = torch::empty({numel}, output);
-          ReductionSummary summary;
-          comm->all_reduce(sum, values(comm->rank(), numel).to(input), {.scale = 0.37, .summary = &summary}, id("u"))
-              ->wait();
-          expect_of(summary, sum);
-          std::string bits(reinterpret_cast<const char*>(&summary.squared_norm), sizeof(double));
-          for (const std::string& other : comm->all_gather_bytes(bits, id("compare"))) EXPECT_EQ(other, bits);
-        }
-      }
-    });
-  }
+  in_each_case([](Communicator& comm, int64_t numel, const Dtypes& dtypes) {
+    at::Tensor sum = torch::empty({numel}, dtypes.output);
+    ReductionSummary summary;
+    const at::Tensor input = values(comm.rank(), numel).to(dtypes.input);
+    comm.all_reduce(sum, input, {.scale = 0.37, .summary = &summary}, id("u"))->wait();
+    expect_of(summary, sum);
+    const std::string bits(reinterpret_cast<const char*>(&summary.squared_norm), sizeof(double));
+    for (const std::string& other : comm.all_gather_bytes(bits, id("compare"))) EXPECT_EQ(other, bits);
+  });
 }
 
 TEST(ReductionSummaries, TellOfTheRankThatHoldsIt) {

@@ -4,12 +4,12 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
 #include <utility>
-#include <vector>
+
+#include "comm/resident_pages.h"
 
 namespace fsdp {
 
@@ -70,18 +70,7 @@ void SharedBuffer::share(std::shared_ptr<SharedMemory> memory) {
   std::memcpy(own_slice(), slice.data(), slice.size());
 }
 
-int64_t SharedBuffer::own_nbytes() const {
-  if (is_shared()) return 0;
-  constexpr int64_t kAtATime = int64_t{1} << 16;
-  std::vector<unsigned char> there(kAtATime);
-  int64_t pages = 0;
-  for (int64_t first = 0, all = data_nbytes() / kPage; first < all; first += kAtATime) {
-    const int64_t some = std::min(kAtATime, all - first);
-    if (mincore(data() + first * kPage, static_cast<size_t>(some * kPage), there.data()) != 0) return 0;
-    pages += std::count_if(there.begin(), there.begin() + some, [](unsigned char page) { return (page & 1) != 0; });
-  }
-  return pages * kPage;
-}
+int64_t SharedBuffer::own_nbytes() const { return is_shared() ? 0 : resident_nbytes(data(), data_nbytes()); }
 
 SharedBuffer::Ends& SharedBuffer::ends() const {
   return *reinterpret_cast<Ends*>(addresses_ + SharedMemory::kAheadOfMemory);

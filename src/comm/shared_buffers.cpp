@@ -79,7 +79,19 @@ std::optional<int64_t> wanting_nbytes(const Buffers& buffers, const std::vector<
   return std::max<int64_t>(wanting, 0) + std::min(whole, kAtATime);
 }
 
+// `needed`: bytes that the host must have left for it.
+void share_together(const Buffers& some, int64_t needed, Communicator& group, const CollectiveId& id) {
+  std::vector<MemoryRequest> requests;
+  for (const auto& buffer : some) requests.push_back({buffer->memory_nbytes(), staying_nbytes(*buffer)});
+  auto memories = memories_of_all(group, requests, needed, id);
+  for (size_t i = 0; i < some.size(); ++i) some[i]->share(std::move(memories[i]));
+}
+
 }  // namespace
+
+void SharedBuffers::share(const std::shared_ptr<SharedBuffer>& buffer, Communicator& group, const CollectiveId& id) {
+  share_together({buffer}, buffer->memory_nbytes(), group, id);
+}
 
 Buffers SharedBuffers::not_shared() const {
   Buffers buffers;
@@ -95,13 +107,7 @@ void SharedBuffers::share_all(Communicator& group, int64_t further_nbytes, const
   std::optional<int64_t> wanting =
       wanting_nbytes(buffers, group.all_gather_bytes(offer_of(buffers, further_nbytes), id));
   if (!wanting) return;
-  while (!buffers.empty()) {
-    const Buffers some = take_some(buffers);
-    std::vector<MemoryRequest> requests;
-    for (const auto& buffer : some) requests.push_back({buffer->memory_nbytes(), staying_nbytes(*buffer)});
-    auto memories = memories_of_all(group, requests, std::exchange(*wanting, 0), id);
-    for (size_t i = 0; i < some.size(); ++i) some[i]->share(std::move(memories[i]));
-  }
+  while (!buffers.empty()) share_together(take_some(buffers), std::exchange(*wanting, 0), group, id);
 }
 
 }  // namespace fsdp

@@ -20,6 +20,8 @@ class SharedBuffers {
   // The one of which the tensor is this rank's slice; of which it is the whole. Null: none.
   std::shared_ptr<SharedBuffer> of_slice(const at::Tensor& tensor);
   std::shared_ptr<SharedBuffer> of_whole(const at::Tensor& tensor);
+  // Shares one. Collective; blocks; throws on all ranks, with the figures, where memory is wanting.
+  static void share(const std::shared_ptr<SharedBuffer>& buffer, Communicator& group, const CollectiveId& id);
   // Shares all that are not shared yet; none where ranks have made different ones, which the gathers that share them
   // notice, or a check before them that knows more. See Communicator::share_buffers.
   void share_all(Communicator& group, int64_t further_nbytes, const CollectiveId& id);

@@ -157,7 +157,7 @@ class ShmCommunicator final : public Communicator, public Failable {
 
   // Blocks where the buffer is not shared yet; what others may wait for meanwhile is done before.
   std::unique_ptr<Work> read_shared(std::shared_ptr<SharedBuffer> buffer, at::Tensor output, const CollectiveId& id) {
-    if (!buffer->is_shared()) buffer->share(memory_of_all(*this, buffer->memory_nbytes(), id));
+    if (!buffer->is_shared()) SharedBuffers::share(buffer, *this, id);
     const bool in_place = buffer->is_whole(output);
     if (!in_place) sent_.add_for_each_peer(output.nbytes() / static_cast<size_t>(size()));
     auto gather = issue<ShmSharedGather>(buffer, std::move(output), id);

@@ -70,8 +70,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& current();
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   std::vector<Unit*> all_units() const;
-  // Ranks that share memory put the shards of all units there. Throws where memory is wanting. Collective.
-  void share_shards();
   // The unit's shards are about to be written: releases what was gathered of them, which is read where they lie, and
   // waits until no other rank reads them. Every write to a shard goes through this, by its dispatch key or by hand.
   void prepare_write_to_shards(Unit& unit);
@@ -147,6 +145,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   void prepare();
+  // Ranks that share memory put the shards of all units there. Throws where memory is wanting. Collective.
+  void share_shards();
   void make_park_groups();
   void make_reduce_groups();
   void check_ready_to_cut();

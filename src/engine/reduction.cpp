@@ -242,16 +242,14 @@ void FlatGradient::issue_reduce_scatter(Reduction& reduction, const ReduceCall& 
   }
   double scale = alone ? 1.0 / call.divisor : 1.0 / group.size();
   reduction.work =
-      group.reduce_scatter(target, reduction.buffer, {.scale = scale, .summary = alone ? &reduction.summary : nullptr},
-                           call.id, &reduction.captured.words());
+      group.reduce_scatter(target, reduction.buffer, ReduceOptions{scale}, call.id, &reduction.captured.words());
 }
 
 void FlatGradient::issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool) {
   bool in_place = leaves_.is_memory(reduction.buffer);
   reduction.output = in_place ? reduction.buffer : make_output(pool, in_flight_);
-  reduction.work = call.groups.replicate->all_reduce(reduction.output, reduction.buffer,
-                                                     {.scale = 1.0 / call.divisor, .summary = &reduction.summary},
-                                                     call.id, &reduction.captured.words());
+  reduction.work = call.groups.replicate->all_reduce(
+      reduction.output, reduction.buffer, ReduceOptions{1.0 / call.divisor}, call.id, &reduction.captured.words());
 }
 
 bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& id, const c10::Stream& stream,
@@ -275,9 +273,8 @@ bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& 
     unreplicated_captured_.clear();
   }
   reduction.output = make_output(pool, in_flight_ - 1);
-  reduction.work = reduction.replicate->all_reduce(reduction.output, reduction.partial,
-                                                   {.scale = reduction.second_scale, .summary = &reduction.summary}, id,
-                                                   &reduction.captured.words());
+  reduction.work = reduction.replicate->all_reduce(
+      reduction.output, reduction.partial, ReduceOptions{reduction.second_scale}, id, &reduction.captured.words());
   return true;
 }
 
@@ -319,11 +316,7 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
     end_reduction(GradientState::kAccumulating);
     return;
   }
-  const bool seen = leaves_.is_memory(reduction.output) && !hook;
   leaves_.add(reduction.output, reduction.captured);
-  if (seen) {
-    leaves_.note(reduction.summary);
-  }
   give_back(reduction.output, pool);
   end_reduction(GradientState::kReduced);
 }

@@ -44,7 +44,6 @@ struct Reduction {
   at::Tensor output;       // laid out like the shard, gradient dtype
   ParameterMask captured;  // over all ranks, once the last stage was waited for
   std::unique_ptr<Work> work;
-  ReductionSummary summary;  // of the output, once the last stage was waited for
 
   const Communicator* shard = nullptr;  // where it is reduce-scattered; null: it is not
   std::shared_ptr<Communicator> replicate;
