@@ -121,6 +121,7 @@ class Training {
     if (separate_) separate_->make(communicator, at::kCPU, std::nullopt);
     if (job.checkpointing) module.set_activation_checkpointing(fsdp::CheckpointPolicy::full());
     sharded_ = fsdp::fully_shard(module, options_of(job, module, communicator));
+    sharded_->set_reductions_see_norm(true);
     optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(),
                                                     fsdp::FusedAdamWOptions{.learning_rate = job.learning_rate});
     if (job.offload) optimizer_->after_each_part([this] { sharded_->page_out(); });
@@ -136,7 +137,7 @@ class Training {
     note("forward", [&] { loss = model_->loss(samples_.batch(number)); });
     note("backward", [&] { loss.backward(); });
     double scale = 1.0;
-    note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->grad_norm().item<double>()); });
+    note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->reduced_grad_norm().item<double>()); });
     note("optimizer", [&] {
       sharded_->with_offloaded_memory([&] { optimizer_->step(scale); });
       if (separate_) separate_->step(separate_->learning_rate(), /*gradient_scale=*/1.0);

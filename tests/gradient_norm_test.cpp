@@ -1,4 +1,5 @@
-// The norm is that of the gradients as they are now, whatever has been done to them since their reduction.
+// The norm is that of the gradients as they are now, whatever has been done to them since their reduction; and the one
+// that reductions have seen is the same, where nobody has written them since.
 #include <functional>
 #include <limits>
 
@@ -44,6 +45,23 @@ void backward(testing::TinyLM& model, int rank, int64_t step = 0) {
   model->forward(batch_of(rank, step)).to(at::kFloat).pow(2).mean().backward();
 }
 
+// How many of the rank's gradients are known from their reductions.
+std::pair<int, int> known_of_all(ShardedModule& sharded) {
+  int known = 0, all = 0;
+  for (const auto& unit : sharded.engine().units()) {
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      known += unit->gradient(i)->leaves().summary().known;
+      ++all;
+    }
+  }
+  return {known, all};
+}
+
+void expect_all_known(ShardedModule& sharded) {
+  const auto [known, all] = known_of_all(sharded);
+  EXPECT_EQ(known, all);
+}
+
 double norm_of_leaves(ShardedModule& sharded, Communicator& world, bool replicated) {
   double squares = 0;
   for (const at::Tensor& leaf : sharded.parameters()) {
@@ -58,16 +76,26 @@ double norm_of_leaves(ShardedModule& sharded, Communicator& world, bool replicat
 
 class GradientNorm : public ::testing::TestWithParam<std::tuple<int, Setting>> {
  protected:
-  // Behind a backward on all ranks. `change`: what is done to the gradients.
+  // Behind a backward on all ranks. `change`: what is done to the gradients. In a backward before, nobody has asked
+  // reductions for norms.
   void expect_true_norm_after(const std::function<void(ShardedModule&, testing::TinyLM&, int rank)>& change) {
     const auto& [ranks, setting] = GetParam();
     testing::run_ranks(ranks, [&](Ranks world) {
       auto model = make_tiny_lm({});
       auto sharded = fully_shard(*model, options_over(world, setting));
       backward(model, world->rank());
+      EXPECT_EQ(known_of_all(*sharded).first, 0);
+      const double first = sharded->grad_norm().item<double>();
+      EXPECT_EQ(sharded->reduced_grad_norm().item<double>(), first);  // they are read
+      sharded->zero_grad();
+      sharded->set_reductions_see_norm(true);
+      backward(model, world->rank());
+      expect_all_known(*sharded);
+      EXPECT_NEAR(sharded->reduced_grad_norm().item<double>(), first, 1e-5 * first);
       change(*sharded, model, world->rank());
       const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
       EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
+      EXPECT_NEAR(sharded->reduced_grad_norm().item<double>(), want, 1e-5 * want);
     });
   }
 };
@@ -107,7 +135,7 @@ TEST_P(GradientNorm, WhenReplaced) {
 }
 
 TEST_P(GradientNorm, WhenMoreIsAdded) {
-  expect_true_norm_after([](ShardedModule& sharded, testing::TinyLM& model, int rank) { backward(model, rank, 1); });
+  expect_true_norm_after([](ShardedModule&, testing::TinyLM& model, int rank) { backward(model, rank, 1); });
 }
 
 TEST_P(GradientNorm, AfterZeroGrad) {
@@ -115,6 +143,7 @@ TEST_P(GradientNorm, AfterZeroGrad) {
     sharded.clip_grad_norm_(1e-3);
     sharded.zero_grad();
     backward(model, rank, 1);
+    expect_all_known(sharded);
   });
 }
 
@@ -123,10 +152,15 @@ TEST_P(GradientNorm, BehindAHook) {
   testing::run_ranks(ranks, [&](Ranks world) {
     auto model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_over(world, setting));
+    sharded->set_reductions_see_norm(true);
     sharded->set_gradient_hook([](const ReducedGradient& gradient) { gradient.gradient.mul_(3); });
-    backward(model, world->rank());
-    const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
-    EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
+    for (int64_t step = 0; step < 2; ++step) {
+      sharded->zero_grad();
+      backward(model, world->rank(), step);
+      const double want = norm_of_leaves(*sharded, *world, std::string(setting.name) == "no_shard");
+      EXPECT_NEAR(sharded->grad_norm().item<double>(), want, 1e-5 * want);
+      EXPECT_NEAR(sharded->reduced_grad_norm().item<double>(), want, 1e-5 * want);
+    }
   });
 }
 
@@ -136,12 +170,14 @@ TEST_P(GradientNorm, ThatIsInfiniteStopsTheScaler) {
   testing::run_ranks(ranks, [&](Ranks world) {
     auto model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_over(world, setting));
+    sharded->set_reductions_see_norm(true);
     ShardedGradScaler scaler(GradScalerOptions{.init_scale = 8});
     for (int step = 0; step < 3; ++step) {
       sharded->zero_grad();
       at::Tensor loss = model->forward(batch_of(world->rank(), step)).to(at::kFloat).pow(2).mean();
       if (step == 1 && world->rank() == 0) loss = loss * std::numeric_limits<float>::infinity();
       scaler.scale(loss).backward();
+      EXPECT_EQ(std::isfinite(sharded->reduced_grad_norm().item<double>()), step != 1) << "step " << step;
       bool stepped = false;
       scaler.step(*sharded, [&] { stepped = true; });
       scaler.update();

@@ -166,6 +166,13 @@ class ShardedModule {
   // all ranks. error_if_nonfinite: throw (on all ranks) when the norm is not finite.
   at::Tensor grad_norm(double norm_type = 2.0, bool error_if_nonfinite = false);
 
+  // grad_norm() of gradients that nobody has written since backward reduced them, without reading them again, where
+  // set_reductions_see_norm(true): the passes that sum them over the ranks see their squares. Gradients of which no
+  // such pass is known are read: those that are added to earlier ones, behind a gradient hook, over NCCL, and those of
+  // which version counters tell that they were written. A write that counts no version (through data_ptr(), by a
+  // collective of one's own, by ShardedGradScaler::unscale_) is not in it. Call it on all ranks.
+  at::Tensor reduced_grad_norm(bool error_if_nonfinite = false);
+
   // Scales the gradients so that their norm over all ranks is at most max_norm; returns the norm before, grad_norm().
   // Call it on all ranks.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
@@ -225,6 +232,9 @@ class ShardedModule {
 
   // Gradients are divided by this instead of by the number of ranks that contribute (their mean). Unset: the number.
   void set_gradient_divide_factor(std::optional<double> factor);
+  // Whether reductions see the norm of what they write, for reduced_grad_norm(): from the next backward on. No by
+  // default. Must be the same on all ranks.
+  void set_reductions_see_norm(bool on);
   // Called on each reduced gradient, in the order of reduction. An empty function: none.
   void set_gradient_hook(GradientHook hook);
   // Does the communication of reductions itself: compression, say. Runs at the point where the engine would issue its

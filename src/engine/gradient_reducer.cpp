@@ -32,7 +32,8 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
                   divide_factor.value_or(static_cast<double>(groups.ranks())),
                   current_.requires_all_reduce,
                   unit.next_id(Pass::kReduce),
-                  communication_hook};
+                  communication_hook,
+                  sees_norm};
   ++(groups.shard ? reduce_scatters_ : all_reduces_);
   for (const auto& group : {groups.reduce, groups.replicate}) {
     if (group) {

@@ -45,6 +45,8 @@ class GradientReducer {
   BackwardOptions options;
   // In place of the number of ranks that contribute.
   std::optional<double> divide_factor;
+  // See ShardedModule::set_reductions_see_norm.
+  bool sees_norm = false;
   // See ShardedModule.
   GradientHook gradient_hook;
   CommunicationHook communication_hook;

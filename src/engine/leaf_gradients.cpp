@@ -1,9 +1,11 @@
 #include "engine/leaf_gradients.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/stream_order.h"
 #include "torch_seams/clean_dispatch.h"
+#include "torch_seams/shard_version.h"
 
 namespace fsdp {
 
@@ -53,6 +55,7 @@ void LeafGradients::drop_memory() {
 }
 
 void LeafGradients::forget_memory() {
+  seen_.clear();
   memory_.reset();
   memory_nbytes_ = 0;
 }
@@ -61,10 +64,32 @@ const at::Tensor& LeafGradients::fresh_memory() {
   if (memory_.defined() && (memory_.use_count() > 1 || memory_.storage().use_count() > 1)) {
     forget_memory();
   }
+  seen_.clear();
   return memory();
 }
 
+LeafGradients::Seen LeafGradients::seen(const at::Tensor& leaf) {
+  const at::Tensor& gradient = leaf.grad();
+  return gradient.defined() ? Seen{gradient.const_data_ptr(), seams::version_of(gradient)} : Seen{};
+}
+
+void LeafGradients::note(const ReductionSummary& summary) {
+  summary_ = summary;
+  seen_.clear();
+  for (const at::Tensor& leaf : leaves()) {
+    seen_.push_back(seen(leaf));
+  }
+}
+
+ReductionSummary LeafGradients::summary() const {
+  const std::vector<at::Tensor> all = leaves();
+  const bool same = std::equal(all.begin(), all.end(), seen_.begin(), seen_.end(),
+                               [](const at::Tensor& leaf, const Seen& then) { return seen(leaf) == then; });
+  return same ? summary_ : ReductionSummary{};
+}
+
 void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured) {
+  seen_.clear();
   const at::Tensor here = on_device_of_shards(reduced);
   if (use_orig_params_) {
     add_to_original_leaves(here, captured);
@@ -110,10 +135,11 @@ void LeafGradients::add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradie
   if (!gradient.is_set_to(place)) {
     place.copy_(gradient);
   }
-  present = place;
+  present = seams::make_versioned_leaf(place);
 }
 
 void LeafGradients::clear(int64_t parameter) {
+  seen_.clear();
   seams::CleanDispatchGuard clean;
   if (use_orig_params_) {
     flat_.original_leaves()[parameter].mutable_grad().reset();

@@ -12,6 +12,7 @@
 #include "engine/buffer_pool.h"
 #include "engine/parameter_mask.h"
 #include "flat/flat_parameter.h"
+#include "fsdp/communicator.h"
 
 namespace fsdp {
 
@@ -37,6 +38,12 @@ class LeafGradients {
   // Takes one parameter's gradient away: without original leaves it becomes zero.
   void clear(int64_t parameter);
 
+  // What the reduction that has written all of the leaves' gradients has seen of them.
+  void note(const ReductionSummary& summary);
+  // The same as long as no gradient was written, added, taken away or put in another's place since; not known then.
+  // (Writes through .data() are noticed, those through data_ptr() are not, as in autograd.)
+  ReductionSummary summary() const;
+
   // All as one tensor, zero where there is none; `defined` gets the parameters that have one here.
   at::Tensor collect(ParameterMask& defined) const;
   // The reverse: the leaves of a parameter in `defined` get their part, the others get none.
@@ -53,6 +60,13 @@ class LeafGradients {
   int64_t memory_nbytes() const { return memory_nbytes_; }
 
  private:
+  // A leaf's gradient; null: none.
+  struct Seen {
+    const void* address = nullptr;
+    uint64_t version = 0;
+    bool operator==(const Seen&) const = default;
+  };
+  static Seen seen(const at::Tensor& leaf);
   const at::Tensor& memory();
   at::Tensor make_memory() const;
   void forget_memory();
@@ -69,6 +83,8 @@ class LeafGradients {
   // enqueued before still reads it. It therefore comes from, and goes back to, the stream on which users read.
   c10::Stream home_;
   at::Tensor memory_;  // like the shard, gradient dtype
+  ReductionSummary summary_;
+  std::vector<Seen> seen_;  // by leaf, when it was noted
   std::atomic<int64_t> memory_nbytes_{0};
 };
 

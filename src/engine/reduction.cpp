@@ -207,6 +207,7 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
   reduction->carries = carries_;
   reduction->shard = call.groups.shard.get();
   reduction->replicate = call.groups.replicate;
+  reduction->sees_norm = call.sees_norm;
   if (call.communication_hook) {
     clean.reset();
     run_hook(*reduction, call, pool);
@@ -242,14 +243,16 @@ void FlatGradient::issue_reduce_scatter(Reduction& reduction, const ReduceCall& 
   }
   double scale = alone ? 1.0 / call.divisor : 1.0 / group.size();
   reduction.work =
-      group.reduce_scatter(target, reduction.buffer, ReduceOptions{scale}, call.id, &reduction.captured.words());
+      group.reduce_scatter(target, reduction.buffer, alone ? options_of(reduction, scale) : ReduceOptions{scale},
+                           call.id, &reduction.captured.words());
 }
 
 void FlatGradient::issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool) {
   bool in_place = leaves_.is_memory(reduction.buffer);
   reduction.output = in_place ? reduction.buffer : make_output(pool, in_flight_);
-  reduction.work = call.groups.replicate->all_reduce(
-      reduction.output, reduction.buffer, ReduceOptions{1.0 / call.divisor}, call.id, &reduction.captured.words());
+  reduction.work =
+      call.groups.replicate->all_reduce(reduction.output, reduction.buffer, options_of(reduction, 1.0 / call.divisor),
+                                        call.id, &reduction.captured.words());
 }
 
 bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& id, const c10::Stream& stream,
@@ -273,8 +276,9 @@ bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& 
     unreplicated_captured_.clear();
   }
   reduction.output = make_output(pool, in_flight_ - 1);
-  reduction.work = reduction.replicate->all_reduce(
-      reduction.output, reduction.partial, ReduceOptions{reduction.second_scale}, id, &reduction.captured.words());
+  reduction.work =
+      reduction.replicate->all_reduce(reduction.output, reduction.partial,
+                                      options_of(reduction, reduction.second_scale), id, &reduction.captured.words());
   return true;
 }
 
@@ -290,6 +294,11 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
   call.communication_hook({call.id.name, reduction.buffer, reduction.output, call.groups.reduce, call.groups.replicate,
                            1.0 / call.divisor});
   reduction.work = make_done_work();
+}
+
+// Of the stage that writes the output.
+ReduceOptions FlatGradient::options_of(Reduction& reduction, double scale) {
+  return {.scale = scale, .summary = reduction.sees_norm ? &reduction.summary : nullptr};
 }
 
 // Where the leaves' gradients live, if nothing else is there or on its way there.
@@ -316,7 +325,11 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
     end_reduction(GradientState::kAccumulating);
     return;
   }
+  const bool seen = leaves_.is_memory(reduction.output) && !hook;
   leaves_.add(reduction.output, reduction.captured);
+  if (seen) {
+    leaves_.note(reduction.summary);
+  }
   give_back(reduction.output, pool);
   end_reduction(GradientState::kReduced);
 }

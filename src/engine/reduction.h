@@ -32,6 +32,7 @@ struct ReduceCall {
   bool all_reduce = true;  // false: leave the replicas to a later round
   CollectiveId id;
   const CommunicationHook& communication_hook;
+  bool sees_norm = false;  // the last stage sees the norm of what it writes: LeafGradients::summary()
 };
 
 // A gradient buffer on its way over the ranks: one stage, or a reduce-scatter and then an all-reduce.
@@ -44,6 +45,8 @@ struct Reduction {
   at::Tensor output;       // laid out like the shard, gradient dtype
   ParameterMask captured;  // over all ranks, once the last stage was waited for
   std::unique_ptr<Work> work;
+  bool sees_norm = false;
+  ReductionSummary summary;  // of the output, once the last stage was waited for
 
   const Communicator* shard = nullptr;  // where it is reduce-scattered; null: it is not
   std::shared_ptr<Communicator> replicate;
@@ -127,6 +130,7 @@ class FlatGradient {
   void issue_all_reduce(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   void run_hook(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   at::Tensor make_output(BufferPool& pool, int64_t others_in_flight);
+  static ReduceOptions options_of(Reduction& reduction, double scale);
   void keep_unreplicated(Reduction& reduction, BufferPool& pool);
 
   std::mutex mutex_;

@@ -94,6 +94,7 @@ void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
   TORCH_CHECK(!factor || *factor > 0, "fsdp: set_gradient_divide_factor: ", *factor, " must be positive");
   engine().reducer().divide_factor = factor;
 }
+void ShardedModule::set_reductions_see_norm(bool on) { engine().reducer().sees_norm = on; }
 void ShardedModule::set_gradient_hook(GradientHook hook) { engine().reducer().gradient_hook = std::move(hook); }
 void ShardedModule::set_communication_hook(CommunicationHook hook) {
   engine().reducer().communication_hook = std::move(hook);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -15,31 +16,35 @@
 namespace fsdp {
 namespace {
 
-void add_gradients(Unit& unit, NormSum& sum) {
-  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    const FlatGradient* gradient = unit.gradient(i);
-    for (const at::Tensor& leaf : gradient ? gradient->leaves().leaves() : std::vector<at::Tensor>()) {
-      sum.add(norm_of(leaf.grad(), sum.type));
-    }
+// Adds this rank's gradients of a FlatParameter; null: it has none.
+using AddGradients = std::function<void(const FlatGradient* gradient, NormSum& sum)>;
+
+void add_read(const FlatGradient* gradient, NormSum& sum) {
+  for (const at::Tensor& leaf : gradient ? gradient->leaves().leaves() : std::vector<at::Tensor>()) {
+    sum.add(norm_of(leaf.grad(), sum.type));
   }
 }
 
-}  // namespace
+// What their reduction has seen.
+void add_seen(const FlatGradient* gradient, NormSum& sum) {
+  const ReductionSummary seen = gradient ? gradient->leaves().summary() : ReductionSummary{};
+  seen.known ? sum.merge(seen.squared_norm) : add_read(gradient, sum);
+}
 
-at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
-  TORCH_CHECK(norm_type > 0, "fsdp: grad_norm: norm_type ", norm_type, " must be positive");
+// Over all ranks.
+at::Tensor norm_over_ranks(Engine& engine, double norm_type, const AddGradients& add, bool error_if_nonfinite) {
   at::NoGradGuard no_grad;
-  engine().settle_gradients();
+  engine.settle_gradients();
   // What each rank holds, by the group over which it is to be added up: the same groups in the same order on all ranks.
   // Replicas hold the same gradients. Null: what this rank holds is everything.
   std::vector<std::pair<Communicator*, NormSum>> parts;
-  for (const auto& unit : engine().units()) {
+  for (const auto& unit : engine.units()) {
     Communicator* group = unit->groups().shard.get();
     auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == group; });
     if (part == parts.end()) {
       part = parts.insert(parts.end(), {group, NormSum(norm_type)});
     }
-    add_gradients(*unit, part->second);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) add(unit->gradient(i), part->second);
   }
   NormSum total(norm_type);
   for (auto& [group, part] : parts) {
@@ -49,6 +54,17 @@ at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
   double norm = total.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm);
   return at::full({}, norm, at::kDouble);
+}
+
+}  // namespace
+
+at::Tensor ShardedModule::grad_norm(double norm_type, bool error_if_nonfinite) {
+  TORCH_CHECK(norm_type > 0, "fsdp: grad_norm: norm_type ", norm_type, " must be positive");
+  return norm_over_ranks(engine(), norm_type, add_read, error_if_nonfinite);
+}
+
+at::Tensor ShardedModule::reduced_grad_norm(bool error_if_nonfinite) {
+  return norm_over_ranks(engine(), 2.0, add_seen, error_if_nonfinite);
 }
 
 at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {

@@ -40,6 +40,7 @@ TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, Sharde
       optimizer_(sharded.parameters(), optimizer_options(config)),
       scaler_(scaler_options(config)) {
   sharded.set_gradient_divide_factor(config.gradient_divide_factor);
+  sharded.set_reductions_see_norm(!scaler_.enabled());
   if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
   if (config.offload_path) optimizer_.after_each_part([&sharded] { sharded.page_out(); });
 }
@@ -63,6 +64,7 @@ StepResult TrainingRun::step() {
 
 double TrainingRun::unscaled_grad_norm() {
   const double separate = separate_ ? separate_->grad_norm() : 0.0;
+  if (!scaler_.enabled()) return std::hypot(sharded_.reduced_grad_norm().item<double>(), separate);
   scaler_.unscale_(sharded_, !std::isfinite(separate));
   return std::hypot(sharded_.grad_norm().item<double>(), separate / scaler_.scale());
 }
