@@ -9,12 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from chaos import run_chaos
 from resume_support import Job, write_model
+from waiting import wait_until
 
 # What saves and removals are made of. (close changes nothing, and is not as often in each run.)
 CALLS = ["mkdir", "openat", "fallocate", "pwrite64", "fsync", "rename", "renameat2", "unlink", "unlinkat", "rmdir"]
@@ -23,14 +23,6 @@ CALLS = ["mkdir", "openat", "fallocate", "pwrite64", "fsync", "rename", "renamea
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "it")
-
-
-def wait_until(condition):
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
 
 
 # ---------------------------------------------------------------- SIGKILL at each system call

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from conftest import SOURCE_DIR
+from waiting import wait_until
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
 from comparison import network  # noqa: E402
@@ -44,31 +45,47 @@ def sent_between_hosts(place):
                                   capture_output=True, text=True, check=True).stdout) for host, name in enumerate(names))
 
 
-def start(program, place, config, folder):
-    """One process a rank; what each has said, and its status."""
-    folder.mkdir(parents=True)
-    file = folder / "config.json"
-    file.write_text(json.dumps({**config, "output_dir": str(folder / "output")}))
-    ranks = []
-    for rank in range(4):
-        command = [*place.prefix_of(rank), *with_name(f"host{rank // 2}", [program, "train", "--config-path", file])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **place.variables_of(rank, PORT)}
-        ranks.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    try:
-        texts = [process.communicate(timeout=180)[0] for process in ranks]
-    finally:
-        for process in ranks:
+class Ranks:
+    """One process a rank, in a `with` block: they are killed at its end."""
+
+    def __init__(self, program, place, config, folder):
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.metrics = folder / "output/metrics.jsonl"
+        file = folder / "config.json"
+        file.write_text(json.dumps({**config, "output_dir": str(folder / "output")}))
+        self.processes = []
+        for rank in range(4):
+            command = [*place.prefix_of(rank), *with_name(f"host{rank // 2}", [program, "train", "--config-path", file])]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **place.variables_of(rank, PORT)}
+            with open(self.log(rank), "wb") as sink:
+                self.processes.append(subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
             process.kill()
-    return texts, [process.returncode for process in ranks]
+            process.wait()
+
+    def log(self, rank):
+        return self.folder / f"rank{rank}.log"
+
+    def texts(self):
+        return [self.log(rank).read_text() for rank in range(4)]
+
+    def statuses(self):
+        return [process.wait(timeout=180) for process in self.processes]
 
 
 def train(program, place, config, folder):
     """The losses, what rank 0 has said, and what went between the hosts."""
     before = sent_between_hosts(place)
-    texts, statuses = start(program, place, config, folder)
-    assert statuses == [0] * 4, texts
-    rows = [json.loads(line) for line in (folder / "output/metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row], texts[0], sent_between_hosts(place) - before
+    with Ranks(program, place, config, folder) as ranks:
+        assert ranks.statuses() == [0] * 4, ranks.texts()
+    rows = [json.loads(line) for line in ranks.metrics.read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row], ranks.texts()[0], sent_between_hosts(place) - before
 
 
 @pytest.mark.parametrize("strategy, dtype", (("full_shard", "fp32"), ("full_shard", "bf16"), ("hybrid_shard", "fp32")))
@@ -88,8 +105,20 @@ def test_trains_as_over_gloo(fsdp_program, place, tmp_path, strategy, dtype):
 
 
 def test_memory_of_all_ranks_is_refused(fsdp_program, place, tmp_path):
-    texts, statuses = start(fsdp_program, place, {**CONFIG, "comm_backend": "shm"}, tmp_path / "shm")
-    assert 0 not in statuses
-    for text in texts:
+    with Ranks(fsdp_program, place, {**CONFIG, "comm_backend": "shm"}, tmp_path / "shm") as ranks:
+        assert 0 not in ranks.statuses()
+    for text in ranks.texts():
         assert "rank 0 on host 'host0' cannot reach the memory of rank 2 on host 'host1'" in text
         assert "Use `auto`" in text and "2 hosts of 2 ranks each" in text
+
+
+@pytest.mark.parametrize("strategy", ("full_shard", "hybrid_shard"))
+def test_a_killed_rank_is_named_on_all_hosts(fsdp_program, place, tmp_path, strategy):
+    config = {**CONFIG, "sharding_strategy": strategy, "comm_backend": "auto", "max_steps": 10**6}
+    with Ranks(fsdp_program, place, config, tmp_path / "ranks") as ranks:
+        wait_until(lambda: ranks.metrics.exists() and ranks.metrics.read_text().count("\n") > 3, ranks.texts)
+        ranks.processes[3].kill()
+        statuses = ranks.statuses()  # long before the timeout of a collective
+    assert 0 not in statuses
+    for text in ranks.texts()[:3]:
+        assert "rank 3 is lost" in text

@@ -6,13 +6,13 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from fsdp_train import fsdp_train
+from waiting import wait_until
 
 MODEL = dict(model_type="llama", vocab_size=97, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False)
@@ -67,13 +67,6 @@ class LongRun:
 
     def text(self):
         return self.log.read_text()
-
-
-def wait_until(happened, text, seconds=60):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, text()
-        time.sleep(0.05)
 
 
 def test_a_stopped_rank_is_told_from_a_lost_one(fsdp_program, tmp_path):
