@@ -89,7 +89,8 @@ struct SplitCounts {
 
 struct SharedBufferOptions {
   // What it holds is needed only while it is read: when all ranks have ended a reading, its memory goes back to the
-  // system, and it reads as zeros. One reading at a time, and await_readers before the slice is written.
+  // system, unless all such buffers of the group are at most an eighth of what the host has left; what it reads as then
+  // is not defined. One reading at a time, and await_readers before the slice is written.
   bool passing = false;
   // A write of this rank to the buffer while it reads it there ends the process, with a line that names the buffer.
   bool read_only = false;
@@ -171,7 +172,8 @@ class Communicator {
   virtual void abort(const std::string& /*reason*/) {}
 
   // Gives back memory of this group (not its twin) that is kept to be used again. Only where none of its collectives
-  // is in flight. Does nothing by default.
+  // is in flight. Ranks that share memory keep what is at most an eighth of what their host has left. Does nothing by
+  // default.
   virtual void trim() {}
 
   // -- memory that this communicator provides; by default, none of its own --

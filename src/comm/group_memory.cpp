@@ -50,14 +50,30 @@ void check_sizes(Communicator& group, const std::vector<std::string>& texts, con
   }
 }
 
-Memories open(Communicator& group, const std::string& tickets) {
+using Open = std::shared_ptr<SharedMemory> (*)(const std::string& ticket);
+
+Memories open_all(Communicator& group, const std::string& tickets, Open open) {
   Memories memories;
   std::istringstream in(tickets);
   for (std::string ticket; std::getline(in, ticket);) {
-    memories.push_back(SharedMemory::open(ticket));
+    memories.push_back(open(ticket));
     TORCH_CHECK(memories.back(), "rank ", group.world_rank(group.rank()), " cannot reach the memory of rank ",
                 group.world_rank(0), ", which it could before");
   }
+  return memories;
+}
+
+Memories provide(Communicator& group, const std::vector<MemoryRequest>& requests, int64_t needed, Open open,
+                 const CollectiveId& id) {
+  Offer offered = group.rank() == 0 ? offer(requests, needed, id) : Offer{};
+  const std::vector<std::string> texts = group.all_gather_bytes(sizes_of(requests) + offered.tickets, id);
+  check_sizes(group, texts, id);
+  const std::string tickets = texts.front().substr(texts.front().find('\n') + 1);
+  const std::string failure = group.all_gather_bytes(offered.failure, id).front();
+  TORCH_CHECK(failure.empty(), "rank ", group.world_rank(0), ": ", failure);
+  Memories memories = group.rank() == 0 ? std::move(offered.memories) : open_all(group, tickets, open);
+  group.barrier(id);  // all have opened them
+  for (const auto& memory : memories) memory->close();
   return memories;
 }
 
@@ -65,20 +81,11 @@ Memories open(Communicator& group, const std::string& tickets) {
 
 Memories memories_of_all(Communicator& group, const std::vector<MemoryRequest>& requests, int64_t needed,
                          const CollectiveId& id) {
-  Offer offered = group.rank() == 0 ? offer(requests, needed, id) : Offer{};
-  const std::vector<std::string> texts = group.all_gather_bytes(sizes_of(requests) + offered.tickets, id);
-  check_sizes(group, texts, id);
-  const std::string tickets = texts.front().substr(texts.front().find('\n') + 1);
-  const std::string failure = group.all_gather_bytes(offered.failure, id).front();
-  TORCH_CHECK(failure.empty(), "rank ", group.world_rank(0), ": ", failure);
-  Memories memories = group.rank() == 0 ? std::move(offered.memories) : open(group, tickets);
-  group.barrier(id);  // all have opened them
-  for (const auto& memory : memories) memory->close();
-  return memories;
+  return provide(group, requests, needed, SharedMemory::open, id);
 }
 
 std::shared_ptr<SharedMemory> memory_of_all(Communicator& group, int64_t nbytes, const CollectiveId& id) {
-  return memories_of_all(group, {{nbytes, nbytes}}, nbytes, id).front();
+  return provide(group, {{nbytes, nbytes}}, nbytes, SharedMemory::open_to_stay, id).front();
 }
 
 }  // namespace fsdp

@@ -20,7 +20,7 @@ struct MemoryRequest {
 std::vector<std::shared_ptr<SharedMemory>> memories_of_all(Communicator& group,
                                                            const std::vector<MemoryRequest>& requests, int64_t needed,
                                                            const CollectiveId& id);
-// One, all of it reserved.
+// One, all of it reserved; it stays where it is mapped.
 std::shared_ptr<SharedMemory> memory_of_all(Communicator& group, int64_t nbytes, const CollectiveId& id);
 
 }  // namespace fsdp

@@ -4,8 +4,10 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <vector>
@@ -82,6 +84,19 @@ MemoryHeadroom memory_headroom(const fs::path& root) {
     }
   }
   return headroom;
+}
+
+int64_t spare_memory() {
+  using Clock = std::chrono::steady_clock;
+  static std::mutex mutex;
+  static Clock::time_point looked;
+  static int64_t nbytes = 0;
+  std::lock_guard lock(mutex);
+  if (const auto now = Clock::now(); nbytes == 0 || now - looked > std::chrono::milliseconds(500)) {
+    looked = now;
+    nbytes = memory_headroom().nbytes / 8;
+  }
+  return nbytes;
 }
 
 void check_headroom(int64_t nbytes, const std::string& what, const MemoryHeadroom& headroom) {

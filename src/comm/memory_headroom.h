@@ -17,6 +17,10 @@ struct MemoryHeadroom {
 // be read limits nothing. `root`: of the file system to look in.
 MemoryHeadroom memory_headroom(const std::filesystem::path& root = "/");
 
+// How much memory may be kept although it is not in use, as to get it again would take time: an eighth of the headroom,
+// as it was less than half a second ago. Threads: safe.
+int64_t spare_memory();
+
 // An error, with the figures, where `nbytes` more are not to be had. `what`: is to have them, for the text.
 void check_headroom(int64_t nbytes, const std::string& what, const MemoryHeadroom& headroom);
 

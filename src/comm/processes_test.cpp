@@ -53,8 +53,24 @@ std::shared_ptr<Communicator> make_communicator() {
                               : make_gloo_communicator(environment, with_timeout(60s));
 }
 
+// Rank 1 is stopped while it reads what rank 0 is about to write.
+void share_and_stop() {
+  const auto comm = make_shm_communicator(rank_environment(), with_timeout(60s));
+  const at::Tensor buffer = comm->shared_buffer(4096 * comm->size(), {}, id("weights"));
+  const at::Tensor own = buffer.narrow(0, 4096 * comm->rank(), 4096);
+  {
+    const auto reading = comm->all_gather(buffer, own, id("weights"));
+    reading->wait();
+    if (comm->rank() == 1) raise(SIGSTOP);
+  }
+  dup2(STDOUT_FILENO, STDERR_FILENO);
+  comm->await_readers(buffer, id("weights"));
+  say("may write");
+}
+
 // What each role does. The time limits end children whose test hangs.
 void be_child(const std::string& role) {
+  if (role == "share and stop") return share_and_stop();
   const auto comm = make_communicator();
   gather(*comm, "first", 0, 8);
   say("ready");
@@ -116,6 +132,17 @@ TEST(Processes, KilledInTheMiddleOfATransfer) {
     EXPECT_THAT(text, AllOf(HasSubstr("'large'"), HasSubstr("rank 1 is lost")));
   }
   EXPECT_TRUE(WIFEXITED(survivor.status()));
+}
+
+TEST(Processes, StoppedWhileItReadsASharedBuffer) {
+  const int port = free_port();
+  Child writer("share and stop", 0, 2, port);
+  Child reader("share and stop", 1, 2, port);
+  EXPECT_THAT(writer.read_line(),
+              HasSubstr("rank 0 waits to write to its part of 'weights' for rank 1, which is stopped"));
+  reader.signal(SIGCONT);
+  for (Child* child : {&writer, &reader})
+    EXPECT_THAT(child->finish(), AllOf(HasSubstr("may write"), HasSubstr("no error")));
 }
 
 // Rank 0 also serves the store at which the ranks met.

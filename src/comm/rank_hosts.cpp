@@ -45,7 +45,7 @@ std::string first_apart(const Rows& rows, const std::vector<std::string>& names)
 }  // namespace
 
 RankHosts RankHosts::of(const std::vector<int>& members) const {
-  RankHosts part{own, {}, {}};
+  RankHosts part{own, {}, {}, spare};
   for (int member : members) {
     part.of_ranks.push_back(of_ranks[static_cast<size_t>(member)]);
     part.hosts.push_back(hosts[static_cast<size_t>(member)]);
@@ -73,7 +73,7 @@ FoundHosts find_hosts(Communicator& group, const HostProbe& probe) {
   const std::string name = probe.name.empty() ? host_name() : probe.name;
   const std::vector<std::string> names = group.all_gather_bytes(name, id);
   const std::vector<std::string> tickets = group.all_gather_bytes(memory->ticket(), id);
-  RankHosts ranks{std::make_shared<SharedHeap>(memory), {}, {}};
+  RankHosts ranks{std::make_shared<SharedHeap>(memory), {}, {}, probe.spare};
   std::string row;
   for (size_t rank = 0; rank < names.size(); ++rank) {
     ranks.of_ranks.push_back(names[rank] == name ? probe.open(tickets[rank]) : nullptr);

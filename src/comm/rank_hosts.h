@@ -7,17 +7,22 @@
 #include <string>
 #include <vector>
 
+#include "comm/memory_headroom.h"
 #include "comm/shared_heap.h"
 #include "comm/shared_memory.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
 
+// Bytes that may be kept although they are not in use: spare_memory().
+using SpareMemory = std::function<int64_t()>;
+
 // What a rank knows of the ranks of a group. Subgroups and twins have parts of it.
 struct RankHosts {
   std::shared_ptr<SharedHeap> own;                      // this rank's memory for the others of its host
   std::vector<std::shared_ptr<SharedMemory>> of_ranks;  // what it has mapped; null for those on other hosts
   std::vector<int> hosts;                               // of each rank, by the first rank there
+  SpareMemory spare;                                    // of this rank's host
 
   RankHosts of(const std::vector<int>& members) const;
 };
@@ -34,7 +39,8 @@ std::optional<HostGrid> grid_of(const std::vector<int>& hosts);
 using OpenMemory = std::function<std::shared_ptr<SharedMemory>(const std::string& ticket)>;
 struct HostProbe {
   std::string name;  // empty: that of the host
-  OpenMemory open = SharedMemory::open;
+  OpenMemory open = SharedMemory::open_to_stay;
+  SpareMemory spare = spare_memory;
 };
 
 // On all ranks of the group the same, but for what is mapped.

@@ -39,10 +39,12 @@ char* map_addresses(int64_t nbytes) {
 
 }  // namespace
 
-SharedBuffer::SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options)
+SharedBuffer::SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options,
+                           std::shared_ptr<PassingMemory> passing_memory)
     : place_(std::move(place)),
       nbytes_(nbytes),
       options_(options),
+      passing_memory_(std::move(passing_memory)),
       addresses_(map_addresses(SharedMemory::addresses_nbytes(memory_nbytes()))) {
   if (options_.read_only) {
     read_only_.emplace(data(), static_cast<size_t>(data_nbytes()),
@@ -54,6 +56,7 @@ SharedBuffer::SharedBuffer(Place place, int64_t nbytes, const SharedBufferOption
 
 SharedBuffer::~SharedBuffer() {
   read_only_.reset();
+  if (is_shared() && passing()) passing_memory_->nbytes -= data_nbytes();
   if (!is_shared()) munmap(addresses_, static_cast<size_t>(SharedMemory::addresses_nbytes(memory_nbytes())));
 }
 
@@ -68,6 +71,7 @@ void SharedBuffer::share(std::shared_ptr<SharedMemory> memory) {
   memory->move_to(addresses_);
   memory_ = std::move(memory);
   std::memcpy(own_slice(), slice.data(), slice.size());
+  if (passing()) passing_memory_->nbytes += data_nbytes();
 }
 
 int64_t SharedBuffer::own_nbytes() const { return is_shared() ? 0 : resident_nbytes(data(), data_nbytes()); }
@@ -114,7 +118,8 @@ void SharedBuffer::end_reading() {
 
 void SharedBuffer::give_back_if_last() {
   const uint64_t ended_by_all = ends().count.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (ended_by_all == ended_ * static_cast<uint64_t>(place_.ranks)) memory_->release(header_nbytes(), data_nbytes());
+  const bool last = ended_by_all == ended_ * static_cast<uint64_t>(place_.ranks);
+  if (last && !passing_memory_->stays()) memory_->release(header_nbytes(), data_nbytes());
 }
 
 bool SharedBuffer::has_read(int rank) const { return count(rank).ended.load(std::memory_order_acquire) >= begun_; }

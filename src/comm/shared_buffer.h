@@ -5,15 +5,32 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/read_only_memory.h"
 #include "comm/shared_memory.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
+
+// [Note: pages that are kept]
+// Pages that were given back to the system and are taken again cost ten times what is copied into them: the system
+// clears them, each process meets them one by one, and unmaps them. So what is used again and again, the heap's blocks
+// in every backward, the passing buffers in every gather, is kept as long as it is little beside what the host has
+// left.
+//
+// Of the passing buffers of a group. Threads: safe.
+struct PassingMemory {
+  explicit PassingMemory(std::function<int64_t()> spare) : spare(std::move(spare)) {}
+  bool stays() const { return nbytes <= spare(); }
+
+  const std::function<int64_t()> spare;  // bytes that may be kept
+  std::atomic<int64_t> nbytes{0};        // of all that are shared
+};
 
 // [Note: readers of a shared buffer]
 // Slices of all ranks, end to end, are the buffer; nobody copies what he can read where it lies. So an owner may write
@@ -25,7 +42,7 @@ namespace fsdp {
 //
 // What a passing buffer holds is not needed when all have read it: the rank that is the last to end a reading gives the
 // memory back before it counts that reading as ended. All have come to the same reading then, as nobody writes for the
-// next one before all have counted this one.
+// next one before all have counted this one. Where there is plenty of memory, it stays: [Note: pages that are kept].
 //
 // Ranks make a buffer without each other: first it is a range of addresses where a rank has memory of its own for its
 // slice. When it is shared, the memory of all takes the place of that at the same addresses, with what was there, so
@@ -42,7 +59,8 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
     std::string name = {};  // for texts: "rank 1: 'layers.0'"
   };
   // Zeros. Throws where there are no addresses.
-  SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options);
+  SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options,
+               std::shared_ptr<PassingMemory> passing_memory);
   ~SharedBuffer();
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
@@ -85,6 +103,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   const Place place_;
   const int64_t nbytes_;
   const SharedBufferOptions options_;
+  const std::shared_ptr<PassingMemory> passing_memory_;
   char* const addresses_;
   std::shared_ptr<SharedMemory> memory_;  // at these addresses, once it is shared
   std::optional<ReadOnlyMemory> read_only_;

@@ -115,9 +115,12 @@ void SharedHeap::add_gap(int64_t begin, Gap gap) {
   gaps_.emplace(begin, gap);
 }
 
-void SharedHeap::trim() {
+void SharedHeap::trim(int64_t keep) {
   std::lock_guard lock(mutex_);
   free_what_was_read();
+  int64_t unused = 0;
+  for (const auto& [begin, gap] : gaps_) unused += gap.backed ? gap.nbytes : 0;
+  if (unused <= keep) return;
   for (auto& [begin, gap] : std::exchange(gaps_, {})) {
     if (gap.backed) memory_->release(begin, gap.nbytes);
     // Pages at its ends that it shares with blocks stay, and are reserved once more when they are used.

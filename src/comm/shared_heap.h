@@ -27,8 +27,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   std::optional<int64_t> place_of(const at::Tensor& tensor) const;
   // The tensor's block stays as it is until `read` is true, which is asked from time to time; true stays true.
   void hold(const at::Tensor& tensor, std::function<bool()> read);
-  // Gives memory that nobody uses back to the system.
-  void trim();
+  // Gives memory that nobody uses back to the system, if it is more than `keep` bytes: [Note: pages that are kept].
+  void trim(int64_t keep = 0);
   // Of blocks that are in use or held.
   int64_t nbytes_in_use() const;
 

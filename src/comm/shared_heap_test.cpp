@@ -76,6 +76,15 @@ TEST(SharedHeap, TrimGivesBackWhatNobodyUses) {
   EXPECT_EQ(heap->place_of(heap->take(20 * kMiB)), place);
 }
 
+TEST(SharedHeap, TrimKeepsWhatIsLittle) {
+  const auto heap = make_heap();
+  const int64_t place = *heap->place_of(heap->take(20 * kMiB).fill_(1));
+  heap->trim(20 * kMiB);
+  EXPECT_EQ(heap->memory().data()[place], 1);
+  heap->trim(20 * kMiB - 1);
+  EXPECT_EQ(heap->memory().data()[place], 0);
+}
+
 TEST(SharedHeap, TooLittleMemoryIsAnErrorThatLeavesTheRest) {
   const auto heap = make_heap(kMiB);
   at::Tensor kept = heap->take(kMiB / 2).fill_(3);

@@ -13,6 +13,11 @@
 #include <sstream>
 #include <utility>
 
+#ifdef __SANITIZE_THREAD__
+#include <map>
+#include <mutex>
+#endif
+
 namespace fsdp {
 namespace {
 
@@ -32,6 +37,40 @@ uint64_t random_word() {
 Mark& mark_of(char* mapping) { return *reinterpret_cast<Mark*>(mapping); }
 
 std::string path_of(int64_t process, int file) { return c10::str("/proc/", process, "/fd/", file); }
+
+#ifdef __SANITIZE_THREAD__
+
+// What this process has made, by ticket.
+class Made {
+ public:
+  static Made& all() {
+    static Made made;
+    return made;
+  }
+  void add(const std::shared_ptr<SharedMemory>& memory) {
+    std::lock_guard lock(mutex_);
+    memories_[memory->ticket()] = memory;
+  }
+  std::shared_ptr<SharedMemory> find(const std::string& ticket) {
+    std::lock_guard lock(mutex_);
+    const auto found = memories_.find(ticket);
+    return found == memories_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<SharedMemory>> memories_;
+};
+
+void remember(const std::shared_ptr<SharedMemory>& memory) { Made::all().add(memory); }
+std::shared_ptr<SharedMemory> made_here(const std::string& ticket) { return Made::all().find(ticket); }
+
+#else
+
+void remember(const std::shared_ptr<SharedMemory>&) {}
+std::shared_ptr<SharedMemory> made_here(const std::string&) { return nullptr; }
+
+#endif
 
 }  // namespace
 
@@ -63,7 +102,7 @@ void SharedMemory::move_to(char* addresses) {
 }
 
 void SharedMemory::close() {
-  if (file_ >= 0) ::close(std::exchange(file_, -1));
+  if (const int file = file_.exchange(-1); file >= 0) ::close(file);
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::create(int64_t nbytes) {
@@ -79,6 +118,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(int64_t nbytes) {
   std::shared_ptr<SharedMemory> memory(new SharedMemory(file, nbytes, getpid()));
   memory->reserve(-kPage, kPage);
   mark_of(memory->mapping_) = Mark{.word = random_word()};
+  remember(memory);
   return memory;
 }
 
@@ -100,8 +140,13 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& ticket) {
   return std::memcmp(&found, &mark, sizeof(Mark)) == 0 ? memory : nullptr;
 }
 
+std::shared_ptr<SharedMemory> SharedMemory::open_to_stay(const std::string& ticket) {
+  std::shared_ptr<SharedMemory> memory = made_here(ticket);
+  return memory ? memory : open(ticket);
+}
+
 std::string SharedMemory::ticket() const {
-  return c10::str(process_, " ", file_, " ", nbytes_, " ", mark_of(mapping_).word);
+  return c10::str(process_, " ", file_.load(), " ", nbytes_, " ", mark_of(mapping_).word);
 }
 
 char* SharedMemory::data() const { return mapping_ + kPage; }

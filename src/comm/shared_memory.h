@@ -1,6 +1,7 @@
 // Memory without a name that the processes of one host share.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +20,9 @@ class SharedMemory {
   // The memory that a ticket stands for, of another process or of this one; null where this process cannot reach it:
   // from another host, container (of which process ids mean something else) or user.
   static std::shared_ptr<SharedMemory> open(const std::string& ticket);
+  // open(), of memory that nobody moves. Under ThreadSanitizer, to which memory is its addresses, threads of one
+  // process get one object.
+  static std::shared_ptr<SharedMemory> open_to_stay(const std::string& ticket);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -46,7 +50,7 @@ class SharedMemory {
  private:
   SharedMemory(int file, int64_t nbytes, int64_t process);
 
-  int file_;
+  std::atomic<int> file_;
   const int64_t process_;
   const int64_t nbytes_;
   char* mapping_;  // a page that holds what tells this memory from any other, and then the memory

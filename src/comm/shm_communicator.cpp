@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <functional>
 #include <utility>
 
 #include "comm/collective_shapes.h"
@@ -53,6 +54,7 @@ class ShmCommunicator final : public Communicator, public Failable {
         heaps_(heaps),
         context_(std::make_shared<ShmContext>()),
         advancing_(std::make_shared<Advancing>()),
+        passing_(std::make_shared<PassingMemory>(heaps.spare)),
         sent_(host_->rank(), host_->size()) {
     context_->host = host_;
     context_->board = std::make_shared<ShmBoard>(std::move(board), host_->rank(), host_->size());
@@ -142,7 +144,7 @@ class ShmCommunicator final : public Communicator, public Failable {
   std::chrono::milliseconds timeout() const override { return host_->timeout(); }
   int world_rank(int rank) const override { return host_->world_rank(rank); }
   void abort(const std::string& reason) override { host_->abort(reason); }
-  void trim() override { heaps_.own->trim(); }
+  void trim() override { heaps_.own->trim(heaps_.spare()); }
   std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), sent_.by_rank()); }
 
   void check_not_failed() const override { check_group_not_failed(*host_); }
@@ -150,7 +152,7 @@ class ShmCommunicator final : public Communicator, public Failable {
   std::vector<Loss> losses() const override { return losses_of(*host_); }
 
  private:
-  void check_reader(int peer, ShmContext::Clock::time_point began, const CollectiveId& id) const;
+  void check_reader(int peer, ShmContext::Clock::duration waited, const std::function<std::string()>& waits) const;
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
     TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
   }
@@ -175,6 +177,7 @@ class ShmCommunicator final : public Communicator, public Failable {
   std::shared_ptr<ShmContext> context_;
   std::shared_ptr<Advancing> advancing_;
   SharedBuffers buffers_;
+  std::shared_ptr<PassingMemory> passing_;
   int shared_buffers_ = 0;  // so far
   PayloadCount sent_;
   std::shared_ptr<Communicator> twin_;
@@ -187,7 +190,7 @@ at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const SharedBufferOpti
               " bytes cannot be cut into slices for ", size(), " ranks");
   const SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
                                   c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
-  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options);
+  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, passing_);
   buffers_.add(buffer);
   return buffer->tensor();
 }
@@ -197,19 +200,27 @@ void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId
   TORCH_CHECK(buffer, describe("write", id), ": not a shared buffer of this group");
   TORCH_CHECK(!buffer->is_reading(), describe("write", id), ": rank ", world_rank(rank()), " itself still reads it");
   const auto began = ShmContext::Clock::now();
+  StoppedRankWarning stopped;
+  const auto waits = [&] {
+    return c10::str("rank ", world_rank(rank()), " waits to write to its part of '", id.name, "'");
+  };
   for (int peer = 0; peer < size(); ++peer) {
-    context_->await([&] { return buffer->has_read(peer); }, [&] { check_reader(peer, began, id); });
+    context_->await([&] { return buffer->has_read(peer); },
+                    [&] {
+                      const auto waited = ShmContext::Clock::now() - began;
+                      stopped.look(waited, context_->heaps, context_->names, waits);
+                      check_reader(peer, waited, waits);
+                    });
   }
 }
 
-void ShmCommunicator::check_reader(int peer, ShmContext::Clock::time_point began, const CollectiveId& id) const {
+void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
+                                   const std::function<std::string()>& waits) const {
   check_not_failed();
   check_complete();
-  const auto waited = ShmContext::Clock::now() - began;
   if (waited < timeout()) return;
-  const std::string reason =
-      c10::str("rank ", world_rank(rank()), " waits to write to its part of '", id.name, "', which rank ",
-               world_rank(peer), " still reads; waited ", std::chrono::duration<double>(waited).count(), " s");
+  const std::string reason = c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
+                                      std::chrono::duration<double>(waited).count(), " s");
   host_->abort(reason);
   TORCH_CHECK(false, reason);
 }

@@ -9,6 +9,7 @@
 #include <barrier>
 #include <chrono>
 #include <csignal>
+#include <optional>
 #include <thread>
 
 #include "comm/cpu_communicator.h"
@@ -25,8 +26,9 @@ using ::testing::HasSubstr;
 
 CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
-void with_ranks(int size, const std::function<void(Communicator&)>& body) {
-  testing::run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); }, {.communicator = "shm"});
+void with_ranks(int size, const std::function<void(Communicator&)>& body, int64_t spare_memory = 0) {
+  testing::run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); },
+                     {.communicator = "shm", .spare_memory = spare_memory});
 }
 
 // A buffer of all ranks and this rank's slice of it.
@@ -144,6 +146,32 @@ TEST(PassingBuffer, GivesMemoryBackWhenAllHaveRead) {
       ++done;
     });
     EXPECT_EQ(done, ranks);
+  }
+}
+
+TEST(PassingBuffer, StaysWhereAllOfThemAreLittle) {
+  constexpr int64_t kNbytes = 40960;  // of one, in pages
+  for (int64_t spare : {2 * kNbytes - 1, 2 * kNbytes}) {
+    with_ranks(
+        2,
+        [&](Communicator& comm) {
+          const Shared shared(comm, 5000, {.passing = true});
+          std::optional<Shared> other(std::in_place, comm, 5000, SharedBufferOptions{.passing = true});
+          const auto read = [&](const Shared& buffer, uint64_t step) {
+            comm.await_readers(buffer.whole, id("u", step));
+            buffer.own.fill_(7);
+            comm.all_gather(buffer.whole, buffer.own, id("u", step))->wait();
+            comm.await_readers(buffer.whole, id("u", step));
+            return buffer.own[0].item<float>() == 7;
+          };
+          EXPECT_TRUE(read(shared, 0)) << "it is the only one that is shared";
+          EXPECT_EQ(read(*other, 1), spare == 2 * kNbytes);
+          EXPECT_EQ(read(shared, 2), spare == 2 * kNbytes);
+          other.reset();
+          comm.barrier(id("the other is gone"));
+          EXPECT_TRUE(read(shared, 3));
+        },
+        spare);
   }
 }
 

@@ -5,31 +5,17 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "comm/failable.h"
+#include "comm/race_notes.h"
 
 namespace fsdp {
 namespace {
 
 // How long a rank sleeps before it looks whether the others are still there.
 constexpr auto kLook = std::chrono::milliseconds(20);
-// And how long before it looks whether they are stopped.
-constexpr auto kStopped = std::chrono::seconds(1);
-
-// By a signal or a debugger: proc(5), the state behind the name in parentheses.
-bool is_stopped(int64_t process) {
-  std::ifstream file(c10::str("/proc/", process, "/stat"));
-  std::string text;
-  std::getline(file, text);
-  const size_t name_end = text.rfind(") ");
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
-  const char state = text[name_end + 2];
-  return state == 'T' || state == 't';
-}
 
 }  // namespace
 
@@ -56,6 +42,7 @@ ShmExchange::ShmExchange(std::shared_ptr<ShmContext> context, CollectiveIdentity
   check_group_not_failed(*context_->host);
   await(rank(), [&] { return context_->board->has_room(sequence_); });
   started_ = {};
+  stopped_ = {};
   ++context_->next_sequence;
   post(payload);
 }
@@ -69,7 +56,9 @@ void ShmExchange::post(const Payload& payload) {
   write_header(own.header, sequence_, identity_, flags_ == nullptr ? nullptr : flags_->data());
   own.payload = own.flags = own.second = ShmBoard::kNowhere;
   if (const at::Tensor& tensor = payload.tensor; tensor.defined() && tensor.numel() > 0) {
-    own.payload = keep(payload.in_place && context_->heap->place_of(tensor) ? tensor : copied(tensor));
+    const at::Tensor block = payload.in_place && context_->heap->place_of(tensor) ? tensor : copied(tensor);
+    note_write(block);
+    own.payload = keep(block);
   }
   if (identity_.flag_words > kInlineFlagWords) {
     const size_t bytes = (identity_.flag_words - kInlineFlagWords) * sizeof(uint64_t);
@@ -110,20 +99,10 @@ void ShmExchange::check_health(int peer) {
     if (!has_posted_all(loss.rank)) fail(errors().lost(loss.rank, loss.why));
   }
   const auto waited = Clock::now() - started_;
-  if (waited >= kStopped) warn_if_stopped(peer);
+  stopped_.look(waited, context_->heaps, context_->names, [this] {
+    return c10::str("rank ", context_->names[static_cast<size_t>(rank())], " waits in its ", identity_.describe());
+  });
   if (waited >= context_->host->timeout()) fail(errors().late(peer, waited, context_->host->timeout()));
-}
-
-// One that is only slow is the watchdog's (DebugOptions::watchdog_warning), which asks it what it does.
-void ShmExchange::warn_if_stopped(int peer) {
-  const int64_t process = context_->heaps[static_cast<size_t>(peer)]->process();
-  if (warned_ || !is_stopped(process)) return;
-  warned_ = true;
-  const std::string text =
-      c10::str("fsdp: rank ", context_->names[static_cast<size_t>(rank())], " waits in its ", identity_.describe(),
-               " for rank ", context_->names[static_cast<size_t>(peer)], ", which is stopped (process ", process,
-               "): it goes on with kill -CONT ", process, "\n");
-  std::fputs(text.c_str(), stderr);  // at once: autograd keeps back what is a warning of LibTorch's until backward ends
 }
 
 bool ShmExchange::has_posted_all(int peer) const {
@@ -182,7 +161,9 @@ at::Tensor ShmExchange::in_heap(int peer, int64_t place, int64_t begin, int64_t 
 
 at::Tensor ShmExchange::payload_of(int peer, int64_t begin, int64_t numel, at::ScalarType dtype) const {
   const int64_t place = context_->board->of(peer, sequence_, 0)->payload;
-  return in_heap(peer, place == ShmBoard::kNowhere ? 0 : place, begin, numel, dtype);
+  at::Tensor part = in_heap(peer, place == ShmBoard::kNowhere ? 0 : place, begin, numel, dtype);
+  note_read(part);
+  return part;
 }
 
 at::Tensor ShmExchange::second_payload(int64_t numel, at::ScalarType dtype) {
@@ -196,7 +177,9 @@ void ShmExchange::publish_second() { context_->board->publish(sequence_, 1); }
 
 at::Tensor ShmExchange::second_of(int peer, int64_t numel, at::ScalarType dtype) {
   const int64_t place = await_post(peer, 1).second;
-  return in_heap(peer, place == ShmBoard::kNowhere ? 0 : place, 0, numel, dtype);
+  at::Tensor sums = in_heap(peer, place == ShmBoard::kNowhere ? 0 : place, 0, numel, dtype);
+  note_read(sums);
+  return sums;
 }
 
 void ShmExchange::finish() {

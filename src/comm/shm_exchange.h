@@ -16,6 +16,7 @@
 #include "comm/collective_header.h"
 #include "comm/shared_heap.h"
 #include "comm/shm_board.h"
+#include "comm/stopped_rank.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
@@ -82,7 +83,6 @@ class ShmExchange {
   const ShmBoard::Post& await_post(int peer, int step);
   void await(int peer, const std::function<bool()>& there);
   void check_health(int peer);
-  void warn_if_stopped(int peer);
   bool has_posted_all(int peer) const;
   void post(const Payload& payload);
   void merge_flags(const Header& header, int peer);
@@ -100,7 +100,7 @@ class ShmExchange {
   std::vector<at::Tensor> blocks_;
   Clock::time_point started_{};
   bool finished_ = false;
-  bool warned_ = false;  // that a rank is stopped
+  StoppedRankWarning stopped_;
 };
 
 }  // namespace fsdp

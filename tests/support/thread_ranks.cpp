@@ -56,15 +56,17 @@ std::string communicator_of(const std::string& wanted) {
   return name;
 }
 
-std::shared_ptr<Communicator> make_communicator(const std::string& name, const std::shared_ptr<MeetingPoint>& point,
+std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted, const std::shared_ptr<MeetingPoint>& point,
                                                 int rank, int world_size, const GlooOptions& options) {
+  const std::string name = communicator_of(wanted.communicator);
   if (name == "gloo") return make_gloo_communicator(point, rank, world_size, options);
-  if (name == "shm" || world_size < 4 || world_size % 2 != 0) {
-    return make_shm_communicator(point, rank, world_size, options);
+  HostProbe probe;
+  probe.spare = [nbytes = wanted.spare_memory] { return nbytes; };
+  if (name == "hosts" && world_size >= 4 && world_size % 2 == 0) {
+    probe.name = rank < world_size / 2 ? "first" : "second";
   }
-  const std::string host = rank < world_size / 2 ? "first" : "second";
   auto gloo = make_host_communicator(point, rank, world_size, options);
-  return make_staged_communicator(share_memory(std::move(gloo), {.name = host}).communicator);
+  return make_staged_communicator(share_memory(std::move(gloo), probe).communicator);
 }
 
 }  // namespace
@@ -76,7 +78,6 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   const auto point = make_in_memory_meeting_point();
   GlooOptions gloo;
   gloo.timeout = options.timeout;
-  const std::string communicator = communicator_of(options.communicator);
   Errors errors;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -84,7 +85,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
       at::set_num_threads(1);
       use_device_of_rank(rank);
       try {
-        body(make_communicator(communicator, point, rank, world_size, gloo));
+        body(make_communicator(options, point, rank, world_size, gloo));
       } catch (const c10::Error& error) {
         errors.add(rank, error.what_without_backtrace());
       } catch (const std::exception& error) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,9 @@ struct RankOptions {
   // "gloo"; "shm"; "hosts": the first half of an even number of four or more ranks as on one host, the others as on
   // another, else "shm". Empty: what the environment variable FSDP_TEST_COMMUNICATOR says, else "gloo".
   std::string communicator = {};
+  // Bytes that ranks that share memory may keep although they are not in use. None: what is used after it was given
+  // back is zeros.
+  int64_t spare_memory = 0;
 };
 
 // Runs `body` once for each rank 0 … world_size - 1, each in a thread of its own with a communicator of

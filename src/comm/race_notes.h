@@ -1,0 +1,27 @@
+// What LibTorch, which is not instrumented, reads and writes, told to ThreadSanitizer; nothing without it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#ifdef __SANITIZE_THREAD__
+extern "C" {
+void __tsan_read_range(void* begin, unsigned long nbytes);
+void __tsan_write_range(void* begin, unsigned long nbytes);
+}
+#endif
+
+namespace fsdp {
+
+#ifdef __SANITIZE_THREAD__
+inline void note_read(const at::Tensor& tensor) {
+  __tsan_read_range(const_cast<void*>(tensor.const_data_ptr()), tensor.nbytes());
+}
+inline void note_write(const at::Tensor& tensor) {
+  __tsan_write_range(const_cast<void*>(tensor.const_data_ptr()), tensor.nbytes());
+}
+#else
+inline void note_read(const at::Tensor&) {}
+inline void note_write(const at::Tensor&) {}
+#endif
+
+}  // namespace fsdp
