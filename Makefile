@@ -52,13 +52,13 @@ format:  ## Format all C++ files
 format-check:  ## Fail when a C++ file is not formatted
 	@scripts/format.sh --check
 
-sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)
 	@scripts/setup.sh all
-	@scripts/sanitize.sh
+	@scripts/sanitize.sh $(SANITIZER)
 
 fuzz:  ## Fuzz the readers of files, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs
 	@scripts/setup.sh build
 	@scripts/fuzz.sh
 
 clean:  ## Remove what was built (not the environment, the model or the data)
-	rm -rf $(BUILD_DIR) $(FUZZ_DIR) build-sanitize build-debug build-gpu
+	rm -rf $(BUILD_DIR) $(FUZZ_DIR) build-sanitize build-tsan build-debug build-gpu

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # build.sh [CMake option...]: configures BUILD_DIR where settings changed, and builds it. SOURCE_DIR: another project than
-# the repository's own.
+# the repository's own. BUILD_TARGETS: some targets only.
 source "$(dirname "$0")/common.sh"
 
 # ccache must look past time stamps to use what it has with precompiled headers.
@@ -22,6 +22,6 @@ configure() {
 }
 
 if [[ ! -f $BUILD_DIR/build.ninja || ! -f $stamp || $(<"$stamp") != "$configuration" ]]; then configure; fi
-cmake --build "$BUILD_DIR" --parallel "${JOBS:-$(default_jobs)}" ||
+cmake --build "$BUILD_DIR" --parallel "${JOBS:-$(default_jobs)}" --target ${BUILD_TARGETS:-all} ||
   die "the build failed: the first error above is the one to look at" \
     "Compiler killed, or no memory: make build JOBS=1   After changes to the system: make clean build"
