@@ -1,6 +1,7 @@
 // Time and local cost of the collectives of this library, over Gloo (loopback) and through shared memory, against those
-// of c10d's ProcessGroupGloo and a copy of the same size. All take turns; a time is the median. Usage, in one shell for
-// each rank:  RANK=r WORLD_SIZE=n MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 comm_bench [MiB...]
+// of c10d's ProcessGroupGloo and a copy of the same size. All take turns. Usage, in one shell for each rank:
+//   RANK=r WORLD_SIZE=n MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 comm_bench [MiB...]
+// Rank 0 prints one JSON array: of each row what it is, MiB, the seconds of each turn, and those of its processor.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,13 +29,8 @@ struct Row {
   double mebibytes = 0;
   std::function<void()> action;
   std::vector<double> seconds = {};
-  double cpu_seconds = 0;  // of this process, all threads, over all turns
+  double cpu_seconds = 0;  // of this process, all threads, over all turns that count
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 class Bench {
  public:
@@ -86,6 +83,8 @@ class Bench {
     measure();
   }
 
+  const nlohmann::json& measured() const { return measured_; }
+
  private:
   void add(const char* what, double mebibytes, std::function<void()> action) {
     rows_.push_back({what, mebibytes, std::move(action)});
@@ -111,16 +110,12 @@ class Bench {
       }
     }
     for (const Row& row : rows_) {
-      if (place_.rank == 0) report(row);
+      measured_.push_back({{"what", row.what},
+                           {"mib", row.mebibytes},
+                           {"seconds", row.seconds},
+                           {"cpu_seconds", row.cpu_seconds / static_cast<double>(row.seconds.size())}});
     }
     rows_.clear();
-  }
-
-  static void report(const Row& row) {
-    const double seconds = median(row.seconds);
-    std::printf("%-38s %8.2f MiB  %9.3f ms  %7.2f GB/s of tensor  cpu %9.3f ms\n", row.what.c_str(), row.mebibytes,
-                seconds * 1e3, row.mebibytes * 1048576 / seconds / 1e9,
-                row.cpu_seconds / static_cast<double>(row.seconds.size()) * 1e3);
   }
 
   fsdp::CollectiveId next(const char* name) { return {name, generation_++, fsdp::Pass::kUser}; }
@@ -129,6 +124,7 @@ class Bench {
   std::shared_ptr<fsdp::Communicator> gloo_, shm_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   std::vector<Row> rows_;
+  nlohmann::json measured_ = nlohmann::json::array();
   uint64_t generation_ = 0;
 };
 
@@ -136,8 +132,10 @@ class Bench {
 
 int main(int argc, char** argv) {
   at::set_num_threads(1);
-  Bench bench(fsdp::rank_environment());
+  const fsdp::RankEnvironment place = fsdp::rank_environment();
+  Bench bench(place);
   if (argc < 2) bench.run(64);
   for (int i = 1; i < argc; ++i) bench.run(std::atof(argv[i]));
+  if (place.rank == 0) std::printf("%s\n", bench.measured().dump().c_str());
   return 0;
 }

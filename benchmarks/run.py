@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import collectives
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
@@ -174,7 +176,7 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-dir", type=Path, default=Path(os.environ.get("BUILD_DIR", ROOT / "build")))
-    parser.add_argument("--only", choices=("host_time", "training"))
+    parser.add_argument("--only", choices=("host_time", "collectives", "training"))
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=13, help=f"training steps of a run; the first {WARM_UP_STEPS} warm up")
@@ -184,9 +186,11 @@ def main():
         parser.error(f"--steps must be more than {WARM_UP_STEPS}")
     options.folder.mkdir(parents=True, exist_ok=True)
     parts = [f"Measured on {machine()}, {options.turns} turns."]
-    if options.only != "training":
+    if options.only in (None, "host_time"):
         parts.append("### Host time of a unit\n\n" + host_time(options.build_dir, options.turns))
-    if options.only != "host_time":
+    if options.only in (None, "collectives"):
+        parts.append("### Collectives of one host\n\n" + collectives.report(options.build_dir, options.ranks))
+    if options.only in (None, "training"):
         parts.append("### Training a small Llama\n\n"
                      + training(options.build_dir, options.folder, options.ranks, options.turns, options.steps))
     text = "\n\n".join(parts) + "\n"
