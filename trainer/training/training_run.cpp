@@ -24,11 +24,6 @@ GradScalerOptions scaler_options(const Config& config) {
           .enabled = uses_fp16(config)};
 }
 
-// Of shards that are elsewhere, reductions on a device do not see it; a run on the CPU ends in the same bits as there.
-bool reductions_see_norm(const Config& config) {
-  return !uses_fp16(config) && !config.cpu_offload && !config.offload_path;
-}
-
 LrSchedule schedule_from(const Config& config, double learning_rate) {
   return {config.lr_scheduler_type, learning_rate, config.warmup_steps, config.max_steps};
 }
@@ -45,7 +40,6 @@ TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, Sharde
       optimizer_(sharded.parameters(), optimizer_options(config)),
       scaler_(scaler_options(config)) {
   sharded.set_gradient_divide_factor(config.gradient_divide_factor);
-  sharded.set_reductions_see_norm(reductions_see_norm(config));
   if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
   if (config.offload_path) optimizer_.after_each_part([&sharded] { sharded.page_out(); });
 }
@@ -69,7 +63,6 @@ StepResult TrainingRun::step() {
 
 double TrainingRun::unscaled_grad_norm() {
   const double separate = separate_ ? separate_->grad_norm() : 0.0;
-  if (reductions_see_norm(config_)) return std::hypot(sharded_.reduced_grad_norm().item<double>(), separate);
   scaler_.unscale_(sharded_, !std::isfinite(separate));
   return std::hypot(sharded_.grad_norm().item<double>(), separate / scaler_.scale());
 }
