@@ -1,5 +1,5 @@
 # make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, FUZZ_DIR, FUZZ_SECONDS, FUZZ_RUNS,
-# FUZZ_ONLY, JOBS, VENV (all may stay unset).
+# FUZZ_ONLY, JOBS, SANITIZER, VENV (all may stay unset).
 SHELL := /bin/bash
 BUILD_DIR ?= $(CURDIR)/build
 FUZZ_DIR ?= $(CURDIR)/build-fuzz

@@ -66,7 +66,9 @@ std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted, const
     probe.name = rank < world_size / 2 ? "first" : "second";
   }
   auto gloo = make_host_communicator(point, rank, world_size, options);
-  return make_staged_communicator(share_memory(std::move(gloo), probe).communicator);
+  ChosenCommunicator chosen = share_memory(std::move(gloo), probe);
+  TORCH_CHECK(world_size == 1 || chosen.communicator->backend() != "gloo", "ranks share no memory: ", chosen.reason);
+  return make_staged_communicator(std::move(chosen.communicator));
 }
 
 }  // namespace
