@@ -65,8 +65,16 @@ class ShardedGradScaler {
   // Errors: scale() was never called, or unscale_ or step of this model came before without update().
   void unscale_(ShardedModule& sharded, bool others_not_finite = false);
 
+  // Instead of unscale_(), for those who divide by scale() in the optimizer's own pass, as FusedAdamW's
+  // step(1 / scale()) does: writes no gradient, and reads none that reductions have seen. Returns the norm of the
+  // gradients divided by scale(), over all ranks: ShardedModule::reduced_grad_norm(). A norm that is not finite counts
+  // as gradients that are not. `step_optimizer` of step() finds gradients as backward left them. Disabled: the norm
+  // alone. `others_not_finite`, collective, errors: as those of unscale_, which may not be called as well.
+  double unscaled_grad_norm(ShardedModule& sharded, bool others_not_finite = false);
+
   // Calls `step_optimizer` unless a gradient of the model on any rank is not finite. Unscales first, which is
-  // collective, if unscale_ was not called. Returns whether it stepped, the same on all ranks.
+  // collective, if neither unscale_ nor unscaled_grad_norm was called. Returns whether it stepped, the same on all
+  // ranks.
   // Errors: scale() was never called, or step of this model came before without update().
   bool step(ShardedModule& sharded, const std::function<void()>& step_optimizer);
   // The same with an object that has step(): an optimizer of torch::optim, say.
@@ -96,7 +104,7 @@ class ShardedGradScaler {
   void load_state_dict(const std::optional<GradScalerState>& state);
 
  private:
-  enum class Stage : uint8_t { kReady, kUnscaled, kStepped };
+  enum class Stage : uint8_t { kReady, kChecked, kStepped };
   struct PerModel {
     Stage stage = Stage::kReady;
     bool found_inf = false;
@@ -104,6 +112,7 @@ class ShardedGradScaler {
 
   void check_scaled(const char* what) const;
   PerModel& model(ShardedModule& sharded);
+  PerModel& model_to_check(ShardedModule& sharded, const char* what);
   void unscale(ShardedModule& sharded, PerModel& model, bool others_not_finite);
   void back_off();
   void grow();

@@ -325,9 +325,9 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
     end_reduction(GradientState::kAccumulating);
     return;
   }
-  const bool seen = leaves_.is_memory(reduction.output) && !hook;
+  const bool all_there_is = !leaves_.any() && !hook;
   leaves_.add(reduction.output, reduction.captured);
-  if (seen) {
+  if (all_there_is) {
     leaves_.note(reduction.summary);
   }
   give_back(reduction.output, pool);

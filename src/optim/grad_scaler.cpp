@@ -54,6 +54,12 @@ bool unscale_gradients(ShardedModule& sharded, double scale) {
   return found.item<float>() != 0;
 }
 
+void check_none_stepped(ShardedModule& sharded) {
+  TORCH_CHECK(!sharded.engine().reducer().unit_reduced_hook,
+              "fsdp: ShardedGradScaler: optimizers that step inside "
+              "backward (set_unit_reduced_hook) have used gradients that were still scaled; use one or the other");
+}
+
 }  // namespace
 
 ShardedGradScaler::ShardedGradScaler(const GradScalerOptions& options) : enabled_(options.enabled) {
@@ -79,21 +85,24 @@ std::vector<at::Tensor> ShardedGradScaler::scale(const std::vector<at::Tensor>& 
 
 void ShardedGradScaler::unscale_(ShardedModule& sharded, bool others_not_finite) {
   if (!enabled_) return;
-  check_scaled("unscale_");
-  PerModel& state = model(sharded);
-  TORCH_CHECK(state.stage != Stage::kUnscaled,
-              "fsdp: ShardedGradScaler: unscale_() has already been called on this model since the last update()");
-  TORCH_CHECK(state.stage != Stage::kStepped, "fsdp: ShardedGradScaler: unscale_() is being called after step()");
-  unscale(sharded, state, others_not_finite);
+  unscale(sharded, model_to_check(sharded, "unscale_"), others_not_finite);
 }
 
 void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state, bool others_not_finite) {
-  TORCH_CHECK(!sharded.engine().reducer().unit_reduced_hook,
-              "fsdp: ShardedGradScaler: optimizers that step inside "
-              "backward (set_unit_reduced_hook) have used gradients that were still scaled; use one or the other");
+  check_none_stepped(sharded);
   const bool mine = unscale_gradients(sharded, state_.scale) || others_not_finite;
-  state = {Stage::kUnscaled, true};  // should the exchange fail, nothing may step on what is scaled down already
+  state = {Stage::kChecked, true};  // should the exchange fail, nothing may step on what is scaled down already
   state.found_inf = any_rank(sharded.engine(), mine, "ShardedGradScaler");
+}
+
+double ShardedGradScaler::unscaled_grad_norm(ShardedModule& sharded, bool others_not_finite) {
+  if (!enabled_) return sharded.reduced_grad_norm().item<double>();
+  PerModel& state = model_to_check(sharded, "unscaled_grad_norm");
+  check_none_stepped(sharded);
+  const double norm = sharded.reduced_grad_norm().item<double>();
+  state = {Stage::kChecked, true};
+  state.found_inf = any_rank(sharded.engine(), !std::isfinite(norm) || others_not_finite, "ShardedGradScaler");
+  return norm / state_.scale;
 }
 
 bool ShardedGradScaler::step(ShardedModule& sharded, const std::function<void()>& step_optimizer) {
@@ -164,6 +173,15 @@ void ShardedGradScaler::load_state_dict(const std::optional<GradScalerState>& st
 void ShardedGradScaler::check_scaled(const char* what) const {
   TORCH_CHECK(scaled_, "fsdp: ShardedGradScaler: ", what, "() before any scale(): gradients of a loss that was not ",
               "scaled must not be unscaled");
+}
+
+ShardedGradScaler::PerModel& ShardedGradScaler::model_to_check(ShardedModule& sharded, const char* what) {
+  check_scaled(what);
+  PerModel& state = model(sharded);
+  TORCH_CHECK(state.stage != Stage::kChecked, "fsdp: ShardedGradScaler: ", what,
+              "(): unscale_() or unscaled_grad_norm() has already been called on this model since the last update()");
+  TORCH_CHECK(state.stage != Stage::kStepped, "fsdp: ShardedGradScaler: ", what, "() is being called after step()");
+  return state;
 }
 
 ShardedGradScaler::PerModel& ShardedGradScaler::model(ShardedModule& sharded) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/project_paths.h"
 #include "support/sharding.h"
 
 namespace fsdp {
@@ -16,7 +17,8 @@ using testing::expect_error;
 using testing::one_rank_options_for_lists;
 
 const json& reference() {
-  static const json file = json::parse(std::ifstream(FSDP_SOURCE_DIR "/tests/support/grad_scaler_reference.json"));
+  static const json file =
+      json::parse(std::ifstream(testing::source_folder() + "/tests/support/grad_scaler_reference.json"));
   return file;
 }
 
@@ -157,6 +159,35 @@ TEST(ShardedGradScaler, CountsWhatIsNotFiniteElsewhere) {
   EXPECT_TRUE(scaler.step(*model.sharded, [] {}));
 }
 
+TEST(ShardedGradScaler, TellsTheNormWithoutWriting) {
+  Model model;
+  ShardedGradScaler scaler = scaler_in_use({.init_scale = 8});
+  model.set_gradient(24);
+  EXPECT_EQ(scaler.unscaled_grad_norm(*model.sharded), 6);
+  bool stepped = false;
+  EXPECT_TRUE(scaler.step(*model.sharded, [&] {
+    stepped = true;
+    EXPECT_EQ(model.gradient()[3].item<double>(), 24);
+  }));
+  EXPECT_TRUE(stepped);
+  EXPECT_EQ(model.gradient()[3].item<double>(), 24);
+  scaler.update();
+  EXPECT_EQ(scaler.scale(), 8);
+  for (double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    scaler.scale(torch::ones({}));
+    model.set_gradient(24);
+    model.gradient()[2] = bad;
+    EXPECT_FALSE(std::isfinite(scaler.unscaled_grad_norm(*model.sharded)));
+    EXPECT_FALSE(scaler.step(*model.sharded, [] { FAIL(); }));
+    scaler.update();
+  }
+  EXPECT_EQ(scaler.scale(), 2);
+  scaler.scale(torch::ones({}));
+  model.set_gradient(24);
+  EXPECT_EQ(scaler.unscaled_grad_norm(*model.sharded, /*others_not_finite=*/true), 24);
+  EXPECT_FALSE(scaler.step(*model.sharded, [] { FAIL(); }));
+}
+
 TEST(ShardedGradScaler, TakesGradientsOfSeveralDtypes) {
   const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kHalf, at::kFloat, at::kBFloat16, at::kHalf};
   std::vector<at::Tensor> tensors;
@@ -182,17 +213,22 @@ TEST(ShardedGradScaler, RefusesCallsOutOfOrder) {
   CountingOptimizer optimizer;
   ShardedGradScaler scaler;
   expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_() before any scale()"});
+  expect_error([&] { scaler.unscaled_grad_norm(*model.sharded); }, {"unscaled_grad_norm() before any scale()"});
   expect_error([&] { scaler.step(*model.sharded, optimizer); }, {"step() before any scale()"});
   expect_error([&] { scaler.update(); }, {"update() before any scale()"});
   expect_error([&] { scaler.update(2.0); }, {"update() before any scale()"});
   scaler.scale(torch::ones({}));
   expect_error([&] { scaler.update(); }, {"no gradients were checked"});
   for (int iteration = 0; iteration < 2; ++iteration) {
-    scaler.unscale_(*model.sharded);
-    expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_() has already been called"});
+    iteration == 0 ? scaler.unscale_(*model.sharded) : void(scaler.unscaled_grad_norm(*model.sharded));
+    expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_(): ", "has already been called"});
+    expect_error([&] { scaler.unscaled_grad_norm(*model.sharded); },
+                 {"unscaled_grad_norm(): ", "has already been called"});
     scaler.step(*model.sharded, optimizer);
     expect_error([&] { scaler.step(*model.sharded, optimizer); }, {"step() has already been called"});
     expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_() is being called after step()"});
+    expect_error([&] { scaler.unscaled_grad_norm(*model.sharded); },
+                 {"unscaled_grad_norm() is being called after step()"});
     iteration == 0 ? scaler.update() : scaler.update(4.0);
     expect_error([&] { scaler.update(); }, {"no gradients were checked"});
   }
@@ -253,6 +289,7 @@ TEST(ShardedGradScaler, LeavesEverythingAloneWhenDisabled) {
   EXPECT_TRUE(scaler.scale(loss).is_same(loss));
   scaler.unscale_(*model.sharded);
   scaler.unscale_(*model.sharded);
+  EXPECT_EQ(scaler.unscaled_grad_norm(*model.sharded), INFINITY);
   CountingOptimizer optimizer;
   EXPECT_TRUE(scaler.step(*model.sharded, optimizer));
   EXPECT_TRUE(scaler.step(*model.sharded, optimizer));

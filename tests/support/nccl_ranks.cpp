@@ -8,6 +8,7 @@
 #include "base/device_stream.h"
 #include "comm/meeting_point.h"
 #include "comm/nccl_communicator.h"
+#include "support/project_paths.h"
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"
 
@@ -32,7 +33,7 @@ void run_on_devices(int size, const std::function<c10::Device(int rank)>& device
 
 }  // namespace
 
-std::string fake_nccl_path() { return FSDP_BUILD_DIR "/libfake_nccl.so"; }
+std::string fake_nccl_path() { return build_folder() + "/libfake_nccl.so"; }
 
 FakeNccl fresh_fake_nccl() {
   void* library = dlopen(fake_nccl_path().c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "config/config_schema.h"
+#include "support/project_paths.h"
 
 namespace fsdp::trainer {
 namespace {
@@ -24,7 +25,7 @@ TEST(ConfigDoc, HelpListsEveryKeyWithTypeDefaultAndMeaning) {
 }
 
 TEST(ConfigDoc, DocsHoldTheTablesOfTheSchema) {
-  std::ifstream file(FSDP_SOURCE_DIR "/docs/config.md");
+  std::ifstream file(testing::source_folder() + "/docs/config.md");
   std::stringstream text;
   text << file.rdbuf();
   EXPECT_NE(text.str().find(config_markdown()), std::string::npos)

@@ -4,16 +4,18 @@
 
 #include <cstdlib>
 
+#include "support/project_paths.h"
 #include "testing/test_folder.h"
 
 namespace fsdp::trainer {
 
 ProgramResult run_shell(const std::string& line) {
   const TestFolder folder;
-  const std::string script = folder.write("script",
-                                          "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n"
-                                          "export FSDP=" FSDP_BUILD_DIR "/fsdp OMP_NUM_THREADS=1\n" +
-                                              line + "\n");
+  const std::string script =
+      folder.write("script",
+                   "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n"
+                   "export FSDP=" +
+                       fsdp::testing::build_folder() + "/fsdp OMP_NUM_THREADS=1\n" + line + "\n");
   const std::string command =
       "timeout 300 sh " + script + " > " + folder.path("out") + " 2> " + folder.path("err") + " < /dev/null";
   const int wait_status = std::system(command.c_str());

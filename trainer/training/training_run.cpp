@@ -40,6 +40,7 @@ TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, Sharde
       optimizer_(sharded.parameters(), optimizer_options(config)),
       scaler_(scaler_options(config)) {
   sharded.set_gradient_divide_factor(config.gradient_divide_factor);
+  sharded.set_reductions_see_norm(true);
   if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
   if (config.offload_path) optimizer_.after_each_part([&sharded] { sharded.page_out(); });
 }
@@ -63,13 +64,13 @@ StepResult TrainingRun::step() {
 
 double TrainingRun::unscaled_grad_norm() {
   const double separate = separate_ ? separate_->grad_norm() : 0.0;
-  scaler_.unscale_(sharded_, !std::isfinite(separate));
-  return std::hypot(sharded_.grad_norm().item<double>(), separate / scaler_.scale());
+  return std::hypot(scaler_.unscaled_grad_norm(sharded_, !std::isfinite(separate)), separate / scaler_.scale());
 }
 
 void TrainingRun::update(double clipping) {
-  sharded_.with_offloaded_memory([&] { optimizer_.step(clipping); });
-  if (separate_) separate_->step(separate_schedule_->at(updates_), clipping / scaler_.scale());
+  const double gradient_scale = clipping / scaler_.scale();
+  sharded_.with_offloaded_memory([&] { optimizer_.step(gradient_scale); });
+  if (separate_) separate_->step(separate_schedule_->at(updates_), gradient_scale);
 }
 
 void TrainingRun::set_progress(const Progress& progress) {
