@@ -50,9 +50,7 @@ void check_sizes(Communicator& group, const std::vector<std::string>& texts, con
   }
 }
 
-using Open = std::shared_ptr<SharedMemory> (*)(const std::string& ticket);
-
-Memories open_all(Communicator& group, const std::string& tickets, Open open) {
+Memories open_all(Communicator& group, const std::string& tickets, const OpenMemory& open) {
   Memories memories;
   std::istringstream in(tickets);
   for (std::string ticket; std::getline(in, ticket);) {
@@ -63,8 +61,8 @@ Memories open_all(Communicator& group, const std::string& tickets, Open open) {
   return memories;
 }
 
-Memories provide(Communicator& group, const std::vector<MemoryRequest>& requests, int64_t needed, Open open,
-                 const CollectiveId& id) {
+Memories provide(Communicator& group, const std::vector<MemoryRequest>& requests, int64_t needed,
+                 const OpenMemory& open, const CollectiveId& id) {
   Offer offered = group.rank() == 0 ? offer(requests, needed, id) : Offer{};
   const std::vector<std::string> texts = group.all_gather_bytes(sizes_of(requests) + offered.tickets, id);
   check_sizes(group, texts, id);

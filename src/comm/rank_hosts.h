@@ -36,7 +36,6 @@ struct HostGrid {
 std::optional<HostGrid> grid_of(const std::vector<int>& hosts);
 
 // How a rank finds out who is on its host: those that give the same name and whose memory it can open.
-using OpenMemory = std::function<std::shared_ptr<SharedMemory>(const std::string& ticket)>;
 struct HostProbe {
   std::string name;  // empty: that of the host
   OpenMemory open = SharedMemory::open_to_stay;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -55,5 +56,8 @@ class SharedMemory {
   const int64_t nbytes_;
   char* mapping_;  // a page that holds what tells this memory from any other, and then the memory
 };
+
+// SharedMemory::open, or open_to_stay, or what a test has in their place.
+using OpenMemory = std::function<std::shared_ptr<SharedMemory>(const std::string& ticket)>;
 
 }  // namespace fsdp

@@ -153,6 +153,7 @@ class ShmCommunicator final : public Communicator, public Failable {
 
  private:
   void check_reader(int peer, ShmContext::Clock::duration waited, const std::function<std::string()>& waits) const;
+  [[noreturn]] void fail(const std::string& reason) const;
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
     TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
   }
@@ -217,10 +218,15 @@ void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId
 void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
                                    const std::function<std::string()>& waits) const {
   check_not_failed();
-  check_complete();
+  if (const std::vector<Loss> lost = losses(); !lost.empty()) {
+    fail(c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why));
+  }
   if (waited < timeout()) return;
-  const std::string reason = c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
-                                      std::chrono::duration<double>(waited).count(), " s");
+  fail(c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
+                std::chrono::duration<double>(waited).count(), " s"));
+}
+
+void ShmCommunicator::fail(const std::string& reason) const {
   host_->abort(reason);
   TORCH_CHECK(false, reason);
 }

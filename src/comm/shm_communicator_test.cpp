@@ -130,6 +130,21 @@ TEST(SharedBuffer, ReadingsAreCountedOverAndOver) {
   });
 }
 
+TEST(SharedBuffer, AReaderThatIsLostIsNamedByWhoWaitsToWrite) {
+  std::atomic<int> named = 0;
+  with_ranks(3, [&](Communicator& comm) {
+    const Shared shared(comm, 5);
+    comm.all_gather(shared.whole, shared.own, id("u"))->wait();
+    if (comm.rank() == 1) return;  // before the reading that the others begin
+    comm.all_gather(shared.whole, shared.own, id("u"));
+    const std::string error = error_of([&] { comm.await_readers(shared.whole, id("u")); });
+    const std::string what = "waits to write to its part of 'u': rank 1 is lost: its connection closed";
+    EXPECT_THAT(error, HasSubstr(what));  // its own words, or those of the one that has noticed before
+    named += error.find(c10::str("rank ", comm.rank(), " ", what)) == 0;
+  });
+  EXPECT_GE(named, 1);
+}
+
 TEST(PassingBuffer, GivesMemoryBackWhenAllHaveRead) {
   for (int ranks : {2, 3, 4}) {
     std::atomic<int> done = 0;
