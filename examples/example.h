@@ -46,9 +46,10 @@ inline Net make_net() {
 }
 
 // The ranks that torchrun or mpirun started (one, if nothing did); each Block becomes a unit, the head the root unit.
-inline fsdp::Options make_options() {
+inline fsdp::Options make_options(const std::shared_ptr<fsdp::Communicator>& communicator =
+                                      fsdp::make_cpu_communicator(fsdp::rank_environment()).communicator) {
   fsdp::Options options;
-  options.communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
+  options.communicator = communicator;
   options.auto_wrap_policy = fsdp::module_class_policy<BlockImpl>();
   return options;
 }

@@ -96,7 +96,7 @@ void print(const char* name, const Memory& m) {
 
 int main(int argc, char** argv) {
   fsdp::Options options;
-  options.communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
+  options.communicator = fsdp::make_cpu_communicator(fsdp::rank_environment()).communicator;
   std::optional<fsdp::checkpoint::HfFolder> folder;
   if (argc > 1) folder.emplace(argv[1]);
   const Memory all = train(folder, /*lora=*/false, options);

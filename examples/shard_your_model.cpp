@@ -21,7 +21,7 @@ int main() {
   torch::nn::Sequential model(Block(), Block(), Block(), torch::nn::Linear(64, 1));
 
   fsdp::Options options;
-  options.communicator = fsdp::make_gloo_communicator(fsdp::rank_environment());
+  options.communicator = fsdp::make_cpu_communicator(fsdp::rank_environment()).communicator;
   options.auto_wrap_policy = fsdp::module_class_policy<BlockImpl>();
   auto sharded = fsdp::fully_shard(*model, options);
   torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(1e-3));
