@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "checkpoint/hf_folder.h"
-#include "launch/free_port.h"
+#include "comm/free_port.h"
 #include "testing/program.h"
 #include "testing/test_folder.h"
 #include "testing/tiny_llama.h"
@@ -286,8 +286,9 @@ TEST_F(Program, JoinsTheRanksOfTheEnvironment) {
   const std::string command =
       "MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT $FSDP train --config-path " + folder_.path("config.json");
   const auto run_two_ranks = [&](const std::function<std::string(int)>& variables) {
-    return run_shell("PORT=" + std::to_string(FreePort().number()) + "\n" + variables(1) + command + " &\n" +
-                     variables(0) + command + " && wait $!");
+    const FreePort port;
+    return run_shell("PORT=" + std::to_string(port.number()) + "\n" + variables(1) + command + " &\n" + variables(0) +
+                     command + " && wait $!");
   };
   const auto torchrun = [](int rank) {
     return c10::str("RANK=", rank, " LOCAL_RANK=", rank, " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 ");

@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "comm/free_port.h"
 #include "comm/stress_test_support.h"
 #include "fsdp/communicator.h"
 #include "support/child_process.h"
@@ -21,7 +22,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::Child;
 using testing::error_of;
-using testing::free_port;
 using ::testing::HasSubstr;
 using testing::Listener;
 using testing::say;
@@ -101,17 +101,17 @@ TEST(ChildProcess, DISABLED_Main) {
 }
 
 TEST(Processes, ReduceOverTcp) {
-  const int port = free_port();
+  const FreePort port;
   std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 3; ++rank) children.push_back(std::make_unique<Child>("sums", rank, 3, port));
+  for (int rank = 0; rank < 3; ++rank) children.push_back(std::make_unique<Child>("sums", rank, 3, port.number()));
   for (auto& child : children) EXPECT_THAT(child->finish(), AllOf(HasSubstr("sum 6000"), HasSubstr("no error")));
 }
 
 TEST(Processes, KilledWhileIdle) {
-  const int port = free_port();
-  Child survivor("small", 0, 3, port);
-  Child victim("idle", 1, 3, port);
-  Child other("small", 2, 3, port);
+  const FreePort port;
+  Child survivor("small", 0, 3, port.number());
+  Child victim("idle", 1, 3, port.number());
+  Child other("small", 2, 3, port.number());
   EXPECT_EQ(victim.read_line(), "ready");
   victim.signal(SIGKILL);
   for (auto* child : {&survivor, &other}) {
@@ -122,9 +122,9 @@ TEST(Processes, KilledWhileIdle) {
 // Messages half way through a connection get no error from Gloo itself. What lies in shared memory is there, although
 // the rank that has put it there is gone.
 TEST(Processes, KilledInTheMiddleOfATransfer) {
-  const int port = free_port();
-  Child survivor("large", 0, 2, port);
-  Child victim("suicide", 1, 2, port);
+  const FreePort port;
+  Child survivor("large", 0, 2, port.number());
+  Child victim("suicide", 1, 2, port.number());
   const std::string text = survivor.finish();
   if (over_shared_memory()) {
     EXPECT_THAT(text, HasSubstr("no error"));
@@ -135,9 +135,9 @@ TEST(Processes, KilledInTheMiddleOfATransfer) {
 }
 
 TEST(Processes, StoppedWhileItReadsASharedBuffer) {
-  const int port = free_port();
-  Child writer("share and stop", 0, 2, port);
-  Child reader("share and stop", 1, 2, port);
+  const FreePort port;
+  Child writer("share and stop", 0, 2, port.number());
+  Child reader("share and stop", 1, 2, port.number());
   EXPECT_THAT(writer.read_line(),
               HasSubstr("rank 0 waits to write to its part of 'weights' for rank 1, which is stopped"));
   reader.signal(SIGCONT);
@@ -147,9 +147,9 @@ TEST(Processes, StoppedWhileItReadsASharedBuffer) {
 
 // Rank 0 also serves the store at which the ranks met.
 TEST(Processes, KilledRankZero) {
-  const int port = free_port();
-  Child victim("idle", 0, 2, port);
-  Child survivor("small", 1, 2, port);
+  const FreePort port;
+  Child victim("idle", 0, 2, port.number());
+  Child survivor("small", 1, 2, port.number());
   EXPECT_EQ(survivor.read_line(), "ready");
   EXPECT_EQ(victim.read_line(), "ready");
   victim.signal(SIGKILL);
@@ -169,9 +169,10 @@ TEST(Processes, StoppedAndKilledAtRandom) {
   for (int kill = 0; kill < stress_kills(); ++kill) {
     constexpr int kRanks = 3;
     const std::string role = "stress " + std::to_string(random());
-    const int port = free_port();
+    const FreePort port;
     std::vector<std::unique_ptr<Child>> children;
-    for (int rank = 0; rank < kRanks; ++rank) children.push_back(std::make_unique<Child>(role, rank, kRanks, port));
+    for (int rank = 0; rank < kRanks; ++rank)
+      children.push_back(std::make_unique<Child>(role, rank, kRanks, port.number()));
     for (auto& child : children) EXPECT_EQ(child->read_line(), "ready");
     const int stopped = below(kRanks), victim = below(kRanks), delay = below(100);
     children[stopped]->signal(SIGSTOP);
@@ -205,9 +206,9 @@ TEST(Processes, PortInUse) {
 }
 
 TEST(Processes, MasterOutOfReach) {
-  const int port = free_port();
-  const auto error = error_of([&] { make_gloo_communicator(place(1, 2, port), with_timeout(1s)); });
-  EXPECT_THAT(error, AllOf(HasSubstr("rank 1 cannot reach"), HasSubstr("127.0.0.1:" + std::to_string(port))));
+  const FreePort port;
+  const auto error = error_of([&] { make_gloo_communicator(place(1, 2, port.number()), with_timeout(1s)); });
+  EXPECT_THAT(error, AllOf(HasSubstr("rank 1 cannot reach"), HasSubstr("127.0.0.1:" + std::to_string(port.number()))));
 }
 
 TEST(Processes, UnknownMaster) {
@@ -219,16 +220,16 @@ TEST(Processes, UnknownMaster) {
 
 // A child claims the rank of a thread of this process; rank 2 never comes.
 TEST(Processes, ARankClaimedTwice) {
-  const int port = free_port();
+  const FreePort port;
   std::string errors[2];
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      errors[rank] = error_of([&] { make_gloo_communicator(place(rank, 3, port), with_timeout(3s)); });
+      errors[rank] = error_of([&] { make_gloo_communicator(place(rank, 3, port.number()), with_timeout(3s)); });
     });
   }
   std::this_thread::sleep_for(500ms);
-  Child child("small", 1, 3, port);
+  Child child("small", 1, 3, port.number());
   EXPECT_THAT(child.finish(),
               AllOf(HasSubstr("two processes claim rank 1 of 3"), HasSubstr("process " + std::to_string(getpid()))));
   for (auto& thread : threads) thread.join();

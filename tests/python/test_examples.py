@@ -1,11 +1,12 @@
 """Every program of examples/ runs on several ranks, and its own check passes."""
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 # Each example, and what its rank 0 prints.
@@ -35,12 +36,6 @@ RANKS = {"divergence": (2, 3), "hybrid_sharding": (2, 4)}  # the others: one and
 CASES = [(name, ranks) for name in EXAMPLES for ranks in RANKS.get(name, (1, 2))]
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def environment_of(rank, ranks, port):
     ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
@@ -50,17 +45,17 @@ def environment_of(rank, ranks, port):
 def run_ranks(program, ranks, timeout=120, arguments=(), more_environment=None):
     """The exit statuses of all ranks, and what they printed."""
     assert program.exists(), f"{program} is missing: run make build"
-    port = free_port()
     command = [program, *map(str, arguments)]
-    environments = [{**environment_of(rank, ranks, port), **(more_environment or {})} for rank in range(ranks)]
-    processes = [subprocess.Popen(command, env=environments[rank], text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(ranks)]
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with free_port() as port:
+        environments = [{**environment_of(rank, ranks, port), **(more_environment or {})} for rank in range(ranks)]
+        processes = [subprocess.Popen(command, env=environments[rank], text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(ranks)]
+        try:
+            outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
     return [process.returncode for process in processes], outputs
 
 

@@ -8,7 +8,6 @@ processes.
 import dataclasses
 import functools
 import itertools
-import socket
 import tempfile
 import time
 import warnings
@@ -28,6 +27,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import AutoModelForCausalLM, LlamaConfig, get_scheduler
 from transformers.models.llama import modeling_llama
 from transformers.utils import logging
+
+from ports import free_port
 
 logging.disable_progress_bar()
 warnings.filterwarnings("ignore", "The `NO_SHARD` sharding strategy is deprecated")
@@ -299,12 +300,6 @@ def run_rank(rank, world_size, method, config, options, result):
         dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def train(config, world_size, method, threads=1, prefetch=False, keep_weights=True):
     """Trains as `config` says. `prefetch`: PyTorch's default prefetching, where the method has a choice."""
     unknown = set(config) - set(DEFAULTS) - NUMBERS_STAY - {
@@ -313,9 +308,9 @@ def train(config, world_size, method, threads=1, prefetch=False, keep_weights=Tr
         unknown.add("gradient_divide_factor")
     if method not in METHODS or unknown:
         raise ValueError(f"the reference does not know method {method}, or with it the keys {sorted(unknown)}")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, free_port() as port:
         result = Path(folder) / "run.pt"
-        options = dict(threads=threads, prefetch=prefetch, keep_weights=keep_weights, port=free_port())
+        options = dict(threads=threads, prefetch=prefetch, keep_weights=keep_weights, port=port)
         multiprocessing.start_processes(
             run_rank, (world_size, method, {**DEFAULTS, **config}, options, result),
             nprocs=1 if method == "single" else world_size, start_method="fork")

@@ -37,8 +37,6 @@ class Listener {
   int port_ = 0;
 };
 
-inline int free_port() { return Listener().port(); }
-
 // A process of this program that does what its role says and whose output can be read.
 class Child {
  public:

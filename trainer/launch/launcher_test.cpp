@@ -13,7 +13,7 @@
 #include <fstream>
 #include <thread>
 
-#include "launch/free_port.h"
+#include "comm/free_port.h"
 #include "testing/test_folder.h"
 
 namespace fsdp::trainer {

@@ -1,7 +1,7 @@
 // A TCP port for the ranks to meet at.
 #pragma once
 
-namespace fsdp::trainer {
+namespace fsdp {
 
 // A port that nobody listens on. As long as this object lasts no other process is given it as a free one, but a server
 // that sets SO_REUSEADDR (as LibTorch's store does) can listen on it.
@@ -19,4 +19,4 @@ class FreePort {
   int number_ = 0;
 };
 
-}  // namespace fsdp::trainer
+}  // namespace fsdp
