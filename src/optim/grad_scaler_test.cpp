@@ -221,9 +221,12 @@ TEST(ShardedGradScaler, RefusesCallsOutOfOrder) {
   expect_error([&] { scaler.update(); }, {"no gradients were checked"});
   for (int iteration = 0; iteration < 2; ++iteration) {
     iteration == 0 ? scaler.unscale_(*model.sharded) : void(scaler.unscaled_grad_norm(*model.sharded));
-    expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_(): ", "has already been called"});
+    expect_error([&] { scaler.unscale_(*model.sharded); },
+                 {"unscale_(): unscale_() or unscaled_grad_norm() has already been called on this model since the last "
+                  "update()"});
     expect_error([&] { scaler.unscaled_grad_norm(*model.sharded); },
-                 {"unscaled_grad_norm(): ", "has already been called"});
+                 {"unscaled_grad_norm(): unscale_() or unscaled_grad_norm() has already been called on this model "
+                  "since the last update()"});
     scaler.step(*model.sharded, optimizer);
     expect_error([&] { scaler.step(*model.sharded, optimizer); }, {"step() has already been called"});
     expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_() is being called after step()"});

@@ -4,7 +4,6 @@ answer, dies, or lives in a container."""
 import json
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from fsdp_train import fsdp_train
+from ports import free_port
 from waiting import wait_until
 
 MODEL = dict(model_type="llama", vocab_size=97, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
@@ -100,19 +100,17 @@ def has_containers():
 
 def train_with_one_in_a_container(program, folder, backend):
     """Of two ranks with the same host name the second one sees processes of its own only. What each has said, and its status."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(2):
-        config = folder / f"config{rank}.json"
-        config.write_text(json.dumps({**CONFIG, "comm_backend": backend, "output_dir": str(folder / "output")}))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                       "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        contained = ["unshare", "--pid", "--fork", "--mount-proc"] if rank == 1 else []
-        ranks.append(subprocess.Popen([*contained, program, "train", "--config-path", config], env=environment, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    texts = [process.communicate(timeout=120)[0] for process in ranks]
+    with free_port() as port:
+        ranks = []
+        for rank in range(2):
+            config = folder / f"config{rank}.json"
+            config.write_text(json.dumps({**CONFIG, "comm_backend": backend, "output_dir": str(folder / "output")}))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                           "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            contained = ["unshare", "--pid", "--fork", "--mount-proc"] if rank == 1 else []
+            ranks.append(subprocess.Popen([*contained, program, "train", "--config-path", config], env=environment, text=True,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        texts = [process.communicate(timeout=120)[0] for process in ranks]
     return texts, [process.returncode for process in ranks]
 
 
