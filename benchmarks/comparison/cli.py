@@ -18,7 +18,7 @@ PROGRAMS = ("compare_ours", "compare_gathers", "host_time", "checkpoint_bench", 
 # Counted for the settings named; seconds of a run on two cores that had no other work.
 TIME = """time: experiments 1 to 5 with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 4 seconds on two cores, an hour;
 with --ranks 2 --rounds 1 150 runs, ten minutes. Twice the ranks on the same cores take about twice as long a run.
-Experiment 6, of a larger model, has 72 runs of some 25 seconds with the defaults, half an hour.
+Experiment 6, of a larger model, has 84 runs of some 25 seconds with the defaults, 40 minutes.
 --budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 five minutes. full takes minutes a run."""
 
 

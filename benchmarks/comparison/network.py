@@ -56,6 +56,7 @@ class Place:
     variables: tuple = ()  # of each rank, dictionaries; empty: none
     address: str = "127.0.0.1"  # where rank 0 is met
     watched: bool = False  # whether the memory of all ranks together is measured, not their time
+    apart: bool = False  # whether each rank is a job of one process, beside the others but with nothing to do with them
 
     @property
     def counted(self):
@@ -63,7 +64,9 @@ class Place:
         return bool(self.namespaces)
 
     def variables_of(self, rank, port):
-        """As torchrun sets them. The ranks of a namespace are a host."""
+        """As torchrun sets them. The ranks of a namespace are a host. port: the first of as many as there are ranks."""
+        if self.apart:
+            return {**self.of(1).variables_of(0, port + rank), **(self.variables[rank] if self.variables else {})}
         members = [other for other in range(self.ranks) if self.namespace_of(other) == self.namespace_of(rank)]
         return {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(members.index(rank)),
                 "LOCAL_WORLD_SIZE": str(len(members)), "MASTER_ADDR": self.address, "MASTER_PORT": str(port),
@@ -78,8 +81,9 @@ class Place:
         return ["ip", "netns", "exec", name] if name else []
 
     def of(self, ranks):
-        """The place of the first ones only."""
-        return dataclasses.replace(self, ranks=ranks, namespaces=self.namespaces[:ranks], variables=self.variables[:ranks])
+        """The place of the first ones only, which belong together."""
+        return dataclasses.replace(self, ranks=ranks, namespaces=self.namespaces[:ranks], variables=self.variables[:ranks],
+                                   apart=False)
 
     def first_ranks(self):
         """One of each namespace."""

@@ -43,22 +43,26 @@ class Setting:
     port: int = 29950
     log: object = sys.stderr
 
+    def next_ports(self, ranks):
+        """The first of as many that no earlier run of the call had."""
+        self.port += ranks
+        return self.port - ranks
+
     def say(self, text):
         print(text, file=self.log, flush=True)
 
 
 def run_ranks(setting, command, place, keep_freed_memory=True, watch=None):
     """What each rank of a program prints."""
-    setting.port += 1
+    port = setting.next_ports(place.ranks)
     common = {"OMP_NUM_THREADS": str(setting.threads), **(KEEP_FREED_MEMORY if keep_freed_memory else RETURN_FREED_MEMORY)}
-    hosts = [(place.prefix_of(rank), place.variables_of(rank, setting.port)) for rank in range(place.ranks)]
-    return rank_processes.outputs(command, place.ranks, setting.port, hosts=hosts, variables=common, timeout=setting.timeout,
-                                  watch=watch)
+    hosts = [(place.prefix_of(rank), place.variables_of(rank, port)) for rank in range(place.ranks)]
+    return rank_processes.outputs(command, place.ranks, port, hosts=hosts, variables=common, timeout=setting.timeout, watch=watch)
 
 
 def run_torch(setting, variant, job_path, place, keep_freed_memory, watch):
-    setting.port += 1
-    places = [({**place.variables_of(rank, setting.port), "OMP_NUM_THREADS": str(setting.threads)}, place.namespace_of(rank))
+    port = setting.next_ports(place.ranks)
+    places = [({**place.variables_of(rank, port), "OMP_NUM_THREADS": str(setting.threads)}, place.namespace_of(rank))
               for rank in range(place.ranks)]
     arguments = [variant.side, job_path, setting.build_dir / "libcounted_memory.so"]
     return setting.torch.outputs(arguments, places, keep_freed_memory, setting.timeout, watch)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from comparison import models, network, results, runner
-from comparison.jobs import Job
+from comparison.jobs import PLAIN, Job
 from comparison.models import model
 
 TRAINING_COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds", "{:.3f}"), ("samples/s", "samples_per_second", "{:.2f}"), ("TFLOPS", "tflops", "{:.4f}"),
@@ -100,7 +100,7 @@ def add_traffic(rows):
     """sent_of_formula: bytes sent, as multiples of the paper's formula."""
     for row in rows:
         times = TIMES_SENT.get(row["job"]["strategy"])
-        if times is None or row["ranks"] == 1:
+        if times is None or row["ranks"] == 1 or row["side"] == PLAIN:
             continue
         gathers, reductions = times
         width = 2 if row["dtype"] == "bf16" else 4

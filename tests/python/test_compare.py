@@ -1,5 +1,6 @@
 """Parts of benchmarks/compare: statistics, agreement of losses, tables, jobs, result files, the command line."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -156,7 +157,11 @@ def test_ranks_of_a_namespace_are_a_host():
     assert place.variables_of(3, 7)["MASTER_ADDR"] == "10.0.0.1" and place.variables_of(3, 7)["X"] == "1"
     assert place.first_ranks() == [0, 2] and place.counted
     assert network.Place(2).prefix_of(1) == [] and not network.Place(2).counted
-    first = place.of(2)
+    apart = dataclasses.replace(place, apart=True)
+    assert [apart.variables_of(rank, 7) for rank in (0, 3)] == [
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1",
+         "MASTER_PORT": port, "X": "1"} for port in ("7", "10")]
+    first = apart.of(2)
     assert (first.ranks, first.namespaces, first.variables_of(1, 7)["WORLD_SIZE"]) == (2, ("a", "a"), "2")
 
 

@@ -118,15 +118,27 @@ def test_what_is_allocated_is_left_out_over_shared_memory():
     assert [row["rounds"][0].keys() for row in one_host.without_uncounted(rows)] == [{"allocated_mib", "host_mib"}, {"host_mib"}]
 
 
-def test_ranks_of_one_host_are_divided_by_fsdp2_and_by_one_process():
-    rows = [row("PyTorch alone", seconds=(1.0, 2.0), group="alone", host_mib=100.0),
-            row("fsdp.cpp shared memory", seconds=(2.0, 4.0), group="2", host_mib=150.0),
-            row("FSDP2", seconds=(4.0, 16.0), group="2", host_mib=300.0),
-            row("fsdp.cpp Gloo", [[9.0, 9.0]], group="2", status="void")]
+def test_ranks_of_one_host_are_divided_by_fsdp2_by_processes_apart_and_by_one_alone():
+    """The first two with as many ranks."""
+    def of(ranks, variant, *losses, group="together", **more):
+        return {**row(variant, *losses, group=f"{group} {ranks}", **more), "ranks": ranks}
+
+    rows = [of(1, "PyTorch alone", seconds=(1.0, 2.0), host_mib=100.0),
+            of(2, "fsdp.cpp shared memory", seconds=(2.0, 4.0), host_mib=150.0),
+            of(2, "FSDP2", seconds=(4.0, 16.0), host_mib=300.0),
+            of(2, "fsdp.cpp Gloo", [[9.0, 9.0]], status="void"),
+            of(4, "FSDP2", seconds=(50.0, 25.0)),
+            of(2, "PyTorch apart", seconds=(1.6, 3.2), group="apart"),
+            of(4, "PyTorch apart", seconds=(10.0, 10.0), group="apart")]
     page = one_host.report(rows)
-    assert page.count("| s a step / FSDP2 | host MiB / FSDP2 | s a step / PyTorch alone | host MiB / PyTorch alone |") == 2
-    cells = {line.split(" | ")[0]: line.strip(" |").split(" | ")[-5:] for line in page.splitlines()}
-    assert cells["| PyTorch alone"][1:] == ["–", "–", "1.00 (1.00–1.00)", "1.00 (1.00–1.00)"]
-    assert cells["| fsdp.cpp shared memory"] == ["150 (150–150)", "0.38 (0.25–0.50)", "0.50 (0.50–0.50)", "2.00 (2.00–2.00)",
-                                                 "1.50 (1.50–1.50)"]
-    assert cells["| fsdp.cpp Gloo (**void**)"][1:] == ["–"] * 4
+    header = "| {0} / FSDP2 | {1} / FSDP2 | {0} / PyTorch apart | {1} / PyTorch apart | {0} / PyTorch alone | {1} / PyTorch alone |"
+    assert page.count(header.format("s a step", "host MiB")) == 5
+    lines = [line.strip(" |").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    cells = {name: [line[-6:] for line in lines if line[0] == name] for name, *_ in lines}
+    same = "1.00 (1.00–1.00)"
+    assert cells["PyTorch alone"] == [["–", "–", "–", "–", same, same]]
+    assert cells["fsdp.cpp shared memory"] == [["0.38 (0.25–0.50)", "0.50 (0.50–0.50)", "1.25 (1.25–1.25)", "–",
+                                                "2.00 (2.00–2.00)", "1.50 (1.50–1.50)"]]
+    assert cells["fsdp.cpp Gloo (**void**)"] == [["–"] * 6]
+    assert cells["PyTorch apart"] == [["0.30 (0.20–0.40)", "–", same, "–", "1.60 (1.60–1.60)", "–"],
+                                      ["0.30 (0.20–0.40)", "–", same, "–", "7.50 (5.00–10.00)", "–"]]

@@ -1,5 +1,5 @@
-"""Experiment 6: ranks of one host, over shared memory and over Gloo, beside PyTorch's and beside one process alone; and what
-they all have of the host's memory."""
+"""Experiment 6: ranks of one host, over shared memory and over Gloo, beside PyTorch's, beside one process alone and beside as
+many processes that share nothing; and what they all have of the host's memory."""
 
 import dataclasses
 
@@ -11,6 +11,7 @@ SMOLLM2 = dataclasses.replace(workbench.MODELS["full"]["llama"][0], name="SmolLM
 MODELS = {"smoke": workbench.MODELS["smoke"]["deepvit"][0], "small": SMOLLM2, "full": SMOLLM2}
 SMOKE_STEPS = 100  # they are so short that a few would end before the ranks are looked at
 ALONE = (variant(PLAIN, "alone", strategy="no_shard"), variant(OURS, "alone", strategy="no_shard"))
+APART = (variant(PLAIN, "apart", strategy="no_shard"), variant(OURS, "apart", strategy="no_shard"))
 TOGETHER = (variant(OURS, "shared memory", backend="shm"), variant(OURS, "Gloo"), variant(DDP, strategy="no_shard"),
             variant(FSDP1), variant(FSDP2))
 COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds", "{:.3f}"),
@@ -18,8 +19,9 @@ COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds
            ("sent MiB", "sent_mib", "{:.1f}"), ("allocated MiB", "allocated_mib", "{:.1f}"), ("host MiB", "host_mib", "{:.0f}"))
 COMPARED = (("s a step", "step_seconds"), ("host MiB", "host_mib"))
 EXPLAINED = """With several ranks fsdp.cpp, FSDP1 and FSDP2 are at full_shard. Each rank trains one sample a step: N ranks train N times what one process alone
-does. All rows of the page take turns in the same rounds, whatever their number of ranks, so columns "/ FSDP2" (of as many ranks) and
-"/ PyTorch alone" divide round by round as well. Losses are compared among rows of as many ranks.
+does. *apart*: as many processes as there are ranks, at the same time, each of which trains alone: what the machine has for so many when
+they exchange nothing, so what a row has above it is what belonging together costs. All rows of the page take turns in the same rounds, whatever their number of ranks, so columns "/ FSDP2", "/ PyTorch apart" (both
+of as many ranks) and "/ PyTorch alone" divide round by round as well. Losses are compared among rows of a table.
 
 *host MiB* is the memory of all ranks together at its peak in the steps that count: the sum of their proportional set sizes
 (`Pss` in `/proc/PID/smaps_rollup`), in which a page that several processes map counts once over all of them. It comes from a run of
@@ -34,6 +36,8 @@ def run(call):
     with network.alone(max(counts, default=1)) as place:
         groups = [runner.Group(name_of(MODELS[budget], ranks), TOGETHER if ranks > 1 else ALONE, job_of(call, ranks),
                                place.of(ranks), host_memory=True) for ranks in (1, *counts)]
+        groups += [runner.Group(f"{MODELS[budget].name}, {ranks} processes apart", APART, job_of(call, 1),
+                                dataclasses.replace(place.of(ranks), apart=True)) for ranks in counts]
         return workbench.complete(without_uncounted(runner.measure_groups(call.setting, groups)))
 
 
@@ -54,13 +58,14 @@ def job_of(call, ranks):
     return dataclasses.replace(job, steps=SMOKE_STEPS) if call.budget == "smoke" else job
 
 
-def first_of(rows, side):
-    return next((row for row in rows if row["side"] == side and row["status"] == "measured"), None)
+def measured(rows, chosen, ranks):
+    """The row of this variant with as many ranks; None if there is none that counts."""
+    return next((row for row in rows if (row["variant"], row["ranks"], row["status"]) == (chosen.name, ranks, "measured")), None)
 
 
 def report(rows):
-    alone = first_of(rows, PLAIN)
-    bases = ((FSDP2, lambda _, members: first_of(members, FSDP2)), (ALONE[0].name, lambda *_: alone))
+    bases = [(chosen.name, lambda row, _, chosen=chosen, ranks=ranks: measured(rows, chosen, ranks or row["ranks"]))
+             for chosen, ranks in ((TOGETHER[-1], None), (APART[0], None), (ALONE[0], 1))]
     parts = [EXPLAINED]
     for group, members in tables.groups_of(rows).items():
         parts.append(f"### {group}\n\n" + tables.group_table(members, COLUMNS, COMPARED, bases))
