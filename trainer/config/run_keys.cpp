@@ -42,9 +42,10 @@ std::vector<ConfigKey> divergence_keys() {
       {.section = section,
        .name = "collective_check",
        .member = &Config::collective_check,
-       .meaning = "When ranks compare what they communicate, so that ranks that diverge are stopped and named. "
-                  "`sampled`: in the first `collective_check_first_steps` passes that reduce gradients and in every "
-                  "`collective_check_every`-th. Over Gloo, which compares always, all three are the same.",
+       .meaning =
+           "When ranks compare what they communicate, so that ranks that diverge are stopped and named. "
+           "`sampled`: in the first `collective_check_first_steps` passes that reduce gradients and in every "
+           "`collective_check_every`-th. Over Gloo and shared memory, which compare always, all three are the same.",
        .choices = {"off", "sampled", "always"}},
       {.section = section,
        .name = "collective_check_first_steps",
