@@ -22,7 +22,8 @@ void write_elastic_error_file(const char* path, const std::string& message) {
 
 void report_failure(int rank, const std::string& message) {
   const std::string name = "rank " + std::to_string(rank);
-  const bool named = message.rfind(name + " ", 0) == 0;  // "rank 1 cannot finish its all-gather …"
+  // "rank 1 cannot finish its all-gather …", "rank 0: shared memory …" (which others pass on)
+  const bool named = message.starts_with(name + " ") || message.starts_with(name + ":");
   const std::string line = (named ? "" : name + ": ") + message + "\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
   if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE")) write_elastic_error_file(path, message);

@@ -174,7 +174,9 @@ TEST(FailureReport, NamesTheRankOnce) {
   ::testing::internal::CaptureStderr();
   report_failure(1, "rank 1 cannot finish");
   report_failure(1, "rank 12 is lost");
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "rank 1 cannot finish\nrank 1: rank 12 is lost\n");
+  report_failure(1, "rank 1: no memory");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "rank 1 cannot finish\nrank 1: rank 12 is lost\nrank 1: no memory\n");
 }
 
 TEST(FailureReport, GoesToStderrAndToTorchrun) {
