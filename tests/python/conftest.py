@@ -30,6 +30,13 @@ def fsdp_program(build_dir):
     return program
 
 
+@pytest.fixture(params=["shm", "gloo"])
+def communicator(request, monkeypatch):
+    """The test runs over each of what ranks of one host, as processes of their own, can communicate through: fsdp_train() asks
+    for it."""
+    monkeypatch.setenv("FSDP_TEST_COMMUNICATOR", request.param)
+
+
 def pytest_collection_modifyitems(items):
     """Runs what forks first, before other tests start threads: a fork in a process with threads can deadlock."""
     items.sort(key=lambda item: "test_adversarial" not in item.nodeid)

@@ -182,6 +182,7 @@ KINDS = {"t5": (TokenPairs, T5ForConditionalGeneration), "regnet": (Digits, Auto
 
 @pytest.mark.parametrize("strategy, world_size, changes", STRATEGIES, ids=[f"{s}-{w}" for s, w, _ in STRATEGIES])
 @pytest.mark.parametrize("kind", ["t5", "regnet", "deepvit"])
+@pytest.mark.usefixtures("communicator")
 def test_matches_single_process(fsdp_program, folder, model_folders, tmp_path, kind, strategy, world_size, changes):
     config = base_config(folder, kind) | {"model_path": str(model_folders[kind]), "sharding_strategy": strategy} | changes
     dataset, model_class, tolerance = *KINDS[kind], TOLERANCE[kind]

@@ -151,6 +151,7 @@ def test_pytorch_agrees_with_the_reference(base_config, single_process, method, 
 
 
 @pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", list(combinations()))
+@pytest.mark.usefixtures("communicator")
 def test_matches_single_process(fsdp_program, base_config, single_process, tmp_path, world_size, strategy, policy,
                                 use_orig_params):
     config = dict(sharding_strategy=strategy, wrap_policy=policy, use_orig_params=use_orig_params)
@@ -178,6 +179,7 @@ def test_matches_single_process(fsdp_program, base_config, single_process, tmp_p
     pytest.param({**HYBRID, "gradient_accumulation_steps": 3, "all_reduce_each_batch": False},
                  id="hybrid, accumulation inside the shard group"),
 ])
+@pytest.mark.usefixtures("communicator")
 def test_four_ranks_match_single_process(fsdp_program, base_config, single_process, tmp_path, changes):
     shared = {key: value for key, value in changes.items() if key == "gradient_accumulation_steps"}
     run = fsdp_train(fsdp_program, {**base_config, **changes}, 4, tmp_path)
@@ -191,6 +193,7 @@ def test_four_ranks_match_single_process(fsdp_program, base_config, single_proce
     pytest.param(2, {"gradient_accumulation_steps": 2, "sync_each_batch": False}, id="accumulation without communication"),
 ])
 @pytest.mark.parametrize("precision", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.usefixtures("communicator")
 def test_low_precision_matches_single_process(fsdp_program, base_config, single_process, tmp_path, precision, world_size,
                                               changes):
     config = {**base_config, **precision}
@@ -205,11 +208,13 @@ def test_low_precision_matches_single_process(fsdp_program, base_config, single_
         assert 2 < sum(expected.skipped) < len(expected.skipped) - 3, "some steps must be skipped, and some taken"
 
 
+@pytest.mark.usefixtures("communicator")
 def test_reduction_in_bf16_adds_in_fp32(fsdp_program, base_config, single_process, tmp_path):
     run = fsdp_train(fsdp_program, {**base_config, "dtype": "bf16"}, 2, tmp_path)
     assert_trains_like(run, single_process({**base_config, **BF16}, 2), LOW_PRECISION_TOLERANCE)
 
 
+@pytest.mark.usefixtures("communicator")
 def test_normalisations_in_full_precision_change_little(fsdp_program, base_config, single_process, tmp_path):
     config = {**base_config, **BF16}
     run = fsdp_train(fsdp_program, {**config, "full_precision_classes": ["RMSNorm"]}, 2, tmp_path)
@@ -227,6 +232,7 @@ def test_normalisations_in_full_precision_change_little(fsdp_program, base_confi
     pytest.param({"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}, id="adam"),
     pytest.param({"wrap_classes": ["Embedding"]}, id="embedding as a unit"),
 ])
+@pytest.mark.usefixtures("communicator")
 def test_keys_mean_what_they_mean_in_pytorch(fsdp_program, base_config, single_process, tmp_path, changes):
     config = {**base_config, **changes}
     without_wrapping = {key: value for key, value in config.items() if key != "wrap_classes"}
@@ -241,6 +247,7 @@ def test_keys_mean_what_they_mean_in_pytorch(fsdp_program, base_config, single_p
     pytest.param(3, "gpt2_old_names", {"sync_module_states": True, "wrap_policy": "auto_units"},
                  id="3, old names, read by rank 0"),
 ])
+@pytest.mark.usefixtures("communicator")
 def test_gpt2_matches_single_process(fsdp_program, base_config, inputs, single_process, tmp_path, world_size, model, changes):
     config = {**base_config, "model_path": str(inputs / model)}
     run = fsdp_train(fsdp_program, {**config, **changes}, world_size, tmp_path)
@@ -248,6 +255,7 @@ def test_gpt2_matches_single_process(fsdp_program, base_config, inputs, single_p
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.usefixtures("communicator")
 def test_tied_embeddings_and_evaluation(fsdp_program, base_config, inputs, single_process, tmp_path, world_size):
     config = {**base_config, "model_path": str(inputs / "tied"), "do_eval": True, "eval_dataset": str(inputs / "eval.bin"),
               "eval_batch_size": 3}
@@ -259,6 +267,7 @@ def test_tied_embeddings_and_evaluation(fsdp_program, base_config, inputs, singl
         name: pytest.approx(0, abs=TOLERANCE) for name in weights}
 
 
+@pytest.mark.usefixtures("communicator")
 def test_saved_folder_is_one_that_transformers_loads(fsdp_program, base_config, inputs, single_process, tmp_path):
     config = {**base_config, "do_eval": True, "eval_dataset": str(inputs / "eval.bin")}
     run = fsdp_train(fsdp_program, config, 2, tmp_path)
