@@ -66,7 +66,7 @@ class Place:
     def variables_of(self, rank, port):
         """As torchrun sets them. The ranks of a namespace are a host. port: the first of as many as there are ranks."""
         if self.apart:
-            return {**self.of(1).variables_of(0, port + rank), **(self.variables[rank] if self.variables else {})}
+            return self.part(rank, rank + 1).variables_of(0, port + rank)
         members = [other for other in range(self.ranks) if self.namespace_of(other) == self.namespace_of(rank)]
         return {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(members.index(rank)),
                 "LOCAL_WORLD_SIZE": str(len(members)), "MASTER_ADDR": self.address, "MASTER_PORT": str(port),
@@ -82,8 +82,12 @@ class Place:
 
     def of(self, ranks):
         """The place of the first ones only, which belong together."""
-        return dataclasses.replace(self, ranks=ranks, namespaces=self.namespaces[:ranks], variables=self.variables[:ranks],
-                                   apart=False)
+        return self.part(0, ranks)
+
+    def part(self, begin, end):
+        """The place of these ranks only, which belong together."""
+        return dataclasses.replace(self, ranks=end - begin, namespaces=self.namespaces[begin:end],
+                                   variables=self.variables[begin:end], apart=False)
 
     def first_ranks(self):
         """One of each namespace."""

@@ -10,8 +10,7 @@ TITLE = "Ranks of one host"
 SMOLLM2 = dataclasses.replace(workbench.MODELS["full"]["llama"][0], name="SmolLM2 135M, 64 tokens", length=64)
 MODELS = {"smoke": workbench.MODELS["smoke"]["deepvit"][0], "small": SMOLLM2, "full": SMOLLM2}
 SMOKE_STEPS = 100  # they are so short that a few would end before the ranks are looked at
-ALONE = (variant(PLAIN, "alone", strategy="no_shard"), variant(OURS, "alone", strategy="no_shard"))
-APART = (variant(PLAIN, "apart", strategy="no_shard"), variant(OURS, "apart", strategy="no_shard"))
+ALONE, APART = ([variant(side, note, strategy="no_shard") for side in (PLAIN, OURS)] for note in ("alone", "apart"))
 TOGETHER = (variant(OURS, "shared memory", backend="shm"), variant(OURS, "Gloo"), variant(DDP, strategy="no_shard"),
             variant(FSDP1), variant(FSDP2))
 COLUMNS = (("s a step", "step_seconds", "{:.3f}"), ("CPU s a step", "cpu_seconds", "{:.3f}"),
@@ -64,8 +63,10 @@ def measured(rows, chosen, ranks):
 
 
 def report(rows):
-    bases = [(chosen.name, lambda row, _, chosen=chosen, ranks=ranks: measured(rows, chosen, ranks or row["ranks"]))
-             for chosen, ranks in ((TOGETHER[-1], None), (APART[0], None), (ALONE[0], 1))]
+    def base(chosen, ranks=None):
+        return chosen.name, lambda row, _: measured(rows, chosen, ranks or row["ranks"])
+
+    bases = (base(variant(FSDP2)), base(APART[0]), base(ALONE[0], ranks=1))
     parts = [EXPLAINED]
     for group, members in tables.groups_of(rows).items():
         parts.append(f"### {group}\n\n" + tables.group_table(members, COLUMNS, COMPARED, bases))
