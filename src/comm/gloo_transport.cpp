@@ -44,6 +44,8 @@ constexpr int kCloseTag = GlooTransport::kTagLimit + 2;
 // A notice is the reason of a failure, padded with zeros, and a last byte that is 1.
 constexpr int64_t kNoticeBytes = 2048;
 
+}  // namespace
+
 class GlooMessage final : public Message {
  public:
   using Posted = c10::intrusive_ptr<c10d::Work>;
@@ -68,6 +70,8 @@ class GlooMessage final : public Message {
   at::Tensor tensor_;
   std::shared_future<Posted> posted_;
 };
+
+namespace {
 
 void ignore_sigpipe() {
   static std::once_flag once;

@@ -24,9 +24,9 @@ struct alignas(64) SharedBuffer::Ends {
 
 namespace {
 
-constexpr int64_t kPage = SharedMemory::kAheadOfMemory;
-
-int64_t in_pages(int64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
+int64_t in_pages(int64_t nbytes) {
+  return (nbytes + SharedMemory::kPage - 1) / SharedMemory::kPage * SharedMemory::kPage;
+}
 
 // Without memory until they are written.
 char* map_addresses(int64_t nbytes) {
@@ -76,13 +76,11 @@ void SharedBuffer::share(std::shared_ptr<SharedMemory> memory) {
 
 int64_t SharedBuffer::own_nbytes() const { return is_shared() ? 0 : resident_nbytes(data(), data_nbytes()); }
 
-SharedBuffer::Ends& SharedBuffer::ends() const {
-  return *reinterpret_cast<Ends*>(addresses_ + SharedMemory::kAheadOfMemory);
-}
+SharedBuffer::Ends& SharedBuffer::ends() const { return *reinterpret_cast<Ends*>(addresses_ + SharedMemory::kPage); }
 
 SharedBuffer::Count& SharedBuffer::count(int rank) const { return reinterpret_cast<Count*>(&ends() + 1)[rank]; }
 
-char* SharedBuffer::data() const { return addresses_ + SharedMemory::kAheadOfMemory + header_nbytes(); }
+char* SharedBuffer::data() const { return addresses_ + SharedMemory::kPage + header_nbytes(); }
 
 at::Tensor SharedBuffer::tensor() {
   return at::from_blob(

@@ -10,11 +10,11 @@
 namespace fsdp {
 namespace {
 
-constexpr int64_t kAlignment = 64, kPage = 4096;
+constexpr int64_t kAlignment = 64;
 
 // Large blocks begin and end with pages, so that trim() can give all of them back.
 int64_t rounded(int64_t nbytes) {
-  const int64_t unit = nbytes >= kPage ? kPage : kAlignment;
+  const int64_t unit = nbytes >= SharedMemory::kPage ? SharedMemory::kPage : kAlignment;
   return std::max((nbytes + unit - 1) / unit * unit, kAlignment);
 }
 

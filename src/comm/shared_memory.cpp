@@ -21,8 +21,6 @@
 namespace fsdp {
 namespace {
 
-constexpr int64_t kPage = SharedMemory::kAheadOfMemory;
-
 // What the first page holds: no process that opens a descriptor of the same number elsewhere takes it for this memory.
 struct Mark {
   char what[16] = "fsdp.cpp shared";

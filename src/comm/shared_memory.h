@@ -35,7 +35,7 @@ class SharedMemory {
   // memory. In this process alone.
   void move_to(char* addresses);
   static int64_t addresses_nbytes(int64_t nbytes);
-  static constexpr int64_t kAheadOfMemory = 4096;  // bytes of the page
+  static constexpr int64_t kPage = 4096;  // bytes of the page
   // Nobody can open it any more, and reserve() cannot be called; it keeps no file descriptor.
   void close();
   char* data() const;

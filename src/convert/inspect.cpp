@@ -12,6 +12,7 @@
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/input_file.h"
 #include "convert/folder_kind.h"
+#include "convert/slices.h"
 
 namespace fsdp::convert {
 namespace {
@@ -139,8 +140,6 @@ class Problems {
  private:
   std::vector<std::string> lines_;
 };
-
-constexpr int64_t kSliceBytes = int64_t{32} << 20;
 
 void check_folder(const HfFolder& folder, Problems& found) {
   std::map<fs::path, bool> files;

@@ -11,7 +11,7 @@
 namespace fsdp::models {
 namespace {
 
-const std::vector<std::string>& own_keys() {
+const std::vector<std::string>& deepvit_keys() {
   static const std::vector<std::string> kKeys{
       "image_size",        "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads",
       "intermediate_size", "hidden_act", "qkv_bias",     "dropout",     "attention_dropout", "layer_norm_eps",
@@ -41,7 +41,7 @@ DeepViTConfig parse_deepvit_config(const nlohmann::json& json) {
   const ConfigReader config(json, "config.json");
   DeepViTConfig vit;
   vit.num_labels = parse_num_labels(config);
-  config.refuse_all_but("a DeepViT", own_keys());
+  config.refuse_all_but("a DeepViT", deepvit_keys());
   parse_sizes(config, vit);
   vit.hidden_act = config.choice("hidden_act", vit.hidden_act, activation_names());
   vit.qkv_bias = config.boolean("qkv_bias", vit.qkv_bias);

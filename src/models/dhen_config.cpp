@@ -9,7 +9,7 @@
 namespace fsdp::models {
 namespace {
 
-const std::vector<std::string>& own_keys() {
+const std::vector<std::string>& dhen_keys() {
   static const std::vector<std::string> kKeys{
       "num_numeric_features", "table_rows",          "embedding_width",   "num_hidden_layers", "interactions",
       "interaction_outputs",  "num_attention_heads", "cross_rank",        "mlp_size",          "numeric_sizes",
@@ -68,7 +68,7 @@ double DhenConfig::sparse_parameters() const {
 
 DhenConfig parse_dhen_config(const nlohmann::json& json) {
   const ConfigReader config(json, "config.json");
-  config.refuse_all_but("a DHEN", own_keys());
+  config.refuse_all_but("a DHEN", dhen_keys());
   DhenConfig dhen;
   dhen.num_numeric_features = config.positive_integer("num_numeric_features");
   dhen.table_rows = config.positive_integers("table_rows");
