@@ -2,6 +2,7 @@
 // shards' gradient.
 #include "engine/engine.h"
 #include "support/sharding.h"
+#include "support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -202,6 +203,90 @@ TEST_P(GradientSentinel, KeptShardGradientsStayAsTheyWere) {
   net->loss(2).backward();
   EXPECT_TRUE(torch::equal(kept, copy));
   EXPECT_FALSE(torch::equal(sharded->parameters()[0].grad(), copy));
+}
+
+// ---------------------------------------------------------------- several ranks
+
+struct TwoImpl : torch::nn::Module {
+  TwoImpl() {
+    a = register_parameter("a", torch::linspace(1, 2, 5, at::kDouble));
+    b = register_parameter("b", torch::linspace(2, 3, 5, at::kDouble));
+  }
+  torch::Tensor loss(bool uses_b) { return (uses_b ? a * b : a).sum(); }
+  torch::Tensor a, b;
+};
+
+// Rank 1 holds b, which only rank 0 has used.
+TEST_P(GradientSentinel, ClearsGradientsThatCameFromOtherRanks) {
+  for (bool set_to_none : {true, false}) {
+    testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      auto model = std::make_shared<TwoImpl>();
+      Options options;
+      options.communicator = world;
+      options.use_orig_params = GetParam();
+      auto sharded = fully_shard(*model, options);
+      TwoImpl reference;
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad(set_to_none);
+        reference.zero_grad(set_to_none);
+        model->loss(world->rank() == 0 && step != 1).backward();
+        (reference.loss(step != 1) + reference.loss(false)).div(2).backward();
+        SummonOptions with_gradients;
+        with_gradients.with_grads = true;
+        with_gradients.writeback = false;
+        sharded->summon_full_params(with_gradients, [&] {
+          for (const auto& parameter : reference.named_parameters()) {
+            const torch::Tensor& got = model->named_parameters()[parameter.key()].grad();
+            const torch::Tensor& want = parameter.value().grad();
+            if (GetParam()) {
+              ASSERT_EQ(got.defined(), want.defined()) << parameter.key() << ", step " << step;
+            }
+            if (got.defined()) {
+              EXPECT_TRUE(torch::allclose(got, want.defined() ? want : torch::zeros_like(got)))
+                  << parameter.key() << ", step " << step << ": " << got << want;
+            }
+          }
+        });
+      }
+    });
+  }
+}
+
+TEST_P(GradientSentinel, AFlatLeafLosesItsGradientWithTheLastOfItsParameters) {
+  net->loss().backward();
+  net->zero_grad();
+  for (const torch::Tensor& leaf : sharded->parameters()) {
+    EXPECT_FALSE(leaf.grad().defined());
+  }
+  net->loss().backward();
+  net->zero_grad(/*set_to_none=*/false);
+  for (const torch::Tensor& leaf : sharded->parameters()) {
+    ASSERT_TRUE(leaf.grad().defined());
+    EXPECT_TRUE(leaf.grad().eq(0).all().item<bool>());
+  }
+}
+
+// Evaluation in full precision between backward and step.
+TEST_P(GradientSentinel, GradientsOutliveASwitchToFullPrecision) {
+  auto model = testing::seeded([] { return std::make_shared<NetImpl>(); });
+  Options options = testing::one_rank_options();
+  options.use_orig_params = GetParam();
+  options.param_dtype = at::kBFloat16;
+  auto mixed = fully_shard(*model, options);
+  const auto gradients = [&] {
+    mixed->wait_for_gradients();
+    return torch::cat(leaf_gradients(mixed->parameters()));
+  };
+  model->loss().backward();
+  const torch::Tensor before = gradients().clone();
+  ASSERT_GT(before.abs().sum().item<float>(), 0);
+  mixed->set_full_precision(true);
+  model->loss();
+  EXPECT_TRUE(torch::equal(gradients(), before));
+  mixed->set_full_precision(false);
+  EXPECT_TRUE(torch::equal(gradients(), before));
+  model->zero_grad();
+  EXPECT_EQ(gradients().abs().sum().item<float>(), 0);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ std::shared_ptr<NodeImpl> plain_gradients(int depth, int fan_out) {
   return plain;
 }
 
-// Four levels of units below one another: an ancestor is released while a descendant works, and gathered again.
+// Four levels of units below one another: ancestors stay while a descendant works, as ranks may come back to them.
 TEST(Residency, DeepNesting) {
   for (auto [depth, fan_out] : {std::pair{4, 1}, std::pair{3, 2}}) {
     SCOPED_TRACE(depth);
@@ -89,8 +89,8 @@ TEST(Residency, DeepNesting) {
       EXPECT_EQ(units, depth == 4 ? 5 : 15);
       tree->forward(input(communicator->rank())).pow(2).sum().backward();
       EngineStats stats = sharded->stats();
-      EXPECT_LE(stats.peak_gathered_units, 3);
-      EXPECT_LE(stats.peak_gathered_bytes, 3 * unsharded_bytes(*sharded->engine().units().front()));
+      EXPECT_EQ(stats.peak_gathered_units, depth + 1);
+      EXPECT_LE(stats.peak_gathered_bytes, (depth + 1) * unsharded_bytes(*sharded->engine().units().front()));
       EXPECT_EQ(stats.gathered_bytes, 0);
       EXPECT_EQ(stats.gradient_buffer_bytes, 0);
       expect_gradients(*sharded, *plain);
@@ -194,7 +194,7 @@ TEST(Residency, UnshardGathersEveryUnit) {
 }
 
 // Memory of the engine does not grow from step to step.
-TEST(Residency, NoAllocationAfterTheFirstStep) {
+TEST(Residency, NoAllocationAfterTheSecondStep) {
   run_ranks(kRanks, [](std::shared_ptr<Communicator> communicator) {
     auto tree = make_tree(2, 2);
     auto sharded = fully_shard(*tree, options_for(communicator));
@@ -205,7 +205,7 @@ TEST(Residency, NoAllocationAfterTheFirstStep) {
       EngineStats stats = sharded->stats();
       peaks.push_back(stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes);
     }
-    EXPECT_EQ(peaks.back(), peaks.front());
+    EXPECT_EQ(peaks.back(), peaks[1]) << "from the second step on units are gathered ahead";
   });
 }
 

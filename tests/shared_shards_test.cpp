@@ -368,5 +368,27 @@ TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
   EXPECT_TRUE(leaves.front().eq(5).all().item<bool>());
 }
 
+// As an optimizer does that passes over leaves without elements: each rank writes first what the other still reads.
+TEST(SharedShardsWrites, InDifferentOrdersDoNotWaitForEachOther) {
+  with_shared_memory(2, [](Ranks world) {
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    Options options = options_over(world);
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    auto sharded = fully_shard(*model, options);
+    std::vector<torch::Tensor> leaves = sharded->parameters();
+    if (world->rank() == 1) {
+      std::reverse(leaves.begin(), leaves.end());
+    }
+    torch::NoGradGuard no_grad;
+    for (int step = 0; step < 3; ++step) {
+      sharded->unshard();
+      model->forward(torch::ones({2, 4}));
+      for (const torch::Tensor& leaf : leaves) {
+        leaf.mul_(0.5);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace fsdp

@@ -109,7 +109,8 @@ struct Options {
   // Whether the gather of the unit expected next in forward is issued before this unit's forward.
   bool forward_prefetch = true;
   // Whether at most max_gathered_units units are gathered or being gathered at a time, the one in use included, but not
-  // the root, nor units that stay gathered after forward. false: gathers are issued as far ahead as the order is known.
+  // the root and other ancestors of the one in use, nor units that stay gathered after forward. false: gathers are
+  // issued as far ahead as the order is known.
   bool limit_all_gathers = true;
   int64_t max_gathered_units = 2;
   // Whether gathers and reductions go through one communicator, where each waits behind what was issued before, instead

@@ -55,14 +55,12 @@ class PinnedUnits {
                                          c10::str(op.schema().name(), " on parameters of unit '", unit.name(), "'"));
     }
   }
-  // The operator has succeeded. May issue gathers, and so throw.
+  // The operator has succeeded. Units that are released may throw.
   void leave() {
     while (!units_.empty()) {
       Unit* unit = units_.back();
       units_.pop_back();
-      if (unit->engine->leave(*unit)) {
-        unit->engine->prefetch();
-      }
+      unit->engine->leave(*unit);
     }
   }
 
@@ -175,16 +173,16 @@ bool is_sentinel(const at::Tensor& tensor) {
   return owner && owner->kind == StorageOwner::Kind::kGradientSentinel;
 }
 
-void clear_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op) {
+void zero_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op) {
   const StorageOwner& owner = *seams::storage_owner(sentinel);
   Unit::Place place = unit_of(owner).place(owner.index);
   if (sentinel.numel() != place.flat.layout().numel(place.parameter)) {
     refuse_sentinel(owner, op);  // a part of it: whoever does that works on gradients
   }
-  place.gradient->clear_leaf(place.parameter);
+  place.gradient->zero_leaf(place.parameter);
 }
 
-// zero_(sentinel) and _foreach_zero_({…, sentinel, …}): clears the shards' gradients and takes the sentinels out of the
+// zero_(sentinel) and _foreach_zero_({…, sentinel, …}): zeroes the shards' gradients and takes the sentinels out of the
 // call. Returns whether nothing is left to do.
 bool zero_sentinels(torch::jit::Stack& stack, const c10::OperatorHandle& op) {
   c10::IValue& argument = stack.back();
@@ -192,13 +190,13 @@ bool zero_sentinels(torch::jit::Stack& stack, const c10::OperatorHandle& op) {
     if (!is_sentinel(argument.toTensor())) {
       return false;
     }
-    clear_gradient_of(argument.toTensor(), op);
+    zero_gradient_of(argument.toTensor(), op);
     return true;  // zero_ returns its argument, which is on the stack
   }
   c10::List<at::Tensor> others;
   for (const at::Tensor& tensor : argument.toTensorVector()) {
     if (is_sentinel(tensor)) {
-      clear_gradient_of(tensor, op);
+      zero_gradient_of(tensor, op);
     } else {
       others.push_back(tensor);
     }
@@ -255,10 +253,10 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
     return;
   }
-  std::optional<at::ScalarType> cast_back;
+  std::optional<InputCasts> casts;
   if (info.cast != CastRule::kNone) {
     if (auto dtype = wanted_dtype(info, *stack)) {
-      cast_back = cast_inputs(info, *dtype, *stack);
+      casts.emplace().apply(info, *dtype, *stack);
     }
   }
   {
@@ -273,8 +271,8 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     }
     pinned.leave();
   }
-  if (cast_back) {
-    cast_results(*stack, op.schema().returns().size(), *cast_back);
+  if (casts) {
+    casts->finish(*stack, op.schema().returns().size());
   }
 }
 

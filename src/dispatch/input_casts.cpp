@@ -1,6 +1,9 @@
 #include "dispatch/input_casts.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
 
 #include "torch_seams/dispatch_key.h"
 
@@ -40,33 +43,82 @@ void cast(c10::IValue& value, at::ScalarType dtype) {
 
 bool is_wider(at::ScalarType a, at::ScalarType b) { return c10::elementSize(a) > c10::elementSize(b); }
 
-}  // namespace
-
-std::optional<at::ScalarType> cast_inputs(const OperatorInfo& info, at::ScalarType parameter,
-                                          torch::jit::Stack& stack) {
-  c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
-  std::optional<at::ScalarType> result;
+// The statistics on the stack; undefined where the operator has none.
+at::Tensor statistics_of(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   for (const OperatorInfo::Argument& argument : info.tensors) {
-    c10::IValue& value = arguments[argument.position];
-    if (argument.written || !holds_foreign(value, parameter)) {
-      continue;
+    if (argument.statistics && arguments[argument.position].isTensor() &&
+        arguments[argument.position].toTensor().defined()) {
+      return arguments[argument.position].toTensor();
     }
-    if (value.isTensor() && at::autocast::is_autocast_enabled(value.toTensor().device().type())) {
-      return std::nullopt;  // which does it its own way
-    }
-    if (info.cast == CastRule::kNormalisation && argument.position == 0 &&
-        is_wider(parameter, value.toTensor().scalar_type())) {
-      result = value.toTensor().scalar_type();
-    }
-    cast(value, parameter);
   }
-  return result;
+  return {};
 }
 
-void cast_results(torch::jit::Stack& stack, size_t count, at::ScalarType dtype) {
-  for (size_t i = stack.size() - count; i < stack.size(); ++i) {
-    if (holds_foreign(stack[i], dtype)) {
-      cast(stack[i], dtype);
+bool is_narrow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+// Whether kernels of normalisations take inputs of one dtype beside parameters and statistics of the other.
+bool kernels_mix(at::ScalarType input, at::ScalarType parameters) {
+  return is_narrow(input) && parameters == at::kFloat;
+}
+
+}  // namespace
+
+// Sets `parameter` to the dtype in which inputs are to come.
+void InputCasts::use_statistics(const OperatorInfo& info, at::ScalarType& parameter, torch::jit::Stack& stack) {
+  const at::Tensor statistics = statistics_of(info, stack);
+  if (!statistics.defined() || statistics.scalar_type() == parameter) {
+    return;
+  }
+  if (is_wider(statistics.scalar_type(), parameter)) {
+    raised_ = statistics.scalar_type();
+    if (!kernels_mix(parameter, *raised_)) {
+      result_ = std::exchange(parameter, *raised_);
+    }
+    return;
+  }
+  c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  for (const OperatorInfo::Argument& argument : info.tensors) {
+    c10::IValue& value = arguments[argument.position];
+    if (argument.statistics && value.isTensor() && value.toTensor().defined()) {
+      written_back_.push_back({value.toTensor(), value.toTensor().to(parameter)});
+      value = written_back_.back().copy;
+    }
+  }
+}
+
+void InputCasts::apply(const OperatorInfo& info, at::ScalarType parameter, torch::jit::Stack& stack) {
+  c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  const c10::IValue& input = arguments[0];
+  if (input.isTensor() && at::autocast::is_autocast_enabled(input.toTensor().device().type())) {
+    return;  // which does it its own way
+  }
+  if (info.cast == CastRule::kNormalisation) {
+    if (is_foreign(input.toTensor(), parameter) && is_wider(parameter, input.toTensor().scalar_type())) {
+      result_ = input.toTensor().scalar_type();
+    }
+    use_statistics(info, parameter, stack);
+  }
+  for (const OperatorInfo::Argument& argument : info.tensors) {
+    c10::IValue& value = arguments[argument.position];
+    const at::ScalarType dtype = raised_ && argument.position > 0 ? *raised_ : parameter;
+    const bool to_be_raised = raised_ && value.isTensor() && seams::has_sharded_key(value.toTensor());
+    if (!argument.written && !argument.statistics && (to_be_raised || holds_foreign(value, dtype))) {
+      cast(value, dtype);
+    }
+  }
+}
+
+void InputCasts::finish(torch::jit::Stack& stack, size_t count) {
+  for (const Statistics& statistics : written_back_) {
+    at::NoGradGuard no_grad;
+    if (!statistics.original.to(statistics.copy.scalar_type()).equal(statistics.copy)) {
+      statistics.original.copy_(statistics.copy);
+    }
+  }
+  for (size_t i = stack.size() - count; result_ && i < stack.size(); ++i) {
+    if (holds_foreign(stack[i], *result_)) {
+      cast(stack[i], *result_);
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include <optional>
 
@@ -10,12 +11,31 @@
 
 namespace fsdp {
 
-// For an operator whose units want inputs cast and that is about to be called with `stack`: casts what its rule says,
-// in place of the arguments, as operators that autograd sees. Returns the dtype that floating-point results must be
-// cast back to, if any. `parameter`: the dtype of the sharded parameters among the arguments.
-std::optional<at::ScalarType> cast_inputs(const OperatorInfo& info, at::ScalarType parameter, torch::jit::Stack& stack);
+// The casts around one call of an operator whose units want inputs cast.
+//
+// [Note: running statistics]
+// A normalisation's kernel writes to its running statistics, so that these are never cast in place of the argument.
+// Where they are wider than the parameters (fp32 beside bf16, as buffers keep their dtype by default), the parameters
+// are cast up for the call, as mixed kernels want it; where kernels do not mix these dtypes, the input is as well, and
+// the result cast back. Where they are narrower, the kernel works on copies in the parameters' dtype, which are written
+// back, rounded.
+class InputCasts {
+ public:
+  // Casts the arguments on `stack` that the operator's rule names, as operators that autograd sees. `parameter`: the
+  // dtype of the sharded parameters among the arguments.
+  void apply(const OperatorInfo& info, at::ScalarType parameter, torch::jit::Stack& stack);
+  // After the call: casts floating-point results, the topmost `count` values, and writes statistics back.
+  void finish(torch::jit::Stack& stack, size_t count);
 
-// Casts floating-point tensors among the topmost `count` values.
-void cast_results(torch::jit::Stack& stack, size_t count, at::ScalarType dtype);
+ private:
+  struct Statistics {
+    at::Tensor original, copy;
+  };
+  void use_statistics(const OperatorInfo& info, at::ScalarType& parameter, torch::jit::Stack& stack);
+
+  std::optional<at::ScalarType> result_;  // the dtype of floating-point results, where they are to be cast
+  std::optional<at::ScalarType> raised_;  // the dtype that sharded arguments are cast to, where they are
+  c10::SmallVector<Statistics, 2> written_back_;
+};
 
 }  // namespace fsdp

@@ -102,6 +102,11 @@ CastRule cast_rule_of(const std::string& name) {
                                           : CastRule::kNone;
 }
 
+// aten::batch_norm, native_batch_norm, instance_norm and the like update them without an annotation in their schemas.
+bool is_statistics(const c10::Argument& argument) {
+  return argument.name() == "running_mean" || argument.name() == "running_var";
+}
+
 // An operator that was deregistered may leave its address to another one.
 bool describes(const OperatorInfo& info, const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
@@ -131,7 +136,7 @@ OperatorInfo read(const c10::OperatorHandle& op) {
         break;
     }
     bool written = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
-    info.tensors.push_back({i, written});
+    info.tensors.push_back({i, written, is_statistics(arguments[i])});
   }
   return info;
 }

@@ -39,6 +39,7 @@ struct OperatorInfo {
   struct Argument {
     int32_t position;  // from the left
     bool written;
+    bool statistics = false;  // of a normalisation: its kernel may write them, though the schema does not say so
   };
   c10::SmallVector<Argument, 8> tensors;  // arguments that are, or may hold, tensors
   int32_t num_arguments = 0;

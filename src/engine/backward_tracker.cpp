@@ -69,6 +69,15 @@ void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
   events_.opened();
 }
 
+bool BackwardTracker::is_outermost() {
+  const int id = seams::current_backward();
+  std::lock_guard lock(mutex_);
+  return std::any_of(open_.begin(), open_.end(), [&](const std::weak_ptr<Token>& open) {
+    const std::shared_ptr<Token> token = open.lock();
+    return token && token->id == id;
+  });
+}
+
 bool BackwardTracker::forget_abandoned() {
   return std::erase_if(open_, [](const std::weak_ptr<Token>& open) { return open.expired(); }) > 0;
 }

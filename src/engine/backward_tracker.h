@@ -37,6 +37,8 @@ class BackwardTracker {
   bool changed() const;
   // Call at each touch and capture after which changed(). `owner` is kept alive until the end of the pass.
   void observe(const std::shared_ptr<void>& owner);
+  // Whether the pass that this thread runs, which was observed, is no pass inside another one.
+  bool is_outermost();
 
  private:
   // The callers of passes that are not over. Threads: safe.

@@ -265,15 +265,21 @@ void Engine::make_park_groups() {
 
 void Engine::make_reduce_groups() {
   reducing_groups_.clear();
-  for (auto& unit : units_) {
-    const std::shared_ptr<Communicator>& group = unit->groups().shard;
-    if (!group || !unit->trains()) {
-      continue;
-    }
-    unit->set_reduce_group(options_.overlap.one_communicator ? group : group->twin());
+  const auto add = [this](const std::shared_ptr<Communicator>& group) {
     bool known = std::find(reducing_groups_.begin(), reducing_groups_.end(), group.get()) != reducing_groups_.end();
-    if (group->size() > 1 && !known) {
+    if (group && group->size() > 1 && !known) {
       reducing_groups_.push_back(group.get());
+    }
+  };
+  for (auto& unit : units_) {
+    if (const std::shared_ptr<Communicator>& group = unit->groups().shard; group && unit->trains()) {
+      unit->set_reduce_group(options_.overlap.one_communicator ? group : group->twin());
+      add(group);
+    }
+  }
+  for (auto& unit : units_) {
+    if (unit->trains()) {
+      add(unit->groups().replicate);
     }
   }
 }

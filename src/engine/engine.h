@@ -17,6 +17,7 @@
 #include "engine/buffer_pool.h"
 #include "engine/engine_streams.h"
 #include "engine/gradient_reducer.h"
+#include "engine/reduction_schedule.h"
 #include "engine/residency.h"
 #include "engine/unit.h"
 #include "engine/use_record.h"
@@ -82,10 +83,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Gathers and pins a unit of which an operator is about to use a parameter (its index in the unit). Waits for other
   // ranks.
   void enter(Unit& unit, int64_t parameter);
-  // The operator has ended. Whether the unit was released, so that there is room to prefetch().
-  bool leave(Unit& unit);
-  // Issues gathers of units that are expected after the one used last.
-  void prefetch();
+  // The operator has ended.
+  void leave(Unit& unit);
   // A view of one of its parameters is about to be made, which reads nothing.
   void enter_view(Unit& unit);
   // A gradient has reached a parameter (its index in the unit).
@@ -159,7 +158,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_visit(Unit& unit);
   void end_visit();
   void hold(Unit& unit);  // enter() for the user: no part of the execution order
-  bool may_release_early(const Unit& unit) const;
+  // Issues gathers of units that are expected after the one used last.
+  void prefetch();
   void make_room_for(Unit& unit, std::optional<Pass> pass);
   const std::vector<Unit*>& wanted_after(const Unit& unit) const;
   bool begin_prefetch(Unit& unit);
@@ -180,15 +180,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release_if_idle(Unit& unit);         // takes it itself
   bool release_after_backward(Unit& unit);  // under unit.mutex
   void reduce_before(Unit& unit);
-  void reduce_captured(Unit& unit);  // under unit.mutex
+  void reduce(Unit& unit);                          // takes unit.mutex
+  void reduce(Unit& unit, FlatGradient& gradient);  // under unit.mutex
   bool syncs(const Unit& unit) const;
-  void end_round(Unit& unit);  // under unit.mutex
+  // What is left to reduce at the end of a backward, in the same order on all ranks; then what one of them has left.
+  void reduce_the_rest();
+  void suspend_what_stays();
   bool stays_gathered_after_backward(const Unit& unit) const;
   bool capture_in(Unit& unit, int64_t index, const at::Tensor& gradient);
   void begin_backward();
   void end_pass(Pass pass);
   void finish_backward();
-  void compare_reductions();
+  std::string agree_on_gradients();
   void plan_memory();
   int64_t gradient_shards_nbytes();  // now; notes the peak
   std::vector<std::pair<std::string, int64_t>> memory_now(const std::vector<MemoryCategory>& more);
@@ -227,9 +230,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   GradientReducer reducer_;
   BackwardTracker backward_;
   Residency residency_;
+  ReductionSchedule schedule_;
 
   std::vector<std::shared_ptr<CollectiveMonitor>> monitors_;
-  std::vector<Communicator*> reducing_groups_;  // shard groups of several ranks in which gradients are reduced
+  std::vector<Communicator*>
+      reducing_groups_;  // groups of several ranks in which gradients are reduced, shard groups first
   // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
   std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_;
   std::atomic<bool> may_alias_{true};  // whether a shard may serve as the unsharded buffer itself

@@ -160,6 +160,7 @@ void Engine::cut(UseRecord& record) {
   UnitCut cut = cut_into_units(items, cut_rules(record.options(), *record.first(), options_.overlap));
   check_fits(cut, record.options(), *record.first());
   note_order(order);
+  std::vector<Unit*> united_in_order;
   for (size_t i = 0; i < cut.units.size(); ++i) {
     std::vector<Unit*> members;
     for (size_t item : cut.units[i]) {
@@ -167,8 +168,10 @@ void Engine::cut(UseRecord& record) {
     }
     units_.push_back(unite(members));
     units_.back()->is_root = cut.has_root && i == 0;
+    united_in_order.push_back(units_.back().get());
     retire(members);
   }
+  schedule_.reorder(united_in_order);  // rank 0's
 }
 
 // A failure leaves the members as they were; units that were made before stay.
@@ -196,11 +199,9 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
 }
 
 void Engine::retire(const std::vector<Unit*>& members) {
-  residency_.replace([](Unit* unit, int64_t parameter) {
-    const seams::StorageOwner& owner = *unit->parameter(0).owner;
-    bool moved = owner.unit.load() != unit;
-    return moved ? std::pair(static_cast<Unit*>(owner.unit.load()), owner.index.load()) : std::pair(unit, parameter);
-  });
+  const auto successor = [](Unit* unit) { return static_cast<Unit*>(unit->parameter(0).owner->unit.load()); };
+  residency_.replace(successor);
+  schedule_.replace(successor);
   auto is_member = [&](const std::unique_ptr<Unit>& unit) {
     return std::find(members.begin(), members.end(), unit.get()) != members.end();
   };

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "comm/collective_monitor.h"
 #include "engine/engine.h"
@@ -28,7 +29,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
         }
         return capture_in(unit, index, copy.defined() ? copy : gradient);
       });
-  if (complete && options_.overlap.backward_prefetch != BackwardPrefetch::kNone) {
+  if (complete && options_.overlap.backward_prefetch == BackwardPrefetch::kPost) {
     prefetch();
   }
 }
@@ -52,20 +53,16 @@ bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
 }
 
 // [Note: when gradients are reduced]
-// A unit's gradients are reduced when an operator of an unrelated unit comes (that is the point where make_room_for
-// releases it), or, of one that no operator has used just before, the first gradient (the first layer's weight is not
-// used in backward where the input needs no gradient), else at the end of backward. Not when the last of its gradients
-// arrives: a parameter may take no part on one rank only, and then the ranks would issue their collectives in different
-// orders.
+// The order is fixed ([Note: the order of reductions]). A unit's turn has come when an operator of an unrelated unit
+// comes (that is the point where make_room_for releases it), or, of one that no operator has used just before, the
+// first gradient (the first layer's weight is not used in backward where the input needs no gradient), else at the end
+// of backward. Not when the last of its gradients arrives: of its parameters some may take no part on this rank.
 void Engine::reduce_before(Unit& unit) {
   if (seams::current_backward() == -1) {
     return;
   }
-  for (auto& other : units_) {
-    if (other.get() != &unit && other->captures() && syncs(*other) && !other->is_related_to(unit)) {
-      std::lock_guard lock(other->mutex);
-      reduce_captured(*other);
-    }
+  for (Unit* due : schedule_.due(unit, [](const Unit& other) { return other.captures(); })) {
+    reduce(*due);
   }
 }
 
@@ -75,49 +72,103 @@ bool Engine::syncs(const Unit& unit) const {
   return options.requires_gradient_sync && (options.requires_all_reduce || unit.groups().shard);
 }
 
-void Engine::reduce_captured(Unit& unit) {
+// All of the unit's gradients, as other ranks do.
+void Engine::reduce(Unit& unit) {
+  std::lock_guard lock(unit.mutex);
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    if (FlatGradient* gradient = unit.gradient(i); gradient && gradient->capturing()) {
-      reducer_.issue(unit, *gradient);
+    if (FlatGradient* gradient = unit.gradient(i)) {
+      reduce(unit, *gradient);
     }
   }
 }
 
-// What a unit has captured by the end of a backward is reduced, together with what earlier ones have left, or kept.
-void Engine::end_round(Unit& unit) {
-  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    FlatGradient* gradient = unit.gradient(i);
-    if (!gradient) {
-      continue;
-    }
-    if (!syncs(unit)) {
-      if (gradient->capturing()) {
+void Engine::reduce(Unit& unit, FlatGradient& gradient) {
+  if (!gradient.capturing()) {
+    gradient.resume(reducer_.pool());
+  }
+  reducer_.issue(unit, gradient);
+}
+
+void Engine::suspend_what_stays() {
+  for (auto& unit : units_) {
+    std::lock_guard lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      FlatGradient* gradient = unit->gradient(i);
+      if (gradient && gradient->capturing() && !syncs(*unit)) {
         gradient->suspend(reducer_.pool());
       }
-      continue;
-    }
-    if (gradient->accumulating() && reducer_.current().requires_all_reduce) {
-      gradient->resume(reducer_.pool());
-    }
-    if (gradient->capturing()) {
-      reducer_.issue(unit, *gradient);
     }
   }
 }
 
-// When the unit has all its gradients, this backward will hardly use it again.
-bool Engine::release_after_backward(Unit& unit) {
-  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    FlatGradient* gradient = unit.gradient(i);
-    if (gradient && gradient->capturing() && !gradient->complete()) {
-      return false;
+namespace {
+
+// A rank's finding of one FlatParameter's gradients at the end of a backward.
+constexpr char kCaptured = 1;  // this backward has captured some
+constexpr char kLeft = 2;      // some are not being reduced yet
+
+}  // namespace
+
+void Engine::reduce_the_rest() {
+  for (Unit* unit : schedule_.rest()) {
+    reduce(*unit);
+  }
+  const std::string found = agree_on_gradients();
+  size_t next = 0;
+  for (auto& unit : units_) {
+    bool captured = false;
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      FlatGradient* gradient = unit->gradient(i);
+      if (!gradient) {
+        continue;
+      }
+      captured |= (found[next] & kCaptured) != 0;
+      if ((found[next++] & kLeft) != 0 && syncs(*unit)) {
+        std::lock_guard lock(unit->mutex);
+        reduce(*unit, *gradient);
+      }
+    }
+    schedule_.note_captured(*unit, captured);
+  }
+}
+
+// [Note: two communicators and ranks that differ]
+// One communicator compares what its ranks issue, in order. Where reductions have one of their own, a rank could wait
+// for a reduction that another one has left out, while that one waits for a gather that the first has not come to:
+// neither would see the difference before the timeout. So at the end of backward, before anybody waits for the last
+// reductions, ranks compare over the gathers' communicator what they have reduced, and tell what is left. Before that,
+// the next reduction tells.
+std::string Engine::agree_on_gradients() {
+  std::string found;
+  for_each_gradient([&](const Unit&, FlatGradient& gradient) {
+    const bool left = gradient.capturing() || (gradient.accumulating() && reducer_.current().requires_all_reduce);
+    found += static_cast<char>((gradient.take_captured() ? kCaptured : 0) | (left ? kLeft : 0));
+  });
+  for (Communicator* group : reducing_groups_) {
+    for (const std::string& theirs : group->all_gather_bytes(found, {reducer_.describe_backward(), 0, Pass::kReduce})) {
+      TORCH_CHECK(theirs.size() == found.size(), "fsdp: rank ", mesh().rank(), ": another rank has ", theirs.size(),
+                  " FlatParameters with gradients, this one ", found.size());
+      std::transform(found.begin(), found.end(), theirs.begin(), found.begin(), std::bit_or<char>());
     }
   }
-  if (!unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
-    return true;
+  return found;
+}
+
+// Whether the unit has all its gradients. Then the rest of this backward does not use it, unless it has frozen
+// parameters, or the backward runs inside another one, which may come back to it: it is released ahead of other ranks,
+// which may still wait for gradients.
+bool Engine::release_after_backward(Unit& unit) {
+  bool trains_all = true;
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    const FlatGradient* gradient = unit.gradient(i);
+    if (gradient && !gradient->complete()) {
+      return false;
+    }
+    trains_all &= gradient != nullptr;
   }
-  if (residency_.visited() == &unit && unit.visit.goes_on()) {
-    return false;  // frozen parameters are still to be used; leave() releases the unit
+  const bool over = trains_all && backward_.is_outermost();
+  if (!over || !unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
+    return true;
   }
   if (unit.pins == 0) {
     release(unit);
@@ -136,17 +187,20 @@ bool Engine::stays_gathered_after_backward(const Unit& unit) const {
 void Engine::begin_backward() {
   end_pass(Pass::kForward);
   reducer_.begin_backward();
+  schedule_.begin_backward([this](const Unit& unit) { return unit.trains() && syncs(unit); });
   notice_cleared_gradients();
   trim_gradients();
+  if (options_.overlap.backward_prefetch == BackwardPrefetch::kPre) {
+    prefetch();  // while the loss and the root's last layers go backward
+  }
 }
 
 void Engine::finish_backward() {
   const auto reduce_what_is_left = [this] {
-    for (auto& unit : units_) {
-      std::lock_guard lock(unit->mutex);
-      end_round(*unit);
+    suspend_what_stays();
+    if (reducer_.current().requires_gradient_sync) {
+      reduce_the_rest();
     }
-    compare_reductions();
     if (reducer_.current().is_last_backward) {
       reducer_.finish_all();
     }
@@ -169,21 +223,6 @@ void Engine::finish_backward() {
     for (const auto& monitor : monitors_) {
       monitor->next_step();
     }
-  }
-}
-
-// [Note: two communicators and ranks that differ]
-// One communicator compares what its ranks issue, in order. Where reductions have one of their own, a rank could wait
-// for a reduction that another one has left out, while that one waits for a gather that the first has not come to:
-// neither would see the difference before the timeout. So at the end of backward, before anybody waits for the last
-// reductions, ranks compare over the gathers' communicator what they have reduced. Before that, the next reduction
-// tells.
-void Engine::compare_reductions() {
-  if (options_.overlap.one_communicator || !reducer_.current().requires_gradient_sync) {
-    return;
-  }
-  for (Communicator* group : reducing_groups_) {
-    group->all_gather_bytes("", {reducer_.describe_backward(), 0, Pass::kReduce});
   }
 }
 

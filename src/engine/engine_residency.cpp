@@ -36,15 +36,20 @@ void Engine::enter(Unit& unit, int64_t parameter) {
     prepare();
   }
   observe_backward();
-  if (residency_.visited() != &unit) {
-    gather_explained(*this, unit, [&] { begin_visit(unit); });
+  try {
+    if (residency_.visited() != &unit) {
+      gather_explained(*this, unit, [&] { begin_visit(unit); });
+    }
+    gather_explained(*this, unit, [&] {
+      std::lock_guard lock(unit.mutex);
+      gather_to_use(unit);
+      ++unit.pins;
+    });
+  } catch (c10::Error& error) {
+    error.add_context(
+        c10::str(unit.where(), ": the operator that came next uses parameter '", unit.parameter(parameter).fqn, "'"));
+    throw;
   }
-  gather_explained(*this, unit, [&] {
-    std::lock_guard lock(unit.mutex);
-    gather_to_use(unit);
-    unit.visit.note(parameter);
-    ++unit.pins;
-  });
 }
 
 void Engine::hold(Unit& unit) {
@@ -68,28 +73,30 @@ void Engine::gather_to_use(Unit& unit) {
   unit.prefetched = false;
 }
 
-bool Engine::leave(Unit& unit) {
+void Engine::leave(Unit& unit) {
   std::lock_guard lock(unit.mutex);
-  if (--unit.pins > 0 || !unit.gathered()) {
-    return false;
-  }
-  bool over = unit.visit.over();
-  if (strict_ || unit.release_when_unpinned || over) {
+  if (--unit.pins == 0 && unit.gathered() && (strict_ || unit.release_when_unpinned)) {
     release(unit);
   }
-  return over && !(in_backward() && options_.overlap.backward_prefetch == BackwardPrefetch::kPost);
 }
 
 // What comes next is issued before this unit's gather is waited for.
 void Engine::begin_visit(Unit& unit) {
   note_use(unit);
   end_visit();
-  auto last_use = residency_.begin_visit({&unit, pass_now(), trace_.now()}, may_release_early(unit));
-  make_room_for(unit, pass_now());
+  if (!in_backward() && at::GradMode::is_enabled()) {
+    schedule_.note_forward(unit);
+  }
+  const bool counts = residency_.begin_visit({&unit, pass_now(), trace_.now()});
+  if (counts) {
+    make_room_for(unit, pass_now());
+  }
   reduce_before(unit);
+  if (!counts) {
+    return;
+  }
   {
     std::lock_guard lock(unit.mutex);
-    unit.visit.begin(last_use);
     if (!unit.only_on_rank_0) {
       begin_gather(unit);
     }
@@ -107,23 +114,9 @@ const std::vector<Unit*>& Engine::wanted_after(const Unit& unit) const {
 }
 
 void Engine::end_visit() {
-  Residency::Visit visit = residency_.end_visit();
-  if (!visit.unit) {
-    return;
+  if (Residency::Visit visit = residency_.end_visit(); visit.unit) {
+    trace_.record(TraceTrack::kCompute, visit.unit->name(), visit.pass, visit.began);
   }
-  VisitHistory::LastUse use;
-  {
-    std::lock_guard lock(visit.unit->mutex);
-    use = visit.unit->visit.last();
-    visit.unit->visit.begin(std::nullopt);
-  }
-  residency_.note_last_use(visit, use);
-  trace_.record(TraceTrack::kCompute, visit.unit->name(), visit.pass, visit.began);
-}
-
-// Whether the unit may be released before another one is used.
-bool Engine::may_release_early(const Unit& unit) const {
-  return in_backward() ? !unit.is_root && !stays_gathered_after_backward(unit) : !unit.keeps_gathered_after_forward();
 }
 
 // Views of parameters do not gather, but remember the version of what they view: an optimizer step must have counted
@@ -146,8 +139,8 @@ void Engine::make_room_for(Unit& unit, std::optional<Pass> pass) {
 void Engine::prefetch() {
   const OverlapOptions& overlap = options_.overlap;
   bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
-  const Unit* unit = residency_.visited();
-  if (!predicts || !unit || !wanted_after(*unit).empty()) {
+  const Unit* unit = residency_.visited();  // null as a backward begins
+  if (!predicts || (unit && !wanted_after(*unit).empty())) {
     return;
   }
   bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
@@ -211,14 +204,14 @@ void Engine::notice_shard_writes(Unit& unit) {
 
 void Engine::drop_stale(Unit& unit) {
   unit.invalidate_saved_values();
-  unit.unpark(parameter_pool_);
   if (unit.gathering()) {
-    finish_gather(unit);  // what is under way is stale
+    finish_gather(unit);  // the values under way are stale
   }
-  if (unit.gathered() && unit.unsharded_nbytes() > 0) {
+  if (unit.gathered() && unit.holds_copies()) {
     TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");
     release(unit);
   }
+  unit.unpark(parameter_pool_);
   unit.stamp = unit.shard_version();
 }
 
@@ -267,7 +260,7 @@ void Engine::forget_resident(Unit& unit) {
 }
 
 void Engine::release(Unit& unit) {
-  if (!in_backward() && unit.write_scopes == 0) {
+  if (!in_backward() && unit.write_scopes == 0 && !unit.shards_written()) {
     unit.park(parameter_pool_);
   }
   unit.awaits_use = false;

@@ -6,6 +6,7 @@
 #include "base/finally.h"
 #include "engine/engine.h"
 #include "torch_seams/clean_dispatch.h"
+#include "torch_seams/gradient_hooks.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp {
@@ -68,11 +69,23 @@ void Engine::reshard(const std::vector<Unit*>& units) {
   }
 }
 
+// [Note: readers that wait for each other]
+// The rank that writes waits until no other rank reads this unit's shards. Ranks may write to units in different
+// orders, as an optimizer passes over leaves without elements: so each first ends its own reading of all units, or two
+// ranks would wait for each other. Optimizers inside backward write in the order of reductions, which is the same on
+// all ranks, while the next units are being read.
 void Engine::prepare_write_to_shards(Unit& unit) {
-  std::lock_guard lock(unit.mutex);
   if (!unit.shares_shards()) {
     return;
   }
+  const bool in_backward = seams::current_backward() != -1;
+  for (Unit* other : in_backward ? std::vector<Unit*>() : residency_.gathered()) {
+    std::lock_guard lock(other->mutex);
+    if (other->gathered() && other->reads_shards() && other->pins == 0) {
+      release(*other);
+    }
+  }
+  std::lock_guard lock(unit.mutex);
   if (unit.gathering()) {
     ensure_gathered(unit);
   }

@@ -107,13 +107,13 @@ void GradientReducer::finish(InFlight& oldest) {
       gradient_hook({oldest.unit->name(), fqns, gradient});
     };
   }
-  bool complete = !oldest.reduction->leaves_out_replicas;
   int64_t waiting = trace_.now();
   oldest.gradient->finish(*oldest.reduction, hook, pool_);
   trace_.record(TraceTrack::kWait, oldest.unit->name(), Pass::kReduce, waiting);
   trace_.record(TraceTrack::kReduce, oldest.unit->name(), Pass::kReduce, oldest.issued);
   trace_.sample_memory();
-  if (complete && unit_reduced_hook) {
+  oldest.unit->show_gradients(*oldest.gradient, oldest.reduction->captured);
+  if (unit_reduced_hook && !oldest.reduction->leaves_out_replicas && oldest.reduction->captured.count() > 0) {
     unit_reduced(oldest);
   }
 }

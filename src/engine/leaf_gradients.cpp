@@ -94,6 +94,10 @@ void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured
   if (use_orig_params_) {
     add_to_original_leaves(here, captured);
   } else {
+    if (!flat_.flat_leaf().grad().defined()) {
+      in_flat_leaf_.clear();
+    }
+    in_flat_leaf_.merge(captured);
     add_to_leaf(flat_.flat_leaf(), here, memory());
   }
 }
@@ -114,13 +118,16 @@ at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
 // gathered again. The first captured leaf therefore gets a defined gradient without elements there.
 void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
   const FlatLayout& layout = flat_.layout();
+  const auto is_visited = [&](int64_t i) {  // a parameter without elements has a gradient without elements
+    return captured.test(i) && (flat_.original_leaves()[i].numel() > 0 || layout.numel(i) == 0);
+  };
   bool visit_empty = true;
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
-    visit_empty &= !captured.test(i) || flat_.original_leaves()[i].numel() == 0;
+    visit_empty &= !is_visited(i);
   }
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const at::Tensor& leaf = flat_.original_leaves()[i];
-    if (captured.test(i) && (leaf.numel() > 0 || std::exchange(visit_empty, false))) {
+    if (is_visited(i) || (captured.test(i) && std::exchange(visit_empty, false))) {
       add_to_leaf(leaf, flat_.slice_of(reduced, i), flat_.slice_of(memory(), i));
     }
   }
@@ -145,6 +152,19 @@ void LeafGradients::clear(int64_t parameter) {
     flat_.original_leaves()[parameter].mutable_grad().reset();
   } else if (at::Tensor& gradient = flat_.flat_leaf().mutable_grad(); gradient.defined()) {
     flat_.slice_of(gradient, parameter).zero_();
+    in_flat_leaf_.clear(parameter);
+    if (in_flat_leaf_.count() == 0) {
+      gradient.reset();
+    }
+  }
+}
+
+void LeafGradients::zero(int64_t parameter) {
+  seen_.clear();
+  seams::CleanDispatchGuard clean;
+  const at::Tensor& leaf = use_orig_params_ ? flat_.original_leaves()[parameter] : flat_.flat_leaf();
+  if (at::Tensor& gradient = leaf.mutable_grad(); gradient.defined()) {
+    (use_orig_params_ ? gradient : flat_.slice_of(gradient, parameter)).zero_();
   }
 }
 

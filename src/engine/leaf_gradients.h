@@ -25,7 +25,8 @@ class LeafGradients {
       : flat_(flat),
         use_orig_params_(use_orig_params),
         source_(std::move(source)),
-        home_(current_stream(flat.memory().shard_device())) {}
+        home_(current_stream(flat.memory().shard_device())),
+        in_flat_leaf_(flat.layout().num_parameters()) {}
 
   // The original leaves, or the flat one.
   std::vector<at::Tensor> leaves() const;
@@ -35,8 +36,11 @@ class LeafGradients {
   // it). It may be memory() itself where no leaf has a gradient. From another device to the host it is copied on the
   // current stream; the host must wait for that before it reads.
   void add(const at::Tensor& reduced, const ParameterMask& captured);
-  // Takes one parameter's gradient away: without original leaves it becomes zero.
+  // Takes one parameter's gradient away: without original leaves it becomes zero, and the flat leaf's goes with the
+  // last one.
   void clear(int64_t parameter);
+  // Makes one parameter's gradient zero, if there is one.
+  void zero(int64_t parameter);
 
   // What the reduction that has written all of the leaves' gradients has seen of them.
   void note(const ReductionSummary& summary);
@@ -82,7 +86,8 @@ class LeafGradients {
   // tensor that ends): memory that had come from a reduction's stream would be free there at once, while what the user
   // enqueued before still reads it. It therefore comes from, and goes back to, the stream on which users read.
   c10::Stream home_;
-  at::Tensor memory_;  // like the shard, gradient dtype
+  at::Tensor memory_;           // like the shard, gradient dtype
+  ParameterMask in_flat_leaf_;  // parameters whose gradients the flat leaf's holds
   ReductionSummary summary_;
   std::vector<Seen> seen_;  // by leaf, when it was noted
   std::atomic<int64_t> memory_nbytes_{0};

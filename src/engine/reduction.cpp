@@ -122,6 +122,7 @@ void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, Buffer
   if (!seams::has_sharded_key(dense)) {
     clean.emplace();
   }
+  any_captured_ = true;
   seen_.set(parameter);
   const bool is_first = captured_.set(parameter);
   if (is_first && !buffer_.defined()) {
@@ -149,6 +150,7 @@ void FlatGradient::resume(BufferPool& pool) {
 
 void FlatGradient::discard(BufferPool& pool) {
   std::lock_guard lock(mutex_);
+  any_captured_ = false;
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
     take_turn();
@@ -291,9 +293,12 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
                               : make_output(pool, in_flight_);
   merge_over(call.groups.reduce.get(), reduction.captured, call.id);
   merge_over(call.groups.replicate.get(), reduction.captured, call.id);
+  reduction.work = make_done_work();
+  if (reduction.captured.count() == 0) {
+    return;  // on no rank
+  }
   call.communication_hook({call.id.name, reduction.buffer, reduction.output, call.groups.reduce, call.groups.replicate,
                            1.0 / call.divisor});
-  reduction.work = make_done_work();
 }
 
 // Of the stage that writes the output.
@@ -311,7 +316,8 @@ at::Tensor FlatGradient::make_output(BufferPool& pool, int64_t others_in_flight)
 void FlatGradient::finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool) {
   CurrentStreamGuard on_stream(reduction.stream);
   reduction.work->wait();
-  if (hook && !reduction.leaves_out_replicas) {
+  const bool any = reduction.captured.count() > 0;  // on any rank
+  if (any && hook && !reduction.leaves_out_replicas) {
     hook(reduction.output);
   }
   seams::CleanDispatchGuard clean;
@@ -320,9 +326,14 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
     give_back(reduction.buffer, pool);
   }
   give_back(reduction.partial, pool);
-  if (reduction.leaves_out_replicas) {
+  if (any && reduction.leaves_out_replicas) {
     keep_unreplicated(reduction, pool);
     end_reduction(GradientState::kAccumulating);
+    return;
+  }
+  if (!any) {
+    give_back(reduction.output, pool);
+    end_reduction(unreplicated_.defined() ? GradientState::kAccumulating : GradientState::kReduced);
     return;
   }
   const bool all_there_is = !leaves_.any() && !hook;
@@ -380,14 +391,28 @@ void FlatGradient::set_leaf_gradients(const at::Tensor& like_shard, const Parame
 
 void FlatGradient::clear_leaf(int64_t parameter) {
   if (accumulating()) {
-    seams::CleanDispatchGuard clean;
+    zero_accumulated(parameter);
     captured_.clear(parameter);
     unreplicated_captured_.clear(parameter);
-    if (unreplicated_.defined()) {
-      flat_.slice_of(unreplicated_, parameter).zero_();
-    }
   }
   leaves_.clear(parameter);
+}
+
+void FlatGradient::zero_leaf(int64_t parameter) {
+  if (accumulating()) {
+    zero_accumulated(parameter);
+  }
+  leaves_.zero(parameter);
+}
+
+void FlatGradient::zero_accumulated(int64_t parameter) {
+  seams::CleanDispatchGuard clean;
+  if (buffer_.defined()) {
+    flat_.view_in(buffer_, parameter).zero_();
+  }
+  if (unreplicated_.defined()) {
+    flat_.slice_of(unreplicated_, parameter).zero_();
+  }
 }
 
 }  // namespace fsdp

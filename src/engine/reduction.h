@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/stream_order.h"
@@ -77,7 +78,10 @@ class FlatGradient {
   void capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool);
   // A backward has ended that does not reduce: what was captured stays for the next one.
   void suspend(BufferPool& pool);
-  // Goes on with a suspended round although this backward has captured nothing, so that it can be issued.
+  // Whether gradients were captured since it was asked last.
+  bool take_captured() { return std::exchange(any_captured_, false); }
+  // Begins a round, or goes on with a suspended one, although this backward has captured nothing, so that it can be
+  // issued: other ranks have.
   void resume(BufferPool& pool);
   // Hands the captured round to the communicator.
   std::unique_ptr<Reduction> issue(const ReduceCall& call, BufferPool& pool);
@@ -95,6 +99,8 @@ class FlatGradient {
 
   // Clears what the optimizer would see of one parameter's gradient, and what was accumulated of it.
   void clear_leaf(int64_t parameter);
+  // The same, but the gradient stays, as zero.
+  void zero_leaf(int64_t parameter);
   const LeafGradients& leaves() const { return leaves_; }
   // See LeafGradients::assign.
   void set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined);
@@ -131,6 +137,7 @@ class FlatGradient {
   void run_hook(Reduction& reduction, const ReduceCall& call, BufferPool& pool);
   at::Tensor make_output(BufferPool& pool, int64_t others_in_flight);
   static ReduceOptions options_of(Reduction& reduction, double scale);
+  void zero_accumulated(int64_t parameter);
   void keep_unreplicated(Reduction& reduction, BufferPool& pool);
 
   std::mutex mutex_;
@@ -138,11 +145,12 @@ class FlatGradient {
   LeafGradients leaves_;
   std::function<std::string()> where_;
   StateMachine<GradientState> state_;
-  at::Tensor buffer_;        // of the round, once it is needed
-  HeldGradients held_;       // captured, not in the buffer
-  StreamTurns turns_;        // of captures, and of what comes after them
-  ParameterMask captured_;   // in this round, which may take several backward passes
-  ParameterMask seen_;       // in this backward
+  at::Tensor buffer_;       // of the round, once it is needed
+  HeldGradients held_;      // captured, not in the buffer
+  StreamTurns turns_;       // of captures, and of what comes after them
+  ParameterMask captured_;  // in this round, which may take several backward passes
+  ParameterMask seen_;      // in this backward
+  bool any_captured_ = false;
   bool carries_ = false;     // whether the round has something of earlier backward passes
   bool lost_ = false;        // whether that was lost by a backward that threw
   at::Tensor unreplicated_;  // reduced in the shard group only; shard dtype, the pool's

@@ -1,6 +1,7 @@
 #include "engine/residency.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/unit.h"
 
@@ -19,15 +20,29 @@ bool needs_no_room(const Unit* unit) { return stays_on_purpose(unit) && unit->re
 
 // ---------------------------------------------------------------- visits
 
-std::optional<VisitHistory::LastUse> Residency::begin_visit(const Visit& visit, bool early) {
+// [Note: visits that count]
+// Ranks may use different parameters of a unit, other ones in each step, and so come back to a unit or not: to the root
+// for an offset, to a block after its child. Such a visit finds the unit gathered, because a unit stays gathered until
+// its module has ended, and must not have consequences, as other ranks do not know of it. So visits count that every
+// rank makes: of a unit that has to be gathered or was gathered ahead, and of one that is no ancestor of the unit
+// before it (a module that has ended runs anew). This asks of ranks that each uses at least one parameter of every
+// unit, and that units are first used in the same order.
+bool Residency::counts(const Unit& unit) const {
+  const bool used_before = unit.resident && !unit.prefetched && !unit.awaits_use;
+  const bool goes_on = &unit == counted_ || (counted_ && unit.is_ancestor_of(*counted_));
+  return !used_before || !(goes_on || stays_on_purpose(&unit));
+}
+
+bool Residency::begin_visit(const Visit& visit) {
   std::lock_guard lock(mutex_);
-  VisitHistory& visits = history(visit.pass);
-  visits.visit(visit.unit);
   present_ = visit;
   visited_ = visit.unit;
-  const bool stays =
-      visits.returns_within(room_beside(*visit.unit), needs_no_room) || visits.ends_within(0, stays_on_purpose);
-  return early && !stays ? visits.expected_last_use() : std::nullopt;
+  if (!counts(*visit.unit)) {
+    return false;
+  }
+  counted_ = visit.unit;
+  history(visit.pass).visit(visit.unit);
+  return true;
 }
 
 Residency::Visit Residency::end_visit() {
@@ -38,13 +53,9 @@ Residency::Visit Residency::end_visit() {
   return visited_.exchange(nullptr) ? present_ : Visit{};
 }
 
-void Residency::note_last_use(const Visit& visit, const VisitHistory::LastUse& use) {
-  std::lock_guard lock(mutex_);
-  history(visit.pass).set_last_use(use);
-}
-
 void Residency::end_pass(Pass pass) {
   std::lock_guard lock(mutex_);
+  counted_ = nullptr;
   history(pass).end();
 }
 
@@ -53,8 +64,9 @@ std::vector<Unit*> Residency::last_pass(Pass pass) const {
   return history(pass).last_pass();
 }
 
-void Residency::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t)>& successor) {
+void Residency::replace(const std::function<Unit*(Unit*)>& successor) {
   std::lock_guard lock(mutex_);
+  counted_ = nullptr;
   forward_.replace(successor);
   backward_.replace(successor);
 }
@@ -74,6 +86,11 @@ void Residency::remove(Unit& unit) {
   unit.resident = false;
 }
 
+std::vector<Unit*> Residency::gathered() const {
+  std::lock_guard lock(mutex_);
+  return resident_;
+}
+
 int64_t Residency::count() const {
   std::lock_guard lock(mutex_);
   return static_cast<int64_t>(resident_.size());
@@ -87,16 +104,17 @@ int64_t Residency::peak_count() const {
 // ---------------------------------------------------------------- decisions
 
 // [Note: which units stay gathered]
-// Where the history says which units come next in this pass, these stay: as many as the limit has room for. The last
-// one of a forward stays, as backward begins with it; those before it do not, as memory is at its peak there. Else the
-// structure decides: when an operator of another unit comes that is neither ancestor nor descendant, the unit's module
-// has ended, as module trees run depth first; of the related ones the most recent stays. Either way no more than two
-// are gathered at a time by default, beside the root and units that stay gathered on purpose. A unit released too early
-// is gathered again at its next use: that costs time, never correctness.
+// A unit stays until its module has ended, on whichever of its parameters the next operator works: module trees run
+// depth first, so that is when an operator of another unit comes that is neither ancestor nor descendant. Ancestors of
+// the unit in use need no room, like the root. Of units whose module has ended, those stay that the history expects
+// next in this pass, as many as the limit has room for; where it knows nothing, the descendant that was used last. The
+// last unit of a forward stays, as backward begins with it; those before it do not, as memory is at its peak there. So
+// no more than two are gathered at a time by default, beside ancestors and units that stay gathered on purpose. A unit
+// released too early is gathered again at its next use: that costs time, never correctness.
 std::vector<Unit*> Residency::to_release_for(Unit& unit, std::optional<Pass> pass) {
   std::lock_guard lock(mutex_);
   const bool known = pass && history(*pass).known();
-  std::vector<Unit*> victims = known ? unexpected(kept_with({&unit, *pass})) : unrelated(unit);
+  std::vector<Unit*> victims = known ? unexpected(unit, kept_with({&unit, *pass})) : unrelated(unit);
   if (auto it = std::find(resident_.begin(), resident_.end(), &unit); it != resident_.end()) {
     std::rotate(it, it + 1, resident_.end());
   }
@@ -128,10 +146,10 @@ bool Residency::stays(const Unit& unit) const {
   return unit.keeps_gathered_after_forward() || unit.awaits_use || visited_ == &unit;
 }
 
-std::vector<Unit*> Residency::unexpected(const std::vector<Unit*>& expected) const {
+std::vector<Unit*> Residency::unexpected(const Unit& unit, const std::vector<Unit*>& expected) const {
   std::vector<Unit*> victims;
   for (Unit* other : resident_) {
-    if (!stays(*other) && !contains(expected, other)) {
+    if (!stays(*other) && !other->is_ancestor_of(unit) && !contains(expected, other)) {
       victims.push_back(other);
     }
   }
@@ -140,14 +158,13 @@ std::vector<Unit*> Residency::unexpected(const std::vector<Unit*>& expected) con
 
 std::vector<Unit*> Residency::unrelated(const Unit& unit) const {
   std::vector<Unit*> victims;
-  bool related_seen = max_gathered_units_ == 1;
+  bool descendant_seen = max_gathered_units_ == 1;
   for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
     Unit* other = *it;
-    if (other == &unit || stays(*other)) {
+    if (other == &unit || stays(*other) || other->is_ancestor_of(unit)) {
       continue;
     }
-    bool kept = other->is_related_to(unit) && !related_seen;
-    related_seen |= kept;
+    const bool kept = unit.is_ancestor_of(*other) && !std::exchange(descendant_seen, true);
     if (!kept) {
       victims.push_back(other);
     }
@@ -157,13 +174,16 @@ std::vector<Unit*> Residency::unrelated(const Unit& unit) const {
 
 std::vector<Unit*> Residency::expected(Pass pass, size_t count) const {
   std::lock_guard lock(mutex_);
-  return visited_ ? history(pass).next(count, needs_no_room) : std::vector<Unit*>();
+  return history(pass).next(count, needs_no_room);
 }
 
 bool Residency::has_room() const {
   std::lock_guard lock(mutex_);
-  auto counts = [](const Unit* unit) { return !unit->keeps_gathered_after_forward() && !unit->awaits_use; };
-  auto gathered = static_cast<size_t>(std::count_if(resident_.begin(), resident_.end(), counts));
+  const Unit* visited = visited_;
+  auto needs_room = [&](const Unit* unit) {
+    return !stays_on_purpose(unit) && !unit->awaits_use && !(visited && unit->is_ancestor_of(*visited));
+  };
+  auto gathered = static_cast<size_t>(std::count_if(resident_.begin(), resident_.end(), needs_room));
   return gathered < max_gathered_units_;
 }
 

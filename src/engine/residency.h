@@ -37,22 +37,21 @@ class Residency {
   };
   // The unit of the present visit; null between visits.
   Unit* visited() const { return visited_; }
-  // The last visit must have been ended. With `early`, returns the use after which the unit can be released before
-  // another one is used, if that is expected.
-  std::optional<VisitHistory::LastUse> begin_visit(const Visit& visit, bool early);
+  // The last visit must have been ended. Whether the visit counts ([Note: visits that count]): else nothing is to be
+  // gathered ahead or released because of it.
+  bool begin_visit(const Visit& visit);
   // Ends the present visit and returns it; without a unit where there is none.
   Visit end_visit();
-  // How a visit that was ended has ended.
-  void note_last_use(const Visit& visit, const VisitHistory::LastUse& use);
   void end_pass(Pass pass);
   // The units visited in the last pass that has ended, in order.
   std::vector<Unit*> last_pass(Pass pass) const;
   // See VisitHistory.
-  void replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t parameter)>& successor);
+  void replace(const std::function<Unit*(Unit*)>& successor);
 
   // -- gathered units; gathers under way are included --
   void add(Unit& unit);
   void remove(Unit& unit);
+  std::vector<Unit*> gathered() const;
   int64_t count() const;
   int64_t peak_count() const;
 
@@ -60,7 +59,8 @@ class Residency {
   // What is to be released before `unit` is used ([Note: which units stay gathered]). `pass`: whose history counts;
   // unset: none, the structure alone.
   std::vector<Unit*> to_release_for(Unit& unit, std::optional<Pass> pass);
-  // Units that come after the present visit's, and need room: at most `count`.
+  // Units that come after the last visit that counted, or after the beginning of a pass, and need room: at most
+  // `count`.
   std::vector<Unit*> expected(Pass pass, size_t count) const;
   // Whether another unit may be gathered.
   bool has_room() const;
@@ -68,10 +68,12 @@ class Residency {
  private:
   VisitHistory& history(Pass pass) { return pass == Pass::kForward ? forward_ : backward_; }
   const VisitHistory& history(Pass pass) const { return pass == Pass::kForward ? forward_ : backward_; }
+  bool counts(const Unit& unit) const;
   bool stays(const Unit& unit) const;
   size_t room_beside(const Unit& unit) const;
   std::vector<Unit*> kept_with(const Visit& visit) const;
-  std::vector<Unit*> unexpected(const std::vector<Unit*>& expected) const;
+  // Gathered units that `unit` does not need: those that are not expected; those whose module has ended.
+  std::vector<Unit*> unexpected(const Unit& unit, const std::vector<Unit*>& expected) const;
   std::vector<Unit*> unrelated(const Unit& unit) const;
 
   const size_t max_gathered_units_;
@@ -80,6 +82,7 @@ class Residency {
   int64_t peak_count_ = 0;
   std::atomic<Unit*> visited_{nullptr};
   Visit present_;
+  Unit* counted_ = nullptr;  // the unit of the last visit that counted, in the present pass
   VisitHistory forward_;
   VisitHistory backward_;
 };

@@ -393,8 +393,17 @@ void Unit::unpark(BufferPool& pool) {
 void Unit::set_full_precision(bool on) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     FlatParameter& flat = *flat_parameters_[i];
+    ParameterMask shown(flat.layout().num_parameters());
+    for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
+      if (flat.parameters()[k].sentinel_installed) {
+        shown.set(k);
+      }
+    }
     auto [compute, reduce] = mixed_dtypes_[i];
     flat.set_dtypes(on ? flat.dtypes().shard : compute, on ? flat.dtypes().shard : reduce);
+    if (gradients_[i]) {
+      show_gradients(*gradients_[i], shown);  // in the other dtype
+    }
   }
 }
 
@@ -429,6 +438,10 @@ bool Unit::reads_in_place() const {
     }
   }
   return false;
+}
+
+bool Unit::holds_copies() const {
+  return std::any_of(unsharded_.begin(), unsharded_.end(), [](const at::Tensor& full) { return full.defined(); });
 }
 
 bool Unit::reads_in_place(size_t flat) const {
@@ -540,6 +553,15 @@ void Unit::install_sentinel(FlatParameter& flat, int64_t index) {
   TORCH_CHECK(seams::storage_owner(gradient) && seams::storage_owner(gradient) == p.sentinel_owner.lock().get(),
               "fsdp: ", where(), ": a gradient was assigned to the module's parameter '", p.fqn,
               "'. Gradients live in the shards: assign to the grad() of ShardedModule::parameters()");
+}
+
+void Unit::show_gradients(FlatGradient& gradient, const ParameterMask& captured) {
+  FlatParameter& flat = gradient.flat();
+  for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
+    if (captured.test(k) && !flat.parameters()[k].sentinel_installed) {
+      install_sentinel(flat, k);
+    }
+  }
 }
 
 // Clears the shards' gradient at once, so that a step that follows sees it, unless another sentinel is in place by now.

@@ -15,7 +15,6 @@
 #include "engine/reduction.h"
 #include "engine/shard_groups.h"
 #include "engine/unit_state.h"
-#include "engine/visit_uses.h"
 #include "flat/flat_parameter.h"
 #include "fsdp/communicator.h"
 #include "fsdp/options.h"
@@ -121,8 +120,6 @@ class Unit {
   std::atomic<bool> prefetched{false};
   // Whether it is among the engine's gathered units, gathers under way included; under the engine's mutex.
   bool resident = false;
-  // The present visit ([Note: prediction by history]).
-  VisitUses visit;
   // What the user wants gathered when this unit is used, in place of what is expected; empty: what is expected.
   std::vector<Unit*> forward_prefetch;
   std::vector<Unit*> backward_prefetch;
@@ -142,6 +139,8 @@ class Unit {
   // Whether this rank reads unsharded parameters now where other ranks read them, too.
   bool reads_in_place() const;
   bool reads_in_place(size_t flat) const;
+  // Whether any of the unsharded parameters that it has gathered lie elsewhere than in this rank's shards.
+  bool holds_copies() const;
   // Returns when its shards may be written: no other rank reads them where they lie. The unit must be sharded.
   void await_readers();
   // The unit must be gathered and unpinned. The current stream waits for all uses.
@@ -186,6 +185,8 @@ class Unit {
   void notice_cleared_gradients();
   // Puts a sentinel in the place of a parameter's gradient. `index`: within `flat`.
   void install_sentinel(FlatParameter& flat, int64_t index);
+  // The same for all parameters in `captured` that have none: gradients that came from other ranks alone.
+  void show_gradients(FlatGradient& gradient, const ParameterMask& captured);
   void name_storages();
 
   CollectiveId next_id(Pass pass);

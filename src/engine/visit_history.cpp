@@ -1,6 +1,7 @@
 #include "engine/visit_history.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp {
 namespace {
@@ -14,48 +15,31 @@ constexpr size_t kWithinPass = 2;  // of these, how many must agree with a place
 void VisitHistory::visit(Unit* unit) {
   trim();
   if (visits_.empty()) {
-    visits_.push_back({nullptr, {}});  // the first pass begins where another might have ended
+    visits_.push_back(nullptr);  // the first pass begins where another might have ended
   }
-  visits_.push_back({unit, {}});
+  visits_.push_back(unit);
   size_t latest = visits_.size() - 1;
-  if (place_ && *place_ + 1 < latest && visits_[*place_ + 1].unit == unit) {
+  if (place_ && *place_ + 1 < latest && visits_[*place_ + 1] == unit) {
     ++*place_;
   } else {
     find_place();
   }
 }
 
-void VisitHistory::set_last_use(const LastUse& use) {
-  if (!visits_.empty()) {
-    visits_.back().last_use = use;
-  }
-}
-
 void VisitHistory::end() {
-  if (!visits_.empty() && visits_.back().unit) {
+  if (!visits_.empty() && visits_.back()) {
     visit(nullptr);
   }
 }
 
-// Visits of units that have become one unit are one visit: of its last parameter's uses there are those of all.
-void VisitHistory::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t)>& successor) {
-  std::vector<Visit> replaced;
-  size_t first = 0;  // visit of the present run of visits of one unit
-  std::vector<LastUse> uses;
-  for (const Visit& old : visits_) {
-    auto [unit, parameter] = old.unit ? successor(old.unit, old.last_use.parameter) : std::pair<Unit*, int64_t>();
-    bool goes_on = unit && first < replaced.size() && replaced[first].unit == unit;
-    if (!goes_on) {
-      first = replaced.size();
-      replaced.push_back({unit, {}});
-      uses.clear();
+// Visits of units that have become one unit are one visit.
+void VisitHistory::replace(const std::function<Unit*(Unit*)>& successor) {
+  std::vector<Unit*> replaced;
+  for (Unit* old : visits_) {
+    Unit* unit = old ? successor(old) : nullptr;
+    if (!unit || replaced.empty() || replaced.back() != unit) {
+      replaced.push_back(unit);
     }
-    auto same = std::find_if(uses.begin(), uses.end(), [&](const LastUse& use) { return use.parameter == parameter; });
-    if (same == uses.end()) {
-      same = uses.insert(uses.end(), {parameter, 0});
-    }
-    same->count += old.last_use.count;
-    replaced[first].last_use = *same;
   }
   visits_ = std::move(replaced);
   place_.reset();
@@ -64,11 +48,11 @@ void VisitHistory::replace(const std::function<std::pair<Unit*, int64_t>(Unit*, 
 std::vector<Unit*> VisitHistory::last_pass() const {
   std::vector<Unit*> units;
   size_t end = visits_.size();
-  while (end > 0 && visits_[end - 1].unit) {
+  while (end > 0 && visits_[end - 1]) {
     --end;
   }
-  for (size_t i = end; i > 1 && visits_[i - 2].unit; --i) {
-    units.push_back(visits_[i - 2].unit);
+  for (size_t i = end; i > 1 && visits_[i - 2]; --i) {
+    units.push_back(visits_[i - 2]);
   }
   std::reverse(units.begin(), units.end());
   return units;
@@ -82,7 +66,7 @@ void VisitHistory::find_place() {
     if (matches > best) {
       best = matches;
       place_ = place;
-    } else if (!place_ && !visits_[place].unit) {
+    } else if (!place_ && !visits_[place]) {
       best = 0;  // from here on passes that have ended
     }
   }
@@ -92,7 +76,7 @@ void VisitHistory::find_place() {
 size_t VisitHistory::matching(size_t place) const {
   size_t latest = visits_.size() - 1;
   size_t count = 0;
-  while (count < kContext && count <= place && visits_[place - count].unit == visits_[latest - count].unit) {
+  while (count < kContext && count <= place && visits_[place - count] == visits_[latest - count]) {
     ++count;
   }
   return count;
@@ -107,40 +91,19 @@ void VisitHistory::trim() {
   place_ = place_ && *place_ >= dropped ? std::optional<size_t>(*place_ - dropped) : std::nullopt;
 }
 
-std::optional<VisitHistory::LastUse> VisitHistory::expected_last_use() const {
-  return place_ ? std::optional<LastUse>(visits_[*place_].last_use) : std::nullopt;
-}
-
 std::vector<Unit*> VisitHistory::next(size_t count, const Ignore& ignore) const {
   std::vector<Unit*> units;
   if (!place_) {
     return units;
   }
-  Unit* current = visits_.back().unit;
-  for (size_t i = *place_ + 1; i < visits_.size() && visits_[i].unit && units.size() < count; ++i) {
-    Unit* unit = visits_[i].unit;
+  Unit* current = visits_.back();
+  for (size_t i = *place_ + 1; i < visits_.size() && visits_[i] && units.size() < count; ++i) {
+    Unit* unit = visits_[i];
     if (unit != current && !ignore(unit) && std::find(units.begin(), units.end(), unit) == units.end()) {
       units.push_back(unit);
     }
   }
   return units;
-}
-
-bool VisitHistory::returns_within(size_t count, const Ignore& ignore) const {
-  if (!place_) {
-    return false;
-  }
-  Unit* current = visits_.back().unit;
-  std::vector<Unit*> others;
-  for (size_t i = *place_ + 1; i < visits_.size() && visits_[i].unit && others.size() <= count; ++i) {
-    if (visits_[i].unit == current) {
-      return true;
-    }
-    if (!ignore(visits_[i].unit) && std::find(others.begin(), others.end(), visits_[i].unit) == others.end()) {
-      others.push_back(visits_[i].unit);
-    }
-  }
-  return false;
 }
 
 bool VisitHistory::ends_within(size_t count, const Ignore& ignore) const {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace fsdp {
@@ -23,54 +22,38 @@ class Unit;
 // is learned by having happened once. Predictions do not reach beyond the end of a pass, after which parameters may
 // change.
 //
-// Every decision that the engine takes by it follows from the sequence of visits alone, which is the same on all ranks:
-// so ranks issue the same collectives in the same order whatever it predicts.
+// Only visits count that are the same on all ranks ([Note: visits that count] in residency.cpp), and every decision
+// that the engine takes by it follows from their sequence alone: so ranks issue the same collectives in the same order
+// whatever it predicts, and whichever of a unit's parameters each of them uses.
 //
 // Threads: the caller's lock.
 class VisitHistory {
  public:
-  // How a visit ended: its last operator used this parameter for the `count`-th time in the visit.
-  struct LastUse {
-    int64_t parameter = -1;
-    int64_t count = 0;
-    bool operator==(const LastUse&) const = default;
-  };
-
   // A visit begins.
   void visit(Unit* unit);
-  // What the last use of the latest visit is so far.
-  void set_last_use(const LastUse& use);
   // The pass ends; nothing when nothing came since the last end.
   void end();
-  // Visits of a unit that is no more become visits of its successor; `successor` tells it, and what index a parameter
-  // of the former has there. What followed the latest visit is not known any more.
-  void replace(const std::function<std::pair<Unit*, int64_t>(Unit*, int64_t parameter)>& successor);
+  // Visits of a unit that is no more become visits of its successor. What followed the latest visit is not known any
+  // more.
+  void replace(const std::function<Unit*(Unit*)>& successor);
   // The units visited in the last pass that has ended, in order.
   std::vector<Unit*> last_pass() const;
 
   // Whether the latest visit was found in the history.
   bool known() const { return place_.has_value(); }
-  // How the visit that the latest one is thought to repeat ended.
-  std::optional<LastUse> expected_last_use() const;
   // Units that need no room of their own, and so are passed over.
   using Ignore = bool (*)(const Unit*);
   // The units, other than that of the latest visit, that come next: each once, in order, at most `count`.
   std::vector<Unit*> next(size_t count, const Ignore& ignore) const;
-  // Whether the latest visit's unit is visited again in this pass before more than `count` others.
-  bool returns_within(size_t count, const Ignore& ignore) const;
   // Whether the pass ends before more than `count` others are visited.
   bool ends_within(size_t count, const Ignore& ignore) const;
 
  private:
-  struct Visit {
-    Unit* unit;  // null: the end of a pass
-    LastUse last_use;
-  };
   void find_place();
   size_t matching(size_t place) const;
   void trim();
 
-  std::vector<Visit> visits_;
+  std::vector<Unit*> visits_;    // null: the end of a pass
   std::optional<size_t> place_;  // of the visit that the latest one repeats
 };
 

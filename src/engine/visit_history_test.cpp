@@ -78,15 +78,6 @@ TEST(VisitHistory, LastPassIsTheLastOneThatHasEnded) {
   EXPECT_EQ(text(after("ab.cad.b").last_pass()), "cad");
 }
 
-TEST(VisitHistory, ReturnsWithin) {
-  EXPECT_TRUE(after("abab.a").returns_within(1, kNone));
-  EXPECT_FALSE(after("abcab.a").returns_within(1, kNone));
-  EXPECT_TRUE(after("abcab.a").returns_within(2, kNone));
-  EXPECT_FALSE(after("abc.abc").returns_within(1, kNone));
-  EXPECT_TRUE(after("acbab.a").returns_within(1, [](const Unit* u) { return u == unit('c'); }));
-  EXPECT_FALSE(after("abc").returns_within(1, kNone)) << "unknown";
-}
-
 TEST(VisitHistory, EndsWithin) {
   EXPECT_TRUE(after("abc.abc").ends_within(0, kNone)) << "nothing comes before the pass ends";
   EXPECT_FALSE(after("abc.ab").ends_within(0, kNone));
@@ -101,41 +92,13 @@ TEST(VisitHistory, PassesOverIgnoredUnits) {
   EXPECT_EQ(text(after("arbrc.a").next(2, [](const Unit* u) { return u == unit('r'); })), "bc");
 }
 
-TEST(VisitHistory, RemembersLastUses) {
-  VisitHistory history;
-  for (int pass = 0; pass < 2; ++pass) {
-    for (char c : {'a', 'b'}) {
-      history.visit(unit(c));
-      if (pass == 1) {
-        ASSERT_TRUE(history.expected_last_use());
-        EXPECT_EQ(history.expected_last_use()->parameter, c);
-      } else {
-        EXPECT_FALSE(history.expected_last_use());
-      }
-      history.set_last_use({c, 2});
-    }
-    history.end();
-  }
-}
-
-// a and b become x, with parameters 0 and 1 of it; c stays.
+// a and b become x; c stays.
 TEST(VisitHistory, VisitsOfUnitsThatBecameOneAreOne) {
-  VisitHistory history;
-  for (char c : {'a', 'b', 'a', 'c', 'b'}) {
-    history.visit(unit(c));
-    history.set_last_use({0, 2});
-  }
-  history.end();
-  history.replace([](Unit* old, int64_t parameter) {
-    return old == unit('c') ? std::pair(old, parameter) : std::pair(unit('x'), int64_t{old == unit('b')});
-  });
+  VisitHistory history = after("abacb.");
+  history.replace([](Unit* old) { return old == unit('c') ? old : unit('x'); });
   EXPECT_EQ(text(history.last_pass()), "xcx");
   history.visit(unit('x'));
-  EXPECT_EQ(history.expected_last_use(), (VisitHistory::LastUse{0, 4})) << "the last of a b a, used twice and twice";
-  history.visit(unit('c'));
-  EXPECT_EQ(history.expected_last_use(), (VisitHistory::LastUse{0, 2}));
-  history.visit(unit('x'));
-  EXPECT_EQ(history.expected_last_use(), (VisitHistory::LastUse{1, 2}));
+  EXPECT_EQ(text(history.next(2, kNone)), "c");
 }
 
 TEST(VisitHistory, ForgetsTheOldestOfVeryMany) {

@@ -96,7 +96,7 @@ FlatParameter::~FlatParameter() {
 }
 
 at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool passing) const {
-  if (!position_.shared_buffer || !memory_.on_compute_host()) {
+  if (!position_.shared_buffer || !memory_.on_compute_host() || layout_.padded_numel() == 0) {
     return {};
   }
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
@@ -176,8 +176,8 @@ void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
   provide_passing();
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
-    parameter.tensor.mutable_grad().reset();  // a sentinel of the old dtype
-    parameter.sentinel_installed = false;
+    parameter.sentinel_installed = false;     // taking it away clears nothing
+    parameter.tensor.mutable_grad().reset();  // it has the old dtype
     point_at_new_storage(parameter, i);
   }
   name_storages(unit_name_);
