@@ -206,7 +206,7 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
               " of which all parameters are ignored (Options::ignored_parameters, ignored_modules): an empty unit");
   check_not_annotated(surveyed, module);
   check_inner_units(surveyed);
-  check_unassigned(surveyed);
+  check_unassigned(surveyed, module);
   check_order(options, surveyed.unassigned);
   auto plans = options.auto_units
                    ? assign_singly(module, surveyed.unassigned)
@@ -244,7 +244,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   TORCH_CHECK(!surveyed.unassigned.empty(),
               "fsdp: fully_shard was called on modules without parameters, or of which "
               "all parameters are sharded already: an empty unit");
-  check_unassigned(surveyed);
+  check_unassigned(surveyed, parent);
   plan.parameters = surveyed.unassigned;
   return build(parent, {plan}, surveyed, options);
 }

@@ -278,6 +278,32 @@ TEST(FullyShardErrors, AnnotatedTwice) {
   expect_error([&] { fully_shard({net->a, net->a}, options); }, {"twice"});
 }
 
+// As shards, parameters change without the buffer.
+TEST(FullyShardErrors, ABufferOverAParameter) {
+  for (bool view : {false, true}) {
+    auto net = make_outer();
+    const torch::Tensor scale = net->b->scale.detach();
+    net->a->register_buffer("scales", view ? scale.slice(0, 1, 2) : scale);
+    net->a->register_buffer("others", torch::ones({4}));
+    Options options = plain_options();
+    expect_error([&] { fully_shard(*net, options); }, {"buffer 'a.scales'", "parameter 'b.scale'", "clone"});
+    EXPECT_NO_THROW((void)net->b->scale.data_ptr());
+  }
+}
+
+// Two buffers over each other, and what lies beside a parameter in one storage.
+TEST(FullyShardErrors, BuffersBesideParametersAreNone) {
+  torch::nn::Module net("net");
+  const torch::Tensor all = torch::arange(8.0);
+  net.register_buffer("first", all.narrow(0, 0, 3));
+  net.register_buffer("overlaps_first", all.narrow(0, 1, 2));
+  net.register_parameter("weight", all.narrow(0, 3, 4));
+  net.register_buffer("last", all.narrow(0, 7, 1));
+  net.register_buffer("none", torch::Tensor());
+  auto sharded = fully_shard(net, plain_options());
+  EXPECT_TRUE(torch::equal(sharded->parameters()[0].detach(), torch::arange(3.0, 7.0)));
+}
+
 TEST(FullyShardErrors, ParentBeforeChild) {
   auto net = make_outer();
   Options options = plain_options();

@@ -176,46 +176,79 @@ void check_one_device(const std::vector<FoundParameter>& parameters) {
   }
 }
 
-// Two tensors over the same memory are tied in one process; as shards they would drift apart in silence.
-void check_no_overlap(const std::vector<FoundParameter>& parameters) {
-  struct Range {
-    const void* space;  // null: memory; else the storage of deferred tensors, which have none
-    uintptr_t begin;
-    uintptr_t end;
-    const FoundParameter* parameter;
-    auto place() const { return std::pair(space, begin); }
-  };
-  std::vector<Range> ranges;
+// Where the elements of a parameter or a buffer lie.
+struct MemoryRange {
+  const void* space;  // null: memory; else the storage of deferred tensors, which have none
+  uintptr_t begin;
+  uintptr_t end;
+  std::string fqn;
+  bool is_parameter;
+  auto place() const { return std::pair(space, begin); }
+};
+
+void add_range(const at::Tensor& tensor, const std::string& fqn, bool is_parameter, std::vector<MemoryRange>& ranges) {
+  if (!tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta()) {
+    return;
+  }
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    last += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  const void* space = deferred::find(tensor);
+  auto begin = space ? static_cast<uintptr_t>(tensor.storage_offset() * tensor.element_size())
+                     : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  ranges.push_back(
+      {space, begin, begin + static_cast<uintptr_t>((last + 1) * tensor.element_size()), fqn, is_parameter});
+}
+
+void check_apart(const MemoryRange& first, const MemoryRange& second) {
+  TORCH_CHECK(!first.is_parameter || !second.is_parameter, "fsdp: parameters '", first.fqn, "' and '", second.fqn,
+              "' lie over the same memory but are two tensors: sharded, they would no "
+              "longer share values. Register one tensor under both names, or clone one of them");
+  const MemoryRange &parameter = first.is_parameter ? first : second, &buffer = first.is_parameter ? second : first;
+  TORCH_CHECK(
+      false, "fsdp: buffer '", buffer.fqn, "' lies over the memory of parameter '", parameter.fqn,
+      "': sharded, the parameter would change and the buffer keep its old values. Make it from the parameter in "
+      "forward, or register a clone");
+}
+
+// Two tensors over the same memory are tied in one process; sharded, they would drift apart in silence.
+void check_no_overlap(const std::vector<FoundParameter>& parameters, const torch::nn::Module& root) {
+  std::vector<MemoryRange> ranges;
   for (const FoundParameter& parameter : parameters) {
-    const at::Tensor& tensor = parameter.tensor;
-    if (tensor.has_storage() && tensor.numel() > 0 && !tensor.is_meta()) {
-      int64_t last = 0;
-      for (int64_t d = 0; d < tensor.dim(); ++d) {
-        last += (tensor.size(d) - 1) * tensor.stride(d);
-      }
-      const void* space = deferred::find(tensor);
-      auto begin = space ? static_cast<uintptr_t>(tensor.storage_offset() * tensor.element_size())
-                         : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-      ranges.push_back({space, begin, begin + static_cast<uintptr_t>((last + 1) * tensor.element_size()), &parameter});
+    add_range(parameter.tensor, parameter.fqn(), /*is_parameter=*/true, ranges);
+  }
+  for (const auto& buffer : root.named_buffers()) {
+    if (buffer.value().defined() && !unit_of(buffer.value())) {
+      add_range(buffer.value(), buffer.key(), /*is_parameter=*/false, ranges);
     }
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.place() < b.place(); });
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    TORCH_CHECK(ranges[i].space != ranges[i - 1].space || ranges[i].begin >= ranges[i - 1].end, "fsdp: parameters '",
-                ranges[i - 1].parameter->fqn(), "' and '", ranges[i].parameter->fqn(),
-                "' lie over the same memory but are two tensors: sharded, they would no "
-                "longer share values. Register one tensor under both names, or clone one of them");
+  std::sort(ranges.begin(), ranges.end(),
+            [](const MemoryRange& a, const MemoryRange& b) { return a.place() < b.place(); });
+  // Buffers may lie over each other: compared is each with the furthest parameter, and the furthest buffer, before it.
+  const MemoryRange* furthest[2] = {nullptr, nullptr};
+  for (const MemoryRange& range : ranges) {
+    for (const MemoryRange*& before : furthest) {
+      const bool reaches = before && before->space == range.space && range.begin < before->end;
+      if (reaches && (before->is_parameter || range.is_parameter)) {
+        check_apart(*before, range);
+      }
+    }
+    const MemoryRange*& same_kind = furthest[range.is_parameter];
+    if (!same_kind || same_kind->space != range.space || same_kind->end < range.end) {
+      same_kind = &range;
+    }
   }
 }
 
 }  // namespace
 
-void check_unassigned(const Survey& surveyed) {
+void check_unassigned(const Survey& surveyed, const torch::nn::Module& root) {
   check_one_device(surveyed.unassigned);
   for (const FoundParameter& parameter : surveyed.unassigned) {
     check_shardable(parameter.tensor, parameter.fqn());
   }
-  check_no_overlap(surveyed.unassigned);
+  check_no_overlap(surveyed.unassigned, root);
 }
 
 }  // namespace fsdp

@@ -33,8 +33,9 @@ void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module
 // Inner units must lie below this call's modules whole, and a parameter that one of them took must not be held outside
 // of it as well: it would be in two units' reach.
 void check_inner_units(const Survey& surveyed);
-// What is to be sharded is on one device, and each parameter can be sharded and shares no memory with another.
-void check_unassigned(const Survey& surveyed);
+// What is to be sharded is on one device, and each parameter can be sharded and shares no memory with another one, nor
+// with a buffer below `root`.
+void check_unassigned(const Survey& surveyed, const torch::nn::Module& root);
 
 // Gives the units of an inner call, which `engine` has absorbed, their names in this tree.
 void rename_inner_units(Engine& engine, const ModuleTree& tree);
