@@ -172,6 +172,7 @@ void Engine::absorb(Engine& inner) {
   }
   inner.units_.clear();
   park_groups_.merge(inner.park_groups_);
+  roots_.insert(roots_.end(), inner.roots_.begin(), inner.roots_.end());
   buffers_.insert(buffers_.end(), inner.buffers_.begin(), inner.buffers_.end());
   std::move(inner.use_records_.begin(), inner.use_records_.end(), std::back_inserter(use_records_));
   std::move(inner.execution_order_.begin(), inner.execution_order_.end(), std::back_inserter(execution_order_));

@@ -61,6 +61,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Parameters below its modules that are not sharded (Options::ignored_parameters, ignored_modules).
   void ignore(std::vector<at::Tensor> parameters) { ignored_ = std::move(parameters); }
   const std::vector<at::Tensor>& ignored() const { return ignored_; }
+  // The modules (identities) that fully_shard was called on, those of absorbed engines included.
+  void add_root(const void* module) { roots_.push_back(module); }
+  const std::vector<const void*>& roots() const { return roots_; }
   // `groups`: the unit's parameters, one group for each FlatParameter.
   Unit& add_unit(UnitOrigin origin, const UnitOptions& options, std::vector<std::vector<ShardedParameter>> groups);
   // The unit, of one parameter, is to be cut with the others of the record.
@@ -207,6 +210,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   EngineStreams streams_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<at::Tensor> ignored_;
+  std::vector<const void*> roots_;
   std::vector<CastBuffer> buffers_;
   std::mutex records_mutex_;                             // guards what the records have seen
   std::vector<std::shared_ptr<UseRecord>> use_records_;  // of units to be cut

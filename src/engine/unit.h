@@ -32,6 +32,7 @@ struct UnitOptions {
   bool keep_low_precision_grads = false;
   bool cast_forward_inputs = true;
 };
+  bool operator==(const UnitOptions&) const = default;
 
 // A module that a unit was made for: its FQN ("" for the one that fully_shard was called on), and what identifies it.
 struct AnnotatedModule {

@@ -207,11 +207,13 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
   check_not_annotated(surveyed, module);
   check_inner_units(surveyed);
   check_unassigned(surveyed, module);
+  check_options_apply(options, surveyed, module_class_name(module));
   check_order(options, surveyed.unassigned);
   auto plans = options.auto_units
                    ? assign_singly(module, surveyed.unassigned)
                    : assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
   auto sharded = build(module, plans, surveyed, options);
+  sharded->engine().add_root(&module);
   warn_if_one_unit(sharded->engine(), &module);
   return sharded;
 }

@@ -278,6 +278,50 @@ TEST(FullyShardErrors, AnnotatedTwice) {
   expect_error([&] { fully_shard({net->a, net->a}, options); }, {"twice"});
 }
 
+// Also where the policy left nothing for the module's own unit.
+TEST(FullyShardErrors, ASecondCallIsNotIgnored) {
+  torch::nn::Sequential net{torch::nn::Linear(2, 3), torch::nn::Linear(3, 2)};
+  Options options = plain_options();
+  options.auto_wrap_policy = testing::every_module();
+  auto sharded = fully_shard(*net, options);
+  ASSERT_THAT(units_of(*sharded), ElementsAre("0: 0.weight 0.bias", "1: 1.weight 1.bias"));
+  Options without_policy = options, other = options;
+  without_policy.auto_wrap_policy = nullptr;
+  other.param_dtype = torch::kBFloat16;
+  expect_error([&] { fully_shard(*net, other); }, {"twice", "Sequential", "'0.weight'", "would be ignored"});
+  expect_error([&] { fully_shard(*net, options); }, {"twice"});
+  struct ParentImpl : torch::nn::Module {};
+  ParentImpl parent;
+  parent.register_module("net", net.ptr());
+  fully_shard(parent, without_policy);
+  expect_error([&] { fully_shard(*net, without_policy); }, {"twice"});
+  EXPECT_EQ(net->forward(kX).scalar_type(), torch::kFloat);
+  net->forward(kX).sum().backward();
+}
+
+// A parent above modules that were sharded one by one.
+TEST(FullyShardErrors, OptionsThatApplyToNothing) {
+  const auto sharded_children = [](Options options) {
+    torch::nn::Sequential net{torch::nn::Linear(2, 3), torch::nn::Linear(3, 2)};
+    fully_shard(*net->children()[0], options);
+    options.sharding_strategy = ShardingStrategy::kShardGradOp;
+    fully_shard(*net->children()[1], options);
+    return net;
+  };
+  Options options = plain_options(), low = options;
+  low.param_dtype = torch::kBFloat16;
+  EXPECT_EQ(fully_shard(*sharded_children(low), options)->engine().units().size(), 2);
+  EXPECT_EQ(fully_shard(*sharded_children(low), low)->engine().units().size(), 2);
+  Options other = low;
+  other.reduce_dtype = torch::kFloat;
+  auto net = sharded_children(low);
+  expect_error([&] { fully_shard(*net, other); }, {"Sequential", "reduce_dtype", "would apply to nothing", "inner"});
+  other = options;
+  other.auto_units.emplace();
+  expect_error([&] { fully_shard(*net, other); }, {"Sequential", "auto_units", "nothing to cut"});
+  EXPECT_EQ(fully_shard(*net, options)->engine().units().size(), 2);
+}
+
 // As shards, parameters change without the buffer.
 TEST(FullyShardErrors, ABufferOverAParameter) {
   for (bool view : {false, true}) {

@@ -43,6 +43,28 @@ void check_reshard_group(const Options& options, const ProcessMesh& mesh, const 
               "parameters gathered, true to release them to the whole group");
 }
 
+void check_options_apply(const Options& options, const Survey& surveyed, const std::string& name) {
+  if (!surveyed.unassigned.empty()) {
+    return;
+  }
+  const UnitOptions wanted = unit_options(options);
+  bool known = wanted == UnitOptions(), automatic = !options.auto_units;
+  for (const Engine* inner : surveyed.inner) {
+    for (const auto& unit : inner->units()) {
+      known = known || unit->options() == wanted;
+      automatic = automatic || unit->automatic();
+    }
+  }
+  const char* why = ", but inner calls have sharded all of its parameters: ";
+  const char* remedy = ". Give them to the inner calls, and leave them at their defaults here";
+  TORCH_CHECK(known, "fsdp: fully_shard was called on a module of class ", name, why,
+              "options that differ from those of every inner unit (sharding_strategy, reshard_after_forward, "
+              "param_dtype, reduce_dtype, keep_low_precision_grads or cast_forward_inputs) would apply to nothing",
+              remedy);
+  TORCH_CHECK(automatic, "fsdp: fully_shard was called on a module of class ", name, why,
+              "auto_units would have nothing to cut", remedy);
+}
+
 UnitOptions unit_options(const Options& options) {
   return {.strategy = options.sharding_strategy,
           .reshard_after_forward = options.reshard_after_forward,

@@ -95,7 +95,11 @@ std::unordered_set<const void*> annotated_modules(const Survey& surveyed) {
 }
 
 void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module) {
-  if (annotated_modules(surveyed).count(&module) == 0) {
+  const auto was_called_on = [&](const Engine* engine) {
+    return std::find(engine->roots().begin(), engine->roots().end(), &module) != engine->roots().end();
+  };
+  if (annotated_modules(surveyed).count(&module) == 0 &&
+      std::none_of(surveyed.inner.begin(), surveyed.inner.end(), was_called_on)) {
     return;
   }
   std::vector<std::string> fqns;
@@ -103,7 +107,8 @@ void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module
     fqns.push_back(parameter.fqn());
   }
   TORCH_CHECK(false, "fsdp: fully_shard was called twice on the same module of class ", module_class_name(module),
-              "; its parameters ", quoted_list(fqns), " are sharded already");
+              "; its parameters ", quoted_list(fqns),
+              " are sharded already, and the options of another call would be ignored");
 }
 
 std::vector<std::string> annotated_paths(const Survey& surveyed) {

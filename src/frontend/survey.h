@@ -29,6 +29,7 @@ std::unordered_set<const void*> annotated_modules(const Survey& surveyed);
 std::vector<std::string> annotated_paths(const Survey& surveyed);
 
 // The checks throw, listing the FQNs concerned.
+// The module has no unit of its own, and fully_shard was not called on it, also where nothing was left for its unit.
 void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module);
 // Inner units must lie below this call's modules whole, and a parameter that one of them took must not be held outside
 // of it as well: it would be in two units' reach.
