@@ -25,6 +25,11 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 
+// As code does that bypasses the dispatcher.
+void replace_data(const torch::Tensor& tensor, const torch::Tensor& data) {
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+}
+
 class Membership : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -42,54 +47,68 @@ class Membership : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Strict, Membership, ::testing::Bool());
 
 TEST_P(Membership, ReplacedData) {
-  net->first->weight.set_data(torch::ones({4, 4}));
+  replace_data(net->first->weight, torch::ones({4, 4}));
   expect_error([&] { train(); }, {"'first.weight'", "has left the engine"});
 }
 
 TEST_P(Membership, ReplacedDataInTheMiddleOfTraining) {
   train();
-  net->second->weight.set_data(torch::ones({4, 4}));
+  replace_data(net->second->weight, torch::ones({4, 4}));
   sharded->parameters()[0].mutable_grad().reset();
   expect_error([&] { train(); }, {"'second.weight'", "has left the engine"});
 }
 
 TEST_P(Membership, ReplacedDataOfAFrozenParameter) {
-  net->second->bias.set_data(torch::ones({4}));
+  replace_data(net->second->bias, torch::ones({4}));
   expect_error([&] { train(); }, {"'second.bias'", "has left the engine"});
 }
 
 TEST_P(Membership, TheWholeModuleIsReplaced) {
   for (torch::Tensor& parameter : net->parameters()) {
-    parameter.set_data(torch::ones(parameter.sizes()));
+    replace_data(parameter, torch::ones(parameter.sizes()));
   }
   std::string message = expect_error([&] { train(); }, {"has left the engine"});
   EXPECT_TRUE(message.find("'first.") != std::string::npos || message.find("'second.") != std::string::npos);
 }
 
-TEST_P(Membership, Conversion) {
-  expect_error(
-      [&] {
-        net->to(torch::kDouble);
-        train();
-      },
-      {"has left the engine", "to()"});
+// What replaces data is refused, also where nothing is trained afterwards, and the module stays as it was.
+TEST_P(Membership, ReplacingDataIsRefused) {
+  torch::NoGradGuard inference;
+  const torch::Tensor loss = net->loss();
+  const auto refused = [&](const std::function<void()>& replace) {
+    expect_error(replace, {"unit '", "'first.weight'", "would leave the engine", "to()", "before fully_shard"});
+    EXPECT_EQ(net->first->weight.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(net->loss(), loss));
+  };
+  refused([&] { net->to(torch::kDouble); });
+  refused([&] { net->to(torch::kHalf); });
+  refused([&] { net->to(torch::kCPU, torch::kBFloat16); });
+  refused([&] { net->first->weight.set_data(torch::ones({4, 4})); });
+  refused([&] { net->first->weight.set_data(net->second->weight); });
+  refused([&] { sharded->with_full_params([&] { net->first->weight.set_data(net->first->weight.clone()); }); });
+  torch::AutoGradMode enable(true);
+  train();
 }
 
-TEST_P(Membership, ConversionAfterAStep) {
+TEST_P(Membership, ConversionAfterAStepIsRefused) {
   train();
   sharded->zero_grad();
-  expect_error(
-      [&] {
-        net->to(torch::kBFloat16);
-        train();
-      },
-      {"has left the engine"});
+  expect_error([&] { net->to(torch::kBFloat16); }, {"would leave the engine"});
+  train();
+}
+
+TEST_P(Membership, ReplacingTheDataOfCopiesIsNot) {
+  torch::Tensor alias = net->first->weight.detach(), same = net->first->weight;
+  same.set_data(alias);
+  alias.set_data(torch::ones({2}));
+  EXPECT_EQ(alias.numel(), 2);
+  train();
 }
 
 // The shards would keep what they had: nothing may pass that over in silence.
 TEST_P(Membership, WhatTheHandleDoesNoticesToo) {
   for (torch::Tensor& parameter : net->parameters()) {
-    parameter.set_data(torch::ones(parameter.sizes()));
+    replace_data(parameter, torch::ones(parameter.sizes()));
   }
   expect_error([&] { sharded->zero_grad(); }, {"has left the engine"});
   expect_error([&] { sharded->clip_grad_norm_(1); }, {"has left the engine"});

@@ -234,6 +234,28 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
 
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) {
+// The parameter that `tensor` is, not one of which it is a view; null: none.
+const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
+  const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
+  if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) {
+    return nullptr;
+  }
+  const ShardedParameter& parameter = unit_of(*owner).parameter(owner->index);
+  return parameter.tensor.is_same(tensor) ? &parameter : nullptr;
+}
+
+// Data that is not the engine's would be used as it is, by inference without a word.
+void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const at::Tensor tensor = stack->end()[-2].toTensor(), data = stack->end()[-1].toTensor();
+  redispatch(op, keys, stack, /*exclude=*/true);
+  const ShardedParameter* parameter = stack->back().toBool() ? parameter_that_is(tensor) : nullptr;
+  TORCH_CHECK(!parameter || seams::storage_owner(data) == parameter->owner.get(),
+              "fsdp: ", unit_of(*parameter->owner).where(), ": parameter '", parameter->fqn,
+              "' would leave the engine: its data cannot be replaced after fully_shard (assignment to .data, a "
+              "conversion of the module with to(), double() or half(), or a state dict loaded by assignment). Convert "
+              "and load before fully_shard, or write inside ShardedModule::with_full_params");
+}
+
     return;
   }
   const OperatorInfo& info = operator_info(op);
@@ -245,6 +267,10 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   }
   if (info.kind == OperatorKind::kView) {
     enter_view(info, *stack);
+  if (info.kind == OperatorKind::kSetData) {
+    check_set_data(op, keys, stack);
+    return;
+  }
   }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);

@@ -15,8 +15,7 @@ bool is_pure_view(const std::string& name) {
       "aten::view_as_complex", "aten::view_as_real", "aten::_reshape_alias",
       // Metadata, though their schemas claim a write.
       "aten::requires_grad_", "aten::detach_", "aten::retain_grad", "aten::_version", "aten::is_leaf",
-      "aten::output_nr", "aten::_has_compatible_shallow_copy_type", "aten::retains_grad", "aten::record_stream",
-      "aten::is_same_size", "aten::is_set_to"};
+      "aten::output_nr", "aten::retains_grad", "aten::record_stream", "aten::is_same_size", "aten::is_set_to"};
   return names.count(name) > 0;
 }
 
@@ -53,6 +52,9 @@ OperatorKind kind_of(const c10::OperatorHandle& op) {
   }
   if (name == "aten::zero_" || name == "aten::_foreach_zero_") {
     return OperatorKind::kZero;
+  if (name == "aten::_has_compatible_shallow_copy_type") {
+    return OperatorKind::kSetData;
+  }
   }
   return is_transparent_by_name(name) || may_return_views(op.schema()) ? OperatorKind::kTransparent
                                                                        : OperatorKind::kCompute;

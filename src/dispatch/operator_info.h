@@ -21,6 +21,9 @@ enum class OperatorKind : uint8_t {
   // resolve_conj and resolve_neg: callers go on to read the raw memory of the result (tolist, printing), so a copy,
   // unless the parameter is pinned.
   kCopy,
+  // _has_compatible_shallow_copy_type(tensor, data): all that the dispatcher sees of tensor.set_data(data), which
+  // follows where the answer is yes.
+  kSetData,
   // zero_ and _foreach_zero_: on a gradient sentinel they clear the shards' gradient.
   kZero,
 };
