@@ -3,7 +3,11 @@
 // autograd_failures_test and accumulation_test; here: which units are made, when, and what stays.
 #include "fsdp/activation_checkpoint.h"
 
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
 #include <set>
 
@@ -171,16 +175,79 @@ TEST(AutoUnits, ABoundThatIsTooSmallSaysWhatIsNeeded) {
 
 // ---------------------------------------------------------------- optimizers and gradients
 
+using Step = std::function<void()>;
+using MakeOptimizer = std::function<Step(const std::vector<torch::Tensor>& parameters)>;
+
+template <typename Optimizer>
+Step step_of(const std::shared_ptr<Optimizer>& optimizer) {
+  return [optimizer] { optimizer->step(); };
+}
+
+// State by tensor, all of it made in the constructor.
+class OwnOptimizer {
+ public:
+  explicit OwnOptimizer(const std::vector<torch::Tensor>& parameters) : parameters_(parameters) {
+    for (const torch::Tensor& p : parameters) {
+      state_[p.unsafeGetTensorImpl()] = {torch::zeros_like(p), torch::ones_like(p.data(), at::MemoryFormat::Contiguous),
+                                         p.new_full(p.sizes(), 0.5), torch::empty_like(p.detach()), p.detach().clone()};
+    }
+  }
+  void step() {
+    torch::NoGradGuard no_grad;
+    for (torch::Tensor& p : parameters_) {
+      auto& [velocity, scale, sum, scratch, average] = state_.at(p.unsafeGetTensorImpl());
+      if (p.grad().defined()) {
+        velocity.mul_(0.9).add_(p.grad());
+        sum.addcmul_(p.grad(), p.grad());
+        scratch.copy_(velocity).div_(sum.sqrt());
+        p.add_(scratch * scale, -0.01);
+      }
+      average.lerp_(p, 0.5);
+      p.copy_(average);
+      scale.mul_(0.9);
+    }
+  }
+
+ private:
+  struct State {
+    torch::Tensor velocity, scale, sum, scratch, average;
+  };
+  std::vector<torch::Tensor> parameters_;
+  std::map<c10::TensorImpl*, State> state_;
+};
+
+const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers = {
+    {"AdamW",
+     [](const auto& p) { return step_of(std::make_shared<torch::optim::AdamW>(p, torch::optim::AdamWOptions(0.01))); }},
+    {"Adam",
+     [](const auto& p) {
+       return step_of(std::make_shared<torch::optim::Adam>(p, torch::optim::AdamOptions(0.01).amsgrad(true)));
+     }},
+    {"SGD",
+     [](const auto& p) {
+       return step_of(std::make_shared<torch::optim::SGD>(p, torch::optim::SGDOptions(0.01).momentum(0.9)));
+     }},
+    {"RMSprop",
+     [](const auto& p) {
+       return step_of(std::make_shared<torch::optim::RMSprop>(p, torch::optim::RMSpropOptions(0.01).centered(true)));
+     }},
+    {"Adagrad",
+     [](const auto& p) {
+       return step_of(std::make_shared<torch::optim::Adagrad>(
+           p, torch::optim::AdagradOptions(0.1).initial_accumulator_value(0.3)));
+     }},
+    {"own", [](const auto& p) { return step_of(std::make_shared<OwnOptimizer>(p)); }}};
+
 // An optimizer made before the first forward works on the leaves after the cut: the same objects with other parts.
-void expect_adamw_as_in_one_process(int ranks) {
+void expect_as_in_one_process(int ranks, const MakeOptimizer& make_optimizer) {
   auto make = [] { return testing::seeded([] { return BranchedNet(); }); };
   auto x = [](int rank, int step) { return torch::sin(input() * 7 + rank + 3 * step); };
   BranchedNet plain = make();
-  torch::optim::AdamW reference(plain->parameters(), torch::optim::AdamWOptions(0.01));
+  Step reference = make_optimizer(plain->parameters());
   for (int step = 0; step < 4; ++step) {
-    reference.zero_grad();
+    plain->zero_grad();
     for (int rank = 0; rank < ranks; ++rank) (plain->loss(x(rank, step)) / ranks).backward();
-    reference.step();
+    reference();
   }
   run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
     BranchedNet net = make();
@@ -191,11 +258,11 @@ void expect_adamw_as_in_one_process(int ranks) {
       return result;
     };
     const auto before = identities();
-    torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(0.01));
+    Step optimizer = make_optimizer(sharded->parameters());
     for (int step = 0; step < 4; ++step) {
       sharded->zero_grad();
       net->loss(x(communicator->rank(), step)).backward();
-      optimizer.step();
+      optimizer();
     }
     EXPECT_EQ(identities(), before);
     EXPECT_EQ(names_of(*sharded).size(), 4);
@@ -208,7 +275,26 @@ void expect_adamw_as_in_one_process(int ranks) {
 }
 
 TEST(AutoUnits, OptimizersMadeBeforeTheFirstForwardGoOn) {
-  for (int ranks : {1, 2, 3, 4, 8}) expect_adamw_as_in_one_process(ranks);
+  for (const auto& [name, make_optimizer] : kOptimizers) {
+    SCOPED_TRACE(name);
+    for (int ranks : {1, 2, 3, 4, 8}) expect_as_in_one_process(ranks, make_optimizer);
+  }
+}
+
+// State that has values of its own would have to be gathered.
+TEST(AutoUnits, StateWrittenBeforeTheCutIsAnError) {
+  run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    BranchedNet net;
+    auto sharded = fully_shard(net, automatic(communicator));
+    torch::Tensor state = torch::zeros_like(sharded->parameters().front());
+    state.add_(1);
+    torch::Tensor loss = net->loss(input());
+    expect_error([&] { loss.backward(); }, {"unit '", "aten::zeros_like", "written to before units are cut",
+                                            "ShardedModule::cut_units", "AutoUnits::order"});
+    state.reset();
+    sharded->reset();
+    net->loss(input()).backward();
+  });
 }
 
 // Values move in the dtype of the shards, not in that of compute; frozen ones and those in full precision stay apart.

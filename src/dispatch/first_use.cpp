@@ -11,6 +11,7 @@
 #include "deferred/recorder.h"
 #include "dispatch/input_casts.h"
 #include "dispatch/operator_info.h"
+#include "dispatch/leaf_likeness.h"
 #include "engine/engine.h"
 #include "engine/out_of_memory.h"
 #include "torch_seams/dispatch_key.h"
@@ -68,7 +69,7 @@ class PinnedUnits {
   c10::SmallVector<Unit*, 4> units_;
 };
 
-// The owner of a shard that other ranks read where it lies, else null.
+// The owner of a shard that is seen, else null.
 const StorageOwner* owner_of_shard(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   return owner && owner->kind == StorageOwner::Kind::kShard ? owner : nullptr;
@@ -291,8 +292,10 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     pin_arguments(op, info, *stack, pinned);
     try {
       redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
+    LeafLikeness likeness(info, *stack);
     } catch (c10::Error& error) {
       pinned.explain(error, op);
+      likeness.note(*stack);
       throw;
     }
     pinned.leave();

@@ -3,6 +3,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "dispatch/leaf_likeness.h"
+
 namespace fsdp {
 namespace {
 
@@ -50,11 +52,11 @@ OperatorKind kind_of(const c10::OperatorHandle& op) {
   if (name == "aten::resolve_conj" || name == "aten::resolve_neg") {
     return OperatorKind::kCopy;
   }
-  if (name == "aten::zero_" || name == "aten::_foreach_zero_") {
-    return OperatorKind::kZero;
   if (name == "aten::_has_compatible_shallow_copy_type") {
     return OperatorKind::kSetData;
   }
+  if (name == "aten::zero_" || name == "aten::_foreach_zero_") {
+    return OperatorKind::kZero;
   }
   return is_transparent_by_name(name) || may_return_views(op.schema()) ? OperatorKind::kTransparent
                                                                        : OperatorKind::kCompute;
@@ -122,6 +124,7 @@ OperatorInfo read(const c10::OperatorHandle& op) {
   info.schema_arguments = op.schema().arguments().data();
   info.kind = kind_of(op);
   info.cast = cast_rule_of(op.schema().name());
+  info.made_like = made_like(op.schema().name());
   const auto& arguments = op.schema().arguments();
   info.num_arguments = static_cast<int32_t>(arguments.size());
   for (int32_t i = 0; i < info.num_arguments; ++i) {

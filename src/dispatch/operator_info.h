@@ -36,9 +36,13 @@ enum class CastRule : uint8_t {
   kNormalisation,  // the same; but where the parameter is wider, results are cast back to the input's dtype
 };
 
+// The tensor that an operator makes like its first argument (dispatch/leaf_likeness.h).
+enum class MadeLike : uint8_t { kNothing, kEmpty, kZeros, kOnes, kFull, kNewFull, kCopy };
+
 struct OperatorInfo {
   CastRule cast = CastRule::kNone;
   OperatorKind kind = OperatorKind::kCompute;
+  MadeLike made_like = MadeLike::kNothing;
   struct Argument {
     int32_t position;  // from the left
     bool written;

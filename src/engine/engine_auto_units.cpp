@@ -9,6 +9,7 @@
 #include "engine/whole_parameters.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/gradient_hooks.h"
+#include "torch_seams/shard_version.h"
 
 namespace fsdp {
 namespace {
@@ -18,8 +19,10 @@ constexpr int64_t kLargestUsefulUnit = 33'000'000;
 
 // [Note: when units are cut]
 // Between the first forward and the first backward: the order is known by then, no gradient has been captured, and no
-// optimizer has made state for leaves, which change their sizes. The module's tensors, their storages and the leaves
-// stay the same objects, so that the graph of that forward, its saved tensors included, belongs to the new units.
+// optimizer has stepped: state that it has made for leaves, which change their sizes, has no values yet that could not
+// be made anew ([Note: state made before units are cut] in engine/leaf_companions.h). The module's tensors, their
+// storages and the leaves stay the same objects, so that the graph of that forward, its saved tensors included, belongs
+// to the new units.
 
 // The text of rank 0 of all ranks: where parameters are not gathered (NO_SHARD), ranks may have used them differently.
 std::string text_of_rank_0(const ProcessMesh& mesh, std::string text) {
@@ -68,6 +71,17 @@ FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPositi
   return moved;
 }
 
+// What was made like the leaves of the members, which are another unit's now.
+void follow_leaves(const std::vector<Unit*>& members) {
+  for (const Unit* member : members) {
+    const FlatParameter& flat = *member->flat_parameters().front();
+    if (!member->companions.empty()) {
+      member->engine->with_offloaded_memory(
+          [&] { member->companions.follow(flat.original_leaves().front(), seams::version_of(flat.shard())); });
+    }
+  }
+}
+
 CutRules cut_rules(const AutoUnits& options, const Unit& member, const OverlapOptions& overlap) {
   bool all_reduces = !member.groups().shard || member.groups().replicate;
   int64_t element = static_cast<int64_t>(c10::elementSize(member.flat_parameters().front()->dtypes().compute));
@@ -106,6 +120,7 @@ std::vector<std::vector<Unit*>> group_members(const std::vector<Unit*>& members)
 
 void Engine::cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record) {
   unit.to_be_cut = record;
+  unit.flat_parameters().front()->watch_shard(&unit);
   record->add(&unit);
   if (std::find(use_records_.begin(), use_records_.end(), record) == use_records_.end()) {
     use_records_.push_back(record);
@@ -150,6 +165,7 @@ void Engine::check_ready_to_cut() {
     TORCH_CHECK(!leaves.front().grad().defined(), "fsdp: ", unit->where(),
                 ": auto_units cuts units when the first backward begins, but a gradient was assigned to a leaf before. "
                 "Assign it after ShardedModule::cut_units");
+    unit->companions.check_unwritten(unit->where());
   }
 }
 
@@ -167,6 +183,7 @@ void Engine::cut(UseRecord& record) {
       members.insert(members.end(), order[item].units.begin(), order[item].units.end());
     }
     units_.push_back(unite(members));
+    follow_leaves(members);
     units_.back()->is_root = cut.has_root && i == 0;
     united_in_order.push_back(units_.back().get());
     retire(members);

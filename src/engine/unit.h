@@ -12,6 +12,7 @@
 #include "base/stream_order.h"
 #include "base/transitions.h"
 #include "engine/buffer_pool.h"
+#include "engine/leaf_companions.h"
 #include "engine/reduction.h"
 #include "engine/shard_groups.h"
 #include "engine/unit_state.h"
@@ -31,8 +32,8 @@ struct UnitOptions {
   std::optional<at::ScalarType> reduce_dtype;
   bool keep_low_precision_grads = false;
   bool cast_forward_inputs = true;
-};
   bool operator==(const UnitOptions&) const = default;
+};
 
 // A module that a unit was made for: its FQN ("" for the one that fully_shard was called on), and what identifies it.
 struct AnnotatedModule {
@@ -101,6 +102,7 @@ class Unit {
   bool is_of_root() const { return is_root || (automatic() && modules().front().fqn.empty()); }
   // Set until units are cut from the order in which parameters are used, of which it is one.
   std::shared_ptr<UseRecord> to_be_cut;
+  LeafCompanions companions;  // of its leaf, until then
 
   // -- gathering; all under `mutex` --
   std::mutex mutex;

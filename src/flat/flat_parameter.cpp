@@ -121,11 +121,30 @@ const at::Tensor& FlatParameter::shared_unsharded() const { return shards_are_wh
 // With a storage of its own, which is no larger than the shard: whoever saves it saves nobody else's part.
 at::Tensor FlatParameter::make_slice_of_shared(void* unit) {
   const at::Tensor own = shared_.narrow(0, position_.rank * layout_.shard_numel(), layout_.shard_numel());
+  return make_watched_shard(own, shared_, unit);
+}
+
+// `memory`: what keeps the elements of `own` alive.
+at::Tensor FlatParameter::make_watched_shard(const at::Tensor& own, const at::Tensor& memory, void* unit) {
   shard_owner_ = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kShard, unit, 0);
-  shard_owner_->gone = [whole = shared_] {};
+  shard_owner_->gone = [memory] {};
   c10::Storage storage = seams::make_empty_storage(shard_owner_, own.nbytes(), own.device(), "fsdp: a shard was read");
   seams::fill_storage(*storage.unsafeGetStorageImpl(), shard_owner_, own.mutable_data_ptr());
   return seams::make_keyed_tensor(storage, dtypes_.shard, own.sizes(), own.strides());
+}
+
+void FlatParameter::watch_shard(void* unit) {
+  if (shard_owner_) {
+    return;
+  }
+  c10::InferenceMode no_inference(false);
+  c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
+  at::NoGradGuard no_grad;
+  shard_ = make_watched_shard(shard_, shard_, unit);
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    seams::move_versioned_leaf(original_leaves_[i], slice_of(shard_, i));
+  }
+  seams::move_versioned_leaf(flat_leaf_, shard_);
 }
 
 void FlatParameter::take_over(int64_t parameter, void* unit, int64_t index) {

@@ -93,6 +93,9 @@ class FlatParameter {
   const std::vector<at::Tensor>& original_leaves() const { return original_leaves_; }
   const at::Tensor& flat_leaf() const { return flat_leaf_; }
 
+  // From now on operators on shard and leaves are seen, as where they are shared(): for leaves that are going to move.
+  void watch_shard(void* unit);
+
   // Points every parameter at its place in `flat` (padded_numel elements of the compute dtype), which must stay alive
   // and in place until detach().
   void attach(const at::Tensor& flat);
@@ -110,8 +113,8 @@ class FlatParameter {
   void name_storages(const std::string& unit_name);
 
   // The shards of all ranks in memory that they share, laid out like the unsharded buffer; undefined: each rank has its
-  // own shard for itself. Shards that are shared, and all views of them, carry the sharded key, with an owner of kind
-  // kShard that names the unit.
+  // own shard for itself. Shards that are shared or watched, and all views of them, carry the sharded key, with an
+  // owner of kind kShard that names the unit.
   const at::Tensor& shared() const { return shared_; }
   // A buffer of all ranks that may serve as the unsharded one: the shards themselves, or, where their dtype is not that
   // in which they are used, or not all of them lie on one host, one to which each rank writes its part for each gather
@@ -129,6 +132,7 @@ class FlatParameter {
   void provide_passing();
   at::Tensor make_shard(void* unit);
   at::Tensor make_slice_of_shared(void* unit);
+  at::Tensor make_watched_shard(const at::Tensor& own, const at::Tensor& memory, void* unit);
   void copy_into_shard(int64_t parameter);
   void replace_by_keyed_view(int64_t parameter, void* unit, int64_t index);
   void point_at_new_storage(ShardedParameter& parameter, int64_t position);
@@ -145,7 +149,7 @@ class FlatParameter {
   at::Tensor shard_;
   at::Tensor shared_;
   at::Tensor passing_;                  // of unsharded parameters; of the compute dtype, or undefined
-  seams::StorageOwnerPtr shard_owner_;  // of a shard that is shared
+  seams::StorageOwnerPtr shard_owner_;  // of a shard that is shared or watched
   std::vector<at::Tensor> original_leaves_;
   at::Tensor flat_leaf_;
   bool attached_ = false;

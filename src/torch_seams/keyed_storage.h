@@ -20,7 +20,8 @@ namespace fsdp::seams {
 // What a keyed storage belongs to. Lives as long as any DataPtr or engine refers to it. A deferred one has a class of
 // its own (deferred/deferred_storage.h), and no unit.
 struct StorageOwner : c10::intrusive_ptr_target {
-  // kShard: a shard that other ranks read where it lies, so that writes to it have to be seen before they happen.
+  // kShard: a shard that other ranks read where it lies, so that writes to it have to be seen before they happen, or
+  // one that is going to move.
   enum class Kind : uint8_t { kParameter, kGradientSentinel, kDeferred, kShard };
 
   StorageOwner(Kind kind_, void* unit_, int64_t index_) : kind(kind_), unit(unit_), index(index_) {}

@@ -18,6 +18,7 @@ class VersionedImpl final : public c10::TensorImpl {
                                                          bool allow_metadata_change) const override {
     return c10::TensorImpl::shallow_copy_and_detach(version_counter(), allow_metadata_change);
   }
+  void take_keys(c10::DispatchKeySet keys) { key_set_ = keys; }
 };
 
 }  // namespace
@@ -35,6 +36,7 @@ void move_versioned_leaf(const at::Tensor& leaf, const at::Tensor& part) {
   impl->set_storage_keep_dtype(part.storage());
   impl->set_sizes_and_strides(part.sizes(), part.strides(), part.storage_offset());
   impl->set_version_counter(part.unsafeGetTensorImpl()->version_counter());
+  static_cast<VersionedImpl*>(impl)->take_keys(part.key_set());
 }
 
 uint32_t version_of(const at::Tensor& tensor) {

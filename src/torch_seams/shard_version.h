@@ -12,7 +12,8 @@ uint32_t version_of(const at::Tensor& tensor);
 // RMSprop write through .data(), which ordinarily counts for itself.
 at::Tensor make_versioned_leaf(const at::Tensor& part);
 
-// The same object as before shows `part` and shares its version counter: an optimizer that holds the leaf works on it.
+// The same object as before, which make_versioned_leaf made, shows `part`, carries its dispatch keys and shares its
+// version counter: an optimizer that holds the leaf works on it.
 void move_versioned_leaf(const at::Tensor& leaf, const at::Tensor& part);
 
 // Makes autograd refuse values of this tensor that were saved for backward so far, as after an in-place write.
