@@ -8,6 +8,7 @@
 #include "support/over_gloo.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
+#include "torch_seams/derived_key.h"
 
 namespace fsdp {
 namespace {
@@ -338,6 +339,92 @@ TEST(InputCasts, LeaveIntegersAndPromotionsAlone) {
   EXPECT_EQ(embedding->forward(torch::tensor({1, 2})).scalar_type(), at::kBFloat16);
   // A product of elements promotes, as it does in plain torch.
   EXPECT_EQ((embedding->weight * torch::ones({3})).scalar_type(), at::kFloat);
+}
+
+// ---------------------------------------------------------------- tensors derived from parameters
+
+// What a linear layer makes of its parameters before it uses them.
+struct DerivingImpl : torch::nn::Module {
+  using Derive = std::function<torch::Tensor(const DerivingImpl&)>;
+  explicit DerivingImpl(Derive derive) : derive_(std::move(derive)) {
+    weight = register_parameter("weight", torch::randn({6, 6}));
+    scale = register_parameter("scale", torch::randn({6, 1}));
+    a = register_parameter("a", torch::randn({2, 6}));
+    b = register_parameter("b", torch::randn({6, 2}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::linear(x, derive_(*this)) + (scale.sum() + a.sum() + b.sum() + weight.sum()) * 0;
+  }
+  torch::Tensor weight, scale, a, b;
+
+ private:
+  Derive derive_;
+};
+
+const std::vector<DerivingImpl::Derive> kDerivations = {
+    [](const DerivingImpl& m) { return m.weight * 0.5; },
+    [](const DerivingImpl& m) { return m.weight * torch::scalar_tensor(0.5); },
+    [](const DerivingImpl& m) { return m.weight * (m.scale / m.weight.norm(2, 1, true)); },  // weight norm
+    [](const DerivingImpl& m) { return m.weight + 2 * m.b.mm(m.a); },                        // an adapter
+    [](const DerivingImpl& m) {
+      return torch::cat({m.weight, m.a}).narrow(0, 1, 5).contiguous();
+    },
+    [](const DerivingImpl& m) {
+      return (m.weight.t() + 1).reshape({2, 18}).reshape({6, 6}).clone();
+    },
+    [](const DerivingImpl& m) { return torch::softmax(m.weight.detach() * 1, -1).t(); }};
+
+TEST(InputCasts, HappenWhereTensorsDerivedFromParametersAreUsed) {
+  for (const DerivingImpl::Derive& derive : kDerivations) {
+    expect_same_in_low_precision([&] { return std::make_shared<DerivingImpl>(derive); },
+                                 [](auto& module, const torch::Tensor& x) { return module->forward(x); });
+  }
+}
+
+TEST(InputCasts, OfDerivedTensorsPassGradientsToTheInput) {
+  auto module = std::make_shared<DerivingImpl>(kDerivations[2]);
+  auto sharded = testing::shard_strictly(*module, low_on_one_rank());
+  torch::Tensor x = numbers({4, 6}).requires_grad_();
+  torch::Tensor low = x.detach().to(at::kBFloat16).requires_grad_();
+  module->forward(x).sum().backward();
+  module->forward(low).sum().backward();
+  EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+  EXPECT_TRUE(torch::equal(x.grad(), low.grad().to(at::kFloat)));
+}
+
+TEST(InputCasts, OfDerivedTensorsCanBeTurnedOff) {
+  auto module = std::make_shared<DerivingImpl>(kDerivations[0]);
+  Options options = low_on_one_rank();
+  options.cast_forward_inputs = false;
+  fully_shard(*module, options);
+  EXPECT_THROW(module->forward(numbers({4, 6})), c10::Error);
+}
+
+// Operators on them would cost more.
+TEST(InputCasts, ActivationsAreNotDerived) {
+  torch::nn::Embedding embedding(5, 3);
+  torch::nn::Linear linear(3, 3);
+  fully_shard(*embedding, low_on_one_rank());
+  fully_shard(*linear, low_on_one_rank());
+  torch::Tensor x = embedding->forward(torch::tensor({1, 2}));
+  EXPECT_FALSE(seams::has_derived_key(x));
+  EXPECT_FALSE(seams::has_derived_key(linear->forward(x)));
+  EXPECT_FALSE(seams::has_derived_key(x * linear->weight.sum(0)));
+  EXPECT_FALSE(seams::has_derived_key(torch::zeros_like(linear->weight)));
+  EXPECT_FALSE(seams::has_derived_key((linear->weight * 2).to(at::kFloat)));
+  EXPECT_TRUE(seams::has_derived_key(linear->weight * 2));
+}
+
+// Where operators are not asked, the module's boundary does.
+TEST(WrapperCasts, ReachProductsWithDerivedTensors) {
+  for (const DerivingImpl::Derive& derive : kDerivations) {
+    Options options = low_on_one_rank();
+    options.cast_forward_inputs = false;
+    FullyShardedDataParallel<std::shared_ptr<DerivingImpl>> model(std::make_shared<DerivingImpl>(derive), options);
+    torch::Tensor y = model.forward(numbers({4, 6}));
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    y.sum().backward();
+  }
 }
 
 // ---------------------------------------------------------------- classes in full precision

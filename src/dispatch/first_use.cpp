@@ -9,9 +9,10 @@
 #include "base/visit_tensors.h"
 #include "deferred/deferred_storage.h"
 #include "deferred/recorder.h"
+#include "dispatch/derived_tensors.h"
 #include "dispatch/input_casts.h"
-#include "dispatch/operator_info.h"
 #include "dispatch/leaf_likeness.h"
+#include "dispatch/operator_info.h"
 #include "engine/engine.h"
 #include "engine/out_of_memory.h"
 #include "torch_seams/dispatch_key.h"
@@ -233,8 +234,6 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
   return dtype;
 }
 
-void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) {
 // The parameter that `tensor` is, not one of which it is a view; null: none.
 const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
   const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
@@ -257,6 +256,8 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
               "and load before fully_shard, or write inside ShardedModule::with_full_params");
 }
 
+void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) {
     return;
   }
   const OperatorInfo& info = operator_info(op);
@@ -266,12 +267,12 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     }
     return;
   }
-  if (info.kind == OperatorKind::kView) {
-    enter_view(info, *stack);
   if (info.kind == OperatorKind::kSetData) {
     check_set_data(op, keys, stack);
     return;
   }
+  if (info.kind == OperatorKind::kView) {
+    enter_view(info, *stack);
   }
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
@@ -280,6 +281,7 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
     return;
   }
+  const std::optional<at::ScalarType> derived = derived_dtype(info, *stack);
   std::optional<InputCasts> casts;
   if (info.cast != CastRule::kNone) {
     if (auto dtype = wanted_dtype(info, *stack)) {
@@ -290,18 +292,22 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     prepare_writes_to_shards(info, *stack);
     PinnedUnits pinned;
     pin_arguments(op, info, *stack, pinned);
+    LeafLikeness likeness(info, *stack);
     try {
       redispatch(op, keys, stack, /*exclude=*/info.kind != OperatorKind::kCustom);
-    LeafLikeness likeness(info, *stack);
+      likeness.note(*stack);
     } catch (c10::Error& error) {
       pinned.explain(error, op);
-      likeness.note(*stack);
       throw;
     }
     pinned.leave();
   }
+  const size_t results = op.schema().returns().size();
   if (casts) {
-    casts->finish(*stack, op.schema().returns().size());
+    casts->finish(*stack, results);
+  }
+  if (derived) {
+    mark_derived(*stack, results, *derived);
   }
 }
 
