@@ -9,13 +9,15 @@
 // backward that reaches one of its results, with the graph recorded; a backward nested in the outer one then brings
 // gradients to the inputs and to every parameter that the function uses. Losses and gradients are those of a plain
 // call, to the bit; only a gradient to which several regions, or a region and other code, contribute is summed in
-// another order. Without gradients (NoGradGuard, InferenceMode) the function is simply called.
+// another order. Without gradients (NoGradGuard, InferenceMode) the function is simply called. With save_ops the first
+// run has gradients enabled, and inputs that require them, as recomputation has: LibTorch decomposes operators by that,
+// and kept results serve only the operators that have made them. What its graph saves is let go operator by operator.
 //
 // The function must do the same each time: results that differ in number, shape, dtype or device from those of forward
-// are an error in backward. It must not write to its inputs (an error in backward) and should not keep references to
-// what it computes. Tensors that it captures, instead of taking them as inputs, must be leaves or need no gradient.
-// It may call activation_checkpoint itself. It is kept, with all it captures, until the first backward that does not
-// retain the graph, or until its results are gone.
+// are an error in backward. It must not write to its inputs (an error, in backward at the latest) and should not keep
+// references to what it computes. Tensors that it captures, instead of taking them as inputs, must be leaves or need no
+// gradient. It may call activation_checkpoint itself. It is kept, with all it captures, until the first backward that
+// does not retain the graph, or until its results are gone.
 //
 // Inputs: at::Tensor, std::optional of it or std::vector of it are tracked, and may be undefined, of an integer dtype,
 // or need no gradient. Arguments of any other type are copied and handed over as they are. Results: the same types, and

@@ -18,8 +18,8 @@ using ExecutionOrder = std::vector<std::vector<std::string>>;
 // after the other become units, whatever modules they belong to: parts of a layer, several small layers, siblings
 // without their parent. What one operator uses stays together. Shards move to their new owners in one more gather of
 // each parameter; tensors of the module, leaves, and optimizers built on them stay the same objects, and state that an
-// optimizer has made like a leaf in its constructor (Adagrad) gets the leaf's new size. State that was written to before
-// is an error then. Parameters that were not used so far follow in module order.
+// optimizer has made like a leaf in its constructor (Adagrad) gets the leaf's new size. State that was written to
+// before is an error then. Parameters that were not used so far follow in module order.
 //
 // A parameter that one forward uses again after others, such as an embedding that is the head too, stays gathered from
 // forward to backward as the root unit of a policy does, if that takes at most a quarter more memory than gathering it

@@ -90,17 +90,19 @@ CheckpointNode::CheckpointNode(const CheckpointOptions& options, TensorsFunction
   }
 }
 
-std::vector<at::Tensor> CheckpointNode::run_forward(const std::vector<at::Tensor>& inputs) {
-  at::NoGradGuard no_grad;
+std::vector<at::Tensor> CheckpointNode::first_run(const std::vector<at::Tensor>& inputs) {
   NoAutocastCacheGuard no_cache;
-  std::vector<at::Tensor> results;
   if (kept_) {
     Recorder recorder(*kept_);
     seams::InterceptionGuard interception(recorder);
-    results = function_(inputs);
-  } else {
-    results = function_(inputs);
+    return function_(detached(inputs));
   }
+  at::NoGradGuard no_grad;
+  return function_(inputs);
+}
+
+std::vector<at::Tensor> CheckpointNode::run_forward(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> results = first_run(inputs);
   for (at::Tensor& result : results) {
     results_.emplace_back(result);
     // Not the function's own tensor, which may be an input, a parameter or a view of one.

@@ -41,6 +41,7 @@ class CheckpointNode : public torch::autograd::Node {
     c10::Device device = c10::kCPU;
   };
 
+  std::vector<at::Tensor> first_run(const std::vector<at::Tensor>& inputs);
   std::vector<at::Tensor> unpack_inputs();
   std::vector<at::Tensor> recompute(const std::vector<at::Tensor>& inputs);
   void check_same(const std::vector<at::Tensor>& results) const;

@@ -137,12 +137,14 @@ void KeptResults::clear() {
 }
 
 void Recorder::intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run) {
+  graph_.drop_saved_tensors();
   if (kept_.selects(op)) {
     kept_.record(op, stack, run);
   } else {
     kept_.before(op, stack);
     run();
   }
+  graph_.note_results(op, stack);
 }
 
 void Replayer::intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run) {

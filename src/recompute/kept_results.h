@@ -6,6 +6,7 @@
 
 #include "recompute/ambient_state.h"
 #include "recompute/operator_selection.h"
+#include "recompute/passing_graph.h"
 #include "torch_seams/operator_interception.h"
 
 namespace fsdp {
@@ -63,7 +64,7 @@ class KeptResults {
   std::vector<Versioned> watched_;
 };
 
-// In forward.
+// In forward, with gradients enabled ([Note: the first run with kept results]).
 class Recorder : public seams::OperatorInterceptor {
  public:
   explicit Recorder(KeptResults& kept) : kept_(kept) {}
@@ -71,6 +72,7 @@ class Recorder : public seams::OperatorInterceptor {
 
  private:
   KeptResults& kept_;
+  PassingGraph graph_;
 };
 
 // In recomputation.

@@ -1,0 +1,41 @@
+#include "recompute/passing_graph.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/visit_tensors.h"
+#include "torch_seams/saved_tensors.h"
+
+namespace fsdp {
+namespace {
+
+thread_local int passing_graphs = 0;
+
+}  // namespace
+
+PassingGraph::PassingGraph() { ++passing_graphs; }
+PassingGraph::~PassingGraph() { --passing_graphs; }
+bool PassingGraph::is_recorded() { return passing_graphs > 0; }
+
+void PassingGraph::drop_saved_tensors() {
+  if (!at::GradMode::is_enabled()) {
+    return;  // inside a function that makes a node of its own: it gets its results when it has ended
+  }
+  for (const WeakTensor& result : latest_) {
+    if (auto tensor = result.lock()) {
+      seams::drop_saved_tensors(at::Tensor(std::move(tensor)));
+    }
+  }
+  latest_.clear();
+}
+
+void PassingGraph::note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for (size_t i = stack.size() - op.schema().returns().size(); i < stack.size(); ++i) {
+    visit_tensors(stack[i], [&](const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        latest_.emplace_back(tensor.getIntrusivePtr());
+      }
+    });
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,26 @@
+#include "torch_seams/saved_tensors.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace fsdp::seams {
+namespace {
+
+// Reads the field: Tensor::grad_fn() of a view whose base was written to makes a new node.
+void drop_in_node_of(const at::TensorBase& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta && meta->grad_fn_) {
+    meta->grad_fn_->release_variables();
+  }
+}
+
+}  // namespace
+
+void drop_saved_tensors(const at::Tensor& tensor) {
+  drop_in_node_of(tensor);
+  if (tensor.is_view()) {
+    drop_in_node_of(tensor._base());
+  }
+}
+
+}  // namespace fsdp::seams
