@@ -97,6 +97,25 @@ TEST_P(EmptyParameters, HaveGradientsWhereTheyAreSummoned) {
                      {.communicator = GetParam().communicator});
 }
 
+// Its constructor makes state for each leaf, and its step wants it for each gradient.
+TEST_P(EmptyParameters, KeepAdagradsStateWhenStateIsLoaded) {
+  testing::run_ranks(
+      GetParam().ranks,
+      [&](const std::shared_ptr<Communicator>& world) {
+        auto net = std::make_shared<NetImpl>();
+        auto sharded = fully_shard(*net, options_over(world));
+        net->loss().backward();
+        torch::optim::Adagrad optimizer(sharded->parameters(), 0.1);
+        optimizer.step();
+        auto adapter = state_of(optimizer);
+        load_full_optimizer_state(*sharded, *adapter, full_optimizer_state(*sharded, *adapter));
+        sharded->zero_grad();
+        net->loss().backward();
+        EXPECT_NO_THROW(optimizer.step());
+      },
+      {.communicator = GetParam().communicator});
+}
+
 std::vector<Case> cases() {
   std::vector<Case> cases;
   for (const char* communicator : {"gloo", "shm"}) {

@@ -162,8 +162,12 @@ void OptimizerLoader::load(const LoadReport& agreed) {
   const auto is_loaded = [&](const HeldPart& part) { return loaded.count(part.fqn) > 0; };
   for (size_t group = 0; group < groups_.size(); ++group) {
     for (const HeldLeaf& leaf : groups_[group]) {
-      if (std::any_of(leaf.parts.begin(), leaf.parts.end(), is_loaded)) {
-        optimizer_.set_leaf(leaf.leaf, read(leaf, loaded));
+      if (!std::any_of(leaf.parts.begin(), leaf.parts.end(), is_loaded)) continue;
+      const std::optional<LeafState> state = read(leaf, loaded);
+      // Nobody saves state of a leaf without elements, and Adagrad, which makes it in its constructor, cannot do
+      // without.
+      if (state || leaf.leaf.numel() > 0) {
+        optimizer_.set_leaf(leaf.leaf, state);
       }
     }
     if (const auto found = options_.find(group); found != options_.end()) {
