@@ -14,7 +14,7 @@
 // What is in them: parameters, in the dtype of the shards, and buffers and parameters that are not sharded
 // (Options::ignored_parameters), as they are. Keys are the FQNs of `module`, which is the one that `model` was made of;
 // a shared parameter is there under each of its names, and may be loaded from any of them; values under several of its
-// names must be the same. An optimizer's state has it under its first name.
+// names must be the same to the bit. An optimizer's state has it under its first name, and is loaded as its values are.
 //
 // Loading copies. All of it is collective: the ranks agree on what fits, with the optimizer too (OptimizerState),
 // before any of them changes anything, so that an error, which all ranks get, leaves everything as it was. Units are

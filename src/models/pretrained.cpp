@@ -36,6 +36,12 @@ std::vector<std::string> all_names(const torch::nn::Module& model) {
   return names;
 }
 
+// A NaN equals itself.
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         at::equal(a.reshape(-1).view(at::kByte), b.reshape(-1).view(at::kByte));
+}
+
 bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) {
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
@@ -94,7 +100,7 @@ void PretrainedWeights::check_tensors(const PretrainedModel& model) const {
 void PretrainedWeights::check_aliases(const torch::nn::Module& model) const {
   for (const auto& [alias, fqn] : alias_names(model)) {
     const std::string& name = stored_name(fqn);
-    TORCH_CHECK(folder_.find(alias) == nullptr || at::equal(folder_.tensor(alias), folder_.tensor(name)),
+    TORCH_CHECK(folder_.find(alias) == nullptr || same_bits(folder_.tensor(alias), folder_.tensor(name)),
                 folder_.path().string(), ": tensors ", alias, " and ", name,
                 " differ, but config.json ties them; with ", "untied weights it must set tie_word_embeddings to false");
   }

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cstring>
+#include <limits>
 
 #include "checkpoint/checkpoint_test_support.h"
 #include "checkpoint/hf_folder_writer.h"
@@ -137,14 +138,20 @@ TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
 
 TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
   const auto model = make_causal_lm(config(true), torch::kFloat32, torch::kCPU);
-  const auto error = [&](double difference) {
+  const auto error = [&](const std::function<at::Tensor(const at::Tensor&)>& head_of) {
     const TemporaryFolder folder;
     save(*model, config(true), folder / "m",
-         [&](auto& tensors) { tensors.emplace_back("lm_head.weight", tensors[0].second.detach() + difference); });
+         [&](auto& tensors) { tensors.emplace_back("lm_head.weight", head_of(tensors[0].second.detach())); });
     return error_of([&] { PretrainedWeights(HfFolder(folder / "m"), *model); });
   };
-  EXPECT_EQ(error(0.0), "");
-  EXPECT_THAT(error(1.0), AllOf(HasSubstr("lm_head.weight"), HasSubstr("tie_word_embeddings")));
+  const auto differ =
+      AllOf(HasSubstr("lm_head.weight and model.embed_tokens.weight differ"), HasSubstr("tie_word_embeddings"));
+  const auto same = [](const at::Tensor& embeddings) { return embeddings; };
+  EXPECT_EQ(error(same), "");
+  EXPECT_THAT(error([](const at::Tensor& embeddings) { return embeddings + 1; }), differ);
+  EXPECT_THAT(error([](const at::Tensor& embeddings) { return embeddings.to(torch::kBFloat16); }), differ);
+  model->named_parameters()["model.embed_tokens.weight"].detach()[3][4] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(error(same), "");
 }
 
 using Tensors = std::vector<std::pair<std::string, at::Tensor>>;

@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "fsdp/state_dict.h"
+#include "state/equal_bits.h"
 #include "state/flat_shards.h"
 #include "state/host_copy.h"
 #include "state/load_together.h"
@@ -36,13 +37,20 @@ class Expected {
       if (names_.count(name) == 0) report_.unexpected.push_back(name);
     }
   }
-  // Notes a tensor as loaded, or as mismatched.
-  void compare(const std::string& name, const at::Tensor& given, const at::Tensor& here) {
-    if (given.defined() && given.scalar_type() == here.scalar_type() && given.sizes() == here.sizes()) {
+  // Notes a tensor as loaded, or as mismatched; returns whether it is loaded.
+  bool compare(const std::string& name, const at::Tensor& given, const at::Tensor& here) {
+    const bool alike = given.defined() && given.scalar_type() == here.scalar_type() && given.sizes() == here.sizes();
+    if (alike) {
       report_.loaded.push_back(name);
     } else {
       report_.mismatched.push_back({name, shown(given), shown(here)});
     }
+    return alike;
+  }
+  // Takes back that the last one is loaded.
+  void note_other_values(const std::string& name, const std::string& first) {
+    report_.loaded.pop_back();
+    report_.mismatched.push_back(other_values(name, first));
   }
 
  private:
@@ -67,9 +75,7 @@ class LocalModelLoader final : public Loader {
         expected.compare(shard.name, given->shard, shard.flat->shard());
       }
     }
-    for (const auto& [name, value] : unsharded_) {
-      if (const at::Tensor* given = expected.find(values_.unsharded, name)) expected.compare(name, *given, value);
-    }
+    for (const SharedTensor& tensor : by_tensor(unsharded_)) match(tensor, expected);
     expected.note_unexpected(values_.shards);
     expected.note_unexpected(values_.unsharded);
     return report;
@@ -91,6 +97,17 @@ class LocalModelLoader final : public Loader {
   }
 
  private:
+  // Under all of its names; what is given under several must be the same.
+  void match(const SharedTensor& tensor, Expected& expected) const {
+    const at::Tensor* first = nullptr;
+    for (const std::string& name : tensor.names) {
+      const at::Tensor* given = expected.find(values_.unsharded, name);
+      if (!given || !expected.compare(name, *given, tensor.value)) continue;
+      if (first && !equal_bits(*first, *given)) expected.note_other_values(name, tensor.names.front());
+      if (!first) first = given;
+    }
+  }
+
   ShardedModule& model_;
   const LocalStateDict& values_;
   std::vector<FlatShard> shards_;

@@ -1,22 +1,16 @@
 #include "state/memory_sources.h"
 
-#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "state/equal_bits.h"
 #include "state/memory_order.h"
 
 namespace fsdp {
 
 namespace {
-
-// Bit for bit, so that a NaN equals itself.
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0 || a.is_same(b)) return true;
-  return at::equal(a.contiguous().view(at::kByte), b.to(a.device()).contiguous().view(at::kByte));
-}
 
 void check_part(const std::string& name, const ShardedTensor& tensor, const TensorPart& part) {
   const int64_t numel = c10::multiply_integers(tensor.sizes);
@@ -34,7 +28,7 @@ void check_part(const std::string& name, const ShardedTensor& tensor, const Tens
 bool agree(const TensorPart& a, const TensorPart& b) {
   const int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end, b.end);
   return begin >= end ||
-         same_bits(a.values.narrow(0, begin - a.begin, end - begin), b.values.narrow(0, begin - b.begin, end - begin));
+         equal_bits(a.values.narrow(0, begin - a.begin, end - begin), b.values.narrow(0, begin - b.begin, end - begin));
 }
 
 // Parts are in the order of their first elements: whatever earlier ones have of a part, the one that reaches furthest
@@ -59,8 +53,10 @@ WholeTensors::WholeTensors(std::map<std::string, at::Tensor> tensors) : values_(
   }
 }
 
-bool WholeTensors::same_values(const std::string& one, const std::string& other) const {
-  return same_bits(values_.at(one), values_.at(other));
+// All of both, which needs no copy.
+bool WholeTensors::same_elements(const std::string& one, const std::string& other,
+                                 const WantedElements& /*wanted*/) const {
+  return equal_bits(values_.at(one), values_.at(other));
 }
 
 void WholeTensors::read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const {
@@ -84,16 +80,6 @@ std::string TensorParts::lacking(const std::string& name, int64_t begin, int64_t
     begin = std::max(begin, part.end);
   }
   return begin < end ? c10::str("elements [", begin, ", ", end, ")") : "";
-}
-
-// Of what is there under both.
-bool TensorParts::same_values(const std::string& one, const std::string& other) const {
-  for (const TensorPart& a : values_.at(one).parts) {
-    for (const TensorPart& b : values_.at(other).parts) {
-      if (!agree(a, b)) return false;
-    }
-  }
-  return true;
 }
 
 void TensorParts::read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const {

@@ -14,7 +14,7 @@ class WholeTensors final : public TensorSource {
   explicit WholeTensors(std::map<std::string, at::Tensor> tensors);
 
   const std::map<std::string, SourceTensor>& tensors() const override { return descriptions_; }
-  bool same_values(const std::string& one, const std::string& other) const override;
+  bool same_elements(const std::string& one, const std::string& other, const WantedElements& wanted) const override;
   void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
 
  private:
@@ -29,7 +29,6 @@ class TensorParts final : public TensorSource {
 
   const std::map<std::string, SourceTensor>& tensors() const override { return descriptions_; }
   std::string lacking(const std::string& name, int64_t begin, int64_t end) const override;
-  bool same_values(const std::string& one, const std::string& other) const override;
   void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
 
  private:

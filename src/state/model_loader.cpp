@@ -36,11 +36,11 @@ void settle_shards(const ShardedModule& model) {
   }
 }
 
-ModelLoader::ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename,
-                         const std::vector<SplitTensor>& split)
+ModelLoader::ModelLoader(ShardedModule& model, const NamedTensors& unsharded, const TensorSource& source,
+                         const Rename& rename, const std::vector<SplitTensor>& split)
     : model_(model),
       parts_(held_parts(model)),
-      unsharded_(std::move(unsharded)),
+      unsharded_(by_tensor(unsharded)),
       split_(without_state(split)),
       source_(source),
       names_(names_of(source), rename) {}
@@ -48,8 +48,8 @@ ModelLoader::ModelLoader(ShardedModule& model, NamedTensors unsharded, const Ten
 ModelLoader::Target ModelLoader::target_of(const HeldPart& part) {
   return {part.names, {part.values.scalar_type(), part.sizes, part.strides}, part.begin, part.end};
 }
-ModelLoader::Target ModelLoader::target_of(const std::string& name, const at::Tensor& whole) {
-  return {{name}, {whole.scalar_type(), whole.sizes().vec(), {}}, 0, whole.numel()};
+ModelLoader::Target ModelLoader::target_of(const std::vector<std::string>& names, const at::Tensor& whole) {
+  return {names, {whole.scalar_type(), whole.sizes().vec(), {}}, 0, whole.numel()};
 }
 ModelLoader::Target ModelLoader::target_of(const SplitTensor& tensor) {
   const auto [begin, end] = held_elements(tensor);
@@ -59,7 +59,7 @@ ModelLoader::Target ModelLoader::target_of(const SplitTensor& tensor) {
 LoadReport ModelLoader::match() {
   LoadReport report;
   for (const HeldPart& part : parts_) match(target_of(part), report);
-  for (const auto& [name, whole] : unsharded_) match(target_of(name, whole), report);
+  for (const auto& [names, whole] : unsharded_) match(target_of(names, whole), report);
   for (const SplitTensor& tensor : split_) match(target_of(tensor), report);
   for (const GivenName& unexpected : names_.unexpected()) report.unexpected.push_back(unexpected.name);
   return report;
@@ -81,18 +81,19 @@ void ModelLoader::match(const Target& target, LoadReport& report) {
 
 std::vector<Mismatch> ModelLoader::mismatches(const Target& target, const std::vector<GivenName>& found) const {
   std::vector<Mismatch> wrong;
+  const WantedElements wanted{target.begin, target.end, target.tensor.strides};
   for (const auto& [name, given] : found) {
     const SourceTensor& tensor = source_.tensors().at(given);
     const bool alike = tensor.dtype == target.tensor.dtype && tensor.sizes == target.tensor.sizes;
     if (!alike) {
       wrong.push_back({name, shown(tensor), shown(target.tensor)});
-    } else if (const std::string lack = lacking(source_, given, {target.begin, target.end, target.tensor.strides});
-               !lack.empty()) {
+    } else if (const std::string lack = lacking(source_, given, wanted); !lack.empty()) {
       wrong.push_back({name, shown(tensor) + " without " + lack,
                        c10::str("elements [", target.begin, ", ", target.end, "), which rank ",
                                 model_.engine().mesh().rank(), " holds")});
-    } else if (wrong.empty() && !source_.same_values(found.front().given, given)) {
-      wrong.push_back({name, "other values", "those of '" + found.front().name + "': they are one parameter"});
+    } else if (wrong.empty() && given != found.front().given &&
+               !source_.same_elements(found.front().given, given, wanted)) {
+      wrong.push_back(other_values(name, found.front().name));
     }
   }
   return wrong;
@@ -112,10 +113,10 @@ void ModelLoader::load(const LoadReport& agreed) {
     seams::bump_version(part.leaf);
     model_.page_out();
   }
-  for (auto& [name, value] : unsharded_) {
-    if (loaded.count(name) == 0) continue;
+  for (auto& [names, value] : unsharded_) {
+    if (loaded.count(names.front()) == 0) continue;
     const at::Tensor whole = at::empty({value.numel()}, value.options().requires_grad(false));
-    read(target_of(name, value), whole);
+    read(target_of(names, value), whole);
     value.copy_(whole.view(value.sizes()));
   }
   for (const SplitTensor& tensor : split_) {

@@ -22,7 +22,7 @@ class ModelLoader final : public Loader {
  public:
   // `unsharded`, `split`: what is to be loaded beside the sharded parameters; of split tensors those without state. The
   // source must outlive it.
-  ModelLoader(ShardedModule& model, NamedTensors unsharded, const TensorSource& source, const Rename& rename,
+  ModelLoader(ShardedModule& model, const NamedTensors& unsharded, const TensorSource& source, const Rename& rename,
               const std::vector<SplitTensor>& split = {});
 
   LoadReport match() override;
@@ -37,7 +37,7 @@ class ModelLoader final : public Loader {
     int64_t end;
   };
   static Target target_of(const HeldPart& part);
-  static Target target_of(const std::string& name, const at::Tensor& whole);
+  static Target target_of(const std::vector<std::string>& names, const at::Tensor& whole);
   static Target target_of(const SplitTensor& tensor);
   void match(const Target& target, LoadReport& report);
   // Empty: it fits.
@@ -46,7 +46,7 @@ class ModelLoader final : public Loader {
 
   ShardedModule& model_;
   std::vector<HeldPart> parts_;
-  NamedTensors unsharded_;
+  std::vector<SharedTensor> unsharded_;
   std::vector<SplitTensor> split_;
   const TensorSource& source_;
   NameMap names_;

@@ -30,6 +30,10 @@ std::vector<GivenName> NameMap::unexpected() const {
   return names;
 }
 
+Mismatch other_values(const std::string& name, const std::string& first) {
+  return {name, "other values", "those of '" + first + "': they are one parameter"};
+}
+
 void note_loaded(LoadReport& report, const std::string& name, const GivenName& found) {
   report.loaded.push_back(name);
   if (name != found.given) report.renamed[name] = found.given;

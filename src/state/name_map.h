@@ -30,6 +30,9 @@ class NameMap {
   std::set<std::string> expected_;
 };
 
+// Says that values under a further name of a shared parameter are not those under its first.
+Mismatch other_values(const std::string& name, const std::string& first);
+
 // Adds a name to what is loaded.
 void note_loaded(LoadReport& report, const std::string& name, const GivenName& found);
 

@@ -86,7 +86,7 @@ std::string OptimizerLoader::refusal(const HeldLeaf& leaf) const {
 }
 
 void OptimizerLoader::match(const HeldPart& part, const Numbers** of_leaf, LoadReport& report) {
-  const std::vector<GivenName> found = names_.find(part.names);
+  const std::vector<GivenName> found = find(part);
   if (found.empty()) {
     report.missing.push_back(part.fqn);
     return;
@@ -94,6 +94,7 @@ void OptimizerLoader::match(const HeldPart& part, const Numbers** of_leaf, LoadR
   const std::string& given = found.front().given;
   const auto numbers = saved_.scalars.find(given);
   std::optional<Mismatch> wrong = mismatch(part, given);
+  for (size_t i = 1; i < found.size() && !wrong; ++i) wrong = difference(part, found.front(), found[i]);
   if (!wrong && numbers != saved_.scalars.end() && *of_leaf && **of_leaf != numbers->second) {
     wrong = {part.fqn, shown(numbers->second), shown(**of_leaf) + " as others in its leaf: use_orig_params loads it"};
   }
@@ -118,6 +119,35 @@ std::optional<Mismatch> OptimizerLoader::mismatch(const HeldPart& part, const st
     if (!lack.empty()) {
       return Mismatch{here, shown(tensor) + " without " + lack,
                       c10::str("elements [", part.begin, ", ", part.end, "), which rank ", rank_, " holds")};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<GivenName> OptimizerLoader::find(const HeldPart& part) {
+  const std::vector<GivenName> found = names_.find(part.names);
+  std::vector<GivenName> with_state;
+  for (const GivenName& name : found) {
+    if (saved_.scalars.count(name.given) > 0) with_state.push_back(name);
+  }
+  return with_state.empty() ? found : with_state;
+}
+
+std::optional<Mismatch> OptimizerLoader::difference(const HeldPart& part, const GivenName& first,
+                                                    const GivenName& other) const {
+  const auto numbers = saved_.scalars.find(first.given), others = saved_.scalars.find(other.given);
+  if (numbers == saved_.scalars.end()) return std::nullopt;  // neither has state
+  const std::set<std::string> names = saved_.names_of(first.given);
+  if (numbers->second != others->second || names != saved_.names_of(other.given)) {
+    return other_values(other.name + "'s state", first.name);
+  }
+  if (const auto wrong = mismatch(part, other.given)) return wrong;
+  for (const std::string& name : names) {
+    const std::string one = state_name(first.given, name), second = state_name(other.given, name);
+    const auto& tensors = saved_.tensors->tensors();
+    if (tensors.at(one).dtype != tensors.at(second).dtype ||
+        !saved_.tensors->same_elements(one, second, {part.begin, part.end, part.strides})) {
+      return other_values(state_name(other.name, name), first.name);
     }
   }
   return std::nullopt;

@@ -31,6 +31,10 @@ class OptimizerLoader final : public Loader {
   // Empty, or why the optimizer does not take what is saved for a leaf.
   std::string refusal(const HeldLeaf& leaf) const;
   std::optional<Mismatch> mismatch(const HeldPart& part, const std::string& given) const;
+  // What is saved for a parameter under its names here; without those that have no state where another one has some.
+  std::vector<GivenName> find(const HeldPart& part);
+  // How the state under a further name of a shared parameter differs from that under the first.
+  std::optional<Mismatch> difference(const HeldPart& part, const GivenName& first, const GivenName& other) const;
   void match_options(size_t group, LoadReport& report);
   std::optional<LeafState> read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const;
   void read_tensors(const HeldLeaf& leaf, const HeldPart& part, const std::optional<LeafState>& before,

@@ -1,9 +1,13 @@
 #include "state/tensor_source.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 #include "checkpoint/dtype.h"
+#include "state/equal_bits.h"
 #include "state/memory_order.h"
 
 namespace fsdp {
@@ -14,6 +18,21 @@ std::string shown(const SourceTensor& tensor) {
 
 std::string shown(const at::Tensor& tensor) {
   return tensor.defined() ? shown({tensor.scalar_type(), tensor.sizes().vec(), {}}) : "undefined";
+}
+
+bool TensorSource::same_elements(const std::string& one, const std::string& other, const WantedElements& wanted) const {
+  // Where one lies otherwise, each read needs all of it.
+  const bool alike = tensors().at(one).strides == wanted.strides && tensors().at(other).strides == wanted.strides;
+  const int64_t most = alike ? int64_t{1} << 20 : wanted.end - wanted.begin;
+  for (int64_t begin = wanted.begin; begin < wanted.end; begin += most) {
+    const WantedElements slice{begin, std::min(begin + most, wanted.end), wanted.strides};
+    const at::Tensor a = at::empty({slice.end - slice.begin}, at::TensorOptions(tensors().at(one).dtype));
+    const at::Tensor b = at::empty_like(a);
+    read_elements(*this, one, slice, a);
+    read_elements(*this, other, slice, b);
+    if (!equal_bits(a, b)) return false;
+  }
+  return true;
 }
 
 std::string lacking(const TensorSource& source, const std::string& name, const WantedElements& wanted) {

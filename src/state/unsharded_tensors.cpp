@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <set>
+#include <unordered_map>
 
 #include "state/held_part.h"
 #include "torch_seams/keyed_storage.h"
@@ -36,6 +37,17 @@ NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Modu
   NamedTensors tensors = named_buffers(module);
   for (auto& parameter : ignored_parameters(model, module)) tensors.push_back(std::move(parameter));
   return tensors;
+}
+
+std::vector<SharedTensor> by_tensor(const NamedTensors& tensors) {
+  std::vector<SharedTensor> shared;
+  std::unordered_map<const at::TensorImpl*, size_t> places;
+  for (const auto& [name, value] : tensors) {
+    const auto [place, is_new] = places.emplace(value.unsafeGetTensorImpl(), shared.size());
+    if (is_new) shared.push_back({{}, value});
+    shared[place->second].names.push_back(name);
+  }
+  return shared;
 }
 
 }  // namespace fsdp

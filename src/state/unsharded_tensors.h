@@ -20,4 +20,12 @@ NamedTensors ignored_parameters(const ShardedModule& model, const torch::nn::Mod
 // Both.
 NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Module& module);
 
+// A tensor with all of its names: several where modules share it.
+struct SharedTensor {
+  std::vector<std::string> names;
+  at::Tensor value;
+};
+// Each tensor once, in the order of first names.
+std::vector<SharedTensor> by_tensor(const NamedTensors& tensors);
+
 }  // namespace fsdp

@@ -9,14 +9,14 @@ from pathlib import Path
 MEASURED = ("samples_per_second", "tokens_per_second", "tflops", "hardware_tflops", "peak_memory_bytes")
 
 
-def write_model(folder):
+def write_model(folder, tied=True):
     import torch
     import transformers
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=131, hidden_size=18, intermediate_size=29, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True)
+        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -212,3 +212,19 @@ def test_checkpoints_of_another_model_are_refused(fsdp_program, model, tmp_path)
     result = job.run(overrides=[f"model_path={other}", "max_steps=4"])
     assert result.returncode == 1
     assert "does not fit this model" in result.stderr and "model.layers.1." in result.stderr
+
+
+# ---------------------------------------------------------------- models that do not fit
+
+
+def test_a_checkpoint_of_untied_weights_is_refused_by_a_model_that_ties_them(fsdp_program, model, tmp_path):
+    untied = write_model(tmp_path / "untied", tied=False)
+    job = Job(fsdp_program, untied, tmp_path / "job", save_final=False)
+    assert job.run(ranks=2).returncode == 0
+    checkpoint = job.output / "checkpoint-6"
+    tied = Job(fsdp_program, model, tmp_path / "tied", resume_from_checkpoint=str(checkpoint), max_steps=7)
+    result = tied.run(ranks=2)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert ("lm_head.weight is other values, expected is those of 'model.embed_tokens.weight': they are one parameter"
+            in result.stderr)
+    assert tied.metrics() == {} and tied.checkpoints() == []
