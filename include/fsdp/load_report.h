@@ -21,6 +21,9 @@ struct LoadOptions {
   // changed. false: it is skipped, and reported.
   bool strict = true;
   Rename rename = {};  // empty: names stay
+  // false: options of the optimizer's parameter groups stay as they are, however the parameters were grouped; what was
+  // saved must still be options that this optimizer can have.
+  bool optimizer_options = true;
 };
 
 // Something that is there, but does not fit.

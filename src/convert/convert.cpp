@@ -14,6 +14,7 @@ Converted convert(const fs::path& source, const fs::path& target, FolderKind kin
               ": is the source itself: choose another folder");
   Converted result;
   const auto opened = open_source(source, options.source, result.notes);
+  if (kind != FolderKind::kHuggingFace) check_optimizer(opened->contents(), source.string());
   const Job job{*opened, source, target, options, result};
   switch (kind) {
     case FolderKind::kHuggingFace:

@@ -188,7 +188,11 @@ TEST_F(Convert, OptimizersThatAreNone) {
   EXPECT_THAT(error_with([](json& o) { o["leaves"]["gain"]["step"] = "x"; }), HasSubstr("numbers by name"));
   EXPECT_THAT(error_with([](json& o) { o["leaves"] = 3; }), HasSubstr("numbers by name"));
   EXPECT_THAT(error_with([](json& o) { o["groups"] = 3; }), HasSubstr("expected a list"));
-  EXPECT_THAT(error_with([](json& o) { o["groups"][1]["parameters"] = {3}; }), HasSubstr("a list of names"));
+  EXPECT_THAT(error_with([](json& o) { o["groups"][1]["parameters"] = {"a.bias", 3}; }), HasSubstr("a list of names"));
+  EXPECT_THAT(error_with([](json& o) {
+                o["groups"][1]["parameters"] = {3, 4};
+              }),
+              AllOf(HasSubstr("numbers the parameters"), HasSubstr("get_optimizer_state_dict")));
   EXPECT_THAT(error_with([](json& o) { o.erase("groups"); }), HasSubstr("expected leaves and groups"));
 }
 

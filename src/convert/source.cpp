@@ -34,9 +34,7 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
                      [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
-namespace {
-
-std::unique_ptr<Source> open(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes) {
+std::unique_ptr<Source> open_source(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes) {
   switch (kind_of(folder)) {
     case FolderKind::kHuggingFace:
       return std::make_unique<HfSource>(folder, options, notes);
@@ -48,11 +46,27 @@ std::unique_ptr<Source> open(const std::filesystem::path& folder, const SourceOp
   return nullptr;
 }
 
-bool is_list_of_names(const json& value) {
-  return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& name) { return name.is_string(); });
+namespace {
+
+bool is_list_of(const json& value, bool (*is_one)(const json& item)) {
+  return value.is_array() && std::all_of(value.begin(), value.end(), is_one);
 }
 
-// What a file says of the optimizer, so that what is written from it can be read.
+void check_group(const json& group, const std::string& where) {
+  const json parameters = group.is_object() && group.contains("parameters") ? group["parameters"] : json();
+  TORCH_CHECK(parameters.empty() || !is_list_of(parameters, [](const json& name) { return name.is_number_integer(); }),
+              where,
+              ": the optimizer's state numbers the parameters, as optimizer.state_dict() does; save what "
+              "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer) returns, which names "
+              "them (the weights alone can be converted: --to hf)");
+  const bool is_sound = is_list_of(parameters, [](const json& name) { return name.is_string(); }) &&
+                        group.contains("options") && group["options"].is_object();
+  TORCH_CHECK(is_sound, where, ": a parameter group is ", json_text(group),
+              "; expected a list of names as parameters, and options");
+}
+
+}  // namespace
+
 void check_optimizer(const Contents& contents, const std::string& where) {
   const auto is_scalars = [](const json& scalars) {
     return scalars.is_object() &&
@@ -63,20 +77,7 @@ void check_optimizer(const Contents& contents, const std::string& where) {
               "; expected numbers by name, by parameter");
   TORCH_CHECK(contents.groups.is_array(), where, ": parameter groups are ", json_text(contents.groups),
               "; expected a list");
-  for (const json& group : contents.groups) {
-    const bool is_sound = group.is_object() && group.contains("parameters") && group.contains("options") &&
-                          is_list_of_names(group["parameters"]) && group["options"].is_object();
-    TORCH_CHECK(is_sound, where, ": a parameter group is ", json_text(group),
-                "; expected a list of names as parameters, and options");
-  }
-}
-
-}  // namespace
-
-std::unique_ptr<Source> open_source(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes) {
-  auto source = open(folder, options, notes);
-  check_optimizer(source->contents(), folder.string());
-  return source;
+  for (const json& group : contents.groups) check_group(group, where);
 }
 
 }  // namespace fsdp::convert

@@ -61,6 +61,9 @@ class Source {
 
 std::unique_ptr<Source> open_source(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes);
 
+// Throws unless another checkpoint can have this optimizer state and these parameter groups. Errors begin with `where`.
+void check_optimizer(const Contents& contents, const std::string& where);
+
 // Does a name match one of the patterns?
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 

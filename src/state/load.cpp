@@ -36,16 +36,17 @@ std::set<std::string> names_of(const std::vector<SplitTensor>& split) {
 
 // A folder, and what is to be loaded from it.
 struct Loading {
-  Loading(const std::filesystem::path& path, const TrainingState& state, const Rename& rename)
+  Loading(const std::filesystem::path& path, const TrainingState& state, const LoadOptions& options)
       : folder(path),
         tensors(model_in(folder)),
-        model(state.model, expected_tensors(state), tensors, rename, state.split) {
+        model(state.model, expected_tensors(state), tensors, options.rename, state.split) {
     check_split_tensors(state);
     if (!state.optimizer && with_state(state.split).empty()) return;
     saved_optimizer = optimizer_in(folder);
-    saved_split = take_saved(saved_optimizer, names_of(state.split), rename);
-    split_states.emplace(state.split, saved_split, rename);
-    if (state.optimizer) optimizer.emplace(state.model, *state.optimizer, saved_optimizer, rename);
+    saved_split = take_saved(saved_optimizer, names_of(state.split), options.rename);
+    split_states.emplace(state.split, saved_split, options.rename);
+    if (!state.optimizer) return;
+    optimizer.emplace(state.model, *state.optimizer, saved_optimizer, options.rename, options.optimizer_options);
   }
 
   LoadReport match_optimizer() {
@@ -92,14 +93,15 @@ LoadedTrainingState load_training_state(const std::filesystem::path& folder, con
   std::unique_ptr<Loading> loading;
   LoadedTrainingState loaded;
   loaded.model = agree(exchange, what, options.strict, [&] {
-    loading = std::make_unique<Loading>(folder, state, options.rename);
+    loading = std::make_unique<Loading>(folder, state, options);
     return loading->model.match();
   });
   loaded.optimizer = agree(exchange, what, options.strict, [&] { return loading->match_optimizer(); });
   together(exchange, what, [&] {
     loading->load(loaded);
     loaded.of_rank = read_of_rank(loading->folder, world);
-    loaded.user = loading->folder.manifest().state.at("user");
+    loaded.state = loading->folder.manifest().state;
+    loaded.user = loaded.state.at("user");
     return std::string();
   });
   return loaded;

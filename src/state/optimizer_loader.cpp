@@ -33,11 +33,12 @@ at::Tensor tensor_for(const at::Tensor& leaf, c10::ScalarType dtype, const std::
 }  // namespace
 
 OptimizerLoader::OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
-                                 const Rename& rename)
+                                 const Rename& rename, bool with_options)
     : optimizer_(optimizer),
       saved_(saved),
       groups_(held_leaves(model, optimizer)),
       rank_(model.engine().mesh().rank()),
+      with_options_(with_options),
       names_(saved.parameters(), rename) {}
 
 // ---------------------------------------------------------------- does it fit?
@@ -168,20 +169,26 @@ void OptimizerLoader::match_options(size_t group, LoadReport& report) {
     }
   }
   if (groups.empty()) return;
-  const Numbers& options = groups.begin()->first->options;
+  if (!with_options_) {
+    for (const auto& [saved, fqn] : groups) takes(group, saved->options, report);
+    return;
+  }
   if (groups.size() == 1) {
-    const std::string refused = refusal_of(optimizer_, group, options);
-    if (refused.empty()) {
-      options_[group] = &options;
-    } else {
-      report.mismatched.push_back({c10::str("parameter group ", group), refused, shown(optimizer_.options(group))});
-    }
+    const Numbers& options = groups.begin()->first->options;
+    if (takes(group, options, report)) options_[group] = &options;
     return;
   }
   report.mismatched.push_back({c10::str("parameter group ", group),
                                "several: '" + groups.begin()->second + "' and '" + std::next(groups.begin())->second +
                                    "' were in different parameter groups",
                                "one"});
+}
+
+bool OptimizerLoader::takes(size_t group, const Numbers& options, LoadReport& report) const {
+  const std::string refused = refusal_of(optimizer_, group, options);
+  if (refused.empty()) return true;
+  report.mismatched.push_back({c10::str("parameter group ", group), refused, shown(optimizer_.options(group))});
+  return false;
 }
 
 // ---------------------------------------------------------------- loading

@@ -19,8 +19,9 @@ namespace fsdp {
 class OptimizerLoader final : public Loader {
  public:
   // `saved` must outlive it.
+  // `with_options`: as LoadOptions::optimizer_options.
   OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
-                  const Rename& rename);
+                  const Rename& rename, bool with_options = true);
 
   LoadReport match() override;
   void load(const LoadReport& agreed) override;
@@ -36,6 +37,8 @@ class OptimizerLoader final : public Loader {
   // How the state under a further name of a shared parameter differs from that under the first.
   std::optional<Mismatch> difference(const HeldPart& part, const GivenName& first, const GivenName& other) const;
   void match_options(size_t group, LoadReport& report);
+  // Whether the optimizer can have these options; else notes why it cannot.
+  bool takes(size_t group, const Numbers& options, LoadReport& report) const;
   std::optional<LeafState> read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const;
   void read_tensors(const HeldLeaf& leaf, const HeldPart& part, const std::optional<LeafState>& before,
                     LeafState& state) const;
@@ -44,6 +47,7 @@ class OptimizerLoader final : public Loader {
   const SavedOptimizer& saved_;
   std::vector<std::vector<HeldLeaf>> groups_;
   int rank_;
+  bool with_options_;
   NameMap names_;
   std::map<std::string, std::string> given_;  // of what fits, by FQN
   std::map<size_t, const Numbers*> options_;  // by group here

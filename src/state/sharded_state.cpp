@@ -130,7 +130,7 @@ LoadReport load_sharded_optimizer_state(ShardedModule& model, OptimizerState& op
   SavedOptimizer saved;
   return load_together(exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
     saved = saved_from(state);
-    return std::make_unique<OptimizerLoader>(model, optimizer, saved, options.rename);
+    return std::make_unique<OptimizerLoader>(model, optimizer, saved, options.rename, options.optimizer_options);
   });
 }
 

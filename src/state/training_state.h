@@ -49,6 +49,7 @@ nlohmann::json load_training_state(const std::filesystem::path& folder, const Tr
 // The same with options, and what came of them.
 struct LoadedTrainingState {
   nlohmann::json user;
+  nlohmann::json state;  // of the manifest: all that is kept beside tensors
   LoadReport model;      // parameters, buffers and split tensors
   LoadReport optimizer;  // with state of split tensors, NAME/STATE
   // What this rank had as TrainingState::of_rank when as many ranks as now saved the folder; empty otherwise.

@@ -40,11 +40,15 @@ TrainingState RunCheckpoints::state() const {
 
 int64_t RunCheckpoints::load(const fs::path& checkpoint) {
   // The config's options are in force, also where they were others when the checkpoint was saved.
-  const auto options = optimizer_->options(0);
-  const LoadedTrainingState loaded = load_training_state(checkpoint, state(), *parts_.communicator, LoadOptions());
-  optimizer_->set_options(0, options);
-  const RunRecord record = parse_run_record(loaded.user, checkpoint.string());
+  const LoadedTrainingState loaded =
+      load_training_state(checkpoint, state(), *parts_.communicator, {.optimizer_options = false});
+  const RunRecord record = read_run_record(loaded.state, checkpoint.string());
   parts_.report.say(c10::str("resumed from ", checkpoint.string(), ", saved after step ", record.step));
+  parts_.run.set_progress({.updates = record.updates, .loss_scaling = record.loss_scaling});
+  if (record.is_foreign) {
+    begin_rest(record, options_of_groups(loaded.state));
+    return record.step;
+  }
   const std::string changed = changed_keys(record, parts_.config);
   if (!changed.empty()) parts_.report.say("changed since it was saved: " + changed);
   restore(record);
@@ -53,7 +57,6 @@ int64_t RunCheckpoints::load(const fs::path& checkpoint) {
 }
 
 void RunCheckpoints::restore(const RunRecord& record) {
-  parts_.run.set_progress({.updates = record.updates, .loss_scaling = record.loss_scaling});
   parts_.report.set_skipped_steps(record.skipped_steps);
   if (!same_samples(record, parts_.config, parts_.dataset.size())) {
     parts_.report.say("the training data is not that of the checkpoint: it starts at its first sample");
@@ -65,12 +68,27 @@ void RunCheckpoints::restore(const RunRecord& record) {
                              " are not trained on, as the global batch is another one than in the checkpoint"));
 }
 
+void RunCheckpoints::begin_rest(const RunRecord& record, const std::string& options) {
+  const auto say = [&](const std::string& text) { parts_.report.say(text); };
+  say("not by fsdp train: it has weights and the optimizer's state; the rest begins anew or is the config's:");
+  say("  data: not in the checkpoint, starts at the first sample");
+  say("  random numbers: not in the checkpoint, seeded anew");
+  say(c10::str("  learning rate: that of the config's schedule after ", record.updates, " steps"));
+  if (!options.empty()) say("  options of the optimizer: the config's; those of its parameter groups were " + options);
+  if (uses_fp16(parts_.config)) say("  loss scale: not in the checkpoint, starts at fp16_init_scale");
+  seed_anew(record);
+}
+
+void RunCheckpoints::seed_anew(const RunRecord& record) {
+  at::manual_seed(fresh_seed(parts_.config, parts_.communicator->rank(), record.step));
+}
+
 void RunCheckpoints::restore_random_state(const RunRecord& record, const std::map<std::string, at::Tensor>& state) {
   if (!state.empty()) {
     set_random_state(state, parts_.device);
     return;
   }
-  at::manual_seed(fresh_seed(parts_.config, parts_.communicator->rank(), record.step));
+  seed_anew(record);
   parts_.report.say(
       c10::str("the checkpoint was saved by ", record.world_size, " rank(s): random numbers are seeded anew"));
 }

@@ -62,6 +62,9 @@ class RunCheckpoints {
   TrainingState state() const;
   RunRecord record(int64_t step) const;
   void restore(const RunRecord& record);
+  // Of a checkpoint of another program. `options`: of its parameter groups.
+  void begin_rest(const RunRecord& record, const std::string& options);
+  void seed_anew(const RunRecord& record);
   void restore_random_state(const RunRecord& record, const std::map<std::string, at::Tensor>& state);
 
   RunParts parts_;

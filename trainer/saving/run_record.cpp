@@ -1,7 +1,14 @@
 #include "saving/run_record.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "checkpoint/json_text.h"
 #include "config/config_reader.h"
 
 namespace fsdp::trainer {
@@ -14,11 +21,95 @@ json scaling_json(const GradScalerState& state) {
   return {{"scale", state.scale}, {"growth_tracker", state.growth_tracker}};
 }
 
-GradScalerState parse_scaling(const json& json) {
+// Reads values of an object; errors begin with `source` and name the key.
+class RecordReader {
+ public:
+  RecordReader(const json& object, std::string source) : object_(object), source_(std::move(source)) {}
+
+  template <typename T>
+  T get(const char* key) const {
+    try {
+      return part(key).get<T>();
+    } catch (const json::exception&) {
+      refuse("its record has", checkpoint::json_text(part(key)) + " as", key);
+    }
+  }
+  int64_t count(const char* key) const {
+    const auto value = get<int64_t>(key);
+    if (value < 0) refuse("its record has", std::to_string(value) + " as", key);
+    return value;
+  }
+  RecordReader object(const char* key) const {
+    if (!part(key).is_object()) refuse("its record has", checkpoint::json_text(part(key)) + " as", key);
+    return {part(key), source_};
+  }
+  const json& part(const char* key) const {
+    const auto found = object_.find(key);
+    if (found == object_.end()) refuse("its record", "lacks", key);
+    return *found;
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* what, const std::string& how, const char* key) const {
+    TORCH_CHECK(false, source_, ": is no checkpoint of `fsdp train`: ", what, " ", how, " \"", key, "\"");
+  }
+
+  const json& object_;
+  std::string source_;
+};
+
+GradScalerState scaling_of(const RecordReader& reader) {
   GradScalerState state;
-  state.scale = json.at("scale").get<double>();
-  state.growth_tracker = json.at("growth_tracker").get<int64_t>();
+  state.scale = reader.get<double>("scale");
+  state.growth_tracker = reader.get<int64_t>("growth_tracker");
   return state;
+}
+
+RunRecord own_record(const json& user, const std::string& source) {
+  const RecordReader reader(user, source);
+  const RecordReader data = reader.object("data");
+  RunRecord record;
+  record.step = reader.count("step");
+  record.updates = reader.count("updates");
+  record.skipped_steps = reader.count("skipped_steps");
+  if (user.contains("loss_scaling")) record.loss_scaling = scaling_of(reader.object("loss_scaling"));
+  record.position = {.epoch = data.count("epoch"), .samples = data.count("samples")};
+  record.dataset_samples = reader.count("dataset_samples");
+  record.world_size = reader.count("world_size");
+  reader.object("config");
+  record.config = reader.part("config");
+  return record;
+}
+
+// Keys that say that this program wrote the record.
+bool is_own(const json& user) {
+  return user.is_object() && (user.contains("updates") || user.contains("data") || user.contains("config"));
+}
+
+const json& optimizer_part(const json& state, const char* key) {
+  static const json none = json::object();
+  const auto optimizer = state.find("optimizer");
+  if (optimizer == state.end() || !optimizer->is_object() || !optimizer->contains(key)) return none;
+  return optimizer->at(key);
+}
+
+// The most that a parameter has: one without gradients in some steps has fewer.
+RunRecord foreign_record(const json& state, const std::string& source) {
+  const json& leaves = optimizer_part(state, "leaves");
+  TORCH_CHECK(!leaves.empty(), source,
+              ": holds no state of an optimizer, so that no training goes on from it; for the ",
+              "weights alone: `fsdp convert ", source, " MODEL --to hf`, and model_path MODEL");
+  RunRecord record;
+  record.is_foreign = true;
+  for (const json& numbers : leaves) {
+    const json step = numbers.is_object() ? numbers.value("step", json(0)) : json(0);
+    const double steps = step.is_number() ? step.get<double>() : -1;
+    TORCH_CHECK(steps >= 0 && steps < 9e15, source, ": a parameter's optimizer state has ", checkpoint::json_text(step),
+                " as its step");
+    record.step = std::max(record.step, static_cast<int64_t>(std::llround(steps)));
+  }
+  record.updates = record.step;
+  return record;
 }
 
 }  // namespace
@@ -35,25 +126,17 @@ json to_json(const RunRecord& record) {
   return result;
 }
 
-RunRecord parse_run_record(const json& json, const std::string& source) {
-  RunRecord record;
-  try {
-    json.at("step").get_to(record.step);
-    json.at("updates").get_to(record.updates);
-    json.at("skipped_steps").get_to(record.skipped_steps);
-    if (json.contains("loss_scaling")) record.loss_scaling = parse_scaling(json["loss_scaling"]);
-    json.at("data").at("epoch").get_to(record.position.epoch);
-    json.at("data").at("samples").get_to(record.position.samples);
-    json.at("dataset_samples").get_to(record.dataset_samples);
-    json.at("world_size").get_to(record.world_size);
-    record.config = json.at("config");
-  } catch (const nlohmann::json::exception& error) {
-    TORCH_CHECK(false, source, ": is no checkpoint of `fsdp train`: ", error.what());
+RunRecord read_run_record(const json& state, const std::string& source) {
+  const json user = state.is_object() && state.contains("user") ? state["user"] : json();
+  return is_own(user) ? own_record(user, source) : foreign_record(state, source);
+}
+
+std::string options_of_groups(const json& state) {
+  std::set<std::string> texts;
+  for (const json& group : optimizer_part(state, "groups")) {
+    if (group.is_object() && group.contains("options")) texts.insert(group["options"].dump());
   }
-  const auto& at = record.position;
-  TORCH_CHECK(record.step >= 0 && record.updates >= 0 && at.epoch >= 0 && at.samples >= 0 && record.config.is_object(),
-              source, ": is no checkpoint of `fsdp train`: a number is negative, or \"config\" is no object");
-  return record;
+  return c10::Join(", ", texts);
 }
 
 std::string changed_keys(const RunRecord& then, const Config& now) {

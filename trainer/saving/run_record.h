@@ -1,4 +1,4 @@
-// What a checkpoint of a training run keeps beside tensors.
+// The record of a training run that a checkpoint keeps beside tensors.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,18 @@ struct RunRecord {
   int64_t dataset_samples = 0;
   int64_t world_size = 1;
   nlohmann::json config = {};  // all keys with their values
+  // Another program trained, such as one of PyTorch's (`fsdp convert`): of the run, only how many steps its optimizer
+  // took is known, as step and updates.
+  bool is_foreign = false;
 };
 
 nlohmann::json to_json(const RunRecord& record);
-// An error that begins with `source` when it is none.
-RunRecord parse_run_record(const nlohmann::json& json, const std::string& source);
+// Of a checkpoint, whose Manifest::state this is. An error begins with `source`, and names the part that is missing or
+// wrong: a record of this program that is not whole, or, of another program, no state of an optimizer.
+RunRecord read_run_record(const nlohmann::json& state, const std::string& source);
+
+// The options of the parameter groups in Manifest::state, for people: the objects, each once, separated by ", ".
+std::string options_of_groups(const nlohmann::json& state);
 
 // The keys whose values differ, for people: "learning_rate: 5e-05, was 0.0001", separated by ", ".
 // resume_from_checkpoint is none of them.

@@ -27,7 +27,7 @@ constexpr const char* kLatest = "latest";
 int64_t step_of(const Config& config, const fs::path& path) {
   try {
     const checkpoint::CheckpointFolder folder(path);
-    return parse_run_record(folder.manifest().state.at("user"), path.string()).step;
+    return read_run_record(folder.manifest().state, path.string()).step;
   } catch (const c10::Error& error) {
     refuse(config, error.what_without_backtrace());
   }
