@@ -9,6 +9,7 @@ namespace fsdp::trainer {
 std::optional<int64_t> parse_byte_count(const std::string& text) {
   constexpr std::pair<const char*, int64_t> kUnits[] = {{"", 1},
                                                         {"kB", 1'000},
+                                                        {"KB", 1'000},
                                                         {"MB", 1'000'000},
                                                         {"GB", 1'000'000'000},
                                                         {"TB", 1'000'000'000'000},

@@ -11,126 +11,122 @@ namespace fsdp::trainer {
 
 namespace {
 
-[[noreturn]] void contradiction(const std::string& path, const std::string& what) {
-  throw ConfigError(path + ": " + what);
-}
+[[noreturn]] void contradiction(const std::string& what) { throw ConfigError(what); }
 
-void check_model(const std::string& path, const Config& c) {
+void check_model(const Config& c) {
   if (!c.model_path && !c.model) {
-    contradiction(path,
-                  "key \"model_path\" is missing: give the folder of a pretrained model, or the key \"model\" for one "
-                  "that is trained from the beginning");
+    contradiction(
+        "key \"model_path\" is missing: give the folder of a pretrained model, or the key \"model\" for one "
+        "that is trained from the beginning");
   }
   if (!c.model_path || !c.model) return;
-  contradiction(path, "key \"model_path\" is \"" + *c.model_path + "\", and key \"model\" is " +
-                          checkpoint::json_text(*c.model) + "; only one of them may be given");
+  contradiction("key \"model_path\" is \"" + *c.model_path + "\", and key \"model\" is " +
+                checkpoint::json_text(*c.model) + "; only one of them may be given");
 }
 
-void check_recomputation(const std::string& path, const Config& c) {
+void check_recomputation(const Config& c) {
   if (c.activation_checkpointing) return;
   const std::string needed = ", but \"activation_checkpointing\" is false; it must be true";
   if (c.activation_checkpointing_every != Config{}.activation_checkpointing_every) {
-    contradiction(path,
-                  c10::str("key \"activation_checkpointing_every\" is ", c.activation_checkpointing_every, needed));
+    contradiction(c10::str("key \"activation_checkpointing_every\" is ", c.activation_checkpointing_every, needed));
   }
   if (!c.activation_checkpointing_save_ops.empty()) {
-    contradiction(path, "key \"activation_checkpointing_save_ops\" is not empty" + needed);
+    contradiction("key \"activation_checkpointing_save_ops\" is not empty" + needed);
   }
 }
 
-void check_loss_scaling(const std::string& path, const Config& c) {
+void check_loss_scaling(const Config& c) {
   if (uses_fp16(c)) return;
   const std::string needed =
       c10::str(", but neither \"dtype\" (\"", c.dtype, "\") nor \"mixed_precision_reduce_dtype\" is \"fp16\"");
   if (c.fp16_init_scale != Config{}.fp16_init_scale) {
-    contradiction(path, c10::str("key \"fp16_init_scale\" is ", c.fp16_init_scale, needed));
+    contradiction(c10::str("key \"fp16_init_scale\" is ", c.fp16_init_scale, needed));
   }
   if (c.fp16_growth_interval != Config{}.fp16_growth_interval) {
-    contradiction(path, c10::str("key \"fp16_growth_interval\" is ", c.fp16_growth_interval, needed));
+    contradiction(c10::str("key \"fp16_growth_interval\" is ", c.fp16_growth_interval, needed));
   }
 }
 
-void check_accumulation(const std::string& path, const Config& c) {
+void check_accumulation(const Config& c) {
   if (c.all_reduce_each_batch) return;
   if (!is_hybrid_strategy(c)) {
-    contradiction(path, "key \"all_reduce_each_batch\" is false, but \"sharding_strategy\" is \"" +
-                            c.sharding_strategy + "\"; it needs hybrid_shard or hybrid_shard_zero2");
+    contradiction("key \"all_reduce_each_batch\" is false, but \"sharding_strategy\" is \"" + c.sharding_strategy +
+                  "\"; it needs hybrid_shard or hybrid_shard_zero2");
   }
   if (!c.sync_each_batch) {
-    contradiction(path,
-                  "key \"all_reduce_each_batch\" is false, and \"sync_each_batch\" too, which already keeps all "
-                  "communication to the last pass; only one of them may be");
+    contradiction(
+        "key \"all_reduce_each_batch\" is false, and \"sync_each_batch\" too, which already keeps all "
+        "communication to the last pass; only one of them may be");
   }
 }
 
-void check_resharding(const std::string& path, const Config& c) {
+void check_resharding(const Config& c) {
   const bool can = c.sharding_strategy == "full_shard" || c.sharding_strategy == "hybrid_shard";
   if (can || !c.reshard_after_forward || *c.reshard_after_forward == BoolOrInteger(false)) return;
   const std::string value = checkpoint::json_text(value_of(*find_config_key("reshard_after_forward"), c));
-  contradiction(path, "key \"reshard_after_forward\" is " + value + ", but \"sharding_strategy\" is \"" +
-                          c.sharding_strategy +
-                          "\", which keeps parameters gathered; accepted: false, null, or the strategy full_shard or "
-                          "hybrid_shard");
+  contradiction("key \"reshard_after_forward\" is " + value + ", but \"sharding_strategy\" is \"" +
+                c.sharding_strategy +
+                "\", which keeps parameters gathered; accepted: false, null, or the strategy full_shard or "
+                "hybrid_shard");
 }
 
-void check_trace(const std::string& path, const Config& c) {
+void check_trace(const Config& c) {
   if (c.trace_path) {
     if (c.trace_first_step <= c.max_steps) return;
-    contradiction(path, c10::str("key \"trace_first_step\" is ", c.trace_first_step, ", but \"max_steps\" is ",
-                                 c.max_steps, "; no step would be traced"));
+    contradiction(c10::str("key \"trace_first_step\" is ", c.trace_first_step, ", but \"max_steps\" is ", c.max_steps,
+                           "; no step would be traced"));
   }
   const std::string needed = ", but \"trace_path\" is null; name a file";
   if (c.trace_first_step != Config{}.trace_first_step) {
-    contradiction(path, c10::str("key \"trace_first_step\" is ", c.trace_first_step, needed));
+    contradiction(c10::str("key \"trace_first_step\" is ", c.trace_first_step, needed));
   }
   if (c.trace_steps != Config{}.trace_steps) {
-    contradiction(path, c10::str("key \"trace_steps\" is ", c.trace_steps, needed));
+    contradiction(c10::str("key \"trace_steps\" is ", c.trace_steps, needed));
   }
 }
 
-void check_saving(const std::string& path, const Config& c) {
+void check_saving(const Config& c) {
   if (c.async_save && c.offload_path) {
-    contradiction(path,
-                  "key \"async_save\" is true, but \"offload_path\" is set: an asynchronous save copies to memory what "
-                  "is kept in files there; only one of them may be");
+    contradiction(
+        "key \"async_save\" is true, but \"offload_path\" is set: an asynchronous save copies to memory what "
+        "is kept in files there; only one of them may be");
   }
   if (c.save_steps) return;
   const std::string needed = ", but \"save_steps\" is null; give a number of steps";
-  if (c.save_total_limit) contradiction(path, c10::str("key \"save_total_limit\" is ", *c.save_total_limit, needed));
-  if (c.async_save) contradiction(path, "key \"async_save\" is true" + needed);
+  if (c.save_total_limit) contradiction(c10::str("key \"save_total_limit\" is ", *c.save_total_limit, needed));
+  if (c.async_save) contradiction("key \"async_save\" is true" + needed);
 }
 
-void check_max_shard_size(const std::string& path, const Config& c) {
+void check_max_shard_size(const Config& c) {
   if (!parse_byte_count(c.max_shard_size)) {
-    contradiction(path, "key \"max_shard_size\" is \"" + c.max_shard_size +
-                            "\"; accepted: a number of bytes such as 5GB, 200MiB or 1000000");
+    contradiction("key \"max_shard_size\" is \"" + c.max_shard_size + "\"; accepted: " + kByteCounts);
   }
   if (c.save_final || c.max_shard_size == Config{}.max_shard_size) return;
-  contradiction(path, "key \"max_shard_size\" is \"" + c.max_shard_size +
-                          "\", but \"save_final\" is false: no model is written at the end");
+  contradiction("key \"max_shard_size\" is \"" + c.max_shard_size +
+                "\", but \"save_final\" is false: no model is written at the end");
 }
 
-void check_sampling(const std::string& path, const Config& c) {
+void check_sampling(const Config& c) {
   if (c.collective_check == "sampled") return;
   const std::string needed = ", but \"collective_check\" is \"" + c.collective_check + "\"; it needs \"sampled\"";
   if (c.collective_check_first_steps != Config{}.collective_check_first_steps) {
-    contradiction(path, c10::str("key \"collective_check_first_steps\" is ", c.collective_check_first_steps, needed));
+    contradiction(c10::str("key \"collective_check_first_steps\" is ", c.collective_check_first_steps, needed));
   }
   if (c.collective_check_every != Config{}.collective_check_every) {
-    contradiction(path, c10::str("key \"collective_check_every\" is ", c.collective_check_every, needed));
+    contradiction(c10::str("key \"collective_check_every\" is ", c.collective_check_every, needed));
   }
 }
 
-void check_devices(const std::string& path, const Config& c) {
+void check_devices(const Config& c) {
   if (c.device == "cuda" && c.comm_backend == "shm") {
-    contradiction(path,
-                  "key \"comm_backend\" is \"shm\", but \"device\" is \"cuda\"; memory is shared by ranks on CPUs: "
-                  "accepted are auto, gloo or nccl, or the device cpu");
+    contradiction(
+        "key \"comm_backend\" is \"shm\", but \"device\" is \"cuda\"; memory is shared by ranks on CPUs: "
+        "accepted are auto, gloo or nccl, or the device cpu");
   }
   if (c.device != "cpu" || c.comm_backend != "nccl") return;
-  contradiction(path,
-                "key \"comm_backend\" is \"nccl\", but \"device\" is \"cpu\"; NCCL needs GPUs: accepted are "
-                "auto, shm or gloo, or the device cuda");
+  contradiction(
+      "key \"comm_backend\" is \"nccl\", but \"device\" is \"cpu\"; NCCL needs GPUs: accepted are "
+      "auto, shm or gloo, or the device cuda");
 }
 
 [[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,
@@ -175,41 +171,40 @@ void check_reshard_group(const Config& config, int64_t world_size) {
 
 }  // namespace
 
-void check_combinations(const std::string& path, const Config& c) {
-  check_model(path, c);
+void check_combinations(const Config& c) {
+  check_model(c);
   if (c.do_eval && !c.eval_dataset) {
-    contradiction(path, "key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
+    contradiction("key \"do_eval\" is true, but \"eval_dataset\" is null; name a file, or `dummy`");
   }
   const std::string policy = ", but \"wrap_policy\" is \"" + c.wrap_policy + "\"; ";
   if (!c.wrap_classes.empty() && c.wrap_policy != "transformer") {
-    contradiction(path, "key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
+    contradiction("key \"wrap_classes\" is not empty" + policy + "wrap_classes needs \"transformer\"");
   }
   if (c.size_min_params != Config{}.size_min_params && c.wrap_policy != "size") {
-    contradiction(path,
-                  c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
+    contradiction(c10::str("key \"size_min_params\" is ", c.size_min_params, policy, "size_min_params needs \"size\""));
   }
   if ((c.auto_units_target_bytes || c.auto_units_memory_bound) && c.wrap_policy != "auto_units") {
     const char* key = c.auto_units_target_bytes ? "auto_units_target_bytes" : "auto_units_memory_bound";
-    contradiction(path, c10::str("key \"", key, "\" is set", policy, key, " needs \"auto_units\""));
+    contradiction(c10::str("key \"", key, "\" is set", policy, key, " needs \"auto_units\""));
   }
   if (c.wrap_policy == "auto_units" && !c.use_orig_params) {
-    contradiction(path,
-                  "key \"use_orig_params\" is false, but \"wrap_policy\" is \"auto_units\"; it must be true, as "
-                  "flat leaves would change when units are made");
+    contradiction(
+        "key \"use_orig_params\" is false, but \"wrap_policy\" is \"auto_units\"; it must be true, as "
+        "flat leaves would change when units are made");
   }
   if (c.max_gathered_units != Config{}.max_gathered_units && !c.limit_all_gathers) {
-    contradiction(path, c10::str("key \"max_gathered_units\" is ", c.max_gathered_units,
-                                 ", but \"limit_all_gathers\" is false; it must be true"));
+    contradiction(c10::str("key \"max_gathered_units\" is ", c.max_gathered_units,
+                           ", but \"limit_all_gathers\" is false; it must be true"));
   }
-  check_devices(path, c);
-  check_sampling(path, c);
-  check_trace(path, c);
-  check_max_shard_size(path, c);
-  check_saving(path, c);
-  check_recomputation(path, c);
-  check_loss_scaling(path, c);
-  check_accumulation(path, c);
-  check_resharding(path, c);
+  check_devices(c);
+  check_sampling(c);
+  check_trace(c);
+  check_max_shard_size(c);
+  check_saving(c);
+  check_recomputation(c);
+  check_loss_scaling(c);
+  check_accumulation(c);
+  check_resharding(c);
 }
 
 void check_for_world_size(const Config& config, int64_t world_size) {

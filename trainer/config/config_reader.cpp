@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "checkpoint/json_text.h"
@@ -48,8 +49,10 @@ json read_object(const std::string& path) {
 const ConfigKey& known_key(const std::string& name, const std::string& where) {
   const ConfigKey* key = find_config_key(name);
   if (key != nullptr) return *key;
-  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name), "; the nearest known one is \"",
-                             nearest_config_key(name.substr(0, 100)), "\" (`fsdp train --help` lists all)"));
+  const std::optional<std::string> similar = similar_config_key(name.substr(0, 100));
+  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name),
+                             similar ? "; the nearest known one is \"" + *similar + "\"" : "",
+                             " (`fsdp train --help` lists all)"));
 }
 
 void apply_file(const std::string& path, Config& config) {
@@ -57,17 +60,19 @@ void apply_file(const std::string& path, Config& config) {
   for (const auto& [name, value] : given.items()) set_value(known_key(name, path), value, path, config);
 }
 
-// The JSON value that the text of an override stands for.
-json override_value(const ConfigKey& key, const std::string& text) {
+// The JSON value that the text of an override stands for. Lists and objects begin with their bracket: such a text must
+// be JSON, unless the key takes any string.
+json override_value(const ConfigKey& key, const std::string& text, const std::string& where) {
   const std::string type = type_name(key);
-  if (type == "list of strings" && text.rfind('[', 0) != 0) {
+  const bool is_text = type == "string" || type == "string or null";
+  if (!is_text && (text.rfind('[', 0) == 0 || text.rfind('{', 0) == 0)) return parse(text, where);
+  if (type == "list of strings") {
     json list = json::array();
     std::istringstream items(text);
     for (std::string item; std::getline(items, item, ',');) list.push_back(item);
     return list;
   }
-  const bool is_json = text == "null" || (type == "string, object or null" && text.rfind('{', 0) == 0);
-  if (type == "string" || (type.rfind("string", 0) == 0 && !is_json)) return text;
+  if (type == "string" || (type.rfind("string", 0) == 0 && text != "null")) return text;
   json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? json(text) : value;
 }
@@ -80,7 +85,18 @@ void apply_override(const std::string& override, Config& config) {
   const std::string name = override.substr(0, equals);
   const std::string where = "--set " + override.substr(0, 200);
   const ConfigKey& key = known_key(name, where);
-  set_value(key, override_value(key, override.substr(equals + 1)), where, config);
+  set_value(key, override_value(key, override.substr(equals + 1), where), where, config);
+}
+
+// Where the keys that a message quotes were given: the file, and overrides of them.
+std::string places_of(const std::string& message, const std::string& path, const std::vector<std::string>& overrides) {
+  std::string places = path;
+  for (const std::string& override : overrides) {
+    const std::string key = override.substr(0, override.find('='));
+    if (message.find('"' + key + '"') == std::string::npos) continue;
+    places += (places == path ? " with --set " : ", --set ") + override.substr(0, 200);
+  }
+  return places;
 }
 
 }  // namespace
@@ -89,7 +105,11 @@ Config read_config(const std::string& path, const std::vector<std::string>& over
   Config config;
   apply_file(path, config);
   for (const std::string& override : overrides) apply_override(override, config);
-  check_combinations(path, config);
+  try {
+    check_combinations(config);
+  } catch (const ConfigError& error) {
+    throw ConfigError(places_of(error.what(), path, overrides) + ": " + error.what());
+  }
   return config;
 }
 

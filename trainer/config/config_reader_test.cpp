@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ConfigReader : public ::testing::Test {
  protected:
@@ -94,6 +95,52 @@ TEST_F(ConfigReader, BadOverridesNameTheOverride) {
               AllOf(HasSubstr("--set max_steps=ten"), HasSubstr("\"ten\" is not of type integer")));
   EXPECT_THAT(error_of(base, {"max_stepz=10"}), HasSubstr("nearest known one is \"max_steps\""));
   EXPECT_THAT(error_of(base, {"max_steps="}), HasSubstr("is not of type integer"));
+}
+
+TEST_F(ConfigReader, OverridesThatBeginAsJsonMustBeJson) {
+  EXPECT_THAT(error_of("{}", {"model=[1"}), AllOf(HasSubstr("--set model=[1:1:3: "), HasSubstr("end of input")));
+  EXPECT_THAT(error_of("{}", {R"(model={"model_type": "gpt2)"}), HasSubstr("--set model={\"model_type\": \"gpt2:1:"));
+  EXPECT_THAT(error_of("{}", {"wrap_classes=[A, B]"}), HasSubstr("--set wrap_classes=[A, B]:1:2: "));
+  EXPECT_THAT(error_of("{}", {"model=[1]"}), HasSubstr("[1] is not of type string, object or null"));
+  EXPECT_EQ(read("{}", {R"(model={"model_type": "gpt2"})"}).model->at("model_type"), "gpt2");
+  EXPECT_EQ(read("{}", {"model_path=[1"}).model_path, "[1");
+}
+
+TEST_F(ConfigReader, ContradictionsNameTheOverridesThatAreAboutThem) {
+  EXPECT_THAT(error_of(R"({"model_path": "m"})", {"seed=1", "do_eval=true"}),
+              AllOf(HasSubstr("config.json with --set do_eval=true: key \"do_eval\" is true"), Not(HasSubstr("seed"))));
+  EXPECT_THAT(error_of("{}", {"model_path=m", "size_min_params=5", "wrap_policy=none"}),
+              HasSubstr("config.json with --set size_min_params=5, --set wrap_policy=none: key"));
+  EXPECT_THAT(error_of(R"({"model_path": "m", "do_eval": true})"), HasSubstr("config.json: key \"do_eval\""));
+}
+
+TEST_F(ConfigReader, WholeNumbersAreIntegersHoweverTheyAreWritten) {
+  EXPECT_EQ(read(R"({"model_path": "m", "max_steps": 1e5})").max_steps, 100000);
+  EXPECT_EQ(read("{}", {"model_path=m", "max_steps=10.0"}).max_steps, 10);
+  EXPECT_EQ(read("{}", {"model_path=m", "reshard_after_forward=2.0"}).reshard_after_forward, BoolOrInteger(int64_t{2}));
+  EXPECT_THAT(error_with(R"("max_steps": 1e-1)"), HasSubstr("0.1 is not of type integer"));
+}
+
+TEST_F(ConfigReader, IntegersThatAreTooLargeAreToldTheLargest) {
+  for (const char* seed : {"18446744073709551615", "1e20", "9223372036854775808"}) {
+    EXPECT_THAT(error_with("\"seed\": " + std::string(seed)),
+                HasSubstr("is out of range: the largest integer is 9223372036854775807"));
+  }
+}
+
+TEST_F(ConfigReader, KeysThatNothingIsLikeGetNoSuggestion) {
+  for (const std::string name : {"foo", "a", "", "steps"}) {
+    EXPECT_THAT(error_with('"' + name + "\": 1"),
+                AllOf(HasSubstr("unknown key \"" + name + "\" (`fsdp train --help`"), Not(HasSubstr("nearest"))));
+  }
+  EXPECT_THAT(error_with("\"scheduler\": 1"), HasSubstr("the nearest known one is \"lr_scheduler_type\""));
+  EXPECT_THAT(error_with("\"shufle\": 1"), HasSubstr("the nearest known one is \"shuffle\""));
+}
+
+TEST_F(ConfigReader, UnitsOfBytesAreNamed) {
+  EXPECT_EQ(read(R"({"model_path": "m", "save_final": true, "max_shard_size": "1KB"})").max_shard_size, "1KB");
+  EXPECT_THAT(error_with(R"("save_final": true, "max_shard_size": "5gb")"),
+              AllOf(HasSubstr("\"5gb\""), HasSubstr("units are kB, MB, GB, TB and KiB, MiB, GiB, TiB")));
 }
 
 TEST_F(ConfigReader, ResolvedConfigReadsBackAsTheSame) {

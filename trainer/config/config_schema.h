@@ -44,8 +44,9 @@ struct ConfigKey {
 const std::vector<ConfigKey>& config_schema();
 // Null when there is no such key.
 const ConfigKey* find_config_key(const std::string& name);
-// The known key with the smallest edit distance to `name`.
-std::string nearest_config_key(const std::string& name);
+// The known key with the smallest edit distance to `name`, unless it is so far from it (more than a third of its
+// letters) that it is hardly meant; then one that `name` is a part of, if it is only one.
+std::optional<std::string> similar_config_key(const std::string& name);
 
 // "string", "integer", "number", "boolean", "boolean or integer", "string or object", "list of strings",
 // with " or null" for optional keys.

@@ -97,11 +97,26 @@ std::string describe(const Range& range) {
                              "; accepted: ", accepted_values(key)));
 }
 
+constexpr double kTwoTo63 = 9223372036854775808.0;
+constexpr const char* kBeyondInt64 = "is out of range: the largest integer is 9223372036854775807";
+
+bool takes_integers(const ConfigKey& key) {
+  const std::string type = base_type_name(key);
+  return type == "integer" || type == "boolean or integer";
+}
+
+// 1e5 and 10.0 are integers, too, for people and for other programs that write JSON.
+json as_integer(const ConfigKey& key, const json& value) {
+  if (!takes_integers(key) || !value.is_number_float()) return value;
+  const double number = value.get<double>();
+  const bool is_whole = std::trunc(number) == number && std::abs(number) < kTwoTo63;
+  return is_whole ? json(static_cast<int64_t>(number)) : value;
+}
+
 void check_type(const ConfigKey& key, const json& value, const std::string& where) {
   if (has_base_type(key, value) || (value.is_null() && accepts_null(key))) return;
-  const bool too_large =
-      base_type_name(key) == "integer" && value.is_number_float() && std::abs(value.get<double>()) >= 9.2e18;
-  if (too_large) refuse(key, value, where, "is out of range");
+  const bool too_large = takes_integers(key) && value.is_number_float() && std::abs(value.get<double>()) >= kTwoTo63;
+  if (too_large) refuse(key, value, where, kBeyondInt64);
   refuse(key, value, where, "is not of type " + type_name(key));
 }
 
@@ -110,8 +125,9 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
   const bool above_int64 =
       value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   const bool overflows = above_int64 && base_type_name(key) != "number";
+  if (overflows) refuse(key, value, where, kBeyondInt64);
   const double number = value.get<double>();
-  if (overflows || !std::isfinite(number) || (key.range && !key.range->contains(number))) {
+  if (!std::isfinite(number) || (key.range && !key.range->contains(number))) {
     refuse(key, value, where, "is out of range");
   }
 }
@@ -177,7 +193,8 @@ json value_of(const ConfigKey& key, const Config& config) {
       key.member);
 }
 
-void set_value(const ConfigKey& key, const json& value, const std::string& where, Config& config) {
+void set_value(const ConfigKey& key, const json& given, const std::string& where, Config& config) {
+  const json value = as_integer(key, given);
   check_type(key, value, where);
   check_range(key, value, where);
   check_choice(key, value, where);
@@ -192,12 +209,15 @@ void set_value(const ConfigKey& key, const json& value, const std::string& where
       key.member);
 }
 
-std::string nearest_config_key(const std::string& name) {
+std::optional<std::string> similar_config_key(const std::string& name) {
   const auto& keys = config_schema();
-  const auto nearest = std::min_element(keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) {
-    return edit_distance(name, a.name) < edit_distance(name, b.name);
-  });
-  return nearest->name;
+  const auto distance = [&](const ConfigKey& key) { return edit_distance(name, key.name); };
+  const auto nearest = std::min_element(
+      keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) { return distance(a) < distance(b); });
+  if (3 * distance(*nearest) <= nearest->name.size()) return nearest->name;
+  const auto has_it = [&](const ConfigKey& key) { return !name.empty() && key.name.find(name) != std::string::npos; };
+  if (std::count_if(keys.begin(), keys.end(), has_it) != 1) return std::nullopt;
+  return std::find_if(keys.begin(), keys.end(), has_it)->name;
 }
 
 }  // namespace fsdp::trainer
