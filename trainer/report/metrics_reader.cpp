@@ -7,7 +7,9 @@
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <string_view>
 
+#include "base/error_message.h"
 #include "checkpoint/json_text.h"
 
 namespace fsdp::trainer {
@@ -22,28 +24,29 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-// Errors start with the column, "5: what is wrong".
-nlohmann::json parse(const std::string& text) {
+// One line; errors begin with `where`, the file and the line's number.
+nlohmann::json parse(const std::string& text, const std::string& where) {
   try {
     return checkpoint::parse_json(text, "");
   } catch (const std::exception& error) {
-    const std::string without_source = std::string(":1:");
-    throw std::runtime_error(std::string(error.what()).substr(without_source.size()));
+    constexpr std::string_view kFirstLine = ":1";  // of `text`: the column follows
+    throw std::runtime_error(where + message_of(error).substr(kFirstLine.size()));
   }
 }
 
-MetricsLine line_of(const std::string& text) {
-  MetricsLine line{.values = parse(text)};
-  if (!line.values.is_object()) throw std::runtime_error("is no JSON object: " + checkpoint::json_text(line.values));
+MetricsLine line_of(const std::string& text, const std::string& where) {
+  MetricsLine line{.values = parse(text, where)};
+  const auto refuse = [&](const std::string& what) { throw std::runtime_error(where + ": " + what); };
+  if (!line.values.is_object()) refuse("is no JSON object: " + checkpoint::json_text(line.values));
   const auto step = line.values.find("step");
   if (step == line.values.end() || !step->is_number_integer() || step->get<double>() < 0 ||
       step->get<double>() > 9.2e18) {
-    throw std::runtime_error("\"step\" is not an integer from 0 on");
+    refuse("\"step\" is not an integer from 0 on");
   }
   line.step = step->get<int64_t>();
   for (const auto& [key, value] : line.values.items()) {
     if (value.is_number() || value.is_boolean() || value.is_null()) continue;
-    throw std::runtime_error(checkpoint::quoted_name(key) + " is neither a number nor true, false or null");
+    refuse(checkpoint::quoted_name(key) + " is neither a number nor true, false or null");
   }
   return line;
 }
@@ -62,12 +65,7 @@ std::vector<MetricsLine> read_metrics(const std::string& path) {
   size_t begin = 0;
   int64_t number = 1;
   for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++number) {
-    MetricsLine line;
-    try {
-      line = line_of(text.substr(begin, end - begin));
-    } catch (const std::runtime_error& error) {
-      throw std::runtime_error(c10::str(path, ":", number, ": ", error.what()));
-    }
+    MetricsLine line = line_of(text.substr(begin, end - begin), c10::str(path, ":", number));
     while (!lines.empty() && takes_back(line, lines.back())) lines.pop_back();
     lines.push_back(std::move(line));
   }

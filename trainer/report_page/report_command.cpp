@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <stdexcept>
 
 #include "base/error_message.h"
 #include "checkpoint/output_file.h"
@@ -29,6 +30,14 @@ std::string target_of(const ReportCommand& command) {
   return command.folders.size() == 1 ? (fs::path(command.folders[0]) / "report.html").string() : "report.html";
 }
 
+// A wrong path is an error, and makes no folders.
+void check_folder_of(const fs::path& target) {
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+  if (fs::is_directory(folder)) return;
+  throw std::runtime_error(target.string() + ": there is no folder " + folder.string() +
+                           "; make it, or name another --out");
+}
+
 }  // namespace
 
 CLI::App* add_report(CLI::App& app, ReportCommand& command) {
@@ -48,9 +57,9 @@ CLI::App* add_report(CLI::App& app, ReportCommand& command) {
 int run_report_command(const ReportCommand& command) {
   try {
     const std::string target = target_of(command);
-    const std::string page = report_page(read_runs(command.folders), command.title);
-    const fs::path folder = fs::path(target).parent_path();
-    if (!folder.empty()) fs::create_directories(folder);
+    const std::vector<RunData> runs = read_runs(command.folders);
+    check_folder_of(target);
+    const std::string page = report_page(runs, command.title);
     checkpoint::write_file(target, page);
     std::printf("wrote %s\n", target.c_str());
     return kExitSuccess;

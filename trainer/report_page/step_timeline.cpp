@@ -7,6 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "base/error_message.h"
 #include "checkpoint/json_text.h"
 
 namespace fsdp::trainer {
@@ -100,7 +101,7 @@ std::map<int64_t, RankTrace> read_trace(const std::filesystem::path& path) {
   try {
     for (const json& event : file.at("traceEvents")) add_event(event, ranks);
   } catch (const std::exception& error) {
-    throw std::runtime_error(path.string() + ": is no trace of fsdp train: " + error.what());
+    throw std::runtime_error(path.string() + ": is no trace of fsdp train: " + message_of(error));
   }
   for (auto& [number, rank] : ranks) put_in_order(rank);
   return ranks;
