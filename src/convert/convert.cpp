@@ -2,16 +2,33 @@
 
 #include <c10/util/Exception.h>
 
+#include "checkpoint/manifest.h"
 #include "convert/targets.h"
 
 namespace fsdp::convert {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// Names the target as one that --force replaces. What is no folder of the kind is for the writers to refuse.
+void check_not_there(const fs::path& target, FolderKind kind) {
+  std::error_code ignored;
+  const auto holds = [&](const char* name) { return fs::exists(target / name, ignored); };
+  const bool is_there = kind == FolderKind::kHuggingFace ? holds("config.json")
+                        : kind == FolderKind::kTraining  ? holds(checkpoint::kManifestName)
+                                                         : holds(".metadata");
+  TORCH_CHECK(!is_there, target.string(), ": is there already, a ", kind_name(kind),
+              "; choose another folder, or --force, which replaces it");
+}
+
+}  // namespace
+
 Converted convert(const fs::path& source, const fs::path& target, FolderKind kind, const ConvertOptions& options) {
   std::error_code ignored;
   TORCH_CHECK(!fs::equivalent(source, target, ignored), target.string(),
               ": is the source itself: choose another folder");
+  if (!options.replace) check_not_there(target, kind);
   Converted result;
   const auto opened = open_source(source, options.source, result.notes);
   if (kind != FolderKind::kHuggingFace) check_optimizer(opened->contents(), source.string());

@@ -72,7 +72,8 @@ class Convert : public ::testing::Test {
     writer.finish(state());
   }
   fs::path ours() const { return folder / "ours"; }
-  fs::path to(const fs::path& source, const char* name, FolderKind kind, const ConvertOptions& options = {}) {
+  fs::path to(const fs::path& source, const char* name, FolderKind kind, ConvertOptions options = {}) {
+    options.replace = true;
     notes = convert(source, folder / name, kind, options).notes;
     return folder / name;
   }
@@ -360,6 +361,24 @@ TEST_F(Convert, ProblemsOfDcp) {
                           AllOf(HasSubstr("\"optim.state.a.weight.exp_avg\""), HasSubstr("CRC-32"))));
   fs::resize_file(dcp / "__0_0.distcp", 1000);
   EXPECT_THAT(problems(dcp), ElementsAre(AllOf(HasSubstr("__0_0.distcp: has 1000 bytes"), HasSubstr("cut short"))));
+}
+
+TEST_F(Convert, ReplacesAFolderOnlyWhenToldTo) {
+  folder.write("config.json", R"({"model_type": "x"})");
+  for (const FolderKind kind : {FolderKind::kHuggingFace, FolderKind::kTraining, FolderKind::kDcp}) {
+    ConvertOptions options;
+    if (kind == FolderKind::kHuggingFace) options.config = folder / "config.json";
+    const fs::path target = folder / ("target" + std::to_string(static_cast<int>(kind)));
+    fs::create_directory(target);  // an empty one is nothing to lose
+    convert(ours(), target, kind, options);
+    std::ofstream(target / "mine") << "mine";
+    EXPECT_THAT(error_of([&] { convert(ours(), target, kind, options); }),
+                AllOf(HasSubstr(target.string()), HasSubstr(kind_name(kind)), HasSubstr("--force")));
+    EXPECT_TRUE(fs::exists(target / "mine"));
+    options.replace = true;
+    convert(ours(), target, kind, options);
+    EXPECT_FALSE(fs::exists(target / "mine"));
+  }
 }
 
 TEST_F(Convert, RefusesToOverwriteOthersFiles) {

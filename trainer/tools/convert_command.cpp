@@ -34,6 +34,7 @@ convert::ConvertOptions options_of(const ConvertCommand& command, FolderKind kin
   const std::filesystem::path config = command.config;
   options.config = std::filesystem::is_directory(config) ? config / "config.json" : config;
   options.flatten_optimizer = command.flatten_optimizer;
+  options.replace = command.force;
   options.source.buffers = command.buffers;
   options.source.optimizer_prefix = command.optimizer_prefix;
   const bool from_dcp = convert::kind_of(command.source) == FolderKind::kDcp;
@@ -58,14 +59,14 @@ CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
       "convert", "Convert between Hugging Face folders, training checkpoints and torch.distributed.checkpoint's");
   convert->footer("");  // not the config's keys
   convert->add_option("source", command.source, "The folder to read; its kind is seen from its files")->required();
-  convert->add_option("target", command.target, "The folder to write; one of its kind is replaced")->required();
+  convert->add_option("target", command.target, "The folder to write")->required();
   convert->add_option("--to", command.to, "The target's kind; without it hf, or fsdp where the source is of hf")
       ->check(CLI::IsMember({"hf", "dcp", "fsdp"}));
   convert->add_option("--max-shard-size", command.max_shard_size, "Bytes in a file before the next is begun")
       ->capture_default_str()
       ->type_name("BYTES")
       ->check([](const std::string& text) {
-        return parse_byte_count(text) ? "" : "must be a number of bytes such as 5GB or 200MiB, is " + text;
+        return parse_byte_count(text) ? "" : "is \"" + text + "\", must be " + kByteCounts;
       });
   convert
       ->add_option("--config", command.config,
@@ -81,6 +82,7 @@ CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
       ->allow_extra_args(false);
   convert->add_flag("--flatten-optimizer", command.flatten_optimizer,
                     "For --to dcp: parameter groups by parameter, as flatten_optimizer_state_dict lays them out");
+  convert->add_flag("--force", command.force, "Replace a target of the same kind that is there");
   return convert;
 }
 

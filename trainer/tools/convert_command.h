@@ -19,6 +19,7 @@ struct ConvertCommand {
   std::optional<std::string> model_prefix, optimizer_prefix;
   std::vector<std::string> buffers;
   bool flatten_optimizer = false;
+  bool force = false;
 };
 
 // Adds the subcommand, which fills `command`.
