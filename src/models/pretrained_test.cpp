@@ -95,6 +95,28 @@ TEST(Pretrained, SavedModelsComeBackBitEqual) {
   }
 }
 
+// As transformers: the head is tied to the embeddings of such a folder, or missing.
+TEST(Pretrained, FoldersMayNameTheModelWithoutItsHead) {
+  for (bool tied : {false, true}) {
+    const TemporaryFolder folder;
+    const json with_head = changed(small_gpt2(), {{"tie_word_embeddings", tied}});
+    const json without = changed(with_head, {{"architectures", json::array({"GPT2Model"})}});
+    const auto model = make_causal_lm(with_head, torch::kFloat32, torch::kCPU);
+    save(*model, without, folder / "m", [](auto& tensors) {
+      std::erase_if(tensors, [](const auto& tensor) { return tensor.first == "lm_head.weight"; });
+      for (auto& [name, tensor] : tensors) name = name.substr(std::strlen("transformer."));
+    });
+    const auto load = [&] { return load_pretrained<CausalLM>(HfFolder(folder / "m"), torch::kFloat32, torch::kCPU); };
+    if (!tied) {
+      EXPECT_THAT(error_of(load), HasSubstr("missing tensor \"lm_head.weight\""));
+      continue;
+    }
+    EXPECT_TRUE(torch::equal(load()->named_parameters()["lm_head.weight"],
+                             model->named_parameters()["transformer.wte.weight"]));
+    EXPECT_EQ(with_class_of_model(without).at("architectures"), json::array({"GPT2LMHeadModel"}));
+  }
+}
+
 TEST(Pretrained, LoadingDrawsNoRandomNumbers) {
   const TemporaryFolder folder;
   save(*make_causal_lm(config(true), torch::kFloat32, torch::kCPU), config(true), folder / "m");

@@ -57,13 +57,16 @@ const char* described(Kind kind) {
 struct Architecture {
   const char* model_type;
   const char* class_name;  // in config.json's "architectures"
+  // The same without its head, as which some folders name themselves; transformers puts the head on, which must be tied
+  // or in the folder. Null: none has a head that could be.
+  const char* base_class_name;
   Kind kind;
   std::shared_ptr<PretrainedModel> (*make)(const json& config, const at::TensorOptions& options);
 };
 
 template <typename Model, auto parse_config>
-Architecture architecture(const char* model_type, const char* class_name) {
-  return {model_type, class_name, kind_of<Model>().value(),
+Architecture architecture(const char* model_type, const char* class_name, const char* base_class_name = nullptr) {
+  return {model_type, class_name, base_class_name, kind_of<Model>().value(),
           [](const json& config, const at::TensorOptions& options) -> std::shared_ptr<PretrainedModel> {
             return std::make_shared<Model>(parse_config(config), options);
           }};
@@ -71,9 +74,9 @@ Architecture architecture(const char* model_type, const char* class_name) {
 
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> kArchitectures{
-      architecture<LlamaForCausalLMImpl, parse_llama_config>("llama", "LlamaForCausalLM"),
-      architecture<GPT2LMHeadModelImpl, parse_gpt2_config>("gpt2", "GPT2LMHeadModel"),
-      architecture<T5ForConditionalGenerationImpl, parse_t5_config>("t5", "T5ForConditionalGeneration"),
+      architecture<LlamaForCausalLMImpl, parse_llama_config>("llama", "LlamaForCausalLM", "LlamaModel"),
+      architecture<GPT2LMHeadModelImpl, parse_gpt2_config>("gpt2", "GPT2LMHeadModel", "GPT2Model"),
+      architecture<T5ForConditionalGenerationImpl, parse_t5_config>("t5", "T5ForConditionalGeneration", "T5Model"),
       architecture<RegNetForImageClassificationImpl, parse_regnet_config>("regnet", "RegNetForImageClassification"),
       architecture<DeepViTImpl, parse_deepvit_config>("deepvit", "DeepViT"),
       architecture<DhenImpl, parse_dhen_config>("dhen", "DHEN"),
@@ -102,8 +105,11 @@ const Architecture& find_architecture(const json& config, std::optional<Kind> wa
   const ConfigReader reader(config, "config.json");
   const json &type = reader.at("model_type"), &classes = reader.at("architectures");
   const bool any_type = type.is_null(), any_class = classes.is_null() || classes == json::array();
+  const auto lists = [&](const char* name) {
+    return name != nullptr && classes.is_array() && std::find(classes.begin(), classes.end(), name) != classes.end();
+  };
   const auto is_named = [&](const Architecture& architecture) {
-    return classes.is_array() && std::find(classes.begin(), classes.end(), architecture.class_name) != classes.end();
+    return lists(architecture.class_name) || lists(architecture.base_class_name);
   };
   std::vector<std::string> accepted;  // classes
   for (const Architecture& architecture : architectures()) {
@@ -133,6 +139,13 @@ std::shared_ptr<Model> make(const char* function, const json& config, c10::Scala
 template <typename Model>
 std::shared_ptr<Model> make_uninitialized(const json& config, const at::TensorOptions& options) {
   return std::static_pointer_cast<Model>(find_architecture(config, kind_of<Model>()).make(config, options));
+}
+
+json with_class_of_model(json config) {
+  const Architecture& architecture = find_architecture(config, std::nullopt);
+  const auto classes = config.find("architectures");
+  if (classes != config.end() && !classes->empty()) *classes = json::array({architecture.class_name});
+  return config;
 }
 
 template std::shared_ptr<CausalLM> make_uninitialized(const json&, const at::TensorOptions&);

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 
 #include "models/causal_lm.h"
 #include "models/image_classifier.h"
@@ -19,5 +19,9 @@ namespace fsdp::models {
 // them. A tabular model has no embedding yet (TabularModel::set_embedding).
 template <typename Model>
 std::shared_ptr<Model> make_uninitialized(const nlohmann::json& config, const at::TensorOptions& options);
+
+// config.json of the same model, whose "architectures" is the class that this library has for it: a folder may name the
+// model without its head, which the one that is written has.
+nlohmann::json with_class_of_model(nlohmann::json config);
 
 }  // namespace fsdp::models

@@ -38,7 +38,7 @@ struct OpenedModel {
 OpenedModel open_pretrained(const Config& config) {
   checkpoint::HfFolder folder(*config.model_path);
   OpenedModel opened{
-      .config = folder.config(),
+      .config = models::with_class_of_model(folder.config()),
       .model = models::make_uninitialized<PretrainedModel>(folder.config(), parameter_options(config, c10::kMeta))};
   opened.weights.emplace(std::move(folder), *opened.model);
   return opened;
