@@ -406,6 +406,21 @@ TEST_F(Program, AFailureOfOneRankEndsAll) {
 }
 
 TEST_F(Program, TellsTorchrunWhy) {
+// An error that all ranks have is said once, in the words of the program.
+TEST_F(Program, AnErrorOfAllRanksIsSaidOnce) {
+  ASSERT_EQ(train(config({{"save_steps", 4}}), "--nproc-per-node 2").status, 0);
+  const json changes = {{"master_dtype", "bf16"},
+                        {"output_dir", folder_.path("other")},
+                        {"resume_from_checkpoint", folder_.path("output/checkpoint-4")}};
+  const ProgramResult result = train(config(changes), "--nproc-per-node 3");
+  EXPECT_EQ(result.status, 1);
+  const std::string line = "  differs: model.norm.weight is F32 [18], expected is BF16 [18]\n";
+  const size_t first = result.err.find(line);
+  ASSERT_NE(first, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find(line, first + 1), std::string::npos) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("all ranks: loading the checkpoint "), Not(HasSubstr("strict"))));
+}
+
   const ProgramResult result = [&] {
     folder_.write("config.json", config({{"max_seq_length", 65}}).dump());
     return run_shell("TORCHELASTIC_ERROR_FILE=" + folder_.path("error.json") + " $FSDP train --config-path " +

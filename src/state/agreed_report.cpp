@@ -1,6 +1,7 @@
 #include "state/agreed_report.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <iterator>
@@ -83,8 +84,10 @@ LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
   Merged merged;
   for (const std::string& text : together(exchange, name, [&] { return text_of(match()); })) merged.add(text);
   LoadReport report = merged.report();
-  TORCH_CHECK(!strict || report.complete(), name, " failed: it does not fit this model:", report.text(),
-              "\nWith strict = false these are skipped");
+  if (strict && !report.complete()) {
+    throw ErrorOfAllRanks({__func__, __FILE__, __LINE__},
+                          c10::str(name, " failed: it does not fit this model:", report.text()));
+  }
   return report;
 }
 

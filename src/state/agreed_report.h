@@ -13,8 +13,8 @@ namespace fsdp {
 void append(LoadReport from, LoadReport& to);
 
 // Runs `match` on each rank: what would be loaded, and what not. Returns all of it together: a name is loaded when
-// every rank can load it. What `match` throws, all ranks throw. With `strict` an incomplete report is an error on all
-// ranks, which begins with `name`. Collective.
+// every rank can load it. What `match` throws, all ranks throw. With `strict` an incomplete report is an
+// ErrorOfAllRanks, which begins with `name`. Collective.
 LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
                  const std::function<LoadReport()>& match);
 

@@ -313,7 +313,7 @@ TEST(LoadingStateDicts, PartsMustCoverWhatARankHolds) {
                 AllOf(HasSubstr("'b.weight': elements [20, 30) are given twice"), HasSubstr("other values")));
     by_rows.parts.back().values = torch::zeros({3}, at::kDouble);
     EXPECT_THAT(error_of([&] { load_sharded_state_dict(*run.sharded, *run.net, values); }),
-                AllOf(HasSubstr("rank 1: "), HasSubstr("'b.weight'"), HasSubstr("[3]")));
+                AllOf(HasSubstr("ranks 0, 1: "), HasSubstr("'b.weight'"), HasSubstr("[3]")));
     ShardedStateDict other = values;
     other.at("spare").sizes = {4};
     EXPECT_THAT(error_of([&] { add_parts(values, other); }), AllOf(HasSubstr("'spare'"), HasSubstr("F64 [4]")));

@@ -1,6 +1,7 @@
 #include "state/together.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <exception>
 #include <utility>
@@ -12,6 +13,15 @@ namespace fsdp {
 namespace {
 
 constexpr char kDone = '+', kFailed = '-';
+
+void add_error(const std::string& error, size_t rank, std::vector<std::pair<std::string, std::vector<size_t>>>& to) {
+  for (auto& [known, ranks] : to) {
+    if (known != error) continue;
+    ranks.push_back(rank);
+    return;
+  }
+  to.push_back({error, {rank}});
+}
 
 }  // namespace
 
@@ -42,12 +52,15 @@ Exchange exchange_over(const ProcessMesh& mesh, const std::string& name) {
 
 std::vector<std::string> agree_on(const Exchange& exchange, const std::string& name, const std::string& outcome) {
   std::vector<std::string> outcomes = exchange(outcome);
-  std::string errors;
+  std::vector<std::pair<std::string, std::vector<size_t>>> failed;  // errors, each once, with the ranks that have it
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (outcomes[rank].empty() || outcomes[rank].front() != kDone) {
-      errors += c10::str(errors.empty() ? "" : "\n", "rank ", rank, ": ", outcomes[rank].substr(1));
-    }
+    if (outcomes[rank].empty() || outcomes[rank].front() != kDone) add_error(outcomes[rank].substr(1), rank, failed);
     outcomes[rank].erase(0, 1);
+  }
+  std::string errors;
+  for (const auto& [error, ranks] : failed) {
+    errors += c10::str(errors.empty() ? "" : "\n", ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks), ": ",
+                       error);
   }
   if (!errors.empty()) throw StepFailed({__func__, __FILE__, __LINE__}, c10::str(name, " failed: ", errors));
   return outcomes;

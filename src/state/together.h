@@ -11,10 +11,16 @@
 
 namespace fsdp {
 
-// A step failed on some ranks; all of them know, and can go on together.
-class StepFailed : public c10::Error {
+// All ranks have the same error, and know that: one of them may speak for all.
+class ErrorOfAllRanks : public c10::Error {
  public:
   using c10::Error::Error;
+};
+
+// A step failed on some ranks; all of them know, and can go on together.
+class StepFailed : public ErrorOfAllRanks {
+ public:
+  using ErrorOfAllRanks::ErrorOfAllRanks;
 };
 
 struct ProcessMesh;

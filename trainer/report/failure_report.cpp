@@ -18,14 +18,31 @@ void write_elastic_error_file(const char* path, const std::string& message) {
   std::ofstream(path) << record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+void print_line(const std::string& text) {
+  const std::string line = text + "\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
 }  // namespace
 
 void report_failure(int rank, const std::string& message) {
   const std::string name = "rank " + std::to_string(rank);
   // "rank 1 cannot finish its all-gather …", "rank 0: shared memory …" (which others pass on)
   const bool named = message.starts_with(name + " ") || message.starts_with(name + ":");
-  const std::string line = (named ? "" : name + ": ") + message + "\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  print_line((named ? "" : name + ": ") + message);
+  record_failure(message);
+}
+
+void report_failure_of_all(Communicator& ranks, int local_rank, const std::string& message) {
+  if (local_rank == 0) print_line((ranks.size() == 1 ? "rank 0: " : "all ranks: ") + message);
+  try {
+    ranks.barrier({.name = "failure_report"});
+  } catch (const std::exception&) {
+    // A rank that is lost by now keeps no other from its end.
+  }
+}
+
+void record_failure(const std::string& message) {
   if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE")) write_elastic_error_file(path, message);
 }
 

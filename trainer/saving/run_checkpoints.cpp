@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "config/config_reader.h"
 #include "saving/checkpoint_list.h"
@@ -105,7 +104,7 @@ bool RunCheckpoints::after_step(int64_t step) {
   if (stop || step == config.max_steps || step % *config.save_steps == 0) save(step);
   if (!stop) return false;
   finish();
-  if (!last_failure_.empty()) throw std::runtime_error(last_failure_);
+  if (!last_failure_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
   parts_.report.say(c10::str("SIGTERM: leaving after step ", step, "; resume_from_checkpoint \"latest\" goes on"));
   return true;
 }

@@ -64,7 +64,11 @@ RankEnvironment read_rank_environment() {
 // tearing anything down, which closes its connections and so wakes the peers.
 [[noreturn]] void end_failed_rank(int rank, const std::exception& error) {
   std::fflush(stdout);
-  report_failure(rank, message_of(error));
+  if (dynamic_cast<const ReportedFailure*>(&error)) {
+    record_failure(error.what());
+  } else {
+    report_failure(rank, message_of(error));
+  }
   std::_Exit(status_of(error));
 }
 

@@ -12,9 +12,11 @@
 #include "config/config_writer.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
+#include "report/failure_report.h"
 #include "saving/checkpoint_list.h"
 #include "saving/run_checkpoints.h"
 #include "saving/start_point.h"
+#include "state/together.h"
 #include "training/evaluation.h"
 #include "training/model_io.h"
 #include "training/run_report.h"
@@ -198,7 +200,7 @@ void RankRun::save_model() {
 }
 
 void RankRun::check_saved() const {
-  if (!unsaved_.empty()) throw std::runtime_error(unsaved_);
+  if (!unsaved_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, unsaved_);
 }
 
 }  // namespace
@@ -207,7 +209,13 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
   const PlaceChoice choice = choose_place(config, environment, places_available());
   TrainingInputs inputs = open_training_inputs(config, environment.world_size);
   choose_start(config);  // for its errors, before ranks wait for one another
-  return train_at(config, std::move(inputs), take_place(choice, environment), request);
+  const RankPlace place = take_place(choice, environment);
+  try {
+    return train_at(config, std::move(inputs), place, request);
+  } catch (const ErrorOfAllRanks& error) {
+    report_failure_of_all(*place.communicator, environment.local_rank, error.what_without_backtrace());
+    throw ReportedFailure(error.what_without_backtrace());
+  }
 }
 
 RunEnd train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request) {
