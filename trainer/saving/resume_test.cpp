@@ -210,6 +210,31 @@ TEST_F(Starting, NeverMixesTheCheckpointsOfTwoRuns) {
   EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 2));
 }
 
+// ---------------------------------------------------------------- data
+
+TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  const auto write = [&](char first) {
+    std::string tokens(18 * 40, '\0');
+    for (size_t i = 0; i < tokens.size(); i += 2) tokens[i] = static_cast<char>(first + static_cast<char>(i / 2 % 90));
+    folder.write("tokens.bin", tokens);
+  };
+  write(1);
+  config.dataset = folder.path("tokens.bin");
+  config.save_steps = 3;
+  run_whole(config, folder, "first", 2);
+  config.resume_from_checkpoint = checkpoint_path(folder.path("first"), 3).string();
+  const auto said = [&](const std::string& name) {
+    ::testing::internal::CaptureStdout();
+    run_whole(config, folder, name, 2);
+    return ::testing::internal::GetCapturedStdout();
+  };
+  EXPECT_THAT(said("same"), ::testing::Not(HasSubstr("training data")));
+  write(2);
+  EXPECT_THAT(said("changed"), AllOf(HasSubstr("tokens.bin has changed"), HasSubstr("it starts at its first sample")));
+}
+
 TEST_F(Starting, NamesWhatIsNoCheckpoint) {
   config_.resume_from_checkpoint = folder_.path("nothing");
   EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("nothing"), HasSubstr("no manifest.json")));

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "config/config_reader.h"
+#include "data/data_checksum.h"
 #include "saving/checkpoint_list.h"
 #include "saving/random_state.h"
 #include "state/together.h"
@@ -57,8 +58,11 @@ int64_t RunCheckpoints::load(const fs::path& checkpoint) {
 
 void RunCheckpoints::restore(const RunRecord& record) {
   parts_.report.set_skipped_steps(record.skipped_steps);
-  if (!same_samples(record, parts_.config, parts_.dataset.size())) {
-    parts_.report.say("the training data is not that of the checkpoint: it starts at its first sample");
+  const std::string difference =
+      data_difference(record, parts_.config, parts_.dataset.size(), data_checksum_of_rank_0());
+  if (!difference.empty()) {
+    parts_.report.say("the training data is not that of the checkpoint (" + difference +
+                      "): it starts at its first sample");
     return;
   }
   const int64_t left_out = parts_.batches.seek(record.position);
@@ -156,7 +160,17 @@ void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
   }
 }
 
-RunRecord RunCheckpoints::record(int64_t step) const {
+// Of rank 0, so that all ranks judge alike.
+const std::string& RunCheckpoints::data_checksum_of_rank_0() {
+  if (data_checksum_.empty()) {
+    data_checksum_ = together(*parts_.communicator, "looking at the training data", [&] {
+      return parts_.communicator->rank() == 0 ? data_checksum(parts_.dataset) : std::string();
+    })[0];
+  }
+  return data_checksum_;
+}
+
+RunRecord RunCheckpoints::record(int64_t step) {
   const TrainingRun::Progress progress = parts_.run.progress();
   return {.step = step,
           .updates = progress.updates,
@@ -164,6 +178,7 @@ RunRecord RunCheckpoints::record(int64_t step) const {
           .loss_scaling = progress.loss_scaling,
           .position = parts_.batches.position(),
           .dataset_samples = parts_.dataset.size(),
+          .data_checksum = data_checksum_of_rank_0(),
           .world_size = parts_.communicator->size(),
           .config = to_json(parts_.config)};
 }

@@ -60,7 +60,8 @@ class RunCheckpoints {
   // Runs it; a save that failed is noted, other errors are thrown.
   void attempt(const std::function<void()>& part_of_save);
   TrainingState state() const;
-  RunRecord record(int64_t step) const;
+  RunRecord record(int64_t step);
+  const std::string& data_checksum_of_rank_0();
   void restore(const RunRecord& record);
   // Of a checkpoint of another program. `options`: of its parameter groups.
   void begin_rest(const RunRecord& record, const std::string& options);
@@ -71,7 +72,8 @@ class RunCheckpoints {
   std::unique_ptr<OptimizerState> optimizer_;
   AsyncSaver saver_;
   std::optional<StopSignal> stop_signal_;
-  std::string last_failure_;  // of the newest save; empty: it did not fail
+  std::string data_checksum_;  // empty: nobody has asked for it
+  std::string last_failure_;   // of the newest save; empty: it did not fail
 };
 
 }  // namespace fsdp::trainer

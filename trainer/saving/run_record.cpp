@@ -76,6 +76,7 @@ RunRecord own_record(const json& user, const std::string& source) {
   record.position = {.epoch = data.count("epoch"), .samples = data.count("samples")};
   record.dataset_samples = reader.count("dataset_samples");
   record.world_size = reader.count("world_size");
+  if (user.contains("data_checksum")) record.data_checksum = reader.get<std::string>("data_checksum");
   reader.object("config");
   record.config = reader.part("config");
   return record;
@@ -121,6 +122,7 @@ json to_json(const RunRecord& record) {
                  {"data", {{"epoch", record.position.epoch}, {"samples", record.position.samples}}},
                  {"dataset_samples", record.dataset_samples},
                  {"world_size", record.world_size},
+                 {"data_checksum", record.data_checksum},
                  {"config", record.config}};
   if (record.loss_scaling) result["loss_scaling"] = scaling_json(*record.loss_scaling);
   return result;
@@ -152,12 +154,17 @@ std::string changed_keys(const RunRecord& then, const Config& now) {
   return text;
 }
 
-bool same_samples(const RunRecord& record, const Config& config, int64_t dataset_samples) {
+std::string data_difference(const RunRecord& record, const Config& config, int64_t dataset_samples,
+                            const std::string& data_checksum) {
   const json current = to_json(config);
   for (const char* key : {"dataset", "max_seq_length", "max_target_length", "shuffle", "seed"}) {
-    if (record.config.value(key, json()) != current.at(key)) return false;
+    if (record.config.value(key, json()) != current.at(key)) return std::string(key) + " has changed";
   }
-  return record.dataset_samples == dataset_samples;
+  if (record.dataset_samples != dataset_samples) {
+    return c10::str("it has ", dataset_samples, " samples, and had ", record.dataset_samples);
+  }
+  const bool changed = !record.data_checksum.empty() && record.data_checksum != data_checksum;
+  return changed ? "the content of " + config.dataset + " has changed" : "";
 }
 
 }  // namespace fsdp::trainer

@@ -19,6 +19,7 @@ struct RunRecord {
   std::optional<GradScalerState> loss_scaling = std::nullopt;
   TrainBatches::Position position = {};
   int64_t dataset_samples = 0;
+  std::string data_checksum = {};  // data/data_checksum.h; empty: an older checkpoint, which does not have it
   int64_t world_size = 1;
   nlohmann::json config = {};  // all keys with their values
   // Another program trained, such as one of PyTorch's (`fsdp convert`): of the run, only how many steps its optimizer
@@ -38,7 +39,8 @@ std::string options_of_groups(const nlohmann::json& state);
 // resume_from_checkpoint is none of them.
 std::string changed_keys(const RunRecord& then, const Config& now);
 
-// Whether the record's position means the same samples in this data set, read as `config` says.
-bool same_samples(const RunRecord& record, const Config& config, int64_t dataset_samples);
+// Why the record's position means other samples in this data set, read as `config` says; empty: it means the same.
+std::string data_difference(const RunRecord& record, const Config& config, int64_t dataset_samples,
+                            const std::string& data_checksum);
 
 }  // namespace fsdp::trainer

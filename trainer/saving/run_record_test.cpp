@@ -21,6 +21,7 @@ json own() {
                            .loss_scaling = GradScalerState(),
                            .position = {1, 12},
                            .dataset_samples = 40,
+                           .data_checksum = "0f",
                            .world_size = 2,
                            .config = {{"seed", 1}}});
 }

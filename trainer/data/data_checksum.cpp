@@ -1,0 +1,33 @@
+#include "data/data_checksum.h"
+
+#include <algorithm>
+
+#include "checkpoint/checksum.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::string_view bytes_of(const at::Tensor& contiguous) {
+  return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
+}
+
+}  // namespace
+
+std::string data_checksum(const Dataset& dataset) {
+  constexpr int64_t kSamples = 64;
+  const int64_t last = dataset.size() - 1, count = std::min(kSamples, dataset.size());
+  std::vector<uint64_t> checksums;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t index = count == 1 ? 0 : static_cast<int64_t>(static_cast<double>(last) * i / (count - 1));
+    const Batch sample = dataset.batch({index});
+    for (const at::Tensor& tensor : {sample.inputs, sample.labels, sample.attention_mask, sample.categorical}) {
+      if (!tensor.defined()) continue;
+      const at::Tensor contiguous = tensor.contiguous();
+      checksums.push_back(checkpoint::checksum_of(bytes_of(contiguous)));
+    }
+  }
+  return checkpoint::checksums_text({checkpoint::checksum_of(checkpoint::checksums_text(checksums))});
+}
+
+}  // namespace fsdp::trainer
