@@ -13,7 +13,9 @@ if names fortunes; then "$PYTHON" scripts/prepare_text.py --model data/smollm2 -
 if names mnist; then "$PYTHON" scripts/prepare_images.py --output data; fi
 if names adult; then "$PYTHON" scripts/prepare_tabular.py --output data; fi
 
-say "Training: build/fsdp train --config-path $config --nproc-per-node $ranks --save-config"
-"$BUILD_DIR/fsdp" train --config-path "$config" --nproc-per-node "$ranks" --save-config ||
+# What an earlier `make train` has left in the same folder is replaced.
+arguments=(--config-path "$config" --nproc-per-node "$ranks" --save-config --set overwrite_output_dir=true)
+say "Training: build/fsdp train ${arguments[*]}"
+"$BUILD_DIR/fsdp" train "${arguments[@]}" ||
   die "the training run failed" "What it said is above."
 "$PYTHON" scripts/show_run.py "$config"

@@ -162,8 +162,9 @@ TEST_F(Program, LossesDoNotDependOnHowRanksAreGrouped) {
 
 TEST_F(Program, TrainsInBf16) {
   for (const char* master : {"fp32", "bf16"}) {
-    const ProgramResult result =
-        train(config({{"dtype", "bf16"}, {"master_dtype", master}, {"save_final", true}}), "--nproc-per-node 2");
+    const ProgramResult result = train(
+        config({{"dtype", "bf16"}, {"master_dtype", master}, {"save_final", true}, {"overwrite_output_dir", true}}),
+        "--nproc-per-node 2");
     ASSERT_EQ(result.status, 0) << result.err;
     const checkpoint::HfFolder saved(folder_.path("output/final"));
     EXPECT_EQ(saved.tensors()[0].dtype, master == std::string("fp32") ? at::kFloat : at::kBFloat16);
@@ -405,7 +406,6 @@ TEST_F(Program, AFailureOfOneRankEndsAll) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0: "), HasSubstr("in_the_way")));
 }
 
-TEST_F(Program, TellsTorchrunWhy) {
 // An error that all ranks have is said once, in the words of the program.
 TEST_F(Program, AnErrorOfAllRanksIsSaidOnce) {
   ASSERT_EQ(train(config({{"save_steps", 4}}), "--nproc-per-node 2").status, 0);
@@ -421,6 +421,7 @@ TEST_F(Program, AnErrorOfAllRanksIsSaidOnce) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("all ranks: loading the checkpoint "), Not(HasSubstr("strict"))));
 }
 
+TEST_F(Program, TellsTorchrunWhy) {
   const ProgramResult result = [&] {
     folder_.write("config.json", config({{"max_seq_length", 65}}).dump());
     return run_shell("TORCHELASTIC_ERROR_FILE=" + folder_.path("error.json") + " $FSDP train --config-path " +

@@ -197,8 +197,9 @@ TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
   const auto error = [](const json& changes) { return error_with(changed(small_gpt2(), changes)); };
   EXPECT_THAT(error({{"model_type", "bert"}}),
               AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2"), Not(HasSubstr("t5"))));
-  EXPECT_THAT(error({{"architectures", {"GPT2ForTokenClassification"}}}),
-              AllOf(HasSubstr("architectures is [\"GPT2ForTokenClassification\"]"), HasSubstr("one of: GPT2LMHeadModel")));
+  EXPECT_THAT(
+      error({{"architectures", {"GPT2ForTokenClassification"}}}),
+      AllOf(HasSubstr("architectures is [\"GPT2ForTokenClassification\"]"), HasSubstr("one of: GPT2LMHeadModel")));
   EXPECT_THAT(error({{"architectures", "GPT2LMHeadModel"}}), HasSubstr("must be an array"));
   EXPECT_THAT(error({{"architectures", json::object()}}), HasSubstr("must be an array"));
   EXPECT_THAT(error({{"model_type", "llama"}}),

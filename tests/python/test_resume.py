@@ -180,21 +180,36 @@ def test_two_jobs_do_not_share_a_folder(fsdp_program, model, tmp_path):
 # ---------------------------------------------------------------- damaged and foreign checkpoints
 
 
-def test_a_changed_byte_is_found_and_its_tensor_named(fsdp_program, model, tmp_path):
-    job = Job(fsdp_program, model, tmp_path / "job", max_steps=4)
-    job.finish(ranks=2)
-    file = job.output / "checkpoint-4/rank-00001-of-00002.safetensors"
+def change_a_byte(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    result = job.run(ranks=3, overrides=["max_steps=6"])
-    assert result.returncode != 0
-    assert re.search(r"checkpoint-4: tensor .*rank-00001-of-00002.safetensors do not have the checksum", result.stderr)
-    # A good one is chosen by its path; the damaged one has to go first.
-    refused = job.run(overrides=["max_steps=6", f"resume_from_checkpoint={job.output}/checkpoint-2"])
-    assert refused.returncode == 2 and "checkpoint-4" in refused.stderr
-    shutil.rmtree(job.output / "checkpoint-4")
-    assert job.run(overrides=["max_steps=6"]).returncode == 0
+
+
+def test_a_changed_byte_is_found_and_its_tensor_named(fsdp_program, model, tmp_path):
+    job = Job(fsdp_program, model, tmp_path / "job", max_steps=4)
+    job.finish(ranks=2)
+    damaged = job.output / "checkpoint-4"
+    change_a_byte(damaged / "rank-00001-of-00002.safetensors")
+    elsewhere = Job(fsdp_program, model, tmp_path / "elsewhere", resume_from_checkpoint=str(damaged))
+    result = elsewhere.run(ranks=3)
+    assert result.returncode == 1
+    found = r"checkpoint-4: tensor .*rank-00001-of-00002.safetensors do not have the checksum"
+    assert re.search(found, result.stderr)
+    assert f"{job.output}/checkpoint-2 beside it is sound" in result.stderr
+
+
+def test_a_restarted_job_goes_on_from_the_newest_sound_checkpoint(fsdp_program, model, tmp_path):
+    want = Job(fsdp_program, model, tmp_path / "whole").finish(ranks=2)
+    job = Job(fsdp_program, model, tmp_path / "job")
+    job.finish(ranks=2)
+    change_a_byte(job.output / "checkpoint-6/rank-00001-of-00002.safetensors")
+    change_a_byte(job.output / "checkpoint-4/manifest.json")
+    out, err = torchrun(job, restarts=0).communicate(timeout=120)
+    assert "DAMAGED: " in out and f"going on from {job.output}/checkpoint-2 instead" in out, out + err
+    assert job.left() == want
+    assert job.checkpoints() == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert sorted(path.name for path in job.output.glob("damaged-*")) == ["damaged-checkpoint-4", "damaged-checkpoint-6"]
 
 
 def test_checkpoints_of_another_model_are_refused(fsdp_program, model, tmp_path):
@@ -227,4 +242,5 @@ def test_a_checkpoint_of_untied_weights_is_refused_by_a_model_that_ties_them(fsd
     assert result.returncode == 1, result.stdout + result.stderr
     assert ("lm_head.weight is other values, expected is those of 'model.embed_tokens.weight': they are one parameter"
             in result.stderr)
+    assert result.stderr.count("lm_head.weight") == 1
     assert tied.metrics() == {} and tied.checkpoints() == []

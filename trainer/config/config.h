@@ -98,6 +98,7 @@ struct Config {
 
   // Output.
   std::string output_dir = "output";
+  bool overwrite_output_dir = false;
   int64_t logging_steps = 1;
   std::vector<std::string> report_to;
   bool do_eval = false;

@@ -91,6 +91,12 @@ void check_saving(const Config& c) {
         "key \"async_save\" is true, but \"offload_path\" is set: an asynchronous save copies to memory what "
         "is kept in files there; only one of them may be");
   }
+  if (c.overwrite_output_dir && c.resume_from_checkpoint == "latest") {
+    contradiction(
+        "key \"overwrite_output_dir\" is true, but \"resume_from_checkpoint\" is \"latest\", which goes on from what "
+        "is "
+        "in output_dir; only one of them may be");
+  }
   if (c.save_steps) return;
   const std::string needed = ", but \"save_steps\" is null; give a number of steps";
   if (c.save_total_limit) contradiction(c10::str("key \"save_total_limit\" is ", *c.save_total_limit, needed));

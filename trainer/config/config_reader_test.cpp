@@ -234,6 +234,8 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
   EXPECT_THAT(error_with(R"("collective_check": "always", "collective_check_every": 7)"),
               AllOf(HasSubstr("collective_check_every"), HasSubstr("\"collective_check\" is \"always\"")));
   EXPECT_THAT(error_with(R"("do_eval": true)"), AllOf(HasSubstr("do_eval"), HasSubstr("eval_dataset")));
+  EXPECT_THAT(error_with(R"("overwrite_output_dir": true, "resume_from_checkpoint": "latest")"),
+              AllOf(HasSubstr("overwrite_output_dir"), HasSubstr("resume_from_checkpoint")));
   EXPECT_THAT(error_with(R"("max_gathered_units": 3, "limit_all_gathers": false)"),
               AllOf(HasSubstr("max_gathered_units"), HasSubstr("limit_all_gathers")));
   EXPECT_THAT(error_with(R"("trace_path": "t.json", "trace_first_step": 11, "max_steps": 10)"),

@@ -29,10 +29,13 @@ std::vector<ConfigKey> checkpoint_keys() {
       {.section = section,
        .name = "resume_from_checkpoint",
        .member = &Config::resume_from_checkpoint,
-       .meaning = "A checkpoint to go on from: its path, or `latest` for the one of the last step in output_dir, with "
-                  "which training starts from the beginning (and says so) when there is none yet. Values of the config "
-                  "that have changed since are used, and named in the log. metrics.jsonl is continued: of two lines "
-                  "for one step the later counts. null: training starts from the beginning."},
+       .meaning =
+           "A checkpoint to go on from: its path, or `latest` for the one of the last step in output_dir, with "
+           "which training starts from the beginning (and says so) when there is none yet. `latest` goes on "
+           "from the newest sound one: a damaged one is said, and set aside as damaged-checkpoint-STEP. A run of "
+           "PyTorch goes on from what `fsdp convert` made of its checkpoint. Values of the config "
+           "that have changed since are used, and named in the log. metrics.jsonl is continued: of two lines "
+           "for one step the later counts. null: training starts from the beginning."},
   };
 }
 
@@ -82,6 +85,14 @@ std::vector<ConfigKey> output_keys() {
        .meaning =
            "Folder for metrics.jsonl, run.json (config and number of ranks, for `fsdp report`), resolved_config.json, "
            "checkpoint-STEP/ and final/; created when missing."},
+      {.section = section,
+       .name = "overwrite_output_dir",
+       .member = &Config::overwrite_output_dir,
+       .meaning =
+           "Whether a run that does not go on from a checkpoint in output_dir may replace what an earlier run has "
+           "left there: its checkpoints are removed, final/ is replaced when it is written, and metrics are "
+           "emptied. `false`: checkpoints there, and with `save_final` a final/, are an error, and a metrics.jsonl "
+           "is kept as metrics-1.jsonl, metrics-2.jsonl, …."},
       {.section = section,
        .name = "logging_steps",
        .member = &Config::logging_steps,

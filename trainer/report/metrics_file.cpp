@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -35,7 +36,18 @@ MetricsFile::MetricsFile(const std::string& path)
 
 MetricsFile::~MetricsFile() { close(descriptor_); }
 
-void MetricsFile::start_over() { cut(0); }
+std::string MetricsFile::start_over(bool keeps) {
+  const std::filesystem::path path = path_;
+  std::filesystem::path copy;
+  for (int number = 1; keeps && std::filesystem::file_size(path) > 0; ++number) {
+    copy = path.parent_path() / c10::str(path.stem().string(), "-", number, path.extension().string());
+    if (std::filesystem::exists(copy)) continue;
+    std::filesystem::copy_file(path, copy);
+    break;
+  }
+  cut(0);
+  return copy.string();
+}
 
 void MetricsFile::trim() {
   std::ifstream file(path_, std::ios::binary);

@@ -49,8 +49,9 @@ class MetricsFile {
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  // Empties the file, for a run from the beginning.
-  void start_over();
+  // Empties the file, for a run from the beginning. With `keeps`, a copy of what is in it stays beside it under a name
+  // that nothing has yet ("metrics-1.jsonl"), which is returned; empty: none.
+  std::string start_over(bool keeps);
   // For a run that goes on: removes what is left of a line that was not written to its end.
   void trim();
 

@@ -16,14 +16,20 @@ std::string within(const std::string& folder, const char* name) {
 MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to)
     : output_dir_(output_dir), report_to_(report_to), file_(within(output_dir, "metrics.jsonl")) {}
 
-void MetricsOutputs::start(int64_t step) {
-  step == 0 ? file_.start_over() : file_.trim();
+std::string MetricsOutputs::start(int64_t step, bool keeps) {
+  std::string kept;
+  if (step == 0) {
+    kept = file_.start_over(keeps);
+  } else {
+    file_.trim();
+  }
   if (reports_to("csv")) {
     std::vector<MetricsLine> rows = read_metrics(within(output_dir_, "metrics.jsonl"));
     std::erase_if(rows, [&](const MetricsLine& row) { return row.step > step; });
     csv_ = std::make_unique<MetricsCsv>(within(output_dir_, "metrics.csv"), rows);
   }
   if (reports_to("tensorboard")) tensorboard_ = std::make_unique<TensorBoardFile>(within(output_dir_, "runs"), step);
+  return kept;
 }
 
 bool MetricsOutputs::reports_to(const std::string& name) const {

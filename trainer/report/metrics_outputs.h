@@ -18,8 +18,9 @@ class MetricsOutputs {
   MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to);
 
   // Behind `step` steps of the run: 0 begins metrics.jsonl anew, more continues it. To be called once, before the first
-  // write. Errors: a line of metrics.jsonl that metrics.csv is to go on from cannot be read.
-  void start(int64_t step);
+  // write. Returns what MetricsFile::start_over does, with `keeps`, where it begins anew. Errors: a line of
+  // metrics.jsonl that metrics.csv is to go on from cannot be read.
+  std::string start(int64_t step, bool keeps = true);
 
   template <typename Metrics>
   void write(const Metrics& metrics) {

@@ -85,7 +85,7 @@ TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
   const std::string path = folder.write("m", "old\n");
   MetricsFile file(path);
   EXPECT_EQ(folder.read("m"), "old\n");
-  file.start_over();
+  EXPECT_EQ(file.start_over(/*keeps=*/false), "");
   EXPECT_EQ(folder.read("m"), "");
   EXPECT_THROW(MetricsFile{path}, std::runtime_error);
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/output_file.h"
@@ -43,6 +44,12 @@ void remove_folder(const fs::path& path, const fs::path& name) {
   TORCH_CHECK(checkpoint::remove_tree(path), name.string(), ": cannot be removed: ", std::strerror(errno));
 }
 
+void rename_folder(const fs::path& from, const fs::path& to, const char* what) {
+  const auto rename = [&] { return checkpoint::file_system().rename(from.c_str(), to.c_str()); };
+  TORCH_CHECK(checkpoint::uninterrupted(rename) == 0, from.string(), ": ", what, ": ", std::strerror(errno));
+  checkpoint::sync_folder(from.parent_path());
+}
+
 template <typename Entry>
 void for_each_entry(const fs::path& folder, const Entry& entry) {
   std::error_code missing;
@@ -65,11 +72,48 @@ std::vector<SavedCheckpoint> saved_checkpoints(const fs::path& output_dir) {
   return saved;
 }
 
+std::vector<fs::path> folders_without_manifest(const fs::path& output_dir) {
+  std::vector<fs::path> folders;
+  for_each_entry(output_dir, [&](const fs::path& path) {
+    const bool is_named_so = step_of(path.filename().string()).has_value();
+    if (is_named_so && !fs::exists(path / checkpoint::kManifestName)) folders.push_back(path);
+  });
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+std::string fault_of(const fs::path& checkpoint) {
+  try {
+    checkpoint::CheckpointFolder folder(checkpoint);
+    return "";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+}
+
+std::optional<fs::path> newest_sound_beside(const fs::path& checkpoint) {
+  const fs::path path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
+  const std::vector<SavedCheckpoint> saved =
+      saved_checkpoints(path.has_parent_path() ? path.parent_path() : fs::path("."));
+  for (auto it = saved.rbegin(); it != saved.rend(); ++it) {
+    if (it->path.filename() != path.filename() && fault_of(it->path).empty()) return it->path;
+  }
+  return std::nullopt;
+}
+
+fs::path set_aside(const fs::path& checkpoint) {
+  const std::string name = "damaged-" + checkpoint.filename().string();
+  fs::path aside = checkpoint.parent_path() / name;
+  for (int number = 2; fs::exists(aside); ++number) {
+    aside = checkpoint.parent_path() / (name + "-" + std::to_string(number));
+  }
+  rename_folder(checkpoint, aside, "cannot be set aside");
+  return aside;
+}
+
 void remove_checkpoint(const fs::path& path) {
   const fs::path nameless = checkpoint::temporary_sibling(path);
-  const auto rename = [&] { return checkpoint::file_system().rename(path.c_str(), nameless.c_str()); };
-  TORCH_CHECK(checkpoint::uninterrupted(rename) == 0, path.string(), ": cannot be removed: ", std::strerror(errno));
-  checkpoint::sync_folder(path.parent_path());
+  rename_folder(path, nameless, "cannot be removed");
   remove_folder(nameless, path);
 }
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -189,10 +190,11 @@ class Starting : public ::testing::Test {
 
 TEST_F(Starting, WithTheLatestOrFromTheBeginning) {
   EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
-  EXPECT_EQ(choose_start(config_).text, "");
+  EXPECT_THAT(choose_start(config_).texts, ::testing::IsEmpty());
   config_.resume_from_checkpoint = "latest";
   EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
-  EXPECT_THAT(choose_start(config_).text, AllOf(HasSubstr("no checkpoint is in"), HasSubstr("from the beginning")));
+  EXPECT_THAT(choose_start(config_).texts,
+              ElementsAre(AllOf(HasSubstr("no checkpoint is in"), HasSubstr("from the beginning"))));
   run_whole(config_, folder_, "out", 1);
   EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 3));
   ::testing::internal::CaptureStdout();
@@ -203,11 +205,105 @@ TEST_F(Starting, WithTheLatestOrFromTheBeginning) {
 TEST_F(Starting, NeverMixesTheCheckpointsOfTwoRuns) {
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("null"), HasSubstr("checkpoint-3"),
-                             HasSubstr("\"latest\"")));
+                             HasSubstr("\"latest\""), HasSubstr("overwrite_output_dir")));
   config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
   EXPECT_THAT(error(), AllOf(HasSubstr("would begin at step 2"), HasSubstr("checkpoint-3")));
   config_.save_steps = std::nullopt;
   EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 2));
+}
+
+TEST_F(Starting, ReplacesWhatAnEarlierRunLeftOnlyWhenToldTo) {
+  config_.save_final = true;
+  run_whole(config_, folder_, "out", 1);
+  EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-1, checkpoint-2, checkpoint-3, final"), HasSubstr("latest"),
+                             HasSubstr("overwrite_output_dir")));
+  config_.save_steps = std::nullopt;  // also of a run without checkpoints of its own
+  EXPECT_THAT(error(), HasSubstr("checkpoint-3"));
+  config_.overwrite_output_dir = true;
+  ::testing::internal::CaptureStdout();
+  run_whole(config_, folder_, "out", 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("overwrite_output_dir: removed "));
+  EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre());
+  EXPECT_FALSE(fs::exists(folder_.path("out/metrics-1.jsonl")));
+  config_.overwrite_output_dir = false;
+  EXPECT_THAT(error(), HasSubstr("has final of an earlier run"));
+  config_.save_final = false;
+  const std::string metrics = folder_.read("out/metrics.jsonl");
+  for (const char* kept : {"out/metrics-1.jsonl", "out/metrics-2.jsonl"}) {
+    ::testing::internal::CaptureStdout();
+    run_whole(config_, folder_, "out", 1);
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("is kept as " + folder_.path(kept)));
+  }
+  EXPECT_EQ(folder_.read("out/metrics-1.jsonl"), metrics);
+}
+
+TEST_F(Starting, ARunFromElsewhereReplacesNothingEither) {
+  run_whole(config_, folder_, "out", 1);
+  run_whole(config_, folder_, "other", 1);
+  config_.resume_from_checkpoint = checkpoint_path(folder_.path("other"), 3).string();
+  config_.max_steps = 4;
+  EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-3 of an earlier run"), HasSubstr("overwrite_output_dir")));
+  config_.overwrite_output_dir = true;
+  run_whole(config_, folder_, "out", 1);
+  EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre("checkpoint-4"));
+  EXPECT_THAT(names_of_checkpoints(folder_, "other"), ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-3"));
+  fs::create_symlink(checkpoint_path(config_.output_dir, 4), folder_.path("link"));
+  for (const std::string& path : {checkpoint_path(config_.output_dir, 4).string(),
+                                  checkpoint_path(config_.output_dir, 4).string() + "/", folder_.path("link")}) {
+    config_.resume_from_checkpoint = path;
+    EXPECT_THAT(error(), HasSubstr("which \"overwrite_output_dir\" is to clear")) << path;
+  }
+}
+
+// ---------------------------------------------------------------- damaged checkpoints
+
+void flip_a_byte(const fs::path& file) {
+  const auto middle = static_cast<std::streamoff>(fs::file_size(file) / 2);
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(middle);
+  const char byte = static_cast<char>(stream.get());
+  stream.seekp(middle);
+  stream.put(static_cast<char>(byte ^ 1));
+}
+
+const char* const kOneFile = "rank-00000-of-00001.safetensors";
+
+TEST_F(Starting, TheNewestSoundCheckpointIsTheLatest) {
+  config_.max_steps = 5;
+  const Left want = run_whole(config_, folder_, "out", 1);
+  const auto path = [&](int step) { return checkpoint_path(config_.output_dir, step); };
+  fs::resize_file(path(5) / kOneFile, 100);
+  flip_a_byte(path(4) / kOneFile);
+  fs::remove(path(3) / "manifest.json");
+  config_.resume_from_checkpoint = "latest";
+  EXPECT_EQ(choose_start(config_).checkpoint, path(4));  // it shows when it is read
+  EXPECT_TRUE(fs::exists(path(5)));
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(run_whole(config_, folder_, "out", 2).metrics.size(), want.metrics.size());
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              AllOf(HasSubstr("DAMAGED: " + (path(5) / kOneFile).string()), HasSubstr("DAMAGED: " + path(4).string()),
+                    HasSubstr("checkpoint-5 is set aside as "), HasSubstr("damaged-checkpoint-4"),
+                    HasSubstr("checkpoint-3 is passed over: it has no manifest.json"),
+                    HasSubstr("going on from " + path(2).string()), HasSubstr("saved after step 2")));
+  EXPECT_THAT(names_of_checkpoints(folder_, "out"),
+              ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-5"));
+}
+
+TEST_F(Starting, WithNoSoundCheckpointIsAnError) {
+  config_.max_steps = 2;
+  run_whole(config_, folder_, "out", 1);
+  const auto file = [&](int step) { return checkpoint_path(config_.output_dir, step) / kOneFile; };
+  fs::resize_file(file(2), 100);
+  config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
+  EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-2"), HasSubstr("checkpoint-1 beside it is sound")));
+  flip_a_byte(file(1));
+  config_.resume_from_checkpoint = "latest";
+  EXPECT_THAT(testing::error_of([&] { run_whole(config_, folder_, "out", 2); }),
+              AllOf(HasSubstr("no checkpoint is sound"), HasSubstr("damaged-checkpoint-1")));
+  EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre());
+  fs::resize_file(folder_.path("out/damaged-checkpoint-1/") + kOneFile, 100);
+  fs::rename(folder_.path("out/damaged-checkpoint-1"), checkpoint_path(config_.output_dir, 1));
+  EXPECT_THAT(error(), AllOf(HasSubstr("no checkpoint is sound"), HasSubstr("remove what is damaged")));
 }
 
 // ---------------------------------------------------------------- data

@@ -2,13 +2,15 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "checkpoint/checkpoint_folder.h"
 #include "config/errors.h"
 #include "saving/checkpoint_list.h"
 #include "saving/run_record.h"
-#include "state/together.h"
+#include "training/training_inputs.h"
 
 namespace fsdp::trainer {
 
@@ -24,12 +26,18 @@ constexpr const char* kLatest = "latest";
                     what);
 }
 
+// As a further sentence of an error about a checkpoint.
+std::string advice_on(const fs::path& checkpoint) {
+  const auto sound = newest_sound_beside(checkpoint);
+  return sound ? "; " + sound->string() + " beside it is sound" : "";
+}
+
 int64_t step_of(const Config& config, const fs::path& path) {
   try {
     const checkpoint::CheckpointFolder folder(path);
     return read_run_record(folder.manifest().state, path.string()).step;
   } catch (const c10::Error& error) {
-    refuse(config, error.what_without_backtrace());
+    refuse(config, error.what_without_backtrace() + advice_on(path));
   }
 }
 
@@ -44,38 +52,139 @@ void check_nothing_later(const Config& config, int64_t step) {
                   "goes on from it, or another output_dir, or remove it"));
 }
 
-StartPoint start_at_latest(const Config& config) {
-  const auto saved = saved_checkpoints(config.output_dir);
-  if (saved.empty()) {
-    return {std::nullopt, c10::str("resume_from_checkpoint: no checkpoint is in ", config.output_dir,
-                                   " yet: training starts from the beginning")};
+// Links resolved, however the path is written.
+bool is_in(const fs::path& folder, const fs::path& checkpoint) {
+  std::error_code ignored;
+  return fs::equivalent(folder, fs::canonical(checkpoint).parent_path(), ignored);
+}
+
+// For a run that is not that of output_dir: what an earlier one has left there is replaced or removed only when the
+// config says so.
+void clear_output_dir(const Config& config, StartPoint& start) {
+  std::vector<std::string> found;
+  for (const SavedCheckpoint& saved : saved_checkpoints(config.output_dir)) {
+    start.overwritten.push_back(saved.path);
+    found.push_back(saved.path.filename().string());
   }
-  step_of(config, saved.back().path);
-  return {saved.back().path, ""};
+  const bool replaces_final = config.save_final && fs::exists(final_folder(config));
+  if (replaces_final) found.push_back(final_folder(config).filename().string());
+  if (found.empty() || config.overwrite_output_dir) return;
+  refuse(config,
+         c10::str("output_dir ", config.output_dir, " has ", c10::Join(", ", found),
+                  " of an earlier run; accepted: \"latest\", which goes on from the newest checkpoint, or "
+                  "another output_dir, or \"overwrite_output_dir\": true, which removes checkpoints and replaces "
+                  "the rest"));
+}
+
+void note_folders_without_manifest(const Config& config, StartPoint& start) {
+  for (const fs::path& folder : folders_without_manifest(config.output_dir)) {
+    start.texts.push_back("resume_from_checkpoint: " + folder.string() +
+                          " is passed over: it has no manifest.json, so it is no checkpoint");
+  }
+}
+
+// The newest that is sound.
+StartPoint start_at_latest(const Config& config) {
+  StartPoint start;
+  note_folders_without_manifest(config, start);
+  std::string faults;
+  const auto saved = saved_checkpoints(config.output_dir);
+  for (auto it = saved.rbegin(); it != saved.rend() && !start.checkpoint; ++it) {
+    const std::string fault = fault_of(it->path);
+    if (fault.empty()) {
+      start.checkpoint = it->path;
+      continue;
+    }
+    start.damaged.push_back(it->path);
+    start.texts.push_back("DAMAGED: " + fault);
+    faults += (faults.empty() ? "" : "; ") + fault;
+  }
+  if (!start.checkpoint && !saved.empty()) {
+    refuse(config, "no checkpoint is sound: " + faults + "; remove what is damaged to start from the beginning");
+  }
+  if (!start.checkpoint) {
+    start.texts.push_back(c10::str("resume_from_checkpoint: no checkpoint is in ", config.output_dir,
+                                   " yet: training starts from the beginning"));
+    clear_output_dir(config, start);
+    return start;
+  }
+  step_of(config, *start.checkpoint);
+  if (!start.damaged.empty()) start.texts.push_back("going on from " + start.checkpoint->string() + " instead");
+  return start;
+}
+
+// By rank 0, before anything of this run is written.
+void make_room(StartPoint& start) {
+  for (const fs::path& damaged : start.damaged) {
+    start.texts.push_back(damaged.string() + " is set aside as " + set_aside(damaged).string());
+  }
+  for (const fs::path& overwritten : start.overwritten) {
+    remove_checkpoint(overwritten);
+    start.texts.push_back("overwrite_output_dir: removed " + overwritten.string());
+  }
+}
+
+StartPoint start_of_rank_0(Communicator& communicator, const std::function<StartPoint()>& choose) {
+  const std::string found = together(communicator, "choosing where training starts", [&] {
+    if (communicator.rank() != 0) return std::string();
+    StartPoint start = choose();
+    make_room(start);
+    return nlohmann::json{{"checkpoint", start.checkpoint.value_or("").string()}, {"texts", start.texts}}.dump();
+  })[0];
+  const auto json = nlohmann::json::parse(found);
+  const std::string path = json.at("checkpoint");
+  return {.checkpoint = path.empty() ? std::nullopt : std::optional<fs::path>(path), .texts = json.at("texts")};
 }
 
 }  // namespace
 
 StartPoint choose_start(const Config& config) {
   if (config.resume_from_checkpoint == kLatest) return start_at_latest(config);
+  StartPoint start;
   if (!config.resume_from_checkpoint) {
-    check_nothing_later(config, 0);
-    return {};
+    clear_output_dir(config, start);
+    return start;
   }
-  const fs::path path = *config.resume_from_checkpoint;
-  check_nothing_later(config, step_of(config, path));
-  return {path, ""};
+  start.checkpoint = *config.resume_from_checkpoint;
+  const int64_t step = step_of(config, *start.checkpoint);
+  if (!is_in(config.output_dir, *start.checkpoint)) {
+    clear_output_dir(config, start);
+  } else if (config.overwrite_output_dir) {
+    refuse(config, "lies in output_dir, which \"overwrite_output_dir\" is to clear; only one of them may be");
+  } else {
+    check_nothing_later(config, step);
+  }
+  return start;
 }
 
 StartPoint agree_on_start(const Config& config, Communicator& communicator) {
-  const std::string found = together(communicator, "choosing where training starts", [&] {
+  return start_of_rank_0(communicator, [&] { return choose_start(config); });
+}
+
+StartPoint agree_on_start_instead(const Config& config, Communicator& communicator, const fs::path& checkpoint,
+                                  const StepFailed& error) {
+  const std::string message = error.what_without_backtrace();
+  const auto give_up = [&] { throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, message + advice_on(checkpoint)); };
+  if (config.resume_from_checkpoint != kLatest) give_up();
+  const auto outcomes = together(communicator, "looking for damage", [&] {
     if (communicator.rank() != 0) return std::string();
-    const StartPoint start = choose_start(config);
-    return nlohmann::json{{"checkpoint", start.checkpoint.value_or("").string()}, {"text", start.text}}.dump();
-  })[0];
-  const auto json = nlohmann::json::parse(found);
-  const std::string path = json.at("checkpoint");
-  return {path.empty() ? std::nullopt : std::optional<fs::path>(path), json.at("text")};
+    try {
+      checkpoint::CheckpointFolder(checkpoint).verify();
+    } catch (const c10::Error& fault) {
+      return std::string(fault.what_without_backtrace());
+    }
+    return std::string();
+  });
+  if (outcomes[0].empty()) give_up();
+  return start_of_rank_0(communicator, [&] {
+    const fs::path aside = set_aside(checkpoint);
+    StartPoint start = start_at_latest(config);
+    if (!start.checkpoint) refuse(config, "no checkpoint is sound: " + outcomes[0] + ", now " + aside.string());
+    start.texts.insert(start.texts.begin(),
+                       {"DAMAGED: " + outcomes[0], checkpoint.string() + " is set aside as " + aside.string()});
+    start.texts.push_back("going on from " + start.checkpoint->string() + " instead");
+    return start;
+  });
 }
 
 }  // namespace fsdp::trainer

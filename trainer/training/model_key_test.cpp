@@ -53,6 +53,7 @@ TEST_P(NewModels, BeginWithTheSameWeightsOverAnyNumberOfRanks) {
   still.weight_decay = 0;
   still.max_steps = 1;
   still.do_eval = false;
+  still.overwrite_output_dir = true;
   const auto expected = make_tiny_model(GetParam().model, static_cast<uint64_t>(still.seed));
   const auto parameters = expected->named_parameters();
   for (const char* policy : {"transformer", "none", "auto_units"}) {

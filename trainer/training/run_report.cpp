@@ -24,7 +24,8 @@ RunReport::RunReport(const Config& config, const StepWork& work, Communicator& c
 
 void RunReport::start(int64_t step) {
   if (file_) {
-    file_->start(step);
+    const std::string kept = file_->start(step, !config_.overwrite_output_dir);
+    if (!kept.empty()) say("metrics.jsonl of an earlier run is kept as " + kept);
     write_run_facts(config_, communicator_.size());
   }
   last_step_ = step;

@@ -45,6 +45,8 @@ class RankRun {
 
  private:
   void choose_start();
+  void start_at(StartPoint start);
+  int64_t load_checkpoint(RunCheckpoints& checkpoints);
   void shard();
   void make_separate_parameters();
   void make_automatic_units();
@@ -99,13 +101,28 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
 
 // This run holds the lock of the folder by now.
 void RankRun::choose_start() {
-  start_ = agree_on_start(config_, *communicator_);
-  if (!start_.text.empty()) report_.say(start_.text);
+  start_at(agree_on_start(config_, *communicator_));
   if (!is_first()) return;
   try {
     remove_leftovers(config_.output_dir);
   } catch (const c10::Error& error) {
     report_.say(std::string("left over from an earlier run: ") + error.what_without_backtrace());
+  }
+}
+
+void RankRun::start_at(StartPoint start) {
+  start_ = std::move(start);
+  for (const std::string& text : start_.texts) report_.say(text);
+}
+
+// A checkpoint that turns out to be damaged while it is read gives way to the newest sound one.
+int64_t RankRun::load_checkpoint(RunCheckpoints& checkpoints) {
+  while (true) {
+    try {
+      return checkpoints.load(*start_.checkpoint);
+    } catch (const StepFailed& error) {
+      start_at(agree_on_start_instead(config_, *communicator_, *start_.checkpoint, error));
+    }
   }
 }
 
@@ -157,7 +174,7 @@ RunEnd RankRun::train() {
   int64_t step = 0;
   if (start_.checkpoint) {
     if (config_.wrap_policy == "auto_units") make_automatic_units();
-    step = checkpoints.load(*start_.checkpoint);
+    step = load_checkpoint(checkpoints);
   }
   report_.start(step);
   return take_steps(step, run, checkpoints);

@@ -212,6 +212,7 @@ TEST_F(WholeTabularRuns, SaveWhatTheyEvaluated) {
 TEST_F(WholeTabularRuns, DoNotDependOnTheRanks) {
   Config c = config();
   c.train_batch_size = 6;
+  c.overwrite_output_dir = true;
   const Left one = run_whole(c, folder_, "one", 1);
   for (const int world_size : {2, 3}) {
     c.train_batch_size = 6 / world_size;
@@ -240,6 +241,7 @@ TEST_F(WholeTabularRuns, GoOnFromAFinalFolder) {
   c.model_path = final_of("first");
   c.learning_rate = 0;
   c.sparse_learning_rate = 0;
+  c.overwrite_output_dir = true;
   for (const int world_size : {1, 3}) {
     c.sync_module_states = world_size == 3;
     const Left again = run_whole(c, folder_, "again", world_size);
