@@ -1,4 +1,5 @@
 // The program `fsdp`.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -14,6 +15,7 @@ int main(int argc, char** argv) {
   if (const auto* convert = std::get_if<ConvertCommand>(&command)) return run_convert_command(*convert);
   if (const auto* inspect = std::get_if<InspectCommand>(&command)) return run_inspect_command(*inspect);
   if (const auto* report = std::get_if<ReportCommand>(&command)) return run_report_command(*report);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write to it
   keep_freed_memory();
   return run_train_command(std::get<TrainCommand>(command));
 }

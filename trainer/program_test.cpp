@@ -256,6 +256,19 @@ TEST_F(Program, OffloadToAFolderThatCannotBeMadeIsNamed) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("offload_path"), HasSubstr(folder_.path("file/below"))));
 }
 
+// The limit stands for a full disk: metrics.jsonl takes no more than 10 KiB.
+TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
+  folder_.write("config.json", config({{"max_steps", 60}, {"report_to", {"csv", "tensorboard"}}}).dump());
+  const ProgramResult result = run_shell("ulimit -f 20\nexec $FSDP train --config-path " + folder_.path("config.json"));
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("metrics.jsonl: cannot write: File too large; training goes on"),
+                                HasSubstr("step 60/60 | loss ")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("metrics.jsonl: "), HasSubstr("line(s) of this run are not in it")));
+  const auto lines = metrics();
+  ASSERT_GT(lines.size(), 20u);
+  for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["step"], i + 1);
+}
+
 // The names of one category in the trace, rank by rank.
 std::map<int, std::set<std::string>> traced(const json& trace, const std::string& category) {
   std::map<int, std::set<std::string>> names;
@@ -278,6 +291,7 @@ TEST_F(Program, WritesATrace) {
 
   const ProgramResult refused = train(config({{"trace_path", "/proc/none/t.json"}}), "--nproc-per-node 2");
   EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.out, AllOf(HasSubstr("the trace was not written"), HasSubstr("step 4/4")));
   EXPECT_THAT(refused.err, AllOf(HasSubstr("the trace was not written"), HasSubstr("/proc/none")));
 }
 

@@ -5,6 +5,8 @@
 //   write_trace("trace.json", *communicator, sharded->stop_trace());   // opens in ui.perfetto.dev
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -53,10 +55,16 @@ struct Trace {
   bool empty() const { return ranges.empty() && memory.empty(); }
 };
 
+// The file of a trace could not be written. All ranks know, and can go on together.
+class TraceNotWritten : public c10::Error {
+ public:
+  using c10::Error::Error;
+};
+
 // Writes what all ranks of the communicator have recorded into one file in the Trace Event Format (JSON), a process for
 // each rank and a row for each track; where gathers overlap, several rows; and a counter "memory" for each rank with a
-// series for each category. Collective; rank 0 writes. `trace`: of this rank. Errors, on all ranks: the file cannot be
-// written.
+// series for each category. Collective; rank 0 writes. `trace`: of this rank. Throws TraceNotWritten, on all ranks,
+// when the file cannot be written.
 void write_trace(const std::filesystem::path& path, Communicator& communicator, const Trace& trace);
 
 }  // namespace fsdp

@@ -147,6 +147,8 @@ std::string write(const std::filesystem::path& path, const std::vector<std::stri
   try {
     if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
     checkpoint::write_file(path, file_text(events));
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -176,7 +178,9 @@ void write_trace(const std::filesystem::path& path, Communicator& communicator, 
       communicator.all_gather_bytes(trace_events(communicator.rank(), std::move(shifted)), {"trace", 0, Pass::kUser});
   const std::string problem = communicator.all_gather_bytes(communicator.rank() == 0 ? write(path, events) : "",
                                                             {"trace written", 0, Pass::kUser})[0];
-  TORCH_CHECK(problem.empty(), "the trace was not written: ", problem);
+  if (!problem.empty()) {
+    throw TraceNotWritten({__func__, __FILE__, __LINE__}, "the trace was not written: " + problem);
+  }
 }
 
 }  // namespace fsdp

@@ -1,13 +1,12 @@
 #include "report/metrics_csv.h"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "report/whole_write.h"
 
@@ -35,6 +34,15 @@ std::string header() {
   return text + "\n";
 }
 
+int open_with(const std::string& path, const std::vector<MetricsLine>& rows) {
+  std::string text = header();
+  for (const MetricsLine& line : rows) text += row(line.values);
+  replace_file(path, text);
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (descriptor < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
+  return descriptor;
+}
+
 }  // namespace
 
 const std::vector<std::string>& csv_columns() {
@@ -55,16 +63,9 @@ const std::vector<std::string>& csv_columns() {
   return columns;
 }
 
-MetricsCsv::MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows) : path_(path), descriptor_(-1) {
-  std::string text = header();
-  for (const MetricsLine& line : rows) text += row(line.values);
-  replace_file(path, text);
-  descriptor_ = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  if (descriptor_ < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
-}
+MetricsCsv::MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows, AppendedFile::Say say)
+    : file_(path, open_with(path, rows), std::move(say)) {}
 
-MetricsCsv::~MetricsCsv() { close(descriptor_); }
-
-void MetricsCsv::write(const nlohmann::json& line) { write_whole(descriptor_, row(line), path_); }
+void MetricsCsv::write(const nlohmann::json& line) { file_.append(row(line)); }
 
 }  // namespace fsdp::trainer

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "report/appended_file.h"
 #include "report/metrics_reader.h"
 
 namespace fsdp::trainer {
@@ -14,17 +15,15 @@ namespace fsdp::trainer {
 class MetricsCsv {
  public:
   // Writes the whole file anew, with these rows.
-  MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows);
-  ~MetricsCsv();
-  MetricsCsv(const MetricsCsv&) = delete;
-  MetricsCsv& operator=(const MetricsCsv&) = delete;
+  MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows, AppendedFile::Say say);
 
-  // Appends a whole row, with the keys of a line of metrics.jsonl, and hands it to the operating system at once.
+  // Appends a whole row, with the keys of a line of metrics.jsonl, as AppendedFile does.
   void write(const nlohmann::json& line);
+  // What AppendedFile::finish says.
+  std::string finish() { return file_.finish(); }
 
  private:
-  std::string path_;
-  int descriptor_;
+  AppendedFile file_;
 };
 
 // The keys of lines that have a column, in order.

@@ -1,6 +1,5 @@
 #include "report/metrics_file.h"
 
-#include <c10/util/StringUtil.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -12,32 +11,30 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
-
-#include "report/whole_write.h"
+#include <utility>
 
 namespace fsdp::trainer {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const std::string& what) {
-  throw std::runtime_error(c10::str(path, ": ", what, ": ", std::strerror(errno)));
+// Holds the lock of the folder as long as it is open.
+int open_and_lock(const std::string& path) {
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor < 0) throw std::runtime_error(path + ": cannot create the file: " + std::strerror(errno));
+  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    close(descriptor);
+    throw std::runtime_error(path + ": another run is writing to this folder; set another output_dir");
+  }
+  return descriptor;
 }
 
 }  // namespace
 
-MetricsFile::MetricsFile(const std::string& path)
-    : path_(path), descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
-  if (descriptor_ < 0) fail(path_, "cannot create the file");
-  if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    close(descriptor_);
-    throw std::runtime_error(path_ + ": another run is writing to this folder; set another output_dir");
-  }
-}
-
-MetricsFile::~MetricsFile() { close(descriptor_); }
+MetricsFile::MetricsFile(const std::string& path, AppendedFile::Say say)
+    : file_(path, open_and_lock(path), std::move(say)) {}
 
 std::string MetricsFile::start_over(bool keeps) {
-  const std::filesystem::path path = path_;
+  const std::filesystem::path path = file_.path();
   std::filesystem::path copy;
   for (int number = 1; keeps && std::filesystem::file_size(path) > 0; ++number) {
     copy = path.parent_path() / c10::str(path.stem().string(), "-", number, path.extension().string());
@@ -45,19 +42,15 @@ std::string MetricsFile::start_over(bool keeps) {
     std::filesystem::copy_file(path, copy);
     break;
   }
-  cut(0);
+  file_.cut(0);
   return copy.string();
 }
 
 void MetricsFile::trim() {
-  std::ifstream file(path_, std::ios::binary);
+  std::ifstream file(file_.path(), std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const size_t last = text.rfind('\n');
-  cut(last == std::string::npos ? 0 : last + 1);
-}
-
-void MetricsFile::cut(size_t bytes) {
-  if (ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) fail(path_, "cannot cut the file");
+  file_.cut(last == std::string::npos ? 0 : last + 1);
 }
 
 nlohmann::ordered_json metrics_line(const StepMetrics& metrics) {
@@ -82,9 +75,7 @@ nlohmann::ordered_json metrics_line(const EvalMetrics& metrics) {
   return {{"step", metrics.step}, {"eval_loss", metrics.eval_loss}};
 }
 
-void MetricsFile::write(const StepMetrics& metrics) { append(metrics_line(metrics).dump()); }
-void MetricsFile::write(const EvalMetrics& metrics) { append(metrics_line(metrics).dump()); }
-
-void MetricsFile::append(const std::string& line) { write_whole(descriptor_, line + "\n", path_); }
+void MetricsFile::write(const StepMetrics& metrics) { file_.append(metrics_line(metrics).dump() + "\n"); }
+void MetricsFile::write(const EvalMetrics& metrics) { file_.append(metrics_line(metrics).dump() + "\n"); }
 
 }  // namespace fsdp::trainer

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "report/appended_file.h"
+
 namespace fsdp::trainer {
 
 // What is reported of an optimizer step.
@@ -44,10 +46,7 @@ class MetricsFile {
  public:
   // Opens or creates the file, and keeps other runs from its folder as long as this object and its process last. An
   // error when another run does so. What is in the file stays.
-  explicit MetricsFile(const std::string& path);
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
-  MetricsFile& operator=(const MetricsFile&) = delete;
+  explicit MetricsFile(const std::string& path, AppendedFile::Say say = say_on_stderr);
 
   // Empties the file, for a run from the beginning. With `keeps`, a copy of what is in it stays beside it under a name
   // that nothing has yet ("metrics-1.jsonl"), which is returned; empty: none.
@@ -55,17 +54,14 @@ class MetricsFile {
   // For a run that goes on: removes what is left of a line that was not written to its end.
   void trim();
 
-  // Each appends a whole line and hands it to the operating system at once. Numbers that are not finite
-  // become null.
+  // Each appends a whole line, as AppendedFile does. Numbers that are not finite become null.
   void write(const StepMetrics& metrics);
   void write(const EvalMetrics& metrics);
+  // What AppendedFile::finish says.
+  std::string finish() { return file_.finish(); }
 
  private:
-  void append(const std::string& line);
-  void cut(size_t bytes);
-
-  std::string path_;
-  int descriptor_;
+  AppendedFile file_;
 };
 
 }  // namespace fsdp::trainer

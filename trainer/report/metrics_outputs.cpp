@@ -13,8 +13,9 @@ std::string within(const std::string& folder, const char* name) {
 
 }  // namespace
 
-MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to)
-    : output_dir_(output_dir), report_to_(report_to), file_(within(output_dir, "metrics.jsonl")) {}
+MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
+                               AppendedFile::Say say)
+    : output_dir_(output_dir), report_to_(report_to), say_(say), file_(within(output_dir, "metrics.jsonl"), say) {}
 
 std::string MetricsOutputs::start(int64_t step, bool keeps) {
   std::string kept;
@@ -26,10 +27,19 @@ std::string MetricsOutputs::start(int64_t step, bool keeps) {
   if (reports_to("csv")) {
     std::vector<MetricsLine> rows = read_metrics(within(output_dir_, "metrics.jsonl"));
     std::erase_if(rows, [&](const MetricsLine& row) { return row.step > step; });
-    csv_ = std::make_unique<MetricsCsv>(within(output_dir_, "metrics.csv"), rows);
+    csv_ = std::make_unique<MetricsCsv>(within(output_dir_, "metrics.csv"), rows, say_);
   }
-  if (reports_to("tensorboard")) tensorboard_ = std::make_unique<TensorBoardFile>(within(output_dir_, "runs"), step);
+  if (reports_to("tensorboard"))
+    tensorboard_ = std::make_unique<TensorBoardFile>(within(output_dir_, "runs"), step, say_);
   return kept;
+}
+
+std::string MetricsOutputs::finish() {
+  std::string missing = file_.finish();
+  for (const std::string& text : {csv_ ? csv_->finish() : "", tensorboard_ ? tensorboard_->finish() : ""}) {
+    if (!text.empty()) missing += (missing.empty() ? "" : "; ") + text;
+  }
+  return missing;
 }
 
 bool MetricsOutputs::reports_to(const std::string& name) const {

@@ -15,7 +15,9 @@ class MetricsOutputs {
  public:
   // Opens output_dir/metrics.jsonl, and keeps other runs from output_dir (MetricsFile). `report_to`: of "csv"
   // (output_dir/metrics.csv) and "tensorboard" (output_dir/runs).
-  MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to);
+  // `say`: told what AppendedFile has to say of any of them.
+  MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
+                 AppendedFile::Say say = say_on_stderr);
 
   // Behind `step` steps of the run: 0 begins metrics.jsonl anew, more continues it. To be called once, before the first
   // write. Returns what MetricsFile::start_over does, with `keeps`, where it begins anew. Errors: a line of
@@ -27,6 +29,8 @@ class MetricsOutputs {
     file_.write(metrics);
     pass_on(metrics_line(metrics));
   }
+  // Tries once more to write what could not be written. Says what the files lack, and why; empty: nothing.
+  std::string finish();
 
  private:
   bool reports_to(const std::string& name) const;
@@ -34,6 +38,7 @@ class MetricsOutputs {
 
   std::string output_dir_;
   std::vector<std::string> report_to_;
+  AppendedFile::Say say_;
   MetricsFile file_;
   std::unique_ptr<MetricsCsv> csv_;
   std::unique_ptr<TensorBoardFile> tensorboard_;

@@ -16,9 +16,9 @@
 #include <limits>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 #include "report/crc32c.h"
-#include "report/whole_write.h"
 
 namespace fsdp::trainer {
 
@@ -114,21 +114,18 @@ std::string new_name(const fs::path& folder) {
 
 }  // namespace
 
-TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t step) {
+TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t step, AppendedFile::Say say) {
   fs::create_directories(folder);
-  path_ = (fs::path(folder) / new_name(folder)).string();
-  descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) throw std::runtime_error(path_ + ": cannot create the file: " + std::strerror(errno));
-  append(event(0, bytes_field(kFileVersion, "brain.Event:2")));
-  append(event(step + 1, bytes_field(kSessionLog, field(kStatus, kVarint) + varint(kStart))));
+  const std::string path = (fs::path(folder) / new_name(folder)).string();
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor < 0) throw std::runtime_error(path + ": cannot create the file: " + std::strerror(errno));
+  file_ = std::make_unique<AppendedFile>(path, descriptor, std::move(say));
+  file_->append(record(event(0, bytes_field(kFileVersion, "brain.Event:2"))));
+  file_->append(record(event(step + 1, bytes_field(kSessionLog, field(kStatus, kVarint) + varint(kStart)))));
 }
-
-TensorBoardFile::~TensorBoardFile() { close(descriptor_); }
 
 void TensorBoardFile::write(const nlohmann::json& line) {
-  append(event(line.at("step").get<int64_t>(), bytes_field(kSummary, scalars(line))));
+  file_->append(record(event(line.at("step").get<int64_t>(), bytes_field(kSummary, scalars(line)))));
 }
-
-void TensorBoardFile::append(const std::string& event) { write_whole(descriptor_, record(event), path_); }
 
 }  // namespace fsdp::trainer

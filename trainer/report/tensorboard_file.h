@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "report/appended_file.h"
 
 namespace fsdp::trainer {
 
@@ -12,21 +15,17 @@ namespace fsdp::trainer {
 class TensorBoardFile {
  public:
   // What the folder's earlier files say of steps after `step` no longer counts, as training goes on from there.
-  TensorBoardFile(const std::string& folder, int64_t step);
-  ~TensorBoardFile();
-  TensorBoardFile(const TensorBoardFile&) = delete;
-  TensorBoardFile& operator=(const TensorBoardFile&) = delete;
+  TensorBoardFile(const std::string& folder, int64_t step, AppendedFile::Say say = say_on_stderr);
 
-  // The numbers of a line of metrics.jsonl, as scalars "train/loss", "train/grad_norm", …, "eval/loss". Handed to the
-  // operating system at once.
+  // The numbers of a line of metrics.jsonl, as scalars "train/loss", "train/grad_norm", …, "eval/loss", appended as
+  // AppendedFile does.
   void write(const nlohmann::json& line);
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_->path(); }
+  // What AppendedFile::finish says.
+  std::string finish() { return file_->finish(); }
 
  private:
-  void append(const std::string& event);
-
-  std::string path_;
-  int descriptor_;
+  std::unique_ptr<AppendedFile> file_;
 };
 
 }  // namespace fsdp::trainer

@@ -18,8 +18,8 @@ RunReport::RunReport(const Config& config, const StepWork& work, Communicator& c
     : config_(config), work_(work), communicator_(communicator), device_(device) {
   if (communicator.rank() != 0) return;
   std::filesystem::create_directories(config.output_dir);
-  file_.emplace(config.output_dir, config.report_to);
   progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.max_steps);
+  file_.emplace(config.output_dir, config.report_to, [this](const std::string& text) { say(text); });
 }
 
 void RunReport::start(int64_t step) {

@@ -35,6 +35,9 @@ class RunReport {
   void set_skipped_steps(int64_t skipped_steps) { skipped_steps_ = skipped_steps; }
   // A line of text, on rank 0.
   void say(const std::string& text);
+  // Behind the last line. What metrics.jsonl and the files of report_to lack, as they could not be written; empty: they
+  // are whole, or this is not rank 0.
+  std::string finish() { return file_ ? file_->finish() : ""; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -44,8 +47,8 @@ class RunReport {
   StepWork work_;
   Communicator& communicator_;
   c10::Device device_;
-  std::optional<MetricsOutputs> file_;  // on rank 0
   std::optional<Progress> progress_;    // on rank 0
+  std::optional<MetricsOutputs> file_;  // on rank 0
   int64_t last_step_ = 0;
   int64_t skipped_steps_ = 0;
   Clock::time_point last_time_;

@@ -17,10 +17,24 @@ void StepTrace::before_step(int64_t step) {
   if (traces() && step == config_.trace_first_step) sharded_.start_trace(memory_);
 }
 
-bool StepTrace::after_step(int64_t step) {
-  if (!traces() || step != last_step_) return false;
-  write_trace(*config_.trace_path, communicator_, sharded_.stop_trace());
-  return true;
+std::string StepTrace::after_step(int64_t step) {
+  if (!traces() || step != last_step_) return {};
+  unwritten_ = sharded_.stop_trace();
+  const std::string problem = write();
+  if (problem.empty()) return "wrote a trace to " + *config_.trace_path;
+  return problem + "; training goes on, and it is tried again after the last step";
+}
+
+std::string StepTrace::finish() { return unwritten_ ? write() : ""; }
+
+std::string StepTrace::write() {
+  try {
+    write_trace(*config_.trace_path, communicator_, *unwritten_);
+    unwritten_.reset();
+    return {};
+  } catch (const TraceNotWritten& error) {
+    return error.what_without_backtrace();
+  }
 }
 
 }  // namespace fsdp::trainer

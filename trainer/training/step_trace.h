@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -23,15 +25,23 @@ class StepTrace {
 
   // Steps are counted from 1.
   void before_step(int64_t step);
-  // After the last step to be traced, writes the file. Whether it did.
-  bool after_step(int64_t step);
+  // After the last step to be traced, writes the file. Something to say of it, or nothing; a file that cannot be
+  // written ends no run.
+  std::string after_step(int64_t step);
+  // Behind the last step of the run: tries once more to write what could not be written. Why it cannot be; empty: the
+  // file is there, or none was asked for.
+  std::string finish();
 
  private:
+  // Why the file was not written; empty: it was.
+  std::string write();
+
   const Config& config_;
   ShardedModule& sharded_;
   Communicator& communicator_;
   int64_t last_step_;
   std::function<std::vector<MemoryCategory>()> memory_;
+  std::optional<Trace> unwritten_;
 };
 
 }  // namespace fsdp::trainer

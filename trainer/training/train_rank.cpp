@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
 
 #include <filesystem>
 #include <stdexcept>
@@ -40,8 +41,8 @@ class RankRun {
   RunEnd train();
   void evaluate_model();
   void save_model();
-  // Throws when the last checkpoint could not be saved.
-  void check_saved() const;
+  // Throws when the last checkpoint, metrics or a trace could not be written.
+  void check_written();
 
  private:
   void choose_start();
@@ -63,7 +64,7 @@ class RankRun {
   std::shared_ptr<Communicator> communicator_;
   RunReport report_;
   StartPoint start_;
-  std::string unsaved_;  // why the last checkpoint is not there; empty: it is
+  std::vector<std::string> unwritten_;  // why the last checkpoint or a trace is not there
   std::shared_ptr<ShardedModule> sharded_;
 };
 
@@ -190,11 +191,11 @@ RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& chec
     if (step == begin + 1 && config_.wrap_policy == "auto_units") {
       report_.say(c10::str("made ", sharded_->stats().units, " units from the execution order"));
     }
-    if (trace.after_step(step - begin)) report_.say("wrote a trace to " + *config_.trace_path);
+    if (const std::string text = trace.after_step(step - begin); !text.empty()) report_.say(text);
     if (checkpoints.after_step(step)) return RunEnd::kTerminated;
   }
   checkpoints.finish();
-  unsaved_ = checkpoints.failure();
+  unwritten_ = {checkpoints.failure(), trace.finish()};
   return RunEnd::kFinished;
 }
 
@@ -216,8 +217,14 @@ void RankRun::save_model() {
   report_.say("saved the model to " + path.string());
 }
 
-void RankRun::check_saved() const {
-  if (!unsaved_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, unsaved_);
+// A checkpoint that is not there is an error of all ranks, of which the first may have more to tell.
+void RankRun::check_written() {
+  const bool of_all = !unwritten_.at(0).empty();
+  unwritten_.push_back(report_.finish());
+  std::erase(unwritten_, "");
+  const std::string text = c10::Join("; ", unwritten_);
+  if (of_all) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, text);
+  if (!text.empty()) throw std::runtime_error(text);
 }
 
 }  // namespace
@@ -243,7 +250,7 @@ RunEnd train_at(const Config& config, TrainingInputs inputs, const RankPlace& pl
   if (run.train() == RunEnd::kTerminated) return RunEnd::kTerminated;
   if (config.do_eval) run.evaluate_model();
   if (config.save_final) run.save_model();
-  run.check_saved();
+  run.check_written();
   return RunEnd::kFinished;
 }
 
