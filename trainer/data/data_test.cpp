@@ -1,8 +1,12 @@
 // Token sources, samples, and which rank takes which.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <numeric>
 #include <set>
 
@@ -87,6 +91,62 @@ TEST(TokenFile, IdsBeyondTheVocabularyAreNamedWithTheirPlace) {
   EXPECT_NO_THROW(open_token_file(path, 12));
   EXPECT_THAT(error_of([&] { open_token_file(path, 10); }),
               AllOf(HasSubstr("ids.bin"), HasSubstr("token id 10 at token 2 (byte offset 4)"), HasSubstr("size, 10")));
+}
+
+// Of a size that takes seconds to read, and nothing but a hole.
+TEST(TokenFile, OpeningReadsLittleOfAFile) {
+  TestFolder folder;
+  const auto path = folder.write("large.bin", "");
+  constexpr int64_t kBytes = int64_t{1} << 33;
+  if (truncate(path.c_str(), kBytes) != 0) GTEST_SKIP() << "no file of " << kBytes << " bytes: " << strerror(errno);
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  EXPECT_EQ(open_token_file(path, 100)->size(), kBytes / 2);
+  getrusage(RUSAGE_SELF, &after);
+  EXPECT_LT(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt, 1000);
+}
+
+// What opening does not see is seen where training reads it.
+TEST(TokenFile, IdsAreCheckedWhereTheyAreRead) {
+  TestFolder folder;
+  std::vector<uint16_t> ids(100000, 9);
+  ids[50] = 10;
+  EXPECT_THAT(error_of([&] { open_token_file(folder.write("first.bin", bytes_of<uint16_t>(ids)), 10); }),
+              HasSubstr("at token 50"));
+  std::swap(ids[50], ids[3000]);  // between the places that opening looks at
+  const auto file = open_token_file(folder.write("ids.bin", bytes_of<uint16_t>(ids)), 10);
+  EXPECT_EQ(tokens_of(*file, 0, 3000).back(), 9);
+  EXPECT_THAT(
+      error_of([&] { tokens_of(*file, 2990, 20); }),
+      AllOf(HasSubstr("ids.bin"), HasSubstr("token id 10 at token 3000 (byte offset 6000)"), HasSubstr("size, 10")));
+  std::swap(ids[3000], ids.back());
+  EXPECT_THAT(error_of([&] { open_token_file(folder.write("last.bin", bytes_of<uint16_t>(ids)), 10); }),
+              HasSubstr("at token 99999"));
+}
+
+TEST(TokenFile, OneThatIsCutWhileItIsReadIsNamed) {
+  TestFolder folder;
+  const auto path = folder.write("cut.bin", bytes_of<uint16_t>(std::vector<uint16_t>(5000, 1)));
+  const auto file = open_token_file(path, 10);
+  ASSERT_EQ(truncate(path.c_str(), 4000), 0);
+  EXPECT_EQ(tokens_of(*file, 1999, 1).front(), 1);
+  EXPECT_THAT(error_of([&] { tokens_of(*file, 1990, 20); }),
+              AllOf(HasSubstr("cut.bin: ends at byte 4000"), HasSubstr("10000 bytes"), HasSubstr("cut short")));
+}
+
+TEST(TokenFile, RemarksOnUint32ReadAsUint16) {
+  TestFolder folder;
+  std::vector<uint32_t> wide(200);
+  std::iota(wide.begin(), wide.end(), 0);
+  const auto path = folder.write("wide.bin", bytes_of<uint32_t>(wide));
+  const TokenDataset data(open_token_file(path, 65536), 8);
+  EXPECT_THAT(data.remark(), AllOf(HasSubstr("wide.bin"), HasSubstr("uint32"), HasSubstr("65536")));
+  EXPECT_EQ(open_token_file(path, 65537)->remark(), "");
+  std::vector<uint16_t> narrow(200);
+  std::iota(narrow.begin(), narrow.end(), 0);
+  EXPECT_EQ(open_token_file(folder.write("narrow.bin", bytes_of<uint16_t>(narrow)), 65536)->remark(), "");
+  const auto zeros = folder.write("zeros.bin", bytes_of<uint16_t>(std::vector<uint16_t>(200, 0)));
+  EXPECT_EQ(open_token_file(zeros, 65536)->remark(), "");
 }
 
 TEST(Dataset, CutsSamplesOfEqualLength) {

@@ -25,11 +25,6 @@ at::Tensor read_samples(const TokenSource& source, const std::vector<int64_t>& i
   return tokens;
 }
 
-int64_t count_other(const std::vector<int64_t>& tokens, std::optional<int64_t> padding) {
-  const auto size = static_cast<int64_t>(tokens.size());
-  return padding ? size - std::count(tokens.begin(), tokens.end(), *padding) : size;
-}
-
 }  // namespace
 
 TokenDataset::TokenDataset(std::unique_ptr<TokenSource> source, int64_t sequence_length)
@@ -49,7 +44,6 @@ TokenPairDataset::TokenPairDataset(std::unique_ptr<TokenSource> source, const Le
                                    std::optional<int64_t> padding)
     : source_(std::move(source)), lengths_(lengths), padding_(padding) {
   TORCH_CHECK(size() > 0, name(), ": holds ", source_->size(), " tokens, not one sample of ", sample_text());
-  if (padding_) check_samples();
 }
 
 std::string TokenPairDataset::sample_text() const {
@@ -57,21 +51,17 @@ std::string TokenPairDataset::sample_text() const {
                   " of a target");
 }
 
-void TokenPairDataset::check_samples() {
-  std::vector<int64_t> tokens(static_cast<size_t>(lengths_.source));
-  for (int64_t i = 0; i < size(); ++i) {
-    source_->read(i * sample_length(), lengths_.source, tokens.data());
-    const int64_t used = count_other(tokens, padding_);
-    has_padded_sources_ |= used < lengths_.source;
-    TORCH_CHECK(used > 0 && predictions(i) > 0, name(), ": sample ", i, " (token ", i * sample_length(), " on): its ",
-                used == 0 ? "source" : "target", " is nothing but padding, token id ", *padding_);
-  }
+void TokenPairDataset::refuse(int64_t index, const char* part) const {
+  TORCH_CHECK(false, name(), ": sample ", index, " (token ", index * sample_length(), " on): its ", part,
+              " is nothing but padding, token id ", *padding_, "; leave the sample out of the file");
 }
 
 int64_t TokenPairDataset::predictions(int64_t index) const {
   std::vector<int64_t> target(static_cast<size_t>(lengths_.target));
   source_->read(index * sample_length() + lengths_.source, lengths_.target, target.data());
-  return count_other(target, padding_);
+  const auto padded = padding_ ? std::count(target.begin(), target.end(), *padding_) : 0;
+  if (padded == lengths_.target) refuse(index, "target");
+  return lengths_.target - padded;
 }
 
 Batch TokenPairDataset::batch(const std::vector<int64_t>& indices) const {
@@ -79,8 +69,11 @@ Batch TokenPairDataset::batch(const std::vector<int64_t>& indices) const {
   const at::Tensor source = samples.narrow(1, 0, lengths_.source);
   at::Tensor target = samples.narrow(1, lengths_.source, lengths_.target);
   if (!padding_) return {.inputs = source, .labels = target};
-  // Of all batches or of none, so that a sample's loss does not depend on those beside it.
-  const at::Tensor mask = has_padded_sources_ ? source.ne(*padding_) : at::Tensor();
+  // Also where no source is padded, so that a sample's loss does not depend on those beside it.
+  const at::Tensor mask = source.ne(*padding_), used = mask.any(/*dim=*/1);
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (!used[static_cast<int64_t>(i)].item<bool>()) refuse(indices[i], "source");
+  }
   return {.inputs = source,
           .labels = target.masked_fill(target.eq(*padding_), models::kIgnoredLabel),
           .attention_mask = mask};

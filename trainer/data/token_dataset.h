@@ -23,6 +23,7 @@ class TokenDataset : public Dataset {
   std::string name() const override { return source_->name(); }
   int64_t size() const override { return source_->size() / sequence_length_; }
   std::string sample_text() const override;
+  std::string remark() const override { return source_->remark(); }
   Batch batch(const std::vector<int64_t>& indices) const override;
   int64_t predictions(int64_t /*index*/) const override { return sequence_length_ - 1; }
 
@@ -40,24 +41,24 @@ class TokenPairDataset : public Dataset {
     int64_t source = 0;
     int64_t target = 0;
   };
-  // `padding`: the token id that is padding; nothing: none is. A source that holds no whole sample, or a sample whose
-  // source or target is nothing but padding, is an error. Reads all tokens.
+  // `padding`: the token id that is padding; nothing: none is. A source that holds no whole sample is an error, and so
+  // is, where it is read, a sample whose source or target is nothing but padding.
   TokenPairDataset(std::unique_ptr<TokenSource> source, const Lengths& lengths, std::optional<int64_t> padding);
 
   std::string name() const override { return source_->name(); }
   int64_t size() const override { return source_->size() / sample_length(); }
   std::string sample_text() const override;
+  std::string remark() const override { return source_->remark(); }
   Batch batch(const std::vector<int64_t>& indices) const override;
   int64_t predictions(int64_t index) const override;
 
  private:
   int64_t sample_length() const { return lengths_.source + lengths_.target; }
-  void check_samples();
+  [[noreturn]] void refuse(int64_t index, const char* part) const;
 
   std::unique_ptr<TokenSource> source_;
   Lengths lengths_;
   std::optional<int64_t> padding_;
-  bool has_padded_sources_ = false;
 };
 
 // The source that `spec` names, of samples of `sample_length` tokens below vocab_size.

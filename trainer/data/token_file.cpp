@@ -1,9 +1,15 @@
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstring>
+#include <vector>
 
-#include "checkpoint/mapped_file.h"
 #include "data/token_source.h"
 
 namespace fsdp::trainer {
@@ -12,41 +18,126 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
+// At opening, ids are read at this many places, so that a file which is not of the model shows before ranks start.
+constexpr int64_t kPlaces = 16, kIdsOfAPlace = 1024;
+
+// A regular file that is read, not mapped: one that is cut while training reads it is an error that names it.
+class ReadFile {
+ public:
+  explicit ReadFile(const std::string& path);
+  ~ReadFile() { ::close(file_); }
+  ReadFile(const ReadFile&) = delete;
+  ReadFile& operator=(const ReadFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t bytes() const { return bytes_; }  // when it was opened
+  void read(int64_t offset, char* to, size_t bytes) const;
+
+ private:
+  std::string path_;
+  int file_;
+  int64_t bytes_ = 0;
+};
+
+ReadFile::ReadFile(const std::string& path)
+    // Without O_NONBLOCK a named pipe would be waited for.
+    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  TORCH_CHECK(file_ >= 0, path, ": cannot be opened: ", std::strerror(errno));
+  struct stat status {};
+  if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(file_);
+    TORCH_CHECK(false, path, ": not a regular file");
+  }
+  bytes_ = status.st_size;
+}
+
+void ReadFile::read(int64_t offset, char* to, size_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t done = ::pread(file_, to, bytes, offset);
+    if (done < 0 && errno == EINTR) continue;
+    TORCH_CHECK(done >= 0, path_, ": reading failed at byte ", offset, ": ", std::strerror(errno));
+    TORCH_CHECK(done > 0, path_, ": ends at byte ", offset, ", but had ", bytes_,
+                " bytes when it was opened: it was cut short while training read it; resume with the whole file");
+    to += done;
+    offset += done;
+    bytes -= static_cast<size_t>(done);
+  }
+}
+
 // A file as an array of ids of type Id.
 template <typename Id>
 class TokenFile : public TokenSource {
  public:
-  TokenFile(const std::string& path, int64_t vocab_size) : path_(path), file_(checkpoint::MappedFile::open(path)) {
-    TORCH_CHECK(bytes() > 0, path, ": the file is empty");
-    TORCH_CHECK(bytes() % sizeof(Id) == 0, path, ": the size, ", bytes(), " bytes, is no multiple of ", sizeof(Id),
-                ", the bytes of a token id when the vocabulary size is ", vocab_size);
-    check_ids(vocab_size);
+  TokenFile(const std::string& path, int64_t vocab_size) : file_(path), vocab_size_(vocab_size) {
+    TORCH_CHECK(file_.bytes() > 0, path, ": the file is empty");
+    TORCH_CHECK(file_.bytes() % sizeof(Id) == 0, path, ": the size, ", file_.bytes(), " bytes, is no multiple of ",
+                sizeof(Id), ", the bytes of a token id when the vocabulary size is ", vocab_size);
+    look_at_some();
   }
 
-  std::string name() const override { return path_; }
-  int64_t size() const override { return static_cast<int64_t>(bytes() / sizeof(Id)); }
-  void read(int64_t begin, int64_t count, int64_t* out) const override { std::copy_n(ids() + begin, count, out); }
+  std::string name() const override { return file_.path(); }
+  int64_t size() const override { return file_.bytes() / static_cast<int64_t>(sizeof(Id)); }
+  void read(int64_t begin, int64_t count, int64_t* out) const override {
+    const std::vector<Id> ids = read_ids(begin, count);
+    std::copy(ids.begin(), ids.end(), out);
+  }
+  std::string remark() const override { return remark_; }
 
  private:
-  size_t bytes() const { return file_->bytes().size(); }
-  const Id* ids() const { return reinterpret_cast<const Id*>(file_->bytes().data()); }
-  void check_ids(int64_t vocab_size) const;
+  std::vector<Id> read_ids(int64_t begin, int64_t count) const;
+  void check(const std::vector<Id>& ids, int64_t begin) const;
+  void look_at_some();
 
-  std::string path_;
-  std::shared_ptr<const checkpoint::MappedFile> file_;
+  ReadFile file_;
+  int64_t vocab_size_;
+  std::string remark_;
 };
 
 template <typename Id>
-void TokenFile<Id>::check_ids(int64_t vocab_size) const {
-  const Id* end = ids() + size();
-  Id largest = 0;
-  for (const Id* id = ids(); id != end; ++id) largest = std::max(largest, *id);
-  if (static_cast<int64_t>(largest) < vocab_size) return;
-  const Id* first = std::find_if(ids(), end, [&](Id id) { return static_cast<int64_t>(id) >= vocab_size; });
-  const int64_t position = first - ids();
-  TORCH_CHECK(false, path_, ": token id ", static_cast<int64_t>(*first), " at token ", position, " (byte offset ",
-              position * static_cast<int64_t>(sizeof(Id)), ") is not below the model's vocabulary size, ", vocab_size,
-              sizeof(Id) == 1 ? "; a file whose name does not end in .bin is read as bytes" : "");
+std::vector<Id> TokenFile<Id>::read_ids(int64_t begin, int64_t count) const {
+  std::vector<Id> ids(static_cast<size_t>(count));
+  file_.read(begin * static_cast<int64_t>(sizeof(Id)), reinterpret_cast<char*>(ids.data()), ids.size() * sizeof(Id));
+  check(ids, begin);
+  return ids;
+}
+
+template <typename Id>
+void TokenFile<Id>::check(const std::vector<Id>& ids, int64_t begin) const {
+  const auto first =
+      std::find_if(ids.begin(), ids.end(), [this](Id id) { return static_cast<int64_t>(id) >= vocab_size_; });
+  if (first == ids.end()) return;
+  const int64_t position = begin + (first - ids.begin());
+  TORCH_CHECK(false, name(), ": token id ", static_cast<int64_t>(*first), " at token ", position, " (byte offset ",
+              position * static_cast<int64_t>(sizeof(Id)), ") is not below the model's vocabulary size, ", vocab_size_,
+              sizeof(Id) == 1 ? "; a file whose name does not end in .bin is read as bytes"
+                              : "; make the file anew with the tokenizer of this model");
+}
+
+// Whether each second id is 0 and the others are not, as where ids of four bytes are read as two of two bytes.
+template <typename Id>
+bool seems_twice_as_wide(const std::vector<Id>& ids) {
+  constexpr size_t kFew = 32;
+  size_t others = 0;
+  for (size_t i = 0; i + 1 < ids.size(); i += 2) {
+    if (ids[i + 1] != 0) return false;
+    others += ids[i] != 0;
+  }
+  return others >= kFew;
+}
+
+template <typename Id>
+void TokenFile<Id>::look_at_some() {
+  const int64_t count = std::min(kIdsOfAPlace, size());
+  const int64_t places = size() == count ? 1 : kPlaces;
+  for (int64_t place = 0; place < places; ++place) {
+    const bool is_last = place + 1 == places;
+    const int64_t begin = is_last ? size() - count : (size() - count) / (places - 1) * place;
+    const std::vector<Id> ids = read_ids(begin, count);
+    if (place > 0 || sizeof(Id) != 2 || !seems_twice_as_wide(ids)) continue;
+    remark_ = c10::str(name(), ": each second one of its first token ids is 0, as in a file of uint32; it is read as ",
+                       "uint16, as the model's vocabulary has ", vocab_size_,
+                       " entries, at most 65536. If its ids are uint32, write them as uint16");
+  }
 }
 
 }  // namespace

@@ -95,6 +95,9 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
       communicator_(place.communicator),
       report_(config, work_of(config, inputs_, communicator_->size()), *communicator_, device_) {
   if (!place.text.empty()) report_.say(place.text);
+  for (const Dataset* data : {inputs_.train.get(), inputs_.eval.get()}) {
+    if (data && !data->remark().empty()) report_.say(data->remark());
+  }
   choose_start();
   shard();
   module().train();

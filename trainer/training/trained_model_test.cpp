@@ -166,10 +166,15 @@ TEST(TokenPairs, AreCutMaskedAndCounted) {
   EXPECT_TRUE(at::equal(batch.attention_mask, at::tensor({1, 1, 0, 1, 1, 1}, at::kLong).view({2, 3}).to(at::kBool)));
   EXPECT_EQ(model->sample_work(batch).tokens, 5);
 
-  EXPECT_FALSE(open("\1\2\3\4\5"s)->batch({0}).attention_mask.defined());
-  const std::string nothing = error_of([&] { open("\1\2\3\4\5\1\2\3\0\0"s); });
-  EXPECT_THAT(nothing, AllOf(HasSubstr("sample 1 (token 5 on): its target is nothing but padding, token id 0")));
-  EXPECT_THAT(error_of([&] { open("\0\0\0\4\5"s); }), HasSubstr("its source is nothing but padding"));
+  EXPECT_TRUE(open("\1\2\3\4\5"s)->batch({0}).attention_mask.all().item<bool>());
+  const auto nothing = open("\1\2\3\4\5\1\2\3\0\0\0\0\0\4\5"s);
+  EXPECT_EQ(nothing->predictions(0), 2);
+  EXPECT_THAT(error_of([&] { nothing->predictions(1); }),
+              HasSubstr("sample 1 (token 5 on): its target is nothing but padding, token id 0"));
+  EXPECT_THAT(error_of([&] {
+                nothing->batch({0, 2});
+              }),
+              HasSubstr("sample 2 (token 10 on): its source is nothing but padding"));
   EXPECT_THAT(error_of([&] { open("\1\2"s); }), AllOf(HasSubstr("holds 2 tokens"), HasSubstr("max_target_length = 2")));
 }
 

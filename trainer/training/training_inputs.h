@@ -27,7 +27,8 @@ std::filesystem::path final_folder(const Config& config);
 
 // Opens what `config` names and checks that it fits together: weights that the model has, data that it takes, one
 // global batch for `world_size` ranks, classes to wrap. Needs no other rank, so that every mistake shows before ranks
-// wait for one another. Reads headers of weights, all token ids and all classes of images. With the key `model` it
+// wait for one another. Reads headers of weights, a few token ids and all
+// classes of images. With the key `model` it
 // seeds the default generators with `seed`, and draws nothing yet.
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size);
 
