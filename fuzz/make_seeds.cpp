@@ -161,7 +161,7 @@ void add_trainer(const Seeds& seeds) {
 void add_report(const Seeds& seeds) {
   const std::string metrics =
       R"({"step":1,"loss":2.5,"grad_norm":null,"learning_rate":5e-05,"samples_per_second":101.5,"tokens_per_second":812.5,)"
-      R"("tflops":0.5,"hardware_tflops":0.625,"peak_memory_bytes":1000,"loss_scale":8.0,"skipped":true,"skipped_steps":1})"
+      R"("tflops":0.5,"hardware_tflops":0.625,"peak_memory_bytes":1000,"mapped_file_bytes":1500,"loss_scale":8.0,"skipped":true,"skipped_steps":1})"
       "\n"
       R"({"step":2,"loss":2.25,"tflops":0.5,"peak_device_memory_bytes":2000})"
       "\n"

@@ -101,7 +101,8 @@ TEST_F(Program, TrainsEvaluatesAndSaves) {
   EXPECT_EQ(lines[1]["step"], 5);
   EXPECT_NEAR(lines[1]["learning_rate"].get<double>(), 1e-2 / 5, 1e-12);
   EXPECT_NEAR(lines[0]["loss"].get<double>(), std::log(kTinyVocabulary), 1.0);
-  for (const char* name : {"grad_norm", "samples_per_second", "tokens_per_second", "tflops", "peak_memory_bytes"})
+  for (const char* name :
+       {"grad_norm", "samples_per_second", "tokens_per_second", "tflops", "peak_memory_bytes", "mapped_file_bytes"})
     EXPECT_GT(lines[0][name], 0) << name;
   EXPECT_EQ(lines[2]["step"], 5);
   EXPECT_GT(lines[2]["eval_loss"], 0);

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-MEASURED = ("samples_per_second", "tokens_per_second", "tflops", "hardware_tflops", "peak_memory_bytes")
+MEASURED = ("samples_per_second", "tokens_per_second", "tflops", "hardware_tflops", "peak_memory_bytes", "mapped_file_bytes")
 
 
 def write_model(folder, tied=True):

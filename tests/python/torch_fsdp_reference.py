@@ -280,14 +280,14 @@ def run_rank(rank, world_size, method, config, options, result):
     torch.set_num_threads(options["threads"])
     if method != "single":
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{options['port']}", rank=rank, world_size=world_size)
-    start_memory = status_bytes("VmRSS")
+    start_memory = status_bytes("VmRSS") - status_bytes("RssFile")
     training = Training(config, method, rank, world_size, options["prefetch"])
     rows, seconds = [], []
     for _ in range(config["max_steps"]):
         start = time.perf_counter()
         rows.append(training.step())
         seconds.append(time.perf_counter() - start)
-    memory = torch.tensor([status_bytes("VmHWM"), start_memory])
+    memory = torch.tensor([status_bytes("VmHWM") - status_bytes("RssFile"), start_memory])
     if method != "single":
         dist.all_reduce(memory, dist.ReduceOp.MAX)
     weights = whole_weights(training.model) if options["keep_weights"] else None

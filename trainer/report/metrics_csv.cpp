@@ -56,6 +56,7 @@ const std::vector<std::string>& csv_columns() {
                                                    "tflops",
                                                    "hardware_tflops",
                                                    "peak_memory_bytes",
+                                                   "mapped_file_bytes",
                                                    "peak_device_memory_bytes",
                                                    "loss_scale",
                                                    "skipped",

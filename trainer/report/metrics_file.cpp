@@ -63,6 +63,7 @@ nlohmann::ordered_json metrics_line(const StepMetrics& metrics) {
   line["tflops"] = metrics.tflops;
   if (metrics.hardware_tflops) line["hardware_tflops"] = *metrics.hardware_tflops;
   line["peak_memory_bytes"] = metrics.peak_memory_bytes;
+  line["mapped_file_bytes"] = metrics.mapped_file_bytes;
   if (metrics.peak_device_memory_bytes) line["peak_device_memory_bytes"] = *metrics.peak_device_memory_bytes;
   if (const auto& scaling = metrics.loss_scaling) {
     line.update(

@@ -21,7 +21,8 @@ struct StepMetrics {
   double tflops = 0;  // 10^12 floating point operations of the model a second, of all ranks together
   // With activation checkpointing: likewise, with what is computed again.
   std::optional<double> hardware_tflops = std::nullopt;
-  int64_t peak_memory_bytes = 0;  // of the rank that needed most, on its host
+  int64_t peak_memory_bytes = 0;  // own memory (ProcessMemory) of the rank that needed most, on its host
+  int64_t mapped_file_bytes = 0;  // the most of mapped files that was in a rank's memory
   // On GPUs only: the same of the tensors on them.
   std::optional<int64_t> peak_device_memory_bytes = std::nullopt;
   // With fp16 only.

@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <stdexcept>
@@ -10,13 +11,39 @@
 namespace fsdp::trainer {
 
 // Not from getrusage: its maximum outlives exec and would count the process that launched this one.
-int64_t peak_memory_bytes() {
+ProcessMemory process_memory() {
+  ProcessMemory memory;
   std::ifstream status("/proc/self/status");
+  bool has_own = false;
   for (std::string line; std::getline(status, line);) {
-    constexpr const char* kPeak = "VmHWM:";
-    if (line.rfind(kPeak, 0) == 0) return std::stoll(line.substr(std::string(kPeak).size())) * 1024;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::string name = line.substr(0, colon);
+    const auto bytes = [&] { return std::stoll(line.substr(colon + 1)) * 1024; };
+    if (name == "RssAnon" || name == "RssShmem") memory.own += bytes();
+    if (name == "RssFile") memory.mapped = bytes();
+    if (name == "VmHWM") memory.peak = bytes();
+    has_own |= name == "RssAnon";
   }
-  throw std::runtime_error("/proc/self/status has no line VmHWM");
+  if (!has_own) throw std::runtime_error("/proc/self/status has no line RssAnon");
+  return memory;
+}
+
+void PeakMemory::restart() {
+  look();
+  mapped_since_ = 0;
+  constexpr const char* kResetPeak = "5";
+  peak_is_of_now_ = static_cast<bool>(std::ofstream("/proc/self/clear_refs") << kResetPeak << std::flush);
+}
+
+ProcessMemory PeakMemory::look() {
+  const ProcessMemory now = process_memory();
+  mapped_since_ = std::max(mapped_since_, now.mapped);
+  most_.own = std::max(most_.own, now.own);
+  most_.mapped = std::max(most_.mapped, now.mapped);
+  if (peak_is_of_now_) most_.own = std::max(most_.own, now.peak - mapped_since_);
+  most_.peak = std::max(most_.peak, now.peak);
+  return most_;
 }
 
 void keep_freed_memory() {

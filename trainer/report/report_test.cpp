@@ -2,7 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -30,7 +35,8 @@ const StepMetrics kMetrics{.step = 3,
                            .samples_per_second = 101.55,
                            .tokens_per_second = 812.4,
                            .tflops = 0.6612,
-                           .peak_memory_bytes = int64_t{3} << 29};
+                           .peak_memory_bytes = int64_t{3} << 29,
+                           .mapped_file_bytes = int64_t{1} << 28};
 
 TEST(MetricsFile, WritesALineAtOnce) {
   TestFolder folder;
@@ -39,7 +45,7 @@ TEST(MetricsFile, WritesALineAtOnce) {
   EXPECT_EQ(
       folder.read("metrics.jsonl"),
       R"({"step":3,"loss":2.5,"grad_norm":1.25,"learning_rate":5e-05,"samples_per_second":101.55,"tokens_per_second":812.4,"tflops":0.6612,)"
-      R"("peak_memory_bytes":1610612736})"
+      R"("peak_memory_bytes":1610612736,"mapped_file_bytes":268435456})"
       "\n");
   file.write(EvalMetrics{.step = 3, .eval_loss = 2.75});
   EXPECT_THAT(folder.read("metrics.jsonl"), ::testing::EndsWith("{\"step\":3,\"eval_loss\":2.75}\n"));
@@ -144,9 +150,47 @@ TEST(Progress, RewritesItsLineOnATerminal) {
 
 TEST(ProcessMemory, SeesWhatWasTouched) {
   constexpr int64_t kSize = int64_t{256} << 20;
+  PeakMemory memory;
+  const int64_t before = memory.look().own;
+  memory.restart();
   { std::vector<char> block(kSize, 1); }
-  EXPECT_GT(peak_memory_bytes(), kSize);
-  EXPECT_LT(peak_memory_bytes(), kSize * 64);
+  EXPECT_GT(memory.look().own, before + kSize * 9 / 10);
+  EXPECT_LT(memory.look().own, kSize * 64);
+}
+
+TEST(ProcessMemory, SharedMemoryIsOwn) {
+  constexpr int64_t kSize = int64_t{64} << 20;
+  const int64_t before = process_memory().own;
+  void* shared = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  EXPECT_GT(process_memory().own, before + kSize * 9 / 10);
+  munmap(shared, kSize);
+}
+
+// A data set or weights of any size.
+TEST(ProcessMemory, MappedFilesAreApart) {
+  constexpr int64_t kSize = int64_t{64} << 20;
+  TestFolder folder;
+  struct statfs system {};
+  ASSERT_EQ(statfs(folder.path("").c_str(), &system), 0);
+  if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "files of a tmpfs are shared memory";
+  const std::string path = folder.write("file", std::string(kSize, 'x'));
+  PeakMemory memory;
+  const int64_t before = memory.look().own, mapped_before = memory.look().mapped;
+  const auto map = [&] {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    void* bytes = mmap(nullptr, kSize, PROT_READ, MAP_SHARED | MAP_POPULATE, file, 0);
+    close(file);
+    return bytes;
+  };
+  void* early = map();
+  EXPECT_GT(memory.look().mapped, mapped_before + kSize * 9 / 10);
+  munmap(early, kSize);
+  memory.restart();
+  void* late = map();
+  memory.look();
+  munmap(late, kSize);
+  EXPECT_LT(memory.look().own, before + kSize / 2);
 }
 
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)

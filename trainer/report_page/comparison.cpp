@@ -63,6 +63,7 @@ std::vector<Number> numbers() {
           {"Median TFLOPS", middle("tflops"), number_text},
           {"Median TFLOPS with what is recomputed", middle("hardware_tflops"), number_text},
           {"Peak memory of a process", most("peak_memory_bytes"), bytes_text},
+          {"Mapped files in its memory", most("mapped_file_bytes"), bytes_text},
           {"Peak memory of tensors on a GPU", most("peak_device_memory_bytes"), bytes_text},
           {"Skipped steps", last("skipped_steps"), number_text}};
 }

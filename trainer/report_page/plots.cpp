@@ -30,6 +30,7 @@ constexpr Kind kKinds[] = {
     {"tflops", "TFLOPS, all ranks together", "", true},
     {"hardware_tflops", "TFLOPS with what is recomputed, all ranks together", "", true},
     {"peak_memory_bytes", "Peak memory of a process, of the rank that needs most", "bytes", true},
+    {"mapped_file_bytes", "Mapped files in the memory of a process, of the rank with most", "bytes", true},
     {"peak_device_memory_bytes", "Peak memory of tensors on a GPU, of the rank that needs most", "bytes", true},
     {"loss_scale", "Loss scale", "", false},
 };

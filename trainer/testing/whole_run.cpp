@@ -15,8 +15,8 @@ std::map<std::string, std::string> metrics_that_count(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     auto values = nlohmann::json::parse(line);
-    for (const char* key :
-         {"samples_per_second", "tokens_per_second", "tflops", "hardware_tflops", "peak_memory_bytes"})
+    for (const char* key : {"samples_per_second", "tokens_per_second", "tflops", "hardware_tflops", "peak_memory_bytes",
+                            "mapped_file_bytes"})
       values.erase(key);
     char step[32];
     std::snprintf(step, sizeof(step), "%05d", values.at("step").get<int>());

@@ -8,7 +8,6 @@
 #include <filesystem>
 
 #include "base/allocated_memory.h"
-#include "report/process_memory.h"
 #include "report/run_facts.h"
 #include "training/exchange.h"
 
@@ -28,12 +27,14 @@ void RunReport::start(int64_t step) {
     if (!kept.empty()) say("metrics.jsonl of an earlier run is kept as " + kept);
     write_run_facts(config_, communicator_.size());
   }
+  memory_.restart();
   last_step_ = step;
   last_time_ = Clock::now();
 }
 
 void RunReport::after_step(int64_t step, const StepResult& result) {
   if (result.skipped) ++skipped_steps_;
+  memory_.look();
   if (step % config_.logging_steps != 0 && step != config_.max_steps) return;
   const StepMetrics metrics = measure(step, result);
   if (!file_) return;
@@ -52,18 +53,21 @@ void RunReport::say(const std::string& text) {
 }
 
 StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
-  const auto memory = static_cast<double>(peak_memory_bytes());
+  const ProcessMemory memory = memory_.look();
   const std::optional<int64_t> device_memory = peak_allocated_bytes(device_);
-  const auto all = gather_values(communicator_, {result.loss, memory, static_cast<double>(device_memory.value_or(0))},
+  const auto all = gather_values(communicator_,
+                                 {result.loss, static_cast<double>(memory.own), static_cast<double>(memory.mapped),
+                                  static_cast<double>(device_memory.value_or(0))},
                                  {.name = "metrics", .generation = static_cast<uint64_t>(step)});
   StepMetrics metrics{.step = step, .grad_norm = result.grad_norm, .learning_rate = result.learning_rate};
   if (result.loss_scale) metrics.loss_scaling = {*result.loss_scale, result.skipped, skipped_steps_};
   for (const auto& values : all) {
     metrics.loss += values[0] / static_cast<double>(all.size());
     metrics.peak_memory_bytes = std::max(metrics.peak_memory_bytes, static_cast<int64_t>(values[1]));
+    metrics.mapped_file_bytes = std::max(metrics.mapped_file_bytes, static_cast<int64_t>(values[2]));
     if (!device_memory) continue;
     metrics.peak_device_memory_bytes =
-        std::max(metrics.peak_device_memory_bytes.value_or(0), static_cast<int64_t>(values[2]));
+        std::max(metrics.peak_device_memory_bytes.value_or(0), static_cast<int64_t>(values[3]));
   }
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_time_).count();

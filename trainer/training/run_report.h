@@ -7,6 +7,7 @@
 #include "config/config.h"
 #include "fsdp/communicator.h"
 #include "report/metrics_outputs.h"
+#include "report/process_memory.h"
 #include "report/progress.h"
 #include "training/trained_model.h"
 #include "training/training_run.h"
@@ -49,6 +50,7 @@ class RunReport {
   c10::Device device_;
   std::optional<Progress> progress_;    // on rank 0
   std::optional<MetricsOutputs> file_;  // on rank 0
+  PeakMemory memory_;
   int64_t last_step_ = 0;
   int64_t skipped_steps_ = 0;
   Clock::time_point last_time_;
