@@ -257,6 +257,19 @@ TEST_F(Program, OffloadToAFolderThatCannotBeMadeIsNamed) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("offload_path"), HasSubstr(folder_.path("file/below"))));
 }
 
+TEST_F(Program, AModelThatCannotFitIsRefused) {
+  const json huge = {{"model_path", nullptr}, {"model", "mingpt-175b"}};
+  for (const char* options : {"--nproc-per-node 2", ""}) {
+    const ProgramResult result = train(config(huge), options);
+    EXPECT_EQ(result.status, 2) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("too large for this host"), HasSubstr("parameters 65"),
+                                  HasSubstr("\"check_memory\" to false")));
+  }
+  const ProgramResult samples = train(config({{"dataset", "dummy:1000000000000"}}));
+  EXPECT_EQ(samples.status, 2);
+  EXPECT_THAT(samples.err, HasSubstr("key \"dataset\": \"dummy:1000000000000\""));
+}
+
 // The limit stands for a full disk: metrics.jsonl takes no more than 10 KiB.
 TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
   folder_.write("config.json", config({{"max_steps", 60}, {"report_to", {"csv", "tensorboard"}}}).dump());

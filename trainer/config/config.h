@@ -79,6 +79,7 @@ struct Config {
   int64_t max_gathered_units = 2;
   bool one_communicator = false;
   bool keep_memory = false;
+  bool check_memory = true;
   bool activation_checkpointing = false;
   int64_t activation_checkpointing_every = 1;
   std::vector<std::string> activation_checkpointing_save_ops;

@@ -140,6 +140,12 @@ std::vector<ConfigKey> sharding_keys() {
            "soon as it is not used, which lowers the peak, as gradients come when activations go, and costs a few "
            "allocations for each unit."},
       {.section = section,
+       .name = "check_memory",
+       .member = &Config::check_memory,
+       .meaning =
+           "Whether a model whose parameters, gradients and AdamW's state need more memory than this host, or the "
+           "control group of the ranks, has left is refused before training begins. false: it is tried."},
+      {.section = section,
        .name = "activation_checkpointing",
        .member = &Config::activation_checkpointing,
        .meaning = "Whether blocks recompute their activations in backward instead of keeping them."},

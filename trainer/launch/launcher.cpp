@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "launch/rank_processes.h"
 #include "launch/signal_queue.h"
@@ -12,6 +13,16 @@ namespace fsdp::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// How many processes the system has killed for want of memory since it started; nothing where it does not say.
+std::optional<int64_t> kills_for_memory() {
+  std::ifstream counters("/proc/vmstat");
+  std::string name;
+  for (int64_t value = 0; counters >> name >> value;) {
+    if (name == "oom_kill") return value;
+  }
+  return std::nullopt;
+}
 
 // Watches over the ranks until the last one has ended.
 class Supervisor {
@@ -25,11 +36,14 @@ class Supervisor {
   void handle(int signal);
   void note_deaths();
   void end_the_others();
+  // For the message of a death; empty where nothing is known of it.
+  std::string likely_cause(const RankDeath& death) const;
   std::chrono::milliseconds time_to_next_deadline() const;
 
   const LaunchRequest& request_;
   SignalQueue& signals_;
   RankProcesses processes_;
+  const std::optional<int64_t> memory_kills_before_ = kills_for_memory();
   int status_ = 0;
   bool terminated_ = false;
   std::optional<Clock::time_point> terminate_at_;
@@ -58,10 +72,20 @@ void Supervisor::note_deaths() {
   for (const RankDeath& death : processes_.reap()) {
     if (death.status() == 0 || status_ != 0) continue;
     status_ = death.status();
-    std::fprintf(stderr, "fsdp: rank %d %s%s\n", death.rank, death.describe().c_str(),
+    std::fprintf(stderr, "fsdp: rank %d %s%s%s\n", death.rank, death.describe().c_str(), likely_cause(death).c_str(),
                  processes_.alive() > 0 ? "; ending the other ranks" : "");
     terminate_at_ = Clock::now() + request_.grace_to_end;
   }
+}
+
+std::string Supervisor::likely_cause(const RankDeath& death) const {
+  if (death.status() != 128 + SIGKILL) return {};
+  const char* remedy = "a smaller batch or model, activation_checkpointing, more hosts or offload_path take less of it";
+  const auto kills = kills_for_memory();
+  if (kills && memory_kills_before_ && *kills > *memory_kills_before_) {
+    return std::string(": the system has killed processes meanwhile as memory ran out; ") + remedy;
+  }
+  return std::string(": if nobody sent that signal, memory ran out; ") + remedy;
 }
 
 void Supervisor::end_the_others() {

@@ -22,6 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Launcher : public ::testing::Test {
  protected:
@@ -90,7 +91,9 @@ TEST_F(Launcher, NamesTheRankThatFailsAndEndsTheOthers) {
 TEST_F(Launcher, NamesTheSignalThatKilledARank) {
   const Outcome outcome = launch(shell("test $RANK = 0 && kill -9 $$; exec sleep 1000", 2));
   EXPECT_EQ(outcome.status, 128 + SIGKILL);
-  EXPECT_THAT(outcome.messages, HasSubstr("rank 0 was killed by signal 9 (Killed)"));
+  EXPECT_THAT(outcome.messages,
+              AllOf(HasSubstr("rank 0 was killed by signal 9 (Killed): "), HasSubstr("memory ran out")));
+  EXPECT_THAT(launch(shell("test $RANK = 0 && kill -6 $$; exec sleep 1000", 2)).messages, Not(HasSubstr("memory")));
 }
 
 TEST_F(Launcher, KillsRanksThatIgnoreSigterm) {

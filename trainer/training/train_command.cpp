@@ -14,6 +14,7 @@
 #include "launch/launcher.h"
 #include "report/failure_report.h"
 #include "saving/start_point.h"
+#include "training/memory_needs.h"
 #include "training/rank_place.h"
 #include "training/train_rank.h"
 #include "training/training_inputs.h"
@@ -46,8 +47,9 @@ int launch(const TrainCommand& command) {
   }
   const Config config = read_config(command.config_path, command.overrides);
   check_for_world_size(config, ranks);
-  choose_place(config, {.world_size = ranks, .local_world_size = ranks}, places_available());
-  open_training_inputs(config, ranks);
+  const PlaceChoice choice = choose_place(config, {.world_size = ranks, .local_world_size = ranks}, places_available());
+  const TrainingInputs inputs = open_training_inputs(config, ranks);
+  check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
   choose_start(config);
   return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
 }

@@ -19,6 +19,7 @@
 #include "saving/start_point.h"
 #include "state/together.h"
 #include "training/evaluation.h"
+#include "training/memory_needs.h"
 #include "training/model_io.h"
 #include "training/run_report.h"
 #include "training/sharding_options.h"
@@ -235,7 +236,10 @@ void RankRun::check_written() {
 RunEnd train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
   const PlaceChoice choice = choose_place(config, environment, places_available());
   TrainingInputs inputs = open_training_inputs(config, environment.world_size);
-  choose_start(config);  // for its errors, before ranks wait for one another
+  // For their errors, before ranks wait for one another, and before any of them takes memory.
+  check_memory(config, inputs.model->module(), *inputs.train,
+               {environment.local_world_size, environment.world_size, choice.device});
+  choose_start(config);
   const RankPlace place = take_place(choice, environment);
   try {
     return train_at(config, std::move(inputs), place, request);
