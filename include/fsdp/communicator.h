@@ -221,7 +221,7 @@ class Communicator {
   std::shared_ptr<void> attachment_;
 };
 
-// Where ranks meet, from the environment that torchrun and mpirun set.
+// Where ranks meet, from the environment that torchrun, mpirun and srun set.
 struct RankEnvironment {
   int rank = 0;
   int world_size = 1;
@@ -232,8 +232,10 @@ struct RankEnvironment {
 };
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun), or OMPI_COMM_WORLD_RANK,
-// PMI_RANK, … (mpirun, with MASTER_ADDR and MASTER_PORT). Without any of them: one rank. Missing or contradictory
-// variables: an error that names them.
+// PMI_RANK, MV2_COMM_WORLD_RANK, … (mpirun, with MASTER_ADDR and MASTER_PORT), or SLURM_PROCID, SLURM_STEP_NUM_TASKS, …
+// where srun started the process: there the first host of the step and a port that job and step give stand for
+// MASTER_ADDR and MASTER_PORT if these are not set. Without any of them: one rank. Missing or contradictory variables,
+// and variables of launchers that are not known: an error that names them.
 RankEnvironment rank_environment();
 
 struct GlooOptions {

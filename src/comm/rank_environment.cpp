@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/env.h"
+#include "comm/slurm_environment.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {
@@ -23,12 +24,17 @@ struct Launcher {
   const char* local_size;
 };
 
-constexpr std::array<Launcher, 3> kLaunchers = {{
+constexpr std::array<Launcher, 4> kLaunchers = {{
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 }};
+
+// Variables of launchers that say nothing of how many ranks there are.
+constexpr std::array kRanksAlone = {"PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK"};
 
 struct Place {
   int rank = 0;
@@ -47,14 +53,20 @@ std::optional<Place> read_place(const char* launcher, const char* rank_name, con
   return Place{static_cast<int>(*rank), static_cast<int>(*size)};
 }
 
+// Whether srun has set the variables: some of its plugins set those of PMI, too, which say less.
+bool is_of_slurm(const Launcher& launcher, const Place& place, const std::optional<SlurmPlace>& slurm) {
+  return slurm && launcher.rank == std::string("PMI_RANK") && place.rank == slurm->rank && place.size == slurm->size &&
+         !env_string(launcher.local_rank);
+}
+
 // The launcher that started this process. torchrun may itself be started by mpirun, once a host; then its
 // variables count. Otherwise two launchers that disagree are an error.
-const Launcher* find_launcher() {
+const Launcher* find_launcher(const std::optional<SlurmPlace>& slurm) {
   const Launcher* found = nullptr;
   Place place;
   for (const auto& launcher : kLaunchers) {
     const auto next = read_place(launcher.name, launcher.rank, launcher.size);
-    if (!next) continue;
+    if (!next || is_of_slurm(launcher, *next, slurm)) continue;
     if (found == nullptr) {
       found = &launcher;
       place = *next;
@@ -97,18 +109,47 @@ void read_local_place(RankEnvironment& environment, const Launcher& launcher) {
   environment.local_world_size = place->size;
 }
 
+void read_place_of_launcher(RankEnvironment& environment, const Launcher& launcher) {
+  const auto place = read_place(launcher.name, launcher.rank, launcher.size);
+  environment.rank = place->rank;
+  environment.world_size = place->size;
+  read_master(environment);
+  read_local_place(environment, launcher);
+}
+
+void read_place_of_slurm(RankEnvironment& environment, const SlurmPlace& place) {
+  environment.rank = place.rank;
+  environment.world_size = place.size;
+  environment.local_rank = place.local_rank;
+  environment.local_world_size = place.local_size;
+  environment.master_address = env_string("MASTER_ADDR").value_or(place.master_address);
+  environment.master_port = static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(place.master_port));
+}
+
+void refuse_unknown_launchers() {
+  for (const char* variable : kRanksAlone) {
+    const auto rank = env_string(variable);
+    TORCH_CHECK(!rank, variable, " is set (", *rank,
+                "), so a launcher started this process as one rank of several, but "
+                "it is none whose variables are known here; set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT for each process, or unset ",
+                variable, " for a run of one rank");
+  }
+}
+
 }  // namespace
 
 RankEnvironment rank_environment() {
   RankEnvironment environment;
-  const Launcher* launcher = find_launcher();
-  if (launcher != nullptr) {
-    const auto place = read_place(launcher->name, launcher->rank, launcher->size);
-    environment.rank = place->rank;
-    environment.world_size = place->size;
+  const std::optional<SlurmPlace> slurm = slurm_place();
+  if (const Launcher* launcher = find_launcher(slurm)) {
+    read_place_of_launcher(environment, *launcher);
+  } else if (slurm) {
+    read_place_of_slurm(environment, *slurm);
+  } else {
+    refuse_unknown_launchers();
+    read_master(environment);
   }
-  read_master(environment);
-  if (launcher != nullptr) read_local_place(environment, *launcher);
   return environment;
 }
 

@@ -16,6 +16,7 @@ constexpr const char* kDescription =
     "Fine-tunes a Hugging Face language model, its parameters sharded over ranks (FSDP).\n\n"
     "  fsdp train --config-path config.json --nproc-per-node 2\n"
     "  torchrun --no-python --nproc-per-node 2 fsdp train --config-path config.json\n"
+    "  srun -n 2 fsdp train --config-path config.json\n"
     "  MASTER_ADDR=localhost MASTER_PORT=29500 mpirun -n 2 fsdp train --config-path config.json\n";
 
 CLI::App* add_train(CLI::App& app, TrainCommand& command) {
@@ -29,7 +30,7 @@ CLI::App* add_train(CLI::App& app, TrainCommand& command) {
   train
       ->add_option("--nproc-per-node", command.nproc_per_node,
                    "Start this many ranks on this machine; without it the "
-                   "ranks are those of torchrun or mpirun, or one")
+                   "ranks are those of torchrun, mpirun or srun, or one")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
   train->footer(config_help());

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/env.h"
+#include "comm/slurm_environment.h"
 #include "launch/rank_processes.h"
 #include "launch/signal_queue.h"
 
@@ -116,10 +118,14 @@ int launch_ranks(const LaunchRequest& request) {
 }
 
 std::optional<std::string> rank_variable_present() {
+  const std::optional<SlurmPlace> slurm = slurm_place();
+  if (slurm && slurm->size > 1) return "SLURM_PROCID";
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
-                           "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return name;
+                           "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "PALS_RANKID",
+                           "FLUX_TASK_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
+    const std::string text = name;
+    const bool may_be_of_slurm = slurm && text.starts_with("PMI");  // of a step of one task
+    if (env_string(text) && !may_be_of_slurm) return text;
   }
   return std::nullopt;
 }

@@ -28,7 +28,7 @@ struct LaunchRequest {
 // it from the main thread of a process without other threads.
 int launch_ranks(const LaunchRequest& request);
 
-// The name of the first variable of the environment that makes this process a rank of torchrun or mpirun.
+// The name of the first variable of the environment that makes this process a rank of torchrun, mpirun or srun.
 std::optional<std::string> rank_variable_present();
 
 }  // namespace fsdp::trainer

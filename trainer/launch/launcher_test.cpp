@@ -156,5 +156,19 @@ TEST_F(Launcher, SeesTheVariablesOfOtherLaunchers) {
   unsetenv("OMPI_COMM_WORLD_RANK");
 }
 
+// One task of srun may start ranks; each of several would start as many.
+TEST_F(Launcher, SeesAStepOfSlurmWithSeveralTasks) {
+  const std::vector<const char*> names = {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES"};
+  for (const char* name : names) setenv(name, name == names.back() ? "1" : "0", 1);
+  setenv("SLURM_STEP_NUM_TASKS", "1", 1);
+  setenv("PMI_RANK", "0", 1);
+  EXPECT_EQ(rank_variable_present(), std::nullopt);
+  setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+  EXPECT_EQ(rank_variable_present(), "SLURM_PROCID");
+  for (const char* name : names) unsetenv(name);
+  unsetenv("SLURM_STEP_NUM_TASKS");
+  unsetenv("PMI_RANK");
+}
+
 }  // namespace
 }  // namespace fsdp::trainer
