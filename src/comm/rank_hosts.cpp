@@ -1,9 +1,11 @@
 #include "comm/rank_hosts.h"
 
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/network.h"
 
@@ -42,6 +44,38 @@ std::string first_apart(const Rows& rows, const std::vector<std::string>& names)
   return {};
 }
 
+// Runs a part that takes memory. What went wrong; empty: nothing.
+template <typename Part>
+std::string failure_of(const Part& part) {
+  try {
+    part();
+    return {};
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+}
+
+// What a rank tells the others behind the search.
+struct Finding {
+  std::string row;
+  std::string failure;  // empty: it can share memory
+};
+
+std::string text_of(const Finding& finding) { return finding.row + "\n" + finding.failure; }
+Finding finding_of(const std::string& text) {
+  const size_t end = text.find('\n');
+  return {text.substr(0, end), text.substr(end + 1)};
+}
+
+// The first rank that cannot share memory at all, and why; empty: none.
+std::string first_failure(const std::vector<Finding>& findings) {
+  for (size_t rank = 0; rank < findings.size(); ++rank) {
+    if (findings[rank].failure.empty()) continue;
+    return c10::str("rank ", rank, " cannot share memory (", findings[rank].failure, ")");
+  }
+  return {};
+}
+
 }  // namespace
 
 RankHosts RankHosts::of(const std::vector<int>& members) const {
@@ -69,17 +103,29 @@ std::optional<HostGrid> grid_of(const std::vector<int>& hosts) {
 
 FoundHosts find_hosts(Communicator& group, const HostProbe& probe) {
   const CollectiveId id{"hosts", 0, Pass::kSetup};
-  const auto memory = SharedMemory::create(heap_nbytes());
+  RankHosts ranks{nullptr, {}, {}, probe.spare};
+  std::string ticket;
+  Finding own;
+  own.failure = failure_of([&] {
+    const auto memory = SharedMemory::create(probe.heap_nbytes > 0 ? probe.heap_nbytes : heap_nbytes());
+    ranks.own = std::make_shared<SharedHeap>(memory);
+    ticket = memory->ticket();
+  });
   const std::string name = probe.name.empty() ? host_name() : probe.name;
   const std::vector<std::string> names = group.all_gather_bytes(name, id);
-  const std::vector<std::string> tickets = group.all_gather_bytes(memory->ticket(), id);
-  RankHosts ranks{std::make_shared<SharedHeap>(memory), {}, {}, probe.spare};
-  std::string row;
+  const std::vector<std::string> tickets = group.all_gather_bytes(ticket, id);
   for (size_t rank = 0; rank < names.size(); ++rank) {
-    ranks.of_ranks.push_back(names[rank] == name ? probe.open(tickets[rank]) : nullptr);
-    row += ranks.of_ranks.back() ? 'x' : '-';
+    ranks.of_ranks.push_back(nullptr);
+    const bool may_open = names[rank] == name && !tickets[rank].empty() && own.failure.empty();
+    if (may_open) own.failure = failure_of([&] { ranks.of_ranks.back() = probe.open(tickets[rank]); });
+    own.row += ranks.of_ranks.back() ? 'x' : '-';
   }
-  const Rows rows = group.all_gather_bytes(row, id);  // also: all have opened what they can
+  std::vector<Finding> findings;
+  // Also: all have opened what they can.
+  for (const std::string& text : group.all_gather_bytes(text_of(own), id)) findings.push_back(finding_of(text));
+  if (std::string failure = first_failure(findings); !failure.empty()) return {std::nullopt, std::move(failure)};
+  Rows rows;
+  for (Finding& finding : findings) rows.push_back(std::move(finding.row));
   FoundHosts found{std::nullopt, first_apart(rows, names)};
   if (std::optional<std::vector<int>> hosts = hosts_of(rows)) {
     ranks.hosts = std::move(*hosts);

@@ -40,12 +40,15 @@ struct HostProbe {
   std::string name;  // empty: that of the host
   OpenMemory open = SharedMemory::open_to_stay;
   SpareMemory spare = spare_memory;
+  int64_t heap_nbytes = 0;  // of addresses for the memory that this rank shares; 0: as much as the machine has memory
 };
 
 // On all ranks of the group the same, but for what is mapped.
 struct FoundHosts {
-  std::optional<RankHosts> ranks;  // none where two ranks reach a third one, but not each other
-  std::string apart;               // the first rank that is not on the host of another one, and why; empty: none
+  // None where a rank cannot share memory at all, or two ranks reach a third one, but not each other.
+  std::optional<RankHosts> ranks;
+  // The first rank that cannot share memory, or else that is not on the host of another one, and why; empty: none.
+  std::string apart;
 };
 // Collective; blocks.
 FoundHosts find_hosts(Communicator& group, const HostProbe& probe);

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,6 +34,14 @@ uint64_t random_word() {
 }
 
 Mark& mark_of(char* mapping) { return *reinterpret_cast<Mark*>(mapping); }
+
+// For an error that a limit of the process may have caused; empty where there is no limit.
+std::string limit_text(__rlimit_resource resource, const char* command, const char* things) {
+  rlimit limit{};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  return c10::str("; this process may have ", limit.rlim_cur, " bytes of ", things, " only: raise that limit (",
+                  command, ")");
+}
 
 std::string path_of(int64_t process, int file) { return c10::str("/proc/", process, "/fd/", file); }
 
@@ -81,7 +90,8 @@ SharedMemory::SharedMemory(int file, int64_t nbytes, int64_t process)
   const int error = errno;
   if (mapping_ == MAP_FAILED) {
     ::close(file);
-    TORCH_CHECK(false, "no addresses for ", nbytes, " bytes of shared memory: ", std::strerror(error));
+    TORCH_CHECK(false, "no addresses for ", nbytes, " bytes of shared memory: ", std::strerror(error),
+                limit_text(RLIMIT_AS, "ulimit -v", "addresses"));
   }
 }
 
@@ -111,7 +121,8 @@ std::shared_ptr<SharedMemory> SharedMemory::create(int64_t nbytes) {
       fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
     ::close(file);
-    TORCH_CHECK(false, "no shared memory of ", nbytes, " bytes: ", std::strerror(error));
+    TORCH_CHECK(false, "no shared memory of ", nbytes, " bytes: ", std::strerror(error),
+                limit_text(RLIMIT_FSIZE, "ulimit -f", "files"));
   }
   std::shared_ptr<SharedMemory> memory(new SharedMemory(file, nbytes, getpid()));
   memory->reserve(-kPage, kPage);

@@ -140,9 +140,25 @@ TEST(SharedMemory, ALimitOnTheSizeOfFilesIsAnErrorAtOnce) {
               try {
                 SharedMemory::create(64 * kMiB);
               } catch (const std::exception& error) {
-                return std::string(error.what()).find("67108864 bytes") == std::string::npos ? 1 : 0;
+                const std::string text = error.what();
+                return text.find("67108864 bytes") == text.npos || text.find("(ulimit -f)") == text.npos ? 1 : 0;
               }
               return 2;
+            }),
+            0);
+}
+
+TEST(SharedMemory, ALimitOnAddressesIsNamed) {
+  EXPECT_EQ(status_of_process([] {
+              const rlimit limit{int64_t{1} << 30, int64_t{1} << 30};
+              setrlimit(RLIMIT_AS, &limit);
+              try {
+                SharedMemory::create(int64_t{1} << 31);
+              } catch (const std::exception& error) {
+                const std::string text = error.what();
+                return text.find("no addresses for 2147483648") == text.npos || text.find("(ulimit -v)") == text.npos;
+              }
+              return true;
             }),
             0);
 }
