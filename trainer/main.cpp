@@ -10,12 +10,12 @@
 
 int main(int argc, char** argv) {
   using namespace fsdp::trainer;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write to it
   const auto command = parse_command_line(argc, argv);
   if (const auto* finished = std::get_if<Finished>(&command)) return finished->exit_status;
   if (const auto* convert = std::get_if<ConvertCommand>(&command)) return run_convert_command(*convert);
   if (const auto* inspect = std::get_if<InspectCommand>(&command)) return run_inspect_command(*inspect);
   if (const auto* report = std::get_if<ReportCommand>(&command)) return run_report_command(*report);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write to it
   keep_freed_memory();
   return run_train_command(std::get<TrainCommand>(command));
 }

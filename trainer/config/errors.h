@@ -7,9 +7,10 @@ namespace fsdp::trainer {
 
 // Exit statuses of the program.
 inline constexpr int kExitSuccess = 0;
-inline constexpr int kExitFailure = 1;       // something failed while running
-inline constexpr int kExitUsage = 2;         // command line, config file or rank environment
-inline constexpr int kExitTerminated = 143;  // SIGTERM came, and a checkpoint was saved: as shells say it (128 + 15)
+inline constexpr int kExitFailure = 1;  // something failed while running
+inline constexpr int kExitUsage = 2;    // command line, config file or rank environment
+inline constexpr int kExitTerminated =
+    143;  // a signal came, and a checkpoint was saved: as shells say it of SIGTERM (128 + 15)
 
 // The command line, the config or the rank environment is wrong: nothing was started. Exit status kExitUsage.
 struct ConfigError : std::runtime_error {

@@ -11,7 +11,8 @@ std::vector<ConfigKey> checkpoint_keys() {
        .meaning =
            "Steps from one checkpoint to the next: folders output_dir/checkpoint-STEP from which training can go "
            "on, over any number of ranks. The last step is always saved, and so is the step at which a rank is "
-           "sent SIGTERM, after which training ends (status 143). A save that fails is said, and training goes "
+           "sent SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, after which training ends (status 143). A save that "
+           "fails is said, and training goes "
            "on. All hosts must see the same output_dir. null: none.",
        .range = kAtLeastOne},
       {.section = section,

@@ -36,6 +36,7 @@ class Supervisor {
 
  private:
   void handle(int signal);
+  int signal_for_ranks(int signal);
   void note_deaths();
   void end_the_others();
   // For the message of a death; empty where nothing is known of it.
@@ -48,6 +49,7 @@ class Supervisor {
   const std::optional<int64_t> memory_kills_before_ = kills_for_memory();
   int status_ = 0;
   bool terminated_ = false;
+  int interrupts_ = 0;
   std::optional<Clock::time_point> terminate_at_;
   std::optional<Clock::time_point> kill_at_;
 };
@@ -64,10 +66,16 @@ int Supervisor::run() {
 void Supervisor::handle(int signal) {
   if (signal == SIGCHLD) return;
   std::fprintf(stderr, "fsdp: %s: ending %d rank(s)\n", strsignal(signal), processes_.alive());
-  processes_.signal_all(signal);
+  processes_.signal_all(signal_for_ranks(signal));
   if (status_ == 0) status_ = 128 + signal;
   if (!kill_at_) kill_at_ = Clock::now() + request_.grace_to_leave;
   terminated_ = true;
+}
+
+// A terminal sends SIGINT to ranks as well, to which a second one is the end: the first is passed on as SIGTERM.
+int Supervisor::signal_for_ranks(int signal) {
+  if (signal != SIGINT) return signal;
+  return interrupts_++ == 0 ? SIGTERM : SIGKILL;
 }
 
 void Supervisor::note_deaths() {
@@ -113,7 +121,7 @@ std::chrono::milliseconds Supervisor::time_to_next_deadline() const {
 }  // namespace
 
 int launch_ranks(const LaunchRequest& request) {
-  SignalQueue signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP});
+  SignalQueue signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2});
   return Supervisor(request, signals).run();
 }
 

@@ -23,8 +23,9 @@ struct LaunchRequest {
 // Starts `ranks` processes with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 // (a free port) set, and OMP_NUM_THREADS to this rank's share of the cores unless it is set already. Waits
 // for them all. Returns 0 when all ranks did; otherwise the status of the first one that failed (128 + signal
-// when one killed it), after naming it on stderr and ending the others. SIGINT, SIGTERM and SIGHUP are passed
-// on to the ranks, which may take grace_to_leave to end before SIGKILL, and which also die when this process does. Call
+// when one killed it), after naming it on stderr and ending the others. SIGTERM, SIGHUP, SIGUSR1 and
+// SIGUSR2 are passed on to the ranks, SIGINT as SIGTERM; they may take grace_to_leave to end before SIGKILL, which a
+// second SIGINT sends at once. They also die when this process does. Call
 // it from the main thread of a process without other threads.
 int launch_ranks(const LaunchRequest& request);
 

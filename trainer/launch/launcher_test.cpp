@@ -130,6 +130,32 @@ TEST_F(Launcher, PassesSignalsOn) {
   EXPECT_EQ(read("got0") + read("got1"), "got\ngot\n");
 }
 
+// The first is passed on as SIGTERM, as ranks of a terminal have got it already; the second is not waited for.
+TEST_F(Launcher, ASecondInterruptEndsAtOnce) {
+  const std::string script = "trap 'echo got > " + folder_.path("got") + "' TERM; trap '' INT; echo up > " +
+                             folder_.path("up") + "; while :; do sleep 0.01; done";
+  const pid_t launcher = fork();
+  if (launcher == 0) _exit(launch_ranks(shell(script, 1)));
+  await("up");
+  kill(launcher, SIGINT);
+  await("got");
+  kill(launcher, SIGINT);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+}
+
+TEST_F(Launcher, LeavesSignalsAloneThatAreIgnored) {
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    std::signal(SIGHUP, SIG_IGN);
+    _exit(launch_ranks(shell("kill -HUP $PPID; sleep 0.2; exit 7", 1)));
+  }
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
 TEST_F(Launcher, RanksDieWithTheirParent) {
   const std::string script = "echo $$ > " + folder_.path("pid.tmp") + "; mv " + folder_.path("pid.tmp") + " " +
                              folder_.path("pid") + "; exec sleep 1000";

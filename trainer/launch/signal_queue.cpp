@@ -6,7 +6,11 @@ namespace fsdp::trainer {
 
 SignalQueue::SignalQueue(std::initializer_list<int> signals) {
   sigemptyset(&signals_);
-  for (int signal : signals) sigaddset(&signals_, signal);
+  for (int signal : signals) {
+    struct sigaction present {};
+    sigaction(signal, nullptr, &present);
+    if (present.sa_handler != SIG_IGN || signal == SIGCHLD) sigaddset(&signals_, signal);
+  }
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
 }
 

@@ -8,8 +8,9 @@
 
 namespace fsdp::trainer {
 
-// Blocks the given signals in the calling thread for its lifetime, so that they queue up for wait(). A
-// process forked meanwhile inherits the blocking and must undo it.
+// Blocks the given signals in the calling thread for its lifetime, so that they queue up for wait(). Those that the
+// process ignores, such as SIGHUP under nohup, are left at that; SIGCHLD is not. A process forked meanwhile inherits
+// the blocking and must undo it.
 class SignalQueue {
  public:
   explicit SignalQueue(std::initializer_list<int> signals);

@@ -338,7 +338,7 @@ TEST_F(Starting, NamesWhatIsNoCheckpoint) {
   EXPECT_THAT(error(), AllOf(HasSubstr("model"), HasSubstr("no manifest.json")));
 }
 
-// ---------------------------------------------------------------- SIGTERM, full disks, limits
+// ---------------------------------------------------------------- signals, full disks, limits
 
 TEST(Leaving, SavesAtTheStepOfTheSignal) {
   TestFolder folder;
@@ -360,6 +360,38 @@ TEST(Leaving, SavesAtTheStepOfTheSignal) {
   config.resume_from_checkpoint = "latest";
   expect_same(run_whole(config, folder, "sync", 2), want);
   expect_same(run_whole(config, folder, "async", 2), want);
+}
+
+TEST(Leaving, SoDoSignalsOfTerminalsAndSchedulers) {
+  TestFolder folder;
+  Config config = long_run(folder);
+  config.save_steps = 100;
+  for (const auto& [signal, name] :
+       std::map<int, std::string>{{SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}}) {
+    const StopSignal outer;
+    std::raise(signal);
+    ::testing::internal::CaptureStdout();
+    EXPECT_EQ(run_whole(config, folder, name, 2).end, RunEnd::kTerminated);
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(name + ": leaving after step 1"));
+    EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-1"));
+  }
+}
+
+TEST(Leaving, ASecondInterruptEndsAtOnceAndAnIgnoredSignalStaysThat) {
+  const auto twice = [] {
+    const StopSignal signal;
+    std::raise(SIGINT);
+    std::raise(SIGTERM);
+    std::raise(SIGINT);
+  };
+  EXPECT_EXIT(twice(), ::testing::KilledBySignal(SIGINT), "");
+  const auto ignored = [] {
+    std::signal(SIGHUP, SIG_IGN);
+    const StopSignal signal;
+    std::raise(SIGHUP);
+    std::exit(signal.received().empty() ? 0 : 1);
+  };
+  EXPECT_EXIT(ignored(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(FailedSaves, AreSaidAndTrainingGoesOn) {

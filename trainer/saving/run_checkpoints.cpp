@@ -104,12 +104,13 @@ bool RunCheckpoints::after_step(int64_t step) {
   attempt([&] {
     if (const auto saved = saver_.advance()) note_saved(*saved);
   });
-  const bool stop = any_rank_is_to_stop();
+  const std::string signal = signal_of_any_rank();
+  const bool stop = !signal.empty();
   if (stop || step == config.max_steps || step % *config.save_steps == 0) save(step);
   if (!stop) return false;
   finish();
   if (!last_failure_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
-  parts_.report.say(c10::str("SIGTERM: leaving after step ", step, "; resume_from_checkpoint \"latest\" goes on"));
+  parts_.report.say(c10::str(signal, ": leaving after step ", step, "; resume_from_checkpoint \"latest\" goes on"));
   return true;
 }
 
@@ -119,10 +120,10 @@ void RunCheckpoints::finish() {
   });
 }
 
-bool RunCheckpoints::any_rank_is_to_stop() {
-  const auto ranks =
-      parts_.communicator->all_gather_bytes(stop_signal_->received() ? "1" : "0", {"signals", 0, Pass::kUser});
-  return std::find(ranks.begin(), ranks.end(), "1") != ranks.end();
+std::string RunCheckpoints::signal_of_any_rank() {
+  const auto ranks = parts_.communicator->all_gather_bytes(stop_signal_->received(), {"signals", 0, Pass::kUser});
+  const auto told = std::find_if(ranks.begin(), ranks.end(), [](const std::string& name) { return !name.empty(); });
+  return told == ranks.end() ? "" : *told;
 }
 
 void RunCheckpoints::save(int64_t step) {

@@ -1,4 +1,4 @@
-// The checkpoints of a run while it trains: loads one, saves others, removes old ones, leaves on SIGTERM.
+// The checkpoints of a run while it trains: loads one, saves others, removes old ones, leaves on signals.
 #pragma once
 
 #include <filesystem>
@@ -44,7 +44,7 @@ class RunCheckpoints {
   // anything.
   int64_t load(const std::filesystem::path& checkpoint);
 
-  // After each step, with save_steps: saves if it is time to. Whether to leave, as a rank was sent SIGTERM; a
+  // After each step, with save_steps: saves if it is time to. Whether to leave, as a rank was sent a StopSignal; a
   // checkpoint of this step is there then. A save that fails is said, and training goes on.
   bool after_step(int64_t step);
 
@@ -54,7 +54,8 @@ class RunCheckpoints {
   const std::string& failure() const { return last_failure_; }
 
  private:
-  bool any_rank_is_to_stop();
+  // Its name; empty: no rank has got one.
+  std::string signal_of_any_rank();
   void save(int64_t step);
   void note_saved(const std::filesystem::path& path);
   // Runs it; a save that failed is noted, other errors are thrown.

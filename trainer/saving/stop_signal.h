@@ -1,10 +1,13 @@
-// SIGTERM as a wish instead of an end.
+// Signals as a wish instead of an end.
 #pragma once
+
+#include <string>
 
 namespace fsdp::trainer {
 
-// While one of these lasts, SIGTERM does not end the process but is noted; behind the last one it does what it did
-// before. Threads: any; all of them see the same.
+// While one of these lasts, SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 do not end the process but are noted; behind
+// the last one they do what they did before. A second SIGINT ends the process at once. A signal that the process
+// ignores, such as SIGHUP under nohup, is ignored on. Threads: any; all of them see the same.
 class StopSignal {
  public:
   StopSignal();
@@ -12,8 +15,8 @@ class StopSignal {
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  // Whether it came since the first of them was made.
-  bool received() const;
+  // The name of the last one that came since the first of them was made, such as "SIGTERM"; empty: none came.
+  std::string received() const;
 };
 
 }  // namespace fsdp::trainer

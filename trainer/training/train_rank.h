@@ -12,7 +12,7 @@ namespace fsdp::trainer {
 
 enum class RunEnd : uint8_t {
   kFinished,
-  kTerminated,  // SIGTERM came, and the run can be resumed
+  kTerminated,  // a signal came, and the run can be resumed
 };
 
 struct RunRequest {
