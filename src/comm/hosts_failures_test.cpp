@@ -90,8 +90,8 @@ TEST(HostsChoice, IsGlooWhereRanksDisagree) {
 // As with a limit on addresses: no memory is shared then, and the reason says so on all ranks.
 TEST(HostsChoice, IsGlooWhereARankHasNoAddresses) {
   for (int victim : {0, 1}) {
-    const ChosenCommunicator chosen =
-        choose(3, [&](int rank) { return HostProbe{.heap_nbytes = rank == victim ? int64_t{1} << 55 : 0}; });
+    const ChosenCommunicator chosen = choose(
+        3, [&](int rank) { return HostProbe{.name = {}, .heap_nbytes = rank == victim ? int64_t{1} << 55 : 0}; });
     EXPECT_EQ(chosen.communicator->backend(), "gloo");
     EXPECT_THAT(chosen.reason, AllOf(HasSubstr("rank " + std::to_string(victim) + " cannot share memory ("),
                                      HasSubstr("36028797018963968 bytes")));

@@ -60,8 +60,8 @@ const char* key_of_model(const Config& config) { return config.model_path ? "mod
 
 std::string figures(const MemoryNeeds& needs) {
   return c10::str("parameters ", gibibytes(needs.parameters), ", gradients ", gibibytes(needs.gradients),
-                  ", AdamW's state ", gibibytes(needs.optimizer_state), ", the largest gathered parameter ",
-                  gibibytes(needs.gathered));
+                  ", AdamW's state ", gibibytes(needs.optimizer_state),
+                  needs.gathered > 0 ? ", the largest gathered parameter " + gibibytes(needs.gathered) : "");
 }
 
 // The permutation is made beside the list of what is taken.
