@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <limits>
@@ -36,17 +37,20 @@ std::optional<int64_t> number_in(const fs::path& file, const std::string& word) 
 struct GroupFiles {
   const char* limit;
   const char* used;
-  const char* cache;  // in memory.stat
+  std::array<const char*, 3> caches;  // in memory.stat
 };
-constexpr GroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
-constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+constexpr GroupFiles kVersion2{"memory.max", "memory.current", {"inactive_file", "active_file", "slab_reclaimable"}};
+constexpr GroupFiles kVersion1{"memory.limit_in_bytes",
+                               "memory.usage_in_bytes",
+                               {"total_inactive_file", "total_active_file", "total_slab_reclaimable"}};
 
 // Narrows what is left by one group's limit.
 void narrow(MemoryHeadroom& headroom, const fs::path& group, const GroupFiles& files) {
   const auto limit = number_in(group / files.limit, "");
   const auto used = number_in(group / files.used, "");
   if (!limit || !used || *limit >= kUnlimited) return;
-  const int64_t cache = number_in(group / "memory.stat", files.cache).value_or(0);
+  int64_t cache = 0;
+  for (const char* name : files.caches) cache += number_in(group / "memory.stat", name).value_or(0);
   const int64_t left = std::max<int64_t>(0, *limit - *used + cache);
   if (left >= headroom.nbytes) return;
   headroom = {left, c10::str("the memory limit in ", (group / files.limit).string(), ", ", *limit / kMiB, " MiB")};

@@ -51,6 +51,8 @@ TEST_F(Headroom, IsWhatTheGroupLeaves) {
   EXPECT_THAT(headroom().limit, AllOf(HasSubstr("a/b/memory.max"), HasSubstr("5 MiB")));
   write("sys/fs/cgroup/a/b/memory.stat", "anon 1\ninactive_file 1048576\n");
   EXPECT_EQ(headroom().nbytes, 3 * kMiB) << "caches can be dropped";
+  write("sys/fs/cgroup/a/b/memory.stat", "anon 1\ninactive_file 524288\nactive_file 262144\nslab_reclaimable 262144\n");
+  EXPECT_EQ(headroom().nbytes, 3 * kMiB) << "those in use as well";
 }
 
 TEST_F(Headroom, GroupsAboveLimitToo) {
