@@ -186,7 +186,7 @@ TEST_F(RankEnvironmentTest, ContradictionsAreNamed) {
 
 // ---------------------------------------------------------------- Slurm
 
-// What srun sets for the last of five tasks on three hosts.
+// The variables of the last of five tasks on three hosts.
 const Variables kSlurm = {{"SLURM_JOB_ID", "4711"},
                           {"SLURM_STEP_ID", "3"},
                           {"SLURM_PROCID", "4"},

@@ -55,7 +55,7 @@ std::string failure_of(const Part& part) {
   }
 }
 
-// What a rank tells the others behind the search.
+// The outcome of one rank's search, for the others.
 struct Finding {
   std::string row;
   std::string failure;  // empty: it can share memory

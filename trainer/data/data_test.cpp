@@ -106,7 +106,7 @@ TEST(TokenFile, OpeningReadsLittleOfAFile) {
   EXPECT_LT(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt, 1000);
 }
 
-// What opening does not see is seen where training reads it.
+// Opening looks at a part only; training sees the rest.
 TEST(TokenFile, IdsAreCheckedWhereTheyAreRead) {
   TestFolder folder;
   std::vector<uint16_t> ids(100000, 9);

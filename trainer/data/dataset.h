@@ -22,7 +22,7 @@ class Dataset {
   virtual std::string sample_text() const = 0;
   // These samples, on the CPU.
   virtual Batch batch(const std::vector<int64_t>& indices) const = 0;
-  // What seems wrong with the data but need not be; empty: nothing.
+  // A remark on data that look wrong but need not be; empty: there is none.
   virtual std::string remark() const { return {}; }
   // How many predictions the mean loss of a batch with this sample counts of it; at least 1.
   virtual int64_t predictions(int64_t index) const = 0;

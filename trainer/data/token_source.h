@@ -18,7 +18,7 @@ class TokenSource {
   virtual int64_t size() const = 0;
   // Writes tokens [begin, begin + count) to `out`. The range must lie inside [0, size()). Errors: those of a file.
   virtual void read(int64_t begin, int64_t count, int64_t* out) const = 0;
-  // What seems wrong with the tokens but need not be; empty: nothing.
+  // A remark on tokens that look wrong but need not be; empty: there is none.
   virtual std::string remark() const { return {}; }
 };
 

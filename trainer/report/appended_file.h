@@ -28,15 +28,15 @@ class AppendedFile {
   // records begin to be dropped, and when writing works again.
   AppendedFile(std::string path, int descriptor, Say say);
   AppendedFile(std::string path, int descriptor, Say say, Limits limits);
-  // Tries once more to write what is kept.
+  // Tries once more to write the records that are kept.
   ~AppendedFile();
   AppendedFile(const AppendedFile&) = delete;
   AppendedFile& operator=(const AppendedFile&) = delete;
 
   void append(std::string record);
-  // Forgets what is kept and leaves the file's first `bytes`. An error when that fails.
+  // Forgets the records that are kept and leaves the file's first `bytes`. An error when that fails.
   void cut(size_t bytes);
-  // Tries once more to write what is kept. Says how many records the file lacks, and why; empty: none.
+  // Tries once more to write the records that are kept. Says how many records the file lacks, and why; empty: none.
   std::string finish();
 
   int descriptor() const { return descriptor_; }
@@ -63,7 +63,7 @@ class AppendedFile {
   int error_ = 0;                 // of the latest failure; 0: writing works
 };
 
-// What AppendedFile has to say goes to stderr.
+// Prints the messages of AppendedFile on stderr.
 void say_on_stderr(const std::string& text);
 
 }  // namespace fsdp::trainer

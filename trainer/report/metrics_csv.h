@@ -19,7 +19,7 @@ class MetricsCsv {
 
   // Appends a whole row, with the keys of a line of metrics.jsonl, as AppendedFile does.
   void write(const nlohmann::json& line);
-  // What AppendedFile::finish says.
+  // AppendedFile::finish.
   std::string finish() { return file_.finish(); }
 
  private:

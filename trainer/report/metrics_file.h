@@ -58,7 +58,7 @@ class MetricsFile {
   // Each appends a whole line, as AppendedFile does. Numbers that are not finite become null.
   void write(const StepMetrics& metrics);
   void write(const EvalMetrics& metrics);
-  // What AppendedFile::finish says.
+  // AppendedFile::finish.
   std::string finish() { return file_.finish(); }
 
  private:

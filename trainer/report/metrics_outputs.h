@@ -15,7 +15,7 @@ class MetricsOutputs {
  public:
   // Opens output_dir/metrics.jsonl, and keeps other runs from output_dir (MetricsFile). `report_to`: of "csv"
   // (output_dir/metrics.csv) and "tensorboard" (output_dir/runs).
-  // `say`: told what AppendedFile has to say of any of them.
+  // `say`: takes the messages of AppendedFile on any of them.
   MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
                  AppendedFile::Say say = say_on_stderr);
 
@@ -29,7 +29,7 @@ class MetricsOutputs {
     file_.write(metrics);
     pass_on(metrics_line(metrics));
   }
-  // Tries once more to write what could not be written. Says what the files lack, and why; empty: nothing.
+  // Tries once more to write lines that could not be written. Says how many the files lack, and why; empty: none.
   std::string finish();
 
  private:

@@ -21,7 +21,7 @@ class TensorBoardFile {
   // AppendedFile does.
   void write(const nlohmann::json& line);
   const std::string& path() const { return file_->path(); }
-  // What AppendedFile::finish says.
+  // AppendedFile::finish.
   std::string finish() { return file_->finish(); }
 
  private:

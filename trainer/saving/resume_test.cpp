@@ -389,7 +389,7 @@ TEST(Leaving, ASecondInterruptEndsAtOnceAndAnIgnoredSignalStaysThat) {
     std::signal(SIGHUP, SIG_IGN);
     const StopSignal signal;
     std::raise(SIGHUP);
-    std::exit(signal.received().empty() ? 0 : 1);
+    std::_Exit(signal.received().empty() ? 0 : 1);
   };
   EXPECT_EXIT(ignored(), ::testing::ExitedWithCode(0), "");
 }

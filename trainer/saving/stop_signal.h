@@ -5,7 +5,7 @@
 
 namespace fsdp::trainer {
 
-// While one of these lasts, SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 do not end the process but are noted; behind
+// While one of these lasts, SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 do not end the process but are noted; after
 // the last one they do what they did before. A second SIGINT ends the process at once. A signal that the process
 // ignores, such as SIGHUP under nohup, is ignored on. Threads: any; all of them see the same.
 class StopSignal {

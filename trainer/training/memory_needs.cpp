@@ -64,7 +64,7 @@ std::string figures(const MemoryNeeds& needs) {
                   needs.gathered > 0 ? ", the largest gathered parameter " + gibibytes(needs.gathered) : "");
 }
 
-// The permutation is made beside the list of what is taken.
+// The permutation is made beside the list of the samples to take.
 int64_t order_bytes(const Config& config, const Dataset& train, const HostRanks& ranks) {
   const auto bytes = static_cast<int64_t>(sizeof(int64_t)) * (config.shuffle ? 2 : 1) * ranks.local;
   return train.size() > INT64_MAX / bytes ? INT64_MAX : train.size() * bytes;

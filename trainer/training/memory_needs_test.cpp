@@ -1,4 +1,4 @@
-// What a run needs at least, and that one which cannot fit is refused by name.
+// The least that a run needs, and the refusal of one that cannot fit.
 #include "training/memory_needs.h"
 
 #include <gmock/gmock.h>

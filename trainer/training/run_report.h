@@ -36,7 +36,7 @@ class RunReport {
   void set_skipped_steps(int64_t skipped_steps) { skipped_steps_ = skipped_steps; }
   // A line of text, on rank 0.
   void say(const std::string& text);
-  // Behind the last line. What metrics.jsonl and the files of report_to lack, as they could not be written; empty: they
+  // After the last line. What metrics.jsonl and the files of report_to lack, as they could not be written; empty: they
   // are whole, or this is not rank 0.
   std::string finish() { return file_ ? file_->finish() : ""; }
 

@@ -28,8 +28,8 @@ class StepTrace {
   // After the last step to be traced, writes the file. Something to say of it, or nothing; a file that cannot be
   // written ends no run.
   std::string after_step(int64_t step);
-  // Behind the last step of the run: tries once more to write what could not be written. Why it cannot be; empty: the
-  // file is there, or none was asked for.
+  // After the last step of the run: tries once more to write a trace that could not be written. Why it cannot be;
+  // empty: the file is there, or none was asked for.
   std::string finish();
 
  private:
