@@ -272,7 +272,8 @@ TEST_F(Program, AModelThatCannotFitIsRefused) {
 
 // The limit stands for a full disk: metrics.jsonl takes no more than 10 KiB.
 TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
-  folder_.write("config.json", config({{"max_steps", 60}, {"save_steps", 30}, {"report_to", {"csv", "tensorboard"}}}).dump());
+  folder_.write("config.json",
+                config({{"max_steps", 60}, {"save_steps", 30}, {"report_to", {"csv", "tensorboard"}}}).dump());
   const ProgramResult result = run_shell("ulimit -f 20\nexec $FSDP train --config-path " + folder_.path("config.json"));
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("metrics.jsonl: cannot write: File too large; training goes on"),
