@@ -1,0 +1,188 @@
+#include "fuzz_training/actions.h"
+
+#include <limits>
+#include <stdexcept>
+
+#include "fsdp/state_dict.h"
+#include "fuzz_training/one_process_run.h"
+#include "fuzz_training/program.h"
+#include "fuzz_training/sharded_run.h"
+
+namespace fsdp::fuzz {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+void nothing(OneProcessRun&) {}
+
+// ---------------------------------------------------------------- forwards without gradients
+
+void forward_sharded(ShardedRun& run) {
+  run.note("output", forward_alone(run.training(), run.net(), run.rank(), run.step()));
+}
+void forward_in_one_process(OneProcessRun& run) {
+  run.as_each_rank(
+      [&](int64_t rank) { run.note(rank, "output", forward_alone(run.training(), run.net(), rank, run.step())); });
+}
+void evaluate_sharded(ShardedRun& run) {
+  run.net().eval();
+  forward_sharded(run);
+  run.net().train();
+}
+void evaluate_in_one_process(OneProcessRun& run) {
+  run.net().eval();
+  forward_in_one_process(run);
+  run.net().train();
+}
+
+// ---------------------------------------------------------------- gathers
+
+void unshard(ShardedRun& run) { run.sharded().unshard(); }
+void unshard_async(ShardedRun& run) { run.sharded().unshard(/*async_op=*/true); }
+void reshard(ShardedRun& run) { run.sharded().reshard(); }
+
+// Parameters are noted in the dtype in which they are used here.
+void note_parameters(ShardedRun& run) {
+  for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter);
+}
+void note_parameters(OneProcessRun& run) {
+  for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter);
+}
+
+void read_sharded(ShardedRun& run) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter.sum());
+}
+void read_in_one_process(OneProcessRun& run) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter.sum());
+}
+
+void read_first_sharded(ShardedRun& run) {
+  const torch::NoGradGuard no_grad;
+  run.note("first", sharded_parameters_of(run.net()).front().second.sum());
+}
+void read_first_in_one_process(OneProcessRun& run) {
+  const torch::NoGradGuard no_grad;
+  run.note("first", sharded_parameters_of(run.net()).front().second.sum());
+}
+
+void summon(ShardedRun& run) {
+  run.sharded().summon_full_params({.writeback = false}, [&] { note_parameters(run); });
+}
+
+void pin(ShardedRun& run) {
+  run.sharded().pin({}, [&] { note_parameters(run); });
+}
+
+void visit_each(ShardedRun& run) {
+  run.sharded().for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { run.note(fqn, full); });
+}
+
+void note_gradients(OneProcessRun& run) {
+  for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter.grad());
+}
+void summon_gradients(ShardedRun& run) {
+  run.sharded().summon_full_params({.writeback = false, .with_grads = true}, [&] {
+    for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter.grad());
+  });
+}
+
+void norm_sharded(ShardedRun& run) {
+  run.note("2", run.sharded().grad_norm());
+  run.note("infinite", run.sharded().grad_norm(kInfinity));
+}
+void norm_in_one_process(OneProcessRun& run) {
+  run.note("2", at::scalar_tensor(run.gradient_norm(2), at::kDouble));
+  run.note("infinite", at::scalar_tensor(run.gradient_norm(kInfinity), at::kDouble));
+}
+
+// ---------------------------------------------------------------- writes
+
+void scale_parameters(const NetImpl& net) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& parameter : trainable_parameters_of(net)) parameter.mul_(0.96875);
+}
+void write(ShardedRun& run) {
+  run.sharded().with_full_params([&] { scale_parameters(run.net()); });
+}
+void write_in_one_process(OneProcessRun& run) { scale_parameters(run.net()); }
+
+void write_shards(ShardedRun& run) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& leaf : run.sharded().parameters()) {
+    if (leaf.requires_grad()) leaf.mul_(0.96875);
+  }
+}
+
+// ---------------------------------------------------------------- state dicts, there and back
+
+void full_state(ShardedRun& run) {
+  const auto values = full_state_dict(run.sharded(), run.net());
+  for (const auto& [name, value] : values) {
+    if (value.is_floating_point()) run.note(name, value);
+  }
+  load_full_state_dict(run.sharded(), run.net(), values);
+}
+void full_state_in_one_process(OneProcessRun& run) {
+  run.as_each_rank([&](int64_t rank) {
+    for (const auto& entry : run.net().named_parameters()) run.note(rank, entry.key(), entry.value());
+    for (const auto& entry : run.net().named_buffers()) {
+      if (entry.value().is_floating_point()) run.note(rank, entry.key(), entry.value());
+    }
+  });
+}
+
+void sharded_state(ShardedRun& run) {
+  auto values = sharded_state_dict(run.sharded(), run.net());
+  for (auto& [name, tensor] : values) {
+    for (auto& part : tensor.parts) part.values = part.values.clone();
+  }
+  load_sharded_state_dict(run.sharded(), run.net(), values);
+}
+
+void optimizer_state(ShardedRun& run) {
+  const auto state = full_optimizer_state(run.sharded(), run.state());
+  load_full_optimizer_state(run.sharded(), run.state(), state);
+}
+
+void local_state(ShardedRun& run) {
+  auto values = local_state_dict(run.sharded(), run.net());
+  for (auto& [name, shard] : values.shards) shard.shard = shard.shard.clone();
+  load_local_state_dict(run.sharded(), run.net(), values);
+}
+
+}  // namespace
+
+const std::vector<Action>& all_actions() {
+  static const std::vector<Action> actions = {
+      {"forward", true, false, forward_sharded, forward_in_one_process},
+      {"evaluate", true, false, evaluate_sharded, evaluate_in_one_process},
+      {"unshard", true, false, unshard, nothing},
+      {"unshard_async", true, false, unshard_async, nothing},
+      {"reshard", true, false, reshard, nothing},
+      {"read", true, false, read_sharded, read_in_one_process},
+      {"read_first", true, false, read_first_sharded, read_first_in_one_process},
+      {"summon", true, false, summon, note_parameters},
+      {"pin", true, false, pin, note_parameters},
+      {"visit_each", true, false, visit_each, note_parameters},
+      {"summon_gradients", false, true, summon_gradients, note_gradients},
+      {"norm", false, true, norm_sharded, norm_in_one_process},
+      {"write", false, false, write, write_in_one_process},
+      {"write_shards", false, false, write_shards, write_in_one_process},
+      {"full_state", false, false, full_state, full_state_in_one_process},
+      {"sharded_state", false, false, sharded_state, nothing},
+      {"local_state", false, false, local_state, nothing},
+      {"optimizer_state", false, false, optimizer_state, nothing},
+  };
+  return actions;
+}
+
+const Action& action_of(const std::string& name) {
+  for (const Action& action : all_actions()) {
+    if (action.name == name) return action;
+  }
+  throw std::runtime_error("unknown action '" + name + "'");
+}
+
+}  // namespace fsdp::fuzz

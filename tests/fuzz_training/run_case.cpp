@@ -1,0 +1,150 @@
+#include "fuzz_training/run_case.h"
+
+#include <unistd.h>
+
+#include <cctype>
+#include <filesystem>
+
+#include "base/error_message.h"
+#include "fuzz_training/one_process_run.h"
+#include "fuzz_training/sharded_run.h"
+#include "support/thread_ranks.h"
+
+namespace fsdp::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What ranks leave for those that compare.
+struct Outcome {
+  std::vector<Record> of_rank;
+  LeafNames leaves;
+  ExecutionOrder order;
+};
+
+// A folder that is gone afterwards.
+class ScratchFolder {
+ public:
+  ScratchFolder() : path_(fs::temp_directory_path() / ("fuzz_training-" + std::to_string(getpid()))) {
+    fs::create_directories(path_);
+  }
+  ~ScratchFolder() { fs::remove_all(path_); }
+  std::string checkpoint() const { return (path_ / "run").string(); }
+
+ private:
+  fs::path path_;
+};
+
+testing::RankOptions rank_options(const Case& training) {
+  return {.timeout = std::chrono::seconds(10), .communicator = training.communicator};
+}
+
+// The steps before the run moves to other ranks, and whether it does.
+int64_t steps_before(const Case& training) {
+  const int64_t all = training.steps.size();
+  return training.move_after > 0 ? std::min(training.move_after, all) : all;
+}
+
+void run_first_ranks(const Case& training, const std::string& folder, Outcome& outcome) {
+  testing::run_ranks(
+      training.ranks,
+      [&](std::shared_ptr<Communicator> world) {
+        ShardedRun run(training, world, {}, outcome.of_rank[world->rank()]);
+        for (int64_t step = 0; step < steps_before(training); ++step) run.run_step(step);
+        run.note_whole_parameters("end");
+        if (training.move_after > 0) run.save(folder);
+        if (world->rank() != 0) return;
+        outcome.leaves = run.leaf_names();
+        outcome.order = run.execution_order();
+      },
+      rank_options(training));
+}
+
+void run_later_ranks(const Case& training, const std::string& folder, Outcome& outcome) {
+  testing::run_ranks(
+      training.ranks_later,
+      [&](std::shared_ptr<Communicator> world) {
+        ShardedRun run(training, world, outcome.order, outcome.of_rank[world->rank()]);
+        run.load(folder);
+        run.note_whole_parameters("moved");
+        const int64_t all = training.steps.size();
+        for (int64_t step = training.move_after; step < all; ++step) run.run_step(step);
+        run.note_whole_parameters("end after the move");
+      },
+      rank_options(training));
+}
+
+Outcome run_sharded(const Case& training) {
+  const ScratchFolder folder;
+  Outcome outcome;
+  outcome.of_rank.resize(std::max(training.ranks, training.ranks_later));
+  run_first_ranks(training, folder.checkpoint(), outcome);
+  if (training.move_after > 0) run_later_ranks(training, folder.checkpoint(), outcome);
+  return outcome;
+}
+
+Expected run_in_one_process(const Case& training, const LeafNames& leaves) {
+  OneProcessRun run(training, leaves);
+  for (int64_t step = 0; step < steps_before(training); ++step) run.run_step(step);
+  run.note_whole_parameters("end");
+  if (training.move_after > 0) {
+    run.move_to(training.ranks_later);
+    run.note_whole_parameters("moved");
+    const int64_t all = training.steps.size();
+    for (int64_t step = training.move_after; step < all; ++step) run.run_step(step);
+    run.note_whole_parameters("end after the move");
+  }
+  return run.expected();
+}
+
+double tolerance_of(const Case& training) {
+  const auto uses = [&](const char* dtype) {
+    const Sharding& sharding = training.sharding;
+    return sharding.params == dtype || sharding.reduce == dtype || sharding.buffers == dtype;
+  };
+  return uses("bf16") ? 0.1 : uses("fp32") ? 2e-4 : 1e-10;
+}
+
+// The kind of tensor in a name such as "step 1: gradient of layer0.weight".
+std::string kind_of(const std::string& name) {
+  const size_t colon = name.rfind(": ");
+  const size_t action = name.find('(');
+  if (action != std::string::npos) return name.substr(action + 1, name.find(')') - action - 1);
+  const std::string what = colon == std::string::npos ? name : name.substr(colon + 2);
+  return what.substr(0, what.find(' '));
+}
+
+Verdict compare(const Case& training, const Outcome& outcome, const Expected& expected) {
+  for (size_t rank = 0; rank < outcome.of_rank.size(); ++rank) {
+    const auto difference =
+        first_difference(outcome.of_rank[rank], rank, expected.of_rank[rank], expected.of_all, tolerance_of(training));
+    if (!difference) continue;
+    return {false, "difference: " + kind_of(difference->name),
+            difference->name + " of rank " + std::to_string(rank) + ": " + difference->text};
+  }
+  return {true, "", ""};
+}
+
+// An error's message without what differs from run to run: numbers and names in quotes.
+std::string way_of_error(const std::string& message) {
+  std::string way;
+  for (char c : message.substr(0, 160)) {
+    if (!std::isdigit(static_cast<unsigned char>(c))) way += c;
+  }
+  const size_t quote = way.find('\'');
+  return "error: " + way.substr(0, std::min<size_t>(quote, 70));
+}
+
+}  // namespace
+
+Verdict run_case(const Case& training) {
+  try {
+    const Outcome outcome = run_sharded(training);
+    return compare(training, outcome, run_in_one_process(training, outcome.leaves));
+  } catch (const std::exception& error) {
+    const std::string message = message_of(error);
+    return {false, way_of_error(message), message};
+  }
+}
+
+}  // namespace fsdp::fuzz

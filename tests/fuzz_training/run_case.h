@@ -1,0 +1,20 @@
+// Runs a case both ways and compares.
+#pragma once
+
+#include <string>
+
+#include "fuzz_training/case.h"
+
+namespace fsdp::fuzz {
+
+struct Verdict {
+  bool passed = false;
+  // Of a failure: by this, failures are told apart ("difference: gradient", "error: …", "crash: signal 11", "hang").
+  std::string way;
+  std::string text;
+};
+
+// In this process, with ranks as threads. Errors of a run are failures.
+Verdict run_case(const Case& training);
+
+}  // namespace fsdp::fuzz

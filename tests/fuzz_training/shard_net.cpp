@@ -1,0 +1,129 @@
+#include "fuzz_training/shard_net.h"
+
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+
+#include "engine/engine.h"
+#include "fsdp/deferred_init.h"
+#include "support/sharding.h"
+
+namespace fsdp::fuzz {
+namespace {
+
+template <typename Value>
+Value named(const std::map<std::string, Value>& values, const std::string& name) {
+  const auto found = values.find(name);
+  if (found == values.end()) throw std::runtime_error("unknown value '" + name + "'");
+  return found->second;
+}
+
+ShardingStrategy strategy_of(const std::string& name) {
+  using enum ShardingStrategy;
+  return named<ShardingStrategy>({{"full", kFullShard},
+                                  {"grad_op", kShardGradOp},
+                                  {"no", kNoShard},
+                                  {"hybrid", kHybridShard},
+                                  {"hybrid_zero2", kHybridShardZero2}},
+                                 name);
+}
+
+std::optional<at::ScalarType> dtype_of(const std::string& name) {
+  if (name == "params" || name == "keep") return std::nullopt;
+  return named<at::ScalarType>({{"fp64", at::kDouble}, {"fp32", at::kFloat}, {"bf16", at::kBFloat16}}, name);
+}
+
+std::optional<ReshardAfterForward> reshard_of(int64_t reshard) {
+  if (reshard < 0) return std::nullopt;
+  if (reshard <= 1) return ReshardAfterForward(reshard == 1);
+  return ReshardAfterForward(static_cast<int>(reshard));
+}
+
+void set_overlap(const Sharding& sharding, Options& options) {
+  using enum BackwardPrefetch;
+  options.backward_prefetch =
+      named<BackwardPrefetch>({{"none", kNone}, {"pre", kPre}, {"post", kPost}}, sharding.backward_prefetch);
+  options.forward_prefetch = sharding.forward_prefetch;
+  options.limit_all_gathers = sharding.max_gathered > 0;
+  if (sharding.max_gathered > 0) options.max_gathered_units = sharding.max_gathered;
+  options.one_communicator = sharding.one_communicator;
+}
+
+Options options_of(const Case& training, const NetImpl& net, const std::shared_ptr<Communicator>& world) {
+  const Sharding& sharding = training.sharding;
+  Options options;
+  options.communicator = world;
+  options.sharding_strategy = strategy_of(sharding.strategy);
+  if (is_hybrid(options.sharding_strategy)) options.mesh = make_mesh(world, world->size() / 2);
+  options.reshard_after_forward = reshard_of(sharding.reshard);
+  options.use_orig_params = sharding.orig;
+  options.param_dtype = dtype_of(sharding.params);
+  options.reduce_dtype = dtype_of(sharding.reduce);
+  options.buffer_dtype = dtype_of(sharding.buffers);
+  options.keep_memory = sharding.keep_memory;
+  options.cpu_offload = sharding.cpu_offload;
+  if (sharding.offload_files) options.offload_path = std::filesystem::temp_directory_path();
+  options.sync_module_states = sharding.sync_states;
+  set_overlap(sharding, options);
+  for (const auto& layer : net.all_layers()) {
+    if (layer->spec().ignored) options.ignored_modules.push_back(layer);
+  }
+  return options;
+}
+
+WrapPolicy policy_of(const std::string& wrap) {
+  if (wrap == "layers") return module_class_policy<SingleImpl>();
+  if (wrap == "groups") return module_class_policy<GroupImpl>();
+  if (wrap == "leaves") return testing::every_module();
+  if (wrap == "size") return size_policy(30);
+  return {};
+}
+
+bool has_sharded_parameters(const LayerImpl& layer) {
+  return !layer.spec().ignored && !layer.named_parameters().is_empty();
+}
+
+// Children before their parents.
+void shard_by_hand(const NetImpl& net, const Options& options) {
+  const auto& layers = net.all_layers();
+  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+    if ((*layer)->spec().unit && has_sharded_parameters(**layer)) fully_shard(**layer, options);
+  }
+}
+
+void shard_siblings(const NetImpl& net, const Options& options) {
+  std::vector<std::shared_ptr<torch::nn::Module>> siblings;
+  for (const auto& layer : net.layers()) {
+    if (has_sharded_parameters(*layer)) siblings.push_back(layer);
+    if (siblings.size() < 2) continue;
+    fully_shard(siblings, options);
+    siblings.clear();
+  }
+}
+
+}  // namespace
+
+Net make_net(const Case& training, int64_t rank) {
+  const auto build = [&] { return Net(training.model); };
+  Net net = training.model.deferred ? deferred_init(build) : build();
+  if (training.sharding.sync_states && rank > 0 && !training.model.deferred) {
+    torch::NoGradGuard no_grad;
+    for (auto& [name, parameter] : sharded_parameters_of(*net)) parameter.add_(1);
+  }
+  return net;
+}
+
+std::shared_ptr<ShardedModule> shard_net(const Case& training, NetImpl& net, const std::shared_ptr<Communicator>& world,
+                                         const ExecutionOrder& order) {
+  const std::string& wrap = training.sharding.wrap;
+  Options options = options_of(training, net, world);
+  if (wrap == "by_hand") shard_by_hand(net, options);
+  if (wrap == "siblings") shard_siblings(net, options);
+  if (wrap == "auto") options.auto_units = AutoUnits{.target_bytes = 300, .order = order};
+  options.auto_wrap_policy = policy_of(wrap);
+  auto sharded = fully_shard(net, options);
+  sharded->engine().set_strict_release(training.sharding.strict);
+  return sharded;
+}
+
+}  // namespace fsdp::fuzz
