@@ -36,6 +36,8 @@ bool is_low(const Case& training) {
 }
 
 const std::set<std::string> kWithStatistics = {"batch_norm1d", "batch_norm2d", "instance_norm", "buffered"};
+const std::set<std::string> kNormalisations = {"batch_norm1d", "batch_norm2d", "instance_norm",
+                                               "layer_norm",   "group_norm",   "encoder"};
 const std::set<std::string> kByRank = {"by_rank", "by_rank_and_step"};
 
 // ---------------------------------------------------------------- one group of rules each
@@ -62,6 +64,8 @@ Objection object_to_sharding(const Case& training) {
   if (s.params == "fp64" && s.buffers != "keep") return "LibTorch's normalisations take no narrower statistics";
   const bool adapts =
       training.optimizer != "sgd" && training.optimizer != "momentum" && training.optimizer != "nesterov";
+  const bool ignores = any_layer(training, [](const Layer& layer) { return layer.ignored; });
+  if (is_low(training) && ignores) return "LibTorch's normalisations do not mix dtypes";
   if (is_low(training) && adapts) return "an optimizer that adapts amplifies rounding errors";
   return nullptr;
 }
@@ -173,17 +177,35 @@ Objection defect_met(const Case& training) {
   const auto any_step = [&](const auto& predicate) {
     return std::any_of(training.steps.begin(), training.steps.end(), predicate);
   };
+  const auto writes_shards = [](const Step& step) {
+    const auto writes = [](const std::vector<std::string>& actions) {
+      return std::count(actions.begin(), actions.end(), "write_shards") > 0;
+    };
+    return writes(step.before) || writes(step.ready) || writes(step.after);
+  };
   const auto summons_gradients = [](const Step& step) {
     return std::count(step.ready.begin(), step.ready.end(), "summon_gradients") > 0;
   };
   const bool low = is_low(training);
   if (training.sharding.reshard >= 2 && any_step(acts_before_step)) return "stale parameters with reshard N";
   if (low && has_kind(training, kWithStatistics)) return "statistics with param_dtype";
-  if (any_step(zeroes_by_module) && has_kind(training, kByRank)) return "module->zero_grad() with uses by rank";
-  const bool small_units = training.sharding.wrap == "auto" && has_kind(training, {"empty_beside"});
-  if (training.communicator != "gloo" && (small_units || has_kind(training, {"empty"}))) {
-    return "a unit of empty parameters over shared memory";
+  const auto left_out = [](const Layer& layer) {
+    static const std::set<std::string> kinds = {"by_rank", "by_rank_and_step", "by_step", "unused", "unused_beside"};
+    return layer.uses != "always" || kinds.count(layer.kind) > 0;
+  };
+  if (any_step(zeroes_by_module) && any_layer(training, left_out))
+    return "module->zero_grad() with parameters left out";
+  const bool shares_memory = training.communicator != "gloo";
+  if (shares_memory && has_kind(training, {"empty", "empty_beside"})) return "empty units over shared memory";
+  if (shares_memory && (low || training.communicator == "hosts") && any_step(acts_before_step)) {
+    return "stale parameters where shards are not read in place";
   }
+  if (training.communicator == "hosts" && any_step(writes_shards)) return "stale parameters after writes to shards";
+  if (shares_memory && training.sharding.wrap == "auto" && any_step(acts_before_step)) {
+    return "optimizers that wait for each other's readers";
+  }
+  if (shares_memory && training.sharding.strict) return "strict release over shared memory";
+  if (has_kind(training, {"by_rank"})) return "uses by rank change the order of backward";
   if (has_kind(training, {"by_rank_and_step"})) return "uses that differ between ranks from step to step";
   if (training.sharding.wrap == "auto" && training.optimizer == "adagrad") return "automatic units with Adagrad";
   if (any_step(summons_gradients) && has_kind(training, {"empty", "empty_beside"})) return "summoned empty gradients";
@@ -198,6 +220,16 @@ std::optional<std::string> text_of(Objection objection) {
 }  // namespace
 
 std::optional<std::string> objection(const Case& training) { return text_of(object_to(training)); }
+
+double tolerance(const Case& training) {
+  const Sharding& sharding = training.sharding;
+  const auto uses = [&](const char* dtype) {
+    return sharding.params == dtype || sharding.reduce == dtype || sharding.buffers == dtype;
+  };
+  if (uses("bf16")) return 0.1;
+  if (uses("fp32")) return 2e-4;
+  return has_kind(training, kNormalisations) ? 1e-8 : 1e-10;
+}
 
 std::optional<std::string> known_defect(const Case& training) { return text_of(defect_met(training)); }
 
