@@ -89,10 +89,12 @@ void summon_gradients(ShardedRun& run) {
 }
 
 void norm_sharded(ShardedRun& run) {
+  run.note("seen by reductions", run.sharded().reduced_grad_norm());
   run.note("2", run.sharded().grad_norm());
   run.note("infinite", run.sharded().grad_norm(kInfinity));
 }
 void norm_in_one_process(OneProcessRun& run) {
+  run.note("seen by reductions", at::scalar_tensor(run.gradient_norm(2), at::kDouble));
   run.note("2", at::scalar_tensor(run.gradient_norm(2), at::kDouble));
   run.note("infinite", at::scalar_tensor(run.gradient_norm(kInfinity), at::kDouble));
 }
@@ -115,21 +117,29 @@ void write_shards(ShardedRun& run) {
   }
 }
 
+void update_whole(ShardedRun& run) {
+  run.sharded().update_whole_parameters(
+      [](const WholeParameter& parameter) { parameter.value.sub_(parameter.gradient, 1.0 / 64); });
+}
+void descend(OneProcessRun& run) { run.descend(); }
+
+void evaluate_in_full_precision(ShardedRun& run) {
+  run.sharded().set_full_precision(true);
+  evaluate_sharded(run);
+  run.sharded().set_full_precision(false);
+}
+
 // ---------------------------------------------------------------- state dicts, there and back
 
 void full_state(ShardedRun& run) {
   const auto values = full_state_dict(run.sharded(), run.net());
-  for (const auto& [name, value] : values) {
-    if (value.is_floating_point()) run.note(name, value);
-  }
+  for (const auto& [name, value] : values) run.note(name, value);
   load_full_state_dict(run.sharded(), run.net(), values);
 }
 void full_state_in_one_process(OneProcessRun& run) {
   run.as_each_rank([&](int64_t rank) {
     for (const auto& entry : run.net().named_parameters()) run.note(rank, entry.key(), entry.value());
-    for (const auto& entry : run.net().named_buffers()) {
-      if (entry.value().is_floating_point()) run.note(rank, entry.key(), entry.value());
-    }
+    for (const auto& entry : run.net().named_buffers()) run.note(rank, entry.key(), entry.value());
   });
 }
 
@@ -170,6 +180,8 @@ const std::vector<Action>& all_actions() {
       {"norm", false, true, norm_sharded, norm_in_one_process},
       {"write", false, false, write, write_in_one_process},
       {"write_shards", false, false, write_shards, write_in_one_process},
+      {"update_whole", false, true, update_whole, descend},
+      {"evaluate_fully", false, false, evaluate_in_full_precision, evaluate_in_one_process},
       {"full_state", false, false, full_state, full_state_in_one_process},
       {"sharded_state", false, false, sharded_state, nothing},
       {"local_state", false, false, local_state, nothing},

@@ -56,6 +56,7 @@ void fields(F& f, Layer& v, const Layer& d) {
   f.field("residual", v.residual, d.residual);
   f.field("ignored", v.ignored, d.ignored);
   f.field("unit", v.unit, d.unit);
+  f.field("strategy", v.strategy, d.strategy);
   f.field("children", v.children, d.children);
 }
 
@@ -86,6 +87,9 @@ void fields(F& f, Sharding& v, const Sharding& d) {
   f.field("one_communicator", v.one_communicator, d.one_communicator);
   f.field("strict", v.strict, d.strict);
   f.field("sync_states", v.sync_states, d.sync_states);
+  f.field("full_norms", v.full_norms, d.full_norms);
+  f.field("divide", v.divide, d.divide);
+  f.field("see_norm", v.see_norm, d.see_norm);
 }
 
 template <typename F>

@@ -20,6 +20,7 @@ struct Layer {
   bool residual = false;        // adds its input to its result
   bool ignored = false;         // its parameters are not sharded
   bool unit = false;            // a unit of its own where Sharding::wrap is "by_hand"
+  std::string strategy = "";    // of this unit; empty: Sharding's
   std::vector<Layer> children;  // of a "group"
 };
 
@@ -50,6 +51,9 @@ struct Sharding {
   bool one_communicator = false;
   bool strict = false;  // released memory is overwritten
   bool sync_states = false;
+  bool full_norms = false;  // normalisations in full precision
+  int64_t divide = 0;       // the gradient divide factor; 0: the number of ranks
+  bool see_norm = false;    // reductions note the norm of gradients
 };
 
 // Forwards and the backward after them. Losses of several forwards are added.

@@ -52,6 +52,7 @@ Layer draw_layer(Random& random, int depth) {
   layer.checkpoint = random.chance(10);
   layer.residual = random.chance(25);
   layer.unit = random.chance(40);
+  if (random.chance(4)) layer.strategy = random.one_of({"full", "grad_op", "no"});
   return layer;
 }
 
@@ -78,6 +79,7 @@ void draw_dtypes(Random& random, Sharding& sharding) {
   sharding.params = random.one_of({"fp64", "fp32", "fp32", "bf16"});
   sharding.reduce = random.one_of({"params", "fp64", "fp32"});
   if (sharding.params != "fp64" && random.chance(40)) sharding.buffers = "fp32";
+  sharding.full_norms = random.chance(40);
 }
 
 void draw_overlap(Random& random, Sharding& sharding) {
@@ -102,6 +104,8 @@ Sharding draw_sharding(Random& random, int64_t ranks) {
   draw_overlap(random, sharding);
   sharding.strict = random.chance(50);
   sharding.sync_states = random.chance(10);
+  if (random.chance(8)) sharding.divide = random.between(1, 5);
+  sharding.see_norm = random.chance(20);
   return sharding;
 }
 

@@ -41,6 +41,16 @@ Function conv2d(Holder& holder, const Layer& spec, Builder&) {
   };
 }
 
+// With a weight that does not lie row by row.
+Function conv2d_last(Holder& holder, const Layer& spec, Builder&) {
+  auto layer = holder.register_module("layer", nn::Conv2d(nn::Conv2dOptions(2, spec.size, {2, 3}).padding({1, 1})));
+  layer->weight.set_data(layer->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+  return [layer](const Tensor& x, const Call&) mutable {
+    Tensor image = torch::stack({x, x * 0.5}, 1).unsqueeze(2);
+    return layer->forward(image).mean(1).mean(1);
+  };
+}
+
 Function layer_norm(Holder& holder, const Layer&, Builder& builder) {
   auto layer = holder.register_module("layer", nn::LayerNorm(nn::LayerNormOptions({builder.width()})));
   return [layer](const Tensor& x, const Call&) mutable { return layer->forward(x); };
@@ -153,6 +163,17 @@ Function derived(Holder& holder, const Layer&, Builder& builder) {
   return [weight](const Tensor& x, const Call&) { return x.mm((weight * 2).t()); };
 }
 
+// Parameters of three dtypes in one module.
+Function dtypes(Holder& holder, const Layer&, Builder& builder) {
+  const int64_t width = builder.width();
+  Tensor scale = parameter(holder, "scale", {width});
+  Tensor narrow = holder.register_parameter("narrow", torch::empty({width}, torch::kFloat));
+  Tensor order = holder.register_parameter("order", torch::empty({width}, torch::kLong), /*requires_grad=*/false);
+  return [scale, narrow, order](const Tensor& x, const Call&) {
+    return x.index_select(1, order) * scale + narrow.to(torch::kDouble);
+  };
+}
+
 Function scalar(Holder& holder, const Layer&, Builder&) {
   Tensor factor = parameter(holder, "factor", {});
   return [factor](const Tensor& x, const Call&) { return x * (factor + 1); };
@@ -227,6 +248,7 @@ const std::map<std::string, Kind>& kinds() {
       {"mlp", mlp},
       {"conv1d", conv1d},
       {"conv2d", conv2d},
+      {"conv2d_last", conv2d_last},
       {"layer_norm", layer_norm},
       {"group_norm", group_norm},
       {"batch_norm1d", batch_norm1d},
@@ -245,6 +267,7 @@ const std::map<std::string, Kind>& kinds() {
       {"bare", bare},
       {"views", views},
       {"derived", derived},
+      {"dtypes", dtypes},
       {"scalar", scalar},
       {"empty", empty},
       {"empty_beside", empty_beside},

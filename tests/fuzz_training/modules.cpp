@@ -13,6 +13,7 @@ torch::Tensor values_for(const std::string& name, const torch::Tensor& parameter
   double phase = 0;
   for (char c : name) phase = phase * 0.7 + c;
   torch::Tensor waves = torch::sin(torch::arange(parameter.numel(), at::kDouble) * 0.7 + phase).view(parameter.sizes());
+  if (!parameter.is_floating_point()) return torch::arange(parameter.numel()).flip(0).view(parameter.sizes());
   const bool scales = name.find("norm") != std::string::npos || name.find("scale") != std::string::npos;
   return scales ? waves * 0.2 + 1 : waves * 0.4;
 }
@@ -24,6 +25,7 @@ bool is_used(const std::string& uses, int64_t step) {
 void freeze(LayerImpl& layer) {
   for (auto& entry : layer.named_parameters()) {
     const bool bias = entry.key().find("bias") != std::string::npos || entry.key().find("shift") != std::string::npos;
+    if (!entry.value().is_floating_point()) continue;
     if (layer.spec().frozen == "all" || (layer.spec().frozen == "bias" && bias)) {
       entry.value().set_requires_grad(false);
     }

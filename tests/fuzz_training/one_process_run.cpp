@@ -92,8 +92,10 @@ void OneProcessRun::run_pass(int64_t pass) {
     runs.push_back(std::make_unique<RankPass>(training_, *net_, place, expected_.of_rank[rank]));
   });
   run_actions("pass " + std::to_string(pass), plan.between);
+  const int64_t divisor = training_.sharding.divide > 0 ? training_.sharding.divide : ranks_;
   for (const auto& run : runs) {
-    run->finish([&](const at::Tensor& loss, bool retain_graph) { (loss / double(ranks_)).backward({}, retain_graph); });
+    run->finish(
+        [&](const at::Tensor& loss, bool retain_graph) { (loss / double(divisor)).backward({}, retain_graph); });
   }
 }
 
@@ -155,6 +157,13 @@ void OneProcessRun::note_parameters() {
     for (const auto& [key, number] : state->scalars) {
       expected_.of_all.add(when() + ": state " + key + " of " + name, at::scalar_tensor(number, at::kDouble));
     }
+  }
+}
+
+void OneProcessRun::descend() {
+  const torch::NoGradGuard no_grad;
+  for (auto& [name, parameter] : parameters_) {
+    if (parameter.grad().defined()) parameter.sub_(parameter.grad(), 1.0 / 64);
   }
 }
 

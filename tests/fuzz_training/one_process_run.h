@@ -47,6 +47,8 @@ class OneProcessRun {
     for (int64_t rank = 0; rank < ranks_; ++rank) note(rank, name, value);
   }
   double gradient_norm(double type) const;
+  // parameter -= gradient / 64
+  void descend();
 
  private:
   void zero(const std::string& how);

@@ -19,8 +19,10 @@ std::string values_text(const torch::Tensor& tensor) {
 }
 
 torch::Tensor part_of(const Seen& want, const Seen& got) {
-  if (!want.value.defined() || !got.part) return want.value;
-  return want.value.flatten().slice(0, got.part->first, got.part->second);
+  if (!want.value.defined() || !got.part || want.value.dim() == 0) return want.value;
+  torch::Tensor laid_out = torch::empty_strided(want.value.sizes(), got.part->strides, want.value.options());
+  laid_out.copy_(want.value.detach());
+  return laid_out.as_strided({want.value.numel()}, {1}).slice(0, got.part->begin, got.part->end);
 }
 
 bool is_close(const torch::Tensor& got, const torch::Tensor& want, double tolerance) {
@@ -34,7 +36,7 @@ bool is_close(const torch::Tensor& got, const torch::Tensor& want, double tolera
 
 std::string difference_text(const Seen& got, const torch::Tensor& want) {
   std::ostringstream text;
-  if (got.part) text << "elements " << got.part->first << " to " << got.part->second << ": ";
+  if (got.part) text << "elements " << got.part->begin << " to " << got.part->end << ": ";
   text << values_text(got.value) << ", but in one process " << values_text(want);
   return text.str();
 }
@@ -46,9 +48,9 @@ void Record::add(const std::string& name, const torch::Tensor& value) {
   seen_[name] = {value.defined() ? value.detach().clone() : value, std::nullopt, order};
 }
 
-void Record::add_part(const std::string& name, const torch::Tensor& value, int64_t begin, int64_t end) {
+void Record::add_part(const std::string& name, const torch::Tensor& value, const Seen::Part& part) {
   add(name, value);
-  seen_[name].part.emplace(begin, end);
+  seen_[name].part = part;
 }
 
 std::optional<Difference> first_difference(const Record& got, int64_t rank, const Record& of_rank, const Record& of_all,

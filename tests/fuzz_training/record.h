@@ -7,14 +7,19 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
+#include <vector>
 
 namespace fsdp::fuzz {
 
 struct Seen {
   torch::Tensor value;  // undefined: there was none, such as no gradient
-  // Which elements of the flattened whole these are; unset: all.
-  std::optional<std::pair<int64_t, int64_t>> part;
+  // Which elements of the whole these are, in the order in which they lie in memory; unset: all.
+  struct Part {
+    int64_t begin = 0;
+    int64_t end = 0;
+    std::vector<int64_t> strides{};  // of the whole
+  };
+  std::optional<Part> part;
   int64_t order = 0;
 };
 
@@ -22,7 +27,7 @@ class Record {
  public:
   // The last value counts where a name comes again.
   void add(const std::string& name, const torch::Tensor& value);
-  void add_part(const std::string& name, const torch::Tensor& value, int64_t begin, int64_t end);
+  void add_part(const std::string& name, const torch::Tensor& value, const Seen::Part& part);
   const std::map<std::string, Seen>& seen() const { return seen_; }
 
  private:

@@ -60,6 +60,10 @@ Objection object_to_sharding(const Case& training) {
   if (s.wrap == "auto" && has_kind(training, kByRank)) {
     return "until automatic units are cut all ranks use the same parameters";
   }
+  const bool differs = any_layer(training, [](const Layer& layer) { return !layer.strategy.empty(); });
+  if (differs && (s.wrap != "by_hand" || is_hybrid(training))) return "units by hand have strategies of their own";
+  if (training.model.deferred && has_kind(training, {"conv2d_last"})) return "a deferred tensor has no other data";
+  if (is_low(training) && has_kind(training, {"dtypes"})) return "one dtype is enough to be narrowed";
   if (s.strict && has_kind(training, kByRank)) return "released so early, a unit is gathered again by each use";
   if (s.params == "fp64" && s.buffers != "keep") return "LibTorch's normalisations take no narrower statistics";
   const bool adapts =
@@ -72,6 +76,8 @@ Objection object_to_sharding(const Case& training) {
 
 Objection object_to_sharing(const Case& training) {
   if (!has_kind(training, {"tied"})) return nullptr;
+  const bool freezes = any_layer(training, [](const Layer& layer) { return layer.frozen != "none"; });
+  if (freezes && !training.model.gain) return "what is frozen may share the only weight that is trained";
   const std::string& wrap = training.sharding.wrap;
   if (wrap == "by_hand" || wrap == "siblings") return "a shared parameter would be taken by the first of two units";
   if (any_layer(training, [](const Layer& layer) { return layer.ignored; }))
@@ -188,7 +194,9 @@ Objection defect_met(const Case& training) {
   };
   const bool low = is_low(training);
   if (training.sharding.reshard >= 2 && any_step(acts_before_step)) return "stale parameters with reshard N";
-  if (low && has_kind(training, kWithStatistics)) return "statistics with param_dtype";
+  const bool empties = has_kind(training, {"empty", "empty_beside"});
+  if (training.optimizer == "adagrad" && empties) return "Adagrad's state of empty leaves is not loaded";
+  if (low && !training.sharding.full_norms && has_kind(training, kWithStatistics)) return "statistics with param_dtype";
   const auto left_out = [](const Layer& layer) {
     static const std::set<std::string> kinds = {"by_rank", "by_rank_and_step", "by_step", "unused", "unused_beside"};
     return layer.uses != "always" || kinds.count(layer.kind) > 0;
@@ -228,6 +236,7 @@ double tolerance(const Case& training) {
   };
   if (uses("bf16")) return 0.1;
   if (uses("fp32")) return 2e-4;
+  if (has_kind(training, {"dtypes"})) return 1e-4;
   return has_kind(training, kNormalisations) ? 1e-8 : 1e-10;
 }
 

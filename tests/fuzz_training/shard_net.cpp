@@ -64,6 +64,9 @@ Options options_of(const Case& training, const NetImpl& net, const std::shared_p
   options.cpu_offload = sharding.cpu_offload;
   if (sharding.offload_files) options.offload_path = std::filesystem::temp_directory_path();
   options.sync_module_states = sharding.sync_states;
+  if (sharding.full_norms) {
+    options.full_precision_classes = {"BatchNorm1d", "BatchNorm2d", "InstanceNorm1d", "LayerNorm", "GroupNorm"};
+  }
   set_overlap(sharding, options);
   for (const auto& layer : net.all_layers()) {
     if (layer->spec().ignored) options.ignored_modules.push_back(layer);
@@ -87,7 +90,14 @@ bool has_sharded_parameters(const LayerImpl& layer) {
 void shard_by_hand(const NetImpl& net, const Options& options) {
   const auto& layers = net.all_layers();
   for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
-    if ((*layer)->spec().unit && has_sharded_parameters(**layer)) fully_shard(**layer, options);
+    const Layer& spec = (*layer)->spec();
+    if (!spec.unit || !has_sharded_parameters(**layer)) continue;
+    Options own = options;
+    if (!spec.strategy.empty()) {
+      own.sharding_strategy = strategy_of(spec.strategy);
+      own.reshard_after_forward = std::nullopt;
+    }
+    fully_shard(**layer, own);
   }
 }
 
@@ -123,6 +133,8 @@ std::shared_ptr<ShardedModule> shard_net(const Case& training, NetImpl& net, con
   options.auto_wrap_policy = policy_of(wrap);
   auto sharded = fully_shard(net, options);
   sharded->engine().set_strict_release(training.sharding.strict);
+  if (training.sharding.divide > 0) sharded->set_gradient_divide_factor(double(training.sharding.divide));
+  sharded->set_reductions_see_norm(training.sharding.see_norm);
   return sharded;
 }
 

@@ -89,7 +89,7 @@ void ShardedRun::note_gradients(const std::string& when) {
     const Located place = locate(slice, leaves, training_.sharding.orig);
     const at::Tensor& gradient = place.leaf.grad();
     const at::Tensor part = gradient.defined() ? place.in(gradient, slice.end - slice.begin) : at::Tensor();
-    record_.add_part(when + ": gradient of " + slice.fqn, part, slice.begin, slice.end);
+    record_.add_part(when + ": gradient of " + slice.fqn, part, {slice.begin, slice.end, slice.strides});
   }
 }
 
@@ -97,13 +97,13 @@ void ShardedRun::note_shards(const std::string& when) {
   const auto leaves = sharded_->named_parameters();
   for (const ShardSlice& slice : sharded_->shard_slices()) {
     if (slice.begin == slice.end) continue;
-    record_.add_part(when + ": parameter " + slice.fqn, slice.data, slice.begin, slice.end);
+    record_.add_part(when + ": parameter " + slice.fqn, slice.data, {slice.begin, slice.end, slice.strides});
     const Located place = locate(slice, leaves, training_.sharding.orig);
     const auto state = state_->leaf(place.leaf);
     if (!state) continue;
     for (const auto& [name, tensor] : state->tensors) {
       const at::Tensor part = place.in(tensor, slice.end - slice.begin);
-      record_.add_part(when + ": state " + name + " of " + slice.fqn, part, slice.begin, slice.end);
+      record_.add_part(when + ": state " + name + " of " + slice.fqn, part, {slice.begin, slice.end, slice.strides});
     }
     for (const auto& [name, number] : state->scalars) {
       record_.add(when + ": state " + name + " of " + slice.fqn, at::scalar_tensor(number, at::kDouble));
