@@ -7,7 +7,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test train bench compare chaos gpu-check format format-check sanitize fuzz clean
+.PHONY: help setup build test train bench compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -59,6 +59,11 @@ sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSani
 fuzz:  ## Fuzz the readers of files, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs
 	@scripts/setup.sh build
 	@scripts/fuzz.sh
+
+fuzz-training:  ## Train random models in random ways for FUZZ_SECONDS (600), beside one process (ARGS="--seed 17": its options instead)
+	@scripts/setup.sh build
+	@BUILD_TARGETS=fuzz_training scripts/build.sh
+	@$(BUILD_DIR)/fuzz_training $(or $(ARGS),--seconds $(or $(FUZZ_SECONDS),600))
 
 clean:  ## Remove what was built (not the environment, the model or the data)
 	rm -rf $(BUILD_DIR) $(FUZZ_DIR) build-sanitize build-tsan build-debug build-gpu

@@ -97,19 +97,33 @@ def parse_gtest_output(text):
     return outcome
 
 
-def gtest_programs(build_dir, reports):
+def parse_last_line(path):
+    """What a program that is not GoogleTest's says: "seed 7 failed: …" of each failure, and at the end the counts."""
+    text = path.read_text(errors="replace")
+    counts = re.fullmatch(r"(\d+) passed, (\d+) failed", text.rstrip().rpartition("\n")[2])
+    if not counts:
+        raise ValueError("no counts")
+    failed = re.findall(r"^(\S+ \d+) failed: ", text, re.M)
+    if len(failed) != int(counts[2]):
+        raise ValueError("not all failures are named")
+    return Outcome(passed=int(counts[1]), failed=failed)
+
+
+def registered_program(test, reports):
+    """A test as CMake registered it: GoogleTest's writes a report, another one runs as it stands."""
+    name, command = test["name"], test.get("command", ())
+    environment = tuple(value for one in test["properties"] if one["name"] == "ENVIRONMENT" for value in one["value"])
+    if len(command) > 1 and not command[1].startswith("--gtest"):
+        return Program(name, command, log_path(reports, name), parse_last_line, environment)
+    report = reports / f"{name}.json"
+    return Program(name, [*command[:1], f"--gtest_output=json:{report}"], report, parse_gtest_json, environment)
+
+
+def registered_programs(build_dir, reports):
     """The test programs that CMake registered in this build."""
     listing = subprocess.run(["ctest", "--test-dir", str(build_dir), "--show-only=json-v1"],
                              capture_output=True, text=True, check=True)
-    programs = []
-    for test in json.loads(listing.stdout)["tests"]:
-        name = test["name"]
-        report = reports / f"{name}.json"
-        command = [*test.get("command", ())[:1], f"--gtest_output=json:{report}"]
-        environment = tuple(value for one in test["properties"] if one["name"] == "ENVIRONMENT"
-                            for value in one["value"])
-        programs.append(Program(name, command, report, parse_gtest_json, environment))
-    return programs
+    return [registered_program(test, reports) for test in json.loads(listing.stdout)["tests"]]
 
 
 def pytest_program(folder, reports):
@@ -152,9 +166,13 @@ def execute(command, environment, timeout, log):
     return f"exited with status {code}" if code else None
 
 
+def log_path(reports, name):
+    return reports / f"{name}.log"
+
+
 def run_program(program, timeout, reports):
     start = time.monotonic()
-    log = reports / f"{program.name}.log"
+    log = log_path(reports, program.name)
     trouble = execute(program.command, program.environment, timeout, log)
     output = log.read_text(errors="replace")
     try:
@@ -228,7 +246,7 @@ def main():
         programs += [fuzz_program(options.fuzz_dir, reports)] if options.fuzz_dir else []
         durations_path = options.build_dir / "test_durations.json"
         durations = read_durations(durations_path)
-        programs = select(programs + gtest_programs(options.build_dir, reports), options.only)
+        programs = select(programs + registered_programs(options.build_dir, reports), options.only)
         programs = longest_first(programs, durations)
         runs = []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

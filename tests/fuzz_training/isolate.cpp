@@ -26,12 +26,12 @@ void silence() {
   dup2(null, STDERR_FILENO);
 }
 
-[[noreturn]] void run_child(const Case& training, int output) {
+[[noreturn]] void run_child(const Case& training, std::chrono::seconds limit, int output) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   silence();
   at::set_num_threads(1);
   c10::set_default_dtype(caffe2::TypeMeta::Make<double>());
-  const Verdict verdict = run_case(training);
+  const Verdict verdict = run_case(training, limit / 6);
   const std::string text = nlohmann::json{verdict.passed, verdict.way, verdict.text}.dump(
       -1, ' ', false, nlohmann::json::error_handler_t::replace);
   const bool written = write(output, text.data(), text.size()) == static_cast<ssize_t>(text.size());
@@ -41,12 +41,12 @@ void silence() {
 // A process that runs a case.
 class Child {
  public:
-  explicit Child(const Case& training) : begun_(Clock::now()) {
+  Child(const Case& training, std::chrono::seconds limit) : begun_(Clock::now()), limit_(limit) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("fuzz_training: no pipe");
     pid_ = fork();
     if (pid_ < 0) throw std::runtime_error("fuzz_training: no process");
-    if (pid_ == 0) run_child(training, ends[1]);
+    if (pid_ == 0) run_child(training, limit, ends[1]);
     close(ends[1]);
     output_ = ends[0];
   }
@@ -61,14 +61,14 @@ class Child {
   int output() const { return output_; }
 
   // Takes what can be read; whether the child has ended, by itself or because its time is over.
-  bool advance(bool readable, std::chrono::seconds limit) {
+  bool advance(bool readable) {
     char buffer[4096];
     if (readable) {
       const ssize_t count = read(output_, buffer, sizeof(buffer));
       if (count <= 0) return true;
       text_.append(buffer, count);
     }
-    hangs_ = Clock::now() - begun_ > limit;
+    hangs_ = Clock::now() - begun_ > limit_;
     return hangs_;
   }
 
@@ -95,6 +95,7 @@ class Child {
   pid_t pid_ = 0;
   int output_ = -1;
   Clock::time_point begun_;
+  std::chrono::seconds limit_;
   bool hangs_ = false;
   std::string text_;
 };
@@ -102,18 +103,18 @@ class Child {
 struct Running {
   Job job;
   Child child;
-  explicit Running(const Job& job) : job(job), child(job.training) {}
+  Running(const Job& job, std::chrono::seconds limit) : job(job), child(job.training, limit) {}
 };
 
 // Blocks until a child can be read, or a moment has passed; removes and reports those that have ended.
-void wait_for_some(std::list<Running>& running, std::chrono::seconds limit, const Report& report) {
+void wait_for_some(std::list<Running>& running, const Report& report) {
   std::vector<pollfd> files;
   for (const Running& one : running) files.push_back({one.child.output(), POLLIN, 0});
   poll(files.data(), files.size(), /*timeout_ms=*/200);
   size_t index = 0;
   for (auto one = running.begin(); one != running.end();) {
     const bool readable = files[index++].revents != 0;
-    if (!one->child.advance(readable, limit)) {
+    if (!one->child.advance(readable)) {
       ++one;
       continue;
     }
@@ -131,9 +132,9 @@ void run_jobs(int processes, std::chrono::seconds limit, const NextJob& next, co
     Job job;
     while (more && static_cast<int>(running.size()) < processes) {
       more = next(job);
-      if (more) running.emplace_back(job);
+      if (more) running.emplace_back(job, limit);
     }
-    if (!running.empty()) wait_for_some(running, limit, report);
+    if (!running.empty()) wait_for_some(running, report);
   }
 }
 

@@ -10,6 +10,7 @@
 namespace fsdp::fuzz {
 
 // This process must not have used LibTorch's operators, whose threads a fork does not copy.
+// A case that lasts longer than `limit` is a failure; a collective has a sixth of it.
 Verdict run_isolated(const Case& training, std::chrono::seconds limit);
 
 // The next case, if there is one, and what became of it. Verdicts come in any order.

@@ -10,7 +10,7 @@ namespace fsdp::fuzz {
 
 struct ReduceLimits {
   std::chrono::seconds whole{60};  // after this long it ends with what it has
-  std::chrono::seconds one_case{30};
+  std::chrono::seconds one_case{18};
 };
 
 // Leaves out layers, steps, passes, actions and ranks, and sets options to their defaults, as long as the case fails in

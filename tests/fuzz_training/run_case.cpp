@@ -36,9 +36,14 @@ class ScratchFolder {
   fs::path path_;
 };
 
-testing::RankOptions rank_options(const Case& training) {
-  return {.timeout = std::chrono::seconds(4), .communicator = training.communicator};
-}
+// How a case is run.
+struct Run {
+  const Case& training;
+  std::string folder;
+  std::chrono::milliseconds timeout;
+
+  testing::RankOptions rank_options() const { return {.timeout = timeout, .communicator = training.communicator}; }
+};
 
 // The steps before the run moves to other ranks, and whether it does.
 int64_t steps_before(const Case& training) {
@@ -46,41 +51,44 @@ int64_t steps_before(const Case& training) {
   return training.move_after > 0 ? std::min(training.move_after, all) : all;
 }
 
-void run_first_ranks(const Case& training, const std::string& folder, Outcome& outcome) {
+void run_first_ranks(const Run& plan, Outcome& outcome) {
+  const Case& training = plan.training;
   testing::run_ranks(
       training.ranks,
       [&](std::shared_ptr<Communicator> world) {
         ShardedRun run(training, world, {}, outcome.of_rank[world->rank()]);
         for (int64_t step = 0; step < steps_before(training); ++step) run.run_step(step);
         run.note_whole_parameters("end");
-        if (training.move_after > 0) run.save(folder);
+        if (training.move_after > 0) run.save(plan.folder);
         if (world->rank() != 0) return;
         outcome.leaves = run.leaf_names();
         outcome.order = run.execution_order();
       },
-      rank_options(training));
+      plan.rank_options());
 }
 
-void run_later_ranks(const Case& training, const std::string& folder, Outcome& outcome) {
+void run_later_ranks(const Run& plan, Outcome& outcome) {
+  const Case& training = plan.training;
   testing::run_ranks(
       training.ranks_later,
       [&](std::shared_ptr<Communicator> world) {
         ShardedRun run(training, world, outcome.order, outcome.of_rank[world->rank()]);
-        run.load(folder);
+        run.load(plan.folder);
         run.note_whole_parameters("moved");
         const int64_t all = training.steps.size();
         for (int64_t step = training.move_after; step < all; ++step) run.run_step(step);
         run.note_whole_parameters("end after the move");
       },
-      rank_options(training));
+      plan.rank_options());
 }
 
-Outcome run_sharded(const Case& training) {
+Outcome run_sharded(const Case& training, std::chrono::milliseconds timeout) {
   const ScratchFolder folder;
+  const Run plan{training, folder.checkpoint(), timeout};
   Outcome outcome;
   outcome.of_rank.resize(std::max(training.ranks, training.ranks_later));
-  run_first_ranks(training, folder.checkpoint(), outcome);
-  if (training.move_after > 0) run_later_ranks(training, folder.checkpoint(), outcome);
+  run_first_ranks(plan, outcome);
+  if (training.move_after > 0) run_later_ranks(plan, outcome);
   return outcome;
 }
 
@@ -139,10 +147,10 @@ std::string way_of_error(const std::string& message) {
 
 }  // namespace
 
-Verdict run_case(const Case& training) {
+Verdict run_case(const Case& training, std::chrono::milliseconds timeout) {
   try {
     settle_math_library();
-    const Outcome outcome = run_sharded(training);
+    const Outcome outcome = run_sharded(training, timeout);
     return compare(training, outcome, run_in_one_process(training, outcome.leaves));
   } catch (const std::exception& error) {
     const std::string message = message_of(error);

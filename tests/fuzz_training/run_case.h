@@ -1,6 +1,7 @@
 // Runs a case both ways and compares.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "fuzz_training/case.h"
@@ -14,7 +15,8 @@ struct Verdict {
   std::string text;
 };
 
-// In this process, with ranks as threads. Errors of a run are failures.
-Verdict run_case(const Case& training);
+// In this process, with ranks as threads. Errors of a run are failures, and so is a collective that does not end within
+// `timeout`.
+Verdict run_case(const Case& training, std::chrono::milliseconds timeout);
 
 }  // namespace fsdp::fuzz

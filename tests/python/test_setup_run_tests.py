@@ -32,13 +32,13 @@ def report(cases):
 def run_tests(tmp_path, source_dir):
     """Runs the script over programs with the given bodies, through a CTest file as CMake writes it."""
 
-    def run(bodies, *options, environment=""):
+    def run(bodies, *options, environment="", arguments='"--gtest_brief=1"'):
         lines = []
         for name, body in bodies.items():
             program = tmp_path / name
             program.write_text(PROGRAM.format(python=sys.executable, body=body))
             program.chmod(0o755)
-            lines.append(f'add_test([=[{name}]=] "{program}" "--gtest_brief=1")\n')
+            lines.append(f'add_test([=[{name}]=] "{program}" {arguments})\n')
             if environment:
                 lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES ENVIRONMENT "{environment}")\n')
         (tmp_path / "CTestTestfile.cmake").write_text("".join(lines))
@@ -121,6 +121,18 @@ def test_python_tests_are_counted_with_the_programs(run_tests, tmp_path):
     result = run_tests({"a_test": PASSING}, "--pytest", folder)
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
     assert "test_small[2]" in result.stdout
+
+
+@pytest.mark.parametrize("said, counts", [("2 passed, 0 failed", "2 passed, 0 failed"),
+                                          ("seed 7 failed: hang\n1 passed, 1 failed", "1 passed, 1 failed"),
+                                          ("1 passed, 1 failed", "0 passed, 1 failed"),
+                                          ("nothing", "0 passed, 1 failed")])
+def test_programs_that_are_not_googletests_run_as_they_stand(run_tests, tmp_path, said, counts):
+    result = run_tests({"a_test": f"print({said!r}, end='')"}, arguments='"--seeds" "1..2"')
+    assert last_line(result) == counts
+    assert result.returncode == (0 if counts.endswith(" 0 failed") else 1)
+    if "seed" in said:
+        assert "FAILED a_test: seed 7" in result.stdout
 
 
 def test_fuzz_targets_are_counted_with_the_programs(run_tests, tmp_path):
