@@ -11,6 +11,7 @@ class OneProcessRun;
 
 struct Action {
   std::string name;
+  std::string call;  // for readers: what it does, about as C++
   // Whether it may stand between a forward and its backward: it writes neither parameters nor gradients.
   bool keeps_graphs;
   bool needs_gradients;  // stands between the last backward and the optimizer's step only

@@ -6,25 +6,23 @@
 namespace fsdp::fuzz {
 namespace {
 
-using nlohmann::json;
-
 // A description of a struct's fields serves both directions: Writer leaves out defaults, Reader refuses unknown names.
 class Writer {
  public:
   template <typename T>
   void field(const char* name, const T& value, const T& standard) {
-    json text = to_text(value);
+    Json text = to_text(value);
     if (text != to_text(standard)) result[name] = std::move(text);
   }
   template <typename T>
-  static json to_text(const T& value);
+  static Json to_text(const T& value);
 
-  json result = json::object();
+  Json result = Json::object();
 };
 
 class Reader {
  public:
-  explicit Reader(const json& text) : text_(text) {
+  explicit Reader(const Json& text) : text_(text) {
     if (!text.is_object()) throw std::runtime_error("expected an object, not " + text.dump());
   }
   template <typename T>
@@ -38,10 +36,10 @@ class Reader {
     }
   }
   template <typename T>
-  static void read(const json& text, T& value);
+  static void read(const Json& text, T& value);
 
  private:
-  const json& text_;
+  const Json& text_;
   std::set<std::string> seen_;
 };
 
@@ -137,11 +135,11 @@ template <typename T>
 constexpr bool kIsValue = std::is_arithmetic_v<T> || std::is_same_v<T, std::string>;
 
 template <typename T>
-json Writer::to_text(const T& value) {
+Json Writer::to_text(const T& value) {
   if constexpr (kIsValue<T>) {
     return value;
   } else if constexpr (IsVector<T>::value) {
-    json list = json::array();
+    Json list = Json::array();
     for (const auto& one : value) list.push_back(to_text(one));
     return list;
   } else {
@@ -153,7 +151,7 @@ json Writer::to_text(const T& value) {
 }
 
 template <typename T>
-void Reader::read(const json& text, T& value) {
+void Reader::read(const Json& text, T& value) {
   if constexpr (kIsValue<T>) {
     value = text.get<T>();
   } else if constexpr (IsVector<T>::value) {
@@ -168,9 +166,9 @@ void Reader::read(const json& text, T& value) {
 
 }  // namespace
 
-json to_json(const Case& training) { return Writer::to_text(training); }
+Json to_json(const Case& training) { return Writer::to_text(training); }
 
-Case case_from_json(const json& text) {
+Case case_from_json(const Json& text) {
   Case training;
   Reader::read(text, training);
   return training;

@@ -12,22 +12,22 @@ namespace fsdp::fuzz {
 // One layer of the model, from [batch, width] to [batch, width]; or a group of layers. modules.cpp lists the kinds.
 struct Layer {
   std::string kind = "linear";
-  int64_t size = 3;             // hidden size, channels or rows, whatever the kind has
-  std::string frozen = "none";  // "none", "all", "bias": parameters that require no gradient
-  std::string uses = "always";  // "even_steps", "odd_steps": skipped in the others, on all ranks
-  int64_t repeat = 1;           // how often forward calls it
-  bool checkpoint = false;      // recomputed in backward
-  bool residual = false;        // adds its input to its result
-  bool ignored = false;         // its parameters are not sharded
-  bool unit = false;            // a unit of its own where Sharding::wrap is "by_hand"
-  std::string strategy = "";    // of this unit; empty: Sharding's
-  std::vector<Layer> children;  // of a "group"
+  int64_t size = 3;               // hidden size, channels or rows, whatever the kind has
+  std::string frozen = "none";    // "none", "all", "bias": parameters that require no gradient
+  std::string uses = "always";    // "even_steps", "odd_steps": skipped in the others, on all ranks
+  int64_t repeat = 1;             // how often forward calls it
+  bool checkpoint = false;        // recomputed in backward
+  bool residual = false;          // adds its input to its result
+  bool ignored = false;           // its parameters are not sharded
+  bool unit = false;              // a unit of its own where Sharding::wrap is "by_hand"
+  std::string strategy = "";      // of this unit; empty: Sharding's
+  std::vector<Layer> children{};  // of a "group"
 };
 
 struct Model {
   int64_t width = 5;
   int64_t batch = 3;
-  std::vector<Layer> layers;
+  std::vector<Layer> layers{};
   bool gain = true;       // a parameter of the root, by which the result is multiplied
   bool deferred = false;  // built without memory (deferred_init)
 };
@@ -67,37 +67,39 @@ struct Pass {
   bool is_last = true;         // else backward does not wait for its reductions
   std::string outside = "no";  // parameters in the loss: "first", "all"
   // Actions between forward and backward.
-  std::vector<std::string> between;
+  std::vector<std::string> between{};
 };
 
 // A step of training. Actions are listed in actions.cpp.
 struct Step {
   std::string zero = "sharded";  // "sharded_zeros", "module", "module_zeros", "optimizer", "skip"
-  std::vector<std::string> before;
+  std::vector<std::string> before{};
   std::vector<Pass> passes = {Pass()};
-  std::vector<std::string> ready;  // actions between the last backward and the optimizer's step
-  double clip = 0;                 // the norm; 0: gradients are not clipped
+  std::vector<std::string> ready{};  // actions between the last backward and the optimizer's step
+  double clip = 0;                   // the norm; 0: gradients are not clipped
   double clip_type = 2;
   bool optimize = true;
-  std::vector<std::string> after;
+  std::vector<std::string> after{};
 };
 
 struct Case {
   int64_t ranks = 2;
   std::string communicator = "gloo";  // "shm", "hosts"
-  Model model;
-  Sharding sharding;
+  Model model{};
+  Sharding sharding{};
   std::string optimizer = "sgd";  // "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad", "rmsprop"
   double weight_decay = 0;
-  std::vector<Step> steps;
+  std::vector<Step> steps{};
   // After so many steps the run is saved to a folder and goes on with ranks_later; 0: never.
   int64_t move_after = 0;
   int64_t ranks_later = 1;
 };
 
-nlohmann::json to_json(const Case& training);
+// Fields in the order of their declarations.
+using Json = nlohmann::ordered_json;
+Json to_json(const Case& training);
 // Throws where a name or the type of a value is unknown.
-Case case_from_json(const nlohmann::json& text);
+Case case_from_json(const Json& text);
 
 // Calls visit(layer, depth) for each layer, groups before their children.
 template <typename Layers, typename Visit>

@@ -39,7 +39,7 @@ struct Arguments {
   std::chrono::seconds duration{0};  // 0: until `last`
   std::string case_text;
   int jobs = 2;
-  ReduceLimits reduce;
+  std::chrono::seconds reduce_limit{60};
   std::chrono::seconds limit{60};
   bool known_defects = false;
   bool print = false;
@@ -79,7 +79,7 @@ void set_argument(Arguments& arguments, const std::string& name, const std::stri
   } else if (name == "--limit") {
     arguments.limit = std::chrono::seconds(n);
   } else if (name == "--reduce-seconds") {
-    arguments.reduce.whole = std::chrono::seconds(n);
+    arguments.reduce_limit = std::chrono::seconds(n);
   } else {
     throw std::runtime_error("unknown argument '" + name + "'");
   }
@@ -103,6 +103,9 @@ Arguments parse(int count, char** texts) {
   return arguments;
 }
 
+// A case that hangs hangs often while it is made small.
+Verdict run_shortly(const Case& training) { return run_isolated(training, std::chrono::seconds(18)); }
+
 // Counts verdicts, and shows failures when they are small.
 class Results {
  public:
@@ -116,8 +119,8 @@ class Results {
     ++failed_;
     Case training = job.training;
     // Of failures of one way the first is made small: the others are most often the same defect.
-    if (++ways_[verdict.way] == 1 && arguments_.reduce.whole.count() > 0) {
-      training = reduce(training, verdict, arguments_.reduce);
+    if (++ways_[verdict.way] == 1 && arguments_.reduce_limit.count() > 0) {
+      training = reduce(training, verdict, run_shortly, arguments_.reduce_limit);
     }
     std::cout << failure_text(job.seed, training, verdict) << std::flush;
   }
@@ -136,7 +139,7 @@ class Results {
 };
 
 int run_one(const Arguments& arguments) {
-  const Case training = case_from_json(nlohmann::json::parse(arguments.case_text));
+  const Case training = case_from_json(Json::parse(arguments.case_text));
   if (const auto reason = objection(training)) throw std::runtime_error("this is no case: " + *reason);
   Results results(arguments);
   results.add({0, training}, run_isolated(training, arguments.limit));

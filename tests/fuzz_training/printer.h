@@ -9,7 +9,7 @@
 
 namespace fsdp::fuzz {
 
-// What failed and how to run it again.
+// What failed, the case as a test in C++ with the calls of each step, and how to run it again.
 std::string failure_text(uint64_t seed, const Case& training, const Verdict& verdict);
 
 }  // namespace fsdp::fuzz
