@@ -185,12 +185,10 @@ Objection defect_met(const Case& training) {
   const bool acts_before_step =
       std::any_of(training.steps.begin(), training.steps.end(), [](const Step& step) { return !step.ready.empty(); });
   const bool adagrad = training.optimizer == "adagrad";
-  if (adagrad && sharding.wrap == "auto") return "automatic units with Adagrad";
   if (adagrad && has_kind(training, {"empty", "empty_beside"})) return "Adagrad's state of empty leaves is not loaded";
   if (shares_memory && sharding.strict) return "strict release over shared memory";
   if (shares_memory && sharding.wrap == "auto" && acts_before_step) return "optimizers wait for each other's readers";
   if (has_kind(training, kByRank)) return "uses that differ between ranks change the order of collectives";
-  if (is_low(training) && has_kind(training, {"derived"})) return "products with tensors derived from parameters";
   return nullptr;
 }
 
