@@ -105,6 +105,24 @@ TEST_P(DifferingUses, ParametersThatOnlySomeRanksAddToTheLoss) {
       });
 }
 
+// A unit that has all its gradients on one rank and not on another stays on both until the next one is used.
+TEST_P(DifferingUses, InSeveralGraphsOfOneBackward) {
+  expect_as_in_one_process(
+      GetParam(), [] { return Net(false); },
+      [](NetImpl& net, const RankStep& at) {
+        torch::Tensor loss;
+        for (int time = 0; time < 3; ++time) {
+          torch::Tensor x = at.x(time) * net.scale;
+          for (auto& block : net.blocks) {
+            x = block->forward(x, at.rank % 2 == 1, at.rank == 0 && at.step == 1);
+          }
+          loss = loss.defined() ? loss + x.pow(2).mean() : x.pow(2).mean();
+        }
+        at.see(loss);
+        at.backward(loss);
+      });
+}
+
 // Gradients of passes that do not communicate differ between ranks, too.
 TEST_P(DifferingUses, AcrossAccumulatedPasses) {
   expect_as_in_one_process(

@@ -1,5 +1,6 @@
 // Parameters without elements: alone in their unit, alone of their dtype, beside others; on every communicator.
 #include "fsdp/fsdp.h"
+#include "fsdp/state_dict.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
@@ -99,21 +100,20 @@ TEST_P(EmptyParameters, HaveGradientsWhereTheyAreSummoned) {
 
 // Its constructor makes state for each leaf, and its step wants it for each gradient.
 TEST_P(EmptyParameters, KeepAdagradsStateWhenStateIsLoaded) {
-  testing::run_ranks(
-      GetParam().ranks,
-      [&](const std::shared_ptr<Communicator>& world) {
-        auto net = std::make_shared<NetImpl>();
-        auto sharded = fully_shard(*net, options_over(world));
-        net->loss().backward();
-        torch::optim::Adagrad optimizer(sharded->parameters(), 0.1);
-        optimizer.step();
-        auto adapter = state_of(optimizer);
-        load_full_optimizer_state(*sharded, *adapter, full_optimizer_state(*sharded, *adapter));
-        sharded->zero_grad();
-        net->loss().backward();
-        EXPECT_NO_THROW(optimizer.step());
-      },
-      {.communicator = GetParam().communicator});
+  testing::run_ranks(GetParam().ranks,
+                     [&](const std::shared_ptr<Communicator>& world) {
+                       auto net = std::make_shared<NetImpl>();
+                       auto sharded = fully_shard(*net, options_over(world));
+                       net->loss().backward();
+                       torch::optim::Adagrad optimizer(sharded->parameters(), 0.1);
+                       optimizer.step();
+                       auto adapter = state_of(optimizer);
+                       load_full_optimizer_state(*sharded, *adapter, full_optimizer_state(*sharded, *adapter));
+                       sharded->zero_grad();
+                       net->loss().backward();
+                       EXPECT_NO_THROW(optimizer.step());
+                     },
+                     {.communicator = GetParam().communicator});
 }
 
 std::vector<Case> cases() {

@@ -181,7 +181,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void forget_resident(Unit& unit);
   void release(Unit& unit);
   void release_if_idle(Unit& unit);         // takes it itself
-  bool release_after_backward(Unit& unit);  // under unit.mutex
+  void release_after_backward(Unit& unit);  // takes it itself
   void reduce_before(Unit& unit);
   void reduce(Unit& unit);                          // takes unit.mutex
   void reduce(Unit& unit, FlatGradient& gradient);  // under unit.mutex

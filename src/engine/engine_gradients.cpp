@@ -30,6 +30,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
         return capture_in(unit, index, copy.defined() ? copy : gradient);
       });
   if (complete && options_.overlap.backward_prefetch == BackwardPrefetch::kPost) {
+    release_after_backward(unit);
     prefetch();
   }
 }
@@ -49,7 +50,7 @@ bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
     trace_.sample_memory();
   }
   unit.install_sentinel(place.flat, place.parameter);
-  return place.gradient->complete() && release_after_backward(unit);
+  return unit.has_all_gradients();
 }
 
 // [Note: when gradients are reduced]
@@ -154,28 +155,20 @@ std::string Engine::agree_on_gradients() {
   return found;
 }
 
-// Whether the unit has all its gradients. Then the rest of this backward does not use it, unless it has frozen
-// parameters, or the backward runs inside another one, which may come back to it: it is released ahead of other ranks,
-// which may still wait for gradients.
-bool Engine::release_after_backward(Unit& unit) {
-  bool trains_all = true;
-  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    const FlatGradient* gradient = unit.gradient(i);
-    if (gradient && !gradient->complete()) {
-      return false;
-    }
-    trains_all &= gradient != nullptr;
-  }
-  const bool over = trains_all && backward_.is_outermost();
-  if (!over || !unit.gathered() || unit.unsharded_nbytes() == 0 || stays_gathered_after_backward(unit)) {
-    return true;
+// With BackwardPrefetch::kPost, of a unit that has all its gradients: the rest of this backward does not use it, unless
+// it has frozen parameters, or the backward runs inside another one, which may come back to it. Else a unit stays until
+// the next one is used, as other ranks may still wait for gradients of it.
+void Engine::release_after_backward(Unit& unit) {
+  std::lock_guard lock(unit.mutex);
+  if (unit.has_frozen() || !backward_.is_outermost() || !unit.gathered() || unit.unsharded_nbytes() == 0 ||
+      stays_gathered_after_backward(unit)) {
+    return;
   }
   if (unit.pins == 0) {
     release(unit);
   } else {
     unit.release_when_unpinned = true;
   }
-  return true;
 }
 
 // Between backward passes that do not communicate, units that are not resharded after forward need not be gathered

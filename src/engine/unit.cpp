@@ -181,6 +181,15 @@ bool Unit::captures() const {
                      [](const auto& gradient) { return gradient && gradient->capturing(); });
 }
 
+bool Unit::has_all_gradients() const {
+  return std::all_of(gradients_.begin(), gradients_.end(),
+                     [](const auto& gradient) { return !gradient || gradient->complete(); });
+}
+
+bool Unit::has_frozen() const {
+  return std::any_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) { return !gradient; });
+}
+
 ShardedParameter& Unit::parameter(int64_t index) {
   Place p = place(index);
   return p.flat.parameters()[p.parameter];

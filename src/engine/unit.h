@@ -84,8 +84,11 @@ class Unit {
   std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
   FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
-  // Whether this backward has captured gradients that are not being reduced yet.
+  // Whether this backward has captured gradients that are not being reduced yet; and, of all its parameters that get
+  // any.
   bool captures() const;
+  bool has_all_gradients() const;
+  bool has_frozen() const;
   struct Place {
     FlatParameter& flat;
     FlatGradient* gradient;
