@@ -348,9 +348,11 @@ std::vector<int64_t> two_at_a_time(int times) {
 std::vector<int64_t> gradients_that_wait() {
   const int64_t bias = 7 * 8, last = 7 * 8, first = (7 * 5 + 7) * 8;
   std::vector<int64_t> bytes = {0, last, last + bias, last + kLayer};
-  for (int i = 0; i < 3; ++i) bytes.insert(bytes.end(), {last + kLayer + bias, last + kLayer});
-  bytes.insert(bytes.end(), {last + kLayer + bias, last + 2 * kLayer});
-  for (int layers : {2, 1, 0}) bytes.push_back(first + last + layers * kLayer);
+  for (int i = 0; i < 3; ++i) {
+    bytes.insert(bytes.end(), {last + kLayer + bias, last + 2 * kLayer, last + kLayer});
+  }
+  bytes.push_back(last + kLayer + bias);
+  for (int layers : {1, 0}) bytes.push_back(first + last + layers * kLayer);
   bytes.insert(bytes.end(), {kRoot, 0});
   return bytes;
 }
