@@ -141,6 +141,28 @@ TEST_P(DifferingUses, AcrossAccumulatedPasses) {
       });
 }
 
+// autograd::grad reduces nothing, also beside a backward that does.
+TEST(ReductionsOfAutogradGrad, AreNone) {
+  testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    Net net(false);
+    Options options;
+    options.communicator = world;
+    options.auto_wrap_policy = testing::every_module();
+    auto sharded = fully_shard(*net, options);
+    const auto loss = [&](const torch::Tensor& x) {
+      return net->blocks[0]->forward(x * net->scale, false, false).pow(2).sum();
+    };
+    for (int step = 0; step < 3; ++step) {
+      const torch::Tensor x = torch::ones({3, 4}, torch::dtype(at::kDouble).requires_grad(true));
+      const int64_t before = sharded->stats().reduce_scatters;
+      torch::autograd::grad({loss(x)}, {x});
+      EXPECT_EQ(sharded->stats().reduce_scatters, before);
+      loss(x).backward();
+      EXPECT_EQ(sharded->stats().reduce_scatters, before + 2) << "the root and the block";
+    }
+  });
+}
+
 // What cannot work: refused in the first step, on both ranks, with the units, the ranks and the parameter.
 TEST(AUnitThatARankLeavesOut, IsNamed) {
   std::vector<std::string> errors(2);

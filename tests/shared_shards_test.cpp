@@ -383,6 +383,10 @@ TEST(SharedShardsWrites, InDifferentOrdersDoNotWaitForEachOther) {
     for (int step = 0; step < 3; ++step) {
       sharded->unshard();
       model->forward(torch::ones({2, 4}));
+      if (step == 1) {
+        sharded->reshard();
+        sharded->unshard(/*async_op=*/true);
+      }
       for (const torch::Tensor& leaf : leaves) {
         leaf.mul_(0.5);
       }

@@ -110,11 +110,19 @@ constexpr char kLeft = 2;      // some are not being reduced yet
 
 }  // namespace
 
+// A backward that has captured nothing here is one of autograd::grad, on all ranks.
 void Engine::reduce_the_rest() {
-  for (Unit* unit : schedule_.rest()) {
-    reduce(*unit);
+  bool any = false;
+  for_each_gradient([&](const Unit&, FlatGradient& gradient) {
+    any |= gradient.has_captured() || gradient.capturing() || gradient.accumulating();
+  });
+  if (any) {
+    for (Unit* unit : schedule_.rest()) {
+      reduce(*unit);
+    }
   }
   const std::string found = agree_on_gradients();
+  any = found.find_first_not_of('\0') != std::string::npos;
   size_t next = 0;
   for (auto& unit : units_) {
     bool captured = false;
@@ -129,7 +137,9 @@ void Engine::reduce_the_rest() {
         reduce(*unit, *gradient);
       }
     }
-    schedule_.note_captured(*unit, captured);
+    if (any) {
+      schedule_.note_captured(*unit, captured);
+    }
   }
 }
 

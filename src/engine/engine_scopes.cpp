@@ -81,6 +81,9 @@ void Engine::prepare_write_to_shards(Unit& unit) {
   const bool in_backward = seams::current_backward() != -1;
   for (Unit* other : in_backward ? std::vector<Unit*>() : residency_.gathered()) {
     std::lock_guard lock(other->mutex);
+    if (other->gathering() && other->shares_shards()) {
+      finish_gather(*other);
+    }
     if (other->gathered() && other->reads_shards() && other->pins == 0) {
       release(*other);
     }

@@ -78,7 +78,8 @@ class FlatGradient {
   void capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool);
   // A backward has ended that does not reduce: what was captured stays for the next one.
   void suspend(BufferPool& pool);
-  // Whether gradients were captured since it was asked last.
+  // Whether gradients were captured since take_captured() was called last.
+  bool has_captured() const { return any_captured_; }
   bool take_captured() { return std::exchange(any_captured_, false); }
   // Begins a round, or goes on with a suspended one, although this backward has captured nothing, so that it can be
   // issued: other ranks have.

@@ -57,12 +57,14 @@ std::vector<Unit*> after_descendants(const std::vector<Unit*>& units) {
 }  // namespace
 
 void ReductionSchedule::note_forward(Unit& unit) {
+  std::lock_guard lock(mutex_);
   if (used_.insert(&unit).second) {
     first_uses_.push_back(&unit);
   }
 }
 
 void ReductionSchedule::begin_backward(std::function<bool(const Unit&)> takes_part) {
+  std::lock_guard lock(mutex_);
   takes_part_ = std::move(takes_part);
   turn_ = 0;
   used_.clear();
@@ -73,6 +75,7 @@ void ReductionSchedule::begin_backward(std::function<bool(const Unit&)> takes_pa
 }
 
 std::vector<Unit*> ReductionSchedule::due(const Unit& next, const std::function<bool(const Unit&)>& captures) {
+  std::lock_guard lock(mutex_);
   std::vector<Unit*> units;
   for (; turn_ < order_.size(); ++turn_) {
     Unit* unit = order_[turn_];
@@ -88,6 +91,7 @@ std::vector<Unit*> ReductionSchedule::due(const Unit& next, const std::function<
 }
 
 std::vector<Unit*> ReductionSchedule::rest() {
+  std::lock_guard lock(mutex_);
   std::vector<Unit*> units;
   for (; turn_ < order_.size(); ++turn_) {
     if (!is_left_out(order_[turn_])) {
@@ -98,6 +102,7 @@ std::vector<Unit*> ReductionSchedule::rest() {
 }
 
 void ReductionSchedule::note_captured(const Unit& unit, bool captured) {
+  std::lock_guard lock(mutex_);
   if (captured) {
     idle_.erase(&unit);
   } else {
@@ -106,6 +111,7 @@ void ReductionSchedule::note_captured(const Unit& unit, bool captured) {
 }
 
 void ReductionSchedule::reorder(const std::vector<Unit*>& units) {
+  std::lock_guard lock(mutex_);
   auto next = units.begin();
   for (Unit*& unit : first_uses_) {
     if (std::find(units.begin(), units.end(), unit) != units.end()) {
@@ -116,6 +122,7 @@ void ReductionSchedule::reorder(const std::vector<Unit*>& units) {
 }
 
 void ReductionSchedule::replace(const std::function<Unit*(Unit*)>& successor) {
+  std::lock_guard lock(mutex_);
   for (std::vector<Unit*>* units : {&first_uses_, &ordered_uses_, &order_}) {
     std::vector<Unit*> replaced;
     for (Unit* unit : *units) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <unordered_set>
 #include <vector>
 
@@ -22,7 +23,7 @@ class Unit;
 // that are not in the order, and reduce that as well. Where none of them has captured anything of a unit, the next
 // backward leaves its reduction out, unless one does.
 //
-// Threads: the caller's lock.
+// Threads: safe.
 class ReductionSchedule {
  public:
   // A forward that records a graph begins to use the unit.
@@ -45,6 +46,7 @@ class ReductionSchedule {
  private:
   bool is_left_out(const Unit* unit) const { return idle_.count(unit) > 0 || !takes_part_(*unit); }
 
+  std::mutex mutex_;
   std::vector<Unit*> first_uses_;         // since the last backward began
   std::unordered_set<const Unit*> used_;  // the same
   std::vector<Unit*> ordered_uses_;       // the first uses of which order_ was made

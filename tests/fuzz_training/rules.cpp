@@ -67,6 +67,8 @@ Objection object_to_sharding(const Case& training) {
   const bool coarse = s.params == "bf16" || s.reduce == "bf16";
   if (coarse && has_kind(training, kNormalisations)) return "a normalisation amplifies rounding errors";
   if (s.strict && has_kind(training, kByRank)) return "released so early, a unit is gathered again by each use";
+  const bool local_order = s.one_communicator || s.backward_prefetch == "post";
+  if (local_order && has_kind(training, kByRank)) return "here ranks use the same parameters (docs/limitations.md)";
   if (s.params == "fp64" && s.buffers != "keep") return "LibTorch's normalisations take no narrower statistics";
   const bool adapts =
       training.optimizer != "sgd" && training.optimizer != "momentum" && training.optimizer != "nesterov";

@@ -80,7 +80,8 @@ def test_tensorboard_reads_each_step_once(output):
 
 
 def test_tensorboard_forgets_a_run_that_was_started_over(fsdp_program, model, tmp_path):
-    job = Job(fsdp_program, model, tmp_path, report_to=["tensorboard"], save_steps=None, resume_from_checkpoint=None)
+    job = Job(fsdp_program, model, tmp_path, report_to=["tensorboard"], save_steps=None, resume_from_checkpoint=None,
+              overwrite_output_dir=True)
     for steps in (6, 3):
         assert job.run(overrides=[f"max_steps={steps}"]).returncode == 0
     assert [step for step, _ in scalars(job.output / "runs")["train/loss"]] == [1, 2, 3]

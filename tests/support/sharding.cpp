@@ -121,8 +121,7 @@ std::map<std::string, torch::Tensor> weights_of(ShardedModule& sharded) {
 
 std::map<std::string, torch::Tensor> gradients_of(const torch::nn::Module& module) {
   return by_first_name(module, [](const torch::Tensor& parameter) {
-    // A parameter without elements has no gradient in the shards: no rank holds any of it.
-    torch::Tensor gradient = parameter.numel() > 0 ? parameter.grad() : torch::Tensor();
+    const torch::Tensor& gradient = parameter.grad();
     return !gradient.defined() ? gradient : gradient.is_sparse() ? gradient.to_dense() : gradient.clone();
   });
 }
