@@ -104,6 +104,56 @@ TEST(Concurrency, GathersOvertakeAReduceScatter) {
   });
 }
 
+// Far more than a rank has posts for in shared memory.
+TEST(Concurrency, OneOfEachKindStaysInFlightAmongHundreds) {
+  for (int size : {2, 3, 4}) {
+    run_ranks(size, [](std::shared_ptr<Communicator> comm) {
+      std::vector<InFlight> early;
+      early.push_back(issue_gather(*comm, 0, 100));
+      early.push_back(issue_scatter(*comm, 1, 100));
+      early.push_back(issue_reduce(*comm, 2, 100));
+      for (uint64_t generation = 3; generation < 300; ++generation) {
+        auto gather = issue_gather(*comm, generation, 10);
+        gather.work->wait();
+        EXPECT_TRUE(torch::equal(gather.output, gather.expected));
+      }
+      for (InFlight& flight : early) {
+        flight.work->wait();
+        EXPECT_TRUE(torch::equal(flight.output, flight.expected));
+      }
+    });
+  }
+}
+
+TEST(Concurrency, HundredsAreInFlight) {
+  for (int size : {2, 3, 4}) {
+    run_ranks(size, [](std::shared_ptr<Communicator> comm) {
+      std::vector<InFlight> flights;
+      for (uint64_t generation = 0; generation < 300; ++generation) {
+        flights.push_back(generation % 3 == 0   ? issue_gather(*comm, generation, 10)
+                          : generation % 3 == 1 ? issue_scatter(*comm, generation, 10)
+                                                : issue_reduce(*comm, generation, 10));
+      }
+      std::mt19937 own(static_cast<unsigned>(comm->rank()));
+      std::shuffle(flights.begin(), flights.end(), own);
+      for (InFlight& flight : flights) {
+        flight.work->wait();
+        EXPECT_TRUE(torch::equal(flight.output, flight.expected));
+      }
+    });
+  }
+}
+
+// A dropped one counts as finished.
+TEST(Concurrency, HundredsAreDropped) {
+  run_ranks(3, [](std::shared_ptr<Communicator> comm) {
+    for (uint64_t generation = 0; generation < 300; ++generation) (void)issue_gather(*comm, generation, 10);
+    auto gather = issue_gather(*comm, 300, 10);
+    gather.work->wait();
+    EXPECT_TRUE(torch::equal(gather.output, gather.expected));
+  });
+}
+
 // A collective ends where a rank has only issued it and never waits.
 TEST(Concurrency, TransfersNeedNoWaitOfTheOthers) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {

@@ -65,9 +65,13 @@ void ShmBoard::finish_below(uint64_t sequence) {
   ring();
 }
 
+bool ShmBoard::finished(int rank, uint64_t sequence) const {
+  return column(rank).finished_below.load(std::memory_order_acquire) > sequence;
+}
+
 bool ShmBoard::all_finished(uint64_t sequence) const {
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (column(rank).finished_below.load(std::memory_order_acquire) <= sequence) return false;
+    if (!finished(rank, sequence)) return false;
   }
   return true;
 }

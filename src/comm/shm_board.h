@@ -35,8 +35,8 @@ class ShmBoard {
   static int64_t nbytes(int ranks);
   ShmBoard(std::shared_ptr<SharedMemory> memory, int rank, int ranks);
 
-  // Whether this rank's post for this collective is free.
-  bool has_room(uint64_t sequence) const { return sequence < kDepth || all_finished(sequence - kDepth); }
+  // Whether `rank` has finished the collective that this rank's post for `sequence` was used for before.
+  bool has_room(int rank, uint64_t sequence) const { return sequence < kDepth || finished(rank, sequence - kDepth); }
   // To be written, and then published, step by step (0, 1).
   Post& own(uint64_t sequence) const;
   void publish(uint64_t sequence, int step);
@@ -45,7 +45,8 @@ class ShmBoard {
 
   // This rank has read all of the collectives below `sequence`.
   void finish_below(uint64_t sequence);
-  // Whether all ranks have finished this collective. Threads: safe.
+  // Whether a rank has, or all ranks have, finished this collective. Threads: safe.
+  bool finished(int rank, uint64_t sequence) const;
   bool all_finished(uint64_t sequence) const;
 
   // Something else has changed that ranks may wait for.

@@ -30,6 +30,12 @@ std::unique_ptr<std::vector<uint64_t>> counts_as_words(const SplitCounts& counts
 
 }  // namespace
 
+void ShmCollective::finish() {
+  if (finished_) return;
+  complete();
+  finished_ = true;
+}
+
 std::vector<at::Tensor> ShmCollective::parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const {
   std::vector<at::Tensor> parts;
   for (int peer = 0; peer < exchange_.size(); ++peer) parts.push_back(exchange_.payload_of(peer, begin, numel, dtype));
@@ -45,7 +51,7 @@ ShmAllGather::ShmAllGather(std::shared_ptr<ShmContext> context, at::Tensor outpu
   copy_into_slice(output_, exchange_.rank(), input);
 }
 
-void ShmAllGather::finish() {
+void ShmAllGather::complete() {
   exchange_.agree();
   const int64_t n = output_.numel() / exchange_.size();
   for (int step = 1; step < exchange_.size(); ++step) {
@@ -61,7 +67,7 @@ ShmSharedGather::ShmSharedGather(std::shared_ptr<ShmContext> context, std::share
       buffer_(std::move(buffer)),
       output_(std::move(output)) {}
 
-void ShmSharedGather::finish() {
+void ShmSharedGather::complete() {
   exchange_.agree();
   if (!buffer_->is_whole(output_)) output_.copy_(buffer_->tensor().view(output_.scalar_type()));
   exchange_.finish();
@@ -76,7 +82,7 @@ ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmContext> context, at::Tens
       dtype_(input.scalar_type()),
       options_(options) {}
 
-void ShmReduceScatter::finish() {
+void ShmReduceScatter::complete() {
   exchange_.agree();
   const int64_t n = output_.numel();
   sum_in_order(output_, parts_of_all(exchange_.rank() * n, n, dtype_), options_.scale, options_.summary);
@@ -101,7 +107,7 @@ void ShmAllReduce::advance() {
   exchange_.publish_second();
 }
 
-void ShmAllReduce::finish() {
+void ShmAllReduce::complete() {
   advance();
   std::vector<ReductionSummary> summaries(static_cast<size_t>(exchange_.size()));
   for (int step = 0; step < exchange_.size(); ++step) {
@@ -126,7 +132,7 @@ ShmBroadcast::ShmBroadcast(std::shared_ptr<ShmContext> context, const at::Tensor
       tensor_(tensor),
       root_(root) {}
 
-void ShmBroadcast::finish() {
+void ShmBroadcast::complete() {
   exchange_.agree();
   if (exchange_.rank() != root_) {
     tensor_.copy_(exchange_.payload_of(root_, 0, tensor_.numel(), tensor_.scalar_type()));
@@ -149,7 +155,7 @@ ShmAllToAll::ShmAllToAll(std::shared_ptr<ShmContext> context, const at::Tensor& 
       output_(output),
       expected_(counts.receive) {}
 
-void ShmAllToAll::finish() {
+void ShmAllToAll::complete() {
   exchange_.agree();
   exchange_.check_counts();
   int64_t end = 0;
@@ -168,13 +174,25 @@ void ShmAllToAll::finish() {
 ShmGatherBytes::ShmGatherBytes(std::shared_ptr<ShmContext> context, const std::string& bytes, const CollectiveId& id)
     : ShmCollective(std::move(context), identify_bytes(bytes, id), {as_tensor(bytes)}, nullptr) {}
 
-void ShmGatherBytes::finish() {
+void ShmGatherBytes::complete() {
   exchange_.agree();
   for (int peer = 0; peer < exchange_.size(); ++peer) {
     const at::Tensor bytes = exchange_.payload_of(peer, 0, exchange_.numels()[static_cast<size_t>(peer)], at::kByte);
     result_.emplace_back(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
   }
   exchange_.finish();
+}
+
+void ShmInFlight::make_room() {
+  while (!queue_.empty()) {
+    const auto oldest = queue_.front().lock();
+    if (oldest && !oldest->finished()) {
+      if (context_->next_sequence < oldest->sequence() + ShmBoard::kDepth) return;
+      advancing_->advance_up_to(oldest->sequence());
+      oldest->finish();
+    }
+    queue_.pop_front();
+  }
 }
 
 }  // namespace fsdp

@@ -4,8 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/pending_collective.h"
@@ -14,27 +16,36 @@
 
 namespace fsdp {
 
+// finish() may come before its Work is waited for: see ShmInFlight.
 class ShmCollective : public PendingCollective {
  public:
   ShmCollective(std::shared_ptr<ShmContext> context, CollectiveIdentity identity, const ShmExchange::Payload& payload,
                 std::vector<uint64_t>* flags)
       : exchange_(std::move(context), std::move(identity), payload, flags) {}
   uint64_t sequence() const override { return exchange_.sequence(); }
+  void finish() final;
+  bool finished() const { return finished_; }
 
  protected:
+  // Blocks until the result is in place.
+  virtual void complete() = 0;
   // This slice of what each rank has posted, where it lies, in rank order; behind agree().
   std::vector<at::Tensor> parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const;
 
   ShmExchange exchange_;
+
+ private:
+  bool finished_ = false;
 };
 
 // Each rank copies the others' shards from where they lie.
 class ShmAllGather final : public ShmCollective {
  public:
   ShmAllGather(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& input, const CollectiveId& id);
-  void finish() override;
 
  private:
+  void complete() override;
+
   at::Tensor output_;
 };
 
@@ -44,9 +55,10 @@ class ShmSharedGather final : public ShmCollective {
  public:
   ShmSharedGather(std::shared_ptr<ShmContext> context, std::shared_ptr<SharedBuffer> buffer, at::Tensor output,
                   const CollectiveId& id);
-  void finish() override;
 
  private:
+  void complete() override;
+
   std::shared_ptr<SharedBuffer> buffer_;
   at::Tensor output_;
 };
@@ -56,9 +68,10 @@ class ShmReduceScatter final : public ShmCollective {
  public:
   ShmReduceScatter(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& input,
                    const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags);
-  void finish() override;
 
  private:
+  void complete() override;
+
   at::Tensor output_;
   at::ScalarType dtype_;
   ReduceOptions options_;
@@ -71,9 +84,10 @@ class ShmAllReduce final : public ShmCollective {
   ShmAllReduce(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& tensor,
                const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags);
   void advance() override;
-  void finish() override;
 
  private:
+  void complete() override;
+
   at::Tensor output_;
   at::Tensor tensor_;
   ReduceOptions options_;
@@ -83,9 +97,10 @@ class ShmAllReduce final : public ShmCollective {
 class ShmBroadcast final : public ShmCollective {
  public:
   ShmBroadcast(std::shared_ptr<ShmContext> context, const at::Tensor& tensor, int root, const CollectiveId& id);
-  void finish() override;
 
  private:
+  void complete() override;
+
   at::Tensor tensor_;
   int root_;
 };
@@ -95,11 +110,11 @@ class ShmAllToAll final : public ShmCollective {
  public:
   ShmAllToAll(std::shared_ptr<ShmContext> context, const at::Tensor& output, const at::Tensor& input,
               const SplitCounts& counts, const CollectiveId& id);
-  void finish() override;
 
  private:
   ShmAllToAll(std::shared_ptr<ShmContext> context, const at::Tensor& output, const at::Tensor& input,
               const SplitCounts& counts, const CollectiveId& id, std::unique_ptr<std::vector<uint64_t>> words);
+  void complete() override;
 
   std::unique_ptr<std::vector<uint64_t>> words_;
   at::Tensor output_;
@@ -109,11 +124,32 @@ class ShmAllToAll final : public ShmCollective {
 class ShmGatherBytes final : public ShmCollective {
  public:
   ShmGatherBytes(std::shared_ptr<ShmContext> context, const std::string& bytes, const CollectiveId& id);
-  void finish() override;
   std::vector<std::string> take_result() { return std::move(result_); }
 
  private:
+  void complete() override;
+
   std::vector<std::string> result_;
+};
+
+// [Note: room on the board]
+// A rank's post is used again kDepth collectives later, once all ranks have finished the first of them. A caller may
+// wait for one collective only after any number of others: a reduction that is in flight while a unit is gathered for
+// each of its operators. So before a collective is issued, this rank finishes those of its own that are kDepth older;
+// waiting for them afterwards is nothing more to do. It waits for other ranks as their Work would, only earlier, and
+// all ranks issue in the same order: nobody waits in a circle.
+class ShmInFlight {
+ public:
+  ShmInFlight(std::shared_ptr<ShmContext> context, std::shared_ptr<Advancing> advancing)
+      : context_(std::move(context)), advancing_(std::move(advancing)) {}
+  // For the next collective.
+  void make_room();
+  void add(std::weak_ptr<ShmCollective> collective) { queue_.push_back(std::move(collective)); }
+
+ private:
+  std::shared_ptr<ShmContext> context_;
+  std::shared_ptr<Advancing> advancing_;
+  std::deque<std::weak_ptr<ShmCollective>> queue_;  // in order of issue; some are finished or dropped
 };
 
 }  // namespace fsdp

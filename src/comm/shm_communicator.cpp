@@ -54,6 +54,7 @@ class ShmCommunicator final : public Communicator, public Failable {
         heaps_(heaps),
         context_(std::make_shared<ShmContext>()),
         advancing_(std::make_shared<Advancing>()),
+        in_flight_(context_, advancing_),
         passing_(std::make_shared<PassingMemory>(heaps.spare)),
         sent_(host_->rank(), host_->size()) {
     context_->host = host_;
@@ -88,8 +89,7 @@ class ShmCommunicator final : public Communicator, public Failable {
     check_all_reduce(output, tensor, id);
     check_on_host(tensor, "all-reduce", id);
     sent_.add_all_reduce(tensor.numel(), static_cast<int64_t>(tensor.element_size()));
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
-    auto collective = std::make_shared<ShmAllReduce>(context_, std::move(output), tensor, options, id, flags);
+    auto collective = begin<ShmAllReduce>(std::move(output), tensor, options, id, flags);
     advancing_->add(collective);
     return make_pending_work(std::move(collective), advancing_);
   }
@@ -115,10 +115,10 @@ class ShmCommunicator final : public Communicator, public Failable {
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     sent_.add_for_each_peer(bytes.size());
-    ShmGatherBytes collective(context_, bytes, id);
-    advancing_->advance_up_to(collective.sequence());
-    collective.finish();
-    return collective.take_result();
+    const auto collective = begin<ShmGatherBytes>(bytes, id);
+    advancing_->advance_up_to(collective->sequence());
+    collective->finish();
+    return collective->take_result();
   }
 
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
@@ -169,14 +169,23 @@ class ShmCommunicator final : public Communicator, public Failable {
 
   template <typename C, typename... Arguments>
   std::unique_ptr<Work> issue(Arguments&&... arguments) {
+    return make_pending_work(begin<C>(std::forward<Arguments>(arguments)...), advancing_);
+  }
+
+  template <typename C, typename... Arguments>
+  std::shared_ptr<C> begin(Arguments&&... arguments) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    return make_pending_work(std::make_shared<C>(context_, std::forward<Arguments>(arguments)...), advancing_);
+    in_flight_.make_room();
+    auto collective = std::make_shared<C>(context_, std::forward<Arguments>(arguments)...);
+    in_flight_.add(collective);
+    return collective;
   }
 
   std::shared_ptr<Communicator> host_;
   RankHosts heaps_;
   std::shared_ptr<ShmContext> context_;
   std::shared_ptr<Advancing> advancing_;
+  ShmInFlight in_flight_;
   SharedBuffers buffers_;
   std::shared_ptr<PassingMemory> passing_;
   int shared_buffers_ = 0;  // so far

@@ -40,7 +40,9 @@ ShmExchange::ShmExchange(std::shared_ptr<ShmContext> context, CollectiveIdentity
                          std::vector<uint64_t>* flags)
     : context_(std::move(context)), identity_(std::move(identity)), sequence_(context_->next_sequence), flags_(flags) {
   check_group_not_failed(*context_->host);
-  await(rank(), [&] { return context_->board->has_room(sequence_); });
+  for (int peer = 0; peer < size(); ++peer) {
+    await(peer, [&] { return context_->board->has_room(peer, sequence_); });
+  }
   started_ = {};
   stopped_ = {};
   ++context_->next_sequence;

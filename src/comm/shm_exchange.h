@@ -39,8 +39,9 @@ struct ShmContext {
   void await(const std::function<bool()>& there, const std::function<void()>& check) const;
 };
 
-// Posting never blocks, unless ShmBoard::kDepth collectives are in flight. Every failure is an error that names this
-// rank, the other rank and the collective; it ends the group on all ranks.
+// Posting blocks only while a rank has yet to finish the collective ShmBoard::kDepth before ([Note: room on the
+// board]). Every failure is an error that names this rank, the other rank and the collective; it ends the group on all
+// ranks.
 class ShmExchange {
  public:
   // What others read of this rank: nothing (undefined); a copy of a contiguous tensor; or, if it lies in this rank's
