@@ -1,6 +1,7 @@
 #include "fuzz_training/rules.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "fuzz_training/actions.h"
@@ -38,6 +39,15 @@ bool is_low(const Case& training) {
 const std::set<std::string> kWithStatistics = {"batch_norm1d", "batch_norm2d", "instance_norm", "buffered"};
 const std::set<std::string> kNormalisations = {"batch_norm1d", "batch_norm2d", "instance_norm",
                                                "layer_norm",   "group_norm",   "encoder"};
+// How many of them one forward calls, of which one after another amplify the rounding errors of the first.
+int64_t normalisations(const std::vector<Layer>& layers) {
+  int64_t sum = 0;
+  for (const Layer& layer : layers) {
+    sum += layer.repeat * (layer.kind == "group" ? normalisations(layer.children) : kNormalisations.count(layer.kind));
+  }
+  return sum;
+}
+
 const std::set<std::string> kByRank = {"by_rank", "by_rank_and_step"};
 
 // ---------------------------------------------------------------- one group of rules each
@@ -65,10 +75,16 @@ Objection object_to_sharding(const Case& training) {
   if (training.model.deferred && has_kind(training, {"conv2d_last"})) return "a deferred tensor has no other data";
   if (is_low(training) && has_kind(training, {"dtypes"})) return "one dtype is enough to be narrowed";
   const bool coarse = s.params == "bf16" || s.reduce == "bf16";
-  if (coarse && has_kind(training, kNormalisations)) return "a normalisation amplifies rounding errors";
+  const int64_t most = coarse ? 0 : is_low(training) ? 2 : std::numeric_limits<int64_t>::max();
+  if (normalisations(training.model.layers) > most)
+    return "normalisations amplify rounding errors, one after the other more so";
   if (s.strict && has_kind(training, kByRank)) return "released so early, a unit is gathered again by each use";
   const bool local_order = s.one_communicator || s.backward_prefetch == "post";
-  if (local_order && has_kind(training, kByRank)) return "here ranks use the same parameters (docs/limitations.md)";
+  const bool over_hosts = training.communicator == "hosts";
+  const bool in_loss = any_pass(training, [](const Pass& pass) { return pass.outside != "no"; });
+  if ((local_order || (over_hosts && in_loss)) && has_kind(training, kByRank)) {
+    return "here ranks use the same parameters (docs/limitations.md)";
+  }
   if (s.params == "fp64" && s.buffers != "keep") return "LibTorch's normalisations take no narrower statistics";
   const bool adapts =
       training.optimizer != "sgd" && training.optimizer != "momentum" && training.optimizer != "nesterov";

@@ -1,8 +1,11 @@
 #include "fuzz_training/run_case.h"
 
-#include <unistd.h>
+#include <c10/util/Exception.h>
 
 #include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 #include "base/error_message.h"
@@ -26,8 +29,10 @@ struct Outcome {
 // A folder that is gone afterwards.
 class ScratchFolder {
  public:
-  ScratchFolder() : path_(fs::temp_directory_path() / ("fuzz_training-" + std::to_string(getpid()))) {
-    fs::create_directories(path_);
+  ScratchFolder() {
+    std::string name = (fs::temp_directory_path() / "fuzz_training-XXXXXX").string();
+    TORCH_CHECK(mkdtemp(name.data()) != nullptr, "cannot create ", name, ": ", std::strerror(errno));
+    path_ = name;
   }
   ~ScratchFolder() { fs::remove_all(path_); }
   std::string checkpoint() const { return (path_ / "run").string(); }

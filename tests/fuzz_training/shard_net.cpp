@@ -2,7 +2,9 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "engine/engine.h"
 #include "fsdp/deferred_init.h"
@@ -86,19 +88,41 @@ bool has_sharded_parameters(const LayerImpl& layer) {
   return !layer.spec().ignored && !layer.named_parameters().is_empty();
 }
 
+// Whether units below have all of the module's parameters.
+bool has_none_of_its_own(const torch::nn::Module& module) {
+  std::set<const void*> left;
+  for (const at::Tensor& parameter : module.parameters()) left.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& below : module.modules(/*include_self=*/false)) {
+    const auto* layer = dynamic_cast<const LayerImpl*>(below.get());
+    if (layer == nullptr || !layer->spec().unit) continue;
+    for (const at::Tensor& parameter : layer->parameters()) left.erase(parameter.unsafeGetTensorImpl());
+  }
+  return left.empty();
+}
+
+// A call that would apply to nothing is refused where its options differ from those of the units below.
+Options without_choices(Options options) {
+  options.sharding_strategy = ShardingStrategy::kFullShard;
+  options.reshard_after_forward = std::nullopt;
+  options.param_dtype = std::nullopt;
+  options.reduce_dtype = std::nullopt;
+  return options;
+}
+
 // Children before their parents.
 void shard_by_hand(const NetImpl& net, const Options& options) {
-  const auto& layers = net.all_layers();
-  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
-    const Layer& spec = (*layer)->spec();
-    if (!spec.unit || !has_sharded_parameters(**layer)) continue;
+  std::vector<std::pair<std::shared_ptr<LayerImpl>, Options>> units;
+  for (const auto& layer : net.all_layers()) {
+    const Layer& spec = layer->spec();
+    if (!spec.unit || !has_sharded_parameters(*layer)) continue;
     Options own = options;
     if (!spec.strategy.empty()) {
       own.sharding_strategy = strategy_of(spec.strategy);
       own.reshard_after_forward = std::nullopt;
     }
-    fully_shard(**layer, own);
+    units.emplace_back(layer, has_none_of_its_own(*layer) ? without_choices(own) : own);
   }
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) fully_shard(*unit->first, unit->second);
 }
 
 void shard_siblings(const NetImpl& net, const Options& options) {
@@ -127,11 +151,12 @@ std::shared_ptr<ShardedModule> shard_net(const Case& training, NetImpl& net, con
                                          const ExecutionOrder& order) {
   const std::string& wrap = training.sharding.wrap;
   Options options = options_of(training, net, world);
+  const bool is_empty_root = wrap == "by_hand" && has_none_of_its_own(net);
   if (wrap == "by_hand") shard_by_hand(net, options);
   if (wrap == "siblings") shard_siblings(net, options);
   if (wrap == "auto") options.auto_units = AutoUnits{.target_bytes = 300, .order = order};
   options.auto_wrap_policy = policy_of(wrap);
-  auto sharded = fully_shard(net, options);
+  auto sharded = fully_shard(net, is_empty_root ? without_choices(options) : options);
   sharded->engine().set_strict_release(training.sharding.strict);
   if (training.sharding.divide > 0) sharded->set_gradient_divide_factor(double(training.sharding.divide));
   sharded->set_reductions_see_norm(training.sharding.see_norm);
