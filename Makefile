@@ -1,45 +1,44 @@
 # make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, FUZZ_DIR, FUZZ_SECONDS, FUZZ_RUNS,
-# FUZZ_ONLY, JOBS, SANITIZER, VENV (all may stay unset).
+# FUZZ_ONLY, JOBS, SANITIZER, TORCH_INDEX, VENV (all may stay unset).
 SHELL := /bin/bash
 BUILD_DIR ?= $(CURDIR)/build
 FUZZ_DIR ?= $(CURDIR)/build-fuzz
 VENV ?= $(CURDIR)/.venv
-export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR BUILD_TYPE JOBS
+export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR TORCH_INDEX BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test train bench compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
+.PHONY: help setup build build-all test train bench compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
-	@echo "TORCH_DIR=…        builds with that LibTorch;  JOBS=N  compilers at a time;  BUILD_TYPE=Debug"
+	@echo "TORCH_DIR=…        builds with that LibTorch;  TORCH_INDEX=URL  an index for pip that has one;  JOBS=N  compilers at a time;  BUILD_TYPE=Debug"
 
-setup:  ## Install what is missing: Debian packages, LibTorch, transformers, a model
-	@scripts/setup.sh all
+setup:  ## Install what everything needs: packages of the system, LibTorch, transformers, a model
+	@scripts/setup.sh packages test
+	@scripts/setup.sh python test
 
-build:  ## Build the library, the program build/fsdp and the tests
-	@scripts/setup.sh build
+build:  ## Build the library and the program build/fsdp
+	@scripts/setup.sh packages build
+	@scripts/setup.sh python build
+	@BUILD_TESTS=OFF BUILD_TARGETS=fsdp_program scripts/build.sh
+
+build-all: setup  ## Build these, the tests, the examples and the benchmarks
 	@scripts/build.sh
 
-test: setup  ## Set up, build and run every test
-	@scripts/build.sh
-	@scripts/fuzz.sh build
-	@$(VENV)/bin/python scripts/run_tests.py --build-dir $(BUILD_DIR) --fuzz-dir $(FUZZ_DIR) --pytest tests/python
+test:  ## Install what is missing, build everything, and run every test
+	@scripts/test.sh
 
-train: setup  ## Fine-tune a real Llama on real text over two ranks (CONFIG=examples/mnist.json: a RegNet on digits; examples/adult.json: a DHEN on census data)
-	@scripts/build.sh
+train:  ## Fine-tune a real Llama on real text over two ranks (CONFIG=examples/mnist.json: a RegNet on digits; examples/adult.json: a DHEN on census data)
 	@scripts/train.sh
 
-bench: setup  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
-	@scripts/build.sh
+bench: build-all  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@$(VENV)/bin/python benchmarks/run.py
 	@$(VENV)/bin/python benchmarks/checkpoint.py
 
-compare: setup  ## Compare with PyTorch after the FSDP paper's figures (COMPARE="--experiment 2 --budget full": its options)
-	@scripts/build.sh
+compare: build-all  ## Compare with PyTorch after the FSDP paper's figures (COMPARE="--experiment 2 --budget full": its options)
 	@$(VENV)/bin/python benchmarks/compare $(COMPARE)
 
-chaos: setup  ## Kill a training at every system call of its saves, and in 200 rounds at random; compare what is left
-	@scripts/build.sh
+chaos: build-all  ## Kill a training at every system call of its saves, and in 200 rounds at random; compare what is left
 	@FSDP_EVERY_SYSTEM_CALL=1 $(VENV)/bin/python -m pytest -q tests/python/test_resume.py -k system_call
 	@$(VENV)/bin/python tests/python/chaos.py --program $(BUILD_DIR)/fsdp --rounds 200
 
@@ -53,15 +52,18 @@ format-check:  ## Fail when a C++ file is not formatted
 	@scripts/format.sh --check
 
 sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)
-	@scripts/setup.sh all
+	@scripts/setup.sh packages test
+	@scripts/setup.sh python test
 	@scripts/sanitize.sh $(SANITIZER)
 
 fuzz:  ## Fuzz the readers of files, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs
-	@scripts/setup.sh build
+	@scripts/setup.sh packages test
+	@scripts/setup.sh python build
 	@scripts/fuzz.sh
 
 fuzz-training:  ## Train random models in random ways for FUZZ_SECONDS (600), beside one process (ARGS="--seed 17": its options instead)
-	@scripts/setup.sh build
+	@scripts/setup.sh packages test
+	@scripts/setup.sh python build
 	@BUILD_TARGETS=fuzz_training scripts/build.sh
 	@$(BUILD_DIR)/fuzz_training $(or $(ARGS),--seconds $(or $(FUZZ_SECONDS),600))
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # build.sh [CMake option...]: configures BUILD_DIR where settings changed, and builds it. SOURCE_DIR: another project than
-# the repository's own. BUILD_TARGETS: some targets only.
+# the repository's own. BUILD_TARGETS: some targets only. BUILD_TESTS=OFF: a folder that was not configured with tests yet
+# gets none, so that what only they need may be missing.
 source "$(dirname "$0")/common.sh"
 
 # ccache must look past time stamps to use what it has with precompiled headers.
@@ -8,20 +9,24 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 
 torch=$(torch_dir)
-settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch" "$@")
+tests=${BUILD_TESTS:-ON}
+if grep -qs '^FSDP_BUILD_TESTS:BOOL=ON' "$BUILD_DIR/CMakeCache.txt"; then tests=ON; fi
+settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch" -DFSDP_BUILD_TESTS="$tests"
+  -DFSDP_BUILD_BENCHMARKS="$tests" "$@")
 stamp=$BUILD_DIR/.configured-with
 # Headers of NCCL that came or went since are a change of settings, too.
 configuration="${settings[*]} $(cat "$VENV/nccl-headers/.made-from" 2>/dev/null || true)"
 
 configure() {
-  say "Configuring $BUILD_DIR with LibTorch in $torch"
-  cmake -G Ninja -S "${SOURCE_DIR:-$ROOT}" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
+  echo "      configuring $BUILD_DIR with LibTorch in $torch"
+  cmake --log-level=WARNING -G Ninja -S "${SOURCE_DIR:-$ROOT}" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
     die "CMake could not configure the build" "What is missing is named above; make setup installs it." \
       "Another LibTorch: make build TORCH_DIR=…   Old settings: make clean"
   printf '%s\n' "$configuration" >"$stamp"
 }
 
 if [[ ! -f $BUILD_DIR/build.ninja || ! -f $stamp || $(<"$stamp") != "$configuration" ]]; then configure; fi
+export NINJA_STATUS='      [%f of %t, %e s] '
 cmake --build "$BUILD_DIR" --parallel "${JOBS:-$(default_jobs)}" --target ${BUILD_TARGETS:-all} ||
   die "the build failed: the first error above is the one to look at" \
     "Compiler killed, or no memory: make build JOBS=1   After changes to the system: make clean build"

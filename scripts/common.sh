@@ -8,6 +8,22 @@ PYTHON=$VENV/bin/python
 
 say() { printf '== %s\n' "$*"; }
 
+seconds_as_text() { if (($1 < 100)); then echo "$1 s"; else echo "$(($1 / 60)) min $(($1 % 60)) s"; fi; }
+
+# run_steps TITLE COMMAND [TITLE COMMAND]...: runs them one after the other, numbered, and says how long each took. A
+# command that fails ends the script; it has said why itself.
+run_steps() {
+  local number=0 count=$(($# / 2)) began
+  while (($#)); do
+    number=$((number + 1))
+    printf '[%d/%d] %s\n' "$number" "$count" "$1"
+    began=$SECONDS
+    $2
+    printf '      done in %s\n' "$(seconds_as_text $((SECONDS - began)))"
+    shift 2
+  done
+}
+
 die() {
   printf 'error: %s\n' "$1" >&2
   shift

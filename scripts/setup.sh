@@ -1,88 +1,198 @@
 #!/usr/bin/env bash
-# setup.sh build|all: installs what is missing, and nothing else.
-#   build  what compiling needs: Debian packages and LibTorch (no LibTorch when TORCH_DIR names one)
-#   all    also what tests, benchmarks and the example need: torch and transformers for Python, a model, text, and the
-#          headers of NCCL
+# setup.sh PART STAGE: installs what is missing for a stage, and nothing else.
+#   PART   packages  of the system (scripts/packages.txt)
+#          python    the environment VENV: LibTorch, and packages for Python
+#          tables    the package for Python that examples/adult.json needs besides
+#   STAGE  build     compiling; no LibTorch where TORCH_DIR names one
+#          train     make train: also what makes the model and the data ready
+#          test      make test: also what tests and benchmarks need, and the headers of NCCL
+# TORCH_INDEX: an index for pip that has LibTorch's build for this machine, beside those that pip knows.
 source "$(dirname "$0")/common.sh"
 
-package_names() { sed -E "s/#.*//; s/[[:space:]]//g; /^$/d" "$ROOT/scripts/debian-packages.txt"; }
+is_apt_system() { command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; }
+is_root() { [[ $(id -u) == 0 ]]; }
+has_gpu() { [[ -e /dev/nvidia0 || -e /dev/dxg ]]; }
 
-is_installed() { dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
+# ---------------------------------------------------------------- packages of the system
 
-# With venv, and with the headers that compiled PyTorch models need (the tests run some).
+# packages COLUMN STAGE [?]: names (column 2: Debian, 3: Fedora) of what the stage needs, or with `?` can do without.
+packages() {
+  awk -v column="$1" -v last="$2" -v mark="${3:-}" '
+    BEGIN { order["build"] = 1; order["train"] = 2; order["test"] = 3 }
+    /^#/ || NF == 0 { next }
+    { stage = $1; optional = sub(/\?$/, "", stage) ? "?" : "" }
+    order[stage] <= order[last] && optional == mark && $column != "-" { print $column }
+  ' "$ROOT/scripts/packages.txt"
+}
+
+# With venv, and for tests with the headers that compiled PyTorch models need.
 has_whole_python() {
-  python3 -c 'import ensurepip, os, sysconfig, venv; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
+  python3 -c 'import ensurepip, venv' 2>/dev/null || return
+  [[ $1 != test ]] || python3 -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
 }
 
-missing_packages() {
-  local line
-  while read -r line; do
-    is_installed "${line#\?}" || echo "$line"
-  done < <(package_names)
-  has_whole_python || printf '%s\n' python3 python3-venv python3-pip python3-dev
+not_installed() {
+  (($#)) || return 0
+  local installed
+  installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" 2>/dev/null | awk '$2 == "installed" { print $1 }')
+  printf '%s\n' "$@" | grep -vxF "$installed" || true
 }
 
-as_root() {
-  if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi
+install_with_apt() {
+  local required optional name refresh=
+  mapfile -t required < <(not_installed $(packages 2 "$1"))
+  mapfile -t optional < <(not_installed $(packages 2 "$1" '?'))
+  has_whole_python "$1" || required+=(python3 python3-venv python3-pip)
+  has_whole_python "$1" || [[ $1 != test ]] || required+=(python3-dev)
+  # One that could not be installed before is tried again only when something else is missing.
+  if ((${#required[@]} == 0)) && [[ -f $VENV/.without-packages && ${optional[*]} == "$(<"$VENV/.without-packages")" ]]; then
+    optional=()
+  fi
+  ((${#required[@]} + ${#optional[@]})) || return 0
+  if ! is_root && ! command -v sudo >/dev/null; then
+    ((${#required[@]})) || return 0
+    die "these packages of the system are missing, and installing them needs root: ${required[*]}" \
+      "As root: apt-get update && apt-get install ${required[*]}"
+  fi
+  as_root() { if is_root; then "$@"; else sudo "$@"; fi; }
+  export DEBIAN_FRONTEND=noninteractive
+  echo "      installing ${required[*]} ${optional[*]}"
+  as_root apt-get update -qq || echo "      apt-get update failed: going on with the lists that are there"
+  if ((${#required[@]})); then
+    as_root apt-get install -qq -y --no-install-recommends "${required[@]}" >"$LOG" 2>&1 ||
+      die "apt-get could not install all of: ${required[*]}" "Its last lines:" "$(tail -3 "$LOG")" \
+        "No network? Install these packages by hand, and run this again."
+  fi
+  for name in "${optional[@]}"; do
+    as_root apt-get install -qq -y --no-install-recommends "$name" >"$LOG" 2>&1 || echo "      going on without $name"
+  done
+  remember_what_is_missing "$1"
+}
+
+remember_what_is_missing() {
+  local missing
+  mapfile -t missing < <(not_installed $(packages 2 "$1" '?'))
+  mkdir -p "$VENV"
+  printf '%s\n' "${missing[*]}" >"$VENV/.without-packages"
+}
+
+is_there() {
+  case $1 in
+    /*) [[ -e $1 ]] ;;
+    */* | *.h) [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]] ;;
+    *) command -v "$1" >/dev/null ;;
+  esac
+}
+
+# Where there is no apt: looks for what is needed, and says what is missing.
+look_for_packages() {
+  local stage needed found_by debian fedora absent=() names=()
+  while read -r stage debian fedora found_by; do
+    [[ $found_by == - ]] || is_there "$found_by" || { absent+=("$debian"); names+=("$fedora"); }
+  done < <(awk -v last="$1" '
+    BEGIN { order["build"] = 1; order["train"] = 2; order["test"] = 3 }
+    !/^#/ && order[$1] && order[$1] <= order[last]' "$ROOT/scripts/packages.txt")
+  has_whole_python "$1" || { absent+=(python3 python3-venv); names+=(python3-devel); }
+  ((${#absent[@]})) || return 0
+  if command -v dnf >/dev/null; then
+    die "these packages of the system are missing (by their names in Debian): ${absent[*]}" \
+      "Where Fedora has them: dnf install $(printf '%s\n' "${names[@]}" | grep -vx -- - | tr '\n' ' ')" \
+      "What it does not have, install under /usr/local."
+  fi
+  die "these packages of the system are missing (by their names in Debian): ${absent[*]}" \
+    "This script installs them with apt-get, which is not here: install them by other means."
 }
 
 install_packages() {
-  if ! command -v dpkg-query >/dev/null; then
-    say "No Debian packages on this system. Needed: $(package_names | tr '\n' ' ')"
-    return
-  fi
-  local missing required=() optional=() name
-  missing=$(missing_packages)
-  [[ -n $missing ]] || return 0
-  for name in $missing; do
-    if [[ $name == \?* ]]; then optional+=("${name#\?}"); else required+=("$name"); fi
-  done
-  if [[ $(id -u) != 0 ]] && ! command -v sudo >/dev/null; then
-    [[ ${#required[@]} == 0 ]] && return
-    die "these Debian packages are missing: ${required[*]}" "Install them as root: apt-get install ${required[*]}"
-  fi
-  say "Installing Debian packages: ${required[*]} ${optional[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  as_root apt-get update -q || say "apt-get update failed: going on with the lists that are there"
-  if ((${#required[@]})); then
-    as_root apt-get install -q -y --no-install-recommends "${required[@]}" ||
-      die "apt-get could not install all of: ${required[*]}" "What it said is above."
-  fi
-  for name in "${optional[@]}"; do
-    as_root apt-get install -q -y --no-install-recommends "$name" || say "Going on without $name"
-  done
+  LOG=$(mktemp)
+  trap 'rm -f "$LOG"' EXIT
+  if is_apt_system; then install_with_apt "$1"; else look_for_packages "$1"; fi
 }
+
+# ---------------------------------------------------------------- packages for Python
 
 make_environment() {
   [[ -x $PYTHON ]] && return
   command -v python3 >/dev/null || die "python3 is missing" "Install Python 3.10 or newer."
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     die "python3 is $(python3 --version 2>&1); 3.10 or newer is needed"
-  say "Creating the Python environment $VENV"
+  echo "      creating the environment $VENV"
   python3 -m venv "$VENV" || die "python3 -m venv failed" "Install the package python3-venv."
 }
 
-# install_requirements NAME [pip option...]: scripts/NAME.txt, once for each content of that file.
-install_requirements() {
-  local file=$ROOT/scripts/$1.txt stamp=$VENV/.installed-$1 content
-  shift
-  content=$(sha256sum <"$file")
-  [[ -f $stamp && $(<"$stamp") == "$content" ]] && return
-  say "Installing the Python packages of ${file#"$ROOT"/}"
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@" -r "$file" ||
-    die "pip could not install the packages of $file" "What it said is above." \
-      "A LibTorch that is already there serves the build: make build TORCH_DIR=…"
-  printf '%s\n' "$content" >"$stamp"
+check_room() {
+  local free_mib
+  mkdir -p "$VENV"
+  free_mib=$(df -Pm "$VENV" | awk 'NR == 2 { print $4 }')
+  ((free_mib >= $1)) || die "$VENV needs $1 MiB, and its disk has $free_mib MiB left" \
+    "VENV=… names another folder, BUILD_DIR=… another one to build in."
 }
 
-what=${1:-all}
-install_packages
-if [[ $what == all || -z ${TORCH_DIR:-} ]]; then
+pip_install() { "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+# stamped NAME CONTENT: whether this was installed with this content before.
+stamped() { [[ -f $VENV/.installed-$1 && $(<"$VENV/.installed-$1") == "$2" ]]; }
+stamp() { printf '%s\n' "$2" >"$VENV/.installed-$1"; }
+
+# A CPU build where there is no GPU and one is offered: it has no libraries of CUDA with it.
+install_torch() {
+  local version device=CPU content index=()
+  version=$(sed -n 's/^torch==//p' "$ROOT/scripts/requirements-torch.txt")
+  if has_gpu; then device=GPU; fi
+  content="$version $device ${TORCH_INDEX:-}"
+  stamped torch "$content" && return
+  if [[ -n ${TORCH_INDEX:-} ]]; then index=(--extra-index-url "$TORCH_INDEX"); fi
+  if has_gpu; then
+    check_room 9000
+    echo "      LibTorch $version with CUDA: about 2.5 GB to fetch, 5.4 GB on disk"
+    pip_install "${index[@]}" "torch===$version" || no_torch "$version"
+  elif check_room 2000 && pip_install "${index[@]}" "torch==$version+cpu" 2>/dev/null; then
+    echo "      LibTorch $version, built for CPUs: 0.2 GB fetched, 0.8 GB on disk"
+  else
+    check_room 9000
+    echo "      LibTorch $version: pip is offered no build for CPUs alone, only one with CUDA: about 2.5 GB to fetch, 5.4 GB on disk."
+    echo "      To fetch 0.2 GB instead: make … TORCH_INDEX=URL, with the index for CPUs that pytorch.org names for pip."
+    pip_install "${index[@]}" "torch==$version" || no_torch "$version"
+  fi
+  stamp torch "$content"
+}
+
+no_torch() {
+  die "pip could not install torch $1 (what it said is above)" \
+    "No network? A LibTorch that is already there serves the build: make build TORCH_DIR=…"
+}
+
+# install_requirements NAME SIZE [pip option...]: scripts/requirements-NAME.txt, once for each content of that file.
+install_requirements() {
+  local name=$1 size=$2 file=$ROOT/scripts/requirements-$1.txt content
+  shift 2
+  content=$(sha256sum <"$file")
+  stamped "$name" "$content" && return
+  echo "      ${file#"$ROOT"/}: $size on disk"
+  pip_install "$@" -r "$file" || die "pip could not install the packages of $file (what it said is above)"
+  stamp "$name" "$content"
+}
+
+install_python() {
+  [[ $1 == build && -n ${TORCH_DIR:-} ]] && return
   make_environment
-  install_requirements requirements-torch
-fi
-if [[ $what == all ]]; then
-  install_requirements requirements
-  install_requirements requirements-files --no-deps
-  "$ROOT/scripts/nccl_headers.sh" || say "Going on without NCCL: the build leaves it out, its tests are skipped"
-fi
+  install_torch
+  [[ $1 == build ]] && return
+  install_requirements train "0.3 GB"
+  install_requirements files "0.1 GB" --no-deps
+  if [[ $1 == test ]]; then
+    install_requirements tables "0.2 GB"
+    install_requirements test "0.3 GB"
+  fi
+  if [[ $1 == test ]] || has_gpu; then
+    "$ROOT/scripts/nccl_headers.sh" || echo "      going on without NCCL: the build leaves it out, its tests are skipped"
+  fi
+}
+
+part=${1:-} stage=${2:-}
+case $part/$stage in
+  packages/build | packages/train | packages/test) install_packages "$stage" ;;
+  python/build | python/train | python/test) install_python "$stage" ;;
+  tables/) make_environment && install_requirements tables "0.2 GB" ;;
+  *) die "setup.sh: unknown part or stage '$*'" "There are: packages or python with build, train or test; and tables" ;;
+esac

@@ -40,7 +40,7 @@ def find_browser():
     for name in NAMES:
         if shutil.which(name):
             return name
-    assert not os.environ.get("CI"), f"none of {', '.join(NAMES)} is installed: scripts/setup.sh all"
+    assert not os.environ.get("CI"), f"none of {', '.join(NAMES)} is installed: make setup"
     pytest.skip("no Chromium")
 
 
