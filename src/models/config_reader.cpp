@@ -136,10 +136,11 @@ std::string ConfigReader::choice(const std::string& key, const std::string& defa
     return default_value;
   }
   const json& value = at(key);
-  if (!value.is_string() || std::find(accepted.begin(), accepted.end(), value) == accepted.end()) {
+  const std::string name = value.is_string() ? value.get<std::string>() : std::string();
+  if (!value.is_string() || std::find(accepted.begin(), accepted.end(), name) == accepted.end()) {
     refuse(key, "one of: " + c10::Join(", ", accepted));
   }
-  return value.get<std::string>();
+  return name;
 }
 
 }  // namespace fsdp::models
