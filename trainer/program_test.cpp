@@ -19,7 +19,7 @@
 #include "testing/test_folder.h"
 #include "testing/tiny_llama.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::program_test {
 namespace {
 
 using nlohmann::json;
@@ -463,4 +463,4 @@ TEST_F(Program, TellsTorchrunWhy) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::program_test

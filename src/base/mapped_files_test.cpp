@@ -17,7 +17,7 @@
 #include "base/allocation_scope.h"
 #include "support/error_of.h"
 
-namespace fsdp {
+namespace fsdp::mapped_files_test {
 namespace {
 
 using ::testing::AllOf;
@@ -142,4 +142,4 @@ TEST_F(Mapped, AnAllocatorInstalledLaterIsNoticed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::mapped_files_test

@@ -11,7 +11,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "support/faulty_file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::checkpoint_folder_test {
 namespace {
 
 using fsdp::testing::FaultyFileSystem;
@@ -347,4 +347,4 @@ TEST(Checksums, AreThoseOfTheReference) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::checkpoint_folder_test

@@ -5,7 +5,7 @@
 
 #include "checkpoint/dcp_test_support.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::dcp_coverage_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -86,4 +86,4 @@ TEST(DcpCoverage, ManyChunksAreQuicklyChecked) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::dcp_coverage_test

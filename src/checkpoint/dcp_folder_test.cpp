@@ -14,7 +14,7 @@
 #include "checkpoint/torch_archive_samples.h"
 #include "support/faulty_file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::dcp_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -306,4 +306,4 @@ TEST_F(Dcp, WritersMistakesAndFullDisksLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::dcp_folder_test

@@ -5,7 +5,7 @@
 #include "checkpoint/dcp_test_support.h"
 #include "checkpoint/pickle_test_support.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::dcp_metadata_test {
 namespace {
 
 using ::testing::AllOf;
@@ -215,4 +215,4 @@ TEST(DcpMetadataMalformed, ForeignGlobals) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::dcp_metadata_test

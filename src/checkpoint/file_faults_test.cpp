@@ -10,7 +10,7 @@
 #include "checkpoint/output_file.h"
 #include "support/faulty_file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::file_faults_test {
 namespace {
 
 using fsdp::testing::FaultyFileSystem;
@@ -134,4 +134,4 @@ TEST(MakeFolders, NamesTheOneThatCannotBeMade) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::file_faults_test

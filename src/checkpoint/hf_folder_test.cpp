@@ -5,7 +5,7 @@
 #include "checkpoint/checkpoint_test_support.h"
 #include "checkpoint/safetensors_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::hf_folder_test {
 namespace {
 
 using ::testing::AllOf;
@@ -174,4 +174,4 @@ TEST_F(HfFolderTest, CheckTensorsNamesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::hf_folder_test

@@ -8,7 +8,7 @@
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/json_text.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::hf_folder_writer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -207,4 +207,4 @@ TEST(HfFolderWriter, WrongUseIsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::hf_folder_writer_test

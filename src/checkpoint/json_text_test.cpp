@@ -5,7 +5,7 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::json_text_test {
 namespace {
 
 using ::testing::AllOf;
@@ -86,4 +86,4 @@ TEST(JsonText, QuotedTextIsSafeToPrint) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::json_text_test

@@ -3,7 +3,7 @@
 #include "checkpoint/checkpoint_test_support.h"
 #include "checkpoint/pickle_test_support.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::pickle_reader_test {
 namespace {
 
 using ::testing::AllOf;
@@ -305,4 +305,4 @@ TEST(PickleHostile, DepthBombs) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::pickle_reader_test

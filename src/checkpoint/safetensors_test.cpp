@@ -5,7 +5,7 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -266,4 +266,4 @@ TEST(SafetensorsMalformed, EveryTruncation) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::safetensors_test

@@ -8,7 +8,7 @@
 #include "checkpoint/input_file.h"
 #include "checkpoint/safetensors.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::safetensors_writer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -173,4 +173,4 @@ TEST(SafetensorsWriter, PiecesAreTheWholeTensor) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::safetensors_writer_test

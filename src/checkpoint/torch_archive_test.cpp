@@ -12,7 +12,7 @@
 #include "checkpoint/torch_archive_samples.h"
 #include "checkpoint/torch_archive_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::torch_archive_test {
 namespace {
 
 using namespace pickled;
@@ -231,4 +231,4 @@ TEST_F(TorchArchives, WrittenOnesAreReadBack) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::torch_archive_test

@@ -9,7 +9,7 @@
 #include "checkpoint/zip_format.h"
 #include "checkpoint/zip_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::zip_archive_test {
 namespace {
 
 using ::testing::AllOf;
@@ -149,4 +149,4 @@ TEST_F(Archive, RecordWithinAnother) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::zip_archive_test

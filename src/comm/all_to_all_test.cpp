@@ -8,7 +8,7 @@
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
-namespace fsdp {
+namespace fsdp::all_to_all_test {
 namespace {
 
 using ::testing::AllOf;
@@ -209,4 +209,4 @@ TEST(AllToAll, CanBeRecordedAndLeftOut) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::all_to_all_test

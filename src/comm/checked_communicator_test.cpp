@@ -14,7 +14,7 @@
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
-namespace fsdp {
+namespace fsdp::checked_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -359,4 +359,4 @@ TEST_F(Dump, ThatCannotBeWrittenIsSaid) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::checked_communicator_test

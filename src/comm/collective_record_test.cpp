@@ -2,7 +2,7 @@
 
 #include <thread>
 
-namespace fsdp {
+namespace fsdp::collective_record_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -71,4 +71,4 @@ TEST(FlightRecord, IsReadWhileItIsWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::collective_record_test

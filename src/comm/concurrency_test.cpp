@@ -8,7 +8,7 @@
 #include "fsdp/communicator.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::concurrency_test {
 namespace {
 
 using testing::run_ranks;
@@ -259,4 +259,4 @@ TEST(Bytes, OfAnyLength) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::concurrency_test

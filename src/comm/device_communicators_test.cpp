@@ -9,7 +9,7 @@
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::device_communicators_test {
 namespace {
 
 using testing::run_ranks;
@@ -158,4 +158,4 @@ TEST_F(NcclOnGpus, PublicFactory) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::device_communicators_test

@@ -11,7 +11,7 @@
 #include "comm/meeting_point.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::hosts_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -418,4 +418,4 @@ TEST(HostsTraffic, IsWhatTwoLevelsNeed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::hosts_communicator_test

@@ -7,7 +7,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::hosts_failures_test {
 namespace {
 
 using ::testing::AllOf;
@@ -239,4 +239,4 @@ TEST(HostsLoss, AbortEndsAllGroups) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::hosts_failures_test

@@ -6,7 +6,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::identity_test {
 namespace {
 
 using ::testing::AllOf;
@@ -168,4 +168,4 @@ TEST(Identity, ARankThatSkipsAGeneration) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::identity_test

@@ -14,7 +14,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::lost_ranks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -257,4 +257,4 @@ TEST(Meeting, APointServesSeveralGroups) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::lost_ranks_test

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
-namespace fsdp {
+namespace fsdp::memory_headroom_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -106,4 +106,4 @@ TEST(HeadroomHere, IsSomething) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::memory_headroom_test

@@ -9,7 +9,7 @@
 #include "support/nccl_ranks.h"
 #include "support/simulated_device.h"
 
-namespace fsdp {
+namespace fsdp::nccl_communicator_test {
 namespace {
 
 using ::testing::Combine;
@@ -326,4 +326,4 @@ TEST_F(Nccl, CommunicatorsThatDoNotBlockArePolled) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::nccl_communicator_test

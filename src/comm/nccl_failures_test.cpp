@@ -9,7 +9,7 @@
 #include "support/nccl_ranks.h"
 #include "support/simulated_device.h"
 
-namespace fsdp {
+namespace fsdp::nccl_failures_test {
 namespace {
 
 using ::testing::AllOf;
@@ -200,4 +200,4 @@ TEST(NcclFactory, SaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::nccl_failures_test

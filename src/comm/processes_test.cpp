@@ -15,7 +15,7 @@
 #include "support/child_process.h"
 #include "support/error_of.h"
 
-namespace fsdp {
+namespace fsdp::processes_test {
 namespace {
 
 using ::testing::AllOf;
@@ -248,4 +248,4 @@ TEST(Processes, OneRankNeedsNoNetwork) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::processes_test

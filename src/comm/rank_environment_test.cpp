@@ -5,7 +5,7 @@
 #include "comm/slurm_environment.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::rank_environment_test {
 namespace {
 
 using ::testing::AllOf;
@@ -291,4 +291,4 @@ TEST_F(RankEnvironmentTest, UnknownLaunchersAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::rank_environment_test

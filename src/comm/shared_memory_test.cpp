@@ -12,7 +12,7 @@
 #include <fstream>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::shared_memory_test {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -164,4 +164,4 @@ TEST(SharedMemory, ALimitOnAddressesIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::shared_memory_test

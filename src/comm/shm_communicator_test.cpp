@@ -16,7 +16,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::shm_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -412,4 +412,4 @@ TEST(SharedMemoryChoice, SaysThatRanksShareMemory) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::shm_communicator_test

@@ -12,7 +12,7 @@
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
-namespace fsdp {
+namespace fsdp::watchdog_test {
 namespace {
 
 using ::testing::AllOf;
@@ -257,4 +257,4 @@ TEST_F(WatchdogTest, AWarningThatWouldComeTooLateIsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::watchdog_test

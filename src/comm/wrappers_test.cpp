@@ -4,7 +4,7 @@
 #include "comm/recording_communicator.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::wrappers_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -136,4 +136,4 @@ TEST(Parts, CoverAllElementsOnceInOrder) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::wrappers_test

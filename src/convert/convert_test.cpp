@@ -20,7 +20,7 @@
 #include "checkpoint/pickle_writer.h"
 #include "convert/inspect.h"
 
-namespace fsdp::convert {
+namespace fsdp::convert::convert_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -390,4 +390,4 @@ TEST_F(Convert, RefusesToOverwriteOthersFiles) {
 }
 
 }  // namespace
-}  // namespace fsdp::convert
+}  // namespace fsdp::convert::convert_test

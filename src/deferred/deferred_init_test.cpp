@@ -6,7 +6,7 @@
 
 #include "deferred/deferred_storage.h"
 
-namespace fsdp {
+namespace fsdp::deferred_init_test {
 namespace {
 
 using torch::nn::Module;
@@ -407,4 +407,4 @@ TEST(DeferredInitMemory, OperatorsOutsideTheGuardAreOrdinary) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::deferred_init_test

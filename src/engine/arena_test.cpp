@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-namespace fsdp {
+namespace fsdp::arena_test {
 namespace {
 
 constexpr int64_t kUnit = Arena::kGranularity;
@@ -54,4 +54,4 @@ TEST(Arena, HoldsAnyTwoBlocksWhoseSumFits) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::arena_test

@@ -4,7 +4,7 @@
 
 #include "support/held_stream.h"
 
-namespace fsdp {
+namespace fsdp::held_gradients_test {
 namespace {
 
 using testing::first_of;
@@ -114,4 +114,4 @@ TEST_F(HeldGradientsOnStreams, ABufferGoesBackBehindItsUses) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::held_gradients_test

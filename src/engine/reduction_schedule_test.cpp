@@ -6,7 +6,7 @@
 #include "engine/engine.h"
 #include "support/sharding.h"
 
-namespace fsdp {
+namespace fsdp::reduction_schedule_test {
 namespace {
 
 struct LeafImpl : torch::nn::Module {
@@ -142,4 +142,4 @@ TEST_F(Schedule, UnitsAreReplaced) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::reduction_schedule_test

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-namespace fsdp {
+namespace fsdp::unit_cut_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -148,4 +148,4 @@ TEST(UnitCut, WhatReturnsIsTheRootWhereThatCostsLittle) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::unit_cut_test

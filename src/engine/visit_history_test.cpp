@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace fsdp {
+namespace fsdp::visit_history_test {
 namespace {
 
 const VisitHistory::Ignore kNone = [](const Unit*) { return false; };
@@ -117,4 +117,4 @@ TEST(VisitHistory, ForgetsTheOldestOfVeryMany) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::visit_history_test

@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace fsdp {
+namespace fsdp::flat_layout_test {
 namespace {
 
 // FSDP paper, figure 3: a 4x3 linear layer (12 weights, 3 biases) on 16 ranks: one element a rank, the last one holds
@@ -88,4 +88,4 @@ TEST(FlatLayout, ShardsPartitionTheFlatParameter) {
 TEST(FlatLayout, RefusesFactorZero) { EXPECT_THROW(FlatLayout(std::vector<int64_t>{3}, 0), c10::Error); }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::flat_layout_test

@@ -7,7 +7,7 @@
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::fully_shard_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -620,4 +620,4 @@ TEST(DescribeUnits, OneUnitForAllDrawsAWarning) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::fully_shard_test

@@ -8,7 +8,7 @@
 #include "models/operator_calls.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::causal_lm_test {
 namespace {
 
 using checkpoint::error_of;
@@ -207,4 +207,4 @@ TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::causal_lm_test

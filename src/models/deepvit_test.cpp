@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::deepvit_test {
 namespace {
 
 using checkpoint::error_of;
@@ -135,4 +135,4 @@ TEST(DeepViTConfig, UnknownKeysAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::deepvit_test

@@ -9,7 +9,7 @@
 #include "models/small_models.h"
 #include "support/error_of.h"
 
-namespace fsdp::models {
+namespace fsdp::models::dhen_test {
 namespace {
 
 using fsdp::testing::error_of;
@@ -257,4 +257,4 @@ TEST(DhenConfig, WrongValuesAreNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::dhen_test

@@ -8,7 +8,7 @@
 #include "models/operator_calls.h"
 #include "support/counting_allocator.h"
 
-namespace fsdp::models {
+namespace fsdp::models::fused_cross_entropy_test {
 namespace {
 
 using checkpoint::error_of;
@@ -233,4 +233,4 @@ TEST(FusedCrossEntropy, HoldsNoLogits) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::fused_cross_entropy_test

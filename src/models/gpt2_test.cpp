@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::gpt2_test {
 namespace {
 
 using checkpoint::error_of;
@@ -153,4 +153,4 @@ TEST(GPT2Config, WhatIsNotSupportedIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::gpt2_test

@@ -8,7 +8,7 @@
 #include "models/pretrained.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::image_classifier_test {
 namespace {
 
 using checkpoint::error_of;
@@ -231,4 +231,4 @@ TEST(ImageConfig, NumberOfClasses) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::image_classifier_test

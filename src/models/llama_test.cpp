@@ -6,7 +6,7 @@
 #include "models/causal_lm.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::llama_test {
 namespace {
 
 using checkpoint::error_of;
@@ -108,4 +108,4 @@ TEST(LlamaConfig, HeadsThatDoNotDivide) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::llama_test

@@ -6,7 +6,7 @@
 #include "models/causal_lm.h"
 #include "models/layers.h"
 
-namespace fsdp::models {
+namespace fsdp::models::lora_test {
 namespace {
 
 nlohmann::json tiny_config() {
@@ -63,4 +63,4 @@ TEST(Lora, NamesTargetsThatDoNotExist) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::lora_test

@@ -9,7 +9,7 @@
 #include "models/pretrained.h"
 #include "models/registry.h"
 
-namespace fsdp::models {
+namespace fsdp::models::presets_test {
 namespace {
 
 using ::testing::AllOf;
@@ -167,4 +167,4 @@ TEST(Preset, NamesAreUniqueAndUnknownOnesAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::presets_test

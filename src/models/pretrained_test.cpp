@@ -10,7 +10,7 @@
 #include "models/registry.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::pretrained_test {
 namespace {
 
 using checkpoint::error_of;
@@ -237,4 +237,4 @@ TEST(Pretrained, OldFoldersThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::pretrained_test

@@ -9,7 +9,7 @@
 #include "models/seq2seq_lm.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::recomputed_flops_test {
 namespace {
 
 using nlohmann::json;
@@ -93,4 +93,4 @@ TEST(RecomputedFlops, OfT5) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::recomputed_flops_test

@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint_test_support.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::regnet_test {
 namespace {
 
 using checkpoint::error_of;
@@ -120,4 +120,4 @@ TEST(RegNetConfig, WhatDoesNotFitIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::regnet_test

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace fsdp::models {
+namespace fsdp::models::relative_positions_test {
 namespace {
 
 // Buckets of the keys at these distances after (or, negative, before) a query in the middle.
@@ -38,4 +38,4 @@ TEST(RelativePositions, OfFewBuckets) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::relative_positions_test

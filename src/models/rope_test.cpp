@@ -7,7 +7,7 @@
 
 #include "checkpoint/checkpoint_test_support.h"
 
-namespace fsdp::models {
+namespace fsdp::models::rope_test {
 namespace {
 
 using checkpoint::error_of;
@@ -111,4 +111,4 @@ TEST(Rope, Llama3KeepsShortWavelengthsAndStretchesLongOnes) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::rope_test

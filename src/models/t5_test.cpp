@@ -12,7 +12,7 @@
 #include "models/pretrained.h"
 #include "models/small_models.h"
 
-namespace fsdp::models {
+namespace fsdp::models::t5_test {
 namespace {
 
 using checkpoint::error_of;
@@ -364,4 +364,4 @@ TEST(T5Config, WhatIsNotSupportedIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::t5_test

@@ -5,7 +5,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/torch.h>
 
-namespace fsdp {
+namespace fsdp::fused_adamw_test {
 namespace {
 
 // Odd sizes, one that is empty, and values of usual magnitude.
@@ -104,4 +104,4 @@ TEST(FusedAdamW, RefusesTensorsThatItWouldMisread) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::fused_adamw_test

@@ -8,7 +8,7 @@
 #include "support/project_paths.h"
 #include "support/sharding.h"
 
-namespace fsdp {
+namespace fsdp::grad_scaler_test {
 namespace {
 
 using nlohmann::json;
@@ -338,4 +338,4 @@ TEST(ShardedGradScaler, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::grad_scaler_test

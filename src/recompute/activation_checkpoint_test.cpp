@@ -4,7 +4,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp {
+namespace fsdp::activation_checkpoint_test {
 namespace {
 
 using testing::CountedBlock;
@@ -248,4 +248,4 @@ TEST(ActivationCheckpoint, CheckpointedCallsItsModule) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::activation_checkpoint_test

@@ -6,7 +6,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp {
+namespace fsdp::ambient_state_test {
 namespace {
 
 using testing::CountedBlock;
@@ -135,4 +135,4 @@ TEST(AmbientState, AutocastKeepsNoCastFromStepToStep) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::ambient_state_test

@@ -4,7 +4,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp {
+namespace fsdp::decompositions_test {
 namespace {
 
 using testing::CountingAllocator;
@@ -184,4 +184,4 @@ TEST(Decompositions, TheFirstRunHoldsNoActivationsForItsGraph) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::decompositions_test

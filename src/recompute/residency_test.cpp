@@ -2,7 +2,7 @@
 #include "fsdp/activation_checkpoint.h"
 #include "recompute/recompute_test_support.h"
 
-namespace fsdp {
+namespace fsdp::residency_test {
 namespace {
 
 using testing::CountedBlock;
@@ -82,4 +82,4 @@ TEST(Residency, OneRegionKeepsItsInputsAndResultsOnly) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::residency_test

@@ -3,7 +3,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp {
+namespace fsdp::saved_operators_test {
 namespace {
 
 using testing::expect_error;
@@ -156,4 +156,4 @@ TEST(SavedOperators, CalledInAnotherOrderAreAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::saved_operators_test

@@ -5,7 +5,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::sparse {
+namespace fsdp::sparse::row_files_test {
 namespace {
 
 using checkpoint::TemporaryFolder;
@@ -100,4 +100,4 @@ TEST_F(BadFolders, SquaresThatWereNotSavedAreMissed) {
 }
 
 }  // namespace
-}  // namespace fsdp::sparse
+}  // namespace fsdp::sparse::row_files_test

@@ -1,6 +1,6 @@
 #include "sparse/row_split.h"
 
-namespace fsdp::sparse {
+namespace fsdp::sparse::row_split_test {
 namespace {
 
 // Every row of every table on one rank, at the place that its address says.
@@ -43,4 +43,4 @@ TEST(RowSplit, OfTablesThatFitNowhere) {
 }
 
 }  // namespace
-}  // namespace fsdp::sparse
+}  // namespace fsdp::sparse::row_split_test

@@ -3,7 +3,7 @@
 
 #include "support/thread_ranks.h"
 
-namespace fsdp::sparse {
+namespace fsdp::sparse::saved_rows_test {
 namespace {
 
 using fsdp::testing::run_ranks;
@@ -44,4 +44,4 @@ TEST(SavedRows, HaveNoSquaresWithoutThem) {
 }
 
 }  // namespace
-}  // namespace fsdp::sparse
+}  // namespace fsdp::sparse::saved_rows_test

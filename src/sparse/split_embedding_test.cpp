@@ -6,7 +6,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::sparse {
+namespace fsdp::sparse::split_embedding_test {
 namespace {
 
 using fsdp::testing::error_of;
@@ -259,4 +259,4 @@ TEST(SplitEmbedding, WrongTablesAreNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::sparse
+}  // namespace fsdp::sparse::split_embedding_test

@@ -14,7 +14,7 @@
 #include "support/test_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::async_save_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -214,4 +214,4 @@ TEST(AsyncSaves, AreGivenUpWithNothingLeft) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::async_save_test

@@ -11,7 +11,7 @@
 #include "support/faulty_file_system.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::checkpoint_test {
 namespace {
 
 using namespace testing;  // of this project
@@ -168,4 +168,4 @@ TEST_F(PublicCheckpoints, ParametersThatRanksHaveForThemselvesMustSaySo) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::checkpoint_test

@@ -11,7 +11,7 @@
 #include "support/faulty_file_system.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::lost_exchange_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -98,4 +98,4 @@ INSTANTIATE_TEST_SUITE_P(All, LostExchanges, ::testing::Combine(::testing::Bool(
                          });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::lost_exchange_test

@@ -8,7 +8,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::optimizer_state_dict_test {
 namespace {
 
 using namespace testing;  // of this project
@@ -330,4 +330,4 @@ TEST(RekeyedState, NumbersAndNamesMustBeKnown) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::optimizer_state_dict_test

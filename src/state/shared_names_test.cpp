@@ -16,7 +16,7 @@
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::shared_names_test {
 namespace {
 
 using namespace testing;  // of this project
@@ -237,4 +237,4 @@ TEST(SecondNamesOfWhatIsNotSharded, LoadWhereTheyAreAlike) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::shared_names_test

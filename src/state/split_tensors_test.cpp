@@ -15,7 +15,7 @@
 #include "support/test_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::split_tensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -353,4 +353,4 @@ INSTANTIATE_TEST_SUITE_P(All, SplitFaults, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "async" : "sync"; });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::split_tensors_test

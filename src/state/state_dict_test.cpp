@@ -12,7 +12,7 @@
 #include "support/models.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::state_dict_test {
 namespace {
 
 using namespace testing;  // of this project
@@ -425,4 +425,4 @@ TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::state_dict_test

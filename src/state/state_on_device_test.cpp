@@ -11,7 +11,7 @@
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::state_on_device_test {
 namespace {
 
 using namespace testing;  // of this project
@@ -93,4 +93,4 @@ TEST_P(StateOnADevice, AForwardUnderWayKeepsWhatItBeganWith) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::state_on_device_test

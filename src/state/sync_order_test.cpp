@@ -15,7 +15,7 @@
 #include "state/state_test_support.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::sync_order_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -113,4 +113,4 @@ TEST_P(SyncOrder, EverythingIsOnTheDiskBeforeTheFolderGetsItsName) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::sync_order_test

@@ -14,7 +14,7 @@
 #include "support/one_process.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp {
+namespace fsdp::training_state_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -195,4 +195,4 @@ TEST(Loading, SaysWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::training_state_test

@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
-namespace fsdp::seams {
+namespace fsdp::seams::gloo_thread_test {
 namespace {
 
 std::shared_ptr<::gloo::transport::Device> make_device() {
@@ -93,4 +93,4 @@ TEST(GlooThread, ADeviceOutlivesIt) {
 TEST(GlooThread, ADeviceOfAnotherTransportIsAnError) { EXPECT_ANY_THROW(GlooThread(nullptr)); }
 
 }  // namespace
-}  // namespace fsdp::seams
+}  // namespace fsdp::seams::gloo_thread_test

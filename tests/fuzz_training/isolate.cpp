@@ -34,7 +34,7 @@ void silence() {
   const Verdict verdict = run_case(training, limit / 6);
   const std::string text = nlohmann::json{verdict.passed, verdict.way, verdict.text}.dump(
       -1, ' ', false, nlohmann::json::error_handler_t::replace);
-  const bool written = write(output, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const bool written = ::write(output, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   _exit(written ? 0 : 1);
 }
 
@@ -64,7 +64,7 @@ class Child {
   bool advance(bool readable) {
     char buffer[4096];
     if (readable) {
-      const ssize_t count = read(output_, buffer, sizeof(buffer));
+      const ssize_t count = ::read(output_, buffer, sizeof(buffer));
       if (count <= 0) return true;
       text_.append(buffer, count);
     }

@@ -32,7 +32,7 @@ TinyLMImpl::TinyLMImpl(const Config& config) {
   embed = register_module("embed", torch::nn::Embedding(config.vocabulary, config.width));
   blocks = register_module("blocks", torch::nn::ModuleList());
   for (int64_t i = 0; i < config.blocks; ++i) {
-    blocks->push_back(Block(config.width, config.hidden));
+    blocks->push_back(testing::Block(config.width, config.hidden));
   }
   norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})));
   head =
@@ -47,7 +47,7 @@ TinyLMImpl::TinyLMImpl(const Config& config) {
 torch::Tensor TinyLMImpl::forward(const torch::Tensor& ids) {
   torch::Tensor x = embed(ids);
   for (const auto& block : *blocks) {
-    x = block->as<Block>()->forward(x);
+    x = block->as<testing::Block>()->forward(x);
   }
   return head(norm(x));
 }

@@ -10,7 +10,7 @@
 #include "config/config_schema.h"
 #include "support/project_paths.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::config_doc_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -33,4 +33,4 @@ TEST(ConfigDoc, DocsHoldTheTablesOfTheSchema) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::config_doc_test

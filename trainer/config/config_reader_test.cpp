@@ -12,7 +12,7 @@
 #include "config/errors.h"
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::config_reader_test {
 namespace {
 
 using ::testing::AllOf;
@@ -425,4 +425,4 @@ TEST(ConfigSchema, AcceptsItsOwnDefaults) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::config_reader_test

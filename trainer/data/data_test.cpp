@@ -15,7 +15,7 @@
 #include "data/token_dataset.h"
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::data_test {
 namespace {
 
 using ::testing::AllOf;
@@ -303,4 +303,4 @@ TEST(EvalBatches, GiveEachSampleToOneRankOnce) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::data_test

@@ -16,7 +16,7 @@
 #include "comm/free_port.h"
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::launcher_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -197,4 +197,4 @@ TEST_F(Launcher, SeesAStepOfSlurmWithSeveralTasks) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::launcher_test

@@ -12,7 +12,7 @@
 
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::appended_file_test {
 namespace {
 
 using ::testing::AllOf;
@@ -125,4 +125,4 @@ TEST_F(AppendedFileTest, GoesOnWithinARecordThatCannotBeTakenBack) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::appended_file_test

@@ -12,7 +12,7 @@
 #include "report/crc32c.h"
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::metrics_outputs_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -151,4 +151,4 @@ TEST(TensorBoardFile, ComesBehindEarlierFilesOfItsFolder) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::metrics_outputs_test

@@ -22,7 +22,7 @@
 #include "report/progress.h"
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::report_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -237,4 +237,4 @@ TEST(FailureReport, GoesToStderrAndToTorchrun) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::report_test

@@ -14,7 +14,7 @@
 #include "testing/program.h"
 #include "testing/test_folder.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::report_page_test {
 namespace {
 
 using ::testing::AllOf;
@@ -337,4 +337,4 @@ TEST_F(ReportPage, MistakesOnTheCommandLine) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::report_page_test

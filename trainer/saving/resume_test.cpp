@@ -22,7 +22,7 @@
 #include "testing/tiny_llama.h"
 #include "testing/whole_run.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -471,4 +471,4 @@ TEST(OldCheckpoints, AreRemovedBehindTheLimit) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::resume_test

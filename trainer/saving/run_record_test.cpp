@@ -6,7 +6,7 @@
 
 #include "support/error_of.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::run_record_test {
 namespace {
 
 using nlohmann::json;
@@ -80,4 +80,4 @@ TEST(RunRecord, NamesTheOptionsOfEachGroupOnce) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::run_record_test

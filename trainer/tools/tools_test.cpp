@@ -9,7 +9,7 @@
 #include "tools/convert_command.h"
 #include "tools/inspect_command.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::tools_test {
 namespace {
 
 using ::testing::AllOf;
@@ -58,4 +58,4 @@ TEST(Tools, HelpAndErrors) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::tools_test

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::lr_schedule_test {
 namespace {
 
 TEST(LrSchedule, ConstantRisesThenStays) {
@@ -54,4 +54,4 @@ TEST(LrSchedule, WarmupMayOutlastTheRun) {
 TEST(LrSchedule, UnknownTypesAreErrors) { EXPECT_THROW(LrSchedule("step", 1.0, 0, 1), std::invalid_argument); }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::lr_schedule_test

@@ -10,7 +10,7 @@
 #include "support/error_of.h"
 #include "training/training_inputs.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::memory_needs_test {
 namespace {
 
 using ::testing::AllOf;
@@ -91,4 +91,4 @@ TEST_F(MemoryNeedsTest, SoIsAnOrderOfSamples) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::memory_needs_test

@@ -15,7 +15,7 @@
 #include "testing/whole_run.h"
 #include "training/training_inputs.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::model_key_test {
 namespace {
 
 using ::testing::AllOf;
@@ -207,4 +207,4 @@ TEST(ModelKey, IsGivenInsteadOfAPath) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::model_key_test

@@ -5,7 +5,7 @@
 
 #include "config/errors.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::rank_place_test {
 namespace {
 
 using ::testing::AllOf;
@@ -85,4 +85,4 @@ TEST(RankPlace, OneRankNeedsNoMemoryOfOthers) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::rank_place_test

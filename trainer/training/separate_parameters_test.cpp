@@ -14,7 +14,7 @@
 #include "testing/tiny_model.h"
 #include "training/sharding_options.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::separate_parameters_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -120,4 +120,4 @@ TEST(SeparateParameters, AreUnscaledAndDecideAboutSteps) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::separate_parameters_test

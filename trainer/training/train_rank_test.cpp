@@ -8,7 +8,7 @@
 #include "testing/tiny_llama.h"
 #include "testing/whole_run.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::train_rank_test {
 namespace {
 
 struct Variant {
@@ -56,4 +56,4 @@ INSTANTIATE_TEST_SUITE_P(Variants, OnADevice,
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::train_rank_test

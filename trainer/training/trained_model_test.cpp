@@ -15,7 +15,7 @@
 #include "testing/test_folder.h"
 #include "testing/tiny_model.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::trained_model_test {
 namespace {
 
 using ::testing::AllOf;
@@ -264,4 +264,4 @@ TEST(DummyImages, AreOfTheSizeThatIsAskedFor) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::trained_model_test

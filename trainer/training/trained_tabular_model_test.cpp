@@ -20,7 +20,7 @@
 #include "testing/tiny_model.h"
 #include "testing/whole_run.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::trained_tabular_model_test {
 namespace {
 
 using ::testing::AllOf;
@@ -417,4 +417,4 @@ TEST(DummyTables, FillEveryTable) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::trained_tabular_model_test

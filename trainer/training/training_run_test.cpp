@@ -22,7 +22,7 @@
 #include "training/sharding_options.h"
 #include "training/training_inputs.h"
 
-namespace fsdp::trainer {
+namespace fsdp::trainer::training_run_test {
 namespace {
 
 constexpr uint64_t kModelSeed = 11;
@@ -429,4 +429,4 @@ TEST(Loading, RanksReadForThemselvesOrRankZeroForAll) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer
+}  // namespace fsdp::trainer::training_run_test
