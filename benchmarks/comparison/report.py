@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from comparison import lag, machine, results
+from comparison import lag, machine, plots, results
 from comparison.experiments import EXPERIMENTS
 
 HOW = """Variants take turns, in another order in each round; a number is the median over the rounds, in brackets the smallest and
@@ -21,7 +21,7 @@ def write(folder, experiment):
     module, rows = EXPERIMENTS[experiment], document["rows"]
     images = module.plot(rows, folder)
     parts = [f"# Experiment {experiment}: {module.TITLE}", machine.in_words(document), HOW, lag.section(rows), module.report(rows)]
-    parts += [f"![{name}]({name}.svg)" for name in images]
+    parts += [plots.picture(name) for name in images]
     path = folder / f"experiment-{experiment}.md"
     path.write_text("\n\n".join(part for part in parts if part) + "\n")
     return path

@@ -84,5 +84,6 @@ def plot(rows, folder):
         series = {row["variant"]: [(int(size), figures["median"]) for size, figures in row["figures"].items()] for row in members}
         base = next(row for row in members if row["variant"] == "fsdp.cpp even")
         names.append(plots.lines(series, ("elements of one all-gather", "seconds for the total"),
-                                 folder / f"all-gather-{members[0]['ranks']}-ranks", (knee(base), "knee of fsdp.cpp even")))
+                                 mark=(knee(base), "knee of fsdp.cpp even"),
+                                 path=folder / f"all-gather-{members[0]['ranks']}-ranks"))
     return names

@@ -80,5 +80,5 @@ def report(rows):
 
 def plot(rows, folder):
     free = [row for row in rows if not is_limited(row)]
-    return [plots.bars(free, "samples_per_second", "samples a second", folder / "model-size-throughput"),
-            plots.bars(free, "allocated_mib", "peak MiB of tensors, a rank", folder / "model-size-memory")]
+    return [plots.bars(free, "samples_per_second", "samples a second", path=folder / "model-size-throughput"),
+            plots.bars(free, "allocated_mib", "peak MiB of tensors, a rank", path=folder / "model-size-memory")]

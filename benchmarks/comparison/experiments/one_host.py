@@ -76,5 +76,5 @@ def report(rows):
 
 
 def plot(rows, folder):
-    return [plots.bars(rows, "step_seconds", "seconds of a step", folder / "one-host-seconds"),
-            plots.bars(rows, "host_mib", "peak MiB of all ranks together", folder / "one-host-memory")]
+    return [plots.bars(rows, "step_seconds", "seconds of a step", path=folder / "one-host-seconds"),
+            plots.bars(rows, "host_mib", "peak MiB of all ranks together", path=folder / "one-host-memory")]

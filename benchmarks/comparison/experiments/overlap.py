@@ -48,4 +48,4 @@ def report(rows):
 
 
 def plot(rows, folder):
-    return [plots.bars(rows, "step_seconds", "seconds of a step", folder / "overlap")]
+    return [plots.bars(rows, "step_seconds", "seconds of a step", path=folder / "overlap")]

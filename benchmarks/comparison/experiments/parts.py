@@ -102,5 +102,5 @@ def report(rows):
 def plot(rows, folder):
     host = [row for row in rows if row["group"].startswith("host")]
     saved = [row for row in rows if row["group"].startswith("checkpoints")]
-    return [plots.bars(host, "added_ms", "milliseconds that a unit adds", folder / "host-time"),
-            plots.bars(saved, "save_seconds", "seconds of a save", folder / "checkpoint-save")]
+    return [plots.bars(host, "added_ms", "milliseconds that a unit adds", path=folder / "host-time"),
+            plots.bars(saved, "save_seconds", "seconds of a save", path=folder / "checkpoint-save")]

@@ -85,6 +85,6 @@ def report(rows):
 
 def plot(rows, folder):
     plain = [row for row in rows if row["group"].count(",") == 1]  # neither by batch nor features
-    return [plots.bars(plain, "samples_per_second", "samples a second", folder / "scaling-throughput"),
-            plots.bars(plain, "allocated_mib", "peak MiB of tensors, a rank", folder / "scaling-memory"),
-            plots.split(plain, folder / "scaling-split")]
+    return [plots.bars(plain, "samples_per_second", "samples a second", path=folder / "scaling-throughput"),
+            plots.bars(plain, "allocated_mib", "peak MiB of tensors, a rank", path=folder / "scaling-memory"),
+            plots.split(plain, path=folder / "scaling-split")]
