@@ -42,11 +42,11 @@ torch_dir() {
   fi
 }
 
-# As many compilers as there are processors, but no more than memory has room for (2 GiB each).
+# As many compilers as there are processors, but no more than memory has room for (2.5 GiB each: eight tests at a time take 2.2).
 default_jobs() {
   local memory_kib
   memory_kib=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo 2>/dev/null || echo 4194304)
-  local by_memory=$((memory_kib / 2097152)) by_processors
+  local by_memory=$((memory_kib / 2621440)) by_processors
   by_processors=$(nproc)
   local jobs=$((by_memory < by_processors ? by_memory : by_processors))
   echo $((jobs > 1 ? jobs : 1))
