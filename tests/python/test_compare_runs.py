@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -48,7 +49,7 @@ def test_experiments_1_2_5_and_6(build_dir, tmp_path):
     check_one_host(documents["6"]["rows"])
     for number in "1256":
         text = (tmp_path / f"out/experiment-{number}.md").read_text()
-        images = [line[2:line.index("]")] for line in text.splitlines() if line.startswith("![")]
+        images = re.findall(r' src="([^"]+)\.png"', text)
         assert images and all((tmp_path / f"out/{name}{kind}").stat().st_size > 1000 for name in images for kind in (".png", "-dark.png"))
 
 
