@@ -111,11 +111,12 @@ void Supervisor::end_the_others() {
   }
 }
 
+// At most kLook: where the process has other threads, one of them may take the SIGCHLD.
 std::chrono::milliseconds Supervisor::time_to_next_deadline() const {
+  constexpr std::chrono::milliseconds kNone(0), kLook(500);
   const auto& next = kill_at_ ? kill_at_ : terminate_at_;
-  if (!next) return std::chrono::hours(1);
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
-  return std::max(left, std::chrono::milliseconds(0));
+  if (!next) return kLook;
+  return std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now()), kNone, kLook);
 }
 
 }  // namespace
