@@ -93,8 +93,7 @@ class GlooCommunicator final : public Communicator, public Failable {
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     GatherBytes collective(context_, bytes, id);
-    advancing_->advance_up_to(collective.sequence());
-    collective.finish();
+    advancing_->finish(collective);
     return collective.take_result();
   }
 

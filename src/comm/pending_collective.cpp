@@ -21,8 +21,7 @@ class PendingWork final : public Work {
     TORCH_CHECK(collective_ != nullptr, "a collective can be waited for only once");
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const auto collective = std::exchange(collective_, nullptr);
-    advancing_->advance_up_to(collective->sequence());
-    collective->finish();
+    advancing_->finish(*collective);
   }
 
   void advance() override {
@@ -45,6 +44,11 @@ void Advancing::advance_up_to(uint64_t sequence) {
     queue_.pop_front();
     if (collective) collective->advance();
   }
+}
+
+void Advancing::finish(PendingCollective& collective) {
+  advance_up_to(collective.sequence());
+  collective.finish();
 }
 
 void Advancing::advance_all() { advance_up_to(std::numeric_limits<uint64_t>::max()); }

@@ -34,6 +34,8 @@ class Advancing {
     queue_.push_back({collective, collective});
   }
   void advance_up_to(uint64_t sequence);
+  // Finishes a collective, after this rank's part in those before it.
+  void finish(PendingCollective& collective);
   void advance_all();
 
  private:

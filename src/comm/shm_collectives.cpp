@@ -31,9 +31,7 @@ std::unique_ptr<std::vector<uint64_t>> counts_as_words(const SplitCounts& counts
 }  // namespace
 
 void ShmCollective::finish() {
-  if (finished_) return;
-  complete();
-  finished_ = true;
+  if (!finished()) complete();
 }
 
 std::vector<at::Tensor> ShmCollective::parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const {
@@ -188,8 +186,7 @@ void ShmInFlight::make_room() {
     const auto oldest = queue_.front().lock();
     if (oldest && !oldest->finished()) {
       if (context_->next_sequence < oldest->sequence() + ShmBoard::kDepth) return;
-      advancing_->advance_up_to(oldest->sequence());
-      oldest->finish();
+      advancing_->finish(*oldest);
     }
     queue_.pop_front();
   }

@@ -24,18 +24,15 @@ class ShmCollective : public PendingCollective {
       : exchange_(std::move(context), std::move(identity), payload, flags) {}
   uint64_t sequence() const override { return exchange_.sequence(); }
   void finish() final;
-  bool finished() const { return finished_; }
+  bool finished() const { return exchange_.finished(); }
 
  protected:
-  // Blocks until the result is in place.
+  // Blocks until the result is in place, and then finishes the exchange.
   virtual void complete() = 0;
   // This slice of what each rank has posted, where it lies, in rank order; behind agree().
   std::vector<at::Tensor> parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const;
 
   ShmExchange exchange_;
-
- private:
-  bool finished_ = false;
 };
 
 // Each rank copies the others' shards from where they lie.

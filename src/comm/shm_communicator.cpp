@@ -116,8 +116,7 @@ class ShmCommunicator final : public Communicator, public Failable {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     sent_.add_for_each_peer(bytes.size());
     const auto collective = begin<ShmGatherBytes>(bytes, id);
-    advancing_->advance_up_to(collective->sequence());
-    collective->finish();
+    advancing_->finish(*collective);
     return collective->take_result();
   }
 

@@ -78,6 +78,7 @@ class ShmExchange {
   at::Tensor second_of(int peer, int64_t numel, at::ScalarType dtype);
   // This rank has read what it needs.
   void finish();
+  bool finished() const { return finished_; }
 
  private:
   using Clock = ShmContext::Clock;

@@ -112,17 +112,17 @@ constexpr char kLeft = 2;      // some are not being reduced yet
 
 // A backward that has captured nothing here is one of autograd::grad, on all ranks.
 void Engine::reduce_the_rest() {
-  bool any = false;
+  bool any_here = false;
   for_each_gradient([&](const Unit&, FlatGradient& gradient) {
-    any |= gradient.has_captured() || gradient.capturing() || gradient.accumulating();
+    any_here |= gradient.has_captured() || gradient.capturing() || gradient.accumulating();
   });
-  if (any) {
+  if (any_here) {
     for (Unit* unit : schedule_.rest()) {
       reduce(*unit);
     }
   }
   const std::string found = agree_on_gradients();
-  any = found.find_first_not_of('\0') != std::string::npos;
+  const bool any_anywhere = found.find_first_not_of('\0') != std::string::npos;
   size_t next = 0;
   for (auto& unit : units_) {
     bool captured = false;
@@ -137,7 +137,7 @@ void Engine::reduce_the_rest() {
         reduce(*unit, *gradient);
       }
     }
-    if (any) {
+    if (any_anywhere) {
       schedule_.note_captured(*unit, captured);
     }
   }
