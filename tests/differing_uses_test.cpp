@@ -141,14 +141,19 @@ TEST_P(DifferingUses, AcrossAccumulatedPasses) {
       });
 }
 
+// Shards a net over the ranks, each of its modules a unit.
+std::shared_ptr<ShardedModule> shard_each_module(Net& net, const std::shared_ptr<Communicator>& world) {
+  Options options;
+  options.communicator = world;
+  options.auto_wrap_policy = testing::every_module();
+  return fully_shard(*net, options);
+}
+
 // autograd::grad reduces nothing, also beside a backward that does.
 TEST(ReductionsOfAutogradGrad, AreNone) {
   testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     Net net(false);
-    Options options;
-    options.communicator = world;
-    options.auto_wrap_policy = testing::every_module();
-    auto sharded = fully_shard(*net, options);
+    auto sharded = shard_each_module(net, world);
     const auto loss = [&](const torch::Tensor& x) {
       return net->blocks[0]->forward(x * net->scale, false, false).pow(2).sum();
     };
@@ -168,10 +173,7 @@ TEST(AUnitThatARankLeavesOut, IsNamed) {
   std::vector<std::string> errors(2);
   testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     Net net(false);
-    Options options;
-    options.communicator = world;
-    options.auto_wrap_policy = testing::every_module();
-    auto sharded = fully_shard(*net, options);
+    auto sharded = shard_each_module(net, world);
     errors[world->rank()] = testing::error_of([&] {
       torch::Tensor x = torch::ones({3, 4}, at::kDouble) * net->scale;
       for (size_t i = 0; i < net->blocks.size(); ++i) {

@@ -12,8 +12,12 @@ GENERATED = re.compile(r"docs/(benchmarks/experiment-\d\.md|config\.md)$")
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 
 
+def without_blocks(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
 def without_code(text):
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    return re.sub(r"`[^`\n]*`", "", without_blocks(text))
 
 
 def links_of(text):
@@ -47,7 +51,7 @@ def test_links_lead_somewhere(document):
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if not GENERATED.match(document)])
 def test_prose_is_wrapped(document):
     """Tables, code, images and single long words may be wider."""
-    lines = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.M | re.S).splitlines()
+    lines = without_blocks((ROOT / document).read_text()).splitlines()
     assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "<")) and " " in line.strip()[:120]] == []
 
 
