@@ -51,9 +51,7 @@ format:  ## Format all C++ files
 format-check:  ## Fail when a C++ file is not formatted
 	@scripts/format.sh --check
 
-sanitize:  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)
-	@scripts/setup.sh packages test
-	@scripts/setup.sh python test
+sanitize: setup  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)
 	@scripts/sanitize.sh $(SANITIZER)
 
 fuzz:  ## Fuzz the readers of files, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs

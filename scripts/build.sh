@@ -9,10 +9,13 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 
 torch=$(torch_dir)
-tests=${BUILD_TESTS:-ON}
-if grep -qs '^FSDP_BUILD_TESTS:BOOL=ON' "$BUILD_DIR/CMakeCache.txt"; then tests=ON; fi
-settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch" -DFSDP_BUILD_TESTS="$tests"
-  -DFSDP_BUILD_BENCHMARKS="$tests" "$@")
+settings=(-DCMAKE_BUILD_TYPE="${BUILD_TYPE:-RelWithDebInfo}" -DTORCH_DIR="$torch")
+if [[ -z ${SOURCE_DIR:-} ]]; then
+  tests=${BUILD_TESTS:-ON}
+  if grep -qs '^FSDP_BUILD_TESTS:BOOL=ON' "$BUILD_DIR/CMakeCache.txt"; then tests=ON; fi
+  settings+=(-DFSDP_BUILD_TESTS="$tests" -DFSDP_BUILD_BENCHMARKS="$tests")
+fi
+settings+=("$@")
 stamp=$BUILD_DIR/.configured-with
 # Headers of NCCL that came or went since are a change of settings, too.
 configuration="${settings[*]} $(cat "$VENV/nccl-headers/.made-from" 2>/dev/null || true)"

@@ -42,7 +42,8 @@ torch_dir() {
   fi
 }
 
-# As many compilers as there are processors, but no more than memory has room for (2.5 GiB each: eight tests at a time take 2.2).
+# As many compilers as there are processors, but no more than memory has room for (2.5 GiB each: eight tests at a time
+# take 2.2).
 default_jobs() {
   local memory_kib
   memory_kib=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo 2>/dev/null || echo 4194304)

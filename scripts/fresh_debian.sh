@@ -7,8 +7,8 @@ source "$(dirname "$0")/common.sh"
 release=${1:-}
 [[ $release == bookworm || $release == trixie ]] || die "fresh_debian.sh: unknown release '$release'" "There are: bookworm, trixie"
 shift
-goals=("${@:-}")
-[[ -n ${goals[0]} ]] || goals=(train test)
+goals=("$@")
+((${#goals[@]})) || goals=(train test)
 [[ $(id -u) == 0 ]] || die "fresh_debian.sh needs root, for chroot and mount"
 command -v debootstrap >/dev/null || die "debootstrap is missing" "apt-get install debootstrap"
 

@@ -15,15 +15,18 @@ has_gpu() { [[ -e /dev/nvidia0 || -e /dev/dxg ]]; }
 
 # ---------------------------------------------------------------- packages of the system
 
-# packages COLUMN STAGE [?]: names (column 2: Debian, 3: Fedora) of what the stage needs, or with `?` can do without.
-packages() {
-  awk -v column="$1" -v last="$2" -v mark="${3:-}" '
+# package_lines STAGE [?]: of what the stage needs, or with `?` can do without: names in Debian and in Fedora, and by what
+# it is found.
+package_lines() {
+  awk -v last="$1" -v mark="${2:-}" '
     BEGIN { order["build"] = 1; order["train"] = 2; order["test"] = 3 }
     /^#/ || NF == 0 { next }
     { stage = $1; optional = sub(/\?$/, "", stage) ? "?" : "" }
-    order[stage] <= order[last] && optional == mark && $column != "-" { print $column }
+    order[stage] <= order[last] && optional == mark { print $2, $3, $4 }
   ' "$ROOT/scripts/packages.txt"
 }
+
+debian_packages() { package_lines "$@" | cut -d' ' -f1; }
 
 # With venv, and for tests with the headers that compiled PyTorch models need.
 has_whole_python() {
@@ -40,8 +43,8 @@ not_installed() {
 
 install_with_apt() {
   local required optional name refresh=
-  mapfile -t required < <(not_installed $(packages 2 "$1"))
-  mapfile -t optional < <(not_installed $(packages 2 "$1" '?'))
+  mapfile -t required < <(not_installed $(debian_packages "$1"))
+  mapfile -t optional < <(not_installed $(debian_packages "$1" '?'))
   has_whole_python "$1" || required+=(python3 python3-venv python3-pip)
   has_whole_python "$1" || [[ $1 != test ]] || required+=(python3-dev)
   # One that could not be installed before is tried again only when something else is missing.
@@ -71,7 +74,7 @@ install_with_apt() {
 
 remember_what_is_missing() {
   local missing
-  mapfile -t missing < <(not_installed $(packages 2 "$1" '?'))
+  mapfile -t missing < <(not_installed $(debian_packages "$1" '?'))
   mkdir -p "$VENV"
   printf '%s\n' "${missing[*]}" >"$VENV/.without-packages"
 }
@@ -86,12 +89,10 @@ is_there() {
 
 # Where there is no apt: looks for what is needed, and says what is missing.
 look_for_packages() {
-  local stage needed found_by debian fedora absent=() names=()
-  while read -r stage debian fedora found_by; do
+  local debian fedora found_by absent=() names=()
+  while read -r debian fedora found_by; do
     [[ $found_by == - ]] || is_there "$found_by" || { absent+=("$debian"); names+=("$fedora"); }
-  done < <(awk -v last="$1" '
-    BEGIN { order["build"] = 1; order["train"] = 2; order["test"] = 3 }
-    !/^#/ && order[$1] && order[$1] <= order[last]' "$ROOT/scripts/packages.txt")
+  done < <(package_lines "$1")
   has_whole_python "$1" || { absent+=(python3 python3-venv); names+=(python3-devel); }
   ((${#absent[@]})) || return 0
   if command -v dnf >/dev/null; then

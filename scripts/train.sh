@@ -9,8 +9,6 @@ config=${CONFIG:-examples/smollm2.json}
 
 names() { grep -q "\"data/$1" "$config"; }
 
-packages() { scripts/setup.sh packages train; }
-
 python_packages() {
   scripts/setup.sh python train
   if names adult; then scripts/setup.sh tables; fi
@@ -42,7 +40,7 @@ list_folders() {
   done | awk '{ printf "  %6s  %s\n", $1, $2 }'
 }
 
-run_steps "Packages of the system" packages \
+run_steps "Packages of the system" "scripts/setup.sh packages train" \
   "Packages for Python" python_packages \
   "Building the program" build \
   "Model and data" prepare \
