@@ -2,6 +2,7 @@
 # fresh_debian.sh RELEASE [GOAL...]: makes a chroot of a Debian release (bookworm, trixie) with nothing but its base system,
 # clones HEAD into it, and runs make GOAL (train, then test) there, timed. Needs root and the packages debootstrap and git.
 # CHROOT: the folder (a new one, removed afterwards; one that is named stays). MIRROR: of Debian's packages.
+# CERTIFICATES: a file with those to trust besides, where a proxy has its own. WHEELS: a folder in which pip looks first.
 source "$(dirname "$0")/common.sh"
 
 release=${1:-}
@@ -23,6 +24,13 @@ if [[ ! -e $folder/etc/debian_version ]]; then
   rm -f "$folder.log"
 fi
 cp -L /etc/resolv.conf "$folder/etc/resolv.conf"
+variables=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 CI="${CI:-}" TORCH_INDEX="${TORCH_INDEX:-}")
+if [[ -n ${CERTIFICATES:-} ]]; then
+  cp -L "$CERTIFICATES" "$folder/etc/certificates.crt"
+  variables+=(PIP_CERT=/etc/certificates.crt SSL_CERT_FILE=/etc/certificates.crt)
+fi
+mkdir -p "$folder/wheels"
+[[ -z ${WHEELS:-} ]] || variables+=(PIP_FIND_LINKS=/wheels)
 rm -rf "$folder/root/fsdp"
 git clone -q "$ROOT" "$folder/root/fsdp"
 
@@ -34,10 +42,10 @@ for goal in "${goals[@]}"; do
     mount -t proc proc "$1/proc"
     mount --rbind /dev "$1/dev"
     mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm"
-    shift
+    [[ -z $2 ]] || mount --bind "$2" "$1/wheels"
+    shift 2
     exec "$@"
-  ' - "$folder" chroot "$folder" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 CI="${CI:-}" \
-    TORCH_INDEX="${TORCH_INDEX:-}" bash -ec '
+  ' - "$folder" "${WHEELS:-}" chroot "$folder" env -i "${variables[@]}" bash -ec '
       command -v make >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends make >/dev/null; }
       cd /root/fsdp && make '"$goal"
   say "make $goal on $release took $(seconds_as_text $((SECONDS - began)))"

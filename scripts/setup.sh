@@ -34,10 +34,12 @@ has_whole_python() {
   [[ $1 != test ]] || python3 -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
 }
 
+# dpkg-query fails where it does not know one of the packages, and still lists the others.
 not_installed() {
   (($#)) || return 0
-  local installed
-  installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" 2>/dev/null | awk '$2 == "installed" { print $1 }')
+  local listed installed
+  listed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
+  installed=$(awk '$2 == "installed" { print $1 }' <<<"$listed")
   printf '%s\n' "$@" | grep -vxF "$installed" || true
 }
 
