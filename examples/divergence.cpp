@@ -11,6 +11,16 @@
 
 using namespace example;
 
+constexpr const char* kSeen = "rank 1 was seen to be late";
+
+// The last rank to do this removes the folder.
+void remove_own_files(const std::filesystem::path& folder, int rank) {
+  std::error_code ignored;
+  std::filesystem::remove(folder / ("collectives_rank" + std::to_string(rank) + ".txt"), ignored);
+  if (rank == 0) std::filesystem::remove(folder / kSeen, ignored);
+  std::filesystem::remove(folder, ignored);
+}
+
 int main() {
   return run([] {
     fsdp::Options options = make_options();
@@ -18,7 +28,7 @@ int main() {
     require(options.communicator->size() > 1, "this runs on two ranks or more");
     const int port = fsdp::rank_environment().master_port;
     const auto folder = std::filesystem::temp_directory_path() / ("fsdp_divergence_" + std::to_string(port));
-    const auto seen = folder / "rank 1 was seen to be late";
+    const auto seen = folder / kSeen;
     std::filesystem::remove_all(seen);
     std::filesystem::create_directories(folder);
 
@@ -55,5 +65,6 @@ int main() {
       std::cout << "rank 1 left out block1, and rank 0 got this error:\n" << error << "\n\nthe last collectives:\n";
       std::cout << log.substr(log.size() - std::min<size_t>(log.size(), 600)) << "\n";
     }
+    remove_own_files(folder, rank);
   });
 }

@@ -2,7 +2,8 @@
 """Runs the C++ test programs of a build and, with --pytest and --fuzz-dir, the Python tests and each fuzz target for a
 moment; counts test cases over all of them.
 
-What took longest the last time (test_durations.json in the build folder) starts first.
+What took longest the last time (test_durations.json in the build folder) starts first. Each program has a temporary
+folder of its own; a file there, in shared memory, or a process that it leaves when it ends, counts as a failure.
 The last line reads "N passed, N failed", with ", N skipped" when any were. A program that crashes, runs out of time or
 runs no test counts as failed. The exit status is 0 only when nothing failed.
 """
@@ -149,6 +150,52 @@ def end_group(process):
         time.sleep(1)
 
 
+# In the environment of a program and of all that it starts, also in sessions of their own.
+MARK = "FSDP_TEST_PROGRAM"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def processes_with(mark):
+    """The processes that a program has started, by what their environment says: {process id: command line}."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended, or is another user's
+            continue
+    return {process: command for process, command in found.items() if command}  # not those that have ended
+
+
+def entries_of_shared_memory():
+    """What libraries that tests use leave there under names."""
+    return {entry.name for entry in SHARED_MEMORY.glob("*") if re.match(r"fsdp|torch_|gloo|nccl|sem\.", entry.name)}
+
+
+class Surroundings:
+    """Where a program can leave something behind: its temporary folder, and processes that outlive it."""
+
+    # pytest keeps the folders of failed tests, by a name for each user.
+    EXPECTED = re.compile(r"pytest-of-")
+
+    def __init__(self, program, reports):
+        self.mark = f"{reports.name}/{program.name}"
+        self.folder = reports / "tmp" / program.name
+        self.folder.mkdir(parents=True)
+        self.environment = (f"TMPDIR={self.folder}", f"TEST_TMPDIR={self.folder}", f"{MARK}={self.mark}")
+
+    def leftovers(self, patience=5):
+        """Sentences about what is left; processes get some seconds to end."""
+        deadline = time.monotonic() + patience
+        while (processes := processes_with(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        return ([f"left {entry.name} in the temporary folder" for entry in sorted(self.folder.iterdir())
+                 if not self.EXPECTED.match(entry.name)]
+                + [f"left the process {command.strip()[:200]}" for command in processes.values()])
+
+
 def execute(command, environment, timeout, log):
     """Returns what went wrong with the program as a whole, or None."""
     with open(log, "wb") as sink:
@@ -173,7 +220,8 @@ def log_path(reports, name):
 def run_program(program, timeout, reports):
     start = time.monotonic()
     log = log_path(reports, program.name)
-    trouble = execute(program.command, program.environment, timeout, log)
+    surroundings = Surroundings(program, reports)
+    trouble = execute(program.command, (*surroundings.environment, *program.environment), timeout, log)
     output = log.read_text(errors="replace")
     try:
         outcome = program.parse(program.report)
@@ -186,6 +234,7 @@ def run_program(program, timeout, reports):
         outcome.failed.append(f"({program.name} {trouble})")
     elif trouble and not trouble.startswith("exited"):
         outcome.failed[-1] += f" ({program.name} {trouble})"
+    outcome.failed += [f"({program.name} {leftover})" for leftover in surroundings.leftovers()]
     return Run(program, outcome, output, time.monotonic() - start)
 
 
@@ -249,6 +298,7 @@ def main():
         programs = select(programs + registered_programs(options.build_dir, reports), options.only)
         programs = longest_first(programs, durations)
         runs = []
+        shared_memory = entries_of_shared_memory()
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             started = [pool.submit(run_program, program, options.timeout, reports) for program in programs]
             for finished in concurrent.futures.as_completed(started):
@@ -258,6 +308,7 @@ def main():
         durations_path.write_text(json.dumps(durations, indent=1, sort_keys=True) + "\n")
 
     failed = [f"{run.program.name}: {name}" for run in runs for name in run.outcome.failed]
+    failed += [f"left {name} in {SHARED_MEMORY}" for name in sorted(entries_of_shared_memory() - shared_memory)]
     skipped = sum(run.outcome.skipped for run in runs)
     for name in failed:
         print(f"FAILED {name}")

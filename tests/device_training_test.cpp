@@ -10,6 +10,7 @@
 #include "support/nccl_ranks.h"
 #include "support/one_process.h"
 #include "support/simulated_device.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp {
@@ -117,7 +118,8 @@ TEST_P(EverySharding, TrainsAsOnTheCpuWithShardsOnTheHost) {
 
 TEST_P(EverySharding, TrainsWithShardsInFiles) {
   const ShardingCase& sharding = GetParam();
-  const auto in_files = [](Options& options) { options.offload_path = ::testing::TempDir() + "device-training"; };
+  const testing::TemporaryFolder folder;
+  const auto in_files = [&](Options& options) { options.offload_path = folder.path(); };
   const std::vector<Outcome> want = train_on_cpu(sharding, plain_step, {});
   const std::vector<Outcome> got = train_on_cpu(sharding, plain_step, in_files);
   for (int rank = 0; rank < sharding.world_size; ++rank) expect_same_outcome(got[rank], want[rank], 1);

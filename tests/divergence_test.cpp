@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "support/models.h"
 #include "support/sharding.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
@@ -238,13 +239,12 @@ TEST(CollectiveLog, HasTheLastCollectives) {
 
 // Gloo finds the difference by itself; the dump comes from the record.
 TEST(CollectiveLog, IsDumpedWhenACollectiveFails) {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) / c10::str("divergence_dump_", getpid());
+  const testing::TemporaryFolder folder;
   std::vector<std::string> errors(2);
   run_ranks(2, [&](const Group& communicator) {
     ExpertsImpl net;
     Options options = options_for(communicator);
-    options.debug.dump_folder = folder;
+    options.debug.dump_folder = folder.path();
     auto sharded = testing::shard_strictly(net, options);
     try {
       (void)(communicator->rank() == 0 ? net.a : net.b)(torch::ones({1, 4}));
@@ -253,13 +253,11 @@ TEST(CollectiveLog, IsDumpedWhenACollectiveFails) {
     }
   });
   for (int rank = 0; rank < 2; ++rank) {
-    const std::string path = folder / c10::str("collectives_rank", rank, ".txt");
+    const std::string path = folder.path(c10::str("collectives_rank", rank, ".txt"));
     EXPECT_THAT(errors[static_cast<size_t>(rank)], HasSubstr(path));
-    std::ifstream in(path);
-    const std::string text{std::istreambuf_iterator<char>(in), {}};
-    EXPECT_THAT(text, AllOf(HasSubstr(rank == 0 ? "all-gather of 'a'" : "all-gather of 'b'"), HasSubstr("failed")));
+    EXPECT_THAT(folder.read(c10::str("collectives_rank", rank, ".txt")),
+                AllOf(HasSubstr(rank == 0 ? "all-gather of 'a'" : "all-gather of 'b'"), HasSubstr("failed")));
   }
-  std::filesystem::remove_all(folder);
 }
 
 // What watchdogs say; they may say it after the ranks have ended.

@@ -15,8 +15,8 @@
 
 #include "checkpoint/hf_folder.h"
 #include "comm/free_port.h"
+#include "support/temporary_folder.h"
 #include "testing/program.h"
-#include "testing/test_folder.h"
 #include "testing/tiny_llama.h"
 
 namespace fsdp::trainer::program_test {
@@ -63,7 +63,7 @@ class Program : public ::testing::Test {
     return values;
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST_F(Program, HelpAndVersion) {

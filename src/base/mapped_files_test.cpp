@@ -16,6 +16,7 @@
 
 #include "base/allocation_scope.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::mapped_files_test {
 namespace {
@@ -26,12 +27,8 @@ using ::testing::HasSubstr;
 
 class Mapped : public ::testing::Test {
  protected:
-  Mapped() {
-    std::string name = ::testing::TempDir() + "mapped-files-XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~Mapped() override { std::filesystem::remove_all(folder_); }
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  std::string folder_ = temporary_.path();
 };
 
 // Pages of a mapping that are in memory for this process; not those that only the system's cache holds.

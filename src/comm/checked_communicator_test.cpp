@@ -1,8 +1,6 @@
 // Ranks that issue different collectives over a backend that does not notice.
 #include "comm/checked_communicator.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -11,6 +9,7 @@
 #include <thread>
 
 #include "comm/fake_communicator.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
@@ -316,16 +315,13 @@ TEST(CheckedCommunicatorWorld, IsTheSameForOneCommunicator) {
 
 class Dump : public ::testing::Test {
  protected:
-  Dump() { std::filesystem::remove_all(folder_); }
-  ~Dump() override { std::filesystem::remove_all(folder_); }
-
   static std::string read(const std::filesystem::path& path) {
     std::ifstream in(path);
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  std::filesystem::path folder_ =
-      std::filesystem::path(::testing::TempDir()) / c10::str("collective_dump_", getpid()) / "inner";
+  const testing::TemporaryFolder temporary_;
+  const std::filesystem::path folder_ = temporary_ / "inner";
 };
 
 TEST_F(Dump, HasTheLastCollectivesOfEachRank) {

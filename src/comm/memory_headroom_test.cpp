@@ -4,8 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
+#include <filesystem>
+
+#include "support/temporary_folder.h"
 
 namespace fsdp::memory_headroom_test {
 namespace {
@@ -19,19 +20,12 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 // A file system with what the kernel would show.
 class Headroom : public ::testing::Test {
  protected:
-  Headroom() {
-    std::string name = (fs::temp_directory_path() / "headroomXXXXXX").string();
-    root_ = mkdtemp(name.data());
-    write("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    8192 kB\n");
-  }
-  ~Headroom() override { fs::remove_all(root_); }
-  void write(const fs::path& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
-  }
+  Headroom() { write("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    8192 kB\n"); }
+  void write(const fs::path& path, const std::string& text) { folder_.write(path, text); }
   MemoryHeadroom headroom() const { return memory_headroom(root_); }
 
-  fs::path root_;
+  testing::TemporaryFolder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 TEST_F(Headroom, WithoutLimitsIsWhatTheMachineHas) {

@@ -9,6 +9,7 @@
 #include "fsdp/state_dict.h"
 #include "state/state_test_support.h"
 #include "support/simulated_device.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp::state_on_device_test {
@@ -26,12 +27,14 @@ class StateOnADevice : public ::testing::TestWithParam<Place> {
   void on_ranks(int ranks, const std::function<void(const World&, const std::function<void(Options&)>&)>& body) {
     const DeviceKindGuard simulated(DeviceKind::kSimulated);
     run_ranks(ranks, [&](const World& world) {
-      body(world, [](Options& options) {
+      body(world, [this](Options& options) {
         options.cpu_offload = GetParam() == Place::kHost;
-        if (GetParam() == Place::kFiles) options.offload_path = ::testing::TempDir() + "state-on-device";
+        if (GetParam() == Place::kFiles) options.offload_path = folder_.path();
       });
     });
   }
+
+  const testing::TemporaryFolder folder_;
 };
 std::string name_of_place(const ::testing::TestParamInfo<Place>& info) {
   return info.param == Place::kDevice ? "device" : info.param == Place::kHost ? "host" : "files";

@@ -6,39 +6,22 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "base/error_message.h"
 #include "fuzz_training/one_process_run.h"
 #include "fuzz_training/rules.h"
 #include "fuzz_training/sharded_run.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp::fuzz {
 namespace {
-
-namespace fs = std::filesystem;
 
 // What ranks leave for those that compare.
 struct Outcome {
   std::vector<Record> of_rank;
   LeafNames leaves;
   ExecutionOrder order;
-};
-
-// A folder that is gone afterwards.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (fs::temp_directory_path() / "fuzz_training-XXXXXX").string();
-    TORCH_CHECK(mkdtemp(name.data()) != nullptr, "cannot create ", name, ": ", std::strerror(errno));
-    path_ = name;
-  }
-  ~ScratchFolder() { fs::remove_all(path_); }
-  std::string checkpoint() const { return (path_ / "run").string(); }
-
- private:
-  fs::path path_;
 };
 
 // How a case is run.
@@ -88,8 +71,8 @@ void run_later_ranks(const Run& plan, Outcome& outcome) {
 }
 
 Outcome run_sharded(const Case& training, std::chrono::milliseconds timeout) {
-  const ScratchFolder folder;
-  const Run plan{training, folder.checkpoint(), timeout};
+  const testing::TemporaryFolder folder;
+  const Run plan{training, folder.path("run"), timeout};
   Outcome outcome;
   outcome.of_rank.resize(std::max(training.ranks, training.ranks_later));
   run_first_ranks(plan, outcome);

@@ -17,6 +17,12 @@ os.abort()"""
 HANGING = """print("[ RUN      ] Suite.Hangs", flush=True)
 time.sleep(60)"""
 EMPTY = "report([])"
+LITTERING = """import tempfile
+report([("One", {"result": "COMPLETED"})])
+tempfile.mkdtemp(prefix="litter-", dir=os.environ["TMPDIR"])"""
+LEAVING_A_PROCESS = """import subprocess
+report([("One", {"result": "COMPLETED"})])
+subprocess.Popen(["sleep", "1234"], start_new_session=True)"""
 
 PROGRAM = """#!{python}
 import json, os, sys, time
@@ -90,6 +96,14 @@ def test_program_that_hangs_is_ended(run_tests):
     result = run_tests({"a_test": HANGING}, "--timeout", "1")
     assert last_line(result) == "0 passed, 1 failed"
     assert "ran out of time" in result.stdout
+
+
+@pytest.mark.parametrize("body, leftover", [(LITTERING, "left litter-"), (LEAVING_A_PROCESS, "left the process sleep 1234")])
+def test_a_program_that_leaves_something_behind_has_failed(run_tests, body, leftover):
+    result = run_tests({"a_test": body, "b_test": PASSING})
+    assert last_line(result) == "2 passed, 1 failed, 1 skipped"
+    assert f"FAILED a_test: (a_test {leftover}" in result.stdout
+    assert result.returncode == 1
 
 
 def test_what_took_longest_the_last_time_starts_first(run_tests, tmp_path):

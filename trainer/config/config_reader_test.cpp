@@ -10,7 +10,7 @@
 #include "config/config_schema.h"
 #include "config/config_writer.h"
 #include "config/errors.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer::config_reader_test {
 namespace {
@@ -35,7 +35,7 @@ class ConfigReader : public ::testing::Test {
   // The error of a config in which `member` ("\"key\": value") joins "model_path".
   std::string error_with(const std::string& member) { return error_of("{\"model_path\": \"m\",\n " + member + "}"); }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST_F(ConfigReader, DefaultsAreThoseOfTheStruct) {

@@ -13,7 +13,7 @@
 #include "data/batches.h"
 #include "data/distributed_sampler.h"
 #include "data/token_dataset.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer::data_test {
 namespace {
@@ -62,7 +62,7 @@ TEST(DummyTokens, CoverTheVocabularyEvenly) {
 }
 
 TEST(TokenFile, ReadsBytesUint16AndUint32) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   EXPECT_THAT(tokens_of(*open_token_file(folder.write("a.txt", "ab\xff"), 256), 0, 3), ElementsAre(97, 98, 255));
   const auto narrow = folder.write("b.bin", bytes_of<uint16_t>({1, 513, 65535}));
   EXPECT_THAT(tokens_of(*open_token_file(narrow, 65536), 1, 2), ElementsAre(513, 65535));
@@ -71,7 +71,7 @@ TEST(TokenFile, ReadsBytesUint16AndUint32) {
 }
 
 TEST(TokenFile, BadFilesAreNamed) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto error = [](const std::string& path, int64_t vocabulary) {
     return error_of([&] { open_token_file(path, vocabulary); });
   };
@@ -86,7 +86,7 @@ TEST(TokenFile, BadFilesAreNamed) {
 }
 
 TEST(TokenFile, IdsBeyondTheVocabularyAreNamedWithTheirPlace) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto path = folder.write("ids.bin", bytes_of<uint16_t>({5, 9, 10, 11}));
   EXPECT_NO_THROW(open_token_file(path, 12));
   EXPECT_THAT(error_of([&] { open_token_file(path, 10); }),
@@ -95,7 +95,7 @@ TEST(TokenFile, IdsBeyondTheVocabularyAreNamedWithTheirPlace) {
 
 // Of a size that takes seconds to read, and nothing but a hole.
 TEST(TokenFile, OpeningReadsLittleOfAFile) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto path = folder.write("large.bin", "");
   constexpr int64_t kBytes = int64_t{1} << 33;
   if (truncate(path.c_str(), kBytes) != 0) GTEST_SKIP() << "no file of " << kBytes << " bytes: " << strerror(errno);
@@ -108,7 +108,7 @@ TEST(TokenFile, OpeningReadsLittleOfAFile) {
 
 // Opening looks at a part only; training sees the rest.
 TEST(TokenFile, IdsAreCheckedWhereTheyAreRead) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   std::vector<uint16_t> ids(100000, 9);
   ids[50] = 10;
   EXPECT_THAT(error_of([&] { open_token_file(folder.write("first.bin", bytes_of<uint16_t>(ids)), 10); }),
@@ -125,7 +125,7 @@ TEST(TokenFile, IdsAreCheckedWhereTheyAreRead) {
 }
 
 TEST(TokenFile, OneThatIsCutWhileItIsReadIsNamed) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto path = folder.write("cut.bin", bytes_of<uint16_t>(std::vector<uint16_t>(5000, 1)));
   const auto file = open_token_file(path, 10);
   ASSERT_EQ(truncate(path.c_str(), 4000), 0);
@@ -135,7 +135,7 @@ TEST(TokenFile, OneThatIsCutWhileItIsReadIsNamed) {
 }
 
 TEST(TokenFile, RemarksOnUint32ReadAsUint16) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   std::vector<uint32_t> wide(200);
   std::iota(wide.begin(), wide.end(), 0);
   const auto path = folder.write("wide.bin", bytes_of<uint32_t>(wide));
@@ -150,7 +150,7 @@ TEST(TokenFile, RemarksOnUint32ReadAsUint16) {
 }
 
 TEST(Dataset, CutsSamplesOfEqualLength) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const TokenDataset data(open_token_file(folder.write("a", "abcdefgh"), 256), 3);
   EXPECT_EQ(data.size(), 2);
   EXPECT_EQ(data.predictions(1), 2);
@@ -174,7 +174,7 @@ TEST(Dataset, OpensWhatTheConfigNames) {
 }
 
 TEST(Dataset, NeedsOneWholeSample) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   EXPECT_THAT(error_of([&] { TokenDataset(open_token_file(folder.write("a", "abc"), 256), 4); }),
               AllOf(HasSubstr("holds 3 tokens"), HasSubstr("max_seq_length = 4")));
 }

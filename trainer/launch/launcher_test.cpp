@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "comm/free_port.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer::launcher_test {
 namespace {
@@ -48,7 +48,7 @@ class Launcher : public ::testing::Test {
     while (read(name).empty()) std::this_thread::sleep_for(milliseconds(5));
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST_F(Launcher, GivesEachRankItsEnvironment) {

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer::appended_file_test {
 namespace {
@@ -30,7 +30,7 @@ class AppendedFileTest : public ::testing::Test {
   }
   std::string text() const { return folder_.read("f"); }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
   size_t room_ = 1000;
   std::vector<std::string> said_;
 

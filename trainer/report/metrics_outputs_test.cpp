@@ -10,7 +10,7 @@
 #include <set>
 
 #include "report/crc32c.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer::metrics_outputs_test {
 namespace {
@@ -26,7 +26,7 @@ TEST(Crc32c, OfTheExamplesInRfc3720) {
 }
 
 // "1 2 2e" for lines of the steps 1 and 2 and an evaluation behind step 2.
-std::string steps_that_count(const TestFolder& folder, const std::string& text) {
+std::string steps_that_count(const testing::TemporaryFolder& folder, const std::string& text) {
   std::string steps;
   for (const MetricsLine& line : read_metrics(folder.write("m", text))) {
     steps += (steps.empty() ? "" : " ") + std::to_string(line.step) + (line.is_evaluation() ? "e" : "");
@@ -38,7 +38,7 @@ std::string line_of(int64_t step) { return "{\"step\":" + std::to_string(step) +
 std::string evaluation_of(int64_t step) { return "{\"step\":" + std::to_string(step) + ",\"eval_loss\":1}\n"; }
 
 TEST(ReadMetrics, AStepTakesBackWhatWasLoggedOfItAndLaterOnes) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   EXPECT_EQ(steps_that_count(folder, line_of(1) + line_of(2) + evaluation_of(2)), "1 2 2e");
   EXPECT_EQ(steps_that_count(folder, line_of(1) + line_of(2) + line_of(3) + evaluation_of(3) + line_of(2)), "1 2");
   EXPECT_EQ(steps_that_count(folder, line_of(2) + evaluation_of(2) + evaluation_of(2)), "2 2e");
@@ -47,13 +47,13 @@ TEST(ReadMetrics, AStepTakesBackWhatWasLoggedOfItAndLaterOnes) {
 }
 
 TEST(ReadMetrics, LeavesOutALineWithoutItsEnd) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   EXPECT_EQ(steps_that_count(folder, line_of(1) + "{\"step\":2,\"lo"), "1");
   EXPECT_EQ(steps_that_count(folder, ""), "");
 }
 
 TEST(ReadMetrics, NamesTheLineThatIsWrong) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto error_of = [&](const std::string& line) {
     try {
       read_metrics(folder.write("m", line_of(1) + line + "\n"));
@@ -106,7 +106,7 @@ std::vector<std::string> rows_of(const std::string& csv) {
 }
 
 TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   MetricsOutputs outputs(folder.path(""), {"csv"});
   outputs.start(0);
   EXPECT_EQ(rows_of(folder.read("metrics.csv")).size(), 1);
@@ -122,7 +122,7 @@ TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
 
 // Also where the run did not write one before.
 TEST(MetricsOutputs, CsvGoesOnFromWhatMetricsJsonlSaysUpToTheCheckpoint) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   folder.write("metrics.jsonl", line_of(1) + line_of(2) + line_of(3) + "{\"st");
   folder.write("metrics.csv", "left over");
   MetricsOutputs outputs(folder.path(""), {"csv"});
@@ -133,7 +133,7 @@ TEST(MetricsOutputs, CsvGoesOnFromWhatMetricsJsonlSaysUpToTheCheckpoint) {
 }
 
 TEST(MetricsOutputs, NothingButMetricsJsonlUnlessAsked) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   MetricsOutputs outputs(folder.path(""), {});
   outputs.start(0);
   outputs.write(kEverything);
@@ -143,7 +143,7 @@ TEST(MetricsOutputs, NothingButMetricsJsonlUnlessAsked) {
 }
 
 TEST(TensorBoardFile, ComesBehindEarlierFilesOfItsFolder) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const TensorBoardFile first(folder.path("runs"), 0), second(folder.path("runs"), 5);
   EXPECT_LT(first.path(), second.path());
   folder.write("runs/events.out.tfevents.9999999998.elsewhere.1.0", "");

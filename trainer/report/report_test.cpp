@@ -20,7 +20,7 @@
 #include "report/metrics_file.h"
 #include "report/process_memory.h"
 #include "report/progress.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer::report_test {
 namespace {
@@ -39,7 +39,7 @@ const StepMetrics kMetrics{.step = 3,
                            .mapped_file_bytes = int64_t{1} << 28};
 
 TEST(MetricsFile, WritesALineAtOnce) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   MetricsFile file(folder.path("metrics.jsonl"));
   file.write(kMetrics);
   EXPECT_EQ(
@@ -52,14 +52,14 @@ TEST(MetricsFile, WritesALineAtOnce) {
 }
 
 TEST(MetricsFile, StaysJsonWhenTheLossIsNoNumber) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   MetricsFile file(folder.path("m"));
   file.write(EvalMetrics{.step = 1, .eval_loss = std::nan("")});
   EXPECT_TRUE(nlohmann::json::parse(folder.read("m"))["eval_loss"].is_null());
 }
 
 TEST(MetricsFile, ReportsLossScaling) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   MetricsFile file(folder.path("m"));
   StepMetrics metrics = kMetrics;
   metrics.grad_norm = std::numeric_limits<double>::infinity();
@@ -73,7 +73,7 @@ TEST(MetricsFile, ReportsLossScaling) {
 }
 
 TEST(MetricsFile, GoesOnBehindTheLastWholeLine) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const std::string path = folder.write("m", "{\"step\":1}\n{\"ste");
   {
     MetricsFile file(path);
@@ -87,7 +87,7 @@ TEST(MetricsFile, GoesOnBehindTheLastWholeLine) {
 }
 
 TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const std::string path = folder.write("m", "old\n");
   MetricsFile file(path);
   EXPECT_EQ(folder.read("m"), "old\n");
@@ -170,7 +170,7 @@ TEST(ProcessMemory, SharedMemoryIsOwn) {
 // A data set or weights of any size.
 TEST(ProcessMemory, MappedFilesAreApart) {
   constexpr int64_t kSize = int64_t{64} << 20;
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   struct statfs system {};
   ASSERT_EQ(statfs(folder.path("").c_str(), &system), 0);
   if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "files of a tmpfs are shared memory";
@@ -224,7 +224,7 @@ TEST(FailureReport, NamesTheRankOnce) {
 }
 
 TEST(FailureReport, GoesToStderrAndToTorchrun) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   setenv("TORCHELASTIC_ERROR_FILE", folder.path("error.json").c_str(), 1);
   ::testing::internal::CaptureStderr();
   report_failure(2, "no memory \xff");

@@ -11,8 +11,8 @@
 #include "report_page/page_text.h"
 #include "report_page/plots.h"
 #include "report_page/run_data.h"
+#include "support/temporary_folder.h"
 #include "testing/program.h"
-#include "testing/test_folder.h"
 
 namespace fsdp::trainer::report_page_test {
 namespace {
@@ -44,7 +44,7 @@ class ReportPage : public ::testing::Test {
     return "no error";
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
 };
 
 std::vector<std::string> cells_of(const Table& table, const std::string& name) {
@@ -222,7 +222,7 @@ std::string trace_file(const std::vector<std::string>& events) {
 }
 
 TEST(StepTimeline, IsTheLastWholeStep) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const std::string path = folder.write(
       "t",
       trace_file({range(0, "step", "optimizer", 8, 2), range(0, "step", "forward", 10, 5),
@@ -253,7 +253,7 @@ TEST(StepTimeline, IsTheLastWholeStep) {
 }
 
 TEST(StepTimeline, NeedsAStepAndATrace) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   EXPECT_FALSE(read_step_timeline(folder.write("t", trace_file({range(0, "compute", "a", 0, 1)}))));
   EXPECT_FALSE(read_step_timeline(folder.write("t", trace_file({}))));
   const auto error_of = [&](const std::string& text) {
@@ -272,7 +272,7 @@ TEST(StepTimeline, NeedsAStepAndATrace) {
 
 // What the fuzz target has found.
 TEST(StepTimeline, NumbersThatNoTraceHasAreErrors) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto error_of = [&](const std::string& event) -> std::string {
     try {
       read_step_timeline(folder.write("t", trace_file({range(0, "step", "optimizer", 0, 1), event})));

@@ -36,7 +36,7 @@ struct Variant {
 };
 
 // Six steps, which is more than one epoch with 3 ranks.
-Config long_run(const TestFolder& folder) {
+Config long_run(const testing::TemporaryFolder& folder) {
   write_tiny_llama(folder.path("model"), /*tied=*/true, /*seed=*/11);
   Config config = small_run(folder);
   config.dataset = "dummy:29";
@@ -44,7 +44,7 @@ Config long_run(const TestFolder& folder) {
   return config;
 }
 
-std::vector<std::string> names_of_checkpoints(const TestFolder& folder, const std::string& output) {
+std::vector<std::string> names_of_checkpoints(const testing::TemporaryFolder& folder, const std::string& output) {
   std::vector<std::string> names;
   for (const auto& saved : saved_checkpoints(folder.path(output))) names.push_back(saved.path.filename().string());
   return names;
@@ -59,7 +59,7 @@ void expect_same(const Left& got, const Left& want) {
 class Resuming : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(Resuming, IsAsIfNothingHadHappened) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   GetParam().change(config);
   for (int world_size : {1, 3}) {
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, Resuming,
 double loss_of(const Left& left, const char* step) { return nlohmann::json::parse(left.metrics.at(step)).at("loss"); }
 
 TEST(ResumingWithOtherRanks, TakesTheSameSamples) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 3;
   const Left want = run_whole(config, folder, "two", 2);
@@ -138,7 +138,7 @@ TEST(ResumingWithOtherRanks, TakesTheSameSamples) {
 }
 
 TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 3;
   run_whole(config, folder, "two", 2);
@@ -155,7 +155,7 @@ TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
 
 // Nothing in a Llama draws: the generators end as the checkpoint has them, whatever the config's seed is now.
 TEST(ResumingWithTheSameRanks, RestoresRandomNumbers) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 3;
   run_whole(config, folder, "first", 1);
@@ -184,7 +184,7 @@ class Starting : public ::testing::Test {
     return testing::error_of([&] { choose_start(config_); });
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
   Config config_;
 };
 
@@ -309,7 +309,7 @@ TEST_F(Starting, WithNoSoundCheckpointIsAnError) {
 // ---------------------------------------------------------------- data
 
 TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   const auto write = [&](char first) {
     std::string tokens(18 * 40, '\0');
@@ -341,7 +341,7 @@ TEST_F(Starting, NamesWhatIsNoCheckpoint) {
 // ---------------------------------------------------------------- signals, full disks, limits
 
 TEST(Leaving, SavesAtTheStepOfTheSignal) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   const Left want = run_whole(config, folder, "whole", 2);
   config.save_steps = 100;
@@ -363,7 +363,7 @@ TEST(Leaving, SavesAtTheStepOfTheSignal) {
 }
 
 TEST(Leaving, SoDoSignalsOfTerminalsAndSchedulers) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 100;
   for (const auto& [signal, name] :
@@ -395,7 +395,7 @@ TEST(Leaving, ASecondInterruptEndsAtOnceAndAnIgnoredSignalStaysThat) {
 }
 
 TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   const Left want = run_whole(config, folder, "whole", 2);
   config.save_steps = 2;
@@ -429,7 +429,7 @@ class LateFault final : public checkpoint::FileSystem {
 
 // The failure of one asynchronous save is found when the next one begins: that one is made all the same.
 TEST(FailedSaves, CostNoOtherSave) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 1;
   config.async_save = true;
@@ -441,7 +441,7 @@ TEST(FailedSaves, CostNoOtherSave) {
 }
 
 TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 4;
   config.save_final = false;
@@ -454,7 +454,7 @@ TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
 }
 
 TEST(OldCheckpoints, AreRemovedBehindTheLimit) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.save_steps = 1;
   config.save_total_limit = 2;

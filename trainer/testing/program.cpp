@@ -5,12 +5,12 @@
 #include <cstdlib>
 
 #include "support/project_paths.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::trainer {
 
 ProgramResult run_shell(const std::string& line) {
-  const TestFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string script =
       folder.write("script",
                    "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n"

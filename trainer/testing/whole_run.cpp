@@ -27,7 +27,7 @@ std::map<std::string, std::string> metrics_that_count(const std::string& text) {
 
 }  // namespace
 
-Config small_run(const TestFolder& folder) {
+Config small_run(const testing::TemporaryFolder& folder) {
   Config config;
   config.model_path = folder.path("model");
   config.dataset = "dummy:40";
@@ -44,7 +44,7 @@ Config small_run(const TestFolder& folder) {
   return config;
 }
 
-Left run_whole(Config config, const TestFolder& folder, const std::string& name, int world_size,
+Left run_whole(Config config, const testing::TemporaryFolder& folder, const std::string& name, int world_size,
                const std::function<c10::Device(int rank)>& device_of) {
   config.output_dir = folder.path(name);
   Left left;

@@ -6,14 +6,14 @@
 #include <string>
 
 #include "config/config.h"
-#include "testing/test_folder.h"
+#include "support/temporary_folder.h"
 #include "training/train_rank.h"
 
 namespace fsdp::trainer {
 
 // Four steps of a tiny Llama in folder/model, evaluated and saved. The folder must have the model
 // (testing/tiny_llama.h).
-Config small_run(const TestFolder& folder);
+Config small_run(const testing::TemporaryFolder& folder);
 
 // What a run leaves.
 struct Left {
@@ -26,7 +26,7 @@ struct Left {
 
 // Runs `config` with output_dir folder/name.
 Left run_whole(
-    Config config, const TestFolder& folder, const std::string& name, int world_size,
+    Config config, const testing::TemporaryFolder& folder, const std::string& name, int world_size,
     const std::function<c10::Device(int rank)>& device_of = [](int) { return c10::Device(c10::kCPU); });
 
 }  // namespace fsdp::trainer

@@ -44,7 +44,7 @@ class NewModels : public ::testing::TestWithParam<Kind> {
     return checkpoint::HfFolder(folder_.path(run + "/final"));
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST_P(NewModels, BeginWithTheSameWeightsOverAnyNumberOfRanks) {
@@ -190,7 +190,7 @@ TEST(ModelKey, MistakesAreNamed) {
 }
 
 TEST(ModelKey, IsGivenInsteadOfAPath) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   const auto read = [&](const std::string& text, const std::vector<std::string>& overrides = {}) {
     return read_config(folder.write("config.json", text), overrides);
   };

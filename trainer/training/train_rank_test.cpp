@@ -19,7 +19,7 @@ struct Variant {
 class OnADevice : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(OnADevice, ARunLeavesWhatItLeavesOnTheCpu) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   write_tiny_llama(folder.path("model"), /*tied=*/true, /*seed=*/11);
   Config config = small_run(folder);
   GetParam().change(config);

@@ -11,8 +11,8 @@
 #include "checkpoint/safetensors_writer.h"
 #include "models/small_models.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 #include "testing/compared_training.h"
-#include "testing/test_folder.h"
 #include "testing/tiny_model.h"
 
 namespace fsdp::trainer::trained_model_test {
@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kSource = 7, kTarget = 5, kPairs = 31;
 
 // Samples of a source and a target, each of which is padding from a place of its own on.
-std::string padded_pairs(const TestFolder& folder) {
+std::string padded_pairs(const testing::TemporaryFolder& folder) {
   std::string tokens;
   for (int64_t sample = 0; sample < kPairs; ++sample) {
     const int64_t source = 1 + sample * 5 % kSource, target = 1 + sample * 3 % kTarget;
@@ -98,7 +98,7 @@ class TrainedKinds : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TrainedKinds, TrainAsOneProcessDoes) {
   const Case& c = GetParam();
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config = config_for(c.kind);
   config.sharding_strategy = c.strategy;
   config.sharding_factor = c.sharding_factor;
@@ -147,7 +147,7 @@ TEST(TrainedModel, KeysOfAnotherKindAreRefused) {
 // ---------------------------------------------------------------- data
 
 TEST(TokenPairs, AreCutMaskedAndCounted) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   Config config;
   config.max_seq_length = 3;
   config.max_target_length = 2;
@@ -208,7 +208,7 @@ class ImageFiles : public ::testing::Test {
     return error_of([&] { vit_->open_dataset({.text = path}); });
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
   std::unique_ptr<TrainedModel> vit_ = trained(models::small_deepvit(), Config{});  // 3 x 15 x 15, 7 classes
 };
 

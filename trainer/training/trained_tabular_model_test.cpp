@@ -14,9 +14,9 @@
 #include "saving/checkpoint_list.h"
 #include "sparse/row_files.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 #include "testing/compared_training.h"
-#include "testing/test_folder.h"
 #include "testing/tiny_model.h"
 #include "testing/whole_run.h"
 
@@ -192,7 +192,7 @@ class WholeTabularRuns : public ::testing::Test {
   }
   at::Tensor rows_of(const std::string& name) const { return saved(name)->embedding()->parameters().at(0).detach(); }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST_F(WholeTabularRuns, SaveWhatTheyEvaluated) {
@@ -365,7 +365,7 @@ class TabularFiles : public ::testing::Test {
     return error_of([&] { dhen_->open_dataset({.text = write(tensors)}); });
   }
 
-  TestFolder folder_;
+  testing::TemporaryFolder folder_;
   std::unique_ptr<TrainedModel> dhen_ = trained();  // 3 numbers, tables of 4, 7 and 2 rows
 };
 

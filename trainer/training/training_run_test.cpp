@@ -11,9 +11,9 @@
 
 #include "config/errors.h"
 #include "models/registry.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 #include "testing/compared_training.h"
-#include "testing/test_folder.h"
 #include "testing/tiny_gpt2.h"
 #include "testing/tiny_llama.h"
 #include "training/checkpoint_policy.h"
@@ -330,7 +330,7 @@ int64_t recomputed_blocks(const Config& config) {
 }
 
 TEST(TrainingRun, RecomputesTheBlocksOfTheConfig) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   write_tiny_llama(folder.path("model"), /*tied=*/false, kModelSeed);
   Config config = base_config();
   config.model_path = folder.path("model");
@@ -416,7 +416,7 @@ void expect_shards_hold_the_weights(Config config, const models::PretrainedModel
 }
 
 TEST(Loading, RanksReadForThemselvesOrRankZeroForAll) {
-  TestFolder folder;
+  testing::TemporaryFolder folder;
   for (const bool tied : {false, true}) {
     Config config = base_config();
     config.model_path = folder.path(tied ? "tied" : "untied");
