@@ -7,7 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace fsdp::checkpoint {
@@ -15,10 +15,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 64;
+constexpr size_t kMaxDepth = 64;
 constexpr std::uintmax_t kMaxFileBytes = std::uintmax_t{1} << 30;
 
-// Walks over the text and reports how far the parser has come, so that a callback knows where it is.
+// Walks over the text and reports how far the parser has come, so that a builder knows where it is.
 class TrackingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -60,49 +60,72 @@ std::string explanation(std::string what) {
   return what;
 }
 
-// Sees every key of every object and refuses what a DOM would silently merge or nest without end.
-class StructureCheck {
+// Builds the value from the parser's events, and refuses what nlohmann's own builder would merge in silence (the same
+// key twice) or nest without end. Its builder with a callback would tell of both, but at the end of each object it
+// looks through all siblings so far: files of 20,000 tensors took seconds.
+class ValueBuilder {
  public:
-  StructureCheck(std::string_view text, const char* const* reached, const std::string& source)
+  ValueBuilder(std::string_view text, const char* const* reached, const std::string& source)
       : text_(text), reached_(reached), source_(source) {}
 
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-        check_depth(depth);
-        keys_.emplace_back();
-        break;
-      case json::parse_event_t::array_start:
-        check_depth(depth);
-        break;
-      case json::parse_event_t::object_end:
-        keys_.pop_back();
-        break;
-      case json::parse_event_t::key:
-        check_key(parsed.get_ref<const std::string&>());
-        break;
-      default:
-        break;
-    }
+  json take() { return std::move(root_); }
+
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(json::number_integer_t value) { return add(value); }
+  bool number_unsigned(json::number_unsigned_t value) { return add(value); }
+  bool number_float(json::number_float_t value, const std::string&) { return add(value); }
+  bool string(std::string& value) { return add(std::move(value)); }
+  bool binary(json::binary_t& value) { return add(std::move(value)); }
+
+  bool start_object(size_t) { return open(json::object()); }
+  bool start_array(size_t) { return open(json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& key) {
+    const auto [entry, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(key);
+    TORCH_CHECK(is_new, location(text_, offset() - 1, source_), ": duplicate key ", quoted_name(key));
+    value_of_key_ = &entry->second;
     return true;
+  }
+
+  bool parse_error(size_t, const std::string&, const json::exception& error) {
+    const auto* syntax = dynamic_cast<const json::parse_error*>(&error);
+    const size_t at = syntax == nullptr ? offset() : syntax->byte == 0 ? 0 : syntax->byte - 1;
+    TORCH_CHECK(false, location(text_, at, source_), ": ", explanation(error.what()));
   }
 
  private:
   size_t offset() const { return static_cast<size_t>(*reached_ - text_.data()); }
 
-  void check_depth(int depth) const {
-    TORCH_CHECK(depth < kMaxDepth, location(text_, offset() - 1, source_), ": nested deeper than ", kMaxDepth,
-                " levels");
+  // The place of the next value.
+  json& place() {
+    if (open_.empty()) return root_;
+    return open_.back()->is_array() ? open_.back()->emplace_back() : *value_of_key_;
   }
-  void check_key(const std::string& key) {
-    TORCH_CHECK(keys_.back().insert(key).second, location(text_, offset() - 1, source_), ": duplicate key ",
-                quoted_name(key));
+  bool add(json value) {
+    place() = std::move(value);
+    return true;
+  }
+  bool open(json value) {
+    TORCH_CHECK(open_.size() < kMaxDepth, location(text_, offset() - 1, source_), ": nested deeper than ", kMaxDepth,
+                " levels");
+    json& opened = place();
+    opened = std::move(value);
+    open_.push_back(&opened);
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
   }
 
   std::string_view text_;
   const char* const* reached_;
   const std::string& source_;
-  std::vector<std::unordered_set<std::string>> keys_;
+  json root_;
+  std::vector<json*> open_;  // objects and arrays that have not ended; none moves while it is open
+  json* value_of_key_ = nullptr;
 };
 
 }  // namespace
@@ -112,16 +135,10 @@ json parse_json(std::string_view text, const std::string& source) {
     TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not have");
   }
   const char* reached = text.data();
-  StructureCheck check(text, &reached, source);
-  try {
-    return json::parse(TrackingIterator(text.data(), &reached), TrackingIterator(text.data() + text.size(), &reached),
-                       std::ref(check));
-  } catch (const json::parse_error& error) {
-    TORCH_CHECK(false, location(text, error.byte == 0 ? 0 : error.byte - 1, source), ": ", explanation(error.what()));
-  } catch (const json::exception& error) {
-    TORCH_CHECK(false, location(text, static_cast<size_t>(reached - text.data()), source), ": ",
-                explanation(error.what()));
-  }
+  ValueBuilder builder(text, &reached, source);
+  json::sax_parse(TrackingIterator(text.data(), &reached), TrackingIterator(text.data() + text.size(), &reached),
+                  &builder);
+  return builder.take();
 }
 
 json read_json_file(const std::filesystem::path& path) {
