@@ -23,17 +23,21 @@ std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
   return tensors;
 }
 
-// The 8-byte length and the header, padded with spaces to a multiple of 8 bytes.
+// The 8-byte length and the header, padded with spaces to a multiple of 8 bytes. Names are different: an entry is
+// appended, because assigning to a key of an ordered object looks through all of its keys.
 std::string encode_header(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     header["__metadata__"] = metadata;
   }
+  auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();
+  entries.reserve(entries.size() + tensors.size());
   int64_t offset = 0;
   for (const TensorInfo& tensor : tensors) {
     const int64_t end = offset + tensor.nbytes();
-    header[tensor.name] = {
-        {"dtype", safetensors_dtype(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    entries.emplace_back(tensor.name, nlohmann::ordered_json{{"dtype", safetensors_dtype(tensor.dtype)},
+                                                             {"shape", tensor.shape},
+                                                             {"data_offsets", {offset, end}}});
     offset = end;
   }
   std::string text = header.dump();
