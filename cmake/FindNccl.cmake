@@ -6,10 +6,12 @@ set(_nccl_environment "$ENV{VENV}")
 if(NOT _nccl_environment)
   set(_nccl_environment "${PROJECT_SOURCE_DIR}/.venv")
 endif()
-find_path(NCCL_INCLUDE_DIR nccl.h
+# Looked for anew by each configuration (NO_CACHE): the Python environment may have got others since, and those that lie
+# beside LibTorch do not compile by themselves.
+find_path(NCCL_INCLUDE_DIR nccl.h NO_CACHE
   HINTS "${_nccl_environment}/nccl-headers" "$ENV{NCCL_HOME}/include" "$ENV{CUDA_HOME}/include" /usr/local/cuda/include
         "${TORCH_DIR}/../nvidia/nccl/include")
-find_path(CUDA_INCLUDE_DIR cuda_runtime.h
+find_path(CUDA_INCLUDE_DIR cuda_runtime.h NO_CACHE
   HINTS "${NCCL_INCLUDE_DIR}" "$ENV{CUDA_HOME}/include" /usr/local/cuda/include "${TORCH_DIR}/../nvidia/cu13/include"
         "${TORCH_DIR}/../nvidia/cuda_runtime/include")
 set(Nccl_INCLUDE_DIRS "")

@@ -24,6 +24,7 @@ if [[ ! -e $folder/etc/debian_version ]]; then
   rm -f "$folder.log"
 fi
 cp -L /etc/resolv.conf "$folder/etc/resolv.conf"
+printf '127.0.0.1 localhost %s\n' "$(hostname)" >"$folder/etc/hosts"
 variables=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 CI="${CI:-}" TORCH_INDEX="${TORCH_INDEX:-}")
 if [[ -n ${CERTIFICATES:-} ]]; then
   cp -L "$CERTIFICATES" "$folder/etc/certificates.crt"

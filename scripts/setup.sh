@@ -131,7 +131,11 @@ check_room() {
     "VENV=… names another folder, BUILD_DIR=… another one to build in."
 }
 
-pip_install() { "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
+# Packages that are installed without some of what they name lack it on purpose: pip's remarks on that are left out.
+pip_install() {
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@" \
+    2> >(grep -vE "^ERROR: pip's dependency resolver|^[A-Za-z0-9_.-]+ [0-9.]+ requires " >&2)
+}
 
 # stamped NAME CONTENT: whether this was installed with this content before.
 stamped() { [[ -f $VENV/.installed-$1 && $(<"$VENV/.installed-$1") == "$2" ]]; }
