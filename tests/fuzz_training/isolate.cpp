@@ -14,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "support/temporary_folder.h"
+
 namespace fsdp::fuzz {
 namespace {
 
@@ -26,8 +28,9 @@ void silence() {
   dup2(null, STDERR_FILENO);
 }
 
-[[noreturn]] void run_child(const Case& training, std::chrono::seconds limit, int output) {
+[[noreturn]] void run_child(const Case& training, std::chrono::seconds limit, const std::string& folder, int output) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  setenv("TMPDIR", folder.c_str(), /*overwrite=*/1);
   silence();
   at::set_num_threads(1);
   c10::set_default_dtype(caffe2::TypeMeta::Make<double>());
@@ -46,7 +49,7 @@ class Child {
     if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("fuzz_training: no pipe");
     pid_ = fork();
     if (pid_ < 0) throw std::runtime_error("fuzz_training: no process");
-    if (pid_ == 0) run_child(training, limit, ends[1]);
+    if (pid_ == 0) run_child(training, limit, folder_.path(), ends[1]);
     close(ends[1]);
     output_ = ends[0];
   }
@@ -92,6 +95,7 @@ class Child {
     return status;
   }
 
+  testing::TemporaryFolder folder_;  // a child that is killed leaves its files there
   pid_t pid_ = 0;
   int output_ = -1;
   Clock::time_point begun_;

@@ -30,6 +30,12 @@ def fsdp_program(build_dir):
     return program
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_code(tmp_path_factory):
+    """Keeps what PyTorch's compiler makes out of the system's temporary folder."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
+
 @pytest.fixture(params=["shm", "gloo"])
 def communicator(request, monkeypatch):
     """The test runs over each of what ranks of one host, as processes of their own, can communicate through: fsdp_train() asks

@@ -120,7 +120,7 @@ def test_without_checkpoints_sigterm_ends_the_run_at_once(fsdp_program, model, t
 def torchrun(job, restarts, overrides=()):
     command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--max-restarts",
                str(restarts), "--monitor-interval", "0.1", "--master-port", "0", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "localhost:0"]
+               "--rdzv-endpoint", "localhost:0", "--log-dir", str(job.folder / "torchelastic")]
     return subprocess.Popen(command + job.command(overrides=overrides), env=job.environment(), text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
