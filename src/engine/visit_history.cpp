@@ -1,12 +1,17 @@
 #include "engine/visit_history.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 namespace fsdp {
 namespace {
 
-constexpr size_t kMaxVisits = 8192;
+constexpr size_t kMaxVisits = 8192;  // or kVisitsOfUnit of each unit, if that is more
+constexpr size_t kVisitsOfUnit = 8;  // so that several passes are known
+constexpr size_t kCandidates = 256;  // places of a unit that are compared to find the place again
+constexpr size_t kLookAhead = 64;    // visits that are passed over to find the next units
+constexpr size_t kFewUnits = 16;
 constexpr size_t kContext = 16;    // visits compared to find the place again
 constexpr size_t kWithinPass = 2;  // of these, how many must agree with a place in the same pass
 
@@ -15,9 +20,9 @@ constexpr size_t kWithinPass = 2;  // of these, how many must agree with a place
 void VisitHistory::visit(Unit* unit) {
   trim();
   if (visits_.empty()) {
-    visits_.push_back(nullptr);  // the first pass begins where another might have ended
+    add(nullptr);  // the first pass begins where another might have ended
   }
-  visits_.push_back(unit);
+  add(unit);
   size_t latest = visits_.size() - 1;
   if (place_ && *place_ + 1 < latest && visits_[*place_ + 1] == unit) {
     ++*place_;
@@ -32,16 +37,21 @@ void VisitHistory::end() {
   }
 }
 
+void VisitHistory::add(Unit* unit) {
+  places_[unit].push_back(visits_.size());
+  visits_.push_back(unit);
+}
+
 // Visits of units that have become one unit are one visit.
 void VisitHistory::replace(const std::function<Unit*(Unit*)>& successor) {
-  std::vector<Unit*> replaced;
-  for (Unit* old : visits_) {
+  const std::vector<Unit*> before = std::exchange(visits_, {});
+  places_.clear();
+  for (Unit* old : before) {
     Unit* unit = old ? successor(old) : nullptr;
-    if (!unit || replaced.empty() || replaced.back() != unit) {
-      replaced.push_back(unit);
+    if (!unit || visits_.empty() || visits_.back() != unit) {
+      add(unit);
     }
   }
-  visits_ = std::move(replaced);
   place_.reset();
 }
 
@@ -60,14 +70,21 @@ std::vector<Unit*> VisitHistory::last_pass() const {
 
 void VisitHistory::find_place() {
   place_.reset();
+  const std::vector<size_t>& ends = places_[nullptr];
+  auto before_pass = ends.rbegin();
+  if (!visits_.back()) {
+    ++before_pass;  // the latest visit is the end of this pass
+  }
+  const std::vector<size_t>& places = places_[visits_.back()];
   size_t best = kWithinPass - 1;
-  for (size_t place = visits_.size() - 1; place-- > 0 && best < kContext;) {
-    size_t matches = matching(place);
-    if (matches > best) {
-      best = matches;
-      place_ = place;
-    } else if (!place_ && !visits_[place]) {
+  size_t candidates = kCandidates;
+  for (auto it = places.rbegin() + 1; it != places.rend() && best < kContext && candidates > 0; ++it, --candidates) {
+    if (!place_ && before_pass != ends.rend() && *it < *before_pass) {
       best = 0;  // from here on passes that have ended
+    }
+    if (size_t matches = matching(*it); matches > best) {
+      best = matches;
+      place_ = *it;
     }
   }
 }
@@ -83,31 +100,48 @@ size_t VisitHistory::matching(size_t place) const {
 }
 
 void VisitHistory::trim() {
-  if (visits_.size() < kMaxVisits) {
+  if (visits_.size() < std::max(kMaxVisits, kVisitsOfUnit * places_.size())) {
     return;
   }
-  size_t dropped = visits_.size() / 2;
-  visits_.erase(visits_.begin(), visits_.begin() + static_cast<ptrdiff_t>(dropped));
+  const std::vector<Unit*> before = std::exchange(visits_, {});
+  const size_t dropped = before.size() / 2;
+  places_.clear();
+  std::for_each(before.begin() + static_cast<ptrdiff_t>(dropped), before.end(), [this](Unit* unit) { add(unit); });
   place_ = place_ && *place_ >= dropped ? std::optional<size_t>(*place_ - dropped) : std::nullopt;
 }
 
-std::vector<Unit*> VisitHistory::next(size_t count, const Ignore& ignore) const {
+VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) const {
+  const Unit* current = visits_.back();
   std::vector<Unit*> units;
-  if (!place_) {
-    return units;
-  }
-  Unit* current = visits_.back();
-  for (size_t i = *place_ + 1; i < visits_.size() && visits_[i] && units.size() < count; ++i) {
+  std::unordered_set<const Unit*> known;  // where so many are asked for that looking through `units` would be slow
+  size_t passed_over = 0;
+  size_t i = *place_ + 1;
+  for (; i < visits_.size() && visits_[i] && units.size() < count && passed_over < kLookAhead; ++i) {
     Unit* unit = visits_[i];
-    if (unit != current && !ignore(unit) && std::find(units.begin(), units.end(), unit) == units.end()) {
-      units.push_back(unit);
+    const bool is_known =
+        count > kFewUnits ? known.count(unit) > 0 : std::find(units.begin(), units.end(), unit) != units.end();
+    if (unit == current || is_known || ignore(unit)) {
+      ++passed_over;
+      continue;
+    }
+    units.push_back(unit);
+    if (count > kFewUnits) {
+      known.insert(unit);
     }
   }
-  return units;
+  return {std::move(units), i == visits_.size() || !visits_[i]};
+}
+
+std::vector<Unit*> VisitHistory::next(size_t count, const Ignore& ignore) const {
+  return place_ ? coming(count, ignore).units : std::vector<Unit*>();
 }
 
 bool VisitHistory::ends_within(size_t count, const Ignore& ignore) const {
-  return place_ && next(count + 1, ignore).size() <= count;
+  if (!place_) {
+    return false;
+  }
+  const Coming coming = this->coming(count + 1, ignore);
+  return coming.to_the_end && coming.units.size() <= count;
 }
 
 }  // namespace fsdp

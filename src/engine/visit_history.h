@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace fsdp {
@@ -21,6 +22,9 @@ class Unit;
 // forwards before one backward and skipped layers change the order, which costs a wrong prediction at each change, and
 // is learned by having happened once. Predictions do not reach beyond the end of a pass, after which parameters may
 // change.
+//
+// A visit costs the same however many units there are: while predictions hold it is one comparison, and else the places
+// of this one unit are looked at, the latest kCandidates of them.
 //
 // Only visits count that are the same on all ranks ([Note: visits that count] in residency.cpp), and every decision
 // that the engine takes by it follows from their sequence alone: so ranks issue the same collectives in the same order
@@ -43,18 +47,26 @@ class VisitHistory {
   bool known() const { return place_.has_value(); }
   // Units that need no room of their own, and so are passed over.
   using Ignore = bool (*)(const Unit*);
-  // The units, other than that of the latest visit, that come next: each once, in order, at most `count`.
+  // The units, other than that of the latest visit, that come next: each once, in order, at most `count`. Looks past at
+  // most kLookAhead visits that are not among them.
   std::vector<Unit*> next(size_t count, const Ignore& ignore) const;
   // Whether the pass ends before more than `count` others are visited.
   bool ends_within(size_t count, const Ignore& ignore) const;
 
  private:
+  struct Coming {
+    std::vector<Unit*> units;
+    bool to_the_end;  // of the pass
+  };
+  Coming coming(size_t count, const Ignore& ignore) const;
+  void add(Unit* unit);
   void find_place();
   size_t matching(size_t place) const;
   void trim();
 
-  std::vector<Unit*> visits_;    // null: the end of a pass
-  std::optional<size_t> place_;  // of the visit that the latest one repeats
+  std::vector<Unit*> visits_;                                    // null: the end of a pass
+  std::optional<size_t> place_;                                  // of the visit that the latest one repeats
+  std::unordered_map<const Unit*, std::vector<size_t>> places_;  // of each unit in visits_, ascending
 };
 
 }  // namespace fsdp
