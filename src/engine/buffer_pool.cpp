@@ -59,19 +59,19 @@ at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
     if (staying.bytes.defined()) {
       count_reserved(-nbytes_of(staying.bytes));
       before_freeing(staying.bytes);
+      staying_owners_.erase(staying.bytes.storage().unsafeGetStorageImpl());
       staying.bytes.reset();
     }
     staying.bytes = allocate(Arena::rounded(nbytes));
+    staying_owners_[staying.bytes.storage().unsafeGetStorageImpl()] = owner;
   }
   staying.in_use = true;
   return staying.bytes;
 }
 
 BufferPool::StayingBuffers::iterator BufferPool::staying_of(const at::Tensor& buffer) {
-  return std::find_if(staying_.begin(), staying_.end(), [&](const auto& of_owner) {
-    const at::Tensor& bytes = of_owner.second.bytes;
-    return bytes.defined() && bytes.is_alias_of(buffer);
-  });
+  const auto owner = staying_owners_.find(buffer.storage().unsafeGetStorageImpl());
+  return owner == staying_owners_.end() ? staying_.end() : staying_.find(owner->second);
 }
 
 at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
@@ -190,6 +190,7 @@ void BufferPool::forget(const void* owner) {
 void BufferPool::forget(StayingBuffers::iterator staying) {
   count_reserved(-nbytes_of(staying->second.bytes));
   before_freeing(staying->second.bytes);
+  staying_owners_.erase(staying->second.bytes.storage().unsafeGetStorageImpl());
   staying_.erase(staying);
 }
 

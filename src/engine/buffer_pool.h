@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "base/free_buffers.h"
@@ -99,6 +100,7 @@ class BufferPool {
   MemoryOrder order_;
   Arena arena_;
   StayingBuffers staying_;
+  std::unordered_map<const c10::StorageImpl*, const void*> staying_owners_;
   FreeBuffers free_;
   FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_

@@ -75,25 +75,39 @@ void Residency::replace(const std::function<Unit*(Unit*)>& successor) {
 
 void Residency::add(Unit& unit) {
   std::lock_guard lock(mutex_);
-  resident_.push_back(&unit);
+  if (stays_on_purpose(&unit)) {
+    unit.place_among_staying = staying_.size();
+    staying_.push_back(&unit);
+  } else {
+    resident_.push_back(&unit);
+  }
   unit.resident = true;
-  peak_count_ = std::max(peak_count_, static_cast<int64_t>(resident_.size()));
+  peak_count_ = std::max(peak_count_, static_cast<int64_t>(resident_.size() + staying_.size()));
 }
 
 void Residency::remove(Unit& unit) {
   std::lock_guard lock(mutex_);
-  std::erase(resident_, &unit);
+  if (std::optional<size_t> place = std::exchange(unit.place_among_staying, std::nullopt)) {
+    staying_[*place] = staying_.back();
+    staying_[*place]->place_among_staying = place;
+    unit.place_among_staying.reset();
+    staying_.pop_back();
+  } else {
+    std::erase(resident_, &unit);
+  }
   unit.resident = false;
 }
 
 std::vector<Unit*> Residency::gathered() const {
   std::lock_guard lock(mutex_);
-  return resident_;
+  std::vector<Unit*> all = resident_;
+  all.insert(all.end(), staying_.begin(), staying_.end());
+  return all;
 }
 
 int64_t Residency::count() const {
   std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(resident_.size());
+  return static_cast<int64_t>(resident_.size() + staying_.size());
 }
 
 int64_t Residency::peak_count() const {

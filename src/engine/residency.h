@@ -78,7 +78,10 @@ class Residency {
 
   const size_t max_gathered_units_;
   mutable std::mutex mutex_;
+  // Decisions ask only for units that do not stay gathered on purpose, of which there are few; of the others there may
+  // be thousands.
   std::vector<Unit*> resident_;  // least recently visited first
+  std::vector<Unit*> staying_;   // in no order; Unit::place_among_staying
   int64_t peak_count_ = 0;
   std::atomic<Unit*> visited_{nullptr};
   Visit present_;

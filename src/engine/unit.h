@@ -126,6 +126,8 @@ class Unit {
   std::atomic<bool> prefetched{false};
   // Whether it is among the engine's gathered units, gathers under way included; under the engine's mutex.
   bool resident = false;
+  // Its place in Residency's list of units that stay gathered on purpose, if it is there; under the same mutex.
+  std::optional<size_t> place_among_staying;
   // What the user wants gathered when this unit is used, in place of what is expected; empty: what is expected.
   std::vector<Unit*> forward_prefetch;
   std::vector<Unit*> backward_prefetch;
