@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -156,7 +157,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Unit> unite(const std::vector<Unit*>& members);
   void note_order(const std::vector<UseRecord::Use>& order);
   void note_use(const Unit& unit);
-  void retire(const std::vector<Unit*>& members);
+  using Successors = std::unordered_map<const Unit*, Unit*>;
+  void forget(const Successors& successors);
   void observe_backward();
   void begin_visit(Unit& unit);
   void end_visit();

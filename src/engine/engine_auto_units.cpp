@@ -3,6 +3,7 @@
 #include <functional>
 #include <tuple>
 
+#include "base/finally.h"
 #include "engine/engine.h"
 #include "engine/unit_cut.h"
 #include "engine/use_record.h"
@@ -177,16 +178,23 @@ void Engine::cut(UseRecord& record) {
   check_fits(cut, record.options(), *record.first());
   note_order(order);
   std::vector<Unit*> united_in_order;
-  for (size_t i = 0; i < cut.units.size(); ++i) {
-    std::vector<Unit*> members;
-    for (size_t item : cut.units[i]) {
-      members.insert(members.end(), order[item].units.begin(), order[item].units.end());
+  {
+    Successors successors;
+    Finally forget_members([&] { forget(successors); });
+    for (size_t i = 0; i < cut.units.size(); ++i) {
+      std::vector<Unit*> members;
+      for (size_t item : cut.units[i]) {
+        members.insert(members.end(), order[item].units.begin(), order[item].units.end());
+      }
+      units_.push_back(unite(members));
+      follow_leaves(members);
+      units_.back()->is_root = cut.has_root && i == 0;
+      united_in_order.push_back(units_.back().get());
+      for (Unit* member : members) {
+        member->retire(parameter_pool_);  // now: its memory is needed for the next
+        successors[member] = units_.back().get();
+      }
     }
-    units_.push_back(unite(members));
-    follow_leaves(members);
-    units_.back()->is_root = cut.has_root && i == 0;
-    united_in_order.push_back(units_.back().get());
-    retire(members);
   }
   schedule_.reorder(united_in_order);  // rank 0's
 }
@@ -215,17 +223,16 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
   return united;
 }
 
-void Engine::retire(const std::vector<Unit*>& members) {
-  const auto successor = [](Unit* unit) { return static_cast<Unit*>(unit->parameter(0).owner->unit.load()); };
+// Units that were retired, and those that have their parameters now. Once for all of them: it walks over all units.
+void Engine::forget(const Successors& successors) {
+  const auto successor = [&](Unit* unit) {
+    const auto found = successors.find(unit);
+    return found == successors.end() ? unit : found->second;
+  };
   residency_.replace(successor);
   schedule_.replace(successor);
-  auto is_member = [&](const std::unique_ptr<Unit>& unit) {
-    return std::find(members.begin(), members.end(), unit.get()) != members.end();
-  };
-  auto first = std::stable_partition(units_.begin(), units_.end(), std::not_fn(is_member));
-  for (auto it = first; it != units_.end(); ++it) {
-    (*it)->retire(parameter_pool_);
-  }
+  auto is_retired = [&](const std::unique_ptr<Unit>& unit) { return successors.count(unit.get()) > 0; };
+  auto first = std::stable_partition(units_.begin(), units_.end(), std::not_fn(is_retired));
   std::move(first, units_.end(), std::back_inserter(retired_units_));
   units_.erase(first, units_.end());
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "engine/unit.h"
@@ -9,47 +10,58 @@
 namespace fsdp {
 namespace {
 
-// Names of modules that have units below them.
-std::unordered_set<std::string> names_of_ancestors(const std::vector<Unit*>& units) {
-  std::unordered_set<std::string> names;
-  for (const Unit* unit : units) {
-    std::string fqn = unit->modules().front().fqn;
-    while (!fqn.empty()) {
-      const size_t dot = fqn.rfind('.');
-      fqn.resize(dot == std::string::npos ? 0 : dot);
-      if (!names.insert(fqn).second) {
-        break;
+// Calls `visit` with a module's name and with those of its ancestors, "" last.
+template <typename Visit>
+void for_each_ancestor(const std::string& fqn, const Visit& visit) {
+  for (std::string name = fqn;;) {
+    visit(name);
+    if (name.empty()) {
+      return;
+    }
+    const size_t dot = name.rfind('.');
+    name.resize(dot == std::string::npos ? 0 : dot);
+  }
+}
+
+// For each unit, the place of the last of its descendants, or its own if that is later.
+std::vector<size_t> last_places(const std::vector<Unit*>& units) {
+  std::unordered_map<std::string, std::vector<size_t>> by_module;
+  std::vector<size_t> last(units.size());
+  for (size_t i = 0; i < units.size(); ++i) {
+    last[i] = i;
+    if (!units[i]->automatic()) {
+      for (const AnnotatedModule& module : units[i]->modules()) {
+        by_module[module.fqn].push_back(i);
       }
     }
   }
-  return names;
+  for (size_t i = 0; i < units.size(); ++i) {
+    for_each_ancestor(units[i]->modules().front().fqn, [&](const std::string& name) {
+      const auto found = by_module.find(name);
+      for (size_t above : found == by_module.end() ? std::vector<size_t>() : found->second) {
+        if (last[above] < i && units[above]->is_ancestor_of(*units[i])) {
+          last[above] = i;
+        }
+      }
+    });
+  }
+  return last;
 }
 
 // Moves each unit after the last of its descendants.
 std::vector<Unit*> after_descendants(const std::vector<Unit*>& units) {
-  const std::unordered_set<std::string> ancestors = names_of_ancestors(units);
-  const auto has_descendants = [&](const Unit* unit) {
-    return std::any_of(unit->modules().begin(), unit->modules().end(),
-                       [&](const AnnotatedModule& module) { return ancestors.count(module.fqn) > 0; });
-  };
+  const std::vector<size_t> last = last_places(units);
   std::vector<Unit*> order;
-  std::vector<Unit*> waiting;  // for their descendants, which follow in `units`
+  std::unordered_map<size_t, std::vector<Unit*>> waiting;  // by the place that they wait for
   for (size_t i = 0; i < units.size(); ++i) {
-    const auto comes = [&](const Unit* unit) {
-      return std::any_of(units.begin() + static_cast<ptrdiff_t>(i) + 1, units.end(),
-                         [unit](const Unit* other) { return unit->is_ancestor_of(*other); });
-    };
-    if (has_descendants(units[i]) && comes(units[i])) {
-      waiting.push_back(units[i]);
+    if (last[i] > i) {
+      waiting[last[i]].push_back(units[i]);
       continue;
     }
     order.push_back(units[i]);
-    for (auto it = waiting.rbegin(); it != waiting.rend(); ++it) {
-      if ((*it)->is_ancestor_of(*units[i]) && !comes(*it)) {
-        order.push_back(std::exchange(*it, nullptr));
-      }
+    if (const auto here = waiting.find(i); here != waiting.end()) {
+      order.insert(order.end(), here->second.rbegin(), here->second.rend());
     }
-    std::erase(waiting, nullptr);
   }
   return order;
 }
@@ -112,9 +124,10 @@ void ReductionSchedule::note_captured(const Unit& unit, bool captured) {
 
 void ReductionSchedule::reorder(const std::vector<Unit*>& units) {
   std::lock_guard lock(mutex_);
+  const std::unordered_set<const Unit*> given(units.begin(), units.end());
   auto next = units.begin();
   for (Unit*& unit : first_uses_) {
-    if (std::find(units.begin(), units.end(), unit) != units.end()) {
+    if (given.count(unit) > 0) {
       next = std::find_if(next, units.end(), [&](const Unit* one) { return used_.count(one) > 0; });
       unit = *next++;
     }
@@ -125,9 +138,9 @@ void ReductionSchedule::replace(const std::function<Unit*(Unit*)>& successor) {
   std::lock_guard lock(mutex_);
   for (std::vector<Unit*>* units : {&first_uses_, &ordered_uses_, &order_}) {
     std::vector<Unit*> replaced;
+    std::unordered_set<const Unit*> known;
     for (Unit* unit : *units) {
-      Unit* now = successor(unit);
-      if (std::find(replaced.begin(), replaced.end(), now) == replaced.end()) {
+      if (Unit* now = successor(unit); known.insert(now).second) {
         replaced.push_back(now);
       }
     }
