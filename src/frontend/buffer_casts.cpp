@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "frontend/module_parameters.h"
-
 namespace fsdp {
 namespace {
 
@@ -17,9 +15,9 @@ void cast_own(torch::nn::Module& module, at::ScalarType dtype, Engine& engine) {
   }
 }
 
-void visit(torch::nn::Module& module, const std::string& path, at::ScalarType dtype,
-           const std::vector<std::string>& except, Engine& engine) {
-  if (is_at_or_below_any(path, except)) {
+void visit(torch::nn::Module& module, const std::string& path, at::ScalarType dtype, const PathSet& except,
+           Engine& engine) {
+  if (except.covers(path)) {
     return;
   }
   cast_own(module, dtype, engine);
@@ -30,8 +28,7 @@ void visit(torch::nn::Module& module, const std::string& path, at::ScalarType dt
 
 }  // namespace
 
-void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const std::vector<std::string>& except,
-                  Engine& engine) {
+void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const PathSet& except, Engine& engine) {
   at::NoGradGuard no_grad;
   visit(root, "", dtype, except, engine);
 }

@@ -3,16 +3,13 @@
 
 #include <torch/nn/module.h>
 
-#include <string>
-#include <vector>
-
 #include "engine/engine.h"
+#include "frontend/module_parameters.h"
 
 namespace fsdp {
 
 // Casts floating-point buffers of `root` and below to `dtype`, but for those at or below `except` (paths of modules),
 // and tells the engine.
-void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const std::vector<std::string>& except,
-                  Engine& engine);
+void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const PathSet& except, Engine& engine);
 
 }  // namespace fsdp

@@ -1,16 +1,23 @@
 #include "frontend/engine_registry.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace fsdp {
 namespace {
 
+// While there are few, each new engine frees those that are unused. Later their number has to double: modules that are
+// annotated one by one, thousands of them, have an engine each until the last call absorbs them.
+constexpr size_t kFewEngines = 64;
+
 struct Registry {
   std::mutex mutex;
-  std::vector<std::shared_ptr<Engine>> engines;
+  std::unordered_map<const Engine*, std::shared_ptr<Engine>> engines;
+  size_t next_sweep = kFewEngines;  // how many engines there are when those that are unused are looked for
   std::vector<std::pair<std::weak_ptr<Communicator>, int64_t>> models;
 };
 
@@ -26,11 +33,18 @@ void register_engine(std::shared_ptr<Engine> engine) {
   std::vector<std::shared_ptr<Engine>> dropped;  // destroyed after the lock is released
   std::lock_guard lock(registry().mutex);
   auto& engines = registry().engines;
-  auto in_use = [](const std::shared_ptr<Engine>& e) { return e.use_count() > 1 || !e->unused(); };
-  auto unused = std::stable_partition(engines.begin(), engines.end(), in_use);
-  dropped.assign(unused, engines.end());
-  engines.erase(unused, engines.end());
-  engines.push_back(std::move(engine));
+  if (engines.size() < kFewEngines || engines.size() >= registry().next_sweep) {
+    for (auto it = engines.begin(); it != engines.end();) {
+      const bool in_use = it->second.use_count() > 1 || !it->second->unused();
+      if (!in_use) {
+        dropped.push_back(std::move(it->second));
+      }
+      it = in_use ? std::next(it) : engines.erase(it);
+    }
+    registry().next_sweep = std::max(kFewEngines, 2 * engines.size());
+  }
+  const Engine* identity = engine.get();
+  engines.emplace(identity, std::move(engine));
 }
 
 int64_t number_of_model(const std::shared_ptr<Communicator>& communicator) {
@@ -48,7 +62,7 @@ int64_t number_of_model(const std::shared_ptr<Communicator>& communicator) {
 
 void unregister_engine(const Engine& engine) {
   std::lock_guard lock(registry().mutex);
-  std::erase_if(registry().engines, [&](const std::shared_ptr<Engine>& e) { return e.get() == &engine; });
+  registry().engines.erase(&engine);
 }
 
 }  // namespace fsdp

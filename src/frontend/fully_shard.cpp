@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <tuple>
 #include <unordered_set>
 
@@ -80,10 +81,10 @@ constexpr int64_t kNoneIsLarge = std::numeric_limits<int64_t>::max();
 // Parameters of at least `large` elements have a group of their own.
 std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters,
                                                             std::vector<at::Tensor> values,
-                                                            const std::vector<std::string>& full_precision_paths,
-                                                            int64_t large) {
+                                                            const PathSet& full_precision_modules, int64_t large) {
   using Key = std::tuple<at::ScalarType, bool, bool, size_t>;
-  std::vector<std::pair<Key, std::vector<ShardedParameter>>> groups;
+  std::vector<std::vector<ShardedParameter>> groups;
+  std::map<Key, size_t> numbers;  // of groups
   for (size_t number = 0; number < parameters.size(); ++number) {
     const FoundParameter& parameter = parameters[number];
     ShardedParameter sharded;
@@ -91,24 +92,20 @@ std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<Fo
     sharded.value = std::move(values[number]);
     sharded.fqn = parameter.fqn();
     for (const ParameterSite& site : parameter.sites) {
-      sharded.full_precision |= is_at_or_below_any(site.module, full_precision_paths);
+      sharded.full_precision |= full_precision_modules.covers(site.module);
     }
     for (size_t i = 1; i < parameter.sites.size(); ++i) {
       sharded.other_fqns.push_back(parameter.sites[i].fqn);
     }
     const size_t own = parameter.tensor.numel() >= large ? number + 1 : 0;
     Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision, own};
-    auto it = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == key; });
-    if (it == groups.end()) {
-      it = groups.insert(groups.end(), {key, {}});
+    const auto [group, is_new] = numbers.emplace(key, groups.size());
+    if (is_new) {
+      groups.emplace_back();
     }
-    it->second.push_back(std::move(sharded));
+    groups[group->second].push_back(std::move(sharded));
   }
-  std::vector<std::vector<ShardedParameter>> result;
-  for (auto& group : groups) {
-    result.push_back(std::move(group.second));
-  }
-  return result;
+  return groups;
 }
 
 void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
@@ -127,7 +124,7 @@ std::string join_fqns(const UnitPlan& plan) {
 }
 
 void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options& options,
-               const std::vector<std::string>& full_precision, InitialValues& values) {
+               const PathSet& full_precision, InitialValues& values) {
   auto record = options.auto_units ? std::make_shared<UseRecord>(*options.auto_units) : nullptr;
   for (const UnitPlan& plan : plans) {
     const bool is_root_of_others = plan.is_root && !engine.units().empty();
@@ -165,12 +162,12 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   auto engine = std::make_shared<Engine>(shared);
   engine->ignore(surveyed.ignored);
   InitialValues values(root, options, shared.mesh, shared.memory.compute_device());
-  std::vector<std::string> except = annotated_paths(surveyed);
-  except.insert(except.end(), surveyed.ignored_paths.begin(), surveyed.ignored_paths.end());
+  PathSet except(annotated_paths(surveyed));
+  except.add(surveyed.ignored_paths);
   values.make_others(surveyed.ignored, except);
   const std::vector<std::string> full_precision = paths_of_classes(root, options.full_precision_classes);
   if (options.buffer_dtype) {
-    except.insert(except.end(), full_precision.begin(), full_precision.end());
+    except.add(full_precision);
     cast_buffers(root, *options.buffer_dtype, except, *engine);
   }
   for (Engine* inner : surveyed.inner) {
@@ -179,7 +176,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
     unregister_engine(*inner);
   }
   rename_inner_units(*engine, surveyed.tree);
-  add_units(*engine, plans, options, full_precision, values);
+  add_units(*engine, plans, options, PathSet(full_precision), values);
   values.finish();
   register_engine(engine);
   return std::make_shared<ShardedModule>(engine);

@@ -17,9 +17,8 @@ namespace {
 
 using Visit = std::function<void(torch::nn::Module& module, const std::string& path)>;
 
-void for_each_module(torch::nn::Module& module, const std::string& path, const std::vector<std::string>& except,
-                     const Visit& visit) {
-  if (is_at_or_below_any(path, except)) {
+void for_each_module(torch::nn::Module& module, const std::string& path, const PathSet& except, const Visit& visit) {
+  if (except.covers(path)) {
     return;
   }
   visit(module, path);
@@ -76,7 +75,7 @@ InitialValues::InitialValues(torch::nn::Module& root, const Options& options, co
               "Options::param_init_fn");
 }
 
-void InitialValues::make_others(const std::vector<at::Tensor>& ignored, const std::vector<std::string>& except) {
+void InitialValues::make_others(const std::vector<at::Tensor>& ignored, const PathSet& except) {
   std::vector<at::Tensor> own;
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::copy_if(ignored.begin(), ignored.end(), std::back_inserter(own), deferred::find);

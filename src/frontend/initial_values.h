@@ -19,7 +19,7 @@ class InitialValues {
 
   // What is not sharded: these parameters, and the buffers of modules that are not at or below `except`, which move
   // from the host to the device.
-  void make_others(const std::vector<at::Tensor>& ignored, const std::vector<std::string>& except);
+  void make_others(const std::vector<at::Tensor>& ignored, const PathSet& except);
 
   // The values of one unit's parameters, whole; undefined where a parameter holds its own, or has none (meta).
   std::vector<at::Tensor> of(const std::vector<FoundParameter>& parameters);

@@ -23,7 +23,7 @@ class Collector {
 
  private:
   void add(const at::Tensor& tensor, ParameterSite site) {
-    auto [it, is_new] = index_.emplace(tensor.unsafeGetTensorImpl(), tree_.parameters.size());
+    auto [it, is_new] = tree_.numbers.emplace(tensor.unsafeGetTensorImpl(), tree_.parameters.size());
     if (is_new) {
       tree_.parameters.push_back({tensor, {}});
     }
@@ -31,7 +31,6 @@ class Collector {
   }
 
   ModuleTree tree_;
-  std::unordered_map<const void*, size_t> index_;
 };
 
 std::string parent_path(const std::string& path) {
@@ -51,9 +50,15 @@ bool is_at_or_below(const std::string& path, const std::string& ancestor) {
           path[ancestor.size()] == '.');
 }
 
-bool is_at_or_below_any(const std::string& path, const std::vector<std::string>& ancestors) {
-  return std::any_of(ancestors.begin(), ancestors.end(),
-                     [&](const std::string& ancestor) { return is_at_or_below(path, ancestor); });
+bool PathSet::covers(const std::string& path) const {
+  std::string at = path;
+  while (!paths_.empty() && paths_.count(at) == 0) {
+    if (at.empty()) {
+      return false;
+    }
+    at = parent_path(at);
+  }
+  return !paths_.empty();
 }
 
 std::vector<std::string> paths_of_classes(const torch::nn::Module& root, const std::vector<std::string>& classes) {
@@ -86,12 +91,8 @@ std::string FoundParameter::lowest_common_ancestor() const {
 }
 
 const FoundParameter* ModuleTree::find(const at::Tensor& tensor) const {
-  for (const FoundParameter& parameter : parameters) {
-    if (parameter.tensor.is_same(tensor)) {
-      return &parameter;
-    }
-  }
-  return nullptr;
+  const auto found = numbers.find(tensor.unsafeGetTensorImpl());
+  return found == numbers.end() ? nullptr : &parameters[found->second];
 }
 
 ModuleTree survey_modules(const torch::nn::Module& root) {

@@ -6,6 +6,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace fsdp {
@@ -30,6 +31,8 @@ struct ModuleTree {
   std::vector<FoundParameter> parameters;  // in module order: a module's own, then its children's
   std::unordered_map<const void*, std::vector<std::string>> paths;  // of modules; several for one registered twice
 
+  std::unordered_map<const void*, size_t> numbers;  // of parameters, by the identity of the tensor
+
   // Null when the tensor is not among the parameters.
   const FoundParameter* find(const at::Tensor& tensor) const;
 };
@@ -40,7 +43,19 @@ std::vector<std::string> paths_of_classes(const torch::nn::Module& root, const s
 
 // Whether the module `path` is `ancestor` or lies below it; "" is the root.
 bool is_at_or_below(const std::string& path, const std::string& ancestor);
-bool is_at_or_below_any(const std::string& path, const std::vector<std::string>& ancestors);
+
+// Paths of modules; "" is the root.
+class PathSet {
+ public:
+  PathSet() = default;
+  explicit PathSet(const std::vector<std::string>& paths) { add(paths); }
+  void add(const std::vector<std::string>& paths) { paths_.insert(paths.begin(), paths.end()); }
+  // Whether the module `path` is one of them or lies below one.
+  bool covers(const std::string& path) const;
+
+ private:
+  std::unordered_set<std::string> paths_;
+};
 
 std::string join_path(const std::string& prefix, const std::string& name);
 

@@ -50,9 +50,10 @@ void find_ignored(const Options& options, Survey& result) {
 }
 
 void find_inner(Survey& result) {
+  std::unordered_set<const Engine*> known;
   for (const FoundParameter& parameter : result.tree.parameters) {
     Unit* unit = unit_of(parameter.tensor);
-    if (unit && std::find(result.inner.begin(), result.inner.end(), unit->engine) == result.inner.end()) {
+    if (unit && known.insert(unit->engine).second) {
       result.inner.push_back(unit->engine);
       const std::vector<at::Tensor>& ignored = unit->engine->ignored();
       result.ignored.insert(result.ignored.end(), ignored.begin(), ignored.end());

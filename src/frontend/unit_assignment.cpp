@@ -1,62 +1,89 @@
 #include "frontend/unit_assignment.h"
 
 #include <algorithm>
+#include <numeric>
+#include <string>
+#include <unordered_map>
+#include <utility>
 
 namespace fsdp {
 namespace {
 
+// Parameters that no unit has taken, by their number in module order.
+struct Unassigned {
+  std::vector<size_t> numbers;
+  int64_t numel = 0;
+
+  void add(Unassigned other) {
+    if (numbers.size() < other.numbers.size()) {
+      std::swap(numbers, other.numbers);
+    }
+    numbers.insert(numbers.end(), other.numbers.begin(), other.numbers.end());
+    numel += other.numel;
+  }
+};
+
+// One walk over the tree, from the leaves up: each module hands what no unit has taken to its parent.
 class Assignment {
  public:
   Assignment(const WrapPolicy& policy, std::vector<FoundParameter> parameters,
              const std::unordered_set<const void*>& annotated)
-      : policy_(policy), unassigned_(std::move(parameters)), annotated_(annotated) {}
+      : policy_(policy), parameters_(std::move(parameters)), annotated_(annotated) {
+    // A shared parameter belongs to the lowest common ancestor of its holders, so no unit deeper than that takes it.
+    for (size_t number = 0; number < parameters_.size(); ++number) {
+      by_owner_[parameters_[number].lowest_common_ancestor()].add({{number}, parameters_[number].tensor.numel()});
+    }
+  }
 
   std::vector<UnitPlan> run(const torch::nn::Module& root) {
+    Unassigned all;
     if (policy_) {
-      visit_children(root, "");
+      all = below(root, "");
+    } else {
+      all.numbers.resize(parameters_.size());
+      std::iota(all.numbers.begin(), all.numbers.end(), 0);
     }
-    take_below({"", &root});
+    take({"", &root}, std::move(all));
     return std::move(plans_);
   }
 
  private:
-  void visit_children(const torch::nn::Module& module, const std::string& path) {
+  Unassigned below(const torch::nn::Module& module, const std::string& path) {
+    Unassigned left;
     for (const auto& child : module.named_children()) {
-      std::string child_path = join_path(path, child.key());
-      visit_children(*child.value(), child_path);
-      ask(*child.value(), child_path);
+      const std::string child_path = join_path(path, child.key());
+      Unassigned of_child = below(*child.value(), child_path);
+      if (becomes_unit(*child.value(), child_path, of_child)) {
+        take({child_path, child.value().get()}, std::move(of_child));
+      } else {
+        left.add(std::move(of_child));
+      }
     }
+    if (auto own = by_owner_.find(path); own != by_owner_.end()) {
+      left.add(std::move(own->second));
+      by_owner_.erase(own);
+    }
+    return left;
   }
 
-  void ask(const torch::nn::Module& module, const std::string& path) {
-    int64_t numel = 0;
-    for (const FoundParameter& parameter : unassigned_) {
-      numel += belongs_below(parameter, path) ? parameter.tensor.numel() : 0;
-    }
-    bool any = std::any_of(unassigned_.begin(), unassigned_.end(),
-                           [&](const FoundParameter& parameter) { return belongs_below(parameter, path); });
-    if (any && annotated_.count(&module) == 0 && policy_({module, path, numel})) {
-      take_below({path, &module});
-    }
+  bool becomes_unit(const torch::nn::Module& module, const std::string& path, const Unassigned& unassigned) const {
+    return !unassigned.numbers.empty() && annotated_.count(&module) == 0 && policy_({module, path, unassigned.numel});
   }
 
-  // A shared parameter belongs to the lowest common ancestor of its holders, so no unit deeper than that takes it.
-  static bool belongs_below(const FoundParameter& parameter, const std::string& path) {
-    return is_at_or_below(parameter.lowest_common_ancestor(), path);
-  }
-
-  void take_below(const AnnotatedModule& module) {
-    auto rest = std::stable_partition(unassigned_.begin(), unassigned_.end(), [&](const FoundParameter& parameter) {
-      return belongs_below(parameter, module.fqn);
-    });
-    if (rest != unassigned_.begin()) {
-      plans_.push_back({{{module}}, {unassigned_.begin(), rest}, /*is_root=*/module.fqn.empty()});
-      unassigned_.erase(unassigned_.begin(), rest);
+  void take(const AnnotatedModule& module, Unassigned unassigned) {
+    if (unassigned.numbers.empty()) {
+      return;
+    }
+    std::sort(unassigned.numbers.begin(), unassigned.numbers.end());
+    UnitPlan& plan = plans_.emplace_back(UnitPlan{{{module}}, {}, /*is_root=*/module.fqn.empty()});
+    for (size_t number : unassigned.numbers) {
+      plan.parameters.push_back(std::move(parameters_[number]));
     }
   }
 
   const WrapPolicy& policy_;
-  std::vector<FoundParameter> unassigned_;
+  std::vector<FoundParameter> parameters_;
+  std::unordered_map<std::string, Unassigned> by_owner_;
   const std::unordered_set<const void*>& annotated_;
   std::vector<UnitPlan> plans_;
 };
