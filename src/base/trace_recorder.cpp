@@ -1,9 +1,16 @@
 #include "base/trace_recorder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace fsdp {
+
+void SamplePace::note(int64_t began, int64_t ended) {
+  recent_[count_++ % recent_.size()] = ended - began;
+  const int64_t cost = *std::min_element(recent_.begin(), recent_.end());
+  next_ = count_ >= kFirst && cost > kCheap ? ended + (kShare - 1) * cost : 0;
+}
 
 int64_t TraceRecorder::clock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -24,8 +31,10 @@ void TraceRecorder::sample_memory() {
     return;
   }
   std::lock_guard lock(mutex_);
-  if (memory_) {
-    trace_.memory.push_back({clock(), memory_()});
+  const int64_t began = clock();
+  if (memory_ && pace_.allows(began)) {
+    trace_.memory.push_back({began, memory_()});
+    pace_.note(began, clock());
   }
 }
 
@@ -33,6 +42,7 @@ void TraceRecorder::start(Memory memory) {
   std::lock_guard lock(mutex_);
   trace_ = {};
   memory_ = std::move(memory);
+  pace_ = {};
   on_ = true;
 }
 

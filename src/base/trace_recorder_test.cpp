@@ -1,0 +1,48 @@
+// When samples of memory are taken, by given times.
+#include "base/trace_recorder.h"
+
+#include <gtest/gtest.h>
+
+namespace fsdp::trace_recorder_test {
+namespace {
+
+constexpr int64_t kMicrosecond = 1000;
+
+// Samples are wanted every 10 microseconds, after the first thousand, and cost as long as `costs` says, the last of
+// them again and again. Returns how many of 1000 are taken.
+int taken(const std::vector<int64_t>& costs) {
+  SamplePace pace;
+  int64_t now = 0;
+  for (int first = 0; first < 1000; ++first, now += kMicrosecond) {
+    EXPECT_TRUE(pace.allows(now));
+    pace.note(now, now + (first < 990 ? 5000 * kMicrosecond : 0));
+  }
+  size_t count = 0;
+  for (int wanted = 0; wanted < 1000; ++wanted, now += 10 * kMicrosecond) {
+    if (pace.allows(now)) {
+      const int64_t cost = costs[std::min(count++, costs.size() - 1)];
+      pace.note(now, now + cost);
+      now += cost;
+    }
+  }
+  return static_cast<int>(count);
+}
+
+TEST(SamplePace, CheapSamplesAreAllTaken) {
+  EXPECT_EQ(taken({0}), 1000);
+  EXPECT_EQ(taken({49 * kMicrosecond}), 1000);
+}
+
+TEST(SamplePace, AnInterruptedSampleHoldsNoOtherBack) {
+  EXPECT_EQ(taken({9000 * kMicrosecond, kMicrosecond}), 1000);
+  EXPECT_EQ(taken({kMicrosecond, 9000 * kMicrosecond, 8000 * kMicrosecond, 7000 * kMicrosecond, kMicrosecond}), 1000);
+}
+
+// Each stands for ten times its own time: 100 microseconds of computing lie between samples of 100.
+TEST(SamplePace, CostlySamplesTakeATenthOfTheTime) {
+  EXPECT_NEAR(taken({100 * kMicrosecond}), 1000 / 90, 6);
+  EXPECT_NEAR(taken({1000 * kMicrosecond}), 4 + 1, 2);
+}
+
+}  // namespace
+}  // namespace fsdp::trace_recorder_test
