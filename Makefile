@@ -7,7 +7,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR TORCH_INDEX BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-all test train bench compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
+.PHONY: help setup build build-all test train bench growth compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ train:  ## Fine-tune a real Llama on real text over two ranks (CONFIG=examples/m
 bench: build-all  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@$(VENV)/bin/python benchmarks/run.py
 	@$(VENV)/bin/python benchmarks/checkpoint.py
+
+growth: build-all  ## Measure how costs grow with a model's size; fail where one grows faster (GROWTH="--only units": its options)
+	@$(VENV)/bin/python benchmarks/growth.py $(GROWTH)
 
 compare: build-all  ## Compare with PyTorch after the FSDP paper's figures (COMPARE="--experiment 2 --budget full": its options)
 	@$(VENV)/bin/python benchmarks/compare $(COMPARE)

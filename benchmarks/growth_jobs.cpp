@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -59,6 +60,13 @@ struct NestImpl : torch::nn::Module {
   std::shared_ptr<NestImpl> inner;
 };
 
+// Where a checkpoint stays, for others to read; else it is made in the temporary folder, and removed.
+constexpr const char* kKeptFolder = "FSDP_GROWTH_FOLDER";
+fs::path kept_folder() {
+  const char* folder = std::getenv(kKeptFolder);
+  return folder != nullptr ? fs::path(folder) : fs::temp_directory_path() / "growth-checkpoint";
+}
+
 Options options_for(int ranks, WrapPolicy policy = module_class_policy<BlockImpl>()) {
   Options options;
   options.communicator = make_fake_communicator(0, ranks);
@@ -92,7 +100,7 @@ void units(int64_t count, int64_t parameters, const Options& options, const Mete
   meter("full_state_dict", [&] { full_state_dict(*sharded, *model); });
   sharded->start_trace();
   model->forward(torch::ones({kWidth})).sum().backward();  // samples of memory depend on time: only the file counts
-  const std::string file = "growth-trace-" + std::to_string(getpid()) + ".json";
+  const fs::path file = fs::temp_directory_path() / ("growth-trace-" + std::to_string(getpid()) + ".json");
   const auto own = make_fake_communicator(0, 1);
   meter("trace", [&] { write_trace(file, *own, sharded->stop_trace()); });
   fs::remove(file);
@@ -150,17 +158,21 @@ void deferred_units(int64_t count, const Meter& meter) {
 
 void checkpoint(int64_t parameters, const Meter& meter) {
   torch::nn::Sequential model = chain(parameters / 10, 10);
-  const auto sharded = fully_shard(*model, options_for(1));
+  Options options = options_for(1);
+  const std::shared_ptr<Communicator> world = make_cpu_communicator(rank_environment()).communicator;
+  options.communicator = world;
+  const auto sharded = fully_shard(*model, options);
   torch::optim::AdamW optimizer(sharded->parameters(), 1e-3);
   model->forward(torch::ones({kWidth})).sum().backward();
   optimizer.step();
   const auto state = state_of(optimizer);
-  const auto world = make_fake_communicator(0, 1);
-  const std::string folder = "growth-checkpoint-" + std::to_string(getpid());
+  const fs::path folder = kept_folder();
   meter("save_checkpoint", [&] { save_checkpoint(folder, {*sharded, *model, state.get()}, "{}", *world); });
   meter("load_checkpoint", [&] { load_checkpoint(folder, {*sharded, *model, state.get()}, *world); });
+  meter("full_state_dict", [&] { full_state_dict(*sharded, *model); });
   meter("full_optimizer_state", [&] { full_optimizer_state(*sharded, *state); });
-  fs::remove_all(folder);
+  world->barrier({"end"});
+  if (world->rank() == 0 && std::getenv(kKeptFolder) == nullptr) fs::remove_all(folder);
 }
 
 }  // namespace

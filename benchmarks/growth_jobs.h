@@ -18,7 +18,8 @@ struct Job {
   std::function<void(int64_t size, const Meter& meter)> run;
 };
 
-// Of one rank. Those that save leave nothing in the working folder.
+// Of one rank, but for "checkpoint", which runs on all that a launcher has started. Files are made in the temporary
+// folder and removed, but for the checkpoint where the environment variable FSDP_GROWTH_FOLDER names its folder.
 const std::vector<Job>& jobs();
 
 }  // namespace fsdp::growth

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# format.sh [--check]: clang-format over the C++ files that git knows.
+# format.sh [--check]: clang-format over the C++ files that git knows. With --check also looks for misspelled words in all
+# texts (.codespellrc) and for slips in Markdown (.pymarkdown; pages that programs write are left out).
 source "$(dirname "$0")/common.sh"
 cd "$ROOT"
 command -v clang-format >/dev/null || die "clang-format is missing" "make setup installs it."
@@ -7,6 +8,11 @@ mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.h' '*.
 if [[ ${1:-} == --check ]]; then
   clang-format --dry-run -Werror "${files[@]}" || die "some files are not formatted" "make format does it."
   say "${#files[@]} files are formatted"
+  [[ -x $VENV/bin/codespell ]] || die "codespell and pymarkdown are missing" "make setup installs them."
+  git ls-files -z | xargs -0 "$VENV/bin/codespell" || die "some words are misspelled" ".codespellrc names those that are right."
+  git ls-files -z '*.md' ':!docs/benchmarks/experiment-*' | xargs -0 "$VENV/bin/pymarkdown" scan ||
+    die "some Markdown pages have slips"
+  say "no word is misspelled, no page of Markdown has slips"
 else
   clang-format -i "${files[@]}"
 fi
