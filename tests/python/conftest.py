@@ -1,6 +1,8 @@
 """What the Python tests share: where the build is, and repeatable arithmetic."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: no threads of OpenMP's in forked tests
@@ -30,10 +32,21 @@ def fsdp_program(build_dir):
     return program
 
 
+def inductor_folders():
+    return set(Path(tempfile.gettempdir()).glob("torchinductor_*"))
+
+
+INDUCTOR_FOLDERS_BEFORE = inductor_folders()  # the import of tests already makes one
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_code(tmp_path_factory):
-    """Keeps what PyTorch's compiler makes out of the system's temporary folder."""
+    """Keeps what PyTorch's compiler makes out of the system's temporary folder; its precompiled headers, which go there in
+    any case, are removed."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    for folder in inductor_folders() - INDUCTOR_FOLDERS_BEFORE:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["shm", "gloo"])
