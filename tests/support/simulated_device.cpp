@@ -93,8 +93,10 @@ const bool guard_is_registered = [] {
 }();
 
 void register_device() {
-  c10::register_privateuse1_backend("simulated");
+  // The hooks before the name: once a device of this kind has a name, other threads take it for the accelerator and ask
+  // for its hooks.
   at::RegisterPrivateUse1HooksInterface(new SimulatedHooks);
+  c10::register_privateuse1_backend("simulated");
   register_simulated_operators();
   register_simulated_fallback();
 }
