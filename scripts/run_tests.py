@@ -278,7 +278,16 @@ def select(programs, pattern):
                               + ", ".join(program.name for program in programs))
 
 
+def heed_signals():
+    """A run in the background of a script ignores the keyboard's signals, and programs would inherit that: tests of these
+    signals would wait for ever."""
+    for signum in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+
+
 def main():
+    heed_signals()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")

@@ -1,5 +1,6 @@
 """scripts/run_tests.py counts test cases over programs, and takes a crash for the failure it is."""
 
+import signal
 import subprocess
 import sys
 
@@ -104,6 +105,19 @@ def test_a_program_that_leaves_something_behind_has_failed(run_tests, body, left
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
     assert f"FAILED a_test: (a_test {leftover}" in result.stdout
     assert result.returncode == 1
+
+
+def test_programs_heed_the_keyboards_signals_in_the_background_too(run_tests):
+    body = """import signal
+ignored = [name for name in ("SIGINT", "SIGQUIT") if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
+report([("One", {"result": "COMPLETED", "failures": [{"failure": str(ignored)}]} if ignored else {"result": "COMPLETED"})])"""
+    before = [signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGQUIT)]
+    try:
+        result = run_tests({"a_test": body})
+    finally:
+        for signum, handler in zip((signal.SIGINT, signal.SIGQUIT), before):
+            signal.signal(signum, handler)
+    assert last_line(result) == "1 passed, 0 failed"
 
 
 def test_what_took_longest_the_last_time_starts_first(run_tests, tmp_path):
