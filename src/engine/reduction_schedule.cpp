@@ -38,7 +38,10 @@ std::vector<size_t> last_places(const std::vector<Unit*>& units) {
   for (size_t i = 0; i < units.size(); ++i) {
     for_each_ancestor(units[i]->modules().front().fqn, [&](const std::string& name) {
       const auto found = by_module.find(name);
-      for (size_t above : found == by_module.end() ? std::vector<size_t>() : found->second) {
+      if (found == by_module.end()) {
+        return;
+      }
+      for (size_t above : found->second) {
         if (last[above] < i && units[above]->is_ancestor_of(*units[i])) {
           last[above] = i;
         }

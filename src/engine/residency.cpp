@@ -87,11 +87,11 @@ void Residency::add(Unit& unit) {
 
 void Residency::remove(Unit& unit) {
   std::lock_guard lock(mutex_);
-  if (std::optional<size_t> place = std::exchange(unit.place_among_staying, std::nullopt)) {
-    staying_[*place] = staying_.back();
+  if (const std::optional<size_t> place = unit.place_among_staying) {
+    staying_[*place] = staying_.back();  // which may be the unit itself
     staying_[*place]->place_among_staying = place;
-    unit.place_among_staying.reset();
     staying_.pop_back();
+    unit.place_among_staying.reset();
   } else {
     std::erase(resident_, &unit);
   }
