@@ -22,7 +22,7 @@ namespace fsdp {
 // that is over, steps in the other. In each group all ranks must issue the same steps in the same order. But what
 // follows a step is issued when a rank comes to it (PendingCollective::advance), which is in the order of the
 // collectives, yet earlier or later in between the steps that begin other collectives. So there are two groups of each
-// kind: for steps that begin a collective, and for those that follow.
+// kind: for steps that begin a collective, and for those that follow. A group and its twin share all of them.
 //
 // Each collective begins with a step in `local` and with one in `across`, be it an empty one. Steps carry the whole
 // collective's identity in their name. A rank compares with its host and its place before its other steps give anything
@@ -30,14 +30,15 @@ namespace fsdp {
 // find one another out, or a third one finds out both.
 //
 // Others wait for what a rank's part in a collective is. So it does its part in all that it has issued before, in a
-// group and in its twin, before it waits in either; the order of issue over both must be the same on all ranks. One
-// thread at a time uses them.
+// group and in its twin, before it waits in either. The order of issue over both must be the same on all ranks, which
+// could wait for one another for ever otherwise; another order is found out as other collectives are. One thread at a
+// time uses them.
 struct HostsContext {
-  std::shared_ptr<Communicator> world;                    // over Gloo
+  std::shared_ptr<Communicator> world;                    // over Gloo; a twin's is the twin of this
   std::shared_ptr<Communicator> local, across;            // for steps that begin a collective
   std::shared_ptr<Communicator> local_next, across_next;  // twins of these, for steps that follow
   HostGrid grid;
-  std::shared_ptr<uint64_t> next_sequence;  // also the twin's
+  std::shared_ptr<uint64_t> next_sequence;  // of a group and its twin
 
   int host() const { return across->rank(); }
   int place() const { return local->rank(); }
@@ -54,7 +55,7 @@ class HostsCollective : public PendingCollective {
 
  protected:
   using Works = std::vector<std::unique_ptr<Work>>;
-  // Behind the steps that begin the collective: issues those that follow.
+  // After the steps that begin the collective: issues those that follow.
   virtual void go_on() = 0;
   // Waits for what go_on() has issued, and puts the result in place.
   virtual void complete() { wait_for(next_); }

@@ -88,21 +88,24 @@ class HostsReading final : public Work {
   std::unique_ptr<Work> gather_;
 };
 
-// Of the collectives of a group and its twin.
-struct HostsOrder {
-  std::shared_ptr<uint64_t> next_sequence = std::make_shared<uint64_t>(0);
-  std::shared_ptr<Advancing> advancing = std::make_shared<Advancing>();
-};
-std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks,
-                                         const HostGrid& grid, const HostsOrder& order);
-
 class HostsCommunicator final : public Communicator, public Failable {
  public:
-  HostsCommunicator(HostsContext groups, RankHosts ranks, std::shared_ptr<Advancing> advancing)
+  HostsCommunicator(HostsContext groups, RankHosts ranks)
       : context_(std::make_shared<HostsContext>(std::move(groups))),
-        advancing_(std::move(advancing)),
+        advancing_(std::make_shared<Advancing>()),
+        buffers_(std::make_shared<HostBuffers>()),
         ranks_(std::move(ranks)),
         sent_before_(sent_by_groups()) {}
+  // The twin of `first`.
+  HostsCommunicator(const HostsCommunicator& first, std::shared_ptr<Communicator> world)
+      : context_(std::make_shared<HostsContext>(*first.context_)),
+        advancing_(first.advancing_),
+        buffers_(first.buffers_),
+        ranks_(first.ranks_),
+        is_twin_(true) {
+    context_->world = std::move(world);
+    sent_before_ = sent_by_groups();
+  }
 
   int rank() const override { return world().rank(); }
   int size() const override { return world().size(); }
@@ -110,7 +113,7 @@ class HostsCommunicator final : public Communicator, public Failable {
 
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
     check_all_gather(output, input, size(), id);
-    const HostBuffer* buffer = buffers_.find(output);
+    const HostBuffer* buffer = buffers_->find(output);
     auto whole = identify(CollectiveKind::kAllGather, id, output, output.scalar_type(), 1.0, nullptr);
     if (buffer == nullptr) return make_work(issue<HostsAllGather>(whole, std::move(output), input));
     whole.shared_buffer = buffer->number;
@@ -158,7 +161,7 @@ class HostsCommunicator final : public Communicator, public Failable {
   std::shared_ptr<Communicator> twin() override {
     if (!twin_) {
       agree_on({"twin", 0, Pass::kSetup});
-      twin_ = make_group(world().twin(), ranks_, context_->grid, {context_->next_sequence, advancing_});
+      twin_ = std::make_shared<HostsCommunicator>(*this, world().twin());
     }
     return twin_;
   }
@@ -169,7 +172,7 @@ class HostsCommunicator final : public Communicator, public Failable {
     TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
                 " bytes cannot be cut into slices for ", size(), " ranks");
     at::Tensor buffer = context_->local_next->shared_buffer(nbytes, options, id);
-    buffers_.add(buffer);
+    buffers_->add(buffer);
     return buffer;
   }
 
@@ -208,9 +211,10 @@ class HostsCommunicator final : public Communicator, public Failable {
             context_->across_next.get()};
   }
 
-  // A group counts what its twin has sent.
+  // A group counts what its twin has sent; the groups of hosts and places, which a twin shares, count for the first.
   std::vector<uint64_t> sent_by_groups() const {
     std::vector<uint64_t> sent = world().bytes_sent_to();
+    if (is_twin_) return sent;
     const std::vector<uint64_t> local = context_->local->bytes_sent_to(), across = context_->across->bytes_sent_to();
     const auto ranks = local.size(), host = static_cast<size_t>(context_->host());
     for (size_t place = 0; place < ranks; ++place) sent[host * ranks + place] += local[place];
@@ -237,8 +241,9 @@ class HostsCommunicator final : public Communicator, public Failable {
 
   std::shared_ptr<HostsContext> context_;
   std::shared_ptr<Advancing> advancing_;
+  std::shared_ptr<HostBuffers> buffers_;
   RankHosts ranks_;
-  HostBuffers buffers_;
+  bool is_twin_ = false;
   std::vector<uint64_t> sent_before_;
   std::shared_ptr<Communicator> twin_;
 };
@@ -246,7 +251,7 @@ class HostsCommunicator final : public Communicator, public Failable {
 // A host that lacks memory is an error on all hosts.
 void HostsCommunicator::share_buffers(int64_t further_nbytes, const CollectiveId& id) {
   agree_on(id);
-  const std::vector<HostBuffers::Written> written = buffers_.written(rank(), size());
+  const std::vector<HostBuffers::Written> written = buffers_->written(rank(), size());
   std::string failure;
   try {
     context_->local_next->share_buffers(further_nbytes, id);
@@ -256,7 +261,7 @@ void HostsCommunicator::share_buffers(int64_t further_nbytes, const CollectiveId
   for (const std::string& one : context_->across_next->all_gather_bytes(failure, id)) TORCH_CHECK(one.empty(), one);
   context_->local_next->barrier(id);  // all have moved what they had in their slices
   for (const HostBuffers::Written& one : written) std::memcpy(one.place, one.bytes.data(), one.bytes.size());
-  buffers_.set_shared();
+  buffers_->set_shared();
 }
 
 // The ranks of this rank's host; those with its place on every host.
@@ -273,8 +278,10 @@ std::vector<int> ranks_of_place(int rank, const HostGrid& grid) {
   return ranks;
 }
 
-std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks,
-                                         const HostGrid& grid, const HostsOrder& order) {
+}  // namespace
+
+std::shared_ptr<Communicator> make_hosts_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks,
+                                               const HostGrid& grid) {
   HostsContext groups;
   const std::vector<int> on_host = ranks_of_host(gloo->rank(), grid), of_place = ranks_of_place(gloo->rank(), grid);
   groups.local = make_group_over(gloo->subgroup(on_host, {"ranks of a host", 0, Pass::kSetup}), ranks.of(on_host));
@@ -283,15 +290,8 @@ std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> gloo, con
   groups.across_next = groups.across->twin();
   groups.world = std::move(gloo);
   groups.grid = grid;
-  groups.next_sequence = order.next_sequence;
-  return std::make_shared<HostsCommunicator>(std::move(groups), ranks, order.advancing);
-}
-
-}  // namespace
-
-std::shared_ptr<Communicator> make_hosts_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks,
-                                               const HostGrid& grid) {
-  return make_group(std::move(gloo), ranks, grid, HostsOrder{});
+  groups.next_sequence = std::make_shared<uint64_t>(0);
+  return std::make_shared<HostsCommunicator>(std::move(groups), ranks);
 }
 
 }  // namespace fsdp

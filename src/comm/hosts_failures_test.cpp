@@ -171,6 +171,32 @@ TEST(HostsIdentity, RanksThatDifferAreNamedWithBothCollectives) {
   }
 }
 
+// Ranks that wait for a gather of a group and a reduction of its twin in different orders would wait for one another.
+TEST(HostsIdentity, AnotherOrderOverAGroupAndItsTwinIsNamed) {
+  const Action in_order = [](Communicator& comm) {
+    comm.all_gather(torch::zeros({8}), torch::ones({2}), id("a"))->wait();
+    comm.twin()->reduce_scatter(torch::zeros({2}), torch::ones({8}), {}, id("b"))->wait();
+  };
+  const Action reversed = [](Communicator& comm) {
+    comm.twin()->reduce_scatter(torch::zeros({2}), torch::ones({8}), {}, id("b"))->wait();
+    comm.all_gather(torch::zeros({8}), torch::ones({2}), id("a"))->wait();
+  };
+  for (const std::vector<size_t>& wrong : {std::vector<size_t>{0}, {2}, {0, 1}, {1, 3}}) {
+    std::vector<Action> actions(4, in_order);
+    for (size_t rank : wrong) actions[rank] = reversed;
+    for (Action& action : actions) {
+      action = [action](Communicator& comm) {
+        comm.twin();
+        action(comm);
+      };
+    }
+    for (const std::string& error : errors_of(actions)) {
+      EXPECT_THAT(error, AllOf(HasSubstr("all-gather of 'a'"), HasSubstr("reduce-scatter of 'b'"),
+                               HasSubstr("in the same order")));
+    }
+  }
+}
+
 TEST(HostsIdentity, WhatCameBeforeStillEnds) {
   testing::run_ranks(4,
                      [](std::shared_ptr<Communicator> comm) {
