@@ -5,8 +5,6 @@
 
 #include <memory>
 #include <numeric>
-#include <random>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +14,7 @@
 #include "comm/failable.h"
 #include "comm/fake_communicator.h"
 #include "comm/gloo_collectives.h"
+#include "comm/group_partition.h"
 #include "comm/meeting_point.h"
 #include "comm/pending_collective.h"
 #include "comm/staged_communicator.h"
@@ -155,37 +154,9 @@ class GlooCommunicator final : public Communicator, public Failable {
   std::shared_ptr<Communicator> twin_;
 };
 
-std::string random_word() {
-  std::random_device device;
-  return c10::str(device(), "-", device());
-}
-
-std::vector<int> parse_members(const std::string& text) {
-  std::vector<int> members;
-  std::istringstream in(text);
-  for (std::string member; std::getline(in, member, ',');) members.push_back(std::stoi(member));
-  return members;
-}
-
-// `lists`: what each rank gave. The same error on all ranks, or none.
-void check_partition(const std::vector<std::string>& lists, const CollectiveId& id) {
-  for (size_t rank = 0; rank < lists.size(); ++rank) {
-    const std::vector<int> members = parse_members(lists[rank]);
-    check_subgroup(members, static_cast<int>(rank), static_cast<int>(lists.size()), id);
-    for (int member : members) {
-      const std::string& other = lists[static_cast<size_t>(member)];
-      TORCH_CHECK(other == lists[rank], describe("subgroup", id), ": rank ", rank, " names the ranks [", lists[rank],
-                  "], but rank ", member, " names [", other, "]");
-    }
-  }
-}
-
 std::shared_ptr<Communicator> GlooCommunicator::subgroup(const std::vector<int>& members, const CollectiveId& id) {
-  const std::vector<std::string> lists = all_gather_bytes(c10::Join(",", members), id);
-  check_partition(lists, id);
-  // Rank 0's word makes the place where members meet unique.
-  const std::string word = all_gather_bytes(rank() == 0 ? random_word() : std::string(), id).front();
-  const auto point = inner_meeting_point(*point_, c10::str("subgroup/", word, "/", lists[static_cast<size_t>(rank())]));
+  const std::string partition = agree_on_partition(*this, members, id);
+  const auto point = inner_meeting_point(*point_, c10::str("subgroup/", partition, "/", members.front()));
   auto group = make_subgroup(point, members, id);
   barrier(id);  // a rank that is done with its group at once does not disturb those that still connect
   return group;

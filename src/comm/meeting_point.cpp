@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -21,12 +20,15 @@
 #include "comm/error_text.h"
 #include "comm/meeting_point_impl.h"
 #include "comm/network.h"
+#include "comm/store_barrier.h"
 
 namespace fsdp {
 namespace {
 
-// Ranks that are threads come at once; for those that are late, the store is to be left in peace.
-constexpr auto kFirstPoll = std::chrono::milliseconds(1), kLastPoll = std::chrono::milliseconds(20);
+// Ranks that are threads come at once. Those that wait for late ones leave the store, which serves all of them, in
+// peace: together they look 10,000 times a second at most.
+constexpr auto kFirstPoll = std::chrono::milliseconds(1);
+std::chrono::milliseconds last_poll(int size) { return std::chrono::milliseconds(std::max(20, size / 10)); }
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -89,24 +91,24 @@ void MeetingPoint::agree_on_size(int rank, int size) {
 }
 
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
-  const auto key = [](int other) { return c10::str("present/", other); };
-  std::vector<int> missing(static_cast<size_t>(size));
-  std::iota(missing.begin(), missing.end(), 0);
-  std::string trouble;
+  StoreBarrier barrier(store, size);
+  std::vector<int> missing;
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   try {
-    store.set(key(rank), bytes_of("yes"));
-    for (auto pause = kFirstPoll;; pause = std::min(2 * pause, kLastPoll)) {
-      std::erase_if(missing, [&](int other) { return store.check({key(other)}); });
-      if (missing.empty()) return;
-      if (std::chrono::steady_clock::now() >= deadline) break;
+    barrier.arrive(rank);
+    for (auto pause = kFirstPoll; !barrier.is_complete(); pause = std::min(2 * pause, last_poll(size))) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        missing = barrier.missing();
+        break;
+      }
       std::this_thread::sleep_for(pause);
     }
   } catch (const std::exception& error) {
-    trouble = c10::str("; the store was lost, did rank 0 end? (", first_line(error), ")");
+    TORCH_CHECK(false, "rank ", rank, " waited at ", name_, " for the other ranks of ", size,
+                " when the store was lost; did rank 0 end? (", first_line(error), ")");
   }
-  TORCH_CHECK(false, "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
-              c10::Join(", ", missing), " of ", size, " ranks, which did not come", trouble);
+  TORCH_CHECK(missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
+              c10::Join(", ", missing), " of ", size, " ranks, which did not come");
 }
 
 std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
+#include <sstream>
 #include <utility>
 
 #include "comm/network.h"
@@ -15,27 +17,32 @@ namespace {
 // Addresses for one rank's heap: as much as the machine has memory.
 int64_t heap_nbytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
 
-// For each rank, a character for each rank: 'x' where it is on the same host.
-using Rows = std::vector<std::string>;
+// For each rank, the ranks whose memory it reaches, in order: those of its host.
+using Rows = std::vector<std::vector<int>>;
 
 // None where two ranks are with a third one, but not with each other.
 std::optional<std::vector<int>> hosts_of(const Rows& rows) {
   std::vector<int> hosts;
-  for (const std::string& row : rows) {
-    const size_t first = row.find('x');
-    if (first == std::string::npos || rows[first] != row) return std::nullopt;
-    hosts.push_back(static_cast<int>(first));
-  }
-  for (size_t rank = 0; rank < rows.size(); ++rank) {
-    if (rows[rank][rank] != 'x') return std::nullopt;
+  for (const std::vector<int>& row : rows) {
+    const auto rank = static_cast<int>(hosts.size());
+    if (!std::binary_search(row.begin(), row.end(), rank)) return std::nullopt;
+    if (rows[static_cast<size_t>(row.front())] != row) return std::nullopt;
+    hosts.push_back(row.front());
   }
   return hosts;
 }
 
+// The first rank that is not in the row.
+size_t first_without(const std::vector<int>& row) {
+  size_t rank = 0;
+  while (rank < row.size() && row[rank] == static_cast<int>(rank)) ++rank;
+  return rank;
+}
+
 std::string first_apart(const Rows& rows, const std::vector<std::string>& names) {
   for (size_t rank = 0; rank < rows.size(); ++rank) {
-    const size_t other = rows[rank].find('-');
-    if (other == std::string::npos) continue;
+    if (rows[rank].size() == rows.size()) continue;
+    const size_t other = first_without(rows[rank]);
     return c10::str("rank ", rank, " on host '", names[rank], "' cannot reach the memory of rank ", other,
                     names[rank] == names[other]
                         ? ", whose host has the same name (a container of its own, or another user)"
@@ -57,14 +64,15 @@ std::string failure_of(const Part& part) {
 
 // The outcome of one rank's search, for the others.
 struct Finding {
-  std::string row;
+  std::vector<int> row;
   std::string failure;  // empty: it can share memory
 };
 
-std::string text_of(const Finding& finding) { return finding.row + "\n" + finding.failure; }
+std::string text_of(const Finding& finding) { return c10::Join(" ", finding.row) + "\n" + finding.failure; }
 Finding finding_of(const std::string& text) {
   const size_t end = text.find('\n');
-  return {text.substr(0, end), text.substr(end + 1)};
+  std::istringstream numbers(text.substr(0, end));
+  return {std::vector<int>(std::istream_iterator<int>(numbers), {}), text.substr(end + 1)};
 }
 
 // The first rank that cannot share memory at all, and why; empty: none.
@@ -118,7 +126,7 @@ FoundHosts find_hosts(Communicator& group, const HostProbe& probe) {
     ranks.of_ranks.push_back(nullptr);
     const bool may_open = names[rank] == name && !tickets[rank].empty() && own.failure.empty();
     if (may_open) own.failure = failure_of([&] { ranks.of_ranks.back() = probe.open(tickets[rank]); });
-    own.row += ranks.of_ranks.back() ? 'x' : '-';
+    if (ranks.of_ranks.back()) own.row.push_back(static_cast<int>(rank));
   }
   std::vector<Finding> findings;
   // Also: all have opened what they can.
