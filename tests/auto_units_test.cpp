@@ -411,7 +411,7 @@ TEST(AutoUnits, OptionsThatContradict) {
   BranchedNet net;
   Options options = automatic(one_rank());
   options.auto_wrap_policy = testing::every_module();
-  expect_error([&] { fully_shard(net, options); }, {"auto_units and auto_wrap_policy both say what the units are"});
+  expect_error([&] { fully_shard(net, options); }, {"auto_units and auto_wrap_policy both define the units"});
   options.auto_wrap_policy = {};
   options.use_orig_params = false;
   expect_error([&] { fully_shard(net, options); }, {"auto_units needs use_orig_params=true"});
@@ -432,7 +432,7 @@ TEST(AutoUnits, AreNotCutWhileInUse) {
   BranchedNet net;
   auto sharded = fully_shard(net, automatic(one_rank()));
   expect_error([&] { sharded->pin({}, [&] { net->loss(input()).backward(); }); },
-               {"unit 'scale'", "Call ShardedModule::cut_units before"});
+               {"unit 'scale'", "Call ShardedModule::cut_units first"});
   expect_error([&] { sharded->set_modules_to_forward_prefetch(*net, {*net}); },
                {"cannot be set before its units are made"});
   net->loss(input()).backward();

@@ -194,7 +194,7 @@ TEST_P(AutogradFailures, WritesToShardsBetweenForwardAndBackward) {
     }
     expect_error([&] { loss.backward(); }, {c10::str("rank ", rank.rank, ": unit 'c").c_str(),
                                             "its shards were written between forward and backward",
-                                            "Run backward before the step, or forward again"});
+                                            "Run backward before the step, or run forward again"});
   });
 }
 
@@ -292,7 +292,7 @@ TEST_P(UnevenRanks, AreRightOrGetAnErrorThatSaysWhatToDo) {
     all += error + "\n";
   }
   EXPECT_THAT(all, ::testing::ContainsRegex("rank [0-9] issues .* while rank [0-9] issues "));
-  EXPECT_THAT(all, ::testing::HasSubstr("add their outputs to it, multiplied by zero"));
+  EXPECT_THAT(all, ::testing::HasSubstr("add their outputs, multiplied by zero, to that loss"));
 }
 
 }  // namespace

@@ -294,7 +294,7 @@ TEST(Watching, NamesTheLateRankUnitAndPass) {
   });
   std::lock_guard lock(said->mutex);
   EXPECT_THAT(said->lines, AllOf(HasSubstr("rank 0 has waited"), HasSubstr("all-gather of 'b' (backward"),
-                                 HasSubstr("rank 2 is late; its last: rank 2, #"),
+                                 HasSubstr("rank 2 is late; its last collective: rank 2, #"),
                                  HasSubstr("all-gather of 'b' (forward"), Not(HasSubstr("rank 1 is late"))));
 }
 

@@ -394,7 +394,7 @@ TEST(MemorySummary, HasARowForEachCategory) {
   std::string summary = sharded->memory_summary({{"optimizer state", 1 << 20, 2 << 20, 3 << 20}});
   for (const char* part :
        {"rank 0, MiB", "current", "peak", "reserved", "parameter shards", "gradient shards", "unsharded parameters",
-        "gradient buffers", "optimizer state                 1.00        2.00        3.00", "together"}) {
+        "gradient buffers", "optimizer state                 1.00        2.00        3.00", "total"}) {
     EXPECT_THAT(summary, ::testing::HasSubstr(part));
   }
 }

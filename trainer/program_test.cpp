@@ -443,7 +443,7 @@ TEST_F(Program, AnErrorOfAllRanksIsSaidOnce) {
                         {"resume_from_checkpoint", folder_.path("output/checkpoint-4")}};
   const ProgramResult result = train(config(changes), "--nproc-per-node 3");
   EXPECT_EQ(result.status, 1);
-  const std::string line = "  differs: model.norm.weight is F32 [18], expected is BF16 [18]\n";
+  const std::string line = "  differs: model.norm.weight is F32 [18], expected BF16 [18]\n";
   const size_t first = result.err.find(line);
   ASSERT_NE(first, std::string::npos) << result.err;
   EXPECT_EQ(result.err.find(line, first + 1), std::string::npos) << result.err;

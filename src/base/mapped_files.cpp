@@ -39,7 +39,7 @@ class OpenFile {
 std::shared_ptr<MappedFiles> MappedFiles::in(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  TORCH_CHECK(!error, "fsdp: offload_path: the folder '", folder, "' cannot be made: ", error.message());
+  TORCH_CHECK(!error, "fsdp: offload_path: the folder '", folder, "' cannot be created: ", error.message());
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<MappedFiles>> known;
   std::lock_guard lock(mutex);
@@ -65,7 +65,7 @@ int MappedFiles::open_file() const {
       unlink(name.c_str());
     }
   }
-  TORCH_CHECK(file >= 0, "fsdp: offload_path: no file can be made in the folder '", folder_,
+  TORCH_CHECK(file >= 0, "fsdp: offload_path: no file can be created in the folder '", folder_,
               "': ", std::strerror(errno));
   return file;
 }

@@ -25,7 +25,7 @@ constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 
 std::string read_manifest(const fs::path& path) {
   TORCH_CHECK(fs::exists(fs::symlink_status(path)), path.parent_path().string(), ": holds no ", kManifestName,
-              ": it is no checkpoint, or one whose save was not finished");
+              ": it is not a checkpoint, or its save did not finish");
   return read_file(path, kMaxManifestBytes);
 }
 
@@ -41,12 +41,12 @@ class CheckpointFolder::File : public InputFile {
  private:
   void check_size(const StoredFile& stored) const {
     TORCH_CHECK(bytes() == stored.bytes, path().string(), ": has ", bytes(), " bytes, the manifest says ", stored.bytes,
-                ": the file is damaged, or of another checkpoint");
+                ": the file is damaged or belongs to another checkpoint");
   }
   void check_header(const StoredFile& stored) const {
-    TORCH_CHECK(
-        checksum_of(read(0, stored.header_bytes)) == stored.header_checksum, path().string(),
-        ": its header does not have the checksum of the manifest: the file is damaged, or of another checkpoint");
+    TORCH_CHECK(checksum_of(read(0, stored.header_bytes)) == stored.header_checksum, path().string(),
+                ": its header does not match the checksum in the manifest: the file is damaged or belongs to another "
+                "checkpoint");
   }
 };
 
@@ -66,10 +66,10 @@ void CheckpointFolder::check_files() const {
     const fs::path path = path_ / stored.name;
     struct stat status {};
     TORCH_CHECK(::lstat(path.c_str(), &status) == 0, path.string(),
-                ": the manifest lists this file, but: ", std::strerror(errno));
+                ": the manifest lists this file, but it cannot be accessed: ", std::strerror(errno));
     TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
     TORCH_CHECK(static_cast<uint64_t>(status.st_size) == stored.bytes, path.string(), ": has ", status.st_size,
-                " bytes, the manifest says ", stored.bytes, ": the file is damaged, or of another checkpoint");
+                " bytes, the manifest says ", stored.bytes, ": the file is damaged or belongs to another checkpoint");
   }
   std::error_code failure;
   for (const auto& entry : fs::directory_iterator(path_, failure)) {
@@ -104,7 +104,7 @@ void CheckpointFolder::read(const std::string& name, int64_t begin, int64_t end,
               "and of ",
               end - begin, " elements, is of shape ", out.sizes());
   TORCH_CHECK(out.scalar_type() == stored.dtype, where, ": is stored as ", safetensors_dtype(stored.dtype),
-              " but wanted as ", safetensors_dtype(out.scalar_type()), "; nothing is cast in silence");
+              " but requested as ", safetensors_dtype(out.scalar_type()), "; values are not cast implicitly");
   const at::NoGradGuard no_grad;
   const at::Tensor host = out.is_cpu() ? out : at::empty(out.sizes(), at::TensorOptions(stored.dtype));
   char* const bytes = static_cast<char*>(host.mutable_data_ptr());
@@ -136,7 +136,7 @@ void CheckpointFolder::read_part(const std::string& where, const StoredPart& par
     source.read(part.offset + begin, block, end - begin);
     TORCH_CHECK(checksum_of({block, end - begin}) == part.checksums[i], where, ": bytes [", part.offset + begin, ", ",
                 part.offset + end, ") of ", source.path().string(),
-                " do not have the checksum of the manifest: the file is damaged, or of another checkpoint");
+                " do not have the checksum of the manifest: the file is damaged or belongs to another checkpoint");
     if (!whole && wanted.to != nullptr) {
       const uint64_t from = std::max(begin, wanted.first), until = std::min(end, wanted.last);
       std::memcpy(wanted.to + (from - wanted.first), block + (from - begin), until - from);

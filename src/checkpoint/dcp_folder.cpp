@@ -25,7 +25,7 @@ uint64_t checked_length(const fs::path& folder, const std::string& relative) {
   for (const fs::path& part : fs::path(relative)) {
     path /= part;
     TORCH_CHECK(::lstat(path.c_str(), &status) == 0, path.string(),
-                ": .metadata names this file, but: ", std::strerror(errno));
+                ": .metadata names this file, but it cannot be accessed: ", std::strerror(errno));
     TORCH_CHECK(!S_ISLNK(status.st_mode), path.string(), ": is a symbolic link, which is not followed");
   }
   TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
@@ -43,7 +43,7 @@ class FileLengths {
     }
     const auto end = static_cast<uint64_t>(location.offset + location.length);
     TORCH_CHECK(end <= known->second, (folder_ / location.path).string(), ": has ", known->second, " bytes, but ",
-                quoted_name(name), " ends at byte ", end, ": it was cut short, or is of another checkpoint");
+                quoted_name(name), " ends at byte ", end, ": it was cut short or belongs to another checkpoint");
   }
 
  private:
@@ -115,7 +115,7 @@ void DcpFolder::read(const std::string& name, int64_t begin, int64_t end, at::Te
   TORCH_CHECK(out.dim() == 1 && out.numel() == end - begin && out.is_contiguous(), where,
               ": out must be 1-D, contiguous and of ", end - begin, " elements, is of shape ", out.sizes());
   TORCH_CHECK(out.scalar_type() == stored.info.dtype, where, ": is stored as ", c10::toString(stored.info.dtype),
-              " but wanted as ", c10::toString(out.scalar_type()), "; nothing is cast in silence");
+              " but requested as ", c10::toString(out.scalar_type()), "; values are not cast implicitly");
   const at::NoGradGuard no_grad;
   const at::Tensor host = out.is_cpu() ? out : at::empty(out.sizes(), at::TensorOptions(stored.info.dtype));
   char* const bytes = static_cast<char*>(host.mutable_data_ptr());

@@ -79,7 +79,7 @@ void DcpFolderWriter::add_name(const std::string& name, const std::vector<DcpKey
 
 void DcpFolderWriter::check_complete() const {
   TORCH_CHECK(!archive_, folder_.target().string(), ": tensor ", quoted_name(tensor_ ? tensor_->info.name : ""),
-              " was not written to its end");
+              " was not written completely");
 }
 
 OutputFile& DcpFolderWriter::file() {

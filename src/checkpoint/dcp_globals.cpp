@@ -74,7 +74,7 @@ std::string dtype_name(c10::ScalarType dtype) {
     }
   }
   TORCH_CHECK(false, "dtype ", c10::toString(dtype),
-              " has no name in checkpoints of torch.distributed.checkpoint here");
+              " cannot be stored in checkpoints of torch.distributed.checkpoint");
 }
 
 void allow_dtypes(PickleGlobals& globals) {

@@ -26,7 +26,7 @@ constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 void check_path(const std::string& path, const Place& place) {
   const auto refuse = [&](const std::string& why) { place.fail("relative_path ", quoted_name(path), " ", why); };
   if (path.empty() || path.find('\0') != std::string::npos) {
-    refuse("is no name of a file");
+    refuse("is not a file name");
   }
   if (path.size() > kMaxPathBytes) {
     refuse(c10::str("is longer than ", kMaxPathBytes, " bytes"));

@@ -75,7 +75,7 @@ void make_folders(const fs::path& folder) {
   if (uninterrupted([&] { return file_system().mkdir(clean.c_str(), 0777); }) != 0) {
     const int error = errno;
     TORCH_CHECK(error == EEXIST && fs::is_directory(clean, ignored), clean.string(),
-                ": the folder cannot be made: ", std::strerror(error));
+                ": the folder cannot be created: ", std::strerror(error));
   }
 }
 

@@ -132,7 +132,7 @@ class ValueBuilder {
 
 json parse_json(std::string_view text, const std::string& source) {
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would end there
-    TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not have");
+    TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not allow");
   }
   const char* reached = text.data();
   ValueBuilder builder(text, &reached, source);
@@ -145,8 +145,8 @@ json read_json_file(const std::filesystem::path& path) {
   std::error_code failure;
   TORCH_CHECK(std::filesystem::is_regular_file(path, failure), path.string(), ": not a readable file",
               failure ? " (" + failure.message() + ")" : "");
-  TORCH_CHECK(std::filesystem::file_size(path) <= kMaxFileBytes, path.string(), ": larger than ", kMaxFileBytes,
-              " bytes, which no JSON file here should be");
+  TORCH_CHECK(std::filesystem::file_size(path) <= kMaxFileBytes, path.string(), ": larger than the limit of ",
+              kMaxFileBytes, " bytes for JSON files");
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK(file.is_open(), path.string(), ": cannot be opened: ", std::strerror(errno));
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};

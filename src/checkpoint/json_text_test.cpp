@@ -40,7 +40,7 @@ TEST(JsonText, EndOfTextIsAnError) {
 // The parser underneath takes a zero byte for the end, and would not look at what follows.
 TEST(JsonText, ZeroBytesAreErrors) {
   using std::string_literals::operator""s;
-  EXPECT_EQ(parse_error("{}\0x"s), "some.json:1:3: a zero byte, which JSON does not have");
+  EXPECT_EQ(parse_error("{}\0x"s), "some.json:1:3: a zero byte, which JSON does not allow");
   EXPECT_THAT(parse_error("{}\n\0"s), StartsWith("some.json:2:1: a zero byte"));
   EXPECT_THAT(parse_error("[\"\0\"]"s), StartsWith("some.json:1:3: "));
   EXPECT_EQ(parse_error("[\"\\u0000\"]"), "");

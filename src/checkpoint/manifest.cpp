@@ -158,9 +158,11 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
   const std::string where = source + ": file " + quoted_name(file.name);
   const bool plain = !file.name.empty() && file.name.size() < 256 && file.name.front() != '.' &&
                      file.name.find('/') == std::string::npos && file.name.find('\0') == std::string::npos;
-  TORCH_CHECK(plain, where, ": must be the name of a file in the checkpoint's folder, without / and no dot in front");
+  TORCH_CHECK(plain, where,
+              ": must be the name of a file in the checkpoint's folder, without '/' and without a leading dot");
   TORCH_CHECK(file.name != kManifestName && names.insert(file.name).second, where, ": is listed twice");
-  TORCH_CHECK(file.header_bytes <= file.bytes, where, ": ", file.header_bytes, " bytes of header in ", file.bytes);
+  TORCH_CHECK(file.header_bytes <= file.bytes, where, ": ", file.header_bytes, " header bytes in a file of ",
+              file.bytes);
   constexpr uint64_t kLimit = sizeof(uint64_t) + kMaxHeaderBytes;
   TORCH_CHECK(file.header_bytes <= kLimit, where, ": ", file.header_bytes,
               " bytes of header are more than the limit of ", kLimit);
@@ -201,7 +203,7 @@ void check_parts(const std::string& name, const StoredTensor& tensor, const Mani
   int64_t covered = 0;
   for (const StoredPart& part : tensor.parts) {
     const std::string which = c10::str(where, ", elements [", part.begin, ", ", part.end, ")");
-    TORCH_CHECK(part.begin >= covered, which, ": overlap the part before, which ends at ", covered);
+    TORCH_CHECK(part.begin >= covered, which, ": overlap the previous part, which ends at ", covered);
     TORCH_CHECK(part.begin == covered, which, ": elements [", covered, ", ", part.begin,
                 ") before them are in no file");
     TORCH_CHECK(part.begin < part.end && part.end <= tensor.numel(), which, ": the tensor has ", tensor.numel());
@@ -247,13 +249,13 @@ std::string_view checked_content(std::string_view text, const std::string& sourc
   const bool framed = text.size() >= begin + kAfter.size() && text.substr(0, kBefore.size()) == kBefore &&
                       text.substr(kBefore.size() + kDigits, kBetween.size()) == kBetween &&
                       text.substr(text.size() - kAfter.size()) == kAfter;
-  TORCH_CHECK(framed, source, ": is no manifest of a checkpoint, or is damaged: it must begin with ", kBefore,
+  TORCH_CHECK(framed, source, ": is not the manifest of a checkpoint, or is damaged: it must begin with ", kBefore,
               " and end with a brace and a line feed");
   const std::string_view content = text.substr(begin, text.size() - begin - kAfter.size());
   std::vector<uint64_t> checksum;
   TORCH_CHECK(
       parse_checksums(text.substr(kBefore.size(), kDigits), checksum) && checksum.front() == checksum_of(content),
-      source, ": the content does not have the checksum that is given: the file is damaged");
+      source, ": the content does not match the checksum in the file: the file is damaged");
   return content;
 }
 

@@ -226,11 +226,10 @@ class Machine {
       return;
     }
     if (!classes_.contains(&called)) {
-      input_.fail(called.kind == Kind::kGlobal ? called.text + " is no class" : "a value that is no class",
-                  " is called");
+      input_.fail(called.kind == Kind::kGlobal ? called.text : "a value", " is called, but is not a class");
     }
     if (arguments.kind != Kind::kTuple) {
-      input_.fail(called.text, " is called with something else than a tuple of arguments");
+      input_.fail(called.text, " is called with something other than a tuple of arguments");
     }
     if (called.text == kOrderedDict && arguments.items.empty()) {
       push(Kind::kDict);

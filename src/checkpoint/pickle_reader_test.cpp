@@ -147,11 +147,11 @@ TEST(PickleHostile, ForeignGlobals) {
 }
 
 TEST(PickleHostile, Calls) {
-  EXPECT_THAT(opcodes_error("cm\nk\n)R"), HasSubstr("m.k is no class"));
-  EXPECT_THAT(opcodes_error(pickled::text("m.C") + ")R"), HasSubstr("no class"));
-  EXPECT_THAT(opcodes_error("cm\nC\n)R)R"), HasSubstr("no class"));
-  EXPECT_THAT(opcodes_error("cm\nC\nNR"), HasSubstr("something else than a tuple"));
-  EXPECT_THAT(opcodes_error("cm\nC\n]\x81"), HasSubstr("something else than a tuple"));
+  EXPECT_THAT(opcodes_error("cm\nk\n)R"), HasSubstr("m.k is called, but is not a class"));
+  EXPECT_THAT(opcodes_error(pickled::text("m.C") + ")R"), HasSubstr("not a class"));
+  EXPECT_THAT(opcodes_error("cm\nC\n)R)R"), HasSubstr("not a class"));
+  EXPECT_THAT(opcodes_error("cm\nC\nNR"), HasSubstr("something other than a tuple"));
+  EXPECT_THAT(opcodes_error("cm\nC\n]\x81"), HasSubstr("something other than a tuple"));
   EXPECT_THAT(opcodes_error("]}b"), HasSubstr("BUILD of a value that is no object"));
   EXPECT_THAT(opcodes_error("cm\nC\n}b"), HasSubstr("BUILD of a value that is no object"));
   EXPECT_THAT(opcodes_error("cm\nC\n)\x81}b}b"), HasSubstr("BUILD of an object that has its state"));

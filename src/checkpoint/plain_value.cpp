@@ -46,7 +46,7 @@ class PlainValues {
       default: {
         const bool has_name = value.kind == Kind::kGlobal || value.kind == Kind::kObject;
         TORCH_CHECK(false, source_, ": ", has_name ? value.text : "a value", " (byte ", value.offset,
-                    ") is no number, string, list or dict");
+                    ") is not a number, string, list or dict");
       }
     }
   }
@@ -70,7 +70,8 @@ class PlainValues {
     json fields = json::object();
     for (size_t i = 0; i < value.items.size(); i += 2) {
       const PickleValue& key = *value.items[i];
-      TORCH_CHECK(key.kind == Kind::kString, source_, ": a dict with a key that is no string (byte ", key.offset, ")");
+      TORCH_CHECK(key.kind == Kind::kString, source_, ": a dict with a key that is not a string (byte ", key.offset,
+                  ")");
       take(kBytesPerValue + key.text.size());
       fields[key.text] = make(*value.items[i + 1]);
     }

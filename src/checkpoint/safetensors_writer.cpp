@@ -130,7 +130,7 @@ SafetensorsWriter::Place SafetensorsWriter::place(const std::string& name) const
 void SafetensorsWriter::finish() {
   for (const Slot& slot : slots_) {
     TORCH_CHECK(slot.is_complete(), file_.target().string(), ": tensor ", quoted_name(slot.info.name),
-                " of the layout was ", slot.written < 0 ? "never written" : "not written to its end");
+                " of the layout was ", slot.written < 0 ? "never written" : "not written completely");
   }
   file_.commit();
 }

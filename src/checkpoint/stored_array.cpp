@@ -73,7 +73,7 @@ void check_extent(const StoredArray& array, const Place& place) {
   };
   if (array.strides.size() != array.sizes.size() || !countable_nbytes(array.dtype, array.sizes)) {
     place.fail("sizes [", c10::Join(", ", array.sizes), "] with strides [", c10::Join(", ", array.strides),
-               "] are no tensor's");
+               "] do not describe a tensor");
   }
   const auto end = end_of(array);
   if (!end || *end > array.storage_numel) {

@@ -26,7 +26,7 @@ std::string prefix_of(const ZipArchive& zip) {
 
 const ZipRecord& pickle_of(const ZipArchive& zip, const std::string& prefix) {
   const ZipRecord* record = zip.find(prefix + "data.pkl");
-  TORCH_CHECK(record != nullptr, zip.source(), ": holds no data.pkl: no archive of torch.save");
+  TORCH_CHECK(record != nullptr, zip.source(), ": holds no data.pkl: it was not written by torch.save");
   return *record;
 }
 
@@ -67,7 +67,8 @@ nlohmann::json TorchArchive::plain_value() const {
 const ZipRecord& TorchArchive::storage(const StoredArray& array) const {
   const std::string name = prefix_ + "data/" + array.storage;
   const ZipRecord* record = zip_.find(name);
-  TORCH_CHECK(record != nullptr, zip_.source(), ": holds no record ", quoted_name(name), ", which the tensor lies in");
+  TORCH_CHECK(record != nullptr, zip_.source(), ": holds no record ", quoted_name(name),
+              ", which holds the tensor's data");
   const auto size = static_cast<uint64_t>(c10::elementSize(array.dtype));
   TORCH_CHECK(record->bytes / size == static_cast<uint64_t>(array.storage_numel) && record->bytes % size == 0,
               zip_.source(), ": record ", quoted_name(name), " has ", record->bytes, " bytes, but its storage ",

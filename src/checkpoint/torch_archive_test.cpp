@@ -150,8 +150,8 @@ TEST_F(TorchArchives, HostileTensors) {
   EXPECT_THAT(error({.strides = tuple({integer(4), integer(1)})}), HasSubstr("reach beyond the storage"));
   EXPECT_THAT(error({.strides = tuple({integer(-3), integer(1)})}), HasSubstr("negative"));
   EXPECT_THAT(error({.strides = tuple({integer(kHuge), integer(kHuge)})}), HasSubstr("reach beyond"));
-  EXPECT_THAT(error({.strides = tuple({integer(3)})}), HasSubstr("are no tensor's"));
-  EXPECT_THAT(error({.sizes = tuple({integer(kHuge), integer(kHuge)})}), HasSubstr("are no tensor's"));
+  EXPECT_THAT(error({.strides = tuple({integer(3)})}), HasSubstr("do not describe a tensor"));
+  EXPECT_THAT(error({.sizes = tuple({integer(kHuge), integer(kHuge)})}), HasSubstr("do not describe a tensor"));
   EXPECT_THAT(error({.sizes = tuple({integer(1 << 20), integer(3)}), .strides = tuple({integer(0), integer(1)})}),
               HasSubstr("more elements than in the storage"));
   EXPECT_THAT(error({.sizes = text("x")}), HasSubstr("sizes is not a tuple"));

@@ -75,7 +75,7 @@ ZipArchive::ZipArchive(const InputFile& file, uint64_t offset, uint64_t length, 
   Claims claims(source_);
   for (const Entry& entry : directory.entries) {
     const std::string where = where_of(source_, entry.name);
-    TORCH_CHECK(names.insert(entry.name).second, where, "is there twice");
+    TORCH_CHECK(names.insert(entry.name).second, where, "occurs twice");
     const uint64_t data = data_of(entry, file, offset, directory.begin, where);
     claims.add(entry.header, data + entry.bytes, entry.name);
     records_.push_back({entry.name, offset + data, entry.bytes, entry.crc32});

@@ -124,7 +124,7 @@ TEST_F(Archive, RecordsThatShareBytesOrNames) {
   one_place.replace(second_entry() + 42, 4, std::string(4, '\0'));  // the header of the other record
   EXPECT_THAT(error(one_place), AllOf(HasSubstr("\"a/y\""), HasSubstr("header is not the one")));
   one_name[second_entry() + zip::kCentralBytes + 2] = 'x';
-  EXPECT_THAT(error(one_name), AllOf(HasSubstr("\"a/x\""), HasSubstr("is there twice")));
+  EXPECT_THAT(error(one_name), AllOf(HasSubstr("\"a/x\""), HasSubstr("occurs twice")));
 }
 
 // A record whose data hold the header of another one: both headers are in order, but they share bytes.

@@ -27,7 +27,7 @@ class End {
     tail_ = file.read(offset + length - kept, kept);
     TORCH_CHECK(
         kept >= kEndBytes && number_at<uint32_t>(end(), 0) == kEndSignature && number_at<uint16_t>(end(), 20) == 0,
-        source, ": does not end as a zip archive without a comment does: it is cut short, or something else");
+        source, ": has no zip end record at its end: it was cut short, has an archive comment or is not a zip archive");
   }
 
   Extent find() const {

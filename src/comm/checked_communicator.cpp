@@ -104,7 +104,8 @@ class CheckedCommunicator::Flight {
       trouble = exchange_->compare(group_->names);
     } catch (const std::exception& error) {
       const int rank = group_->names[static_cast<size_t>(inner_->rank())];
-      trouble = c10::str("rank ", rank, " compares its ", description_, ": ", first_line(error));
+      trouble =
+          c10::str("rank ", rank, " cannot compare its ", description_, " with the other ranks: ", first_line(error));
     }
     exchange_.reset();
     TORCH_CHECK(!trouble, *trouble);

@@ -12,8 +12,8 @@ const char* hint(const CollectiveIdentity& own, const Header& other) {
            description.find(c10::str("(", to_string(Pass::kReduce), ",")) != std::string::npos;
   };
   return in_backward(own.describe()) || in_backward(other.description)
-             ? ". Where the loss of one rank leaves out modules or parameters that those of others use, add their "
-               "outputs to it, multiplied by zero"
+             ? ". If the loss of one rank does not depend on modules or parameters that other ranks use, add their "
+               "outputs, multiplied by zero, to that loss"
              : "";
 }
 

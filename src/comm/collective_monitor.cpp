@@ -22,8 +22,9 @@ std::chrono::milliseconds warning_of(const DebugOptions& options, const Communic
   TORCH_CHECK(options.watchdog_warning->count() >= 0, "fsdp: watchdog_warning of ", options.watchdog_warning->count(),
               " ms must not be negative; zero turns the watchdog off");
   TORCH_CHECK(!limited || *options.watchdog_warning < timeout, "fsdp: watchdog_warning of ",
-              options.watchdog_warning->count(), " ms is no shorter than the timeout of group '", group, "', ",
-              timeout.count(), " ms: it would never be heard");
+              options.watchdog_warning->count(), " ms is not shorter than the timeout of group '", group, "', ",
+              timeout.count(),
+              " ms: the watchdog would never print its warning; lower it, or set it to zero to turn the watchdog off");
   return *options.watchdog_warning;
 }
 

@@ -37,7 +37,7 @@ std::string CollectiveEntry::progress(Clock::time_point now) const {
     case State::kIssued:
       return c10::str("issued ", seconds_text(now - issued), " ago, not waited for yet");
     case State::kWaiting:
-      return c10::str("waited for since ", seconds_text(now - waited));
+      return c10::str("waiting for ", seconds_text(now - waited));
     case State::kDone:
       return c10::str("done after ", seconds_text(ended - issued), ", ", seconds_text(now - ended), " ago");
     case State::kFailed:

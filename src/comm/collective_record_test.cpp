@@ -31,8 +31,7 @@ TEST(FlightRecord, TellsHowFarEachCollectiveHasCome) {
   const std::string text = record.text();
   EXPECT_THAT(text, HasSubstr("rank 3, #0 all-gather of 'a' (forward, generation 7), 1024 elements of Float: done"));
   EXPECT_THAT(text, HasSubstr("#1 all-gather of 'b' (forward, generation 7), 1024 elements of Float: failed after"));
-  EXPECT_THAT(text,
-              HasSubstr("#2 all-gather of 'c' (forward, generation 7), 1024 elements of Float: waited for since"));
+  EXPECT_THAT(text, HasSubstr("#2 all-gather of 'c' (forward, generation 7), 1024 elements of Float: waiting for "));
   EXPECT_THAT(text, HasSubstr("#3 all-gather of 'd' (forward, generation 7), 1024 elements of Float: issued"));
   EXPECT_EQ(record.longest_waiting(group)->number, 2u);
   EXPECT_EQ(record.last()->number, 3u);

@@ -120,7 +120,7 @@ int check_subgroup(const std::vector<int>& members, int rank, int size, const Co
   const auto place = std::find(members.begin(), members.end(), rank);
   TORCH_CHECK(ascending && inside && place != members.end(), describe("subgroup", id), ": rank ", rank, " of ", size,
               " cannot be in a group of the ranks [", c10::Join(", ", members),
-              "]: they must be ascending ranks of this group, this one among them");
+              "]: they must be ranks of this group in ascending order and include this rank");
   return static_cast<int>(place - members.begin());
 }
 

@@ -93,8 +93,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
     settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host, " (met at ",
-                point.name(), "): ", first_line(error));
+    TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
+                " (rendezvous at ", point.name(), "): ", first_line(error));
   }
 }
 

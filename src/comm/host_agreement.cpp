@@ -41,8 +41,7 @@ void HostAgreement::note(const CollectiveIdentity& identity) {
 
 CollectiveId HostAgreement::with_history(const CollectiveId& id) const {
   if (count_ == 0) return id;
-  return {c10::str(id.name, ", behind ", count_, " collectives with hash ", history_ % 1000000), id.generation,
-          id.pass};
+  return {c10::str(id.name, ", after ", count_, " collectives with hash ", history_ % 1000000), id.generation, id.pass};
 }
 
 std::unique_ptr<Work> HostAgreement::issue(const CollectiveIdentity& identity, std::vector<uint64_t>* flags) {

@@ -56,7 +56,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environmen
   options.timeout = timeout;
   TORCH_CHECK(options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout),
               "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
-              " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
+              " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 is running");
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
   } catch (const std::exception& error) {
@@ -108,7 +108,7 @@ void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::
                 " when the store was lost; did rank 0 end? (", first_line(error), ")");
   }
   TORCH_CHECK(missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
-              c10::Join(", ", missing), " of ", size, " ranks, which did not come");
+              c10::Join(", ", missing), " of ", size, " ranks, which did not arrive");
 }
 
 std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {

@@ -52,7 +52,7 @@ Groups group_by_host(const std::vector<std::string>& hosts) {
 }  // namespace
 
 ProcessMesh make_mesh(const std::shared_ptr<Communicator>& world, int sharding_factor) {
-  TORCH_CHECK(world, "fsdp: make_mesh: no communicator");
+  TORCH_CHECK(world, "fsdp: make_mesh: the communicator is null");
   TORCH_CHECK(sharding_factor >= 1 && world->size() % sharding_factor == 0, "fsdp: make_mesh: sharding factor ",
               sharding_factor, " does not divide the number of ranks, ", world->size());
   Groups groups;
@@ -64,7 +64,7 @@ ProcessMesh make_mesh(const std::shared_ptr<Communicator>& world, int sharding_f
 }
 
 ProcessMesh make_mesh_of_hosts(const std::shared_ptr<Communicator>& world, const std::string& host) {
-  TORCH_CHECK(world, "fsdp: make_mesh_of_hosts: no communicator");
+  TORCH_CHECK(world, "fsdp: make_mesh_of_hosts: the communicator is null");
   return connect(world, group_by_host(world->all_gather_bytes(host.empty() ? host_name() : host, kMesh)));
 }
 

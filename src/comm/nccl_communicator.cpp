@@ -299,11 +299,11 @@ c10::Device cuda_device_of(const RankEnvironment& environment, const NcclOptions
   TORCH_CHECK(count > 0,
               "NCCL exchanges tensors on NVIDIA GPUs, but there is no CUDA device: either LibTorch is built "
               "for the CPU only, or no GPU or driver is found (nvidia-smi shows them; CUDA_VISIBLE_DEVICES may hide "
-              "them). make_gloo_communicator works without");
+              "them). make_gloo_communicator works without a GPU");
   const int index = options.device.value_or(environment.local_rank);
   TORCH_CHECK(index >= 0 && index < count, "rank ", environment.rank, " (local rank ", environment.local_rank,
               ") cannot use CUDA device ", index, ": this process sees ", count,
-              ". Each rank needs a GPU of its own; NcclOptions::device names one");
+              ". Each rank needs a GPU of its own; choose it with NcclOptions::device");
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 

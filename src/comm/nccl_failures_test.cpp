@@ -153,8 +153,8 @@ TEST_F(NcclFailures, RanksThatDifferAreFoundWithTheNextFlags) {
     gather(comm, comm.rank() == 0 ? "b" : "a");
     reduce_with_flags(comm, "c");
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0 issues all-reduce of 'c, behind 3 collectives"),
-                                 HasSubstr("rank 1 issues all-reduce of 'c, behind 3 collectives"),
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0 issues all-reduce of 'c, after 3 collectives"),
+                                 HasSubstr("rank 1 issues all-reduce of 'c, after 3 collectives"),
                                  HasSubstr("The latest that this rank issued"))));
   EXPECT_THAT(errors[0],
               HasSubstr("all-gather of 'a' (forward, generation 0), 8 elements of Float; all-gather of 'b'"));
@@ -167,7 +167,7 @@ TEST_F(NcclFailures, RanksThatDifferAreFoundAtABarrier) {
     gather(comm, comm.rank() == 0 ? "a" : "b");
     comm.barrier(id("c"));
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0 issues all-gather of bytes of 'c, behind 1 collectives"),
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0 issues all-gather of bytes of 'c, after 1 collectives"),
                                  HasSubstr("rank 1 issues"))));
 }
 

@@ -21,17 +21,17 @@ const CollectiveId kSetup{"group", 0, Pass::kSetup};
 const char* advice(ncclResult_t result) {
   switch (result) {
     case ncclUnhandledCudaError:
-      return "A call of CUDA failed: an earlier kernel may be the cause (CUDA_LAUNCH_BLOCKING=1 finds it), or two "
+      return "A CUDA call failed: an earlier kernel may be the cause (CUDA_LAUNCH_BLOCKING=1 finds it), or two "
              "ranks use one GPU";
     case ncclSystemError:
-      return "A call of the operating system failed: look at the network between the hosts (NCCL_SOCKET_IFNAME chooses "
-             "an interface) and at the size of /dev/shm";
+      return "A system call failed: check the network between the hosts (NCCL_SOCKET_IFNAME chooses "
+             "an interface) and the size of /dev/shm";
     case ncclRemoteError:
-      return "Another rank is gone or failed: its own error says why";
+      return "Another rank ended or failed: see its own error";
     case ncclInvalidUsage:
       return "Do two ranks use one GPU, or do ranks issue different collectives?";
     default:
-      return "NCCL_DEBUG=WARN makes NCCL say more";
+      return "Set NCCL_DEBUG=WARN for more details from NCCL";
   }
 }
 

@@ -59,10 +59,10 @@ void find_functions(void* handle, NcclLibrary& library) {
 void check_version(NcclLibrary& library) {
   const ncclResult_t result = library.get_version(&library.version);
   TORCH_CHECK(result == ncclSuccess, "the NCCL library ", library.path,
-              " does not tell its version: ", library.get_error_string(result));
+              " does not report its version: ", library.get_error_string(result));
   TORCH_CHECK(library.version >= kOldestVersion && library.version / 10000 == NCCL_MAJOR, "the NCCL library ",
-              library.path, " is of version ", nccl_version_text(library.version), "; needed is ", NCCL_MAJOR,
-              ".x from ", nccl_version_text(kOldestVersion), " on. ", kHowToGetIt);
+              library.path, " has version ", nccl_version_text(library.version), "; NCCL ", NCCL_MAJOR, ".x, version ",
+              nccl_version_text(kOldestVersion), " or later, is required. ", kHowToGetIt);
 }
 
 }  // namespace

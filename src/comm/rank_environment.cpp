@@ -99,7 +99,7 @@ void read_local_place(RankEnvironment& environment, const Launcher& launcher) {
   if (!place) {
     TORCH_CHECK(environment.world_size == 1 || is_loopback(environment.master_address), launcher.local_rank, " and ",
                 launcher.local_size, " are not set, and MASTER_ADDR is ", environment.master_address,
-                ": with more than one host each process must be told its rank on its host");
+                ": with more than one host, set both for each process");
     place = Place{environment.rank, environment.world_size};
   }
   TORCH_CHECK(place->size <= environment.world_size && place->rank <= environment.rank, launcher.local_rank, "=",
@@ -131,7 +131,7 @@ void refuse_unknown_launchers() {
     const auto rank = env_string(variable);
     TORCH_CHECK(!rank, variable, " is set (", *rank,
                 "), so a launcher started this process as one rank of several, but "
-                "it is none whose variables are known here; set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+                "fsdp does not know that launcher's variables; set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT for each process, or unset ",
                 variable, " for a run of one rank");
   }

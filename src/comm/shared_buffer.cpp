@@ -98,7 +98,7 @@ bool SharedBuffer::is_own_slice(const at::Tensor& tensor) const {
 
 void SharedBuffer::begin_reading() {
   TORCH_CHECK(!passing() || !is_reading(), place_.name,
-              ": a passing buffer is read once more before a reading has ended");
+              ": a passing buffer is read again before the previous reading has ended");
   ++begun_;
 }
 

@@ -39,7 +39,7 @@ Mark& mark_of(char* mapping) { return *reinterpret_cast<Mark*>(mapping); }
 std::string limit_text(__rlimit_resource resource, const char* command, const char* things) {
   rlimit limit{};
   if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
-  return c10::str("; this process may have ", limit.rlim_cur, " bytes of ", things, " only: raise that limit (",
+  return c10::str("; this process is limited to ", limit.rlim_cur, " bytes of ", things, ": raise that limit (",
                   command, ")");
 }
 
@@ -91,7 +91,7 @@ SharedMemory::SharedMemory(int file, int64_t nbytes, int64_t process)
   if (mapping_ == MAP_FAILED) {
     ::close(file);
     TORCH_CHECK(false, "no addresses for ", nbytes, " bytes of shared memory: ", std::strerror(error),
-                limit_text(RLIMIT_AS, "ulimit -v", "addresses"));
+                limit_text(RLIMIT_AS, "ulimit -v", "address space"));
   }
 }
 
@@ -122,7 +122,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(int64_t nbytes) {
     const int error = errno;
     ::close(file);
     TORCH_CHECK(false, "no shared memory of ", nbytes, " bytes: ", std::strerror(error),
-                limit_text(RLIMIT_FSIZE, "ulimit -f", "files"));
+                limit_text(RLIMIT_FSIZE, "ulimit -f", "file size"));
   }
   std::shared_ptr<SharedMemory> memory(new SharedMemory(file, nbytes, getpid()));
   memory->reserve(-kPage, kPage);

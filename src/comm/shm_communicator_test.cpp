@@ -211,7 +211,7 @@ TEST(PassingBuffer, IsReadOnceAtATime) {
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     reading->wait();
     EXPECT_THAT(error_of([&] { comm.all_gather(shared.whole, shared.own, id("u", 1)); }),
-                AllOf(HasSubstr("'buffer'"), HasSubstr("read once more before")));
+                AllOf(HasSubstr("'buffer'"), HasSubstr("read again before")));
   });
 }
 

@@ -59,11 +59,11 @@ std::string first_slurm_host(const std::string& hosts) {
       continue;
     }
     const size_t end = hosts.find(']', i), stop = hosts.find_first_of("-,]", i);
-    TORCH_CHECK(end != std::string::npos && stop > i + 1, "the list of hosts \"", hosts, "\" of Slurm cannot be read");
+    TORCH_CHECK(end != std::string::npos && stop > i + 1, "Slurm's list of hosts \"", hosts, "\" cannot be parsed");
     first += hosts.substr(i + 1, stop - i - 1);
     i = end;
   }
-  TORCH_CHECK(!first.empty(), "the list of hosts \"", hosts, "\" of Slurm names none");
+  TORCH_CHECK(!first.empty(), "Slurm's list of hosts \"", hosts, "\" names no host");
   return first;
 }
 
@@ -81,7 +81,7 @@ int slurm_tasks_of_node(const std::string& tasks, int node) {
     TORCH_CHECK(is_read, "SLURM_STEP_TASKS_PER_NODE is \"", tasks, "\", which cannot be read; accepted: 2(x3),1");
     if (node < first + *nodes) return *count;
     first += *nodes;
-    TORCH_CHECK(!left.empty(), "SLURM_NODEID is ", node, ", but SLURM_STEP_TASKS_PER_NODE is \"", tasks, "\", of ",
+    TORCH_CHECK(!left.empty(), "SLURM_NODEID is ", node, ", but SLURM_STEP_TASKS_PER_NODE \"", tasks, "\" lists ",
                 first, " node(s)");
   }
 }

@@ -32,7 +32,7 @@ void StoppedRankWarning::look(std::chrono::steady_clock::duration waited,
     if (!is_stopped(process)) continue;
     said_ = true;
     const std::string text = c10::str("fsdp: ", waits(), " for rank ", names[rank], ", which is stopped (process ",
-                                      process, "): it goes on with kill -CONT ", process, "\n");
+                                      process, "); resume it with: kill -CONT ", process, "\n");
     // At once: autograd keeps back what is a warning of LibTorch's until backward ends.
     std::fputs(text.c_str(), stderr);
     return;

@@ -35,12 +35,12 @@ std::string seconds_text(Clock::duration time) {
 std::string trouble_of(int rank, const std::optional<RankStatus>& status, const CollectiveEntry& entry) {
   if (!status) return c10::str("rank ", rank, " does not answer: did it end, or is it stopped or cut off?");
   if (status->issued <= entry.number) {
-    return c10::str("rank ", rank, " is late; its last: ", status->doing);
+    return c10::str("rank ", rank, " is late; its last collective: ", status->doing);
   }
   const RankStatus::Issued* other = status->find(entry.number);
   if (other && other->identity_hash != entry.identity.hash() && entry.identity.kind != CollectiveKind::kGatherBytes) {
     return c10::str("rank ", rank, " has issued another collective in its place: ", other->description,
-                    "; its last: ", status->doing);
+                    "; its last collective: ", status->doing);
   }
   return {};
 }
@@ -55,7 +55,7 @@ class Watchdog::Guard {
     if (options_.point) {
       board_.emplace(options_.point, options_.rank, static_cast<int>(options_.names.size()));
     } else {
-      silence_ = "what other ranks do is not known, as the communicator has no meeting point";
+      silence_ = "the state of the other ranks is unknown, since the communicator has no meeting point";
     }
   }
 
@@ -65,7 +65,8 @@ class Watchdog::Guard {
       look_at_own_waiting();
     } catch (const std::exception& error) {  // the store is gone: rank 0 may have ended
       board_.reset();
-      silence_ = c10::str("what other ranks do is not known, as the store cannot be reached (", first_line(error), ")");
+      silence_ = c10::str("the state of the other ranks is unknown, since the store cannot be reached (",
+                          first_line(error), ")");
     }
   }
 

@@ -91,11 +91,12 @@ TEST_F(WatchdogTest, NamesTheLateRankUnitAndPass) {
       }
       group->barrier({"end", 0, Pass::kUser});
     });
-    EXPECT_THAT(lines_.all(), Contains(AllOf(HasSubstr("rank 0 has waited"),
-                                             HasSubstr("all-gather of 'layer.1' (backward, generation 3)"),
-                                             HasSubstr(c10::str("rank ", ranks - 1, " is late; its last: rank ",
-                                                                ranks - 1, ", #0 all-gather of 'layer.0' (forward")),
-                                             HasSubstr("done after"))));
+    EXPECT_THAT(
+        lines_.all(),
+        Contains(AllOf(HasSubstr("rank 0 has waited"), HasSubstr("all-gather of 'layer.1' (backward, generation 3)"),
+                       HasSubstr(c10::str("rank ", ranks - 1, " is late; its last collective: rank ", ranks - 1,
+                                          ", #0 all-gather of 'layer.0' (forward")),
+                       HasSubstr("done after"))));
     EXPECT_THAT(lines_.all(), Contains(AllOf(HasSubstr("rank 0 goes on"), HasSubstr("'layer.1'"))));
   }
 }
@@ -162,9 +163,9 @@ TEST_F(WatchdogTest, SaysWhatTheLateRankWaitsFor) {
       options);
   // Which of the two is first to say so is open.
   EXPECT_THAT(lines_.all(), Contains(AnyOf(AllOf(HasSubstr("rank 0 has waited"), HasSubstr("rank 1 is late"),
-                                                 HasSubstr("in group 'world, twin': waited for since")),
+                                                 HasSubstr("in group 'world, twin': waiting for ")),
                                            AllOf(HasSubstr("rank 1 has waited"), HasSubstr("rank 0 is late"),
-                                                 HasSubstr("in group 'world': waited for since")))));
+                                                 HasSubstr("in group 'world': waiting for ")))));
 }
 
 TEST_F(WatchdogTest, ARankThatDoesNotAnswer) {

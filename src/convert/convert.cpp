@@ -18,8 +18,8 @@ void check_not_there(const fs::path& target, FolderKind kind) {
   const bool is_there = kind == FolderKind::kHuggingFace ? holds("config.json")
                         : kind == FolderKind::kTraining  ? holds(checkpoint::kManifestName)
                                                          : holds(".metadata");
-  TORCH_CHECK(!is_there, target.string(), ": is there already, a ", kind_name(kind),
-              "; choose another folder, or --force, which replaces it");
+  TORCH_CHECK(!is_there, target.string(), ": already holds a ", kind_name(kind),
+              "; choose another folder, or replace it with --force");
 }
 
 }  // namespace

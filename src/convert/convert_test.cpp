@@ -114,7 +114,7 @@ TEST_F(Convert, ToDcpAndBack) {
     json expected = state();
     if (flat) std::reverse(expected["optimizer"]["groups"].begin(), expected["optimizer"]["groups"].end());  // by name
     expect_same(to(dcp, "back", FolderKind::kTraining), expected);
-    EXPECT_THAT(notes, Contains("taken off the model's names: model."));
+    EXPECT_THAT(notes, Contains("prefix removed from the model's names: model."));
     EXPECT_THAT(notes, Not(Contains(HasSubstr("amsgrad"))));
     fs::remove_all(dcp);
   }
@@ -238,8 +238,8 @@ TEST_F(DcpLayouts, PrefixesOfTheModel) {
   EXPECT_THAT(names({{{"model.w"}, ""}, {{"model.v"}, ""}}), ElementsAre("model.v|", "model.w|"));
   EXPECT_THAT(names({{{"model", "model.w"}, ""}}), ElementsAre("model.w|"));
   EXPECT_THAT(names({{{"app", "model", "w"}, ""}, {{"ema", "w"}, ""}}), ElementsAre("w|"));
-  EXPECT_THAT(notes,
-              UnorderedElementsAre("taken off the model's names: app.model.", HasSubstr("left out: tensor ema.w")));
+  EXPECT_THAT(notes, UnorderedElementsAre("prefix removed from the model's names: app.model.",
+                                          HasSubstr("left out: tensor ema.w")));
   const std::vector<Entry> two{{{"teacher", "w"}, ""}, {{"student", "w"}, ""}};
   EXPECT_THAT(error_of([&] { names(two); }),
               AllOf(HasSubstr("\"student.\", \"teacher.\""), HasSubstr("--model-prefix")));
@@ -278,7 +278,7 @@ TEST_F(DcpLayouts, GroupsOfAdamThatDoNotSayAll) {
   names({{{"model", "w"}, ""}, {{"optim", "param_groups.w.lr"}, lr}, {{"optim", "param_groups.w.betas"}, betas}});
   EXPECT_EQ(groups, json::parse(R"([{"parameters": ["w"], "options": {"lr": 0.5, "beta1": 0.5, "beta2": 0.25,
                                      "amsgrad": 0.0, "decoupled_weight_decay": 1.0}}])"));
-  EXPECT_THAT(notes, Contains(HasSubstr("do not say decoupled_weight_decay: taken for true")));
+  EXPECT_THAT(notes, Contains(HasSubstr("have no decoupled_weight_decay: assumed to be true")));
   names({{{"model", "w"}, ""},
          {{"optim", "param_groups.w.lr"}, lr},
          {{"optim", "param_groups.w.betas"}, betas},
@@ -286,7 +286,7 @@ TEST_F(DcpLayouts, GroupsOfAdamThatDoNotSayAll) {
          {{"optim", "param_groups.w.decoupled_weight_decay"}, pickled::boolean(false)}});
   EXPECT_EQ(groups[0]["options"]["amsgrad"], 1.0);
   EXPECT_EQ(groups[0]["options"]["decoupled_weight_decay"], 0.0);
-  EXPECT_THAT(notes, Not(Contains(HasSubstr("taken for"))));
+  EXPECT_THAT(notes, Not(Contains(HasSubstr("assumed to be"))));
 }
 
 TEST_F(DcpLayouts, ValuesThatAreNoPlainData) {

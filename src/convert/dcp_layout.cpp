@@ -47,7 +47,7 @@ std::optional<std::string> find_optimizer(const DcpMetadata& metadata, const Sou
   for (const auto& [name, location] : metadata.bytes) add_optimizer(name, prefixes);
   for (const auto& [name, tensor] : metadata.tensors) add_optimizer(name, prefixes);
   TORCH_CHECK(prefixes.size() < 2, "there are several optimizers, under ", shown(prefixes),
-              ": choose one by --optimizer-prefix");
+              ": choose one with --optimizer-prefix");
   return prefixes.empty() ? std::nullopt : std::optional(*prefixes.begin());
 }
 
@@ -80,7 +80,7 @@ std::string find_model(const DcpMetadata& metadata, const DcpLayout& layout, con
     return prefix == "model." || (prefix.size() > 7 && prefix.substr(prefix.size() - 7) == ".model.");
   });
   TORCH_CHECK(models.size() == 1, "tensors lie under several prefixes, ", shown(prefixes),
-              ": choose the model's by --model-prefix");
+              ": choose the model's with --model-prefix");
   return models.front();
 }
 
@@ -160,10 +160,10 @@ DcpLayout find_layout(const DcpMetadata& metadata, const SourceOptions& options,
   layout.optimizer = find_optimizer(metadata, options);
   layout.model = find_model(metadata, layout, options);
   if (!layout.model.empty()) {
-    notes.push_back("taken off the model's names: " + layout.model);
+    notes.push_back("prefix removed from the model's names: " + layout.model);
   }
   if (layout.optimizer && !layout.optimizer->empty()) {
-    notes.push_back("taken off the optimizer's names: " + *layout.optimizer);
+    notes.push_back("prefix removed from the optimizer's names: " + *layout.optimizer);
   }
   return layout;
 }
@@ -175,7 +175,7 @@ json parse_groups(const std::map<std::string, json>& values, const std::vector<s
   }
   json groups = parser.by_name(fqns);
   if (!groups.empty()) {
-    notes.push_back(c10::str("flattened parameter groups: put together by equal options, ", groups.size(),
+    notes.push_back(c10::str("flattened parameter groups: parameters with equal options were grouped, ", groups.size(),
                              groups.size() == 1 ? " group" : " groups"));
   }
   return groups;

@@ -68,8 +68,8 @@ void note(Notes& notes, const std::string& line) {
 }
 
 void note_defaults(const Family& family, Notes& notes) {
-  std::string line = std::string("parameter groups are taken for those of ") + family.name;
-  line += "; what LibTorch's options do not say has torch's defaults:";
+  std::string line = std::string("parameter groups are treated as those of ") + family.name;
+  line += "; options that LibTorch does not have get PyTorch's defaults:";
   for (const auto& [name, value] : family.only_python) {
     line += std::string(" ") + name + "=" + value.dump();
   }
@@ -83,7 +83,7 @@ std::vector<std::pair<const char*, json>> assumed(const Family& family, const Ha
   for (const auto& option : family.assumed) {
     if (has(option.first)) continue;
     missing.push_back(option);
-    note(notes, std::string("parameter groups do not say ") + option.first + ": taken for " + option.second.dump());
+    note(notes, std::string("parameter groups have no ") + option.first + ": assumed to be " + option.second.dump());
   }
   return missing;
 }

@@ -38,7 +38,7 @@ void TrainingSource::add_tensor(const std::string& name, const checkpoint::Store
     const std::string fqn = name.substr(kOptimizer.size(), end - kOptimizer.size());
     contents_.tensors.push_back({Role::kOptimizer, fqn, name.substr(end + 1), info});
   } else {
-    notes.push_back("left out: tensor " + name + ", which is neither of the model nor of its optimizer");
+    notes.push_back("left out: tensor " + name + ", which belongs neither to the model nor to its optimizer");
   }
 }
 

@@ -15,7 +15,7 @@ using Role = StateTensor::Role;
 fs::path config_of(const Job& job) {
   const fs::path config = job.options.config.empty() ? job.companions / "config.json" : job.options.config;
   TORCH_CHECK(fs::exists(config), config.string(),
-              ": is not there, but a Hugging Face folder needs a config.json: name one by --config");
+              ": does not exist, but a Hugging Face folder needs a config.json: name one with --config");
   return config;
 }
 
@@ -31,10 +31,10 @@ std::vector<TensorInfo> layout_of(const Contents& contents) {
 
 void note_left_out(const Contents& contents, Notes& notes) {
   if (contents.has_optimizer()) {
-    notes.push_back("left out: the optimizer's state, which Hugging Face folders do not have");
+    notes.push_back("left out: the optimizer's state, which Hugging Face folders cannot hold");
   }
   if (!contents.user.is_null()) {
-    notes.push_back("left out: the caller's data (user), which Hugging Face folders do not have");
+    notes.push_back("left out: the caller's data (user), which Hugging Face folders cannot hold");
   }
 }
 

@@ -106,7 +106,7 @@ class Replay {
     for (const auto& [tensor, version] : op->borrowed) {
       TORCH_CHECK(tensor._version() == version, "fsdp: an ordinary tensor of shape ", tensor.sizes(),
                   " that the recorded initialisation reads (argument of ", op->op.schema().name(),
-                  ") was written since: tensors above 1 MiB are not copied when they are recorded. Give a clone, or "
+                  ") was written to after it was recorded: tensors above 1 MiB are not copied. Pass a clone, or "
                   "call materialize before writing");
     }
     if (op->draws) {

@@ -128,7 +128,7 @@ const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle
   const StorageOwner* owner = seams::storage_owner(tensor);
   TORCH_CHECK(owner, "fsdp: a tensor of shape ", tensor.sizes(),
               " carries the key of sharded parameters but not their storage (argument of ", op.schema().name(),
-              "): its data was replaced after fully_shard");
+              "): its data was replaced after fully_shard. Convert and load before fully_shard");
   return *owner;
 }
 

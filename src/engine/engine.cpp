@@ -79,7 +79,9 @@ void hook_capture(ShardedParameter& parameter) {
   seams::StorageOwnerPtr owner = parameter.owner;
   parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner](const at::Tensor& gradient) {
     auto* unit = static_cast<Unit*>(owner->unit.load());
-    TORCH_CHECK(unit, "fsdp: a gradient arrived at a parameter whose sharded module is gone");
+    TORCH_CHECK(
+        unit,
+        "fsdp: a gradient arrived at a parameter whose sharded module was destroyed: keep it until backward has ended");
     if (unit->to_be_cut) {
       unit->engine->cut_before_backward(*unit);
       unit = static_cast<Unit*>(owner->unit.load());

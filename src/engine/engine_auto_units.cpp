@@ -97,9 +97,9 @@ CutRules cut_rules(const AutoUnits& options, const Unit& member, const OverlapOp
 void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member) {
   TORCH_CHECK(cut.fits, "fsdp: rank ", member.engine->mesh().rank(), ": auto_units: memory_bound of ",
               *options.memory_bound,
-              " bytes is too small: with the smallest units, of what one operator uses, "
+              " bytes is too small: even with the smallest units (the parameters of one operator), "
               "gathered parameters and gradient buffers take ",
-              cut.planned_nbytes, " bytes at a time. Raise it, or lower Options::max_gathered_units");
+              cut.planned_nbytes, " bytes at a time. Raise memory_bound, or lower Options::max_gathered_units");
 }
 
 // Members that can share a FlatParameter, in order of first appearance.
@@ -161,7 +161,7 @@ void Engine::check_ready_to_cut() {
     std::lock_guard lock(unit->mutex);
     TORCH_CHECK(unit->pins == 0 && unit->write_scopes == 0, "fsdp: ", unit->where(),
                 ": auto_units cuts units when the first backward begins, but this one began inside pin(), "
-                "summon_full_params or an operator that uses the unit. Call ShardedModule::cut_units before");
+                "summon_full_params or an operator that uses the unit. Call ShardedModule::cut_units first");
     const std::vector<at::Tensor>& leaves = unit->flat_parameters().front()->original_leaves();
     TORCH_CHECK(!leaves.front().grad().defined(), "fsdp: ", unit->where(),
                 ": auto_units cuts units when the first backward begins, but a gradient was assigned to a leaf before. "

@@ -198,7 +198,7 @@ void Engine::notice_shard_writes(Unit& unit) {
   }
   TORCH_CHECK(!relies, "fsdp: ", unit.where(),
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
-              "would use other values than its forward. Run backward before the step, or forward again");
+              "would use other values than its forward. Run backward before the step, or run forward again");
   drop_stale(unit);
 }
 

@@ -94,8 +94,8 @@ void Engine::prepare_write_to_shards(Unit& unit) {
   }
   if (unit.gathered() && unit.reads_shards()) {
     TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(),
-                ": its shards were written while the unit is pinned and its parameters are read where the shards lie. "
-                "Write when the scope of pin() has ended");
+                ": its shards were written while the unit was pinned and its parameters were views of the shards. "
+                "Write after the scope of pin() has ended");
     release(unit);
   }
   unit.await_readers();
@@ -148,8 +148,8 @@ std::vector<Unit*> Engine::all_units() const {
 void Engine::write_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);
   TORCH_CHECK(unit.stamp == unit.shard_version(), "fsdp: ", unit.where(),
-              ": its shards were written inside with_full_params (an optimizer step?), which the values written to the "
-              "parameters would overwrite. Write the one or the other");
+              ": its shards were written inside with_full_params (an optimizer step?), and writing back its parameters "
+              "would overwrite them. Write to the shards or to the parameters, not to both");
   seams::CleanDispatchGuard clean;
   unit.await_readers();
   for (auto& flat : unit.flat_parameters()) {

@@ -24,12 +24,13 @@ void LeafCompanions::check_unwritten(const std::string& where) const {
     if (!impl || companion.likeness.values == Likeness::Values::kCopy) {
       continue;
     }
-    TORCH_CHECK(seams::version_of(at::Tensor(std::move(impl))) == companion.version, "fsdp: ", where,
-                ": a tensor that ", companion.likeness.op,
-                " made of a leaf of ShardedModule::parameters() was written "
-                "to before units are cut (Options::auto_units): leaves change their sizes then, and optimizer state "
-                "that is more than a constant cannot follow. Make such an optimizer after the first backward, call "
-                "ShardedModule::cut_units before, or give AutoUnits::order");
+    TORCH_CHECK(
+        seams::version_of(at::Tensor(std::move(impl))) == companion.version, "fsdp: ", where, ": the tensor that ",
+        companion.likeness.op,
+        " made from a leaf of ShardedModule::parameters() was written "
+        "to before units were cut (Options::auto_units): cutting changes the sizes of leaves, and optimizer state "
+        "that is not constant cannot follow. Create such an optimizer after the first backward, call "
+        "ShardedModule::cut_units first, or set AutoUnits::order");
   }
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kNameWidth = 24;
 constexpr int kNumberWidth = 12;
-const char* const kHeading = "What the sharded modules hold";
+const char* const kHeading = "Memory held by the sharded modules";
 
 void write_row(std::ostream& out, const std::string& name, int64_t current, int64_t peak, int64_t reserved) {
   auto mebibytes = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
@@ -45,7 +45,7 @@ std::string memory_table(int rank, const std::vector<MemoryCategory>& categories
     out << std::setw(kNumberWidth) << column;
   }
   out << "\n";
-  MemoryCategory sum{"together"};
+  MemoryCategory sum{"total"};
   for (const MemoryCategory& category : categories) {
     write_row(out, category.name, category.current, category.peak, category.reserved);
     sum.current += category.current;
@@ -59,7 +59,7 @@ std::string memory_table(int rank, const std::vector<MemoryCategory>& categories
 std::string memory_report(Engine& engine, const std::vector<MemoryCategory>& more) {
   std::vector<MemoryCategory> categories = engine.memory();
   categories.insert(categories.end(), more.begin(), more.end());
-  return c10::str(kHeading, " (activations, and what is not named, is not in it):\n",
+  return c10::str(kHeading, " (activations and memory outside these categories are not included):\n",
                   memory_table(engine.mesh().rank(), categories), "gathered units: ", gathered_units(engine));
 }
 

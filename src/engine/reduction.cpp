@@ -111,8 +111,8 @@ void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, Buffer
   std::lock_guard lock(mutex_);
   TORCH_CHECK(!lost_, "fsdp: ", where_(),
               ": a backward threw while gradients of several passes were being accumulated; ",
-              "what earlier passes had brought to parameter '", flat_.parameters()[parameter].fqn,
-              "' was lost with it. Call ShardedModule::zero_grad (or reset) and begin the step again");
+              "the gradient that earlier passes had accumulated for parameter '", flat_.parameters()[parameter].fqn,
+              "' was lost. Call ShardedModule::zero_grad (or reset) and begin the step again");
   take_turn();
   if (!capturing()) {
     begin_round(pool);
@@ -224,10 +224,11 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
 }
 
 // [Note: where gradients are divided]
-// The sum over W ranks is divided by the divisor D, W by default. Communicators form sums in fp32, whatever the dtype
-// of the contributions, so no sum overflows and no contribution has to be divided (and to underflow) before. With two
-// stages, what lies between them in reduce_dtype is the mean over the shard group's F ranks, of the size of a rank's
-// own gradient: it overflows, or underflows, no earlier than that did. The second stage multiplies by F / D.
+// The sum over W ranks is divided by the divisor D, W by default; a communicator does both. On CPUs it adds bf16 and
+// fp16 in fp32, and NCCL, which adds them in their own dtype, multiplies by a power of two before and the rest
+// afterwards (split_scale). So no sum overflows, and nothing is divided here before it is sent. With two stages, what
+// lies between them in reduce_dtype is the mean over the shard group's F ranks, of the size of a rank's own gradient:
+// it overflows, or underflows, no earlier than that did. The second stage multiplies by F / D.
 void FlatGradient::issue_reduce_scatter(Reduction& reduction, const ReduceCall& call, BufferPool& pool) {
   Communicator& group = *call.groups.reduce;
   bool alone = !call.groups.replicate;

@@ -28,7 +28,7 @@ std::string owners_text(const FlatLayout& layout, int64_t parameter) {
       out << (out.tellp() > 0 ? ", " : "") << "rank " << rank << " [" << part.begin << ", " << part.end << ")";
     }
   }
-  return out.tellp() > 0 ? out.str() : "nobody (no elements)";
+  return out.tellp() > 0 ? out.str() : "no rank (no elements)";
 }
 
 void describe_flat(std::ostream& out, const FlatParameter& flat) {

@@ -58,7 +58,7 @@ c10::Device compute_device(const Options& options, const std::vector<FoundParame
   }
   c10::Device device = parameters.front().tensor.device();
   TORCH_CHECK(device != c10::kMeta, "fsdp: parameter '", parameters.front().fqn(),
-              "' is on the meta device: set Options::device to say where it shall be used");
+              "' is on the meta device: set Options::device to the device it will be used on");
   return device;
 }
 
@@ -230,7 +230,7 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
     TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
     TORCH_CHECK(std::none_of(plan.origin.modules.begin(), plan.origin.modules.end(), same), "fsdp: module ", i,
-                " of class ", module_class_name(*modules[i]), " stands twice in the list");
+                " of class ", module_class_name(*modules[i]), " occurs twice in the list");
     plan.origin.modules.push_back({std::to_string(i), modules[i].get()});
     parent.register_module(std::to_string(i), modules[i]);
   }

@@ -20,7 +20,7 @@ void check_auto_units(const Options& options, const std::string& name) {
     return;
   }
   TORCH_CHECK(!options.auto_wrap_policy, "fsdp: unit '", name,
-              "': auto_units and auto_wrap_policy both say what the units are: give one of them");
+              "': auto_units and auto_wrap_policy both define the units: set only one of them");
   TORCH_CHECK(options.use_orig_params, "fsdp: unit '", name,
               "': auto_units needs use_orig_params=true: flat leaves would change when units are made");
   auto check_positive = [&](const std::optional<int64_t>& bytes, const char* option) {
@@ -40,7 +40,7 @@ void check_reshard_group(const Options& options, const ProcessMesh& mesh, const 
   TORCH_CHECK(group > 1 && group < all && all % group == 0, "fsdp: unit '", name, "': reshard_after_forward=", group,
               " must divide the ", all,
               " ranks of the shard group, and be neither 1 nor all of them; use false to keep ",
-              "parameters gathered, true to release them to the whole group");
+              "parameters gathered, true to reshard them over the whole group");
 }
 
 void check_options_apply(const Options& options, const Survey& surveyed, const std::string& name) {

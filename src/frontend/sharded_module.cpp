@@ -164,7 +164,7 @@ void set_prefetch(Engine& engine, const torch::nn::Module& module, const Sharded
     std::vector<Unit*> units = engine.units_of(&one);
     for (const Unit* unit : units) {
       TORCH_CHECK(!unit->to_be_cut, "fsdp: ", unit->where(),
-                  ": what is prefetched with it cannot be set before its units are made (Options::auto_units)");
+                  ": prefetching cannot be set before its units are made (Options::auto_units). Call cut_units first");
     }
     return units;
   };

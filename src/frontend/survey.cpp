@@ -77,7 +77,7 @@ Survey survey(const torch::nn::Module& root, const Options& options) {
       continue;
     }
     TORCH_CHECK(!seams::has_sharded_key(parameter.tensor) || deferred::find(parameter.tensor), "fsdp: parameter '",
-                parameter.fqn(), "' belongs to a sharded module that is gone");
+                parameter.fqn(), "' belongs to a sharded module that was destroyed");
     result.unassigned.push_back(parameter);
   }
   return result;

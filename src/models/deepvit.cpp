@@ -95,8 +95,8 @@ DeepViTImpl::DeepViTImpl(const DeepViTConfig& config, const at::TensorOptions& o
 }
 
 void DeepViTImpl::check_size(int64_t height, int64_t width) const {
-  TORCH_CHECK(height == config_.image_size && width == config_.image_size, "DeepViT: an image of ", height, " x ",
-              width, " is not of image_size, ", config_.image_size);
+  TORCH_CHECK(height == config_.image_size && width == config_.image_size, "DeepViT: images are ", height, " x ", width,
+              ", but image_size is ", config_.image_size);
 }
 
 ImageClassifierOutput DeepViTImpl::forward(const at::Tensor& pixel_values, const at::Tensor& labels) {

@@ -96,8 +96,8 @@ DhenImpl::DhenImpl(const DhenConfig& config, std::shared_ptr<FeatureEmbedding> e
 
 void DhenImpl::check_inputs(const at::Tensor& numeric, const at::Tensor& categorical, const at::Tensor& labels) const {
   TORCH_CHECK(numeric.dim() == 2 && numeric.size(1) == config_.num_numeric_features && numeric.is_floating_point(),
-              "DHEN: numeric features must be floating, of sizes [batch, ", config_.num_numeric_features, "]; got ",
-              numeric.scalar_type(), " of sizes ", numeric.sizes());
+              "DHEN: numeric features must be floating point of sizes [batch, ", config_.num_numeric_features,
+              "]; got ", numeric.scalar_type(), " of sizes ", numeric.sizes());
   TORCH_CHECK(categorical.dim() == 2 && categorical.size(0) == numeric.size(0), "DHEN: there are categorical features ",
               "of sizes ", categorical.sizes(), " for ", numeric.size(0), " samples");
   TORCH_CHECK(!labels.defined() || (labels.dim() == 1 && labels.size(0) == numeric.size(0)),

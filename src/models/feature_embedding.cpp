@@ -52,14 +52,14 @@ void fill_on_host(const EmbeddingTables& tables, int64_t table, int64_t first_ro
 int64_t EmbeddingTables::total_rows() const { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
 
 void check_tables(const EmbeddingTables& tables) {
-  TORCH_CHECK(!tables.rows.empty(), "embedding tables: there is none");
+  TORCH_CHECK(!tables.rows.empty(), "embedding tables: the list is empty");
   TORCH_CHECK(tables.width > 0, "embedding tables: a width of ", tables.width, " is not positive");
   int64_t room = std::numeric_limits<int64_t>::max() / tables.width;
   for (size_t table = 0; table < tables.rows.size(); ++table) {
     TORCH_CHECK(tables.rows[table] > 0, "embedding table ", table, " has ", tables.rows[table],
                 " rows; it needs at least one");
     TORCH_CHECK(tables.rows[table] <= room, "embedding table ", table, " with ", tables.rows[table], " rows of ",
-                tables.width, " numbers: all tables together have more numbers than 64 bits count");
+                tables.width, " numbers: the tables together have more numbers than a 64-bit integer can count");
     room -= tables.rows[table];
   }
 }

@@ -10,7 +10,7 @@ void check_images(const char* model, const at::Tensor& pixel_values, const at::T
   TORCH_CHECK(pixel_values.dim() == 4 && pixel_values.size(1) == channels, model, ": pixel_values must be [batch, ",
               channels, ", height, width], is of shape ", pixel_values.sizes());
   TORCH_CHECK(!labels.defined() || labels.sizes() == pixel_values.sizes().slice(0, 1), model, ": labels are of shape ",
-              labels.sizes(), ", of ", pixel_values.size(0), " images they must be [", pixel_values.size(0), "]");
+              labels.sizes(), "; for ", pixel_values.size(0), " images they must be [", pixel_values.size(0), "]");
 }
 
 ImageClassifierOutput with_class_loss(const at::Tensor& logits, const at::Tensor& labels) {

@@ -73,9 +73,9 @@ TEST(Pretrained, FoldersOfAnotherKindAreRefused) {
   save(*make_image_classifier(small_regnet(), torch::kFloat32, torch::kCPU), small_regnet(), folder / "m");
   const HfFolder images(folder / "m");
   EXPECT_THAT(error_of([&] { load_pretrained<CausalLM>(images, torch::kFloat32, torch::kCPU); }),
-              HasSubstr("is an image classifier; what is wanted here is a causal language model"));
+              HasSubstr("is an image classifier; expected a causal language model"));
   EXPECT_THAT(error_of([&] { load_pretrained<Seq2SeqLM>(images, torch::kFloat32, torch::kCPU); }),
-              HasSubstr("is an image classifier; what is wanted here is a sequence-to-sequence language model"));
+              HasSubstr("is an image classifier; expected a sequence-to-sequence language model"));
 }
 
 TEST(Pretrained, SavedModelsComeBackBitEqual) {

@@ -95,7 +95,7 @@ std::vector<std::string> types_of(std::optional<Kind> wanted) {
 void check_kind(const Architecture& found, std::optional<Kind> wanted) {
   if (!wanted || found.kind == *wanted) return;
   TORCH_CHECK(false, "config.json: model_type ", found.model_type, " (", found.class_name, ") is ",
-              described(found.kind), "; what is wanted here is ", described(*wanted),
+              described(found.kind), "; expected ", described(*wanted),
               ", whose model_type must be one of: ", c10::Join(", ", types_of(wanted)));
 }
 

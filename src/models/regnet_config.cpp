@@ -19,8 +19,8 @@ void check_sizes(const ConfigReader& config, const RegNetConfig& regnet) {
   }
   for (int64_t channels : regnet.hidden_sizes) {
     if (channels % regnet.groups(channels) != 0) {
-      config.refuse("groups_width", c10::str("such that hidden_sizes have equal groups, ", channels, " has not with ",
-                                             regnet.groups(channels), " groups"));
+      config.refuse("groups_width", c10::str("such that it splits each of hidden_sizes evenly: ", channels,
+                                             " does not split into ", regnet.groups(channels), " equal groups"));
     }
   }
   if (regnet.layer_type != "y") return;

@@ -52,7 +52,8 @@ at::Tensor norm_over_ranks(Engine& engine, double norm_type, const AddGradients&
     total.merge(part.sum);
   }
   double norm = total.norm();
-  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm);
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm,
+              " (error_if_nonfinite)");
   return at::full({}, norm, at::kDouble);
 }
 

@@ -90,7 +90,7 @@ class FusedAdamW::Named final : public OptimizerState {
 
   void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& given) override {
     const std::optional<size_t> at = position(leaf);
-    TORCH_CHECK(at, kName, ": a tensor of shape ", leaf.sizes(), " is no leaf of this optimizer");
+    TORCH_CHECK(at, kName, ": a tensor of shape ", leaf.sizes(), " is not a leaf of this optimizer");
     State& state = optimizer_.states_[*at];
     if (!given) {
       state = {};
@@ -143,9 +143,7 @@ class FusedAdamW::Named final : public OptimizerState {
     return options;
   }
 
-  static void check_group(size_t group) {
-    TORCH_CHECK(group == 0, kName, ": has one parameter group, and no number ", group);
-  }
+  static void check_group(size_t group) { TORCH_CHECK(group == 0, kName, ": has only parameter group 0, not ", group); }
   std::optional<size_t> position(const at::Tensor& leaf) const {
     const auto found = positions_.find(leaf.unsafeGetTensorImpl());
     return found == positions_.end() ? std::nullopt : std::optional(found->second);

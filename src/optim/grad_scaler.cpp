@@ -55,9 +55,10 @@ bool unscale_gradients(ShardedModule& sharded, double scale) {
 }
 
 void check_none_stepped(ShardedModule& sharded) {
-  TORCH_CHECK(!sharded.engine().reducer().unit_reduced_hook,
-              "fsdp: ShardedGradScaler: optimizers that step inside "
-              "backward (set_unit_reduced_hook) have used gradients that were still scaled; use one or the other");
+  TORCH_CHECK(
+      !sharded.engine().reducer().unit_reduced_hook,
+      "fsdp: ShardedGradScaler: optimizers that step inside "
+      "backward (set_unit_reduced_hook) have used gradients that were still scaled; remove that hook or the scaler");
 }
 
 }  // namespace
@@ -171,8 +172,8 @@ void ShardedGradScaler::load_state_dict(const std::optional<GradScalerState>& st
 }
 
 void ShardedGradScaler::check_scaled(const char* what) const {
-  TORCH_CHECK(scaled_, "fsdp: ShardedGradScaler: ", what, "() before any scale(): gradients of a loss that was not ",
-              "scaled must not be unscaled");
+  TORCH_CHECK(scaled_, "fsdp: ShardedGradScaler: ", what,
+              "() was called before scale(): multiply the loss by the scale ", "with scale() before backward");
 }
 
 ShardedGradScaler::PerModel& ShardedGradScaler::model_to_check(ShardedModule& sharded, const char* what) {

@@ -212,11 +212,11 @@ TEST(ShardedGradScaler, RefusesCallsOutOfOrder) {
   Model model;
   CountingOptimizer optimizer;
   ShardedGradScaler scaler;
-  expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_() before any scale()"});
-  expect_error([&] { scaler.unscaled_grad_norm(*model.sharded); }, {"unscaled_grad_norm() before any scale()"});
-  expect_error([&] { scaler.step(*model.sharded, optimizer); }, {"step() before any scale()"});
-  expect_error([&] { scaler.update(); }, {"update() before any scale()"});
-  expect_error([&] { scaler.update(2.0); }, {"update() before any scale()"});
+  expect_error([&] { scaler.unscale_(*model.sharded); }, {"unscale_() was called before scale()"});
+  expect_error([&] { scaler.unscaled_grad_norm(*model.sharded); }, {"unscaled_grad_norm() was called before scale()"});
+  expect_error([&] { scaler.step(*model.sharded, optimizer); }, {"step() was called before scale()"});
+  expect_error([&] { scaler.update(); }, {"update() was called before scale()"});
+  expect_error([&] { scaler.update(2.0); }, {"update() was called before scale()"});
   scaler.scale(torch::ones({}));
   expect_error([&] { scaler.update(); }, {"no gradients were checked"});
   for (int iteration = 0; iteration < 2; ++iteration) {

@@ -28,7 +28,7 @@ at::Tensor NamedState::take_tensor_if_there(const std::string& name) {
   // SGD's buffer begins as a copy of a gradient.
   TORCH_CHECK(found->second.scalar_type() == leaf_.scalar_type() || name == "momentum_buffer", optimizer_, ": state '",
               name, "' is ", found->second.scalar_type(), ", its leaf ", leaf_.scalar_type(),
-              "; nothing is cast in silence");
+              "; values are not cast implicitly");
   return found->second;
 }
 
@@ -42,7 +42,8 @@ double NamedState::take_scalar(const std::string& name) {
 void NamedState::check_all_taken() const {
   const auto check = [&](const auto& values) {
     for (const auto& [name, value] : values) {
-      TORCH_CHECK(taken_.count(name) > 0, optimizer_, ": has no state '", name, "': is it that of another optimizer?");
+      TORCH_CHECK(taken_.count(name) > 0, optimizer_, ": has no state '", name,
+                  "': was it saved by another optimizer?");
     }
   };
   check(state_.tensors);
@@ -60,13 +61,13 @@ double NamedOptions::take(const std::string& name) {
 
 void NamedOptions::take_fixed(const std::string& name, double value) {
   const double given = take(name);
-  TORCH_CHECK(given == value, optimizer_, ": option '", name, "' is always ", value, " and not ", given,
-              ", as given: is it that of another optimizer?");
+  TORCH_CHECK(given == value, optimizer_, ": option '", name, "' is always ", value, ", but ", given,
+              " was given: was it saved by another optimizer?");
 }
 
 void NamedOptions::check_all_taken() const {
   TORCH_CHECK(left_.empty(), optimizer_, ": has no option '", left_.begin()->first,
-              "': is it that of another optimizer?");
+              "': was it saved by another optimizer?");
 }
 
 }  // namespace fsdp

@@ -200,7 +200,7 @@ class TorchOptimizerState final : public OptimizerState {
   void check_is_own(const at::Tensor& leaf) {
     if (leaves_.count(leaf.unsafeGetTensorImpl()) == 0) note_leaves();  // groups may have been added
     TORCH_CHECK(leaves_.count(leaf.unsafeGetTensorImpl()) > 0, name_, ": a tensor of shape ", leaf.sizes(),
-                " is no leaf of this optimizer");
+                " is not a leaf of this optimizer");
   }
   void note_leaves() {
     for (const OptimizerParamGroup& group : optimizer_.param_groups()) {

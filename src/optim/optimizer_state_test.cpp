@@ -138,8 +138,8 @@ TEST(NamedFusedAdamW, GoesOnAsItselfAndAsTorchs) {
 TEST(NamedFusedAdamW, HasOneGroup) {
   FusedAdamW optimizer(make_parameters(), {});
   const auto state = optimizer.named_state();
-  EXPECT_THAT(error_of([&] { state->options(1); }), HasSubstr("no number 1"));
-  EXPECT_THAT(error_of([&] { state->set_options(1, state->options(0)); }), HasSubstr("no number 1"));
+  EXPECT_THAT(error_of([&] { state->options(1); }), HasSubstr("only parameter group 0, not 1"));
+  EXPECT_THAT(error_of([&] { state->set_options(1, state->options(0)); }), HasSubstr("only parameter group 0, not 1"));
   EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), std::nullopt); }), HasSubstr("no leaf"));
 }
 

@@ -30,10 +30,11 @@ void check_backward_fits() {
   TORCH_CHECK(!at::GradMode::is_enabled(),
               "fsdp: double backward (create_graph) through a checkpointed function is not supported: its activations "
               "are not part of the graph. Call the function without checkpointing where create_graph is needed");
-  TORCH_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
-              "fsdp: torch::autograd::grad, and backward with a list of inputs, cannot go through a checkpointed "
-              "function: it brings gradients to all parameters that it uses. Call backward() and read .grad(), or call "
-              "the function without checkpointing");
+  TORCH_CHECK(
+      torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
+      "fsdp: torch::autograd::grad, and backward with a list of inputs, cannot go through a checkpointed "
+      "function: it accumulates gradients of all parameters that it uses. Call backward() and read .grad(), or call "
+      "the function without checkpointing");
 }
 
 std::vector<at::Tensor> detached(const std::vector<at::Tensor>& tensors) {

@@ -75,7 +75,7 @@ void KeptResults::record(const c10::OperatorHandle& op, torch::jit::Stack& stack
 void KeptResults::replay(size_t index, const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
   TORCH_CHECK(index < calls_.size() && calls_[index].name == op.operator_name(),
               "fsdp: a checkpointed function did not do the same in recomputation as in forward: its call ", index,
-              " of an operator whose results are kept is ", op.operator_name(), ", but was ",
+              " to an operator with kept results is ", op.operator_name(), ", but was ",
               index < calls_.size() ? toString(calls_[index].name) : "absent", " in forward");
   const Call& call = calls_[index];
   stack.resize(stack.size() - op.schema().arguments().size());

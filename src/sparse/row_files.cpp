@@ -39,8 +39,8 @@ std::vector<StateKind> states_of(const SplitEmbedding& embedding, const RowOptim
 
 int64_t number_in(const SafetensorsFile& file, const std::string& key) {
   const auto found = file.metadata().find(key);
-  TORCH_CHECK(found != file.metadata().end(), file.path().string(), " does not say \"", key,
-              "\" in its metadata: it is no file of embedding rows");
+  TORCH_CHECK(found != file.metadata().end(), file.path().string(), " has no \"", key,
+              "\" in its metadata: it is not a file of embedding rows");
   int64_t value = 0;
   const char* end = found->second.data() + found->second.size();
   const auto [rest, error] = std::from_chars(found->second.data(), end, value);
@@ -65,7 +65,7 @@ int ranks_that_saved(const path& folder) {
   int number = 0;
   const auto [rest, error] = std::from_chars(size->data(), size->data() + size->size(), number);
   TORCH_CHECK(error == std::errc() && rest == size->data() + size->size() && number > 0, folder.string(),
-              ": a file of rows says that it is one of \"", *size, "\" ranks");
+              ": the name of a file of rows gives \"", *size, "\" as the number of ranks");
   return number;
 }
 
@@ -74,8 +74,8 @@ std::vector<SafetensorsFile> open_files(const path& folder) {
   std::vector<SafetensorsFile> files;
   for (int rank = 0; rank < size; ++rank) {
     const path file = folder / file_name(rank, size);
-    TORCH_CHECK(std::filesystem::exists(file), file.string(), " is missing: the rows of rank ", rank,
-                " of those that saved");
+    TORCH_CHECK(std::filesystem::exists(file), file.string(), " is missing: it holds the rows of rank ", rank,
+                " of the run that saved");
     files.emplace_back(file);
   }
   return files;
@@ -90,7 +90,7 @@ void check_stored(const SafetensorsFile& file, const std::string& name, const Em
   TORCH_CHECK(rows == piece.rows, file.path().string(), ": ", piece.name, " has ", rows, " rows, expected ",
               piece.rows);
   TORCH_CHECK(stored.size() == expected.size() && (stored.size() < 2 || stored[1] == expected[1]), file.path().string(),
-              ": ", name, " has sizes [", c10::Join(", ", stored), "], expected rows as of [",
+              ": ", name, " has sizes [", c10::Join(", ", stored), "], expected rows of the width in [",
               c10::Join(", ", expected), "]");
 }
 
@@ -135,8 +135,8 @@ void load_rows(const path& folder, SplitEmbedding& embedding, RowOptimizer* opti
     for (const EmbeddingPiece& piece : state.pieces) {
       int64_t read = 0;
       for (const SafetensorsFile& file : files) read += read_overlap(file, piece.name + state.suffix, piece);
-      TORCH_CHECK(read == piece.values.size(0), folder.string(), ": of the ", piece.values.size(0), " rows of ",
-                  piece.name, state.suffix, " from ", piece.begin, " on, ", read, " are in the files");
+      TORCH_CHECK(read == piece.values.size(0), folder.string(), ": the files hold ", read, " of the ",
+                  piece.values.size(0), " rows of ", piece.name, state.suffix, " from row ", piece.begin, " on");
     }
   }
 }

@@ -87,7 +87,7 @@ TEST_F(BadFolders, RowsThatAreInNoFileAreCounted) {
   std::filesystem::copy_file(folder_ / "rows-0-of-2.safetensors", folder_ / "rows-1-of-2.safetensors", replace);
   const auto embedding = tables_over(make_fake_communicator(1, 2), 2);
   EXPECT_THAT(error_of([&] { load_rows(folder_.path(), *embedding); }),
-              HasSubstr("of the 1 rows of table.0 from 1 on, 0 are in the files"));
+              HasSubstr("the files hold 0 of the 1 rows of table.0 from row 1 on"));
 }
 
 TEST_F(BadFolders, SquaresThatWereNotSavedAreMissed) {

@@ -11,7 +11,7 @@ namespace fsdp::sparse {
 namespace {
 
 void check_learning_rate(double learning_rate) {
-  TORCH_CHECK(learning_rate >= 0, "row optimizer: a learning rate of ", learning_rate, " is negative or no number");
+  TORCH_CHECK(learning_rate >= 0, "row optimizer: a learning rate of ", learning_rate, " is negative or not a number");
 }
 
 at::ScalarType arithmetic_dtype(const at::Tensor& rows) {
@@ -24,7 +24,7 @@ RowOptimizer::RowOptimizer(std::shared_ptr<SplitEmbedding> embedding, const RowO
     : embedding_(std::move(embedding)), options_(options) {
   TORCH_CHECK(embedding_, "row optimizer: there is no embedding");
   check_learning_rate(options_.learning_rate);
-  TORCH_CHECK(options_.eps >= 0, "row optimizer: an eps of ", options_.eps, " is negative or no number");
+  TORCH_CHECK(options_.eps >= 0, "row optimizer: an eps of ", options_.eps, " is negative or not a number");
   if (options_.rule == RowRule::kSgd) return;
   const at::Tensor& rows = embedding_->weight();
   squares_ = at::zeros({rows.size(0)}, rows.options().dtype(arithmetic_dtype(rows)).requires_grad(false));

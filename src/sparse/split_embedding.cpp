@@ -17,7 +17,7 @@ namespace {
 
 std::shared_ptr<const RowGroup> make_group(std::shared_ptr<Communicator> ranks, const models::EmbeddingTables& tables,
                                            const std::string& name) {
-  TORCH_CHECK(ranks, "split embedding '", name, "': there is no communicator");
+  TORCH_CHECK(ranks, "split embedding '", name, "': the communicator is null");
   RowSplit split(tables, ranks->size());
   return std::make_shared<const RowGroup>(RowGroup{std::move(ranks), std::move(split), tables.width, name});
 }

@@ -252,10 +252,11 @@ TEST(SplitEmbedding, WrongTablesAreNamed) {
   const auto error = [](std::vector<int64_t> rows, int64_t width) {
     return error_of([&] { SplitEmbedding(make_fake_communicator(0, 1), {std::move(rows), width, 0}); });
   };
-  EXPECT_THAT(error({}, 4), HasSubstr("there is none"));
+  EXPECT_THAT(error({}, 4), HasSubstr("the list is empty"));
   EXPECT_THAT(error({3, 0}, 4), HasSubstr("embedding table 1 has 0 rows"));
   EXPECT_THAT(error({3}, 0), HasSubstr("width of 0"));
-  EXPECT_THAT(error({int64_t{1} << 61, int64_t{1} << 61}, 4), HasSubstr("more numbers than 64 bits count"));
+  EXPECT_THAT(error({int64_t{1} << 61, int64_t{1} << 61}, 4),
+              HasSubstr("more numbers than a 64-bit integer can count"));
 }
 
 }  // namespace

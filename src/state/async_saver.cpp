@@ -8,7 +8,7 @@ namespace fsdp {
 
 void AsyncSaver::save(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user) {
   TORCH_CHECK(!save_ || second_ == SecondSave::kWait, "the checkpoint ", folder.string(),
-              " is not saved: ", save_->folder().string(), " is still being saved, and a second save is to be refused");
+              " is not saved: ", save_->folder().string(), " is still being saved, and SecondSave::kRefuse is set");
   finish();
   save_ = std::make_unique<AsyncSave>(folder, state, std::move(user), world_, copies_);
 }

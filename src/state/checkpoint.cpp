@@ -15,7 +15,7 @@ namespace {
 nlohmann::json parsed(const std::string& user, const Communicator& world) {
   if (world.rank() != 0) return {};
   nlohmann::json value = nlohmann::json::parse(user, nullptr, /*allow_exceptions=*/false);
-  TORCH_CHECK(!value.is_discarded(), "`user` is no JSON text: ", user.substr(0, 60));
+  TORCH_CHECK(!value.is_discarded(), "`user` is not a JSON text: ", user.substr(0, 60));
   return value;
 }
 

@@ -13,7 +13,7 @@ CheckpointTensors::CheckpointTensors(const checkpoint::CheckpointFolder& folder,
     for (const std::string& prefix : prefixes) {
       if (stored.rfind(prefix, 0) != 0) continue;
       const std::string name = stored.substr(prefix.size());
-      TORCH_CHECK(stored_.emplace(name, stored).second, folder.path().string(), ": '", name, "' is there twice");
+      TORCH_CHECK(stored_.emplace(name, stored).second, folder.path().string(), ": '", name, "' occurs twice");
       tensors_[name] = {tensor.dtype, tensor.shape, tensor.strides};
     }
   }

@@ -53,7 +53,10 @@ TEST_F(PublicCheckpoints, ComeBackFromAnAsynchronousSave) {
     while (!saved) saved = checkpointer.advance();
     EXPECT_EQ(saved, path);
     EXPECT_EQ(checkpointer.finish(), std::nullopt);
-    EXPECT_THAT(error_of([&] { checkpointer.save(path, {*run.sharded, *run.net}, "{"); }), HasSubstr("no JSON text"));
+    EXPECT_THAT(error_of([&] {
+                  checkpointer.save(path, {*run.sharded, *run.net}, "{");
+                }),
+                HasSubstr("not a JSON text"));
     ShardedRun other({2, kShardGradOp, true, false}, world, 99, true);
     const LoadedCheckpoint loaded = load_checkpoint(path, {*other.sharded, *other.net, other.state.get()}, *world);
     EXPECT_EQ(loaded.user, R"({"step":1})");
@@ -85,7 +88,7 @@ TEST_F(PublicCheckpoints, ComeBack) {
     EXPECT_THAT(error_of([&] {
                   save_checkpoint(path, {*run.sharded, *run.net}, "{", *world);
                 }),
-                AllOf(HasSubstr("no JSON text"), HasSubstr("rank 0")));
+                AllOf(HasSubstr("not a JSON text"), HasSubstr("rank 0")));
   });
 }
 

@@ -8,7 +8,7 @@ namespace fsdp {
 
 void check_leaf(bool is_of_model, const at::Tensor& leaf) {
   TORCH_CHECK(is_of_model, "a leaf of the optimizer, of shape ", leaf.sizes(),
-              ", is none of the model's: build the optimizer on ShardedModule::parameters()");
+              ", does not belong to the model: build the optimizer on ShardedModule::parameters()");
 }
 
 std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer) {

@@ -22,7 +22,7 @@ std::string LoadReport::text() const {
   for (const std::string& name : missing) lines += "\n  missing: " + name;
   for (const std::string& name : unexpected) lines += "\n  unexpected: " + name;
   for (const Mismatch& entry : mismatched) {
-    lines += "\n  differs: " + entry.name + " is " + entry.given + ", expected is " + entry.expected;
+    lines += "\n  differs: " + entry.name + " is " + entry.given + ", expected " + entry.expected;
   }
   return lines;
 }

@@ -104,7 +104,7 @@ class LocalOptimizerLoader final : public Loader {
       }
       const std::string refused = refusal_of(optimizer_, leaf, dtypes_of(given->second), given->second.scalars);
       if (!refused.empty()) {
-        report.mismatched.push_back({name, refused, "state that it has"});
+        report.mismatched.push_back({name, refused, "state of this optimizer"});
         return;
       }
     }
@@ -120,7 +120,7 @@ class LocalOptimizerLoader final : public Loader {
       if (refused.empty()) {
         fitting_groups_.insert(group);
       } else {
-        report.mismatched.push_back({c10::str("parameter group ", group), refused, "its options"});
+        report.mismatched.push_back({c10::str("parameter group ", group), refused, "options of this optimizer"});
       }
       return;
     }

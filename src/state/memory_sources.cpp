@@ -18,7 +18,7 @@ void check_part(const std::string& name, const ShardedTensor& tensor, const Tens
               part.begin, ", ", part.end, ") of ", numel);
   TORCH_CHECK(part.values.defined() && part.values.dim() == 1 && part.values.numel() == part.end - part.begin,
               "fsdp: '", name, "': the values of elements [", part.begin, ", ", part.end,
-              ") must be 1-D and as many, but are of shape ",
+              ") must be 1-D and of that number, but are of shape ",
               part.values.defined() ? c10::str(part.values.sizes()) : "(undefined)");
   TORCH_CHECK(part.values.scalar_type() == tensor.dtype, "fsdp: '", name, "': is ", tensor.dtype,
               ", but the values of elements [", part.begin, ", ", part.end, ") are ", part.values.scalar_type());
@@ -37,7 +37,7 @@ void check_overlaps(const std::string& name, const std::vector<TensorPart>& part
   const TensorPart* furthest = nullptr;
   for (const TensorPart& part : parts) {
     TORCH_CHECK(!furthest || agree(*furthest, part), "fsdp: '", name, "': elements [", part.begin, ", ",
-                std::min(part.end, furthest->end), ") are given twice, and have other values the second time");
+                std::min(part.end, furthest->end), ") are given twice, with different values");
     if (!furthest || part.end > furthest->end) furthest = &part;
   }
 }

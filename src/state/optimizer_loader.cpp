@@ -63,7 +63,7 @@ LoadReport OptimizerLoader::match(const HeldLeaf& leaf) {
   const std::string refused = refusal(leaf);
   if (refused.empty()) return report;
   for (const std::string& fqn : report.loaded) {
-    report.mismatched.push_back({fqn, refused, "state that it has"});
+    report.mismatched.push_back({fqn, refused, "state of this optimizer"});
     given_.erase(fqn);
   }
   report.loaded.clear();

@@ -19,7 +19,7 @@ std::vector<std::string> without_prefix(const std::vector<std::string>& fqns, co
   for (const std::string& fqn : fqns) {
     TORCH_CHECK(fqn.rfind(prefix, 0) == 0, "rekey_optimizer_state: '", fqn, "' does not begin with '", prefix, "'");
     names.push_back(fqn.substr(prefix.size()));
-    TORCH_CHECK(known.insert(names.back()).second, "rekey_optimizer_state: '", names.back(), "' is there twice");
+    TORCH_CHECK(known.insert(names.back()).second, "rekey_optimizer_state: '", names.back(), "' occurs twice");
   }
   return names;
 }
@@ -50,12 +50,12 @@ void check_groups(const std::vector<IndexedOptimizerState::Group>& here,
               " parameter groups are given, the optimizer has ", here.size());
   for (size_t i = 0; i < here.size(); ++i) {
     TORCH_CHECK(here[i].parameters == given[i].parameters, "load_indexed_optimizer_state: parameter group ", i,
-                " has the parameters ", given[i].parameters, ", but here ", here[i].parameters);
+                " has the parameters ", given[i].parameters, ", the optimizer has ", here[i].parameters);
   }
 }
 
 void check(const std::string& refusal, const char* what, int64_t number) {
-  TORCH_CHECK(refusal.empty(), "load_indexed_optimizer_state: what is given for ", what, " ", number, " is ", refusal);
+  TORCH_CHECK(refusal.empty(), "load_indexed_optimizer_state: the entry for ", what, " ", number, " is ", refusal);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ void check_ignored(const json& here, const json& there, size_t rank) {
               " has ", there.size());
   for (const auto& [name, checksum] : here.items()) {
     TORCH_CHECK(there.value(name, json()) == checksum, "parameter '", name, "' is not sharded, and rank ", rank,
-                " has other values of it than rank 0: a checkpoint has one. Give what each rank has of it as of_rank, "
+                " has other values of it than rank 0: a checkpoint holds one copy. Pass each rank's values as of_rank, "
                 "under the parameter's name");
   }
 }

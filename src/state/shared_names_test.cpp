@@ -111,11 +111,11 @@ enum class Way { kCheckpoint, kFull, kFromRank0, kSharded };
 std::string expected_error(Differs differs) {
   switch (differs) {
     case Differs::kValues:
-      return "second is other values, expected is those of 'first'";
+      return "second is other values, expected those of 'first'";
     case Differs::kState:
-      return "second/exp_avg is other values, expected is those of 'first'";
+      return "second/exp_avg is other values, expected those of 'first'";
     case Differs::kSteps:
-      return "second's state is other values, expected is those of 'first'";
+      return "second's state is other values, expected those of 'first'";
     default:
       return "";
   }

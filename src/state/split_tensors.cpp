@@ -34,7 +34,7 @@ void check_rows(const SplitTensor& tensor) {
   TORCH_CHECK(tensor.rows.defined() && tensor.rows.is_contiguous(), which, ": rows must be a contiguous tensor");
   const at::IntArrayRef sizes = tensor.sizes;
   TORCH_CHECK(is_part(tensor.rows, tensor.begin, sizes), which, ": rows of sizes ", tensor.rows.sizes(), " from row ",
-              tensor.begin, " on are no part of a tensor of sizes ", sizes);
+              tensor.begin, " on do not fit into a tensor of sizes ", sizes);
   TORCH_CHECK(checkpoint::countable_nbytes(tensor.rows.scalar_type(), tensor.sizes), which, ": sizes ", sizes,
               " have more than 2^63-1 bytes");
 }

@@ -174,11 +174,11 @@ TEST_F(SplitTensors, OfOtherSizesOrDtypesAreRefused) {
     TableRun run(world, 99, 2);
     run.split[0] = part_on({"embedding.table.0", "", torch::zeros({3, 3})}, *world);
     run.split[3] = part_on({"embedding.table.1", "squares", torch::zeros({11}, at::kDouble)}, *world);
-    expect_refused(run, path, HasSubstr("embedding.table.0 is F32 [2, 3], expected is F32 [3, 3]"));
+    expect_refused(run, path, HasSubstr("embedding.table.0 is F32 [2, 3], expected F32 [3, 3]"));
     run.split[0] = part_on({"embedding.table.0", "", torch::zeros({2, 3}, at::kBFloat16)}, *world);
-    expect_refused(run, path, HasSubstr("embedding.table.0 is F32 [2, 3], expected is BF16 [2, 3]"));
+    expect_refused(run, path, HasSubstr("embedding.table.0 is F32 [2, 3], expected BF16 [2, 3]"));
     run.split[0] = split_tables(*world, 2)[0];
-    expect_refused(run, path, HasSubstr("embedding.table.1/squares is F32 [11], expected is F64 [11]"));
+    expect_refused(run, path, HasSubstr("embedding.table.1/squares is F32 [11], expected F64 [11]"));
     const LoadedTrainingState loaded = run.load(path, {.strict = false});
     EXPECT_TRUE(loaded.model.complete());
     ASSERT_EQ(loaded.optimizer.mismatched.size(), 1u);
@@ -294,7 +294,7 @@ TEST_F(SplitTensors, WrongDescriptionsAreNamed) {
         [&] {
           if (world->rank() == 1) table.begin = 5;
         },
-        "overlap the part before");
+        "overlap the previous part");
     expect_error(
         [&] {
           if (world->rank() == 0) table.rows = table.rows.narrow(0, 0, 5);

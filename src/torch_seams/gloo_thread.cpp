@@ -28,7 +28,7 @@ constexpr auto kCheckLimit = std::chrono::seconds(30);
 class GlooThread::Queue final : public Handler {
  public:
   explicit Queue(Device& device) : device_(device), event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    TORCH_CHECK(event_ >= 0, "fsdp: no eventfd for a group of ranks: ", std::strerror(errno));
+    TORCH_CHECK(event_ >= 0, "fsdp: cannot create an eventfd for a group of ranks: ", std::strerror(errno));
     device_.registerDescriptor(event_, EPOLLIN, this);
   }
   ~Queue() override { close(event_); }

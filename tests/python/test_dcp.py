@@ -70,7 +70,7 @@ def test_torch_reads_what_became_of_its_checkpoint(fsdp_program, written, tmp_pa
     wanted = torch.load(written / f"{layout}.pt")
     said = run(fsdp_program, "convert", written / layout, tmp_path / "ours", "--to", "fsdp",
                "--buffer", "*.running_*", "--buffer", "*.num_batches_tracked")
-    assert "taken off the model's names: model." in said
+    assert "prefix removed from the model's names: model." in said
     assert "left out: value step" in said
     flags = ["--flatten-optimizer"] if layout == "flat" else []
     run(fsdp_program, "convert", tmp_path / "ours", tmp_path / "back", "--to", "dcp", *flags)

@@ -240,7 +240,7 @@ def test_a_checkpoint_of_untied_weights_is_refused_by_a_model_that_ties_them(fsd
     tied = Job(fsdp_program, model, tmp_path / "tied", resume_from_checkpoint=str(checkpoint), max_steps=7)
     result = tied.run(ranks=2)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert ("lm_head.weight is other values, expected is those of 'model.embed_tokens.weight': they are one parameter"
+    assert ("lm_head.weight is other values, expected those of 'model.embed_tokens.weight': they are one parameter"
             in result.stderr)
     assert result.stderr.count("lm_head.weight") == 1
     assert tied.metrics() == {} and tied.checkpoints() == []
