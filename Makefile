@@ -11,9 +11,9 @@ export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR TORCH_
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
-	@echo "TORCH_DIR=…        builds with that LibTorch;  TORCH_INDEX=URL  an index for pip that has one;  JOBS=N  compilers at a time;  BUILD_TYPE=Debug"
+	@echo "TORCH_DIR=…        builds with that LibTorch;  TORCH_INDEX=URL  a pip index that has one;  JOBS=N  parallel compilers;  BUILD_TYPE=Debug"
 
-setup:  ## Install what everything needs: packages of the system, LibTorch, transformers, a model
+setup:  ## Install everything that builds, tests and examples need: system packages, LibTorch, transformers, a model
 	@scripts/setup.sh packages test
 	@scripts/setup.sh python test
 
@@ -22,7 +22,7 @@ build:  ## Build the library and the program build/fsdp
 	@scripts/setup.sh python build
 	@BUILD_TESTS=OFF BUILD_TARGETS=fsdp_program scripts/build.sh
 
-build-all: setup  ## Build these, the tests, the examples and the benchmarks
+build-all: setup  ## Build the library, the program, the tests, the examples and the benchmarks
 	@scripts/build.sh
 
 test:  ## Install what is missing, build everything, and run every test
@@ -35,13 +35,13 @@ bench: build-all  ## Measure against PyTorch's DDP, FSDP1 and FSDP2
 	@$(VENV)/bin/python benchmarks/run.py
 	@$(VENV)/bin/python benchmarks/checkpoint.py
 
-growth: build-all  ## Measure how costs grow with a model's size; fail where one grows faster (GROWTH="--only units": its options)
+growth: build-all  ## Measure how costs grow with a model's size; fail if one grows faster than the size (GROWTH="--only units": its options)
 	@$(VENV)/bin/python benchmarks/growth.py $(GROWTH)
 
-compare: build-all  ## Compare with PyTorch after the FSDP paper's figures (COMPARE="--experiment 2 --budget full": its options)
+compare: build-all  ## Compare with PyTorch in experiments modelled on the FSDP paper's figures (COMPARE="--experiment 2 --budget full": its options)
 	@$(VENV)/bin/python benchmarks/compare $(COMPARE)
 
-chaos: build-all  ## Kill a training at every system call of its saves, and in 200 rounds at random; compare what is left
+chaos: build-all  ## Kill a training run at every system call of its saves, and at random in 200 rounds; resume and compare the results
 	@FSDP_EVERY_SYSTEM_CALL=1 $(VENV)/bin/python -m pytest -q tests/python/test_resume.py -k system_call
 	@$(VENV)/bin/python tests/python/chaos.py --program $(BUILD_DIR)/fsdp --rounds 200
 
@@ -51,18 +51,18 @@ gpu-check:  ## Build, test and measure on a machine with an NVIDIA GPU (options:
 format:  ## Format all C++ files
 	@scripts/format.sh
 
-format-check:  ## Fail when a C++ file is not formatted
+format-check:  ## Fail when a C++ file is not formatted, a word is misspelled or a Markdown page breaks the rules
 	@scripts/format.sh --check
 
 sanitize: setup  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)
 	@scripts/sanitize.sh $(SANITIZER)
 
-fuzz:  ## Fuzz the readers of files, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs
+fuzz:  ## Fuzz the file readers, each for FUZZ_SECONDS (600) or over FUZZ_RUNS inputs
 	@scripts/setup.sh packages test
 	@scripts/setup.sh python build
 	@scripts/fuzz.sh
 
-fuzz-training:  ## Train random models in random ways for FUZZ_SECONDS (600), beside one process (ARGS="--seed 17": its options instead)
+fuzz-training:  ## Train random models in random ways for FUZZ_SECONDS (600), and compare with training in one process (ARGS="--seed 17": its options instead)
 	@scripts/setup.sh packages test
 	@scripts/setup.sh python build
 	@BUILD_TARGETS=fuzz_training scripts/build.sh

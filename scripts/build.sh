@@ -23,7 +23,7 @@ configuration="${settings[*]} $(cat "$VENV/nccl-headers/.made-from" 2>/dev/null 
 configure() {
   echo "      configuring $BUILD_DIR with LibTorch in $torch"
   cmake --log-level=WARNING -G Ninja -S "${SOURCE_DIR:-$ROOT}" -B "$BUILD_DIR" -U 'LibTorch_*' "${settings[@]}" ||
-    die "CMake could not configure the build" "What is missing is named above; make setup installs it." \
+    die "CMake could not configure the build" "The missing package is named above; make setup installs it." \
       "Another LibTorch: make build TORCH_DIR=…   Old settings: make clean"
   printf '%s\n' "$configuration" >"$stamp"
 }

@@ -62,7 +62,7 @@ measure_touch() {
 for part in "${parts[@]}"; do
   case $part in
     train | test | touch) "measure_$part" ;;
-    *) die "build_times.sh: unknown part '$part'" "There are: train, test, touch" ;;
+    *) die "build_times.sh: unknown part '$part'" "Accepted: train, test, touch" ;;
   esac
 done
 printf '\n| on %s cores | |\n| --- | ---: |\n' "$(nproc)"

@@ -6,13 +6,13 @@ cd "$ROOT"
 command -v clang-format >/dev/null || die "clang-format is missing" "make setup installs it."
 mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
 if [[ ${1:-} == --check ]]; then
-  clang-format --dry-run -Werror "${files[@]}" || die "some files are not formatted" "make format does it."
+  clang-format --dry-run -Werror "${files[@]}" || die "some files are not formatted" "make format formats them."
   say "${#files[@]} files are formatted"
   [[ -x $VENV/bin/codespell ]] || die "codespell and pymarkdown are missing" "make setup installs them."
-  git ls-files -z | xargs -0 "$VENV/bin/codespell" || die "some words are misspelled" ".codespellrc names those that are right."
+  git ls-files -z | xargs -0 "$VENV/bin/codespell" || die "some words are misspelled" ".codespellrc lists words to accept."
   git ls-files -z '*.md' ':!docs/benchmarks/experiment-*' | xargs -0 "$VENV/bin/pymarkdown" scan ||
-    die "some Markdown pages have slips"
-  say "no word is misspelled, no page of Markdown has slips"
+    die "some Markdown pages break the rules of pymarkdown; the lines above name them"
+  say "no word is misspelled, and all Markdown pages follow the rules"
 else
   clang-format -i "${files[@]}"
 fi

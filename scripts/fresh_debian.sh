@@ -6,7 +6,7 @@
 source "$(dirname "$0")/common.sh"
 
 release=${1:-}
-[[ $release == bookworm || $release == trixie ]] || die "fresh_debian.sh: unknown release '$release'" "There are: bookworm, trixie"
+[[ $release == bookworm || $release == trixie ]] || die "fresh_debian.sh: unknown release '$release'" "Accepted: bookworm, trixie"
 shift
 goals=("$@")
 ((${#goals[@]})) || goals=(train test)

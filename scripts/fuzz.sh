@@ -18,7 +18,7 @@ END
 if ! has_fuzzer; then
   missing="clang++ with libFuzzer and AddressSanitizer is missing"
   [[ ${1:-} == build ]] || die "$missing" "make setup installs it: packages clang and libclang-rt-dev."
-  say "Going on without the fuzz targets: $missing"
+  say "Continuing without the fuzz targets: $missing"
   exit 0
 fi
 "$ROOT/scripts/build.sh" -DCMAKE_CXX_COMPILER=clang++

@@ -14,8 +14,8 @@ wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
 "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
   --dest "$wheels" -r "$requirements" ||
-  die "pip could not fetch the packages of $requirements" "What it said is above." \
-    "Headers that are there already serve as well: CMake variables NCCL_INCLUDE_DIR and CUDA_INCLUDE_DIR."
+  die "pip could not fetch the packages of $requirements" "Its output is above." \
+    "To use headers that are already installed, set the CMake variables NCCL_INCLUDE_DIR and CUDA_INCLUDE_DIR."
 rm -rf "$folder"
 "$PYTHON" - "$wheels" "$folder" <<'END'
 import pathlib, sys, zipfile

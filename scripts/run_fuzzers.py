@@ -81,7 +81,7 @@ def parse_arguments():
     parser.add_argument("--jobs", type=int, default=1, help="targets at a time")
     parser.add_argument("--only", default="", metavar="REGEX", help="only targets whose name matches")
     parser.add_argument("--keep", action="store_true", help="keep inputs that reached new code in corpus/")
-    parser.add_argument("--report", type=Path, help="write JUnit's XML there")
+    parser.add_argument("--report", type=Path, help="write a JUnit XML report to this file")
     return parser.parse_args()
 
 

@@ -273,7 +273,7 @@ def select(programs, pattern):
     chosen = [program for program in programs if re.search(pattern, program.name)]
     for program in chosen:
         if len(program.command) == 1:
-            sys.exit(f"error: the test program {program.name} is not built: run make build")
+            sys.exit(f"error: the test program {program.name} is not built: run make build-all")
     return chosen or sys.exit(f"error: no test program matches {pattern!r}; there are: "
                               + ", ".join(program.name for program in programs))
 
@@ -288,7 +288,7 @@ def heed_signals():
 
 def main():
     heed_signals()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")
     parser.add_argument("--fuzz-dir", metavar="FOLDER", type=Path, help="also run the fuzz targets of this build folder")

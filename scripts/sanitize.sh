@@ -24,5 +24,5 @@ thread() {
 
 case ${1:-address} in
   address | thread) "${1:-address}" ;;
-  *) die "sanitize.sh: unknown sanitizer '$1'" "There are: address, thread" ;;
+  *) die "sanitize.sh: unknown sanitizer '$1'" "Accepted: address, thread" ;;
 esac

@@ -56,20 +56,20 @@ install_with_apt() {
   ((${#required[@]} + ${#optional[@]})) || return 0
   if ! is_root && ! command -v sudo >/dev/null; then
     ((${#required[@]})) || return 0
-    die "these packages of the system are missing, and installing them needs root: ${required[*]}" \
+    die "these system packages are missing, and installing them needs root: ${required[*]}" \
       "As root: apt-get update && apt-get install ${required[*]}"
   fi
   as_root() { if is_root; then "$@"; else sudo "$@"; fi; }
   export DEBIAN_FRONTEND=noninteractive
   echo "      installing ${required[*]} ${optional[*]}"
-  as_root apt-get update -qq || echo "      apt-get update failed: going on with the lists that are there"
+  as_root apt-get update -qq || echo "      apt-get update failed: continuing with the existing package lists"
   if ((${#required[@]})); then
     as_root apt-get install -qq -y --no-install-recommends "${required[@]}" >"$LOG" 2>&1 ||
       die "apt-get could not install all of: ${required[*]}" "Its last lines:" "$(tail -3 "$LOG")" \
         "No network? Install these packages by hand, and run this again."
   fi
   for name in "${optional[@]}"; do
-    as_root apt-get install -qq -y --no-install-recommends "$name" >"$LOG" 2>&1 || echo "      going on without $name"
+    as_root apt-get install -qq -y --no-install-recommends "$name" >"$LOG" 2>&1 || echo "      continuing without $name"
   done
   remember_what_is_missing "$1"
 }
@@ -100,10 +100,10 @@ look_for_packages() {
   if command -v dnf >/dev/null; then
     die "these packages of the system are missing (by their names in Debian): ${absent[*]}" \
       "Where Fedora has them: dnf install $(printf '%s\n' "${names[@]}" | grep -vx -- - | tr '\n' ' ')" \
-      "What it does not have, install under /usr/local."
+      "Install the others under /usr/local."
   fi
   die "these packages of the system are missing (by their names in Debian): ${absent[*]}" \
-    "This script installs them with apt-get, which is not here: install them by other means."
+    "This script installs them with apt-get, which is missing here: install them by other means."
 }
 
 install_packages() {
@@ -127,8 +127,8 @@ check_room() {
   local free_mib
   mkdir -p "$VENV"
   free_mib=$(df -Pm "$VENV" | awk 'NR == 2 { print $4 }')
-  ((free_mib >= $1)) || die "$VENV needs $1 MiB, and its disk has $free_mib MiB left" \
-    "VENV=… names another folder, BUILD_DIR=… another one to build in."
+  ((free_mib >= $1)) || die "$VENV needs $1 MiB, but its disk has only $free_mib MiB left" \
+    "VENV=… sets another folder for it, BUILD_DIR=… another folder to build in."
 }
 
 # Packages that are installed without some of what they name lack it on purpose: pip's remarks on that are left out.
@@ -157,16 +157,16 @@ install_torch() {
     echo "      LibTorch $version, built for CPUs: 0.2 GB fetched, 0.8 GB on disk"
   else
     check_room 9000
-    echo "      LibTorch $version: pip is offered no build for CPUs alone, only one with CUDA: about 2.5 GB to fetch, 5.4 GB on disk."
-    echo "      To fetch 0.2 GB instead: make … TORCH_INDEX=URL, with the index for CPUs that pytorch.org names for pip."
+    echo "      LibTorch $version: pip finds no CPU-only build, only one with CUDA: about 2.5 GB to fetch, 5.4 GB on disk."
+    echo "      To fetch 0.2 GB instead: make … TORCH_INDEX=URL, with the CPU index that pytorch.org gives for pip."
     pip_install "${index[@]}" "torch==$version" || no_torch "$version"
   fi
   stamp torch "$content"
 }
 
 no_torch() {
-  die "pip could not install torch $1 (what it said is above)" \
-    "No network? A LibTorch that is already there serves the build: make build TORCH_DIR=…"
+  die "pip could not install torch $1 (its output is above)" \
+    "No network? To build with a LibTorch that is already installed: make build TORCH_DIR=…"
 }
 
 # install_requirements NAME SIZE [pip option...]: scripts/requirements-NAME.txt, once for each content of that file.
@@ -176,7 +176,7 @@ install_requirements() {
   content=$(sha256sum <"$file")
   stamped "$name" "$content" && return
   echo "      ${file#"$ROOT"/}: $size on disk"
-  pip_install "$@" -r "$file" || die "pip could not install the packages of $file (what it said is above)"
+  pip_install "$@" -r "$file" || die "pip could not install the packages of $file (its output is above)"
   stamp "$name" "$content"
 }
 
@@ -192,7 +192,7 @@ install_python() {
     install_requirements test "0.3 GB"
   fi
   if [[ $1 == test ]] || has_gpu; then
-    "$ROOT/scripts/nccl_headers.sh" || echo "      going on without NCCL: the build leaves it out, its tests are skipped"
+    "$ROOT/scripts/nccl_headers.sh" || echo "      continuing without NCCL: it is left out, and its tests are skipped"
   fi
 }
 
@@ -201,5 +201,5 @@ case $part/$stage in
   packages/build | packages/train | packages/test) install_packages "$stage" ;;
   python/build | python/train | python/test) install_python "$stage" ;;
   tables/) make_environment && install_requirements tables "0.2 GB" ;;
-  *) die "setup.sh: unknown part or stage '$*'" "There are: packages or python with build, train or test; and tables" ;;
+  *) die "setup.sh: unknown part or stage '$*'" "Accepted: packages or python with build, train or test; and tables" ;;
 esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows what came of a training run: its loss curve, the saved folder, and texts by the model before and after."""
+"""Shows the results of a training run: its loss curve, the saved folder, and texts by the model before and after it."""
 
 import argparse
 import json
@@ -58,7 +58,7 @@ def continuation(folder, prompts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="the config file of the run")
-    parser.add_argument("--no-sample", action="store_true", help="write no texts")
+    parser.add_argument("--no-sample", action="store_true", help="do not generate texts")
     options = parser.parse_args()
     config = json.loads(options.config.read_text())
     output = Path(config.get("output_dir", "output"))
@@ -69,7 +69,7 @@ def main():
     final = output / "final"
     if not final.exists():
         return
-    print(f"\nThe tuned model, a Hugging Face folder: {final}")
+    print(f"\nThe trained model, a Hugging Face folder: {final}")
     list_folder(final)
     if options.no_sample or "model_path" not in config:
         return

@@ -7,8 +7,8 @@ run_tests() {
   "$PYTHON" scripts/run_tests.py --build-dir "$BUILD_DIR" --fuzz-dir "${FUZZ_DIR:-$ROOT/build-fuzz}" --pytest tests/python
 }
 
-run_steps "Packages of the system" "scripts/setup.sh packages test" \
-  "Packages for Python" "scripts/setup.sh python test" \
+run_steps "System packages" "scripts/setup.sh packages test" \
+  "Python packages" "scripts/setup.sh python test" \
   "Building the library, the program and the tests" scripts/build.sh \
   "Building the fuzz targets" "scripts/fuzz.sh build" \
   "Running the tests" run_tests

@@ -27,7 +27,7 @@ prepare() {
 train() {
   local arguments=(--config-path "$config" --nproc-per-node "$ranks" --save-config --set overwrite_output_dir=true)
   echo "      ${BUILD_DIR#"$ROOT"/}/fsdp train ${arguments[*]}"
-  "$BUILD_DIR/fsdp" train "${arguments[@]}" || die "the training run failed: what it said is above"
+  "$BUILD_DIR/fsdp" train "${arguments[@]}" || die "the training run failed: its output is above"
 }
 
 show() { "$PYTHON" scripts/show_run.py "$config"; }
@@ -40,10 +40,10 @@ list_folders() {
   done | awk '{ printf "  %6s  %s\n", $1, $2 }'
 }
 
-run_steps "Packages of the system" "scripts/setup.sh packages train" \
-  "Packages for Python" python_packages \
+run_steps "System packages" "scripts/setup.sh packages train" \
+  "Python packages" python_packages \
   "Building the program" build \
   "Model and data" prepare \
   "Training over $ranks ranks" train \
-  "What came of it" show
+  "Results" show
 list_folders

@@ -278,7 +278,7 @@ TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("metrics.jsonl: cannot write: File too large; training goes on"),
                                 HasSubstr("checkpoint-30 failed"), HasSubstr("step 60/60 | loss ")));
-  EXPECT_THAT(result.err, AllOf(HasSubstr("metrics.jsonl: "), HasSubstr("line(s) of this run are not in it")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("metrics.jsonl: "), HasSubstr("line(s) of this run are missing from it")));
   const auto lines = metrics();
   ASSERT_GT(lines.size(), 20u);
   for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["step"], i + 1);
@@ -402,7 +402,7 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
        1,
        {"ids.bin", "token id 255", "byte offset 2", "131"}},
       {{{"dataset", folder_.path("short.txt")}, {"train_batch_size", 4}}, 1, {"short.txt", "6 samples", "8 samples"}},
-      {{{"save_final", true}, {"output_dir", folder_.path("taken")}}, 1, {"taken/final", "no model folder"}},
+      {{{"save_final", true}, {"output_dir", folder_.path("taken")}}, 1, {"taken/final", "not a model folder"}},
   };
   for (const Mistake& mistake : mistakes) {
     const ProgramResult result = train(config(mistake.changes), "--nproc-per-node 2");

@@ -139,5 +139,5 @@ def test_damage_is_named(fsdp_program, written, tmp_path):
 def test_wrong_usage_is_named(fsdp_program, written, tmp_path):
     assert "config.json" in run(fsdp_program, "convert", written / "odd", tmp_path / "x", "--to", "hf", status=1)
     assert "must be a whole number of bytes" in run(fsdp_program, "convert", "a", "b", "--max-shard-size", "5GX", status=2)
-    assert "--flatten-optimizer is about" in run(fsdp_program, "convert", written / "odd", tmp_path / "x", "--to", "fsdp",
+    assert "--flatten-optimizer needs" in run(fsdp_program, "convert", written / "odd", tmp_path / "x", "--to", "fsdp",
                                                   "--flatten-optimizer", status=1)

@@ -103,7 +103,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves(fsdp_program, model, tmp_path)
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, out + err
-    assert "SIGTERM: leaving after step" in out
+    assert "SIGTERM: stopping after step" in out
     assert len(job.checkpoints()) == 1 and job.checkpoints() != ["checkpoint-200"]
     assert job.finish(ranks=2) == want
 
@@ -196,7 +196,7 @@ def test_a_changed_byte_is_found_and_its_tensor_named(fsdp_program, model, tmp_p
     assert result.returncode == 1
     found = r"checkpoint-4: tensor .*rank-00001-of-00002.safetensors do not have the checksum"
     assert re.search(found, result.stderr)
-    assert f"{job.output}/checkpoint-2 beside it is sound" in result.stderr
+    assert f"{job.output}/checkpoint-2 next to it is intact" in result.stderr
 
 
 def test_a_restarted_job_goes_on_from_the_newest_sound_checkpoint(fsdp_program, model, tmp_path):
@@ -206,7 +206,7 @@ def test_a_restarted_job_goes_on_from_the_newest_sound_checkpoint(fsdp_program, 
     change_a_byte(job.output / "checkpoint-6/rank-00001-of-00002.safetensors")
     change_a_byte(job.output / "checkpoint-4/manifest.json")
     out, err = torchrun(job, restarts=0).communicate(timeout=120)
-    assert "DAMAGED: " in out and f"going on from {job.output}/checkpoint-2 instead" in out, out + err
+    assert "DAMAGED: " in out and f"resuming from {job.output}/checkpoint-2 instead" in out, out + err
     assert job.left() == want
     assert job.checkpoints() == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     assert sorted(path.name for path in job.output.glob("damaged-*")) == ["damaged-checkpoint-4", "damaged-checkpoint-6"]

@@ -59,7 +59,7 @@ def test_version_of_torch(gpu_check, tmp_path, version, too_old):
     python = python_with(tmp_path, GOOD_TORCH.replace("2.11.0+cu130", version))
     result = gpu_check("--only", "build", python=python, CXX="no-such-compiler")
     assert ("torch 2.11 or newer" in result.stderr) == too_old
-    assert "a compiler for C++20: no-such-compiler is none" in result.stderr
+    assert "a compiler for C++20: no-such-compiler is not one" in result.stderr
 
 
 def test_headers_that_are_missing_are_named_with_their_package(gpu_check, tmp_path):

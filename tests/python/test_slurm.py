@@ -85,5 +85,5 @@ def test_a_signal_before_the_time_is_over_saves_a_checkpoint(training):
         wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
         subprocess.run(["scancel", "--signal=USR1", "--name=signalled"], env=training.environment, check=True)
         out, err = step.communicate(timeout=60)
-    assert "leaving after step" in out, out + err
+    assert "stopping after step" in out, out + err
     assert list((training.folder / "signalled").glob("checkpoint-*/manifest.json"))

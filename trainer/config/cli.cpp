@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kVersion = "fsdp " FSDP_VERSION " (LibTorch " FSDP_LIBTORCH_VERSION ")";
 
 constexpr const char* kDescription =
-    "Fine-tunes a Hugging Face language model, its parameters sharded over ranks (FSDP).\n\n"
+    "Fine-tunes Hugging Face models, or trains models from scratch, with parameters sharded over ranks (FSDP).\n\n"
     "  fsdp train --config-path config.json --nproc-per-node 2\n"
     "  torchrun --no-python --nproc-per-node 2 fsdp train --config-path config.json\n"
     "  srun -n 2 fsdp train --config-path config.json\n"
@@ -22,15 +22,15 @@ constexpr const char* kDescription =
 CLI::App* add_train(CLI::App& app, TrainCommand& command) {
   CLI::App* train = app.add_subcommand("train", "Train the model that a config file describes");
   train->add_option("--config-path", command.config_path, "The config: a JSON file")->required()->type_name("FILE");
-  train->add_option("--set", command.overrides, "Overrides a key of the config; may be given several times")
+  train->add_option("--set", command.overrides, "Override a key of the config; may be given several times")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   train->add_flag("--save-config", command.save_config,
                   "Write the config with all its keys to output_dir/resolved_config.json");
   train
       ->add_option("--nproc-per-node", command.nproc_per_node,
-                   "Start this many ranks on this machine; without it the "
-                   "ranks are those of torchrun, mpirun or srun, or one")
+                   "Start this many ranks on this machine; without it, this "
+                   "process is a rank of torchrun, mpirun or srun, or the only rank")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
   train->footer(config_help());

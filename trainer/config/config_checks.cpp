@@ -17,7 +17,7 @@ void check_model(const Config& c) {
   if (!c.model_path && !c.model) {
     contradiction(
         "key \"model_path\" is missing: give the folder of a pretrained model, or the key \"model\" for one "
-        "that is trained from the beginning");
+        "that is trained from scratch");
   }
   if (!c.model_path || !c.model) return;
   contradiction("key \"model_path\" is \"" + *c.model_path + "\", and key \"model\" is " +
@@ -55,8 +55,8 @@ void check_accumulation(const Config& c) {
   }
   if (!c.sync_each_batch) {
     contradiction(
-        "key \"all_reduce_each_batch\" is false, and \"sync_each_batch\" too, which already keeps all "
-        "communication to the last pass; only one of them may be");
+        "key \"all_reduce_each_batch\" is false, and so is \"sync_each_batch\", which already leaves all "
+        "communication to the last pass; only one of them may be false");
   }
 }
 
@@ -88,14 +88,14 @@ void check_trace(const Config& c) {
 void check_saving(const Config& c) {
   if (c.async_save && c.offload_path) {
     contradiction(
-        "key \"async_save\" is true, but \"offload_path\" is set: an asynchronous save copies to memory what "
-        "is kept in files there; only one of them may be");
+        "key \"async_save\" is true, but \"offload_path\" is set: an asynchronous save would copy the offloaded "
+        "files back to memory; only one of the two keys may be set");
   }
   if (c.overwrite_output_dir && c.resume_from_checkpoint == "latest") {
     contradiction(
-        "key \"overwrite_output_dir\" is true, but \"resume_from_checkpoint\" is \"latest\", which goes on from what "
-        "is "
-        "in output_dir; only one of them may be");
+        "key \"overwrite_output_dir\" is true, but \"resume_from_checkpoint\" is \"latest\", which resumes from a "
+        "checkpoint "
+        "in output_dir; only one of the two keys may be set");
   }
   if (c.save_steps) return;
   const std::string needed = ", but \"save_steps\" is null; give a number of steps";
@@ -126,7 +126,7 @@ void check_sampling(const Config& c) {
 void check_devices(const Config& c) {
   if (c.device == "cuda" && c.comm_backend == "shm") {
     contradiction(
-        "key \"comm_backend\" is \"shm\", but \"device\" is \"cuda\"; memory is shared by ranks on CPUs: "
+        "key \"comm_backend\" is \"shm\", but \"device\" is \"cuda\"; shared memory needs ranks on CPUs: "
         "accepted are auto, gloo or nccl, or the device cpu");
   }
   if (c.device != "cpu" || c.comm_backend != "nccl") return;
@@ -196,7 +196,7 @@ void check_combinations(const Config& c) {
   if (c.wrap_policy == "auto_units" && !c.use_orig_params) {
     contradiction(
         "key \"use_orig_params\" is false, but \"wrap_policy\" is \"auto_units\"; it must be true, as "
-        "flat leaves would change when units are made");
+        "flat parameters would change when units are made");
   }
   if (c.max_gathered_units != Config{}.max_gathered_units && !c.limit_all_gathers) {
     contradiction(c10::str("key \"max_gathered_units\" is ", c.max_gathered_units,

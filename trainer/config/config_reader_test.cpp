@@ -124,7 +124,7 @@ TEST_F(ConfigReader, WholeNumbersAreIntegersHoweverTheyAreWritten) {
 TEST_F(ConfigReader, IntegersThatAreTooLargeAreToldTheLargest) {
   for (const char* seed : {"18446744073709551615", "1e20", "9223372036854775808"}) {
     EXPECT_THAT(error_with("\"seed\": " + std::string(seed)),
-                HasSubstr("is out of range: the largest integer is 9223372036854775807"));
+                HasSubstr("is out of range: integers are signed 64-bit, at most 9223372036854775807"));
   }
 }
 

@@ -98,7 +98,7 @@ std::string describe(const Range& range) {
 }
 
 constexpr double kTwoTo63 = 9223372036854775808.0;
-constexpr const char* kBeyondInt64 = "is out of range: the largest integer is 9223372036854775807";
+constexpr const char* kBeyondInt64 = "is out of range: integers are signed 64-bit, at most 9223372036854775807";
 
 bool takes_integers(const ConfigKey& key) {
   const std::string type = base_type_name(key);

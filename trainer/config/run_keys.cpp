@@ -9,34 +9,34 @@ std::vector<ConfigKey> checkpoint_keys() {
        .name = "save_steps",
        .member = &Config::save_steps,
        .meaning =
-           "Steps from one checkpoint to the next: folders output_dir/checkpoint-STEP from which training can go "
-           "on, over any number of ranks. The last step is always saved, and so is the step at which a rank is "
-           "sent SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, after which training ends (status 143). A save that "
-           "fails is said, and training goes "
-           "on. All hosts must see the same output_dir. null: none.",
+           "Steps from one checkpoint to the next. Checkpoints are folders output_dir/checkpoint-STEP, from which "
+           "training can resume on any number of ranks. The last step is always saved, and so is the step at which "
+           "a rank receives SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2; training then ends with status 143. A "
+           "failed save is reported, and training continues. All hosts must see the same output_dir. null: no "
+           "checkpoints.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "save_total_limit",
        .member = &Config::save_total_limit,
-       .meaning = "How many checkpoints are kept, those of the last steps: after each save, older ones in output_dir "
-                  "are removed. null: all.",
+       .meaning = "How many checkpoints to keep, the latest ones: after each save, older ones in output_dir are "
+                  "removed. null: all.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "async_save",
        .member = &Config::async_save,
-       .meaning = "Whether checkpoints are written while training goes on: it waits only until shards and optimizer "
-                  "state are copied, which takes their size in host memory again until they are written. A save that "
-                  "begins while another is under way waits for it."},
+       .meaning = "Whether checkpoints are written while training continues: training waits only until shards and "
+                  "optimizer state are copied. The copy takes as much host memory as they do, until it is written. A "
+                  "save that begins while another is in progress waits for it."},
       {.section = section,
        .name = "resume_from_checkpoint",
        .member = &Config::resume_from_checkpoint,
        .meaning =
-           "A checkpoint to go on from: its path, or `latest` for the one of the last step in output_dir, with "
-           "which training starts from the beginning (and says so) when there is none yet. `latest` goes on "
-           "from the newest sound one: a damaged one is said, and set aside as damaged-checkpoint-STEP. A run of "
-           "PyTorch goes on from what `fsdp convert` made of its checkpoint. Values of the config "
-           "that have changed since are used, and named in the log. metrics.jsonl is continued: of two lines "
-           "for one step the later counts. null: training starts from the beginning."},
+           "The checkpoint to resume from: its path, or `latest` for the one of the last step in output_dir. If "
+           "there is none yet, `latest` starts training from the beginning, and the log says so. With `latest`, "
+           "damaged checkpoints are reported and renamed to damaged-checkpoint-STEP, and training resumes from the "
+           "newest intact one. To continue a PyTorch run, convert its checkpoint with `fsdp convert` first. Config "
+           "values that have changed since the save are used, and named in the log. metrics.jsonl is continued: of "
+           "two lines for one step, the later one counts. null: training starts from the beginning."},
   };
 }
 
@@ -47,9 +47,10 @@ std::vector<ConfigKey> divergence_keys() {
        .name = "collective_check",
        .member = &Config::collective_check,
        .meaning =
-           "When ranks compare what they communicate, so that ranks that diverge are stopped and named. "
+           "When ranks compare the collectives that they issue, so that diverging ranks are stopped and named. "
            "`sampled`: in the first `collective_check_first_steps` passes that reduce gradients and in every "
-           "`collective_check_every`-th. Over Gloo and shared memory, which compare always, all three are the same.",
+           "`collective_check_every`-th. Gloo and shared memory always compare, so that all three values are the same "
+           "there.",
        .choices = {"off", "sampled", "always"}},
       {.section = section,
        .name = "collective_check_first_steps",
@@ -60,19 +61,19 @@ std::vector<ConfigKey> divergence_keys() {
        .name = "collective_check_every",
        .member = &Config::collective_check_every,
        .meaning =
-           "With collective_check `sampled`: after them, ranks compare in each pass whose number, counted from 0, "
-           "this divides. 0: in none.",
+           "With collective_check `sampled`: after the first `collective_check_first_steps` passes, ranks compare in "
+           "each pass whose number, counted from 0, is a multiple of this. 0: in none.",
        .range = kAtLeastZero},
       {.section = section,
        .name = "watchdog_seconds",
        .member = &Config::watchdog_seconds,
-       .meaning = "After a rank has waited this long for others, the late ones are named on stderr, with the unit and "
-                  "what they did last. 0: never. null: 30 seconds.",
+       .meaning = "Seconds that a rank waits for others before it names the late ones on stderr, with the unit and "
+                  "their last operation. 0: never. null: 30 seconds.",
        .range = Range{.lower = 0, .upper = 1800, .upper_open = true}},
       {.section = section,
        .name = "collective_dump",
        .member = &Config::collective_dump,
-       .meaning = "Whether a rank whose communication fails leaves its last 64 collectives in "
+       .meaning = "Whether a rank whose communication fails writes its last 64 collectives to "
                   "output_dir/collectives_rank<R>.txt."},
   };
 }
@@ -90,10 +91,10 @@ std::vector<ConfigKey> output_keys() {
        .name = "overwrite_output_dir",
        .member = &Config::overwrite_output_dir,
        .meaning =
-           "Whether a run that does not go on from a checkpoint in output_dir may replace what an earlier run has "
-           "left there: its checkpoints are removed, final/ is replaced when it is written, and metrics are "
-           "emptied. `false`: checkpoints there, and with `save_final` a final/, are an error, and a metrics.jsonl "
-           "is kept as metrics-1.jsonl, metrics-2.jsonl, …."},
+           "Whether a run that does not resume from a checkpoint in output_dir may replace the output of an earlier "
+           "run there: its checkpoints are removed, final/ is replaced when it is written, and the metrics are "
+           "cleared. `false`: existing checkpoints are an error, and so is an existing final/ with `save_final`; an "
+           "existing metrics.jsonl is kept as metrics-1.jsonl, metrics-2.jsonl, …."},
       {.section = section,
        .name = "logging_steps",
        .member = &Config::logging_steps,
@@ -102,9 +103,9 @@ std::vector<ConfigKey> output_keys() {
       {.section = section,
        .name = "report_to",
        .member = &Config::report_to,
-       .meaning = "Where metrics go beside metrics.jsonl. `csv`: output_dir/metrics.csv, a row for each line. "
-                  "`tensorboard`: event files in output_dir/runs. Both are whole after each line, and a run that goes "
-                  "on from a checkpoint continues them.",
+       .meaning = "Where metrics go in addition to metrics.jsonl. `csv`: output_dir/metrics.csv, one row per line. "
+                  "`tensorboard`: event files in output_dir/runs. Both are complete after each line, and a run that "
+                  "resumes from a checkpoint continues them.",
        .choices = {"csv", "tensorboard"}},
       {.section = section,
        .name = "do_eval",
@@ -118,26 +119,27 @@ std::vector<ConfigKey> output_keys() {
       {.section = section,
        .name = "max_shard_size",
        .member = &Config::max_shard_size,
-       .meaning = "Bytes of tensors in one safetensors file of `save_final`, such as `5GB` or `200MiB`; with more of "
-                  "them there are several, and an index. A larger tensor has a file of its own."},
+       .meaning = "Largest size of one safetensors file of `save_final`, in bytes of tensors, such as `5GB` or "
+                  "`200MiB`. A larger model is split into several files with an index. A tensor that is larger gets "
+                  "a file of its own."},
       {.section = section,
        .name = "trace_path",
        .member = &Config::trace_path,
        .meaning =
            "File for a trace of some steps on all ranks, for ui.perfetto.dev: computation, gathers, reductions, "
            "waits and gathers held back by `limit_all_gathers`, by unit, and memory by category. `fsdp report` shows "
-           "a step of it. null: no trace."},
+           "one of the steps. null: no trace."},
       {.section = section,
        .name = "trace_first_step",
        .member = &Config::trace_first_step,
-       .meaning = "First step to be traced, counted from 1 at the start or, when resumed, from the checkpoint. The "
-                  "first steps are unlike the others: nothing is known of "
-                  "the order of units yet.",
+       .meaning = "First step to trace, counted from 1 at the start of training or, when resumed, at the "
+                  "checkpoint. The first steps are unlike the others, because the order of units is not known "
+                  "yet.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "trace_steps",
        .member = &Config::trace_steps,
-       .meaning = "How many steps are traced; fewer where training ends before.",
+       .meaning = "How many steps are traced; fewer if training ends earlier.",
        .range = kAtLeastOne},
   };
 }

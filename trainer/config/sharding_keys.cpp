@@ -8,19 +8,20 @@ std::vector<ConfigKey> device_keys() {
       {.section = section,
        .name = "device",
        .member = &Config::device,
-       .meaning = "What ranks compute on. `cpu`. `cuda`: the GPU whose index is the rank's on its host (LOCAL_RANK); "
-                  "each rank needs one of its own. `auto`: `cuda` where there are enough GPUs for the ranks of the "
-                  "host, else `cpu`; the log says which.",
+       .meaning = "Device that ranks compute on. `cpu`: the CPU. `cuda`: the GPU whose index is the rank's local rank "
+                  "(LOCAL_RANK); each rank needs a GPU of its own. `auto`: `cuda` if the host has enough GPUs for its "
+                  "ranks, else `cpu`; the log says which.",
        .choices = {"auto", "cpu", "cuda"}},
       {.section = section,
        .name = "comm_backend",
        .member = &Config::comm_backend,
-       .meaning = "How ranks communicate. `shm`: through memory that they share, for ranks on the CPUs of one host; "
-                  "parameters are then gathered without being moved. `gloo`: over the hosts' network, for any device "
-                  "(tensors on a GPU are copied to the host and back). `nccl`: between GPUs. `auto`: on GPUs `nccl` if "
-                  "this program was built with NCCL, else `gloo`; on CPUs `shm` if all ranks can reach each other's "
-                  "memory, memory within each host and `gloo` among hosts if there are several with the same number of "
-                  "ranks, two or more, else `gloo`; the log says which, and why.",
+       .meaning = "How ranks communicate. `shm`: through shared memory, for ranks on the CPUs of one host; parameters "
+                  "are then gathered without being copied. `gloo`: over the hosts' network, for any device (tensors "
+                  "on a GPU are copied to the host and back). `nccl`: between GPUs. `auto` on GPUs: `nccl` if this "
+                  "program was built with NCCL, else `gloo`. `auto` on CPUs: `shm` if all ranks can reach each "
+                  "other's memory; else shared memory within each host and `gloo` between hosts, if there are several "
+                  "hosts with the same number of ranks, at least two on each; else `gloo`. The log says which, and "
+                  "why.",
        .choices = {"auto", "shm", "gloo", "nccl"}},
   };
 }
@@ -46,9 +47,10 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "reshard_after_forward",
        .member = &Config::reshard_after_forward,
-       .meaning = "Whether units release their parameters after forward and gather them again for backward. N: they "
-                  "release them to groups of N ranks, among which backward gathers; N divides the ranks that share one "
-                  "copy, and is smaller. null: as the strategy says. true and N need full_shard or hybrid_shard.",
+       .meaning = "Whether units reshard their parameters after forward and gather them again for backward. N: they "
+                  "are resharded over groups of N ranks, within which backward gathers; N must divide the number of "
+                  "ranks that share one copy, and be smaller than it. null: as the strategy says. true and N need "
+                  "full_shard or hybrid_shard.",
        .range = Range{.lower = 2}},
       {.section = section,
        .name = "wrap_policy",
@@ -61,7 +63,8 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "wrap_classes",
        .member = &Config::wrap_classes,
-       .meaning = "Further module classes to make units of with wrap_policy `transformer`, for embeddings or heads."},
+       .meaning = "Further module classes that become units with wrap_policy `transformer`, such as those of "
+                  "embeddings or heads."},
       {.section = section,
        .name = "size_min_params",
        .member = &Config::size_min_params,
@@ -71,45 +74,46 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "auto_units_target_bytes",
        .member = &Config::auto_units_target_bytes,
        .meaning =
-           "With wrap_policy `auto_units`: bytes of a unit's gathered parameters. null: one 32nd of the model's, "
-           "and at most those of 33 million elements.",
+           "With wrap_policy `auto_units`: target size of a unit's gathered parameters, in bytes. null: 1/32 of the "
+           "model's parameters, but at most 33 million elements.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "auto_units_memory_bound",
        .member = &Config::auto_units_memory_bound,
        .meaning =
-           "With wrap_policy `auto_units`: bytes that gathered parameters and gradient buffers together may take "
-           "at a time on a rank; units are made smaller where need be. null: no bound.",
+           "With wrap_policy `auto_units`: upper bound, in bytes, on the memory that gathered parameters and gradient "
+           "buffers take together on a rank at any time; units are made smaller where necessary. null: no bound.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "use_orig_params",
        .member = &Config::use_orig_params,
-       .meaning = "Whether the optimizer works on one tensor for each original parameter, or on one for each "
-                  "flattened unit. The result is the same."},
+       .meaning = "true: the optimizer works on one tensor for each original parameter. false: on one flat tensor "
+                  "for each unit. The result is the same."},
       {.section = section,
        .name = "sync_module_states",
        .member = &Config::sync_module_states,
        .meaning =
-           "true: rank 0 reads the weights, or draws those of `model`, and sends them to the others, a unit at a "
-           "time. false: each rank reads its part, or draws all and keeps its part. The headers of the files in "
-           "`model_path`, and the model's buffers, are read by all either way."},
+           "true: rank 0 reads the weights, or initializes those of `model`, and sends them to the other ranks, one "
+           "unit at a time. false: each rank reads its part, or initializes all weights and keeps its part. In "
+           "either case, all ranks read the headers of the files in `model_path`, and the model's buffers."},
       {.section = section,
        .name = "cpu_offload",
        .member = &Config::cpu_offload,
-       .meaning = "Whether shards, their gradients and the optimizer's state and work are in host memory, pinned for "
-                  "GPUs. On the CPU they are there already: true changes nothing, and the log says so."},
+       .meaning = "Whether shards, their gradients and the optimizer's state are kept in host memory (pinned, for "
+                  "GPUs), and the optimizer step runs there. On the CPU they are there already: true changes "
+                  "nothing, and the log says so."},
       {.section = section,
        .name = "offload_path",
        .member = &Config::offload_path,
-       .meaning = "A folder, best on a local disk: shards and optimizer state lie in files there instead of in memory, "
-                  "and are read and written as units are used. The files have no names and are gone when the run "
-                  "ends. null: no files."},
+       .meaning = "A folder, preferably on a local disk: shards and optimizer state are kept in files there instead "
+                  "of in memory, and are read and written as units are used. The files have no names and disappear "
+                  "when the run ends. null: no files."},
       {.section = section,
        .name = "backward_prefetch",
        .member = &Config::backward_prefetch,
-       .meaning = "When the gather of the unit that backward is expected to need next is issued: before the current "
-                  "unit's gradients are computed, after they were and the current unit was released, or when it is "
-                  "needed (`none`).",
+       .meaning = "When to issue the gather of the unit that backward is expected to need next. `backward_pre`: "
+                  "before the current unit's gradients are computed. `backward_post`: after they are computed and the "
+                  "current unit is released. `none`: when the unit is needed.",
        .choices = {"none", "backward_pre", "backward_post"}},
       {.section = section,
        .name = "forward_prefetch",
@@ -124,27 +128,28 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "max_gathered_units",
        .member = &Config::max_gathered_units,
-       .meaning = "Units that are gathered or being gathered at a time, the one in use included, the root and units "
-                  "that stay gathered after forward not.",
+       .meaning = "With `limit_all_gathers`: how many units may be gathered or being gathered at a time. The unit in "
+                  "use counts; the root and units that stay gathered after forward do not.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "one_communicator",
        .member = &Config::one_communicator,
-       .meaning = "Whether gathers and reductions share one communicator, in which each waits behind what was issued "
-                  "before it, instead of having connections of their own."},
+       .meaning = "Whether gathers and reductions share one communicator, in which each operation waits for those "
+                  "issued before it, instead of having connections of their own."},
       {.section = section,
        .name = "keep_memory",
        .member = &Config::keep_memory,
        .meaning =
-           "Whether memory of gradients and gathered parameters stays from step to step. false: it is given back as "
-           "soon as it is not used, which lowers the peak, as gradients come when activations go, and costs a few "
-           "allocations for each unit."},
+           "Whether the memory of gradients and gathered parameters stays allocated from step to step. false: it is "
+           "freed as soon as it is unused. This lowers the peak, because gradients are allocated while activations "
+           "are freed, and costs a few allocations for each unit."},
       {.section = section,
        .name = "check_memory",
        .member = &Config::check_memory,
        .meaning =
-           "Whether a model whose parameters, gradients and AdamW's state need more memory than this host, or the "
-           "control group of the ranks, has left is refused before training begins. false: it is tried."},
+           "Whether training is refused before it begins if the model's parameters, gradients and AdamW's state need "
+           "more memory than is left on this host, or in the control group (cgroup) of the ranks. false: training is "
+           "tried anyway."},
       {.section = section,
        .name = "activation_checkpointing",
        .member = &Config::activation_checkpointing,
@@ -153,7 +158,7 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "activation_checkpointing_every",
        .member = &Config::activation_checkpointing_every,
        .meaning =
-           "With `activation_checkpointing`: every k-th block is recomputed (blocks 0, k, 2k, …), the others keep "
+           "With `activation_checkpointing`: every k-th block is recomputed (blocks 0, k, 2k, …); the others keep "
            "their activations.",
        .range = kAtLeastOne},
       {.section = section,

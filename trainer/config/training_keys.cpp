@@ -13,32 +13,33 @@ std::vector<ConfigKey> model_and_data_keys() {
       {.section = section,
        .name = "model",
        .member = &Config::model,
-       .meaning = "Model to train from the beginning: the name of a preset ([models.md](models.md) lists them), or an "
-                  "object as in a config.json. Its weights are drawn from `seed`, unit by unit, and are the same over "
-                  "any number of ranks; embedding tables have a seed in the model's config (`embedding_seed`)."},
+       .meaning = "Model to train from scratch: the name of a preset (docs/models.md lists them), or an object as in "
+                  "a config.json. Its weights are initialized from `seed`, unit by unit, and are the same for any "
+                  "number of ranks; embedding tables have a seed in the model's config (`embedding_seed`)."},
       {.section = section,
        .name = "dataset",
        .member = &Config::dataset,
-       .meaning = "What to train on. `dummy`: 1024 random samples drawn from `seed` (`dummy:N`: N "
-                  "samples). For language models else a file of token ids. Its name ends in .bin: they are "
-                  "little-endian uint16, or uint32 when the model's vocabulary has more than 65536 entries. Any other "
-                  "file: its bytes are the token ids. Sample i is tokens [i*max_seq_length, (i+1)*max_seq_length); of "
-                  "a sequence-to-sequence model max_seq_length tokens of its source and then max_target_length of its "
-                  "target, in which the model's pad_token_id is padding. For image classifiers a safetensors file "
-                  "with a tensor `images`, [N, channels, height, width], of uint8 (which is divided by 255) or "
-                  "floating point, and a tensor `labels`, [N], of integers. For models of tabular data a safetensors "
-                  "file with tensors `numeric`, [N, numeric features], floating; `categorical`, [N, tables], of "
-                  "integers, each a row of its table; and `labels`, [N], of integers 0 and 1."},
+       .meaning = "The training data. `dummy`: 1024 random samples drawn from `seed` (`dummy:N`: N samples). "
+                  "Otherwise a file, in the format of the model's kind. Language models: a file of token ids. If its "
+                  "name ends in .bin, they are little-endian uint16, or uint32 when the model's vocabulary has more "
+                  "than 65536 entries; in any other file, each byte is a token id. Sample i is tokens "
+                  "[i*max_seq_length, (i+1)*max_seq_length). For a sequence-to-sequence model, a sample is "
+                  "max_seq_length tokens of a source, followed by max_target_length tokens of its target; the "
+                  "model's pad_token_id is padding in both. Image classifiers: a safetensors file with a tensor "
+                  "`images`, [N, channels, height, width], of uint8 (which is divided by 255) or floating point, and "
+                  "a tensor `labels`, [N], of integers. Models of tabular data: a safetensors file with the tensors "
+                  "`numeric`, [N, numeric features], of floating point; `categorical`, [N, tables], of integers, "
+                  "each the index of a row in its table; and `labels`, [N], of integers 0 and 1."},
       {.section = section,
        .name = "eval_dataset",
        .member = &Config::eval_dataset,
-       .meaning = "What to evaluate on when `do_eval` is true; the same forms as `dataset`. `dummy` draws other "
-                  "samples than the training set's."},
+       .meaning = "The data to evaluate on when `do_eval` is true, in the same formats as `dataset`. `dummy` draws "
+                  "samples that differ from the training set's."},
       {.section = section,
        .name = "max_seq_length",
        .member = &Config::max_seq_length,
-       .meaning = "Tokens in a sample; of a sequence-to-sequence model, in its source. At most what the model can "
-                  "attend to.",
+       .meaning = "Tokens in a sample or, for a sequence-to-sequence model, in its source. At most the longest "
+                  "sequence that the model can attend to.",
        .range = Range{.lower = 2}},
       {.section = section,
        .name = "max_target_length",
@@ -48,19 +49,19 @@ std::vector<ConfigKey> model_and_data_keys() {
       {.section = section,
        .name = "image_size",
        .member = &Config::image_size,
-       .meaning = "Height and width of images, for image classifiers only. null: what the model expects, or, where it "
-                  "takes any, what a file has, and 224 for dummy images.",
+       .meaning = "Height and width of images, for image classifiers only. null: the size that the model expects. If "
+                  "the model takes any size: the size of the images in the file, or 224 for dummy images.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "train_batch_size",
        .member = &Config::train_batch_size,
-       .meaning = "Samples that one rank takes for one forward and backward. The global batch is train_batch_size * "
-                  "ranks * gradient_accumulation_steps samples.",
+       .meaning = "Samples that each rank processes in one forward and backward pass. The global batch is "
+                  "train_batch_size * ranks * gradient_accumulation_steps samples.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "eval_batch_size",
        .member = &Config::eval_batch_size,
-       .meaning = "Samples that one rank takes for one forward of the evaluation.",
+       .meaning = "Samples that each rank processes in one forward pass of the evaluation.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "shuffle",
@@ -87,16 +88,17 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "gradient_accumulation_steps",
        .member = &Config::gradient_accumulation_steps,
-       .meaning = "Forward and backward passes for one optimizer step; their losses are averaged. Gradients are "
-                  "reduced over the ranks as `sync_each_batch` says.",
+       .meaning = "Forward and backward passes per optimizer step; their losses are averaged. Gradients are reduced "
+                  "over the ranks as `sync_each_batch` says.",
        .range = kAtLeastOne},
       {.section = section,
        .name = "sync_each_batch",
        .member = &Config::sync_each_batch,
-       .meaning = "With gradient_accumulation_steps above 1: `true` reduces gradients over the ranks in each pass and "
-                  "adds them up as shards; `false` adds them up whole on each rank and communicates in the last pass "
-                  "only, which takes the memory of all gradients. Gradients of split embedding tables go to the ranks "
-                  "that hold the rows in each pass in either case."},
+       .meaning = "With gradient_accumulation_steps above 1: `true` reduces gradients over the ranks in each pass "
+                  "and accumulates the shards. `false` accumulates whole gradients on each rank and reduces them in "
+                  "the last pass only, as PyTorch's no_sync does, which takes memory for the gradients of the whole "
+                  "model. In either case, gradients of split embedding tables are sent in each pass to the ranks "
+                  "that hold the rows."},
       {.section = section,
        .name = "all_reduce_each_batch",
        .member = &Config::all_reduce_each_batch,
@@ -105,7 +107,7 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "gradient_divide_factor",
        .member = &Config::gradient_divide_factor,
-       .meaning = "What the sum of the ranks' gradients is divided by. null: the number of ranks, for their mean.",
+       .meaning = "Divisor of the sum of the ranks' gradients. null: the number of ranks, which gives the mean.",
        .range = kPositive},
       {.section = section,
        .name = "learning_rate",
@@ -115,13 +117,13 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "lr_scheduler_type",
        .member = &Config::lr_scheduler_type,
-       .meaning = "The learning rate after warm-up: `constant`, or falling to 0 at max_steps along a line or a half "
-                  "cosine.",
+       .meaning = "Schedule of the learning rate after warm-up: `constant`, or a decay to 0 at max_steps, `linear` or "
+                  "along half a cosine (`cosine`).",
        .choices = {"constant", "linear", "cosine"}},
       {.section = section,
        .name = "warmup_steps",
        .member = &Config::warmup_steps,
-       .meaning = "Steps over which the learning rate rises linearly from 0, with every schedule (`constant` then is "
+       .meaning = "Steps over which the learning rate rises linearly from 0, with every schedule (`constant` is then "
                   "Hugging Face's constant_with_warmup).",
        .range = kAtLeastZero},
       {.section = section,
@@ -147,15 +149,15 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "clip_grad_norm",
        .member = &Config::clip_grad_norm,
-       .meaning = "Largest 2-norm of the gradients of all parameters, embedding tables included, over all ranks; "
-                  "larger ones are scaled down. 0: no clipping.",
+       .meaning = "Maximum 2-norm of the gradients of all parameters together, embedding tables included, over all "
+                  "ranks; gradients with a larger norm are scaled down to it. 0: no clipping.",
        .range = kAtLeastZero},
       {.section = section,
        .name = "fused_loss",
        .member = &Config::fused_loss,
-       .meaning = "Whether language models compute head and loss together in chunks of tokens, so that the logits of a "
-                  "batch are never held, in training and in evaluation. The loss is the same to rounding; from forward "
-                  "to backward it takes memory for the gradient of the head's weight in fp32."},
+       .meaning = "Whether language models compute head and loss together in chunks of tokens, in training and in "
+                  "evaluation, so that the logits of a whole batch are never in memory at once. The loss is the same "
+                  "up to rounding; from forward to backward, the gradient of the head's weight takes memory in fp32."},
       {.section = section,
        .name = "sparse_optimizer",
        .member = &Config::sparse_optimizer,
@@ -185,7 +187,7 @@ std::vector<ConfigKey> precision_keys() {
        .choices = {"fp32", "bf16"},
        .unusable = {{"fp16",
                      "AdamW's mean of squared gradients is rounded to 0 in fp16 for gradients below 2e-4, and its "
-                     "steps then are hundreds of times too long"}}},
+                     "updates are then hundreds of times too large"}}},
       {.section = section,
        .name = "mixed_precision_reduce_dtype",
        .member = &Config::mixed_precision_reduce_dtype,
@@ -200,7 +202,7 @@ std::vector<ConfigKey> precision_keys() {
        .name = "keep_low_precision_grads",
        .member = &Config::keep_low_precision_grads,
        .meaning = "Whether reduced gradients stay in the dtype of reduction instead of being cast to `master_dtype`. "
-                  "AdamW takes either."},
+                  "AdamW accepts either."},
       {.section = section,
        .name = "full_precision_classes",
        .member = &Config::full_precision_classes,
@@ -212,13 +214,13 @@ std::vector<ConfigKey> precision_keys() {
       {.section = section,
        .name = "fp16_init_scale",
        .member = &Config::fp16_init_scale,
-       .meaning = "With fp16 as `dtype` or `mixed_precision_reduce_dtype`: what losses are multiplied by at first.",
+       .meaning = "Initial loss scale when `dtype` or `mixed_precision_reduce_dtype` is fp16.",
        .range = kScale},
       {.section = section,
        .name = "fp16_growth_interval",
        .member = &Config::fp16_growth_interval,
-       .meaning = "With fp16: steps without overflow after which the loss scale is doubled. A step with overflow is "
-                  "skipped and halves it.",
+       .meaning = "With fp16: number of consecutive steps without overflow after which the loss scale is doubled. A "
+                  "step with overflow is skipped, and the loss scale is halved.",
        .range = kAtLeastOne},
   };
 }

@@ -111,7 +111,7 @@ std::unique_ptr<Dataset> open_image_file(const std::string& path, int64_t channe
 
 std::unique_ptr<Dataset> make_dummy_images(const DatasetSpec& spec, const ImageShape& shape, int64_t classes) {
   const auto nbytes = checkpoint::countable_nbytes(at::kFloat, {shape.channels, shape.height, shape.width});
-  if (!nbytes) spec.refuse("cannot be made: images of such a size are too large");
+  if (!nbytes) spec.refuse("cannot be generated: images of this size are too large");
   const int64_t most = std::numeric_limits<int64_t>::max() / (*nbytes + 1);
   return std::make_unique<DummyImages>(spec, spec.dummy_samples(most).value(), shape, classes);
 }

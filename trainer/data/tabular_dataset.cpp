@@ -146,7 +146,7 @@ at::Tensor ids_in(const checkpoint::SafetensorsFile& file, const std::vector<int
       },
       [&](int64_t sample, int64_t feature) {
         TORCH_CHECK(false, file.path().string(), ": tensor \"categorical\": id ", ids[sample][feature].item<int64_t>(),
-                    " of feature ", feature, " of sample ", sample, " is no row of its table; it must be from 0 to ",
+                    " of feature ", feature, " of sample ", sample, " is not a row of its table; it must be from 0 to ",
                     table_rows[static_cast<size_t>(feature)] - 1);
       });
   return ids;

@@ -70,7 +70,7 @@ class TokenFile : public TokenSource {
  public:
   TokenFile(const std::string& path, int64_t vocab_size) : file_(path), vocab_size_(vocab_size) {
     TORCH_CHECK(file_.bytes() > 0, path, ": the file is empty");
-    TORCH_CHECK(file_.bytes() % sizeof(Id) == 0, path, ": the size, ", file_.bytes(), " bytes, is no multiple of ",
+    TORCH_CHECK(file_.bytes() % sizeof(Id) == 0, path, ": the size, ", file_.bytes(), " bytes, is not a multiple of ",
                 sizeof(Id), ", the bytes of a token id when the vocabulary size is ", vocab_size);
     look_at_some();
   }
@@ -110,7 +110,7 @@ void TokenFile<Id>::check(const std::vector<Id>& ids, int64_t begin) const {
   TORCH_CHECK(false, name(), ": token id ", static_cast<int64_t>(*first), " at token ", position, " (byte offset ",
               position * static_cast<int64_t>(sizeof(Id)), ") is not below the model's vocabulary size, ", vocab_size_,
               sizeof(Id) == 1 ? "; a file whose name does not end in .bin is read as bytes"
-                              : "; make the file anew with the tokenizer of this model");
+                              : "; regenerate the file with the tokenizer of this model");
 }
 
 // Whether each second id is 0 and the others are not, as where ids of four bytes are read as two of two bytes.
@@ -134,9 +134,9 @@ void TokenFile<Id>::look_at_some() {
     const int64_t begin = is_last ? size() - count : (size() - count) / (places - 1) * place;
     const std::vector<Id> ids = read_ids(begin, count);
     if (place > 0 || sizeof(Id) != 2 || !seems_twice_as_wide(ids)) continue;
-    remark_ = c10::str(name(), ": each second one of its first token ids is 0, as in a file of uint32; it is read as ",
-                       "uint16, as the model's vocabulary has ", vocab_size_,
-                       " entries, at most 65536. If its ids are uint32, write them as uint16");
+    remark_ = c10::str(name(), ": every second of its first token ids is 0, as in a uint32 file, but it is read as ",
+                       "uint16, because the model's vocabulary has ", vocab_size_,
+                       " entries, not more than 65536. If its ids are uint32, write them as uint16");
   }
 }
 

@@ -90,12 +90,12 @@ void Supervisor::note_deaths() {
 
 std::string Supervisor::likely_cause(const RankDeath& death) const {
   if (death.status() != 128 + SIGKILL) return {};
-  const char* remedy = "a smaller batch or model, activation_checkpointing, more hosts or offload_path take less of it";
+  const char* remedy = "use a smaller batch or model, activation_checkpointing, more hosts or offload_path";
   const auto kills = kills_for_memory();
   if (kills && memory_kills_before_ && *kills > *memory_kills_before_) {
-    return std::string(": the system has killed processes meanwhile as memory ran out; ") + remedy;
+    return std::string(": the system has killed processes during this run because memory ran out; ") + remedy;
   }
-  return std::string(": if nobody sent that signal, memory ran out; ") + remedy;
+  return std::string(": unless someone sent that signal, memory ran out; ") + remedy;
 }
 
 void Supervisor::end_the_others() {

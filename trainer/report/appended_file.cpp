@@ -35,7 +35,7 @@ void AppendedFile::append(std::string record) {
 
 void AppendedFile::cut(size_t bytes) {
   if (::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
-    throw std::runtime_error(path_ + ": cannot cut the file: " + std::strerror(errno));
+    throw std::runtime_error(path_ + ": cannot truncate the file: " + std::strerror(errno));
   }
   kept_.clear();
   kept_bytes_ = 0;
@@ -46,7 +46,7 @@ std::string AppendedFile::finish() {
   write_kept();
   const int64_t missing = dropped_ + static_cast<int64_t>(kept_.size());
   if (missing == 0) return {};
-  return c10::str(path_, ": ", missing, " line(s) of this run are not in it",
+  return c10::str(path_, ": ", missing, " line(s) of this run are missing from it",
                   error_ != 0 ? c10::str(": ", std::strerror(error_)) : std::string());
 }
 
@@ -90,13 +90,13 @@ void AppendedFile::note_failure(int error) {
   if (std::exchange(error_, error) != 0) return;
   written_late_ = 0;
   say_(c10::str(path_, ": cannot write: ", std::strerror(error),
-                "; training goes on, and keeps the lines in memory until the file takes them"));
+                "; training continues, and the lines are kept in memory until they can be written"));
 }
 
 void AppendedFile::note_success() {
   if (std::exchange(error_, 0) == 0) return;
   drops_ = false;
-  say_(c10::str(path_, ": can be written again: ", written_late_, " line(s) that were kept are in it"));
+  say_(c10::str(path_, ": can be written again: ", written_late_, " line(s) kept in memory have been written"));
 }
 
 void AppendedFile::drop_oldest() {

@@ -67,7 +67,7 @@ TEST(ReadMetrics, NamesTheLineThatIsWrong) {
   EXPECT_THAT(error_of("{\"step\":2,\"loss\":}"), HasSubstr("18"));
   EXPECT_THAT(error_of("{\"step\":2,\"loss\":1e999}"), HasSubstr("1e999"));
   EXPECT_THAT(error_of(""), ::testing::Not("no error"));
-  EXPECT_EQ(error_of("[1]"), " is no JSON object: [1]");
+  EXPECT_EQ(error_of("[1]"), " is not a JSON object: [1]");
   for (const char* line : {"{\"loss\":1}", "{\"step\":-1}", "{\"step\":1.5}", "{\"step\":\"2\"}", "{\"step\":1e30}",
                            "{\"step\":18446744073709551615}"}) {
     EXPECT_THAT(error_of(line), HasSubstr("\"step\" is not an integer")) << line;

@@ -37,11 +37,11 @@ nlohmann::json parse(const std::string& text, const std::string& where) {
 MetricsLine line_of(const std::string& text, const std::string& where) {
   MetricsLine line{.values = parse(text, where)};
   const auto refuse = [&](const std::string& what) { throw std::runtime_error(where + ": " + what); };
-  if (!line.values.is_object()) refuse("is no JSON object: " + checkpoint::json_text(line.values));
+  if (!line.values.is_object()) refuse("is not a JSON object: " + checkpoint::json_text(line.values));
   const auto step = line.values.find("step");
   if (step == line.values.end() || !step->is_number_integer() || step->get<double>() < 0 ||
       step->get<double>() > 9.2e18) {
-    refuse("\"step\" is not an integer from 0 on");
+    refuse("\"step\" is not an integer >= 0");
   }
   line.step = step->get<int64_t>();
   for (const auto& [key, value] : line.values.items()) {

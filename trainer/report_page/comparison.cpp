@@ -61,7 +61,7 @@ std::vector<Number> numbers() {
           {"Median tokens a second", middle("tokens_per_second"), number_text},
           {"Median samples a second", middle("samples_per_second"), number_text},
           {"Median TFLOPS", middle("tflops"), number_text},
-          {"Median TFLOPS with what is recomputed", middle("hardware_tflops"), number_text},
+          {"Median TFLOPS including recomputation", middle("hardware_tflops"), number_text},
           {"Peak memory of a process", most("peak_memory_bytes"), bytes_text},
           {"Mapped files in its memory", most("mapped_file_bytes"), bytes_text},
           {"Peak memory of tensors on a GPU", most("peak_device_memory_bytes"), bytes_text},
@@ -181,8 +181,8 @@ std::vector<std::string> first_loss_differences(const std::vector<RunData>& runs
 }
 
 Table step_table(const StepTimeline& step) {
-  Table table{{"Rank", "computing and waiting", "of it waiting", "waiting, of the step", "gathers under way",
-               "reductions under way"},
+  Table table{{"Rank", "computing and waiting", "of that, waiting", "waiting, share of the step", "gathers in progress",
+               "reductions in progress"},
               {}};
   for (const RankTimeline& rank : step.ranks) {
     // Waits lie within computation, or between.
@@ -197,7 +197,7 @@ Table step_table(const StepTimeline& step) {
 }
 
 Table memory_table(const StepTimeline& step) {
-  Table table{{"At most"}, {}};
+  Table table{{"Peak"}, {}};
   std::vector<std::string> categories;
   for (const RankTimeline& rank : step.ranks) {
     table.columns.push_back("rank " + std::to_string(rank.rank));
@@ -216,7 +216,7 @@ Table memory_table(const StepTimeline& step) {
   }
   std::vector<std::string> constant, sums;
   for (const RankTimeline& rank : step.ranks) constant.push_back(bytes_text(rank.constant_bytes));
-  if (!categories.empty()) table.rows.emplace_back("everything else, its least", constant);
+  if (!categories.empty()) table.rows.emplace_back("everything else, minimum", constant);
   for (const RankTimeline& rank : step.ranks) sums.push_back(bytes_text(rank.peak_bytes()));
   if (!categories.empty()) table.rows.emplace_back("all at once", sums);
   return table;

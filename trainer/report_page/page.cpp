@@ -85,7 +85,7 @@ std::string runs_section(const std::vector<RunData>& runs) {
     html += "</ul>\n";
     const Table differences = config_differences(runs);
     html += "<h3>Keys of the config that differ</h3>\n";
-    html += differences.rows.empty() ? "<p>None, but for outputs.</p>\n" : table_html(differences);
+    html += differences.rows.empty() ? "<p>None, except for output paths.</p>\n" : table_html(differences);
   }
   return html + "</section>\n";
 }
@@ -110,18 +110,18 @@ std::string step_section(size_t number, const RunData& run) {
   const std::string id = "step-" + std::to_string(number), length = number_text(step.length_ms) + " ms";
   std::string html = heading + "<p>" + html_text("The last whole step of the trace took " + length + ".");
   if (step.ranks.size() > kMostRanksDrawn) {
-    html += html_text(" Drawn are the first " + std::to_string(kMostRanksDrawn) + " of " +
+    html += html_text(" The plots show the first " + std::to_string(kMostRanksDrawn) + " of " +
                       std::to_string(step.ranks.size()) + " ranks; ui.perfetto.dev shows the whole trace.");
   }
   html += "</p>\n" +
           figure(id + "-timeline", "Gathers and reductions against computation",
-                 "What each rank did during a step of " + length + "; the table behind it has the sums.") +
+                 "What each rank did during a step of " + length + "; the table after it has the sums.") +
           table_html(step_table(step));
   if (!step.ranks.front().memory.empty()) {
-    html += figure(id + "-memory", "Memory by category", "Memory over the step; the table behind it has the peaks.") +
+    html += figure(id + "-memory", "Memory by category", "Memory over the step; the table after it has the peaks.") +
             table_html(memory_table(step));
   } else {
-    html += "<p>The trace says nothing of memory.</p>\n";
+    html += "<p>The trace holds no memory figures.</p>\n";
   }
   return html + "</section>\n";
 }

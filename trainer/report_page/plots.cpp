@@ -28,10 +28,10 @@ constexpr Kind kKinds[] = {
     {"tokens_per_second", "Tokens a second, all ranks together", "", true},
     {"samples_per_second", "Samples a second, all ranks together", "", true},
     {"tflops", "TFLOPS, all ranks together", "", true},
-    {"hardware_tflops", "TFLOPS with what is recomputed, all ranks together", "", true},
-    {"peak_memory_bytes", "Peak memory of a process, of the rank that needs most", "bytes", true},
-    {"mapped_file_bytes", "Mapped files in the memory of a process, of the rank with most", "bytes", true},
-    {"peak_device_memory_bytes", "Peak memory of tensors on a GPU, of the rank that needs most", "bytes", true},
+    {"hardware_tflops", "TFLOPS including recomputation, all ranks together", "", true},
+    {"peak_memory_bytes", "Peak memory of a process, of the rank that needs the most", "bytes", true},
+    {"mapped_file_bytes", "Mapped files in the memory of a process, of the rank with the most", "bytes", true},
+    {"peak_device_memory_bytes", "Peak memory of tensors on a GPU, of the rank that needs the most", "bytes", true},
     {"loss_scale", "Loss scale", "", false},
 };
 

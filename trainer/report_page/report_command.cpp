@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFooter =
     "The page needs no network and no other file. It holds a table that compares the runs; loss, gradient norm,\n"
-    "learning rate, throughput, TFLOPS and memory over the steps; and for each run with a trace (trace_path) what the\n"
-    "ranks did during one step, and what lay in their memory. Of two lines of metrics.jsonl for one step the later\n"
-    "counts. A run that is still under way can be looked at, too.\n\n"
+    "learning rate, throughput, TFLOPS and memory over the steps; and, for each run with a trace (trace_path), the\n"
+    "ranks' activity and memory during one step. Of two lines of metrics.jsonl for one step, the later one\n"
+    "counts. A run that is still in progress works as well.\n\n"
     "  fsdp report output                              # output/report.html\n"
     "  fsdp report runs/fsdp runs/ddp --out both.html  # the second beside the first\n";
 
@@ -35,7 +35,7 @@ void check_folder_of(const fs::path& target) {
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
   if (fs::is_directory(folder)) return;
   throw std::runtime_error(target.string() + ": there is no folder " + folder.string() +
-                           "; make it, or name another --out");
+                           "; create it, or name another --out");
 }
 
 }  // namespace
@@ -48,9 +48,9 @@ CLI::App* add_report(CLI::App& app, ReportCommand& command) {
       ->type_name("FOLDER");
   report
       ->add_option("--out", command.out,
-                   "The page; without it report.html in the run's folder or, of several runs, in the current one")
+                   "The page; default: report.html in the run's folder or, for several runs, in the current folder")
       ->type_name("FILE");
-  report->add_option("--title", command.title, "Its title; without it the runs' names")->type_name("TEXT");
+  report->add_option("--title", command.title, "The page's title; default: the names of the runs")->type_name("TEXT");
   return report;
 }
 

@@ -239,7 +239,7 @@ TEST(StepTimeline, IsTheLastWholeStep) {
   EXPECT_EQ(rank.busy_ms("wait"), 0.5);
   EXPECT_EQ(rank.busy_ms("gather"), 6) << "what overlaps counts once";
   EXPECT_EQ(step->ranks[1].busy_ms("reduce"), 2);
-  EXPECT_THAT(rank.categories, ElementsAre("parameter shards", "everything else, above its least"));
+  EXPECT_THAT(rank.categories, ElementsAre("parameter shards", "everything else, above its minimum"));
   ASSERT_EQ(rank.memory.size(), 2);
   EXPECT_EQ(rank.memory[0].at_ms, 0) << "as it was when the step began";
   EXPECT_THAT(rank.memory[0].bytes, ElementsAre(100, 0));
@@ -247,7 +247,7 @@ TEST(StepTimeline, IsTheLastWholeStep) {
   EXPECT_EQ(rank.memory[1].at_ms, 4);
   EXPECT_EQ(rank.peak_bytes(0), 100);
   EXPECT_EQ(rank.peak_bytes(), 160);
-  EXPECT_THAT(cells_of(memory_table(*step), "everything else, above its least"), ElementsAre("70 B", "–"));
+  EXPECT_THAT(cells_of(memory_table(*step), "everything else, above its minimum"), ElementsAre("70 B", "–"));
   EXPECT_THAT(cells_of(memory_table(*step), "all at once"), ElementsAre("160 B", "0 B"));
   EXPECT_THAT(cells_of(step_table(*step), "0"), ElementsAre("6 ms", "0.5 ms", "5.0 %", "6 ms", "0 ms"));
 }
@@ -265,9 +265,9 @@ TEST(StepTimeline, NeedsAStepAndATrace) {
     return std::string("no error");
   };
   EXPECT_THAT(error_of("{"), HasSubstr(folder.path("t") + ":1:"));
-  EXPECT_THAT(error_of("[]"), HasSubstr(folder.path("t") + ": is no trace"));
-  EXPECT_THAT(error_of(trace_file({R"({"ph": "X", "pid": 0})"})), HasSubstr("is no trace"));
-  EXPECT_THAT(error_of(trace_file({R"({"ph": 3, "pid": 0})"})), HasSubstr("is no trace"));
+  EXPECT_THAT(error_of("[]"), HasSubstr(folder.path("t") + ": is not a trace"));
+  EXPECT_THAT(error_of(trace_file({R"({"ph": "X", "pid": 0})"})), HasSubstr("is not a trace"));
+  EXPECT_THAT(error_of(trace_file({R"({"ph": 3, "pid": 0})"})), HasSubstr("is not a trace"));
 }
 
 // What the fuzz target has found.
@@ -283,7 +283,7 @@ TEST(StepTimeline, NumbersThatNoTraceHasAreErrors) {
   };
   EXPECT_EQ(error_of(range(0, "compute", "a", 0, 1)), "");
   EXPECT_THAT(error_of(R"({"ph": "X", "pid": 1e300})"),
-              HasSubstr("is no trace of fsdp train: an event's \"pid\" is no"));
+              HasSubstr("is not a trace of fsdp train: an event's \"pid\" is not"));
   EXPECT_THAT(error_of(range(0, "compute", "a", 1, -1)), HasSubstr("\"dur\" is negative"));
   nlohmann::json memory{{"ph", "C"}, {"pid", 0}, {"ts", 1}};
   for (int i = 0; i < 64; ++i) memory["args"][std::to_string(i)] = 1;
@@ -296,12 +296,12 @@ TEST_F(ReportPage, FactsThatNoRunHas) {
   const auto facts = nlohmann::json{{"ranks", -1}, {"config", {{"trace_path", std::string(300, 'a')}}}};
   const auto runs = read_runs({write_run("run", line(1, "\"loss\":1"), facts.dump())});
   EXPECT_FALSE(runs[0].ranks);
-  EXPECT_THAT(runs[0].no_step, HasSubstr("is not there"));
+  EXPECT_THAT(runs[0].no_step, HasSubstr("does not exist"));
 }
 
 TEST_F(ReportPage, ATraceThatIsGoneIsSaid) {
   const std::string run = write_run("run", line(1, "\"loss\":1"), R"({"config": {"trace_path": "/nowhere/t.json"}})");
-  EXPECT_THAT(report_page(read_runs({run}), ""), HasSubstr("the trace /nowhere/t.json is not there"));
+  EXPECT_THAT(report_page(read_runs({run}), ""), HasSubstr("the trace /nowhere/t.json does not exist"));
   folder_.write("run/t.json", trace_file({range(0, "step", "optimizer", 0, 1)}));
   EXPECT_THAT(report_page(read_runs({run}), ""), HasSubstr("step-0-timeline")) << "found in the run's folder";
 }
@@ -317,7 +317,7 @@ TEST_F(ReportPage, TheCommandWritesOnePage) {
   EXPECT_EQ(run_shell(here + "$FSDP report a b --title both").out, "wrote report.html\n");
   EXPECT_THAT(folder_.read("report.html"), AllOf(HasSubstr("<title>both</title>"), HasSubstr("(×2)")));
   const std::string unmade = run_shell(here + "$FSDP report a b --out new/c.html").err;
-  EXPECT_EQ(unmade, "fsdp report: new/c.html: there is no folder new; make it, or name another --out\n");
+  EXPECT_EQ(unmade, "fsdp report: new/c.html: there is no folder new; create it, or name another --out\n");
   EXPECT_EQ(run_shell(here + "mkdir new && $FSDP report a b --out new/c.html").out, "wrote new/c.html\n");
   EXPECT_EQ(folder_.read("new/c.html").size(),
             folder_.read("report.html").size() - 2 * std::string("both").size() + 2 * std::string("a, b").size());

@@ -39,10 +39,10 @@ void read_trace(const fs::path& folder, RunData& run) {
     std::error_code cannot_be_a_path;
     if (!fs::is_regular_file(path, cannot_be_a_path)) continue;
     run.step = read_step_timeline(path);
-    if (!run.step) run.no_step = path.string() + " holds no whole step";
+    if (!run.step) run.no_step = path.string() + " holds no complete step";
     return;
   }
-  run.no_step = "the trace " + said.string() + " is not there";
+  run.no_step = "the trace " + said.string() + " does not exist";
 }
 
 RunData read_run(const std::string& folder) {

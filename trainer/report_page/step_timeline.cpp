@@ -34,7 +34,7 @@ double ms(const json& microseconds) { return microseconds.get<double>() / 1e3; }
 
 int64_t number(const json& event, const char* key) {
   const json& value = event.at(key);
-  if (!value.is_number_integer()) throw std::runtime_error(std::string("an event's \"") + key + "\" is no integer");
+  if (!value.is_number_integer()) throw std::runtime_error(std::string("an event's \"") + key + "\" is not an integer");
   return value.get<int64_t>();
 }
 
@@ -101,7 +101,7 @@ std::map<int64_t, RankTrace> read_trace(const std::filesystem::path& path) {
   try {
     for (const json& event : file.at("traceEvents")) add_event(event, ranks);
   } catch (const std::exception& error) {
-    throw std::runtime_error(path.string() + ": is no trace of fsdp train: " + message_of(error));
+    throw std::runtime_error(path.string() + ": is not a trace of fsdp train: " + message_of(error));
   }
   for (auto& [number, rank] : ranks) put_in_order(rank);
   return ranks;
@@ -142,7 +142,7 @@ void take_out_constant(RankTimeline& rank) {
     rank.constant_bytes = std::min(rank.constant_bytes, sample.bytes[category]);
   }
   for (MemorySample& sample : rank.memory) sample.bytes[category] -= rank.constant_bytes;
-  *place = "everything else, above its least";
+  *place = "everything else, above its minimum";
 }
 
 RankTimeline within(int64_t number, const RankTrace& rank, const Window& window) {

@@ -131,7 +131,7 @@ TEST(ResumingWithOtherRanks, TakesTheSameSamples) {
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
               AllOf(HasSubstr("saved after step 3"), HasSubstr("train_batch_size: 4, was 2"),
                     HasSubstr("saved by 2 rank(s): random numbers are seeded anew"),
-                    ::testing::Not(HasSubstr("not trained on"))));
+                    ::testing::Not(HasSubstr("are skipped, because the global batch"))));
   EXPECT_EQ(got.metrics.count("00003"), 0U);
   for (const char* step : {"00004", "00005", "00006"})
     EXPECT_NEAR(loss_of(got, step), loss_of(want, step), 1e-5) << step;
@@ -145,12 +145,12 @@ TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
   config.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
   ::testing::internal::CaptureStdout();
   run_whole(config, folder, "four", 4);
-  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("4 samples of epoch 0 are not trained on"));
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("4 samples of epoch 0 are skipped"));
   config.dataset = "dummy:30";
   ::testing::internal::CaptureStdout();
   run_whole(config, folder, "other data", 2);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
-              AllOf(HasSubstr("dataset: \"dummy:30\", was \"dummy:29\""), HasSubstr("it starts at its first sample")));
+              AllOf(HasSubstr("dataset: \"dummy:30\", was \"dummy:29\""), HasSubstr("continues at its first sample")));
 }
 
 // Nothing in a Llama draws: the generators end as the checkpoint has them, whatever the config's seed is now.
@@ -194,7 +194,7 @@ TEST_F(Starting, WithTheLatestOrFromTheBeginning) {
   config_.resume_from_checkpoint = "latest";
   EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
   EXPECT_THAT(choose_start(config_).texts,
-              ElementsAre(AllOf(HasSubstr("no checkpoint is in"), HasSubstr("from the beginning"))));
+              ElementsAre(AllOf(HasSubstr("there is no checkpoint in"), HasSubstr("from the beginning"))));
   run_whole(config_, folder_, "out", 1);
   EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 3));
   ::testing::internal::CaptureStdout();
@@ -251,7 +251,7 @@ TEST_F(Starting, ARunFromElsewhereReplacesNothingEither) {
   for (const std::string& path : {checkpoint_path(config_.output_dir, 4).string(),
                                   checkpoint_path(config_.output_dir, 4).string() + "/", folder_.path("link")}) {
     config_.resume_from_checkpoint = path;
-    EXPECT_THAT(error(), HasSubstr("which \"overwrite_output_dir\" is to clear")) << path;
+    EXPECT_THAT(error(), HasSubstr("which \"overwrite_output_dir\" would clear")) << path;
   }
 }
 
@@ -283,8 +283,8 @@ TEST_F(Starting, TheNewestSoundCheckpointIsTheLatest) {
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
               AllOf(HasSubstr("DAMAGED: " + (path(5) / kOneFile).string()), HasSubstr("DAMAGED: " + path(4).string()),
                     HasSubstr("checkpoint-5 is set aside as "), HasSubstr("damaged-checkpoint-4"),
-                    HasSubstr("checkpoint-3 is passed over: it has no manifest.json"),
-                    HasSubstr("going on from " + path(2).string()), HasSubstr("saved after step 2")));
+                    HasSubstr("checkpoint-3 is ignored: it has no manifest.json"),
+                    HasSubstr("resuming from " + path(2).string()), HasSubstr("saved after step 2")));
   EXPECT_THAT(names_of_checkpoints(folder_, "out"),
               ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-5"));
 }
@@ -295,15 +295,15 @@ TEST_F(Starting, WithNoSoundCheckpointIsAnError) {
   const auto file = [&](int step) { return checkpoint_path(config_.output_dir, step) / kOneFile; };
   fs::resize_file(file(2), 100);
   config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
-  EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-2"), HasSubstr("checkpoint-1 beside it is sound")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-2"), HasSubstr("checkpoint-1 next to it is intact")));
   flip_a_byte(file(1));
   config_.resume_from_checkpoint = "latest";
   EXPECT_THAT(testing::error_of([&] { run_whole(config_, folder_, "out", 2); }),
-              AllOf(HasSubstr("no checkpoint is sound"), HasSubstr("damaged-checkpoint-1")));
+              AllOf(HasSubstr("no checkpoint is intact"), HasSubstr("damaged-checkpoint-1")));
   EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre());
   fs::resize_file(folder_.path("out/damaged-checkpoint-1/") + kOneFile, 100);
   fs::rename(folder_.path("out/damaged-checkpoint-1"), checkpoint_path(config_.output_dir, 1));
-  EXPECT_THAT(error(), AllOf(HasSubstr("no checkpoint is sound"), HasSubstr("remove what is damaged")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("no checkpoint is intact"), HasSubstr("remove the damaged ones")));
 }
 
 // ---------------------------------------------------------------- data
@@ -328,7 +328,7 @@ TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
   };
   EXPECT_THAT(said("same"), ::testing::Not(HasSubstr("training data")));
   write(2);
-  EXPECT_THAT(said("changed"), AllOf(HasSubstr("tokens.bin has changed"), HasSubstr("it starts at its first sample")));
+  EXPECT_THAT(said("changed"), AllOf(HasSubstr("tokens.bin has changed"), HasSubstr("continues at its first sample")));
 }
 
 TEST_F(Starting, NamesWhatIsNoCheckpoint) {
@@ -372,7 +372,7 @@ TEST(Leaving, SoDoSignalsOfTerminalsAndSchedulers) {
     std::raise(signal);
     ::testing::internal::CaptureStdout();
     EXPECT_EQ(run_whole(config, folder, name, 2).end, RunEnd::kTerminated);
-    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(name + ": leaving after step 1"));
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(name + ": stopping after step 1"));
     EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-1"));
   }
 }
@@ -408,7 +408,7 @@ TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
     expect_same(run_whole(config, folder, name, 2), want);
     EXPECT_THAT(::testing::internal::GetCapturedStdout(),
                 AllOf(HasSubstr("checkpoint-2 failed: rank "), HasSubstr("No space left on device"),
-                      HasSubstr("the checkpoints that are there stay"), HasSubstr("saved the checkpoint")));
+                      HasSubstr("existing checkpoints are kept"), HasSubstr("saved the checkpoint")));
     EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-4", "checkpoint-6"));
   }
 }

@@ -61,23 +61,23 @@ void RunCheckpoints::restore(const RunRecord& record) {
   const std::string difference =
       data_difference(record, parts_.config, parts_.dataset.size(), data_checksum_of_rank_0());
   if (!difference.empty()) {
-    parts_.report.say("the training data is not that of the checkpoint (" + difference +
-                      "): it starts at its first sample");
+    parts_.report.say("the training data differs from the checkpoint's (" + difference +
+                      "): training continues at its first sample");
     return;
   }
   const int64_t left_out = parts_.batches.seek(record.position);
   if (left_out == 0) return;
   parts_.report.say(c10::str(left_out, " samples of epoch ", record.position.epoch,
-                             " are not trained on, as the global batch is another one than in the checkpoint"));
+                             " are skipped, because the global batch differs from the checkpoint's"));
 }
 
 void RunCheckpoints::begin_rest(const RunRecord& record, const std::string& options) {
   const auto say = [&](const std::string& text) { parts_.report.say(text); };
-  say("not by fsdp train: it has weights and the optimizer's state; the rest begins anew or is the config's:");
+  say("not saved by fsdp train: it has weights and optimizer state; the rest starts anew or comes from the config:");
   say("  data: not in the checkpoint, starts at the first sample");
   say("  random numbers: not in the checkpoint, seeded anew");
   say(c10::str("  learning rate: that of the config's schedule after ", record.updates, " steps"));
-  if (!options.empty()) say("  options of the optimizer: the config's; those of its parameter groups were " + options);
+  if (!options.empty()) say("  optimizer options: the config's; those of its parameter groups were " + options);
   if (uses_fp16(parts_.config)) say("  loss scale: not in the checkpoint, starts at fp16_init_scale");
   seed_anew(record);
 }
@@ -110,7 +110,7 @@ bool RunCheckpoints::after_step(int64_t step) {
   if (!stop) return false;
   finish();
   if (!last_failure_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
-  parts_.report.say(c10::str(signal, ": leaving after step ", step, "; resume_from_checkpoint \"latest\" goes on"));
+  parts_.report.say(c10::str(signal, ": stopping after step ", step, "; resume_from_checkpoint \"latest\" continues"));
   return true;
 }
 
@@ -157,7 +157,7 @@ void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
     part_of_save();
   } catch (const StepFailed& error) {
     last_failure_ = error.what_without_backtrace();
-    parts_.report.say(last_failure_ + "; the checkpoints that are there stay");
+    parts_.report.say(last_failure_ + "; existing checkpoints are kept");
   }
 }
 

@@ -51,7 +51,7 @@ class RecordReader {
 
  private:
   [[noreturn]] void refuse(const char* what, const std::string& how, const char* key) const {
-    TORCH_CHECK(false, source_, ": is no checkpoint of `fsdp train`: ", what, " ", how, " \"", key, "\"");
+    TORCH_CHECK(false, source_, ": is not a checkpoint of `fsdp train`: ", what, " ", how, " \"", key, "\"");
   }
 
   const json& object_;
@@ -98,15 +98,15 @@ const json& optimizer_part(const json& state, const char* key) {
 RunRecord foreign_record(const json& state, const std::string& source) {
   const json& leaves = optimizer_part(state, "leaves");
   TORCH_CHECK(!leaves.empty(), source,
-              ": holds no state of an optimizer, so that no training goes on from it; for the ",
-              "weights alone: `fsdp convert ", source, " MODEL --to hf`, and model_path MODEL");
+              ": holds no optimizer state, so that training cannot be resumed from it; to use the ",
+              "weights alone, run `fsdp convert ", source, " MODEL --to hf` and set model_path to MODEL");
   RunRecord record;
   record.is_foreign = true;
   for (const json& numbers : leaves) {
     const json step = numbers.is_object() ? numbers.value("step", json(0)) : json(0);
     const double steps = step.is_number() ? step.get<double>() : -1;
     TORCH_CHECK(steps >= 0 && steps < 9e15, source, ": a parameter's optimizer state has ", checkpoint::json_text(step),
-                " as its step");
+                " as its step; it must be a number >= 0");
     record.step = std::max(record.step, static_cast<int64_t>(std::llround(steps)));
   }
   record.updates = record.step;
@@ -149,7 +149,7 @@ std::string changed_keys(const RunRecord& then, const Config& now) {
     const auto before = then.config.find(key);
     if (before != then.config.end() && *before == value) continue;
     text += c10::str(text.empty() ? "" : ", ", key, ": ", value.dump(), ", was ",
-                     before == then.config.end() ? "not there" : before->dump());
+                     before == then.config.end() ? "absent" : before->dump());
   }
   return text;
 }
@@ -161,7 +161,7 @@ std::string data_difference(const RunRecord& record, const Config& config, int64
     if (record.config.value(key, json()) != current.at(key)) return std::string(key) + " has changed";
   }
   if (record.dataset_samples != dataset_samples) {
-    return c10::str("it has ", dataset_samples, " samples, and had ", record.dataset_samples);
+    return c10::str("it has ", dataset_samples, " samples, but had ", record.dataset_samples);
   }
   const bool changed = !record.data_checksum.empty() && record.data_checksum != data_checksum;
   return changed ? "the content of " + config.dataset + " has changed" : "";

@@ -43,7 +43,7 @@ TEST(RunRecord, ComesBack) {
 TEST(RunRecord, OfThisProgramMustBeWhole) {
   for (const char* key : {"step", "updates", "skipped_steps", "data", "dataset_samples", "world_size", "config"}) {
     const auto said = [&](const char* what) {
-      return AllOf(HasSubstr("folder: is no checkpoint of `fsdp train`"), HasSubstr(what),
+      return AllOf(HasSubstr("folder: is not a checkpoint of `fsdp train`"), HasSubstr(what),
                    HasSubstr('"' + std::string(key) + '"'), Not(HasSubstr("json.exception")));
     };
     json without = own(), other = own(), negative = own();
@@ -66,8 +66,8 @@ TEST(RunRecord, OfAnotherProgramHasTheStepsOfTheOptimizer) {
     EXPECT_EQ(record.step, 7);
     EXPECT_EQ(record.updates, 7);
   }
-  EXPECT_THAT(error(state_of(json())), AllOf(HasSubstr("holds no state of an optimizer"), HasSubstr("--to hf")));
-  EXPECT_THAT(error(json::object()), HasSubstr("holds no state of an optimizer"));
+  EXPECT_THAT(error(state_of(json())), AllOf(HasSubstr("holds no optimizer state"), HasSubstr("--to hf")));
+  EXPECT_THAT(error(json::object()), HasSubstr("holds no optimizer state"));
   EXPECT_THAT(error(state_of(json(), {{"a", {{"step", "x"}}}})), HasSubstr("has \"x\" as its step"));
   EXPECT_THAT(error(state_of(json(), {{"a", {{"step", -2}}}})), HasSubstr("has -2 as its step"));
 }

@@ -29,7 +29,7 @@ constexpr const char* kLatest = "latest";
 // As a further sentence of an error about a checkpoint.
 std::string advice_on(const fs::path& checkpoint) {
   const auto sound = newest_sound_beside(checkpoint);
-  return sound ? "; " + sound->string() + " beside it is sound" : "";
+  return sound ? "; " + sound->string() + " next to it is intact" : "";
 }
 
 int64_t step_of(const Config& config, const fs::path& path) {
@@ -47,9 +47,9 @@ void check_nothing_later(const Config& config, int64_t step) {
   if (saved.empty() || saved.back().step <= step) return;
   const std::string found = saved.back().path.string();
   refuse(config,
-         c10::str("training would begin at step ", step, ", but ", found,
-                  " is there, and its checkpoints would mix with those of this run; accepted: \"latest\", which "
-                  "goes on from it, or another output_dir, or remove it"));
+         c10::str("training would resume after step ", step, ", but ", found,
+                  " is there, and the checkpoints of both runs would mix in output_dir; accepted: \"latest\", which "
+                  "resumes from it, or another output_dir; or remove it"));
 }
 
 // Links resolved, however the path is written.
@@ -79,7 +79,7 @@ void clear_output_dir(const Config& config, StartPoint& start) {
 void note_folders_without_manifest(const Config& config, StartPoint& start) {
   for (const fs::path& folder : folders_without_manifest(config.output_dir)) {
     start.texts.push_back("resume_from_checkpoint: " + folder.string() +
-                          " is passed over: it has no manifest.json, so it is no checkpoint");
+                          " is ignored: it has no manifest.json, so it is not a checkpoint");
   }
 }
 
@@ -100,16 +100,16 @@ StartPoint start_at_latest(const Config& config) {
     faults += (faults.empty() ? "" : "; ") + fault;
   }
   if (!start.checkpoint && !saved.empty()) {
-    refuse(config, "no checkpoint is sound: " + faults + "; remove what is damaged to start from the beginning");
+    refuse(config, "no checkpoint is intact: " + faults + "; remove the damaged ones to start from the beginning");
   }
   if (!start.checkpoint) {
-    start.texts.push_back(c10::str("resume_from_checkpoint: no checkpoint is in ", config.output_dir,
+    start.texts.push_back(c10::str("resume_from_checkpoint: there is no checkpoint in ", config.output_dir,
                                    " yet: training starts from the beginning"));
     clear_output_dir(config, start);
     return start;
   }
   step_of(config, *start.checkpoint);
-  if (!start.damaged.empty()) start.texts.push_back("going on from " + start.checkpoint->string() + " instead");
+  if (!start.damaged.empty()) start.texts.push_back("resuming from " + start.checkpoint->string() + " instead");
   return start;
 }
 
@@ -150,7 +150,7 @@ StartPoint choose_start(const Config& config) {
   if (!is_in(config.output_dir, *start.checkpoint)) {
     clear_output_dir(config, start);
   } else if (config.overwrite_output_dir) {
-    refuse(config, "lies in output_dir, which \"overwrite_output_dir\" is to clear; only one of them may be");
+    refuse(config, "lies in output_dir, which \"overwrite_output_dir\" would clear; set only one of the two keys");
   } else {
     check_nothing_later(config, step);
   }
@@ -179,10 +179,10 @@ StartPoint agree_on_start_instead(const Config& config, Communicator& communicat
   return start_of_rank_0(communicator, [&] {
     const fs::path aside = set_aside(checkpoint);
     StartPoint start = start_at_latest(config);
-    if (!start.checkpoint) refuse(config, "no checkpoint is sound: " + outcomes[0] + ", now " + aside.string());
+    if (!start.checkpoint) refuse(config, "no checkpoint is intact: " + outcomes[0] + ", now " + aside.string());
     start.texts.insert(start.texts.begin(),
                        {"DAMAGED: " + outcomes[0], checkpoint.string() + " is set aside as " + aside.string()});
-    start.texts.push_back("going on from " + start.checkpoint->string() + " instead");
+    start.texts.push_back("resuming from " + start.checkpoint->string() + " instead");
     return start;
   });
 }

@@ -40,15 +40,15 @@ convert::ConvertOptions options_of(const ConvertCommand& command, FolderKind kin
   const bool from_dcp = convert::kind_of(command.source) == FolderKind::kDcp;
   (from_dcp ? options.source.model_prefix : options.target_model_prefix) = command.model_prefix;
   TORCH_CHECK(!command.model_prefix || from_dcp || kind == FolderKind::kDcp,
-              "--model-prefix is about names of torch.distributed.checkpoint, but neither folder is of this kind");
+              "--model-prefix needs a torch.distributed.checkpoint folder, but neither folder is of this kind");
   TORCH_CHECK(!command.optimizer_prefix || from_dcp,
-              "--optimizer-prefix is about a source of torch.distributed.checkpoint, "
+              "--optimizer-prefix needs a torch.distributed.checkpoint folder as source, "
               "but ",
-              command.source, " is none");
+              command.source, " is not one");
   TORCH_CHECK(!command.flatten_optimizer || kind == FolderKind::kDcp,
-              "--flatten-optimizer is about a target of torch.distributed.checkpoint (--to dcp)");
+              "--flatten-optimizer needs a torch.distributed.checkpoint folder as target (--to dcp)");
   TORCH_CHECK(command.config.empty() || kind == FolderKind::kHuggingFace,
-              "--config is about a Hugging Face target (--to hf)");
+              "--config needs a Hugging Face folder as target (--to hf)");
   return options;
 }
 
@@ -56,13 +56,13 @@ convert::ConvertOptions options_of(const ConvertCommand& command, FolderKind kin
 
 CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
   CLI::App* convert = app.add_subcommand(
-      "convert", "Convert between Hugging Face folders, training checkpoints and torch.distributed.checkpoint's");
+      "convert", "Convert between Hugging Face folders, training checkpoints and torch.distributed.checkpoint folders");
   convert->footer("");  // not the config's keys
-  convert->add_option("source", command.source, "The folder to read; its kind is seen from its files")->required();
+  convert->add_option("source", command.source, "The folder to read; its kind is detected from its files")->required();
   convert->add_option("target", command.target, "The folder to write")->required();
-  convert->add_option("--to", command.to, "The target's kind; without it hf, or fsdp where the source is of hf")
+  convert->add_option("--to", command.to, "The target's kind; default: fsdp if the source is of kind hf, else hf")
       ->check(CLI::IsMember({"hf", "dcp", "fsdp"}));
-  convert->add_option("--max-shard-size", command.max_shard_size, "Bytes in a file before the next is begun")
+  convert->add_option("--max-shard-size", command.max_shard_size, "Largest size of a file; more is split over several")
       ->capture_default_str()
       ->type_name("BYTES")
       ->check([](const std::string& text) {
@@ -70,19 +70,19 @@ CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
       });
   convert
       ->add_option("--config", command.config,
-                   "config.json for --to hf, or a folder with one; without it the source folder's")
+                   "config.json for --to hf, or a folder with one; default: that of the source folder")
       ->type_name("PATH");
   convert->add_option(
       "--model-prefix", command.model_prefix,
-      "Before the model's names in torch.distributed.checkpoint (of the source, or else of the target)");
+      "Prefix of the model's names in torch.distributed.checkpoint, in the source or else in the target");
   convert->add_option("--optimizer-prefix", command.optimizer_prefix,
-                      "The same for the optimizer's names in the source");
-  convert->add_option("--buffer", command.buffers, "Pattern of names that are buffers, for --to fsdp; may be repeated")
+                      "Prefix of the optimizer's names in torch.distributed.checkpoint, in the source");
+  convert->add_option("--buffer", command.buffers, "Pattern for the names of buffers, for --to fsdp; may be repeated")
       ->type_name("PATTERN")
       ->allow_extra_args(false);
   convert->add_flag("--flatten-optimizer", command.flatten_optimizer,
                     "For --to dcp: parameter groups by parameter, as flatten_optimizer_state_dict lays them out");
-  convert->add_flag("--force", command.force, "Replace a target of the same kind that is there");
+  convert->add_flag("--force", command.force, "Replace an existing target of the same kind");
   return convert;
 }
 

@@ -62,7 +62,7 @@ std::string description_text(const json& description) {
 CLI::App* add_inspect(CLI::App& app, InspectCommand& command) {
   CLI::App* inspect = app.add_subcommand("inspect", "Print what a model or checkpoint folder holds");
   inspect->footer("");  // not the config's keys
-  inspect->add_option("folder", command.folder, "Its kind is seen from its files")->required();
+  inspect->add_option("folder", command.folder, "The folder; its kind is detected from its files")->required();
   inspect->add_flag("--verify", command.verify, "Read and check everything; exit status 1 when anything is wrong");
   inspect->add_flag("--json", command.json, "Print one JSON object");
   return inspect;

@@ -95,22 +95,22 @@ void check_memory(const Config& config, const models::PretrainedModel& model, co
   if (!config.check_memory) return;
   const int64_t left = headroom.nbytes + std::min(free_swap(), INT64_MAX - headroom.nbytes);
   const std::string available =
-      c10::str(gibibytes(left), " are left (", headroom.limit, left > headroom.nbytes ? ", and free swap space" : "",
-               "). If that is not so, set \"check_memory\" to false");
+      c10::str(gibibytes(left), " are left (", headroom.limit, left > headroom.nbytes ? ", with free swap space" : "",
+               "). If this is wrong, set \"check_memory\" to false");
   const MemoryNeeds needs = memory_needs(config, model, ranks);
   if (needs.total() > left) {
-    throw ConfigError(c10::str("key \"", key_of_model(config), "\": the model is too large for this host: its ",
+    throw ConfigError(c10::str("key \"", key_of_model(config), "\": the model is too large for this host, where ",
                                ranks.local, " of ", ranks.world, " rank(s) need at least ", gibibytes(needs.total()),
                                " (", figures(needs), "), but ", available,
-                               "; otherwise take more hosts, a smaller model, another \"sharding_strategy\", bf16 as "
+                               "; otherwise use more hosts, a smaller model, another \"sharding_strategy\", bf16 as "
                                "\"master_dtype\", or \"offload_path\""));
   }
   const int64_t order = order_bytes(config, train, ranks);
   if (order <= left - needs.total()) return;
   throw ConfigError(c10::str("key \"dataset\": \"", config.dataset, "\" has ", train.size(),
-                             " samples, whose order takes ", gibibytes(order), " on the ", ranks.local,
-                             " rank(s) of this host beside the model's ", gibibytes(needs.total()), ", but ", available,
-                             "; otherwise take fewer samples"));
+                             " samples. Their order takes ", gibibytes(order), " on the ", ranks.local,
+                             " rank(s) of this host, and the model ", gibibytes(needs.total()), ", but ", available,
+                             "; otherwise use fewer samples"));
 }
 
 }  // namespace fsdp::trainer

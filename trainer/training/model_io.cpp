@@ -42,7 +42,7 @@ void save_separate(const SeparateParameters& separate, const fs::path& folder_of
 void check_can_save(const fs::path& path) {
   if (!fs::exists(path)) return;
   TORCH_CHECK(fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")), path.string(),
-              ": the trained model is to be saved there, but what is there is no model folder; remove it or set "
+              ": the trained model is to be saved there, but it is not a model folder; remove it or set "
               "another output_dir");
 }
 

@@ -36,11 +36,11 @@ std::string choose_backend(const Config& config, bool cuda, const PlacesAvailabl
   if (config.comm_backend == "shm") {
     if (!cuda) return "shm";
     throw ConfigError("key \"comm_backend\": \"shm\" needs ranks on CPUs, but \"device\" is \"" + config.device +
-                      "\", which comes to GPUs here; accepted: \"auto\", \"gloo\" or \"nccl\"");
+                      "\", which means GPUs here; accepted: \"auto\", \"gloo\" or \"nccl\"");
   }
   if (!cuda) {
     throw ConfigError("key \"comm_backend\": \"nccl\" needs ranks on GPUs, but \"device\" is \"" + config.device +
-                      "\", which comes to the CPU here; accepted: \"auto\", \"shm\" or \"gloo\"");
+                      "\", which means the CPU here; accepted: \"auto\", \"shm\" or \"gloo\"");
   }
   if (!available.nccl) {
     throw ConfigError(

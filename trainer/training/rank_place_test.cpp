@@ -68,7 +68,7 @@ TEST(RankPlace, WhatIsNotThereIsAMistakeNotSomethingElse) {
   EXPECT_THAT(error_of("auto", "nccl", {.gpus = 1, .nccl = true}),
               AllOf(HasSubstr("\"comm_backend\""), HasSubstr("CPU")));
   EXPECT_THAT(error_of("auto", "shm", {.gpus = 2, .nccl = true}),
-              AllOf(HasSubstr("\"comm_backend\""), HasSubstr("comes to GPUs")));
+              AllOf(HasSubstr("\"comm_backend\""), HasSubstr("means GPUs")));
   EXPECT_THAT(error_of("cuda", "nccl", {.gpus = 2, .nccl = false}), HasSubstr("nccl_headers.sh"));
 }
 

@@ -22,7 +22,7 @@ std::string StepTrace::after_step(int64_t step) {
   unwritten_ = sharded_.stop_trace();
   const std::string problem = write();
   if (problem.empty()) return "wrote a trace to " + *config_.trace_path;
-  return problem + "; training goes on, and it is tried again after the last step";
+  return problem + "; training continues, and writing the trace is tried again after the last step";
 }
 
 std::string StepTrace::finish() { return unwritten_ ? write() : ""; }

@@ -43,7 +43,7 @@ int launch(const TrainCommand& command) {
   const int ranks = *command.nproc_per_node;
   if (const auto variable = rank_variable_present()) {
     throw ConfigError("--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
-                      *variable + "; give one of the two");
+                      *variable + "; unset it, or leave out --nproc-per-node");
   }
   const Config config = read_config(command.config_path, command.overrides);
   check_for_world_size(config, ranks);

@@ -15,7 +15,7 @@ void refuse_unless_default(const char* key, const Config& config, const char* ki
   const nlohmann::json only = value_of(*find_config_key(key), Config{});
   if (value_of(*find_config_key(key), config) == only) return;
   refuse_value(key, config,
-               c10::str("is of no use: the model is ", kind, "; leave it at ", checkpoint::json_text(only)));
+               c10::str("does not apply: the model is ", kind, "; leave it at ", checkpoint::json_text(only)));
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ void refuse_value(const char* key, const Config& config, const std::string& why)
 
 void refuse_unless_null(const char* key, const Config& config, const char* kind) {
   if (value_of(*find_config_key(key), config).is_null()) return;
-  refuse_value(key, config, c10::str("is of no use: the model is ", kind, "; accepted: null"));
+  refuse_value(key, config, c10::str("does not apply: the model is ", kind, "; accepted: null"));
 }
 
 void refuse_keys_of_language_models(const Config& config, const char* kind) {

@@ -170,11 +170,11 @@ TEST(TokenPairs, AreCutMaskedAndCounted) {
   const auto nothing = open("\1\2\3\4\5\1\2\3\0\0\0\0\0\4\5"s);
   EXPECT_EQ(nothing->predictions(0), 2);
   EXPECT_THAT(error_of([&] { nothing->predictions(1); }),
-              HasSubstr("sample 1 (token 5 on): its target is nothing but padding, token id 0"));
+              HasSubstr("sample 1 (from token 5): its target is nothing but padding, token id 0"));
   EXPECT_THAT(error_of([&] {
                 nothing->batch({0, 2});
               }),
-              HasSubstr("sample 2 (token 10 on): its source is nothing but padding"));
+              HasSubstr("sample 2 (from token 10): its source is nothing but padding"));
   EXPECT_THAT(error_of([&] { open("\1\2"s); }), AllOf(HasSubstr("holds 2 tokens"), HasSubstr("max_target_length = 2")));
 }
 

@@ -126,8 +126,8 @@
 
   // ---------------------------------------------------------------- one step
 
-  const KINDS = [["compute", "computation"], ["wait", "waiting"], ["gather", "gather under way"],
-    ["reduce", "reduction under way"], ["limiter", "gather held back"], ["step", "part of the step"]];
+  const KINDS = [["compute", "computation"], ["wait", "waiting"], ["gather", "gather in progress"],
+    ["reduce", "reduction in progress"], ["limiter", "gather held back"], ["step", "part of the step"]];
   const ROW = 17;
 
   // Draws all ranks between the times `least` and `most`.
