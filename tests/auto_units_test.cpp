@@ -289,7 +289,7 @@ TEST(AutoUnits, StateWrittenBeforeTheCutIsAnError) {
     torch::Tensor state = torch::zeros_like(sharded->parameters().front());
     state.add_(1);
     torch::Tensor loss = net->loss(input());
-    expect_error([&] { loss.backward(); }, {"unit '", "aten::zeros_like", "written to before units are cut",
+    expect_error([&] { loss.backward(); }, {"unit '", "aten::zeros_like", "written to before units were cut",
                                             "ShardedModule::cut_units", "AutoUnits::order"});
     state.reset();
     sharded->reset();

@@ -284,7 +284,7 @@ TEST(SharedShardsWrites, WhileAUnitIsPinnedAreErrors) {
     auto model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_over(world));
     sharded->pin({}, [&] {
-      expect_error([&] { sharded->parameters().front().mul_(2); }, {"pinned", "where the shards lie", "pin()"});
+      expect_error([&] { sharded->parameters().front().mul_(2); }, {"pinned", "views of the shards", "pin()"});
     });
     sharded->parameters().front().mul_(1);
   });

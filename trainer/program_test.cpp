@@ -276,7 +276,7 @@ TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
                 config({{"max_steps", 60}, {"save_steps", 30}, {"report_to", {"csv", "tensorboard"}}}).dump());
   const ProgramResult result = run_shell("ulimit -f 20\nexec $FSDP train --config-path " + folder_.path("config.json"));
   EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("metrics.jsonl: cannot write: File too large; training goes on"),
+  EXPECT_THAT(result.out, AllOf(HasSubstr("metrics.jsonl: cannot write: File too large; training continues"),
                                 HasSubstr("checkpoint-30 failed"), HasSubstr("step 60/60 | loss ")));
   EXPECT_THAT(result.err, AllOf(HasSubstr("metrics.jsonl: "), HasSubstr("line(s) of this run are missing from it")));
   const auto lines = metrics();

@@ -183,7 +183,7 @@ TEST_F(Checkpoint, FindsFilesThatAreCutMissingSwappedOrTooMany) {
   EXPECT_THAT(verify(), AllOf(HasSubstr("rank-3.safetensors"), HasSubstr("not in the manifest")));
   std::filesystem::remove(folder / "rank-3.safetensors");
   std::filesystem::remove(folder / kManifestName);
-  EXPECT_THAT(verify(), AllOf(HasSubstr("no manifest.json"), HasSubstr("not finished")));
+  EXPECT_THAT(verify(), AllOf(HasSubstr("no manifest.json"), HasSubstr("did not finish")));
 }
 
 TEST_F(Checkpoint, AFileThatIsCutWhileItIsReadIsAnError) {
@@ -236,7 +236,7 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
   }
   EXPECT_THAT(parsed([](auto& c) { c["files"][1]["name"] = c["files"][0]["name"]; }), HasSubstr("twice"));
   EXPECT_THAT(parsed([](auto& c) { c["files"][0]["header_bytes"] = c["files"][0]["bytes"].template get<int>() + 1; }),
-              HasSubstr("bytes of header in"));
+              HasSubstr("header bytes in a file of"));
   EXPECT_THAT(
       parsed([](auto& c) {
         // A file with holes may have any size: its header is read into memory.

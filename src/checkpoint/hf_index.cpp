@@ -27,7 +27,7 @@ fs::path cache_blobs(const fs::path& folder) {
 void check_shard_path(const fs::path& index, const std::string& shard) {
   const std::string where = c10::str(index.string(), ": weight_map names the file ", quoted_name(shard));
   const fs::path relative(shard);
-  TORCH_CHECK(!shard.empty() && shard.find('\0') == std::string::npos, where, ", which is not a file name");
+  TORCH_CHECK(!shard.empty() && shard.find('\0') == std::string::npos, where, ", which is no file name");
   TORCH_CHECK(relative.is_relative(), where, ": an absolute path; shards must lie in the folder of the index");
   TORCH_CHECK(std::find(relative.begin(), relative.end(), "..") == relative.end(), where,
               ": \"..\" is refused; shards must lie in the folder of the index");

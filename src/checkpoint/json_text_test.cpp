@@ -76,7 +76,7 @@ TEST(JsonText, FilesOfManyBytesAreNotRead) {
   const TemporaryFolder folder;
   std::filesystem::resize_file(folder.write("big.json", ""), (uint64_t{1} << 30) + 1);  // a hole: takes no space
   EXPECT_THAT(error_of([&] { read_json_file(folder / "big.json"); }),
-              AllOf(HasSubstr("big.json"), HasSubstr("larger than 1073741824 bytes")));
+              AllOf(HasSubstr("big.json"), HasSubstr("larger than the limit of 1073741824 bytes")));
 }
 
 TEST(JsonText, QuotedTextIsSafeToPrint) {

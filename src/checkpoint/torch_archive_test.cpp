@@ -103,7 +103,7 @@ TEST_F(TorchArchives, ValuesThatTorchWrote) {
   EXPECT_EQ(value(from_hex(kValueHex)), json::parse(R"({"lr": 1e-3, "betas": [0.9, 0.999], "step": 7,
       "big": -1099511627776, "on": true, "none": null, "names": ["a.b", "é"], "size": [2, 3], "nested": {"k": []}})"));
   EXPECT_THAT(error_of([&] { value(from_hex(kMatrixHex)); }),
-              AllOf(StartsWith("A: "), HasSubstr("_rebuild_tensor_v2 (byte"), HasSubstr("is no number")));
+              AllOf(StartsWith("A: "), HasSubstr("_rebuild_tensor_v2 (byte"), HasSubstr("is not a number")));
   EXPECT_THAT(read_error(from_hex(kValueHex)), HasSubstr("not an object of class torch._utils._rebuild_tensor_v2"));
 }
 
@@ -190,7 +190,7 @@ TEST_F(TorchArchives, ForeignGlobalsAndMissingRecords) {
   EXPECT_THAT(error_of([&] { open(value_archive(call(name("os", "system"), {text("true")}))); }),
               AllOf(HasSubstr("A: data.pkl: byte 2: "), HasSubstr("os.system is not allowed")));
   EXPECT_THAT(error_of([&] { value(value_archive(name("torch", "float32"))); }), HasSubstr("torch.float32 (byte 2)"));
-  EXPECT_THAT(error_of([&] { value(value_archive(dict({{integer(1), none()}}))); }), HasSubstr("no string"));
+  EXPECT_THAT(error_of([&] { value(value_archive(dict({{integer(1), none()}}))); }), HasSubstr("is not a string"));
   std::vector<std::pair<std::string, std::string>> records = Parts().records();
   records.erase(records.begin() + 2);
   EXPECT_THAT(read_error(archive_of(records)), HasSubstr("holds no record \"archive/data/0\""));

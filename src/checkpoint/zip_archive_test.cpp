@@ -84,7 +84,7 @@ TEST_F(Archive, IsRead) {
 
 TEST_F(Archive, CutAnywhere) {
   for (size_t length = 0; length < bytes.size(); ++length) {
-    EXPECT_THAT(error(bytes.substr(0, length)), HasSubstr("Z: does not end as a zip archive")) << length;
+    EXPECT_THAT(error(bytes.substr(0, length)), HasSubstr("Z: has no zip end record at its end")) << length;
   }
   const InputFile file(folder / "zip");
   EXPECT_THAT(error_of([&] { ZipArchive(file, kBefore, bytes.size() + 1, "Z"); }), HasSubstr("cut short"));

@@ -61,7 +61,7 @@ std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<Meetin
   const Choice choice = choose(found);
   TORCH_CHECK(choice.way != Choice::Way::kGloo, "no shared memory: ", choice.reason, ". Use Gloo");
   TORCH_CHECK(choice.way == Choice::Way::kMemory, "the ranks do not all share memory: ", found.apart,
-              ". Use Gloo, or `auto` (make_cpu_communicator), which chooses: ", choice.reason);
+              ". Use `auto` (make_cpu_communicator) or Gloo; `auto` chooses: ", choice.reason);
   return make_staged_communicator(make_group_over(std::move(gloo), *found.ranks));
 }
 

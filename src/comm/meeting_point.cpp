@@ -23,12 +23,18 @@
 #include "comm/store_barrier.h"
 
 namespace fsdp {
+
+using namespace std::chrono_literals;
+
 namespace {
 
 // Ranks that are threads come at once. Those that wait for late ones leave the store, which serves all of them, in
 // peace: together they look 10,000 times a second at most.
-constexpr auto kFirstPoll = std::chrono::milliseconds(1);
+constexpr auto kFirstPoll = 1ms;
 std::chrono::milliseconds last_poll(int size) { return std::chrono::milliseconds(std::max(20, size / 10)); }
+
+// The process of rank 0 usually keeps the store: it gives up last, so that the others can still ask who is missing.
+constexpr auto kGrace = 500ms;
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -93,7 +99,7 @@ void MeetingPoint::agree_on_size(int rank, int size) {
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
   StoreBarrier barrier(store, size);
   std::vector<int> missing;
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = std::chrono::steady_clock::now() + timeout + (rank == 0 ? kGrace : 0ms);
   try {
     barrier.arrive(rank);
     for (auto pause = kFirstPoll; !barrier.is_complete(); pause = std::min(2 * pause, last_poll(size))) {

@@ -186,8 +186,8 @@ TEST_F(Convert, OptimizersThatAreNone) {
     writer.finish(changed);
     return convert_error(folder / "odd", FolderKind::kDcp);
   };
-  EXPECT_THAT(error_with([](json& o) { o["leaves"]["gain"]["step"] = "x"; }), HasSubstr("numbers by name"));
-  EXPECT_THAT(error_with([](json& o) { o["leaves"] = 3; }), HasSubstr("numbers by name"));
+  EXPECT_THAT(error_with([](json& o) { o["leaves"]["gain"]["step"] = "x"; }), HasSubstr("an object of numbers"));
+  EXPECT_THAT(error_with([](json& o) { o["leaves"] = 3; }), HasSubstr("an object of numbers"));
   EXPECT_THAT(error_with([](json& o) { o["groups"] = 3; }), HasSubstr("expected a list"));
   EXPECT_THAT(error_with([](json& o) { o["groups"][1]["parameters"] = {"a.bias", 3}; }), HasSubstr("a list of names"));
   EXPECT_THAT(error_with([](json& o) {

@@ -91,7 +91,7 @@ TEST(DeepViT, ImagesOfAnotherSizeAreRefused) {
   EXPECT_THAT(error_of([&] {
                 model->forward(torch::zeros({1, 3, 15, 20}, torch::kFloat64));
               }),
-              AllOf(HasSubstr("15 x 20"), HasSubstr("image_size, 15")));
+              AllOf(HasSubstr("15 x 20"), HasSubstr("image_size is 15")));
   EXPECT_THAT(error_of([&] { model->flops_per_image(20, 15); }), HasSubstr("20 x 15"));
 }
 

@@ -187,9 +187,9 @@ TEST_P(ImageClassifiers, AreNoLanguageModels) {
                    HasSubstr(types));
     };
     EXPECT_THAT(error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); }),
-                is_refused("wanted here is a causal language model", "one of: llama, gpt2"));
+                is_refused("; expected a causal language model", "one of: llama, gpt2"));
     EXPECT_THAT(error_of([&] { make_seq2seq_lm(config, torch::kFloat32, torch::kMeta); }),
-                is_refused("wanted here is a sequence-to-sequence language model", "one of: t5"));
+                is_refused("; expected a sequence-to-sequence language model", "one of: t5"));
   }
   EXPECT_THAT(error_of([] { make({}, torch::kInt32); }), AllOf(HasSubstr("make_image_classifier"), HasSubstr("Int")));
 }
@@ -203,7 +203,7 @@ TEST(ImageArchitectures, LanguageModelsAndUnknownOnesAreRefused) {
   };
   EXPECT_THAT(error(small_gpt2()),
               AllOf(HasSubstr("model_type gpt2 (GPT2LMHeadModel) is a causal language model"),
-                    HasSubstr("wanted here is an image classifier"), HasSubstr("one of: regnet, deepvit")));
+                    HasSubstr("; expected an image classifier"), HasSubstr("one of: regnet, deepvit")));
   EXPECT_THAT(error(small_t5()), HasSubstr("a sequence-to-sequence language model"));
   EXPECT_THAT(error({{"model_type", "resnet"}}),
               AllOf(HasSubstr("model_type is \"resnet\""), HasSubstr("one of: regnet, deepvit")));

@@ -110,7 +110,8 @@ TEST(RegNetConfig, WhatDoesNotFitIsRefused) {
     }
   }
   EXPECT_THAT(make_error({{"depths", {1}}}), AllOf(HasSubstr("depths is [1]"), HasSubstr("as hidden_sizes, 2")));
-  EXPECT_THAT(make_error({{"hidden_sizes", {6, 11}}}), AllOf(HasSubstr("groups_width is 2"), HasSubstr("11 has not")));
+  EXPECT_THAT(make_error({{"hidden_sizes", {6, 11}}}),
+              AllOf(HasSubstr("groups_width is 2"), HasSubstr("11 does not split into 5 equal groups")));
   EXPECT_THAT(make_error({{"hidden_sizes", {2, 4}}}), HasSubstr("hidden_sizes is [2,4]; it must be at least 3"));
   EXPECT_EQ(make_error({{"hidden_sizes", {2, 4}}, {"layer_type", "x"}}), "");
   EXPECT_THAT(make_error({{"embedding_size", 1}}), HasSubstr("embedding_size is 1; it must be at least 3"));

@@ -53,7 +53,7 @@ at::Tensor norm_over_ranks(Engine& engine, double norm_type, const AddGradients&
   }
   double norm = total.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "fsdp: the norm of the gradients is ", norm,
-              " (error_if_nonfinite)");
+              " (error_if_nonfinite is set)");
   return at::full({}, norm, at::kDouble);
 }
 

@@ -140,7 +140,7 @@ TEST(NamedFusedAdamW, HasOneGroup) {
   const auto state = optimizer.named_state();
   EXPECT_THAT(error_of([&] { state->options(1); }), HasSubstr("only parameter group 0, not 1"));
   EXPECT_THAT(error_of([&] { state->set_options(1, state->options(0)); }), HasSubstr("only parameter group 0, not 1"));
-  EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), std::nullopt); }), HasSubstr("no leaf"));
+  EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), std::nullopt); }), HasSubstr("not a leaf"));
 }
 
 // Groups may be added while the state is looked at.
@@ -149,7 +149,7 @@ TEST(NamedState, FollowsAddedGroups) {
   torch::optim::SGD optimizer({p[0]}, torch::optim::SGDOptions(0.1));
   const auto state = state_of(optimizer);
   state->set_leaf(p[0], std::nullopt);
-  EXPECT_THAT(error_of([&] { state->set_leaf(p[1], std::nullopt); }), HasSubstr("no leaf"));
+  EXPECT_THAT(error_of([&] { state->set_leaf(p[1], std::nullopt); }), HasSubstr("not a leaf"));
   optimizer.add_param_group(torch::optim::OptimizerParamGroup({p[1]}));
   EXPECT_EQ(error_of([&] { state->set_leaf(p[1], std::nullopt); }), "no error");
 }
@@ -172,7 +172,7 @@ TEST(NamedState, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error([](LeafState& s) { s.tensors["exp_avg"] = torch::zeros({4}); }), HasSubstr("[4]"));
   EXPECT_THAT(error([](LeafState& s) { s.tensors["exp_avg"] = torch::zeros({3}, at::kDouble); }),
               AllOf(HasSubstr("Double"), HasSubstr("its leaf Float")));
-  EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), good); }), HasSubstr("no leaf"));
+  EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), good); }), HasSubstr("not a leaf"));
   EXPECT_THAT(error_of([&] { state->options(1); }), HasSubstr("group 1 of 1"));
   auto options = state->options(0);
   options["momentum"] = 1;

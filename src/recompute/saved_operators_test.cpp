@@ -150,7 +150,7 @@ TEST(SavedOperators, CalledInAnotherOrderAreAnError) {
     Tensor y = activation_checkpoint(keeping({"aten::mm", "aten::gelu"}), function, x, w);
     expect_error([&] { y.sum().backward(); }, {"did not do the same", part});
   };
-  expect_differs(more, "its call 1 of an operator");
+  expect_differs(more, "its call 1 to an operator");
   expect_differs(fewer, "2 times in forward, and 1");
   expect_differs(other, "is aten::mm, but was aten::gelu");
 }

@@ -285,10 +285,10 @@ TEST_F(SplitTensors, WrongDescriptionsAreNamed) {
     also_when_loading([&] { run.split[3].name = "a.bias"; }, "'a.bias/squares' is state of 'a.bias', which is not");
     also_when_loading([&] { table.rows = at::Tensor(); }, "rows must be a contiguous tensor");
     also_when_loading([&] { table.rows = torch::zeros({4, 11}).t(); }, "rows must be a contiguous tensor");
-    also_when_loading([&] { table.sizes = {11, 5}; }, "are no part of a tensor of sizes [11, 5]");
-    also_when_loading([&] { table.sizes = {}; }, "are no part of a tensor of sizes []");
-    also_when_loading([&] { table.begin = 7; }, "from row 7 on are no part");
-    also_when_loading([&] { table.begin = -1; }, "from row -1 on are no part");
+    also_when_loading([&] { table.sizes = {11, 5}; }, "do not fit into a tensor of sizes [11, 5]");
+    also_when_loading([&] { table.sizes = {}; }, "do not fit into a tensor of sizes []");
+    also_when_loading([&] { table.begin = 7; }, "from row 7 on do not fit");
+    also_when_loading([&] { table.begin = -1; }, "from row -1 on do not fit");
     also_when_loading([&] { table.sizes[0] = int64_t{1} << 62; }, "more than 2^63-1 bytes");
     expect_error(
         [&] {

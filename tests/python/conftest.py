@@ -21,7 +21,7 @@ def source_dir():
 def build_dir():
     """The build under test: FSDP_BUILD_DIR, or build/."""
     folder = Path(os.environ.get("FSDP_BUILD_DIR", SOURCE_DIR / "build")).resolve()
-    assert (folder / "CMakeCache.txt").exists(), f"{folder} holds no build: run make build"
+    assert (folder / "CMakeCache.txt").exists(), f"{folder} holds no build: run make build-all"
     return folder
 
 

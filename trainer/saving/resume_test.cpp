@@ -207,7 +207,7 @@ TEST_F(Starting, NeverMixesTheCheckpointsOfTwoRuns) {
   EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("null"), HasSubstr("checkpoint-3"),
                              HasSubstr("\"latest\""), HasSubstr("overwrite_output_dir")));
   config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
-  EXPECT_THAT(error(), AllOf(HasSubstr("would begin at step 2"), HasSubstr("checkpoint-3")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("would resume after step 2"), HasSubstr("checkpoint-3")));
   config_.save_steps = std::nullopt;
   EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 2));
 }
