@@ -1,4 +1,4 @@
-// What ranks ask of the store, of connections and of memory until a sharded model has trained for a step. Ranks are
+// What ranks ask of the store, of connections and of memory until a sharded model has trained for two steps. Ranks are
 // threads over a store in memory, which counts.
 // Usage: start_up_costs gloo|shm|join RANKS...; prints a table, whose numbers are averages of a rank.
 #include <ATen/Parallel.h>
@@ -19,11 +19,12 @@
 #include "comm/meeting_point.h"
 #include "comm/meeting_point_impl.h"
 #include "comm/staged_communicator.h"
-#include "counting_store.h"
+#include "support/counting_store.h"
 
 namespace fsdp {
 namespace {
 
+using testing::CountingStore;
 using Point = std::shared_ptr<MeetingPoint>;
 
 // Of the whole process.
@@ -114,7 +115,11 @@ void measure(const std::string& backend, int ranks) {
 }  // namespace fsdp
 
 int main(int argc, char** argv) {
-  const std::string backend = argc > 1 ? argv[1] : "gloo";
+  const std::string backend = argc > 1 ? argv[1] : "";
+  if ((backend != "gloo" && backend != "shm" && backend != "join") || argc < 3) {
+    std::fputs("usage: start_up_costs gloo|shm|join RANKS...\n", stderr);
+    return 2;
+  }
   std::puts("| ranks | stage | requests | looks | bytes | Gloo's requests | Gloo's bytes | files | memory, KiB |");
   std::puts("|---|---|---|---|---|---|---|---|---|");
   for (int i = 2; i < argc; ++i) fsdp::measure(backend, std::atoi(argv[i]));

@@ -173,23 +173,22 @@ TEST(HostsIdentity, RanksThatDifferAreNamedWithBothCollectives) {
 
 // Ranks that wait for a gather of a group and a reduction of its twin in different orders would wait for one another.
 TEST(HostsIdentity, AnotherOrderOverAGroupAndItsTwinIsNamed) {
-  const Action in_order = [](Communicator& comm) {
+  const Action gather = [](Communicator& comm) {
     comm.all_gather(torch::zeros({8}), torch::ones({2}), id("a"))->wait();
+  };
+  const Action reduce = [](Communicator& comm) {
     comm.twin()->reduce_scatter(torch::zeros({2}), torch::ones({8}), {}, id("b"))->wait();
   };
-  const Action reversed = [](Communicator& comm) {
-    comm.twin()->reduce_scatter(torch::zeros({2}), torch::ones({8}), {}, id("b"))->wait();
-    comm.all_gather(torch::zeros({8}), torch::ones({2}), id("a"))->wait();
+  const auto one_after_other = [](const Action& first, const Action& second) {
+    return [first, second](Communicator& comm) {
+      comm.twin();  // collective
+      first(comm);
+      second(comm);
+    };
   };
   for (const std::vector<size_t>& wrong : {std::vector<size_t>{0}, {2}, {0, 1}, {1, 3}}) {
-    std::vector<Action> actions(4, in_order);
-    for (size_t rank : wrong) actions[rank] = reversed;
-    for (Action& action : actions) {
-      action = [action](Communicator& comm) {
-        comm.twin();
-        action(comm);
-      };
-    }
+    std::vector<Action> actions(4, one_after_other(gather, reduce));
+    for (size_t rank : wrong) actions[rank] = one_after_other(reduce, gather);
     for (const std::string& error : errors_of(actions)) {
       EXPECT_THAT(error, AllOf(HasSubstr("all-gather of 'a'"), HasSubstr("reduce-scatter of 'b'"),
                                HasSubstr("in the same order")));

@@ -1,17 +1,13 @@
 // Start-up asks the store for a number of operations that grows with the ranks, not with their square.
 #include <gmock/gmock.h>
 
-#include <atomic>
-#include <mutex>
-#include <set>
 #include <thread>
-
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm/group_partition.h"
 #include "comm/meeting_point.h"
 #include "comm/meeting_point_impl.h"
 #include "comm/store_barrier.h"
+#include "support/counting_store.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
@@ -19,45 +15,10 @@ namespace fsdp::start_up_costs_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::CountingStore;
 using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
-
-// Counts operations. Looks (`check`) are counted apart: how many a rank needs until the others have come depends on
-// time, which keys it looks at does not.
-class CountingStore : public c10d::HashStore {
- public:
-  void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    ++operations;
-    HashStore::set(key, value);
-  }
-  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
-                                  const std::vector<uint8_t>& desired) override {
-    ++operations;
-    return HashStore::compareSet(key, expected, desired);
-  }
-  std::vector<uint8_t> get(const std::string& key) override {
-    ++operations;
-    return HashStore::get(key);
-  }
-  int64_t add(const std::string& key, int64_t value) override {
-    ++operations;
-    return HashStore::add(key, value);
-  }
-  bool check(const std::vector<std::string>& keys) override {
-    looks += static_cast<int64_t>(keys.size());
-    std::lock_guard<std::mutex> lock(mutex_);
-    looked_at_.insert(keys.begin(), keys.end());
-    return HashStore::check(keys);
-  }
-  size_t keys_looked_at() const { return looked_at_.size(); }
-
-  std::atomic<int64_t> operations = 0, looks = 0;
-
- private:
-  std::mutex mutex_;
-  std::set<std::string> looked_at_;
-};
 
 void arrive(c10d::Store& store, int size, int except = -1) {
   for (int rank = 0; rank < size; ++rank) {
@@ -71,8 +32,8 @@ TEST(StoreBarrier, IsCompleteWhenTheLastRankHasArrived) {
   for (int size : {1, 2, 3, 63, 64, 65, 127, 128, 129, 4095, 4096, 4097, 5000}) {
     CountingStore store;
     arrive(store, size);
-    EXPECT_LE(store.operations, 2 * size + 2 * (size / 64 + 3)) << size;
-    EXPECT_EQ(store.looks, size);
+    EXPECT_LE(store.requests(), 2 * size + 2 * (size / 64 + 3)) << size;
+    EXPECT_EQ(store.looks(), size);
     EXPECT_THAT(StoreBarrier(store, size).missing(), ElementsAre());
   }
 }
@@ -82,9 +43,9 @@ TEST(StoreBarrier, NamesRanksThatAreMissingAndLooksNearThemOnly) {
     for (int missing : {0, size / 2, size - 1}) {
       CountingStore store;
       arrive(store, size, missing);
-      store.operations = store.looks = 0;
+      const int64_t before = store.requests() + store.looks();
       EXPECT_THAT(StoreBarrier(store, size).missing(), ElementsAre(missing)) << size;
-      EXPECT_LE(store.operations + store.looks, size / 64 + 1 + 64) << size;
+      EXPECT_LE(store.requests() + store.looks() - before, size / 64 + 1 + 64) << size;
     }
   }
 }
@@ -106,7 +67,7 @@ c10::intrusive_ptr<CountingStore> store_after_joining(int size) {
 TEST(StartUpCosts, JoiningTakesAsManyOperationsOfEachRankHoweverManyThereAre) {
   for (int size : {2, 8, 64, 512}) {
     const auto store = store_after_joining(size);
-    EXPECT_LE(store->operations, 6 * size) << size;
+    EXPECT_LE(store->requests(), 6 * size) << size;
     EXPECT_EQ(store->keys_looked_at(), 1) << size;
   }
 }
@@ -120,13 +81,12 @@ TEST(StartUpCosts, RanksThatDoNotComeAreNamed) {
 
 // ---------------------------------------------------------------- subgroups
 
-// Gathers bytes among ranks that are threads, and counts them.
 struct Counted {
-  int64_t bytes = 0;
-  std::string error;
+  int64_t bytes = 0;  // that rank 0 sends to the last rank
+  std::string error;  // the same on all ranks
 };
 
-// What rank 0 sends to each other rank when ranks form subgroups; `members`: the list of a rank.
+// What comes of it when ranks agree on subgroups; `members`: the list of a rank.
 Counted partition(int size, const std::function<std::vector<int>(int rank)>& members) {
   Counted counted;
   std::vector<std::string> errors(static_cast<size_t>(size)), words(static_cast<size_t>(size));

@@ -1,20 +1,27 @@
 // A store in memory that counts what is asked of it: by this library, and by Gloo as it connects its ranks.
 #pragma once
 
-#include <atomic>
-#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::testing {
 
 class CountingStore : public c10d::HashStore {
  public:
-  // Of all ranks together. Looks, which ranks repeat until the others have come, are counted apart.
+  // Of all ranks together. Looks (`check`), which ranks repeat until the others have come, are counted apart: how many
+  // they are depends on time, which keys they are for does not.
   struct Counts {
     std::atomic<int64_t> requests = 0, looks = 0, bytes = 0;
   };
   Counts ours, gloo;
+  int64_t requests() const { return ours.requests + gloo.requests; }
+  int64_t looks() const { return ours.looks + gloo.looks; }
+  size_t keys_looked_at() const { return looked_at_.size(); }
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     count(key, value.size());
@@ -43,6 +50,8 @@ class CountingStore : public c10d::HashStore {
       ++of(key).looks;
       of(key).bytes += static_cast<int64_t>(key.size());
     }
+    std::lock_guard<std::mutex> lock(mutex_);
+    looked_at_.insert(keys.begin(), keys.end());
     return HashStore::check(keys);
   }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
@@ -70,6 +79,9 @@ class CountingStore : public c10d::HashStore {
     ++of(key).requests;
     of(key).bytes += static_cast<int64_t>(key.size() + value_nbytes);
   }
+
+  std::mutex mutex_;
+  std::set<std::string> looked_at_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::testing
