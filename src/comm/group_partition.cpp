@@ -7,10 +7,8 @@
 #include <random>
 #include <sstream>
 
+#include "base/text_digest.h"
 #include "comm/collective_shapes.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace fsdp {
 namespace {
@@ -49,8 +47,7 @@ struct Summary {
 
 Summary summary_of(const Communicator& group, const std::vector<int>& members, const std::string& text,
                    const CollectiveId& id) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  Summary summary{c10::str(hash.high64, "-", hash.low64), members.size(), group.rank() == 0 ? random_word() : "-"};
+  Summary summary{digest_of(text), members.size(), group.rank() == 0 ? random_word() : "-"};
   try {
     check_subgroup(members, group.rank(), group.size(), id);
   } catch (const c10::Error&) {

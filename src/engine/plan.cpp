@@ -2,13 +2,11 @@
 
 #include <c10/util/StringUtil.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <functional>
 #include <sstream>
 
+#include "base/text_digest.h"
 #include "engine/engine.h"
 
 namespace fsdp {
@@ -49,12 +47,6 @@ void describe_flat(std::ostream& out, const FlatParameter& flat) {
     out << "    parameter '" << parameter.fqn << "' of shape " << at::IntArrayRef(parameter.sizes) << ", strides "
         << at::IntArrayRef(parameter.strides) << "\n";
   }
-}
-
-std::string hash_of(const std::string& text) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(text.data(), text.size()));
-  return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
 }
 
 // The first line in which the texts differ, of each of them.
@@ -107,7 +99,7 @@ void compare_over(Communicator& group, const std::string& text, int own_rank, co
   if (group.size() == 1) {
     return;
   }
-  std::vector<std::string> hashes = group.all_gather_bytes(hash_of(text), {"plan hash", 0, Pass::kSetup});
+  std::vector<std::string> hashes = group.all_gather_bytes(digest_of(text), {"plan hash", 0, Pass::kSetup});
   if (std::equal(hashes.begin() + 1, hashes.end(), hashes.begin())) {
     return;
   }
