@@ -220,6 +220,14 @@ int threads_named(const std::string& name) {
   return count;
 }
 
+// A thread names itself once it runs, which may be after the constructor that started it has returned.
+bool thread_appears(const std::string& name) {
+  for (int look = 0; look < 500 && threads_named(name) == 0; ++look) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return threads_named(name) > 0;
+}
+
 // The system lists a thread that has been joined for a moment more.
 int threads_left(const std::string& name) {
   for (int look = 0; look < 500 && threads_named(name) > 0; ++look) {
@@ -232,7 +240,7 @@ TEST_F(WatchdogTest, LeavesNoThreadBehind) {
   testing::run_ranks(2, [&](std::shared_ptr<Communicator> inner) {
     const auto group = watched(inner);
     gather(*group, "a");
-    EXPECT_GE(threads_named("fsdp_watchdog"), 1);
+    EXPECT_TRUE(thread_appears("fsdp_watchdog"));
     group->barrier({"end", 0, Pass::kUser});
   });
   EXPECT_EQ(threads_left("fsdp_watchdog"), 0);
