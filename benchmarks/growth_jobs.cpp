@@ -116,6 +116,12 @@ void units_that_stay(int64_t count, const Meter& meter) {
   units(count, 1, options, meter);
 }
 
+void units_without_limit(int64_t count, const Meter& meter) {
+  Options options = options_for(kRanks);
+  options.limit_all_gathers = false;
+  units(count, 1, options, meter);
+}
+
 void automatic_units(int64_t parameters, const Meter& meter) {
   Options options = options_for(kRanks, {});
   options.auto_units = AutoUnits{};
@@ -181,6 +187,7 @@ const std::vector<Job>& jobs() {
   static const std::vector<Job> all = {{"units of one parameter", "units", units_by_policy},
                                        {"units of six parameters", "units", units_of_six},
                                        {"units that stay gathered", "units", units_that_stay},
+                                       {"units without a limit", "units", units_without_limit},
                                        {"automatic units", "parameters", automatic_units},
                                        {"one unit", "parameters", one_unit},
                                        {"units by hand", "units", units_by_hand},

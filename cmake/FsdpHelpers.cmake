@@ -31,12 +31,12 @@ function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
 endfunction()
 
-# fsdp_add_layer(NAME [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library fsdp_NAME, and
+# fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library fsdp_NAME, and
 # src/NAME/*_test.cpp as the sources of the test program NAME_test (built in tests/). A layer sees its own headers and
-# those of the layers that it depends on through links in layers/ of the build folder: an include of any other layer does
-# not compile.
+# those of the layers that it depends on through links in layers/ of the build folder: an include of any other layer, or
+# of LibTorch in a layer without it, does not compile.
 function(fsdp_add_layer name)
-  cmake_parse_arguments(arg "" "" "DEPENDS;EXCEPT" ${ARGN})
+  cmake_parse_arguments(arg "WITHOUT_LIBTORCH" "" "DEPENDS;EXCEPT" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
   set(test_sources ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
@@ -49,11 +49,16 @@ function(fsdp_add_layer name)
   file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}" "${headers}/${name}" SYMBOLIC)
   add_library(fsdp_${name} OBJECT ${sources})
   target_include_directories(fsdp_${name} PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include" "${headers}")
-  target_link_libraries(fsdp_${name} PUBLIC LibTorch::LibTorch nlohmann_json::nlohmann_json Threads::Threads)
+  target_link_libraries(fsdp_${name} PUBLIC nlohmann_json::nlohmann_json Threads::Threads)
   foreach(dependency ${arg_DEPENDS})
     target_link_libraries(fsdp_${name} PRIVATE fsdp_${dependency})
   endforeach()
-  target_precompile_headers(fsdp_${name} REUSE_FROM fsdp_pch)
+  if(arg_WITHOUT_LIBTORCH)
+    target_compile_features(fsdp_${name} PUBLIC cxx_std_20)
+  else()
+    target_link_libraries(fsdp_${name} PUBLIC LibTorch::LibTorch)
+    target_precompile_headers(fsdp_${name} REUSE_FROM fsdp_pch)
+  endif()
   fsdp_set_options(fsdp_${name})
   set_property(GLOBAL APPEND PROPERTY FSDP_LAYERS ${name})
   if(test_sources)

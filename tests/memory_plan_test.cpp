@@ -152,7 +152,7 @@ Largest largest(ShardedModule& sharded, Bytes bytes) {
   Largest found;
   std::vector<int64_t> others = {0, 0};
   for (Unit* unit : sharded.engine().all_units()) {
-    (unit->is_root ? found.root : others.emplace_back()) = bytes(*unit);
+    (unit->is_root() ? found.root : others.emplace_back()) = bytes(*unit);
   }
   std::sort(others.rbegin(), others.rend());
   return {found.root, others[0], others[1]};
@@ -191,8 +191,8 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
       bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
                      sharded->engine().units().front()->groups().shard->size() == 1;
       auto unsharded = category(*sharded, "unsharded parameters");
-      Largest blocks = largest(*sharded, [](Unit& unit) { return Arena::rounded(unit.block_nbytes()); });
-      EXPECT_LE(unsharded.reserved, aliases ? Arena::kGranularity : blocks.root + blocks.first + blocks.second);
+      Largest blocks = largest(*sharded, [](Unit& unit) { return schedule::BlockPlaces::rounded(unit.block_nbytes()); });
+      EXPECT_LE(unsharded.reserved, aliases ? schedule::BlockPlaces::kGranularity : blocks.root + blocks.first + blocks.second);
       EXPECT_LE(unsharded.peak, unsharded.reserved);
       EXPECT_EQ(unsharded.current, 0);
       auto buffers = category(*sharded, "gradient buffers");
@@ -234,7 +234,7 @@ TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
             const int64_t peak = category(*sharded, "gradient buffers").peak, of_root = (16 * 64 + 64) * 4;
             if (!keep) {
               EXPECT_GE(peak, fits ? nbytes : 2 * nbytes);
-              EXPECT_LE(peak, (fits ? nbytes : 2 * nbytes) + 2 * of_root + Arena::kGranularity);
+              EXPECT_LE(peak, (fits ? nbytes : 2 * nbytes) + 2 * of_root + schedule::BlockPlaces::kGranularity);
             }
             auto got = weights_of(*sharded);
             if (communicator->rank() == 0) weights[keep] = got;

@@ -186,7 +186,7 @@ int64_t largest_allowed_bytes(ShardedModule& sharded) {
     for (const auto& flat : unit->flat_parameters()) {
       bytes += flat->layout().padded_numel() * c10::elementSize(flat->dtypes().compute);
     }
-    unit->is_root ? void(root += bytes) : others.push_back(bytes);
+    unit->is_root() ? void(root += bytes) : others.push_back(bytes);
   }
   std::sort(others.rbegin(), others.rend());
   others.resize(2);

@@ -33,13 +33,11 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/pass.h"
+
 namespace fsdp {
 
 class MeetingPoint;
-
-// Which part of a training step a collective belongs to.
-enum class Pass : uint8_t { kSetup, kForward, kBackward, kReduce, kUser };
-const char* to_string(Pass pass);
 
 // What a collective is for. Ranks compare all of it before they trust the data that they receive.
 struct CollectiveId {
@@ -148,8 +146,9 @@ class Communicator {
   // failure in one of them ends both, with an error on all their ranks.
   virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) = 0;
 
-  // This group once more, with connections of its own: what is issued there does not wait behind what was issued here.
-  // Made by the first call, which is collective and blocks; then always the same one.
+  // This group once more: a collective that is issued there does not wait for those that were issued here. It has
+  // connections of its own, but for a group over several hosts with shared memory, which shares its groups of hosts and
+  // of places with its twin. Made by the first call, which is collective and blocks; then always the same one.
   virtual std::shared_ptr<Communicator> twin() = 0;
 
   // Whether every collective compares its identity (CollectiveId, kind, sizes, dtypes) over the ranks before data is

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/auto_units.h"
+#include "fsdp/backward_prefetch.h"
 #include "fsdp/communicator.h"
 #include "fsdp/debug_options.h"
 #include "fsdp/mesh.h"
@@ -65,14 +66,6 @@ class ReshardAfterForward {
   int group_size_;
   bool is_group_ = false;
 };
-
-// When the gather of the unit that backward is expected to need next is issued (FSDP paper, section 3.3.2).
-enum class BackwardPrefetch : uint8_t {
-  kNone,  // when it is needed
-  kPre,   // before the current unit's gradients are computed: two units are gathered at a time
-  kPost,  // after the current unit's gradients were captured and it was released
-};
-const char* to_string(BackwardPrefetch prefetch);
 
 struct Options {
   // -- Options that must be the same for every unit of one tree; a difference is an error that names both units. --

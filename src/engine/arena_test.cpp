@@ -1,13 +1,10 @@
-// Where blocks lie.
+// Blocks of one piece of memory.
 #include "engine/arena.h"
-
-#include <map>
-#include <random>
 
 namespace fsdp::arena_test {
 namespace {
 
-constexpr int64_t kUnit = Arena::kGranularity;
+constexpr int64_t kUnit = schedule::BlockPlaces::kGranularity;
 
 TEST(Arena, HasNothingAtFirst) {
   Arena arena(c10::kCPU);
@@ -30,27 +27,6 @@ TEST(Arena, BlocksDoNotOverlapAndReturn) {
   EXPECT_TRUE(arena.empty());
   arena.resize(0);
   EXPECT_EQ(arena.capacity(), 0);
-}
-
-// [Note: two ends]
-TEST(Arena, HoldsAnyTwoBlocksWhoseSumFits) {
-  std::mt19937 random(7);
-  std::uniform_int_distribution<int64_t> size(1, 40);
-  for (int round = 0; round < 200; ++round) {
-    std::vector<int64_t> sizes(30);
-    for (int64_t& s : sizes) s = size(random) * kUnit;
-    int64_t capacity = 0;
-    for (size_t i = 0; i + 1 < sizes.size(); ++i) capacity = std::max(capacity, sizes[i] + sizes[i + 1]);
-    Arena arena(c10::kCPU);
-    arena.resize(capacity);
-    std::optional<at::Tensor> latest = arena.take(sizes[0]);
-    for (size_t i = 1; i < sizes.size(); ++i) {
-      std::optional<at::Tensor> next = arena.take(sizes[i]);
-      ASSERT_TRUE(next) << "round " << round << ", block " << i;
-      arena.give_back(*latest);
-      latest = next;
-    }
-  }
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const 
 
 at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* owner) {
   if (source_) {
-    at::Tensor bytes = source_(Arena::rounded(nbytes));
+    at::Tensor bytes = source_(schedule::BlockPlaces::rounded(nbytes));
     count_reserved(nbytes_of(bytes));
     return bytes;
   }
@@ -47,13 +47,13 @@ at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* own
       return *planned;
     }
   }
-  return take_fitting(Arena::rounded(nbytes), residence);
+  return take_fitting(schedule::BlockPlaces::rounded(nbytes), residence);
 }
 
 at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
   Staying& staying = staying_[owner];
   if (staying.in_use) {
-    return take_fitting(Arena::rounded(nbytes), Residence::kPassing);
+    return take_fitting(schedule::BlockPlaces::rounded(nbytes), Residence::kPassing);
   }
   if (!staying.bytes.defined() || nbytes_of(staying.bytes) < nbytes) {
     if (staying.bytes.defined()) {
@@ -62,7 +62,7 @@ at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
       staying_owners_.erase(staying.bytes.storage().unsafeGetStorageImpl());
       staying.bytes.reset();
     }
-    staying.bytes = allocate(Arena::rounded(nbytes));
+    staying.bytes = allocate(schedule::BlockPlaces::rounded(nbytes));
     staying_owners_[staying.bytes.storage().unsafeGetStorageImpl()] = owner;
   }
   staying.in_use = true;

@@ -169,7 +169,7 @@ void Engine::absorb(Engine& inner) {
   inner.reshard();
   for (auto& unit : inner.units_) {
     unit->engine = this;
-    unit->is_root = false;
+    unit->set_root(false);
     units_.push_back(std::move(unit));
   }
   inner.units_.clear();
@@ -243,7 +243,7 @@ void Engine::prepare() {
     share_shards();
     make_park_groups();
     make_reduce_groups();
-    for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.stays = unit.is_root; });
+    for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.stays = unit.is_root(); });
     prepared_ = true;
   }
 }

@@ -18,16 +18,25 @@
 #include "engine/buffer_pool.h"
 #include "engine/engine_streams.h"
 #include "engine/gradient_reducer.h"
-#include "engine/reduction_schedule.h"
-#include "engine/residency.h"
 #include "engine/unit.h"
-#include "engine/use_record.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
+#include "schedule/reduction_order.h"
+#include "schedule/residency.h"
+#include "schedule/use_record.h"
 
 namespace fsdp {
 
 class CollectiveMonitor;
+
+// See Options.
+struct OverlapOptions {
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  bool forward_prefetch = true;
+  size_t max_gathered_units = 2;  // or schedule::kNoLimit
+  bool one_communicator = false;
+  bool high_priority_streams = true;
+};
 
 // Options that all units of a tree share.
 struct EngineOptions {
@@ -68,7 +77,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // `groups`: the unit's parameters, one group for each FlatParameter.
   Unit& add_unit(UnitOrigin origin, const UnitOptions& options, std::vector<std::vector<ShardedParameter>> groups);
   // The unit, of one parameter, is to be cut with the others of the record.
-  void cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record);
+  void cut_later(Unit& unit, const std::shared_ptr<schedule::UseRecord>& record);
   // Takes over the units of an engine that was made for modules below this one's; rename them afterwards.
   void absorb(Engine& inner);
   // The engine that has absorbed this one, or this.
@@ -96,7 +105,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Cuts the units that are to be cut, if there are any, or only those of one record ([Note: when units are cut]).
   // Collective.
-  void cut_units(const UseRecord* only = nullptr);
+  void cut_units(const schedule::UseRecord* only = nullptr);
   // A unit that is to be cut is about to be used: the time to cut, if it is backward and the use is no error.
   void cut_before_backward(const Unit& unit);
 
@@ -153,11 +162,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void make_park_groups();
   void make_reduce_groups();
   void check_ready_to_cut();
-  void cut(UseRecord& record);
+  void cut(schedule::UseRecord& record);
   std::unique_ptr<Unit> unite(const std::vector<Unit*>& members);
-  void note_order(const std::vector<UseRecord::Use>& order);
+  void note_order(const std::vector<schedule::UseRecord::Use>& order);
   void note_use(const Unit& unit);
-  using Successors = std::unordered_map<const Unit*, Unit*>;
+  using Successors = std::unordered_map<const schedule::ScheduledUnit*, Unit*>;
   void forget(const Successors& successors);
   void observe_backward();
   void begin_visit(Unit& unit);
@@ -168,7 +177,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void make_room_for(Unit& unit, std::optional<Pass> pass);
   const std::vector<Unit*>& wanted_after(const Unit& unit) const;
   bool begin_prefetch(Unit& unit);
-  bool hold_back(Unit& unit);
+  void note_held_back(Unit& unit);
   // Whether the running backward may use values of the unit that a forward before it saved. A forward inside backward
   // (a function's backward that runs modules of its own) does not, where the unit was used inside backward passes only.
   bool backward_relies_on(const Unit& unit) const;
@@ -200,7 +209,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void plan_memory();
   int64_t gradient_shards_nbytes();  // now; notes the peak
   std::vector<std::pair<std::string, int64_t>> memory_now(const std::vector<MemoryCategory>& more);
-  int64_t passing_nbytes(const std::vector<Unit*>& order) const;
   void discard_captures();
   // With each FlatParameter that gets gradients, under its unit's lock.
   void for_each_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit);
@@ -215,7 +223,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<const void*> roots_;
   std::vector<CastBuffer> buffers_;
   std::mutex records_mutex_;                             // guards what the records have seen
-  std::vector<std::shared_ptr<UseRecord>> use_records_;  // of units to be cut
+  std::vector<std::shared_ptr<schedule::UseRecord>> use_records_;  // of units to be cut
   std::vector<std::unique_ptr<Unit>> retired_units_;     // without parameters; handles may refer to them
   struct OrderedUse {
     std::vector<seams::StorageOwnerPtr> owners;
@@ -235,8 +243,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   BufferPool parameter_pool_;
   GradientReducer reducer_;
   BackwardTracker backward_;
-  Residency residency_;
-  ReductionSchedule schedule_;
+  schedule::Residency residency_;
+  schedule::ReductionOrder reduction_order_;
 
   std::vector<std::shared_ptr<CollectiveMonitor>> monitors_;
   std::vector<Communicator*>

@@ -5,14 +5,17 @@
 
 #include "base/finally.h"
 #include "engine/engine.h"
-#include "engine/unit_cut.h"
-#include "engine/use_record.h"
 #include "engine/whole_parameters.h"
+#include "schedule/unit_cut.h"
+#include "schedule/use_record.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/gradient_hooks.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp {
+
+using namespace schedule;
+
 namespace {
 
 // Elements beyond which a larger all-gather is hardly faster (FSDP paper, figure 2).
@@ -39,7 +42,8 @@ std::string text_of_rank_0(const ProcessMesh& mesh, std::string text) {
 
 CutItem cut_item(const UseRecord::Use& use) {
   CutItem item{.returns = use.returns, .joins = use.joins};
-  for (Unit* unit : use.units) {
+  for (ScheduledUnit* member : use.units) {
+    Unit* unit = &as_unit(*member);
     const FlatParameter& flat = *unit->flat_parameters().front();
     int64_t nbytes = flat.layout().numel(0) * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
     item.nbytes += nbytes;
@@ -91,7 +95,7 @@ CutRules cut_rules(const AutoUnits& options, const Unit& member, const OverlapOp
           .bound_nbytes = options.memory_bound,
           .gathered_at_a_time = overlap.max_gathered_units,
           .gradients_at_a_time = all_reduces ? size_t{3} : size_t{2},
-          .reshards = !member.keeps_gathered_after_forward()};
+          .reshards = !member.stays_gathered()};
 }
 
 void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member) {
@@ -122,7 +126,10 @@ std::vector<std::vector<Unit*>> group_members(const std::vector<Unit*>& members)
 void Engine::cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record) {
   unit.to_be_cut = record;
   unit.flat_parameters().front()->watch_shard(&unit);
-  record->add(&unit);
+  const ShardedParameter& parameter = unit.parameter(0);
+  std::vector<std::string> fqns = {parameter.fqn};
+  fqns.insert(fqns.end(), parameter.other_fqns.begin(), parameter.other_fqns.end());
+  record->add(&unit, std::move(fqns));
   if (std::find(use_records_.begin(), use_records_.end(), record) == use_records_.end()) {
     use_records_.push_back(record);
   }
@@ -174,21 +181,22 @@ void Engine::cut(UseRecord& record) {
   const std::vector<UseRecord::Use> order = record.order_from(text_of_rank_0(mesh(), record.order_text()));
   std::vector<CutItem> items;
   std::transform(order.begin(), order.end(), std::back_inserter(items), cut_item);
-  UnitCut cut = cut_into_units(items, cut_rules(record.options(), *record.first(), options_.overlap));
-  check_fits(cut, record.options(), *record.first());
+  UnitCut cut = cut_into_units(items, cut_rules(record.options(), as_unit(*record.first()), options_.overlap));
+  check_fits(cut, record.options(), as_unit(*record.first()));
   note_order(order);
-  std::vector<Unit*> united_in_order;
+  std::vector<ScheduledUnit*> united_in_order;
   {
     Successors successors;
     Finally forget_members([&] { forget(successors); });
     for (size_t i = 0; i < cut.units.size(); ++i) {
       std::vector<Unit*> members;
       for (size_t item : cut.units[i]) {
-        members.insert(members.end(), order[item].units.begin(), order[item].units.end());
+        std::transform(order[item].units.begin(), order[item].units.end(), std::back_inserter(members),
+                       [](ScheduledUnit* member) { return &as_unit(*member); });
       }
       units_.push_back(unite(members));
       follow_leaves(members);
-      units_.back()->is_root = cut.has_root && i == 0;
+      units_.back()->set_root(cut.has_root && i == 0);
       united_in_order.push_back(units_.back().get());
       for (Unit* member : members) {
         member->retire(parameter_pool_);  // now: its memory is needed for the next
@@ -196,7 +204,7 @@ void Engine::cut(UseRecord& record) {
       }
     }
   }
-  schedule_.reorder(united_in_order);  // rank 0's
+  reduction_order_.reorder(united_in_order);  // rank 0's
 }
 
 // A failure leaves the members as they were; units that were made before stay.
@@ -225,12 +233,12 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
 
 // Units that were retired, and those that have their parameters now. Once for all of them: it walks over all units.
 void Engine::forget(const Successors& successors) {
-  const auto successor = [&](Unit* unit) {
+  const auto successor = [&](ScheduledUnit* unit) {
     const auto found = successors.find(unit);
     return found == successors.end() ? unit : found->second;
   };
   residency_.replace(successor);
-  schedule_.replace(successor);
+  reduction_order_.replace(successor);
   auto is_retired = [&](const std::unique_ptr<Unit>& unit) { return successors.count(unit.get()) > 0; };
   auto first = std::stable_partition(units_.begin(), units_.end(), std::not_fn(is_retired));
   std::move(first, units_.end(), std::back_inserter(retired_units_));
@@ -243,10 +251,10 @@ void Engine::note_use(const Unit& unit) {
   if (use_records_.empty()) {
     return;
   }
-  const Unit* before = residency_.visited();
+  const ScheduledUnit* before = residency_.visited();
   std::lock_guard lock(records_mutex_);
   for (const std::shared_ptr<UseRecord>& record : use_records_) {
-    record->visit(&unit, before && before->pins > 0 && unit.pins == 0);
+    record->visit(&unit, before && as_unit(*before).pins > 0 && unit.pins == 0);
   }
 }
 
@@ -255,8 +263,8 @@ void Engine::note_order(const std::vector<UseRecord::Use>& order) {
     OrderedUse& ordered = execution_order_.emplace_back();
     ordered.returns = use.returns;
     ordered.joins = use.joins;
-    for (Unit* unit : use.units) {
-      ordered.owners.push_back(unit->parameter(0).owner);
+    for (ScheduledUnit* unit : use.units) {
+      ordered.owners.push_back(as_unit(*unit).parameter(0).owner);
     }
   }
 }

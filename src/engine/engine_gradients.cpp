@@ -13,6 +13,8 @@
 
 namespace fsdp {
 
+using schedule::ScheduledUnit;
+
 void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   observe_backward();
   TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
@@ -62,8 +64,9 @@ void Engine::reduce_before(Unit& unit) {
   if (seams::current_backward() == -1) {
     return;
   }
-  for (Unit* due : schedule_.due(unit, [](const Unit& other) { return other.captures(); })) {
-    reduce(*due);
+  const auto captures = [](const ScheduledUnit& other) { return as_unit(other).captures(); };
+  for (ScheduledUnit* due : reduction_order_.due(unit, captures)) {
+    reduce(as_unit(*due));
   }
 }
 
@@ -117,8 +120,8 @@ void Engine::reduce_the_rest() {
     any_here |= gradient.has_captured() || gradient.capturing() || gradient.accumulating();
   });
   if (any_here) {
-    for (Unit* unit : schedule_.rest()) {
-      reduce(*unit);
+    for (ScheduledUnit* unit : reduction_order_.rest()) {
+      reduce(as_unit(*unit));
     }
   }
   const std::string found = agree_on_gradients();
@@ -138,7 +141,7 @@ void Engine::reduce_the_rest() {
       }
     }
     if (any_anywhere) {
-      schedule_.note_captured(*unit, captured);
+      reduction_order_.note_captured(*unit, captured);
     }
   }
 }
@@ -190,7 +193,10 @@ bool Engine::stays_gathered_after_backward(const Unit& unit) const {
 void Engine::begin_backward() {
   end_pass(Pass::kForward);
   reducer_.begin_backward();
-  schedule_.begin_backward([this](const Unit& unit) { return unit.trains() && syncs(unit); });
+  reduction_order_.begin_backward([this](const ScheduledUnit& scheduled) {
+    const Unit& unit = as_unit(scheduled);
+    return unit.trains() && syncs(unit);
+  });
   notice_cleared_gradients();
   trim_gradients();
   if (options_.overlap.backward_prefetch == BackwardPrefetch::kPre) {

@@ -5,43 +5,27 @@
 
 #include "base/allocated_memory.h"
 #include "engine/engine.h"
+#include "schedule/block_places.h"
+#include "schedule/memory_bounds.h"
 
 namespace fsdp {
 
 // By the order of the last forward and the last backward. A plan only grows: where the order changes from step to step,
 // it is that of the one that needs most.
 void Engine::plan_memory() {
+  const auto nbytes = [](const schedule::ScheduledUnit& unit) {
+    const int64_t of_block = as_unit(unit).block_nbytes();
+    return of_block > 0 ? schedule::BlockPlaces::rounded(of_block) : 0;
+  };
   for (Pass pass : {Pass::kForward, Pass::kBackward}) {
-    planned_parameters_ = std::max(planned_parameters_, passing_nbytes(residency_.last_pass(pass)));
+    const int64_t together =
+        schedule::largest_window(residency_.last_pass(pass), options_.overlap.max_gathered_units, nbytes);
+    planned_parameters_ = std::max(planned_parameters_, together);
   }
   planned_gradients_ = std::max(planned_gradients_, reducer_.passing_nbytes());
   gradient_shards_nbytes();  // they are at their peak
   parameter_pool_.plan(planned_parameters_);
   reducer_.pool().plan(planned_gradients_);
-}
-
-// The largest sum over a unit and those that may be gathered ahead of it.
-int64_t Engine::passing_nbytes(const std::vector<Unit*>& order) const {
-  int64_t most = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    std::vector<const Unit*> together;
-    int64_t sum = 0;
-    size_t j = i;
-    for (; j < order.size() && together.size() < options_.overlap.max_gathered_units; ++j) {
-      const Unit* unit = order[j];
-      if (!unit->keeps_gathered_after_forward() &&
-          std::find(together.begin(), together.end(), unit) == together.end()) {
-        together.push_back(unit);
-        int64_t nbytes = unit->block_nbytes();
-        sum += nbytes > 0 ? Arena::rounded(nbytes) : 0;
-      }
-    }
-    most = std::max(most, sum);
-    if (j == order.size()) {
-      break;  // those that follow hold no more
-    }
-  }
-  return most;
 }
 
 namespace {

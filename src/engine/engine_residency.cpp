@@ -69,8 +69,7 @@ void Engine::gather_to_use(Unit& unit) {
               ": a parameter was used inside summon_full_params(rank0_only): there only rank 0 has it");
   ensure_gathered(unit);
   unit.use_on_current_stream();
-  unit.awaits_use = false;
-  unit.prefetched = false;
+  unit.note_used();
 }
 
 void Engine::leave(Unit& unit) {
@@ -85,7 +84,7 @@ void Engine::begin_visit(Unit& unit) {
   note_use(unit);
   end_visit();
   if (!in_backward() && at::GradMode::is_enabled()) {
-    schedule_.note_forward(unit);
+    reduction_order_.note_forward(unit);
   }
   const bool counts = residency_.begin_visit({&unit, pass_now(), trace_.now()});
   if (counts) {
@@ -102,7 +101,11 @@ void Engine::begin_visit(Unit& unit) {
     }
   }
   for (Unit* wanted : wanted_after(unit)) {
-    gather_explained(*this, *wanted, [&] { wanted->awaits_use = begin_prefetch(*wanted) || wanted->awaits_use; });
+    gather_explained(*this, *wanted, [&] {
+      if (begin_prefetch(*wanted)) {
+        wanted->note_requested();
+      }
+    });
   }
   if (!in_backward() || options_.overlap.backward_prefetch == BackwardPrefetch::kPre) {
     prefetch();
@@ -114,8 +117,8 @@ const std::vector<Unit*>& Engine::wanted_after(const Unit& unit) const {
 }
 
 void Engine::end_visit() {
-  if (Residency::Visit visit = residency_.end_visit(); visit.unit) {
-    trace_.record(TraceTrack::kCompute, visit.unit->name(), visit.pass, visit.began);
+  if (schedule::Residency::Visit visit = residency_.end_visit(); visit.unit) {
+    trace_.record(TraceTrack::kCompute, as_unit(*visit.unit).name(), visit.pass, visit.began);
   }
 }
 
@@ -131,40 +134,36 @@ void Engine::enter_view(Unit& unit) {
 // ---------------------------------------------------------------- room and prefetching
 
 void Engine::make_room_for(Unit& unit, std::optional<Pass> pass) {
-  for (Unit* victim : residency_.to_release_for(unit, pass)) {
-    release_if_idle(*victim);
+  for (schedule::ScheduledUnit* victim : residency_.to_release_for(unit, pass)) {
+    release_if_idle(as_unit(*victim));
   }
 }
 
 void Engine::prefetch() {
   const OverlapOptions& overlap = options_.overlap;
   bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
-  const Unit* unit = residency_.visited();  // null as a backward begins
-  if (!predicts || (unit && !wanted_after(*unit).empty())) {
+  const schedule::ScheduledUnit* visited = residency_.visited();  // null as a backward begins
+  if (!predicts || (visited && !wanted_after(as_unit(*visited)).empty())) {
     return;
   }
-  bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
-  size_t ahead = one_by_one ? 1 : std::min(overlap.max_gathered_units, units_.size());
-  std::vector<Unit*> expected = residency_.expected(pass_now(), ahead + 1);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (i < ahead && residency_.has_room()) {
-      gather_explained(*this, *expected[i], [&] { begin_prefetch(*expected[i]); });
-    } else if (hold_back(*expected[i])) {
-      break;
-    }
+  const bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
+  const schedule::Residency::Ahead ahead =
+      residency_.to_gather_ahead(pass_now(), one_by_one ? 1 : overlap.max_gathered_units);
+  for (schedule::ScheduledUnit* expected : ahead.to_gather) {
+    Unit& unit = as_unit(*expected);
+    gather_explained(*this, unit, [&] { begin_prefetch(unit); });
+  }
+  if (ahead.held_back) {
+    note_held_back(as_unit(*ahead.held_back));
   }
 }
 
-// Whether there is anything to hold back.
-bool Engine::hold_back(Unit& unit) {
+// Since when the limiter has held its gather back, for the trace.
+void Engine::note_held_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);
-  if (unit.gathered() || unit.gathering()) {
-    return false;
-  }
-  if (unit.held_back == 0) {
+  if (unit.held_back == 0 && !unit.gathered() && !unit.gathering()) {
     unit.held_back = trace_.now();
   }
-  return true;
 }
 
 // Whether a gather was issued. Backward does not touch units whose shards were written since their forward: should it
@@ -179,7 +178,7 @@ bool Engine::begin_prefetch(Unit& unit) {
     drop_stale(unit);
   }
   gather_ahead(unit);
-  unit.prefetched = true;
+  unit.note_prefetched();
   ++prefetches_;
   return true;
 }
@@ -256,14 +255,13 @@ void Engine::finish_gather(Unit& unit) {
 
 void Engine::forget_resident(Unit& unit) {
   residency_.remove(unit);
-  prefetches_wasted_ += unit.prefetched.exchange(false);
+  prefetches_wasted_ += unit.note_released() ? 1 : 0;
 }
 
 void Engine::release(Unit& unit) {
   if (!in_backward() && unit.write_scopes == 0 && !unit.shards_written()) {
     unit.park(parameter_pool_);
   }
-  unit.awaits_use = false;
   unit.release(parameter_pool_);
   forget_resident(unit);
   trace_.sample_memory();

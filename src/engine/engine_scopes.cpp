@@ -40,7 +40,7 @@ void Engine::unshard(const std::vector<Unit*>& units, bool async_op) {
   for (Unit* unit : units) {
     std::lock_guard lock(unit->mutex);
     begin_gather(*unit);
-    unit->awaits_use = true;
+    unit->note_requested();
   }
   if (!async_op) {
     wait_for(units);
@@ -79,7 +79,9 @@ void Engine::prepare_write_to_shards(Unit& unit) {
     return;
   }
   const bool in_backward = seams::current_backward() != -1;
-  for (Unit* other : in_backward ? std::vector<Unit*>() : residency_.gathered()) {
+  for (schedule::ScheduledUnit* gathered : in_backward ? std::vector<schedule::ScheduledUnit*>()
+                                                       : residency_.gathered()) {
+    Unit* other = &as_unit(*gathered);
     std::lock_guard lock(other->mutex);
     if (other->gathering() && other->shares_shards()) {
       finish_gather(*other);

@@ -20,7 +20,7 @@ std::string reshard_text(const std::optional<ReshardAfterForward>& reshard) {
 }
 
 std::string limit_text(size_t max_gathered_units) {
-  return max_gathered_units == kNoLimit ? "none" : std::to_string(max_gathered_units);
+  return max_gathered_units == schedule::kNoLimit ? "none" : std::to_string(max_gathered_units);
 }
 
 std::string check_text(const CollectiveCheck& check) {

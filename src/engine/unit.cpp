@@ -13,9 +13,10 @@
 namespace fsdp {
 namespace {
 
-bool is_path_prefix(const std::string& prefix, const std::string& path) {
-  return prefix.empty() || path == prefix ||
-         (path.size() > prefix.size() && path.compare(0, prefix.size(), prefix) == 0 && path[prefix.size()] == '.');
+std::vector<std::string> fqns_of(const std::vector<AnnotatedModule>& modules) {
+  std::vector<std::string> fqns;
+  std::transform(modules.begin(), modules.end(), std::back_inserter(fqns), [](const auto& module) { return module.fqn; });
+  return fqns;
 }
 
 std::string join_names(const std::vector<AnnotatedModule>& modules) {
@@ -37,12 +38,15 @@ FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool
 }  // namespace
 
 Unit::Unit(Engine& engine_, UnitOrigin origin, const UnitOptions& options)
-    : engine(&engine_),
+    : ScheduledUnit(fqns_of(origin.modules), origin.automatic),
+      engine(&engine_),
       origin_(std::move(origin)),
       name_(join_names(origin_.modules)),
       options_(options),
       groups_(shard_groups(engine_.mesh(), options.strategy, name_)),
-      state_(UnitState::kSharded, unit_transitions()) {}
+      state_(UnitState::kSharded, unit_transitions()) {
+  set_root(false);
+}
 
 void Unit::add(std::vector<ShardedParameter> parameters) {
   at::ScalarType original = parameters.front().tensor.scalar_type();
@@ -115,6 +119,7 @@ void Unit::rename(const std::vector<std::string>& module_fqns,
   for (size_t i = 0; i < origin_.modules.size(); ++i) {
     origin_.modules[i].fqn = module_fqns.at(i);
   }
+  set_module_fqns(module_fqns);
   for (auto& flat : flat_parameters_) {
     for (ShardedParameter& parameter : flat->parameters()) {
       std::vector<std::string> fqns = parameter_fqns(parameter.tensor);
@@ -150,17 +155,6 @@ std::string Unit::flat_name(size_t index) const {
 
 std::string Unit::where() const { return c10::str("rank ", engine->mesh().rank(), ": unit '", name_, "'"); }
 
-bool Unit::is_ancestor_of(const Unit& other) const {
-  if (origin_.automatic) {
-    return false;  // it has no module that could still run
-  }
-  auto below_one_of_mine = [&](const AnnotatedModule& module) {
-    return std::any_of(modules().begin(), modules().end(),
-                       [&](const AnnotatedModule& mine) { return is_path_prefix(mine.fqn, module.fqn); });
-  };
-  return this != &other && std::all_of(other.modules().begin(), other.modules().end(), below_one_of_mine);
-}
-
 Unit::Place Unit::place(int64_t index) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     int64_t count = flat_parameters_[i]->layout().num_parameters();
@@ -195,11 +189,10 @@ ShardedParameter& Unit::parameter(int64_t index) {
   return p.flat.parameters()[p.parameter];
 }
 
-bool Unit::keeps_gathered_after_forward() const {
-  if (options_.reshard_after_forward.has_value()) {
-    return !options_.reshard_after_forward->on();
-  }
-  return is_root || !reshards_after_forward(options_.strategy);
+void Unit::set_root(bool on) {
+  is_root_ = on;
+  const std::optional<ReshardAfterForward>& reshard = options_.reshard_after_forward;
+  set_stays_gathered(reshard ? !reshard->on() : is_root_ || !reshards_after_forward(options_.strategy));
 }
 
 CollectiveId Unit::next_id(Pass pass) {
@@ -246,7 +239,7 @@ namespace {
 int64_t unsharded_nbytes_of(const FlatParameter& flat) {
   return flat.layout().padded_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
 }
-int64_t nbytes_in_block(const FlatParameter& flat) { return Arena::rounded(unsharded_nbytes_of(flat)); }
+int64_t nbytes_in_block(const FlatParameter& flat) { return schedule::BlockPlaces::rounded(unsharded_nbytes_of(flat)); }
 
 }  // namespace
 
@@ -274,7 +267,7 @@ void Unit::acquire_buffers(BufferPool& pool, bool may_alias) {
   if (nbytes == 0) {
     return;
   }
-  Residence residence = keeps_gathered_after_forward() ? Residence::kStaying : Residence::kPassing;
+  Residence residence = stays_gathered() ? Residence::kStaying : Residence::kPassing;
   block_ = pool.acquire_bytes(nbytes, residence, this, nbytes - unsharded_nbytes_);
   int64_t offset = 0;
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {

@@ -19,6 +19,7 @@
 #include "flat/flat_parameter.h"
 #include "fsdp/communicator.h"
 #include "fsdp/options.h"
+#include "schedule/scheduled_unit.h"
 
 namespace fsdp {
 
@@ -47,11 +48,13 @@ struct UnitOrigin {
   bool automatic = false;
 };
 
+namespace schedule {
 class UseRecord;
+}
 
 // Threads: `mutex` guards gathering, releasing, pins and captures of the unit (rule R3: pin and gather, unpin and
 // release are each one critical section).
-class Unit {
+class Unit : public schedule::ScheduledUnit {
  public:
   Unit(Engine& engine, UnitOrigin origin, const UnitOptions& options);
   // Adds a FlatParameter; after the last one, name_it().
@@ -64,7 +67,6 @@ class Unit {
   // -- identity --
   const std::string& name() const { return name_; }
   const std::vector<AnnotatedModule>& modules() const { return origin_.modules; }
-  bool automatic() const { return origin_.automatic; }
   const UnitOptions& options() const { return options_; }
   const ShardGroups& groups() const { return groups_; }
   void set_reduce_group(std::shared_ptr<Communicator> group) { groups_.reduce = std::move(group); }
@@ -78,8 +80,6 @@ class Unit {
   std::string flat_name(size_t index) const;
   // "rank 1: unit 'layers.0'"
   std::string where() const;
-  bool is_ancestor_of(const Unit& other) const;
-  bool is_related_to(const Unit& other) const { return is_ancestor_of(other) || other.is_ancestor_of(*this); }
 
   std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
@@ -99,12 +99,13 @@ class Unit {
   ShardedParameter& parameter(int64_t index);
 
   // -- policy --
-  bool keeps_gathered_after_forward() const;
-  bool is_root = false;
-  // Whether it was made for the module that was annotated last, not for one below.
-  bool is_of_root() const { return is_root || (automatic() && modules().front().fqn.empty()); }
+  // Whether it was made for the module that fully_shard was called on last, which has others below.
+  bool is_root() const { return is_root_; }
+  void set_root(bool on);
+  // The same, or made of parameters below that module by their order.
+  bool is_of_root() const { return is_root_ || (automatic() && modules().front().fqn.empty()); }
   // Set until units are cut from the order in which parameters are used, of which it is one.
-  std::shared_ptr<UseRecord> to_be_cut;
+  std::shared_ptr<schedule::UseRecord> to_be_cut;
   LeafCompanions companions;  // of its leaf, until then
 
   // -- gathering; all under `mutex` --
@@ -119,15 +120,6 @@ class Unit {
   void finish_gather();
   // An operator on the current stream is about to use the gathered unit.
   void use_on_current_stream() { readers_.add(device()); }
-  // Gathered because the user asked, and not used since: other units' operators do not release it. Atomic, as it is
-  // read without `mutex`.
-  std::atomic<bool> awaits_use{false};
-  // Gathered because it is expected to be used soon, and not used since.
-  std::atomic<bool> prefetched{false};
-  // Whether it is among the engine's gathered units, gathers under way included; under the engine's mutex.
-  bool resident = false;
-  // Its place in Residency's list of units that stay gathered on purpose, if it is there; under the same mutex.
-  std::optional<size_t> place_among_staying;
   // What the user wants gathered when this unit is used, in place of what is expected; empty: what is expected.
   std::vector<Unit*> forward_prefetch;
   std::vector<Unit*> backward_prefetch;
@@ -216,6 +208,7 @@ class Unit {
   void give_up_gather();
 
   UnitOrigin origin_;
+  bool is_root_ = false;
   std::string name_;
   UnitOptions options_;
   ShardGroups groups_;
@@ -233,5 +226,9 @@ class Unit {
   StateMachine<UnitState> state_;
   uint64_t generations_[5] = {};
 };
+
+// The unit that a decision is about: the engine's decisions are about its units only.
+inline Unit& as_unit(schedule::ScheduledUnit& scheduled) { return static_cast<Unit&>(scheduled); }
+inline const Unit& as_unit(const schedule::ScheduledUnit& scheduled) { return static_cast<const Unit&>(scheduled); }
 
 }  // namespace fsdp

@@ -60,9 +60,9 @@ std::string ShardedModule::describe_units() const {
                        : "")
       << "use_orig_params " << (current.options().use_orig_params ? "true" : "false") << "\n";
   for (const auto& unit : current.units()) {
-    out << "unit '" << unit->name() << "' " << to_string(unit->options().strategy) << (unit->is_root ? " (root)" : "")
+    out << "unit '" << unit->name() << "' " << to_string(unit->options().strategy) << (unit->is_root() ? " (root)" : "")
         << (unit->to_be_cut ? ", to be cut with others" : "")
-        << (unit->keeps_gathered_after_forward() ? ", gathered from forward to backward" : "") << "\n";
+        << (unit->stays_gathered() ? ", gathered from forward to backward" : "") << "\n";
     for (const auto& flat : unit->flat_parameters()) {
       describe_flat(out, *flat);
     }

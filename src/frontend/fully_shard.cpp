@@ -125,13 +125,13 @@ std::string join_fqns(const UnitPlan& plan) {
 
 void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options& options,
                const PathSet& full_precision, InitialValues& values) {
-  auto record = options.auto_units ? std::make_shared<UseRecord>(*options.auto_units) : nullptr;
+  auto record = options.auto_units ? std::make_shared<schedule::UseRecord>(*options.auto_units) : nullptr;
   for (const UnitPlan& plan : plans) {
     const bool is_root_of_others = plan.is_root && !engine.units().empty();
     Unit& unit = engine.add_unit(plan.origin, unit_options(options),
                                  group_parameters(plan.parameters, values.of(plan.parameters), full_precision,
                                                   is_root_of_others ? kLargeInRoot : kNoneIsLarge));
-    unit.is_root = plan.is_root;
+    unit.set_root(plan.is_root);
     if (record) {
       engine.cut_later(unit, record);
     }

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "fsdp/wrap_policy.h"
+#include "schedule/module_path.h"
 
 namespace fsdp {
 namespace {
@@ -42,12 +43,6 @@ std::string parent_path(const std::string& path) {
 
 std::string join_path(const std::string& prefix, const std::string& name) {
   return name.empty() ? prefix : prefix.empty() ? name : prefix + "." + name;
-}
-
-bool is_at_or_below(const std::string& path, const std::string& ancestor) {
-  return ancestor.empty() || path == ancestor ||
-         (path.size() > ancestor.size() && path.compare(0, ancestor.size(), ancestor) == 0 &&
-          path[ancestor.size()] == '.');
 }
 
 bool PathSet::covers(const std::string& path) const {

@@ -41,9 +41,6 @@ ModuleTree survey_modules(const torch::nn::Module& root);
 // Paths of the modules whose class name (module_class_name) is in the list, outermost first.
 std::vector<std::string> paths_of_classes(const torch::nn::Module& root, const std::vector<std::string>& classes);
 
-// Whether the module `path` is `ancestor` or lies below it; "" is the root.
-bool is_at_or_below(const std::string& path, const std::string& ancestor);
-
 // Paths of modules; "" is the root.
 class PathSet {
  public:

@@ -8,6 +8,7 @@
 #include "deferred/deferred_storage.h"
 #include "flat/shardable.h"
 #include "fsdp/wrap_policy.h"
+#include "schedule/module_path.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 

@@ -63,7 +63,7 @@ class EngineForPython : public torch::CustomClassHolder {
     options.reduce_dtype = dtype_of(reduce);
     Unit& unit =
         engine_->add_unit({{{module_fqn, nullptr}}}, options, group_by_dtype_and_requires_grad(parameters, fqns));
-    unit.is_root = module_fqn.empty();
+    unit.set_root(module_fqn.empty());
   }
 
   // Of each parameter that has one: whole, in the dtype of the shards.

@@ -1,19 +1,18 @@
-#include "engine/use_record.h"
+#include "schedule/use_record.h"
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
-#include "engine/unit.h"
+namespace fsdp::schedule {
 
-namespace fsdp {
-
-void UseRecord::add(Unit* member) {
+void UseRecord::add(ScheduledUnit* member, std::vector<std::string> fqns) {
   indices_[member] = members_.size();
-  members_.push_back({member});
+  members_.push_back({member, std::move(fqns)});
 }
 
-void UseRecord::visit(const Unit* unit, bool together) {
-  const Unit* before = std::exchange(latest_, unit);
+void UseRecord::visit(const ScheduledUnit* unit, bool together) {
+  const ScheduledUnit* before = std::exchange(latest_, unit);
   auto index = indices_.find(unit);
   if (index == indices_.end()) {
     ++others_;
@@ -29,12 +28,10 @@ void UseRecord::visit(const Unit* unit, bool together) {
 }
 
 void UseRecord::visit_in_given_order() {
-  std::unordered_map<std::string, Unit*> by_fqn;
+  std::unordered_map<std::string, ScheduledUnit*> by_fqn;
   for (const Member& member : members_) {
-    const ShardedParameter& parameter = member.unit->parameter(0);
-    by_fqn[parameter.fqn] = member.unit;
-    for (const std::string& other : parameter.other_fqns) {
-      by_fqn[other] = member.unit;
+    for (const std::string& fqn : member.fqns) {
+      by_fqn[fqn] = member.unit;
     }
   }
   for (const std::vector<std::string>& together : options_.order) {
@@ -95,7 +92,7 @@ std::string UseRecord::order_text() const {
   std::ostringstream out;
   for (const Use& use : order()) {
     out << use.units.size() << ' ' << use.returns << ' ' << use.joins << ' ';
-    for (const Unit* unit : use.units) {
+    for (const ScheduledUnit* unit : use.units) {
       out << indices_.at(unit) << ' ';
     }
   }
@@ -115,4 +112,4 @@ std::vector<UseRecord::Use> UseRecord::order_from(const std::string& text) const
   return uses;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

@@ -1,4 +1,4 @@
-#include "engine/unit_cut.h"
+#include "schedule/unit_cut.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-namespace fsdp::unit_cut_test {
+namespace fsdp::schedule::unit_cut_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -148,4 +148,4 @@ TEST(UnitCut, WhatReturnsIsTheRootWhereThatCostsLittle) {
 }
 
 }  // namespace
-}  // namespace fsdp::unit_cut_test
+}  // namespace fsdp::schedule::unit_cut_test

@@ -1,10 +1,10 @@
-#include "engine/unit_cut.h"
+#include "schedule/unit_cut.h"
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
 
-namespace fsdp {
+namespace fsdp::schedule {
 namespace {
 
 constexpr int64_t kUnits = 32;           // where no target is given
@@ -151,4 +151,4 @@ class Cutter {
 
 UnitCut cut_into_units(const std::vector<CutItem>& items, const CutRules& rules) { return Cutter(items, rules).run(); }
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

@@ -1,19 +1,24 @@
 // Predictions from sequences of visits, on made-up units.
-#include "engine/visit_history.h"
+#include "schedule/visit_history.h"
 
+#include <gtest/gtest.h>
+
+#include <map>
 #include <string>
 
-namespace fsdp::visit_history_test {
+#include "schedule/made_up_units.h"
+
+namespace fsdp::schedule::visit_history_test {
 namespace {
 
-const VisitHistory::Ignore kNone = [](const Unit*) { return false; };
+using testing::text;
 
-// Units are letters.
-Unit* unit(char letter) { return reinterpret_cast<Unit*>(static_cast<uintptr_t>(letter)); }
-std::string text(const std::vector<Unit*>& units) {
-  std::string text;
-  for (const Unit* one : units) text += static_cast<char>(reinterpret_cast<uintptr_t>(one));
-  return text;
+const VisitHistory::Ignore kNone = [](const ScheduledUnit*) { return false; };
+
+// Units are letters, which live as long as the program.
+ScheduledUnit* unit(char letter) {
+  static testing::MadeUpUnits units;
+  return &units[letter];
 }
 
 // Lower-case letters are visits, a point ends a pass.
@@ -81,7 +86,7 @@ TEST(VisitHistory, LastPassIsTheLastOneThatHasEnded) {
 TEST(VisitHistory, EndsWithin) {
   EXPECT_TRUE(after("abc.abc").ends_within(0, kNone)) << "nothing comes before the pass ends";
   EXPECT_FALSE(after("abc.ab").ends_within(0, kNone));
-  EXPECT_TRUE(after("abc.ab").ends_within(0, [](const Unit* u) { return u == unit('c'); }));
+  EXPECT_TRUE(after("abc.ab").ends_within(0, [](const ScheduledUnit* u) { return u == unit('c'); }));
   EXPECT_TRUE(after("abc.ab").ends_within(1, kNone));
   EXPECT_FALSE(after("abc.a").ends_within(1, kNone));
   EXPECT_TRUE(after("abcbcbc.ab").ends_within(1, kNone)) << "each once";
@@ -89,13 +94,36 @@ TEST(VisitHistory, EndsWithin) {
 }
 
 TEST(VisitHistory, PassesOverIgnoredUnits) {
-  EXPECT_EQ(text(after("arbrc.a").next(2, [](const Unit* u) { return u == unit('r'); })), "bc");
+  EXPECT_EQ(text(after("arbrc.a").next(2, [](const ScheduledUnit* u) { return u == unit('r'); })), "bc");
+}
+
+TEST(VisitHistory, AllThatComesIsToldOnce) {
+  VisitHistory history = after("abcb.a");
+  EXPECT_EQ(text(history.all_next()), "bcb");
+  history.visit(unit('b'));
+  EXPECT_TRUE(history.goes_on());
+  EXPECT_EQ(text(history.all_next()), "");
+  history.look_again();
+  EXPECT_EQ(text(history.all_next()), "cb");
+  history.visit(unit('x'));
+  EXPECT_FALSE(history.goes_on());
+  EXPECT_EQ(text(history.all_next()), "") << "nothing is known of x";
+}
+
+TEST(VisitHistory, ExpectsUnitsUntilTheirLastVisitOfThePass) {
+  for (const auto& [visits, expected] : std::map<std::string, std::string>{
+           {"abcb.a", "bc"}, {"abcb.ab", "bc"}, {"abcb.abc", "b"}, {"abcb.abcb", ""}, {"abcb", ""}, {"abcb.x", ""}}) {
+    VisitHistory history = after(visits);
+    std::string found;
+    for (char c : std::string("abcx")) found += history.expects(unit(c)) ? std::string(1, c) : "";
+    EXPECT_EQ(found, expected) << visits;
+  }
 }
 
 // a and b become x; c stays.
 TEST(VisitHistory, VisitsOfUnitsThatBecameOneAreOne) {
   VisitHistory history = after("abacb.");
-  history.replace([](Unit* old) { return old == unit('c') ? old : unit('x'); });
+  history.replace([](ScheduledUnit* old) { return old == unit('c') ? old : unit('x'); });
   EXPECT_EQ(text(history.last_pass()), "xcx");
   history.visit(unit('x'));
   EXPECT_EQ(text(history.next(2, kNone)), "c");
@@ -117,4 +145,4 @@ TEST(VisitHistory, ForgetsTheOldestOfVeryMany) {
 }
 
 }  // namespace
-}  // namespace fsdp::visit_history_test
+}  // namespace fsdp::schedule::visit_history_test

@@ -1,42 +1,30 @@
-#include "engine/reduction_schedule.h"
+#include "schedule/reduction_order.h"
 
 #include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
-#include "engine/unit.h"
+#include "schedule/module_path.h"
+#include "schedule/scheduled_unit.h"
 
-namespace fsdp {
+namespace fsdp::schedule {
 namespace {
 
-// Calls `visit` with a module's name and with those of its ancestors, "" last.
-template <typename Visit>
-void for_each_ancestor(const std::string& fqn, const Visit& visit) {
-  for (std::string name = fqn;;) {
-    visit(name);
-    if (name.empty()) {
-      return;
-    }
-    const size_t dot = name.rfind('.');
-    name.resize(dot == std::string::npos ? 0 : dot);
-  }
-}
-
 // For each unit, the place of the last of its descendants, or its own if that is later.
-std::vector<size_t> last_places(const std::vector<Unit*>& units) {
+std::vector<size_t> last_places(const std::vector<ScheduledUnit*>& units) {
   std::unordered_map<std::string, std::vector<size_t>> by_module;
   std::vector<size_t> last(units.size());
   for (size_t i = 0; i < units.size(); ++i) {
     last[i] = i;
     if (!units[i]->automatic()) {
-      for (const AnnotatedModule& module : units[i]->modules()) {
-        by_module[module.fqn].push_back(i);
+      for (const std::string& module : units[i]->module_fqns()) {
+        by_module[module].push_back(i);
       }
     }
   }
   for (size_t i = 0; i < units.size(); ++i) {
-    for_each_ancestor(units[i]->modules().front().fqn, [&](const std::string& name) {
+    for_each_ancestor(units[i]->module_fqns().front(), [&](const std::string& name) {
       const auto found = by_module.find(name);
       if (found == by_module.end()) {
         return;
@@ -52,10 +40,10 @@ std::vector<size_t> last_places(const std::vector<Unit*>& units) {
 }
 
 // Moves each unit after the last of its descendants.
-std::vector<Unit*> after_descendants(const std::vector<Unit*>& units) {
+std::vector<ScheduledUnit*> after_descendants(const std::vector<ScheduledUnit*>& units) {
   const std::vector<size_t> last = last_places(units);
-  std::vector<Unit*> order;
-  std::unordered_map<size_t, std::vector<Unit*>> waiting;  // by the place that they wait for
+  std::vector<ScheduledUnit*> order;
+  std::unordered_map<size_t, std::vector<ScheduledUnit*>> waiting;  // by the place that they wait for
   for (size_t i = 0; i < units.size(); ++i) {
     if (last[i] > i) {
       waiting[last[i]].push_back(units[i]);
@@ -71,29 +59,29 @@ std::vector<Unit*> after_descendants(const std::vector<Unit*>& units) {
 
 }  // namespace
 
-void ReductionSchedule::note_forward(Unit& unit) {
+void ReductionOrder::note_forward(ScheduledUnit& unit) {
   std::lock_guard lock(mutex_);
   if (used_.insert(&unit).second) {
     first_uses_.push_back(&unit);
   }
 }
 
-void ReductionSchedule::begin_backward(std::function<bool(const Unit&)> takes_part) {
+void ReductionOrder::begin_backward(std::function<bool(const ScheduledUnit&)> takes_part) {
   std::lock_guard lock(mutex_);
   takes_part_ = std::move(takes_part);
   turn_ = 0;
   used_.clear();
-  if (std::vector<Unit*> uses = std::exchange(first_uses_, {}); !uses.empty() && uses != ordered_uses_) {
+  if (std::vector<ScheduledUnit*> uses = std::exchange(first_uses_, {}); !uses.empty() && uses != ordered_uses_) {
     order_ = after_descendants({uses.rbegin(), uses.rend()});
     ordered_uses_ = std::move(uses);
   }
 }
 
-std::vector<Unit*> ReductionSchedule::due(const Unit& next, const std::function<bool(const Unit&)>& captures) {
+std::vector<ScheduledUnit*> ReductionOrder::due(const ScheduledUnit& next, const std::function<bool(const ScheduledUnit&)>& captures) {
   std::lock_guard lock(mutex_);
-  std::vector<Unit*> units;
+  std::vector<ScheduledUnit*> units;
   for (; turn_ < order_.size(); ++turn_) {
-    Unit* unit = order_[turn_];
+    ScheduledUnit* unit = order_[turn_];
     if (is_left_out(unit)) {
       continue;
     }
@@ -105,9 +93,9 @@ std::vector<Unit*> ReductionSchedule::due(const Unit& next, const std::function<
   return units;
 }
 
-std::vector<Unit*> ReductionSchedule::rest() {
+std::vector<ScheduledUnit*> ReductionOrder::rest() {
   std::lock_guard lock(mutex_);
-  std::vector<Unit*> units;
+  std::vector<ScheduledUnit*> units;
   for (; turn_ < order_.size(); ++turn_) {
     if (!is_left_out(order_[turn_])) {
       units.push_back(order_[turn_]);
@@ -116,7 +104,7 @@ std::vector<Unit*> ReductionSchedule::rest() {
   return units;
 }
 
-void ReductionSchedule::note_captured(const Unit& unit, bool captured) {
+void ReductionOrder::note_captured(const ScheduledUnit& unit, bool captured) {
   std::lock_guard lock(mutex_);
   if (captured) {
     idle_.erase(&unit);
@@ -125,25 +113,25 @@ void ReductionSchedule::note_captured(const Unit& unit, bool captured) {
   }
 }
 
-void ReductionSchedule::reorder(const std::vector<Unit*>& units) {
+void ReductionOrder::reorder(const std::vector<ScheduledUnit*>& units) {
   std::lock_guard lock(mutex_);
-  const std::unordered_set<const Unit*> given(units.begin(), units.end());
+  const std::unordered_set<const ScheduledUnit*> given(units.begin(), units.end());
   auto next = units.begin();
-  for (Unit*& unit : first_uses_) {
+  for (ScheduledUnit*& unit : first_uses_) {
     if (given.count(unit) > 0) {
-      next = std::find_if(next, units.end(), [&](const Unit* one) { return used_.count(one) > 0; });
+      next = std::find_if(next, units.end(), [&](const ScheduledUnit* one) { return used_.count(one) > 0; });
       unit = *next++;
     }
   }
 }
 
-void ReductionSchedule::replace(const std::function<Unit*(Unit*)>& successor) {
+void ReductionOrder::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& successor) {
   std::lock_guard lock(mutex_);
-  for (std::vector<Unit*>* units : {&first_uses_, &ordered_uses_, &order_}) {
-    std::vector<Unit*> replaced;
-    std::unordered_set<const Unit*> known;
-    for (Unit* unit : *units) {
-      if (Unit* now = successor(unit); known.insert(now).second) {
+  for (std::vector<ScheduledUnit*>* units : {&first_uses_, &ordered_uses_, &order_}) {
+    std::vector<ScheduledUnit*> replaced;
+    std::unordered_set<const ScheduledUnit*> known;
+    for (ScheduledUnit* unit : *units) {
+      if (ScheduledUnit* now = successor(unit); known.insert(now).second) {
         replaced.push_back(now);
       }
     }
@@ -153,4 +141,4 @@ void ReductionSchedule::replace(const std::function<Unit*(Unit*)>& successor) {
   used_ = {first_uses_.begin(), first_uses_.end()};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

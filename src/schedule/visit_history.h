@@ -2,15 +2,14 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::schedule {
 
-class Unit;
+class ScheduledUnit;
 
 // [Note: prediction by history]
 // A visit is a run of operators on one unit, without one on another in between. The history of one phase (forward or
@@ -34,39 +33,49 @@ class Unit;
 class VisitHistory {
  public:
   // A visit begins.
-  void visit(Unit* unit);
+  void visit(ScheduledUnit* unit);
   // The pass ends; nothing when nothing came since the last end.
   void end();
   // Visits of a unit that is no more become visits of its successor. What followed the latest visit is not known any
   // more.
-  void replace(const std::function<Unit*(Unit*)>& successor);
+  void replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& successor);
   // The units visited in the last pass that has ended, in order.
-  std::vector<Unit*> last_pass() const;
+  std::vector<ScheduledUnit*> last_pass() const;
 
   // Whether the latest visit was found in the history.
   bool known() const { return place_.has_value(); }
+  // Whether it is the one that was expected, so that what was expected before still is, but for its own unit.
+  bool goes_on() const { return goes_on_; }
   // Units that need no room of their own, and so are passed over.
-  using Ignore = bool (*)(const Unit*);
+  using Ignore = bool (*)(const ScheduledUnit*);
   // The units, other than that of the latest visit, that come next: each once, in order, at most `count`. Looks past at
   // most kLookAhead visits that are not among them.
-  std::vector<Unit*> next(size_t count, const Ignore& ignore) const;
+  std::vector<ScheduledUnit*> next(size_t count, const Ignore& ignore) const;
+  // All that come before the pass ends, some perhaps more than once: those that no earlier call has returned since
+  // goes_on() was false, or since look_again().
+  std::vector<ScheduledUnit*> all_next();
+  void look_again() { looked_until_ = 0; }
+  // Whether the unit comes again before the pass ends.
+  bool expects(const ScheduledUnit* unit) const;
   // Whether the pass ends before more than `count` others are visited.
   bool ends_within(size_t count, const Ignore& ignore) const;
 
  private:
   struct Coming {
-    std::vector<Unit*> units;
+    std::vector<ScheduledUnit*> units;
     bool to_the_end;  // of the pass
   };
   Coming coming(size_t count, const Ignore& ignore) const;
-  void add(Unit* unit);
+  void add(ScheduledUnit* unit);
   void find_place();
   size_t matching(size_t place) const;
   void trim();
 
-  std::vector<Unit*> visits_;                                    // null: the end of a pass
-  std::optional<size_t> place_;                                  // of the visit that the latest one repeats
-  std::unordered_map<const Unit*, std::vector<size_t>> places_;  // of each unit in visits_, ascending
+  std::vector<ScheduledUnit*> visits_;  // null: the end of a pass
+  std::optional<size_t> place_;         // of the visit that the latest one repeats
+  bool goes_on_ = false;
+  size_t looked_until_ = 0;  // all_next() has returned what is before this place
+  std::unordered_map<const ScheduledUnit*, std::vector<size_t>> places_;  // of each unit in visits_, ascending
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

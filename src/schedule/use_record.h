@@ -1,15 +1,16 @@
 // The order in which the parameters of one fully_shard call are used, until units are cut from it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "fsdp/auto_units.h"
 
-namespace fsdp {
+namespace fsdp::schedule {
 
-class Unit;
+class ScheduledUnit;
 
 // Each member is a unit of one parameter. Threads: the caller's lock.
 class UseRecord {
@@ -17,17 +18,17 @@ class UseRecord {
   explicit UseRecord(AutoUnits options) : options_(std::move(options)) {}
   const AutoUnits& options() const { return options_; }
 
-  // In module order.
-  void add(Unit* member);
-  const Unit* first() const { return members_.front().unit; }
+  // In module order. `fqns`: all names of its parameter.
+  void add(ScheduledUnit* member, std::vector<std::string> fqns);
+  const ScheduledUnit* first() const { return members_.front().unit; }
   // An operator on this unit, a member or not, comes after one on another; `together`: the same operator.
-  void visit(const Unit* unit, bool together);
+  void visit(const ScheduledUnit* unit, bool together);
   // As AutoUnits::order says.
   void visit_in_given_order();
 
   // Members that one operator used together, or one member.
   struct Use {
-    std::vector<Unit*> units;
+    std::vector<ScheduledUnit*> units;
     bool returns = false;  // used more often than most, with others in between
     bool joins = false;    // follows the use before it, without a unit that is not a member in between
   };
@@ -39,7 +40,8 @@ class UseRecord {
 
  private:
   struct Member {
-    Unit* unit;
+    ScheduledUnit* unit;
+    std::vector<std::string> fqns;
     int64_t visits = 0;
     int64_t first_visit = 0;  // which visit of any member was its first
     int64_t others_before = 0;
@@ -50,11 +52,11 @@ class UseRecord {
 
   AutoUnits options_;
   std::vector<Member> members_;
-  std::unordered_map<const Unit*, size_t> indices_;
-  const Unit* latest_ = nullptr;
-  const Unit* latest_new_ = nullptr;
+  std::unordered_map<const ScheduledUnit*, size_t> indices_;
+  const ScheduledUnit* latest_ = nullptr;
+  const ScheduledUnit* latest_new_ = nullptr;
   int64_t visits_ = 0;
   int64_t others_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::schedule {
 
 // A parameter in the order of first use.
 struct CutItem {
@@ -37,4 +37,4 @@ struct UnitCut {
 // See AutoUnits. Of two cuts into as many units that with the smaller largest unit.
 UnitCut cut_into_units(const std::vector<CutItem>& items, const CutRules& rules);
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

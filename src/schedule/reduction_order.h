@@ -9,9 +9,9 @@
 #include <unordered_set>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::schedule {
 
-class Unit;
+class ScheduledUnit;
 
 // [Note: the order of reductions]
 // Which parameters get gradients, and when a unit has all of them, may differ between ranks; the order in which they
@@ -24,36 +24,36 @@ class Unit;
 // backward leaves its reduction out, unless one does.
 //
 // Threads: safe.
-class ReductionSchedule {
+class ReductionOrder {
  public:
   // A forward that records a graph begins to use the unit.
-  void note_forward(Unit& unit);
+  void note_forward(ScheduledUnit& unit);
   // Fixes the order. Without a forward since the last time: the order of then. `takes_part`: whether the backward
   // reduces a unit at all.
-  void begin_backward(std::function<bool(const Unit&)> takes_part);
+  void begin_backward(std::function<bool(const ScheduledUnit&)> takes_part);
   // The units whose turn has come when backward comes to `next`, in order, each once a backward. `captures`: whether
   // this rank has captured something of a unit.
-  std::vector<Unit*> due(const Unit& next, const std::function<bool(const Unit&)>& captures);
+  std::vector<ScheduledUnit*> due(const ScheduledUnit& next, const std::function<bool(const ScheduledUnit&)>& captures);
   // The units whose turn has not come, in order; afterwards none is left.
-  std::vector<Unit*> rest();
+  std::vector<ScheduledUnit*> rest();
   // What all ranks together have found: whether one of them has captured something of the unit in this backward.
-  void note_captured(const Unit& unit, bool captured);
+  void note_captured(const ScheduledUnit& unit, bool captured);
   // Gives those of `units` that the present forward has used the order that they have here, instead of this rank's.
-  void reorder(const std::vector<Unit*>& units);
+  void reorder(const std::vector<ScheduledUnit*>& units);
   // Units that are no more become their successors.
-  void replace(const std::function<Unit*(Unit*)>& successor);
+  void replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& successor);
 
  private:
-  bool is_left_out(const Unit* unit) const { return idle_.count(unit) > 0 || !takes_part_(*unit); }
+  bool is_left_out(const ScheduledUnit* unit) const { return idle_.count(unit) > 0 || !takes_part_(*unit); }
 
   std::mutex mutex_;
-  std::vector<Unit*> first_uses_;         // since the last backward began
-  std::unordered_set<const Unit*> used_;  // the same
-  std::vector<Unit*> ordered_uses_;       // the first uses of which order_ was made
-  std::vector<Unit*> order_;
-  std::function<bool(const Unit&)> takes_part_;
+  std::vector<ScheduledUnit*> first_uses_;         // since the last backward began
+  std::unordered_set<const ScheduledUnit*> used_;  // the same
+  std::vector<ScheduledUnit*> ordered_uses_;       // the first uses of which order_ was made
+  std::vector<ScheduledUnit*> order_;
+  std::function<bool(const ScheduledUnit&)> takes_part_;
   size_t turn_ = 0;                       // in order_, of the present backward
-  std::unordered_set<const Unit*> idle_;  // of which the last backward captured nothing on any rank
+  std::unordered_set<const ScheduledUnit*> idle_;  // of which the last backward captured nothing on any rank
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

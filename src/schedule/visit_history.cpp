@@ -1,10 +1,10 @@
-#include "engine/visit_history.h"
+#include "schedule/visit_history.h"
 
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::schedule {
 namespace {
 
 constexpr size_t kMaxVisits = 8192;  // or kVisitsOfUnit of each unit, if that is more
@@ -17,17 +17,19 @@ constexpr size_t kWithinPass = 2;  // of these, how many must agree with a place
 
 }  // namespace
 
-void VisitHistory::visit(Unit* unit) {
+void VisitHistory::visit(ScheduledUnit* unit) {
   trim();
   if (visits_.empty()) {
     add(nullptr);  // the first pass begins where another might have ended
   }
   add(unit);
   size_t latest = visits_.size() - 1;
-  if (place_ && *place_ + 1 < latest && visits_[*place_ + 1] == unit) {
+  goes_on_ = place_ && *place_ + 1 < latest && visits_[*place_ + 1] == unit;
+  if (goes_on_) {
     ++*place_;
   } else {
     find_place();
+    look_again();
   }
 }
 
@@ -37,26 +39,27 @@ void VisitHistory::end() {
   }
 }
 
-void VisitHistory::add(Unit* unit) {
+void VisitHistory::add(ScheduledUnit* unit) {
   places_[unit].push_back(visits_.size());
   visits_.push_back(unit);
 }
 
 // Visits of units that have become one unit are one visit.
-void VisitHistory::replace(const std::function<Unit*(Unit*)>& successor) {
-  const std::vector<Unit*> before = std::exchange(visits_, {});
+void VisitHistory::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& successor) {
+  const std::vector<ScheduledUnit*> before = std::exchange(visits_, {});
   places_.clear();
-  for (Unit* old : before) {
-    Unit* unit = old ? successor(old) : nullptr;
+  for (ScheduledUnit* old : before) {
+    ScheduledUnit* unit = old ? successor(old) : nullptr;
     if (!unit || visits_.empty() || visits_.back() != unit) {
       add(unit);
     }
   }
   place_.reset();
+  goes_on_ = false;
 }
 
-std::vector<Unit*> VisitHistory::last_pass() const {
-  std::vector<Unit*> units;
+std::vector<ScheduledUnit*> VisitHistory::last_pass() const {
+  std::vector<ScheduledUnit*> units;
   size_t end = visits_.size();
   while (end > 0 && visits_[end - 1]) {
     --end;
@@ -103,21 +106,22 @@ void VisitHistory::trim() {
   if (visits_.size() < std::max(kMaxVisits, kVisitsOfUnit * places_.size())) {
     return;
   }
-  const std::vector<Unit*> before = std::exchange(visits_, {});
+  const std::vector<ScheduledUnit*> before = std::exchange(visits_, {});
   const size_t dropped = before.size() / 2;
   places_.clear();
-  std::for_each(before.begin() + static_cast<ptrdiff_t>(dropped), before.end(), [this](Unit* unit) { add(unit); });
+  std::for_each(before.begin() + static_cast<ptrdiff_t>(dropped), before.end(), [this](ScheduledUnit* unit) { add(unit); });
   place_ = place_ && *place_ >= dropped ? std::optional<size_t>(*place_ - dropped) : std::nullopt;
+  looked_until_ -= std::min(looked_until_, dropped);
 }
 
 VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) const {
-  const Unit* current = visits_.back();
-  std::vector<Unit*> units;
-  std::unordered_set<const Unit*> known;  // where so many are asked for that looking through `units` would be slow
+  const ScheduledUnit* current = visits_.back();
+  std::vector<ScheduledUnit*> units;
+  std::unordered_set<const ScheduledUnit*> known;  // where so many are asked for that looking through `units` would be slow
   size_t passed_over = 0;
   size_t i = *place_ + 1;
   for (; i < visits_.size() && visits_[i] && units.size() < count && passed_over < kLookAhead; ++i) {
-    Unit* unit = visits_[i];
+    ScheduledUnit* unit = visits_[i];
     const bool is_known =
         count > kFewUnits ? known.count(unit) > 0 : std::find(units.begin(), units.end(), unit) != units.end();
     if (unit == current || is_known || ignore(unit)) {
@@ -132,8 +136,31 @@ VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) co
   return {std::move(units), i == visits_.size() || !visits_[i]};
 }
 
-std::vector<Unit*> VisitHistory::next(size_t count, const Ignore& ignore) const {
-  return place_ ? coming(count, ignore).units : std::vector<Unit*>();
+std::vector<ScheduledUnit*> VisitHistory::next(size_t count, const Ignore& ignore) const {
+  return place_ ? coming(count, ignore).units : std::vector<ScheduledUnit*>();
+}
+
+std::vector<ScheduledUnit*> VisitHistory::all_next() {
+  std::vector<ScheduledUnit*> units;
+  if (place_) {
+    looked_until_ = std::max(looked_until_, *place_ + 1);
+    for (; looked_until_ < visits_.size() && visits_[looked_until_]; ++looked_until_) {
+      units.push_back(visits_[looked_until_]);
+    }
+  }
+  return units;
+}
+
+bool VisitHistory::expects(const ScheduledUnit* unit) const {
+  const auto after = [this](const ScheduledUnit* one) {
+    const auto places = places_.find(one);
+    if (!place_ || places == places_.end()) {
+      return visits_.size();
+    }
+    const auto next = std::upper_bound(places->second.begin(), places->second.end(), *place_);
+    return next == places->second.end() ? visits_.size() : *next;
+  };
+  return after(unit) < after(nullptr);
 }
 
 bool VisitHistory::ends_within(size_t count, const Ignore& ignore) const {
@@ -144,4 +171,4 @@ bool VisitHistory::ends_within(size_t count, const Ignore& ignore) const {
   return coming.to_the_end && coming.units.size() <= count;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

@@ -1,0 +1,249 @@
+#include "schedule/residency.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "schedule/scheduled_unit.h"
+
+namespace fsdp::schedule {
+namespace {
+
+bool contains(const std::vector<ScheduledUnit*>& units, const ScheduledUnit* unit) {
+  return std::find(units.begin(), units.end(), unit) != units.end();
+}
+
+bool stays_on_purpose(const ScheduledUnit* unit) { return unit->stays_gathered(); }
+
+}  // namespace
+
+// ---------------------------------------------------------------- visits
+
+// [Note: visits that count]
+// Ranks may use different parameters of a unit, other ones in each step, and so come back to a unit or not: to the root
+// for an offset, to a block after its child. Such a visit finds the unit gathered, because a unit stays gathered until
+// its module has ended, and must not have consequences, as other ranks do not know of it. So visits count that every
+// rank makes: of a unit that has to be gathered or was gathered ahead, and of one that is no ancestor of the unit
+// before it (a module that has ended runs anew). This asks of ranks that each uses at least one parameter of every
+// unit, and that units are first used in the same order.
+bool Residency::counts(const ScheduledUnit& unit) const {
+  const bool used_before = unit.list_ && !unit.prefetched() && !unit.awaits_use();
+  const bool goes_on = &unit == counted_ || (counted_ && unit.is_ancestor_of(*counted_));
+  return !used_before || !(goes_on || unit.stays_gathered());
+}
+
+bool Residency::begin_visit(const Visit& visit) {
+  std::lock_guard lock(mutex_);
+  present_ = visit;
+  visited_ = visit.unit;
+  if (!counts(*visit.unit)) {
+    return false;
+  }
+  counted_ = visit.unit;
+  history(visit.pass).visit(visit.unit);
+  return true;
+}
+
+Residency::Visit Residency::end_visit() {
+  if (!visited_) {
+    return {};
+  }
+  std::lock_guard lock(mutex_);
+  return visited_.exchange(nullptr) ? present_ : Visit{};
+}
+
+void Residency::end_pass(Pass pass) {
+  std::lock_guard lock(mutex_);
+  counted_ = nullptr;
+  history(pass).end();
+  make_all_candidates();  // for the history of the next pass
+}
+
+std::vector<ScheduledUnit*> Residency::last_pass(Pass pass) const {
+  std::lock_guard lock(mutex_);
+  return history(pass).last_pass();
+}
+
+void Residency::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& successor) {
+  std::lock_guard lock(mutex_);
+  counted_ = nullptr;
+  forward_.replace(successor);
+  backward_.replace(successor);
+}
+
+// ---------------------------------------------------------------- gathered units
+
+void Residency::add(ScheduledUnit& unit) {
+  std::lock_guard lock(mutex_);
+  unit.list_ = unit.stays_gathered() ? &staying_ : &resident_;
+  unit.place_ = unit.list_->insert(unit.list_->end(), &unit);
+  if (unit.list_ == &resident_) {
+    make_candidate(unit);
+  }
+  peak_count_ = std::max(peak_count_, static_cast<int64_t>(resident_.size() + staying_.size()));
+}
+
+void Residency::remove(ScheduledUnit& unit) {
+  std::lock_guard lock(mutex_);
+  if (!unit.list_) {
+    return;
+  }
+  std::exchange(unit.list_, nullptr)->erase(unit.place_);
+  if (const auto candidate = std::exchange(unit.candidate_, std::nullopt)) {
+    candidates_.erase(*candidate);
+  }
+  for (VisitHistory* history : {&forward_, &backward_}) {
+    if (max_gathered_units_ == kNoLimit && history->expects(&unit)) {
+      history->look_again();
+    }
+  }
+}
+
+void Residency::make_candidate(ScheduledUnit& unit) {
+  if (!unit.candidate_) {
+    unit.candidate_ = candidates_.insert(candidates_.end(), &unit);
+  }
+}
+
+void Residency::make_all_candidates() {
+  for (ScheduledUnit* unit : resident_) {
+    make_candidate(*unit);
+  }
+}
+
+std::vector<ScheduledUnit*> Residency::gathered() const {
+  std::lock_guard lock(mutex_);
+  std::vector<ScheduledUnit*> all(resident_.begin(), resident_.end());
+  all.insert(all.end(), staying_.begin(), staying_.end());
+  return all;
+}
+
+int64_t Residency::count() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(resident_.size() + staying_.size());
+}
+
+int64_t Residency::peak_count() const {
+  std::lock_guard lock(mutex_);
+  return peak_count_;
+}
+
+// ---------------------------------------------------------------- decisions
+
+// [Note: which units stay gathered]
+// A unit stays until its module has ended, on whichever of its parameters the next operator works: module trees run
+// depth first, so that is when an operator of another unit comes that is neither ancestor nor descendant. Ancestors of
+// the unit in use need no room, like the root. Of units whose module has ended, those stay that the history expects
+// next in this pass, as many as the limit has room for; where it knows nothing, the descendant that was used last. The
+// last unit of a forward stays, as backward begins with it; those before it do not, as memory is at its peak there. So
+// no more than two are gathered at a time by default, beside ancestors and units that stay gathered on purpose. A unit
+// released too early is gathered again at its next use: that costs time, never correctness.
+std::vector<ScheduledUnit*> Residency::to_release_for(ScheduledUnit& unit, std::optional<Pass> pass) {
+  std::lock_guard lock(mutex_);
+  const bool known = pass && history(*pass).known();
+  std::vector<ScheduledUnit*> victims = known ? unexpected(unit, *pass) : unrelated(unit);
+  if (unit.list_ == &resident_) {
+    resident_.splice(resident_.end(), resident_, unit.place_);
+    make_candidate(unit);
+  }
+  return victims;
+}
+
+// How many units that need room may be gathered beside the one in use.
+size_t Residency::room_beside(const ScheduledUnit& unit) const {
+  return max_gathered_units_ - (unit.stays_gathered() ? 0 : 1);
+}
+
+// What stays although the history does not expect it in this pass: where forward ends with units that stay gathered on
+// purpose, the last one that does not.
+const ScheduledUnit* Residency::last_of_forward(const ScheduledUnit& unit, Pass pass) const {
+  const VisitHistory& visits = history(pass);
+  const bool ends = pass == Pass::kForward && unit.stays_gathered() && visits.ends_within(0, stays_on_purpose) &&
+                    visits.next(1, needs_no_room).empty();
+  const auto latest =
+      std::find_if(resident_.rbegin(), resident_.rend(), [&](const ScheduledUnit* other) { return other != &unit; });
+  return ends && latest != resident_.rend() ? *latest : nullptr;
+}
+
+bool Residency::stays(const ScheduledUnit& unit) const { return unit.awaits_use() || visited_ == &unit; }
+
+// While visits go on as they were expected to, a unit that was expected still is until it is visited.
+std::vector<ScheduledUnit*> Residency::unexpected(const ScheduledUnit& unit, Pass pass) {
+  const VisitHistory& visits = history(pass);
+  if (!visits.goes_on()) {
+    make_all_candidates();
+  }
+  const bool unlimited = max_gathered_units_ == kNoLimit;
+  const auto next = unlimited ? std::vector<ScheduledUnit*>() : visits.next(room_beside(unit), needs_no_room);
+  const ScheduledUnit* last = last_of_forward(unit, pass);
+  std::vector<ScheduledUnit*> victims;
+  for (auto it = candidates_.begin(); it != candidates_.end();) {
+    ScheduledUnit* other = *it++;
+    if (unlimited ? visits.expects(other) : contains(next, other)) {
+      candidates_.erase(*std::exchange(other->candidate_, std::nullopt));
+    } else if (other != last && !stays(*other) && !other->is_ancestor_of(unit)) {
+      victims.push_back(other);
+    }
+  }
+  return victims;
+}
+
+std::vector<ScheduledUnit*> Residency::unrelated(const ScheduledUnit& unit) const {
+  std::vector<ScheduledUnit*> victims;
+  bool descendant_seen = max_gathered_units_ == 1;
+  for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
+    ScheduledUnit* other = *it;
+    if (other == &unit || stays(*other) || other->is_ancestor_of(unit)) {
+      continue;
+    }
+    const bool kept = unit.is_ancestor_of(*other) && !std::exchange(descendant_seen, true);
+    if (!kept) {
+      victims.push_back(other);
+    }
+  }
+  return victims;
+}
+
+bool Residency::needs_no_room(const ScheduledUnit* unit) { return unit->stays_gathered() && unit->list_; }
+
+// Among units that are gathered or are to be.
+bool Residency::takes_room(const ScheduledUnit& unit) const {
+  const ScheduledUnit* visited = visited_;
+  return !unit.stays_gathered() && !unit.awaits_use() && !(visited && unit.is_ancestor_of(*visited));
+}
+
+// For how many more.
+size_t Residency::room() const {
+  if (max_gathered_units_ == kNoLimit) {
+    return kNoLimit;
+  }
+  const auto taken = static_cast<size_t>(
+      std::count_if(resident_.begin(), resident_.end(), [this](const auto* unit) { return takes_room(*unit); }));
+  return max_gathered_units_ - std::min(taken, max_gathered_units_);
+}
+
+Residency::Ahead Residency::to_gather_ahead(Pass pass, size_t count) {
+  std::lock_guard lock(mutex_);
+  VisitHistory& visits = history(pass);
+  count = std::min(count, max_gathered_units_);
+  if (count == kNoLimit) {
+    return {visits.all_next()};
+  }
+  Ahead ahead;
+  size_t left = room();
+  const std::vector<ScheduledUnit*> next = visits.next(count + 1, needs_no_room);
+  for (size_t i = 0; i < next.size(); ++i) {
+    ScheduledUnit* unit = next[i];
+    if (unit->list_) {
+      continue;
+    }
+    if (i >= count || left == 0) {
+      ahead.held_back = unit;
+      break;
+    }
+    ahead.to_gather.push_back(unit);
+    left -= takes_room(*unit) ? 1 : 0;
+  }
+  return ahead;
+}
+
+}  // namespace fsdp::schedule

@@ -1,0 +1,70 @@
+// A unit as decisions see it: its place in the tree of modules, and why it is gathered. No tensors.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::schedule {
+
+// Facts are set before the unit's first use and change only between passes. Threads: as each part says.
+class ScheduledUnit {
+ public:
+  // `modules`: the FQNs of the modules that it was made for; several are siblings. `automatic`: it was made of
+  // parameters below that module, by the order of their use (Options::auto_units).
+  ScheduledUnit(std::vector<std::string> modules, bool automatic)
+      : modules_(std::move(modules)), automatic_(automatic) {}
+  ScheduledUnit(const ScheduledUnit&) = delete;
+  ScheduledUnit& operator=(const ScheduledUnit&) = delete;
+
+  // -- facts --
+  const std::vector<std::string>& module_fqns() const { return modules_; }
+  bool automatic() const { return automatic_; }
+  // Whether it stays gathered after forward on purpose: the root, and units whose options say so.
+  bool stays_gathered() const { return stays_gathered_; }
+  // Whether its modules run inside a module of this one.
+  bool is_ancestor_of(const ScheduledUnit& other) const;
+  bool is_related_to(const ScheduledUnit& other) const { return is_ancestor_of(other) || other.is_ancestor_of(*this); }
+
+  // -- why it is gathered; safe from any thread --
+  // The user asked for it, and nothing has used it since: uses of other units do not release it.
+  bool awaits_use() const { return awaits_use_; }
+  // It is expected to be used soon, and nothing has used it since.
+  bool prefetched() const { return prefetched_; }
+  void note_requested() { awaits_use_ = true; }
+  void note_prefetched() { prefetched_ = true; }
+  void note_used() {
+    awaits_use_ = false;
+    prefetched_ = false;
+  }
+  // It is being released. Returns whether it was gathered ahead in vain.
+  bool note_released() {
+    awaits_use_ = false;
+    return prefetched_.exchange(false);
+  }
+
+ protected:
+  ~ScheduledUnit() = default;
+  void set_module_fqns(std::vector<std::string> fqns) { modules_ = std::move(fqns); }
+  void set_stays_gathered(bool on) { stays_gathered_ = on; }
+
+ private:
+  friend class Residency;
+  using Units = std::list<ScheduledUnit*>;
+
+  std::vector<std::string> modules_;
+  bool automatic_;
+  bool stays_gathered_ = false;
+  std::atomic<bool> awaits_use_{false};
+  std::atomic<bool> prefetched_{false};
+  // While it is gathered: the list of Residency's that it is in, null otherwise, and its place there; and its place
+  // among the candidates for release. Under Residency's mutex.
+  Units* list_ = nullptr;
+  Units::iterator place_;
+  std::optional<Units::iterator> candidate_;
+};
+
+}  // namespace fsdp::schedule
