@@ -167,9 +167,10 @@ void checkpoint(int64_t parameters, const Meter& meter) {
   Options options = options_for(1);
   const std::shared_ptr<Communicator> world = make_cpu_communicator(rank_environment()).communicator;
   options.communicator = world;
-  const auto sharded = fully_shard(*model, options);
+  std::shared_ptr<ShardedModule> sharded;
+  meter("fully_shard", [&] { sharded = fully_shard(*model, options); });
   torch::optim::AdamW optimizer(sharded->parameters(), 1e-3);
-  model->forward(torch::ones({kWidth})).sum().backward();
+  meter("first step", [&] { model->forward(torch::ones({kWidth})).sum().backward(); });
   optimizer.step();
   const auto state = state_of(optimizer);
   const fs::path folder = kept_folder();

@@ -191,8 +191,10 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
       bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
                      sharded->engine().units().front()->groups().shard->size() == 1;
       auto unsharded = category(*sharded, "unsharded parameters");
-      Largest blocks = largest(*sharded, [](Unit& unit) { return schedule::BlockPlaces::rounded(unit.block_nbytes()); });
-      EXPECT_LE(unsharded.reserved, aliases ? schedule::BlockPlaces::kGranularity : blocks.root + blocks.first + blocks.second);
+      Largest blocks =
+          largest(*sharded, [](Unit& unit) { return schedule::BlockPlaces::rounded(unit.block_nbytes()); });
+      EXPECT_LE(unsharded.reserved,
+                aliases ? schedule::BlockPlaces::kGranularity : blocks.root + blocks.first + blocks.second);
       EXPECT_LE(unsharded.peak, unsharded.reserved);
       EXPECT_EQ(unsharded.current, 0);
       auto buffers = category(*sharded, "gradient buffers");

@@ -131,6 +131,13 @@ TEST_F(Checkpoint, GivesBackEveryRange) {
   EXPECT_EQ(SafetensorsFile(folder / "rank-1.safetensors").tensors().size(), 2u);  // others can read the files
 }
 
+// It is written tensor by tensor, as the JSON library would write the whole.
+TEST_F(Checkpoint, TheManifestIsOneJsonText) {
+  const std::string content = this->content().dump();
+  EXPECT_EQ(bytes_of(kManifestName),
+            c10::str("{\"checksum\":\"", checksums_text({checksum_of(content)}), "\",\"content\":", content, "}\n"));
+}
+
 TEST_F(Checkpoint, RefusesWhatIsAskedWrongly) {
   const CheckpointFolder saved(folder.path());
   EXPECT_THAT(error_of([&] { saved.read("model/medium", 0, 1, torch::empty({1})); }), HasSubstr("\"model/medium\""));
@@ -262,6 +269,8 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
               HasSubstr("leave elements out"));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["parts"][0]["begin"] = "0"; }), HasSubstr("integers"));
   EXPECT_THAT(parsed([](auto& c) { c["version"] = 2; }), HasSubstr("newer program"));
+  EXPECT_THAT(parsed([](auto& c) { c["version"] = 2, c["tensors"]["model/large"] = 7; }), HasSubstr("newer program"))
+      << "a tensor that only the newer program understands";
   EXPECT_THAT(parsed([](auto& c) { c["format"] = "x"; }), HasSubstr("format"));
   EXPECT_THAT(parsed([](auto& c) { c["block_bytes"] = 1; }), HasSubstr("block_bytes"));
   EXPECT_THAT(parsed([](auto& c) { c.erase("tensors"); }), HasSubstr("tensors is missing"));

@@ -65,8 +65,10 @@ std::string explanation(std::string what) {
 // looks through all siblings so far: files of 20,000 tensors took seconds.
 class ValueBuilder {
  public:
-  ValueBuilder(std::string_view text, const char* const* reached, const std::string& source)
-      : text_(text), reached_(reached), source_(source) {}
+  // `reader`: null, or takes the members of the outermost object's member `key`.
+  ValueBuilder(std::string_view text, const char* const* reached, const std::string& source, const std::string& key,
+               MemberReader* reader)
+      : text_(text), reached_(reached), source_(source), key_(key), reader_(reader) {}
 
   json take() { return std::move(root_); }
 
@@ -83,9 +85,11 @@ class ValueBuilder {
   bool end_object() { return close(); }
   bool end_array() { return close(); }
   bool key(std::string& key) {
-    const auto [entry, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(key);
+    const bool is_new = in_reader_object() ? reader_->begin(key) : begin_member(key);
     TORCH_CHECK(is_new, location(text_, offset() - 1, source_), ": duplicate key ", quoted_name(key));
-    value_of_key_ = &entry->second;
+    if (in_reader_object()) {
+      value_of_key_ = &member_;
+    }
     return true;
   }
 
@@ -98,6 +102,20 @@ class ValueBuilder {
  private:
   size_t offset() const { return static_cast<size_t>(*reached_ - text_.data()); }
 
+  bool begin_member(const std::string& key) {
+    const auto [entry, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(key);
+    value_of_key_ = &entry->second;
+    readers_next_ = reader_ && open_.size() == 1 && key == key_;
+    return is_new;
+  }
+  // Whether the object that is open has members for the reader.
+  bool in_reader_object() const { return readers_object_ && open_.back() == readers_object_; }
+  void give_to_reader() {
+    if (in_reader_object()) {
+      reader_->end(std::exchange(member_, nullptr));
+    }
+  }
+
   // The place of the next value.
   json& place() {
     if (open_.empty()) return root_;
@@ -105,6 +123,10 @@ class ValueBuilder {
   }
   bool add(json value) {
     place() = std::move(value);
+    readers_next_ = false;
+    if (!open_.empty()) {
+      give_to_reader();
+    }
     return true;
   }
   bool open(json value) {
@@ -113,16 +135,30 @@ class ValueBuilder {
     json& opened = place();
     opened = std::move(value);
     open_.push_back(&opened);
+    if (std::exchange(readers_next_, false) && opened.is_object()) {
+      readers_object_ = &opened;
+    }
     return true;
   }
   bool close() {
+    if (in_reader_object()) {
+      readers_object_ = nullptr;
+    }
     open_.pop_back();
+    if (!open_.empty()) {
+      give_to_reader();
+    }
     return true;
   }
 
   std::string_view text_;
   const char* const* reached_;
   const std::string& source_;
+  const std::string& key_;
+  MemberReader* reader_;
+  bool readers_next_ = false;             // the next value is that of key_
+  const json* readers_object_ = nullptr;  // while it is open
+  json member_;                           // of that object: the present one
   json root_;
   std::vector<json*> open_;  // objects and arrays that have not ended; none moves while it is open
   json* value_of_key_ = nullptr;
@@ -130,15 +166,25 @@ class ValueBuilder {
 
 }  // namespace
 
-json parse_json(std::string_view text, const std::string& source) {
+namespace {
+
+json parse(std::string_view text, const std::string& source, const std::string& key, MemberReader* reader) {
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would end there
     TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not allow");
   }
   const char* reached = text.data();
-  ValueBuilder builder(text, &reached, source);
+  ValueBuilder builder(text, &reached, source, key, reader);
   json::sax_parse(TrackingIterator(text.data(), &reached), TrackingIterator(text.data() + text.size(), &reached),
                   &builder);
   return builder.take();
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& source) { return parse(text, source, {}, nullptr); }
+
+json parse_json(std::string_view text, const std::string& source, const std::string& key, MemberReader& reader) {
+  return parse(text, source, key, &reader);
 }
 
 json read_json_file(const std::filesystem::path& path) {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "checkpoint/checkpoint_test_support.h"
 
@@ -62,6 +63,52 @@ TEST(JsonText, DeepNestingIsAnError) {
 
 TEST(JsonText, NumbersOutOfRangeAreErrors) {
   EXPECT_EQ(parse_error("[1e999]"), "some.json:1:8: number overflow parsing '1e999'");
+}
+
+// Members of one object, taken while the text is parsed.
+struct Members : MemberReader {
+  bool begin(const std::string& key) override {
+    key_ = key;
+    return values.try_emplace(key).second;
+  }
+  void end(nlohmann::json value) override {
+    values[key_] = std::move(value);
+    order += key_;
+  }
+  std::map<std::string, nlohmann::json> values;
+  std::string order;
+
+ private:
+  std::string key_;
+};
+
+TEST(JsonText, MembersOfOneObjectAreGivenAway) {
+  Members members;
+  const auto rest =
+      parse_json(R"({"a": {"t": 1}, "t": {"y": {"t": [1, {"t": 2}]}, "x": 3, "z": []}, "u": [{"t": {}}]})", "some.json",
+                 "t", members);
+  EXPECT_EQ(rest, nlohmann::json::parse(R"({"a": {"t": 1}, "t": {}, "u": [{"t": {}}]})"));
+  EXPECT_EQ(members.order, "yxz");
+  EXPECT_EQ(nlohmann::json(members.values), nlohmann::json::parse(R"({"x": 3, "y": {"t": [1, {"t": 2}]}, "z": []})"));
+}
+
+TEST(JsonText, AMemberOfAnotherTypeStays) {
+  for (const char* text :
+       {R"({"t": 1, "u": {"x": 2}})", R"({"t": [{"x": 2}]})", R"({"u": {"t": {"x": 2}}})", R"([{"t": {"x": 1}}])"}) {
+    Members members;
+    EXPECT_EQ(parse_json(text, "some.json", "t", members), nlohmann::json::parse(text));
+    EXPECT_EQ(members.order, "") << text;
+  }
+}
+
+TEST(JsonText, MembersThatAreGivenAwayAreCheckedAsOthersAre) {
+  for (const std::string text : {R"({"t": {"a": 1, "a": 2}})", R"({"t": {"a": {"b": 1, "b": 2}}})",
+                                 R"({"t": {"a": 1}, "t": {}})", R"({"t": {"a": 1,}})", R"({"t": {"a": 1)"}) {
+    Members members;
+    const std::string error = error_of([&] { parse_json(text, "some.json", "t", members); });
+    EXPECT_NE(error, "") << text;
+    EXPECT_EQ(error, parse_error(text)) << text;
+  }
 }
 
 TEST(JsonText, FilesAreNamedInErrors) {

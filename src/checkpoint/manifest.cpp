@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <limits>
 #include <set>
 #include <tuple>
@@ -18,6 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "fsdp.cpp checkpoint";
+constexpr const char* kTensors = "tensors";
 constexpr int kVersion = 1;
 constexpr std::string_view kBefore = "{\"checksum\":\"", kBetween = "\",\"content\":", kAfter = "}\n";
 constexpr size_t kDigits = 16;
@@ -51,39 +54,58 @@ json to_json(const StoredTensor& tensor) {
   return fields;
 }
 
-json to_json(const std::map<std::string, StoredTensor>& tensors) {
-  json all = json::object();
-  for (const auto& [name, tensor] : tensors) {
-    all[name] = to_json(tensor);
+// The text of an object that has a member "tensors" besides `others`, one tensor at a time. As json::dump writes it.
+std::string text_with_tensors(json others, const std::map<std::string, StoredTensor>& tensors) {
+  others[kTensors] = nullptr;  // in its place in the order of keys
+  std::string text = "{";
+  const auto add_key = [&text](const std::string& key) {
+    text += text.back() == '{' ? "" : ",";
+    text += json(key).dump() + ":";
+  };
+  for (const auto& [key, value] : others.items()) {
+    add_key(key);
+    if (key != kTensors) {
+      text += value.dump();
+      continue;
+    }
+    text += "{";
+    for (const auto& [name, tensor] : tensors) {
+      add_key(name);
+      text += to_json(tensor).dump();
+    }
+    text += "}";
   }
-  return all;
+  return text + "}";
 }
 
 // ---------------------------------------------------------------- reading
 
+// Says where something is, once it is wrong: there may be a million.
+using Where = std::function<std::string()>;
+
 // One object of the manifest; errors say where it is.
 class Fields {
  public:
-  Fields(const json& fields, std::string where) : fields_(fields), where_(std::move(where)) {
-    TORCH_CHECK(fields.is_object(), where_, ": expected an object, got ", json_text(fields));
+  Fields(const json& fields, Where where) : fields_(fields), where_(std::move(where)) {
+    TORCH_CHECK(fields.is_object(), where_(), ": expected an object, got ", json_text(fields));
   }
 
-  const std::string& where() const { return where_; }
+  std::string where() const { return where_(); }
   bool has(const char* key) const { return fields_.contains(key); }
   const json& at(const char* key) const {
     const auto found = fields_.find(key);
-    TORCH_CHECK(found != fields_.end(), where_, ": ", key, " is missing");
+    TORCH_CHECK(found != fields_.end(), where_(), ": ", key, " is missing");
     return *found;
   }
   const std::string& string(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_string(), where_, ": ", key, " must be a string, got ", json_text(value));
+    TORCH_CHECK(value.is_string(), where_(), ": ", key, " must be a string, got ", json_text(value));
     return value.get_ref<const std::string&>();
   }
   uint64_t size(const char* key) const { return size_of(at(key), key); }
   std::vector<int64_t> sizes(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_array() && value.size() <= kMaxTensorRank, where_, ": ", key, " must be a list of at most ",
+    TORCH_CHECK(value.is_array() && value.size() <= kMaxTensorRank, where_(), ": ", key, " must be a list of at most ",
                 kMaxTensorRank, " integers, got ", json_text(value));
     std::vector<int64_t> sizes;
     for (const json& element : value) {
@@ -93,25 +115,25 @@ class Fields {
   }
   const json& list(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_array(), where_, ": ", key, " must be a list, got ", json_text(value));
+    TORCH_CHECK(value.is_array(), where_(), ": ", key, " must be a list, got ", json_text(value));
     return value;
   }
   std::vector<uint64_t> checksums(const char* key) const {
     std::vector<uint64_t> checksums;
-    TORCH_CHECK(parse_checksums(string(key), checksums), where_, ": ", key, " must be ", kDigits,
+    TORCH_CHECK(parse_checksums(string(key), checksums), where_(), ": ", key, " must be ", kDigits,
                 " hexadecimal digits for each block, got ", json_text(at(key)));
     return checksums;
   }
 
  private:
   uint64_t size_of(const json& value, const char* key) const {
-    TORCH_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int64_t>::max(), where_,
+    TORCH_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int64_t>::max(), where_(),
                 ": ", key, " must hold integers from 0 to 2^63-1, got ", json_text(value));
     return value.get<uint64_t>();
   }
 
   const json& fields_;
-  std::string where_;
+  Where where_;
 };
 
 StoredFile parse_file(const Fields& fields) {
@@ -137,20 +159,50 @@ StoredTensor parse_tensor(const Fields& fields) {
   if (fields.has("strides")) {
     tensor.strides = fields.sizes("strides");
   }
+  const Where where = [&] { return c10::str(fields.where(), ", part ", tensor.parts.size()); };
   for (const json& part : fields.list("parts")) {
-    tensor.parts.push_back(parse_part(Fields(part, c10::str(fields.where(), ", part ", tensor.parts.size()))));
+    tensor.parts.push_back(parse_part(Fields(part, where)));
   }
   return tensor;
 }
 
-std::map<std::string, StoredTensor> parse_tensors(const json& fields, const std::string& source) {
-  TORCH_CHECK(fields.is_object(), source, ": tensors: expected an object, got ", json_text(fields));
-  std::map<std::string, StoredTensor> tensors;
-  for (const auto& [name, tensor] : fields.items()) {
-    tensors.emplace(name, parse_tensor(Fields(tensor, source + ": tensor " + quoted_name(name))));
+// Reads the tensors while the text is being parsed. Their first error waits until the rest of the text is known, which
+// may say that another program wrote it.
+class TensorReader : public MemberReader {
+ public:
+  explicit TensorReader(const std::string& source) : source_(source) {}
+
+  bool begin(const std::string& key) override {
+    const auto [entry, is_new] = tensors_.try_emplace(key);
+    entry_ = entry;
+    return is_new;
   }
-  return tensors;
-}
+  void end(json value) override {
+    if (!error_) {
+      try {
+        entry_->second =
+            parse_tensor(Fields(value, [this] { return source_ + ": tensor " + quoted_name(entry_->first); }));
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+    }
+  }
+
+  // `fields`: the member that they were read from.
+  std::map<std::string, StoredTensor> take(const json& fields) {
+    TORCH_CHECK(fields.is_object(), source_, ": tensors: expected an object, got ", json_text(fields));
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  const std::string& source_;
+  std::map<std::string, StoredTensor> tensors_;
+  std::map<std::string, StoredTensor>::iterator entry_;
+  std::exception_ptr error_;
+};
 
 // ---------------------------------------------------------------- checks
 
@@ -169,11 +221,11 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
 }
 
 // Strides of a dense tensor: each element at a place of its own, none left out.
-void check_strides(const StoredTensor& tensor, const std::string& where) {
+void check_strides(const StoredTensor& tensor, const Where& where) {
   if (tensor.strides.empty()) {
     return;
   }
-  TORCH_CHECK(tensor.strides.size() == tensor.shape.size(), where, ": ", tensor.strides.size(), " strides for ",
+  TORCH_CHECK(tensor.strides.size() == tensor.shape.size(), where(), ": ", tensor.strides.size(), " strides for ",
               tensor.shape.size(), " sizes");
   std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -182,7 +234,7 @@ void check_strides(const StoredTensor& tensor, const std::string& where) {
   std::sort(dimensions.begin(), dimensions.end());
   int64_t expected = 1;
   for (const auto& [stride, size] : dimensions) {
-    TORCH_CHECK(stride == expected, where, ": strides [", c10::Join(", ", tensor.strides), "] of shape [",
+    TORCH_CHECK(stride == expected, where(), ": strides [", c10::Join(", ", tensor.strides), "] of shape [",
                 c10::Join(", ", tensor.shape), "] leave elements out or share them");
     expected *= size;
   }
@@ -196,29 +248,29 @@ struct Extent {
 };
 
 void check_parts(const std::string& name, const StoredTensor& tensor, const Manifest& manifest,
-                 std::vector<Extent>& extents, const std::string& where) {
-  TORCH_CHECK(countable_nbytes(tensor.dtype, tensor.shape), where, ": shape [", c10::Join(", ", tensor.shape),
+                 std::vector<Extent>& extents, const Where& where) {
+  TORCH_CHECK(countable_nbytes(tensor.dtype, tensor.shape), where(), ": shape [", c10::Join(", ", tensor.shape),
               "] has more than 2^63-1 bytes");
   check_strides(tensor, where);
   int64_t covered = 0;
   for (const StoredPart& part : tensor.parts) {
-    const std::string which = c10::str(where, ", elements [", part.begin, ", ", part.end, ")");
-    TORCH_CHECK(part.begin >= covered, which, ": overlap the previous part, which ends at ", covered);
-    TORCH_CHECK(part.begin == covered, which, ": elements [", covered, ", ", part.begin,
+    const Where which = [&] { return c10::str(where(), ", elements [", part.begin, ", ", part.end, ")"); };
+    TORCH_CHECK(part.begin >= covered, which(), ": overlap the previous part, which ends at ", covered);
+    TORCH_CHECK(part.begin == covered, which(), ": elements [", covered, ", ", part.begin,
                 ") before them are in no file");
-    TORCH_CHECK(part.begin < part.end && part.end <= tensor.numel(), which, ": the tensor has ", tensor.numel());
-    TORCH_CHECK(part.file < manifest.files.size(), which, ": file ", part.file, " of ", manifest.files.size());
+    TORCH_CHECK(part.begin < part.end && part.end <= tensor.numel(), which(), ": the tensor has ", tensor.numel());
+    TORCH_CHECK(part.file < manifest.files.size(), which(), ": file ", part.file, " of ", manifest.files.size());
     const StoredFile& file = manifest.files[part.file];
     const uint64_t bytes = static_cast<uint64_t>(part.end - part.begin) * c10::elementSize(tensor.dtype);
     TORCH_CHECK(part.offset >= file.header_bytes && part.offset <= file.bytes && bytes <= file.bytes - part.offset,
-                which, ": bytes ", part.offset, " + ", bytes, " are not in the data of ", quoted_name(file.name),
+                which(), ": bytes ", part.offset, " + ", bytes, " are not in the data of ", quoted_name(file.name),
                 ", which are [", file.header_bytes, ", ", file.bytes, ")");
-    TORCH_CHECK(part.checksums.size() == checksum_blocks(bytes), which, ": ", part.checksums.size(), " checksums for ",
-                checksum_blocks(bytes), " blocks");
+    TORCH_CHECK(part.checksums.size() == checksum_blocks(bytes), which(), ": ", part.checksums.size(),
+                " checksums for ", checksum_blocks(bytes), " blocks");
     extents.push_back({part.file, part.offset, part.offset + bytes, &name});
     covered = part.end;
   }
-  TORCH_CHECK(covered == tensor.numel(), where, ": elements [", covered, ", ", tensor.numel(), ") are in no file");
+  TORCH_CHECK(covered == tensor.numel(), where(), ": elements [", covered, ", ", tensor.numel(), ") are in no file");
 }
 
 void check_extents(std::vector<Extent> extents, const Manifest& manifest, const std::string& source) {
@@ -238,7 +290,7 @@ void check(const Manifest& manifest, const std::string& source) {
   }
   std::vector<Extent> extents;
   for (const auto& [name, tensor] : manifest.tensors) {
-    check_parts(name, tensor, manifest, extents, source + ": tensor " + quoted_name(name));
+    check_parts(name, tensor, manifest, extents, [&] { return source + ": tensor " + quoted_name(name); });
   }
   check_extents(std::move(extents), manifest, source);
 }
@@ -262,13 +314,14 @@ std::string_view checked_content(std::string_view text, const std::string& sourc
 }  // namespace
 
 std::string rank_file_text(const RankFile& file) {
-  return json{{"file", to_json(file.file)}, {"tensors", to_json(file.tensors)}}.dump();
+  return text_with_tensors({{"file", to_json(file.file)}}, file.tensors);
 }
 
 RankFile parse_rank_file(std::string_view text, const std::string& source) {
-  const json content = parse_json(text, source);
-  const Fields fields(content, source);
-  return {parse_file(Fields(fields.at("file"), source + ": file")), parse_tensors(fields.at("tensors"), source)};
+  TensorReader tensors(source);
+  const json content = parse_json(text, source, kTensors, tensors);
+  const Fields fields(content, [&] { return source; });
+  return {parse_file(Fields(fields.at("file"), [&] { return source + ": file"; })), tensors.take(fields.at(kTensors))};
 }
 
 void add_rank_file(RankFile added, Manifest& manifest) {
@@ -295,20 +348,19 @@ std::string manifest_text(Manifest manifest, const std::string& source) {
   for (const StoredFile& file : manifest.files) {
     files.push_back(to_json(file));
   }
-  const std::string content = json{
-      {"format", kFormat},
-      {"version", kVersion},
-      {"block_bytes", kChecksumBlock},
-      {"files", std::move(files)},
-      {"tensors", to_json(manifest.tensors)},
-      {"state",
-       std::move(manifest.state)}}.dump();
+  const std::string content = text_with_tensors({{"format", kFormat},
+                                                 {"version", kVersion},
+                                                 {"block_bytes", kChecksumBlock},
+                                                 {"files", std::move(files)},
+                                                 {"state", std::move(manifest.state)}},
+                                                manifest.tensors);
   return c10::str(kBefore, checksums_text({checksum_of(content)}), kBetween, content, kAfter);
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& source) {
-  const json content = parse_json(checked_content(text, source), source);
-  const Fields fields(content, source);
+  TensorReader tensors(source);
+  json content = parse_json(checked_content(text, source), source, kTensors, tensors);
+  const Fields fields(content, [&] { return source; });
   TORCH_CHECK(fields.string("format") == kFormat, source, ": format is ", json_text(fields.at("format")), ", not \"",
               kFormat, "\"");
   TORCH_CHECK(fields.size("version") == kVersion, source, ": version ", fields.size("version"),
@@ -317,10 +369,12 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
               ", must be ", kChecksumBlock);
   Manifest manifest;
   for (const json& file : fields.list("files")) {
-    manifest.files.push_back(parse_file(Fields(file, c10::str(source, ": file ", manifest.files.size()))));
+    const Where where = [&] { return c10::str(source, ": file ", manifest.files.size()); };
+    manifest.files.push_back(parse_file(Fields(file, where)));
   }
-  manifest.tensors = parse_tensors(fields.at("tensors"), source);
-  manifest.state = fields.at("state");
+  manifest.tensors = tensors.take(fields.at(kTensors));
+  fields.at("state");
+  manifest.state = std::move(content["state"]);
   check(manifest, source);
   return manifest;
 }

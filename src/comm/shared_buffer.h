@@ -78,6 +78,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   // 1-D, kByte, all of it; keeps this object.
   at::Tensor tensor();
   char* data() const;
+  int64_t data_nbytes() const;  // in whole pages
   // Whether the tensor is all of the buffer; whether it is this rank's slice, the size of the buffer over the ranks.
   bool is_whole(const at::Tensor& tensor) const;
   bool is_own_slice(const at::Tensor& tensor) const;
@@ -96,7 +97,6 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   struct Ends;
   Count& count(int rank) const;
   Ends& ends() const;
-  int64_t data_nbytes() const;  // in whole pages
   char* own_slice() const { return data() + place_.rank * (nbytes_ / place_.ranks); }
   void give_back_if_last();
 

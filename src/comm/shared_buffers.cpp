@@ -12,10 +12,25 @@
 #include "comm/group_memory.h"
 
 namespace fsdp {
+namespace {
+
+constexpr size_t kFew = 16;
+
+}  // namespace
 
 void SharedBuffers::add(const std::shared_ptr<SharedBuffer>& buffer) {
-  std::erase_if(buffers_, [](const auto& known) { return known.second.expired(); });
+  forget_expired(buffers_.lower_bound(buffer->data()), buffers_.lower_bound(buffer->data() + buffer->data_nbytes()));
+  if (buffers_.size() >= 2 * alive_) {
+    forget_expired(buffers_.begin(), buffers_.end());
+    alive_ = std::max<size_t>(buffers_.size(), kFew);
+  }
   buffers_[buffer->data()] = buffer;
+}
+
+void SharedBuffers::forget_expired(Buffers::iterator begin, Buffers::iterator end) {
+  while (begin != end) {
+    begin = begin->second.expired() ? buffers_.erase(begin) : std::next(begin);
+  }
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::at_or_below(const void* address) {
@@ -39,26 +54,26 @@ namespace {
 constexpr int64_t kAtATime = int64_t{256} << 20;
 constexpr size_t kFilesAtATime = 64;
 
-using Buffers = std::vector<std::shared_ptr<SharedBuffer>>;
+using Several = std::vector<std::shared_ptr<SharedBuffer>>;
 
 int64_t staying_nbytes(const SharedBuffer& buffer) {
   return buffer.passing() ? buffer.header_nbytes() : buffer.memory_nbytes();
 }
 
-// The next ones to be shared together.
-Buffers take_some(Buffers& buffers) {
-  Buffers some;
+// The next ones to be shared together, from `begin` on.
+Several some_of(const Several& buffers, size_t begin) {
+  Several some;
   int64_t nbytes = 0;
-  while (!buffers.empty() && some.size() < kFilesAtATime && (some.empty() || nbytes < kAtATime)) {
-    some.push_back(buffers.front());
+  for (size_t i = begin; i < buffers.size() && some.size() < kFilesAtATime && (some.empty() || nbytes < kAtATime);
+       ++i) {
+    some.push_back(buffers[i]);
     nbytes += staying_nbytes(*some.back());
-    buffers.erase(buffers.begin());
   }
   return some;
 }
 
 // What a rank tells the others: bytes that it needs besides, and which buffers it is about to share.
-std::string offer_of(const Buffers& buffers, int64_t further) {
+std::string offer_of(const Several& buffers, int64_t further) {
   for (const auto& buffer : buffers) further -= buffer->own_nbytes();
   std::string text = std::to_string(further);
   for (const auto& buffer : buffers) text += c10::str(" ", buffer->number(), ":", buffer->memory_nbytes());
@@ -67,7 +82,7 @@ std::string offer_of(const Buffers& buffers, int64_t further) {
 
 // What is wanting for these: their memory, but for what ranks have of their own, which is free then; some of it twice.
 // None where ranks have made different ones.
-std::optional<int64_t> wanting_nbytes(const Buffers& buffers, const std::vector<std::string>& offers) {
+std::optional<int64_t> wanting_nbytes(const Several& buffers, const std::vector<std::string>& offers) {
   const auto made = [](const std::string& offer) { return offer.substr(std::min(offer.find(' '), offer.size())); };
   int64_t whole = 0;
   for (const auto& buffer : buffers) whole += staying_nbytes(*buffer);
@@ -80,7 +95,7 @@ std::optional<int64_t> wanting_nbytes(const Buffers& buffers, const std::vector<
 }
 
 // `needed`: bytes that the host must have left for it.
-void share_together(const Buffers& some, int64_t needed, Communicator& group, const CollectiveId& id) {
+void share_together(const Several& some, int64_t needed, Communicator& group, const CollectiveId& id) {
   std::vector<MemoryRequest> requests;
   for (const auto& buffer : some) requests.push_back({buffer->memory_nbytes(), staying_nbytes(*buffer)});
   auto memories = memories_of_all(group, requests, needed, id);
@@ -93,8 +108,8 @@ void SharedBuffers::share(const std::shared_ptr<SharedBuffer>& buffer, Communica
   share_together({buffer}, buffer->memory_nbytes(), group, id);
 }
 
-Buffers SharedBuffers::not_shared() const {
-  Buffers buffers;
+Several SharedBuffers::not_shared() const {
+  Several buffers;
   for (const auto& [address, known] : buffers_) {
     if (auto buffer = known.lock(); buffer && !buffer->is_shared()) buffers.push_back(std::move(buffer));
   }
@@ -103,11 +118,15 @@ Buffers SharedBuffers::not_shared() const {
 }
 
 void SharedBuffers::share_all(Communicator& group, int64_t further_nbytes, const CollectiveId& id) {
-  Buffers buffers = not_shared();
+  const Several buffers = not_shared();
   std::optional<int64_t> wanting =
       wanting_nbytes(buffers, group.all_gather_bytes(offer_of(buffers, further_nbytes), id));
   if (!wanting) return;
-  while (!buffers.empty()) share_together(take_some(buffers), std::exchange(*wanting, 0), group, id);
+  for (size_t begin = 0; begin < buffers.size();) {
+    const Several some = some_of(buffers, begin);
+    share_together(some, std::exchange(*wanting, 0), group, id);
+    begin += some.size();
+  }
 }
 
 }  // namespace fsdp

@@ -31,7 +31,13 @@ class SharedBuffers {
   // The one with the largest address that is not above this one.
   std::shared_ptr<SharedBuffer> at_or_below(const void* address);
 
-  std::map<const char*, std::weak_ptr<SharedBuffer>> buffers_;  // by their addresses
+  using Buffers = std::map<const char*, std::weak_ptr<SharedBuffer>>;
+  void forget_expired(Buffers::iterator begin, Buffers::iterator end);
+
+  // By their addresses. No one that has expired lies inside another one; others stay until there are twice as many as
+  // were alive when they were looked through last.
+  Buffers buffers_;
+  size_t alive_ = 0;
 };
 
 }  // namespace fsdp

@@ -222,9 +222,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<at::Tensor> ignored_;
   std::vector<const void*> roots_;
   std::vector<CastBuffer> buffers_;
-  std::mutex records_mutex_;                             // guards what the records have seen
+  std::mutex records_mutex_;                                       // guards what the records have seen
   std::vector<std::shared_ptr<schedule::UseRecord>> use_records_;  // of units to be cut
-  std::vector<std::unique_ptr<Unit>> retired_units_;     // without parameters; handles may refer to them
+  std::vector<std::unique_ptr<Unit>> retired_units_;               // without parameters; handles may refer to them
   struct OrderedUse {
     std::vector<seams::StorageOwnerPtr> owners;
     bool returns = false;

@@ -79,8 +79,8 @@ void Engine::prepare_write_to_shards(Unit& unit) {
     return;
   }
   const bool in_backward = seams::current_backward() != -1;
-  for (schedule::ScheduledUnit* gathered : in_backward ? std::vector<schedule::ScheduledUnit*>()
-                                                       : residency_.gathered()) {
+  for (schedule::ScheduledUnit* gathered :
+       in_backward ? std::vector<schedule::ScheduledUnit*>() : residency_.gathered()) {
     Unit* other = &as_unit(*gathered);
     std::lock_guard lock(other->mutex);
     if (other->gathering() && other->shares_shards()) {

@@ -31,8 +31,9 @@ bool FlatGradient::captures_in_place() const { return may_capture_in_place() && 
 
 int64_t FlatGradient::buffer_nbytes() const {
   int64_t numel = flat_.layout().padded_numel();
-  return may_capture_in_place() ? 0
-                                : schedule::BlockPlaces::rounded(numel * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)));
+  return may_capture_in_place()
+             ? 0
+             : schedule::BlockPlaces::rounded(numel * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)));
 }
 
 void FlatGradient::give_back(at::Tensor& buffer, BufferPool& pool) {

@@ -15,7 +15,8 @@ namespace {
 
 std::vector<std::string> fqns_of(const std::vector<AnnotatedModule>& modules) {
   std::vector<std::string> fqns;
-  std::transform(modules.begin(), modules.end(), std::back_inserter(fqns), [](const auto& module) { return module.fqn; });
+  std::transform(modules.begin(), modules.end(), std::back_inserter(fqns),
+                 [](const auto& module) { return module.fqn; });
   return fqns;
 }
 

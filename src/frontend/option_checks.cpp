@@ -77,7 +77,8 @@ UnitOptions unit_options(const Options& options) {
 OverlapOptions overlap_options(const Options& options) {
   return {.backward_prefetch = options.backward_prefetch,
           .forward_prefetch = options.forward_prefetch,
-          .max_gathered_units = options.limit_all_gathers ? static_cast<size_t>(options.max_gathered_units) : schedule::kNoLimit,
+          .max_gathered_units =
+              options.limit_all_gathers ? static_cast<size_t>(options.max_gathered_units) : schedule::kNoLimit,
           .one_communicator = options.one_communicator,
           .high_priority_streams = options.high_priority_streams};
 }

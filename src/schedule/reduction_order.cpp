@@ -77,7 +77,8 @@ void ReductionOrder::begin_backward(std::function<bool(const ScheduledUnit&)> ta
   }
 }
 
-std::vector<ScheduledUnit*> ReductionOrder::due(const ScheduledUnit& next, const std::function<bool(const ScheduledUnit&)>& captures) {
+std::vector<ScheduledUnit*> ReductionOrder::due(const ScheduledUnit& next,
+                                                const std::function<bool(const ScheduledUnit&)>& captures) {
   std::lock_guard lock(mutex_);
   std::vector<ScheduledUnit*> units;
   for (; turn_ < order_.size(); ++turn_) {

@@ -52,7 +52,7 @@ class ReductionOrder {
   std::vector<ScheduledUnit*> ordered_uses_;       // the first uses of which order_ was made
   std::vector<ScheduledUnit*> order_;
   std::function<bool(const ScheduledUnit&)> takes_part_;
-  size_t turn_ = 0;                       // in order_, of the present backward
+  size_t turn_ = 0;                                // in order_, of the present backward
   std::unordered_set<const ScheduledUnit*> idle_;  // of which the last backward captured nothing on any rank
 };
 

@@ -42,7 +42,8 @@ class OrderOfReductions : public ::testing::Test {
     return text;
   }
   std::string due(const std::string& next) {
-    return text(reductions.due(unit(next), [this](const ScheduledUnit& unit) { return captured.count(name_of(unit)) > 0; }));
+    return text(
+        reductions.due(unit(next), [this](const ScheduledUnit& unit) { return captured.count(name_of(unit)) > 0; }));
   }
   std::string rest() { return text(reductions.rest()); }
 

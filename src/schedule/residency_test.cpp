@@ -179,7 +179,8 @@ TEST_P(AgainstAllUnits, LookingAtCandidatesAloneDecidesTheSame) {
         if (!residency.begin_visit({&unit, Pass::kForward})) continue;
         history.visit(&unit);
         if (history.known()) {
-          const auto next = history.next(limit == kNoLimit ? 100 : limit - 1, [](const ScheduledUnit*) { return false; });
+          const auto next =
+              history.next(limit == kNoLimit ? 100 : limit - 1, [](const ScheduledUnit*) { return false; });
           std::string wanted;
           for (const auto& [other, gathered] : here) {
             const bool expected = std::find(next.begin(), next.end(), &units[other]) != next.end();

@@ -109,7 +109,8 @@ void VisitHistory::trim() {
   const std::vector<ScheduledUnit*> before = std::exchange(visits_, {});
   const size_t dropped = before.size() / 2;
   places_.clear();
-  std::for_each(before.begin() + static_cast<ptrdiff_t>(dropped), before.end(), [this](ScheduledUnit* unit) { add(unit); });
+  std::for_each(before.begin() + static_cast<ptrdiff_t>(dropped), before.end(),
+                [this](ScheduledUnit* unit) { add(unit); });
   place_ = place_ && *place_ >= dropped ? std::optional<size_t>(*place_ - dropped) : std::nullopt;
   looked_until_ -= std::min(looked_until_, dropped);
 }
@@ -117,7 +118,8 @@ void VisitHistory::trim() {
 VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) const {
   const ScheduledUnit* current = visits_.back();
   std::vector<ScheduledUnit*> units;
-  std::unordered_set<const ScheduledUnit*> known;  // where so many are asked for that looking through `units` would be slow
+  std::unordered_set<const ScheduledUnit*>
+      known;  // where so many are asked for that looking through `units` would be slow
   size_t passed_over = 0;
   size_t i = *place_ + 1;
   for (; i < visits_.size() && visits_[i] && units.size() < count && passed_over < kLookAhead; ++i) {

@@ -41,7 +41,7 @@ SaveTarget::SaveTarget(const fs::path& folder, Communicator& world)
 std::string SaveTarget::write(const RankPieces& pieces, const std::function<void()>& after_each) const {
   const checkpoint::RankFile file =
       write_rank_file(place_ / checkpoint::rank_file_name(rank_, size_), pieces.pieces, after_each);
-  return json{{"file", rank_file_text(file)}, {"leaves", pieces.leaves}, {"ignored", pieces.ignored}}.dump();
+  return json{{"leaves", pieces.leaves}, {"ignored", pieces.ignored}}.dump() + "\n" + rank_file_text(file);
 }
 
 void SaveTarget::commit(const std::vector<std::string>& written, const json& groups, const json& user) {
@@ -51,10 +51,11 @@ void SaveTarget::commit(const std::vector<std::string>& written, const json& gro
   json leaves = json::object();
   json ignored;  // rank 0's
   for (size_t rank = 0; rank < written.size(); ++rank) {
-    const json of_rank = json::parse(written[rank]);
-    add_rank_file(checkpoint::parse_rank_file(of_rank.at("file").get_ref<const std::string&>(), path.string()),
-                  manifest);
-    leaves.update(of_rank.at("leaves"));
+    const std::string_view text = written[rank];
+    const size_t line = text.find('\n');
+    json of_rank = json::parse(text.substr(0, line));
+    add_rank_file(checkpoint::parse_rank_file(text.substr(line + 1), path.string()), manifest);
+    for (auto& [name, leaf] : of_rank.at("leaves").get_ref<json::object_t&>()) leaves[name] = std::move(leaf);
     if (rank == 0) ignored = of_rank.at("ignored");
     check_ignored(ignored, of_rank.at("ignored"), rank);
   }
