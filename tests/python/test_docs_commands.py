@@ -118,7 +118,7 @@ def compare_with_help(place, command):
 
 RULES = {
     r"make ": run_make,
-    r"build/engine_test ": run_as_it_stands,
+    r"build/schedule_test ": run_as_it_stands,
     r"build/fuzz_training (--seed |--case )": run_as_it_stands,
     r"build/fuzz_training (--seeds |--seconds )": run_fewer_seeds,
     r"torchrun --no-python --nproc-per-node 2 build/shard_your_model": run_as_it_stands,
