@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) {
   using namespace fsdp::trainer;
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write to it
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns an error
   const auto command = parse_command_line(argc, argv);
   if (const auto* finished = std::get_if<Finished>(&command)) return finished->exit_status;
   if (const auto* convert = std::get_if<ConvertCommand>(&command)) return run_convert_command(*convert);

@@ -1,4 +1,4 @@
-// The program as a user runs it: whole runs with real processes, and mistakes of every kind.
+// Tests the program as a user runs it: whole runs with real processes, and mistakes of every kind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -31,7 +31,7 @@ class Program : public ::testing::Test {
  protected:
   Program() { write_tiny_llama(folder_.path("model"), /*tied=*/true, 3); }
 
-  // A config that trains for a moment, with `changes` on top.
+  // Returns a config that trains for a moment, with `changes` applied.
   json config(const json& changes = json::object()) const {
     json c = {{"model_path", folder_.path("model")},
               {"dataset", "dummy:64"},
@@ -54,7 +54,7 @@ class Program : public ::testing::Test {
     for (std::string line; std::getline(lines, line);) result.push_back(json::parse(line));
     return result;
   }
-  // Of a run over two ranks, line by line.
+  // Returns the losses and norms of a run with two ranks, line by line.
   std::vector<double> losses_and_norms(const json& changes) const {
     const ProgramResult result = train(config(changes), "--nproc-per-node 2");
     EXPECT_EQ(result.status, 0) << result.err;
@@ -121,7 +121,7 @@ TEST_F(Program, TrainsEvaluatesAndSaves) {
   EXPECT_EQ(folder_.read("output/final/tokenizer.json"), folder_.read("model/tokenizer.json"));
 }
 
-// The same global batches: the same losses for 1, 2, 3 and 4 processes, however the ranks are started.
+// The same global batches give the same losses with 1, 2, 3 and 4 processes, however the ranks are started.
 TEST_F(Program, LossesDoNotDependOnTheNumberOfRanks) {
   const auto losses = [&](int ranks) {
     const ProgramResult result = train(config({{"train_batch_size", 12 / ranks}, {"lr_scheduler_type", "constant"}}),
@@ -141,7 +141,8 @@ TEST_F(Program, LossesDoNotDependOnTheNumberOfRanks) {
   }
 }
 
-// Four processes in two shard groups, in one group for this host, and released to pairs: the losses stay.
+// Four processes in two shard groups, in one group for this host, and with units released to pairs: the losses are the
+// same.
 TEST_F(Program, LossesDoNotDependOnHowRanksAreGrouped) {
   const auto losses = [&](const json& changes) {
     const ProgramResult result = train(config(changes), "--nproc-per-node 4");
@@ -204,7 +205,7 @@ TEST_F(Program, FullPrecisionInEvalIsThatOfTheMasterDtype) {
   EXPECT_EQ(eval_loss({{"dtype", "bf16"}, {"full_precision_in_eval", true}}), expected);
 }
 
-// Dropout differs from process to process and repeats in recomputation: no loss or norm changes by a bit.
+// Dropout differs between processes and repeats in recomputation, so no loss or norm changes by a bit.
 TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
   json model = tiny_llama_config(/*tied=*/true);
   model["attention_dropout"] = 0.3;
@@ -213,7 +214,7 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
   ASSERT_EQ(expected.size(), 8u);
   EXPECT_FALSE(metrics().front().contains("hardware_tflops"));
   EXPECT_EQ(losses_and_norms({{"activation_checkpointing", true}}), expected);
-  // Of a token: q and o 18x18, k and v 18x6; gate, up, down 18x29; scores and values 18 wide, 16 keys; the head.
+  // Flops per token: q and o 18x18, k and v 18x6; gate, up, down 18x29; scores and values 18 wide, 16 keys; the head.
   const double layers = 3 * (2 * (2 * 324 + 2 * 108 + 3 * 522) + 2 * 2 * 18 * 16);
   const json line = metrics().front();
   EXPECT_NEAR(line["hardware_tflops"].get<double>() / line["tflops"].get<double>(),
@@ -224,7 +225,7 @@ TEST_F(Program, ActivationCheckpointingChangesNoNumber) {
             expected);
 }
 
-// When gathers are issued, and through which connections, changes no number.
+// The time of gathers and the connections that they use change no number.
 TEST_F(Program, OverlapChangesNoNumber) {
   const auto expected = losses_and_norms({{"forward_prefetch", false}, {"backward_prefetch", "none"}});
   ASSERT_EQ(expected.size(), 8u);
@@ -234,7 +235,7 @@ TEST_F(Program, OverlapChangesNoNumber) {
   EXPECT_EQ(losses_and_norms({{"keep_memory", true}}), expected);
 }
 
-// Where shards and optimizer state lie changes no number.
+// The location of shards and optimizer state changes no number.
 TEST_F(Program, OffloadChangesNoNumber) {
   const auto expected = losses_and_norms(json::object());
   ASSERT_EQ(expected.size(), 8u);
@@ -270,7 +271,7 @@ TEST_F(Program, AModelThatCannotFitIsRefused) {
   EXPECT_THAT(samples.err, HasSubstr("key \"dataset\": \"dummy:1000000000000\""));
 }
 
-// The limit stands for a full disk: metrics.jsonl takes no more than 10 KiB.
+// The limit simulates a full disk: metrics.jsonl cannot grow beyond 10 KiB.
 TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
   folder_.write("config.json",
                 config({{"max_steps", 60}, {"save_steps", 30}, {"report_to", {"csv", "tensorboard"}}}).dump());
@@ -284,7 +285,7 @@ TEST_F(Program, MetricsThatCannotBeWrittenEndNoRun) {
   for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["step"], i + 1);
 }
 
-// The names of one category in the trace, rank by rank.
+// Returns the names of one category in the trace for each rank.
 std::map<int, std::set<std::string>> traced(const json& trace, const std::string& category) {
   std::map<int, std::set<std::string>> names;
   for (const json& event : trace["traceEvents"]) {
@@ -368,7 +369,7 @@ TEST_F(Program, ContradictoryEnvironmentsAreMistakes) {
   EXPECT_THAT(beyond.err, HasSubstr("RANK is 2"));
 }
 
-// A mistake is one message, comes before any rank is started, and leaves nothing behind.
+// A mistake causes one message, before any rank is started, and leaves no files.
 TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
   folder_.write("ids.bin", std::string("\x05\x00\xff\x00", 4));
   folder_.write("short.txt", std::string(100, 'a'));
@@ -415,7 +416,7 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
 }
 
 TEST_F(Program, ARankThatIsKilledEndsTheRun) {
-  // Without end, so that it can only end by the kill.
+  // The run has no end of its own, so only the kill can end it.
   folder_.write("config.json", config({{"max_steps", 100000000}}).dump());
   const std::string script = "$FSDP train --config-path " + folder_.path("config.json") +
                              " --nproc-per-node 3 & launcher=$!\n" + "until [ -s " +
@@ -435,7 +436,7 @@ TEST_F(Program, AFailureOfOneRankEndsAll) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0: "), HasSubstr("in_the_way")));
 }
 
-// An error that all ranks have is said once, in the words of the program.
+// An error of all ranks is printed once, in the words of the program.
 TEST_F(Program, AnErrorOfAllRanksIsSaidOnce) {
   ASSERT_EQ(train(config({{"save_steps", 4}}), "--nproc-per-node 2").status, 0);
   const json changes = {{"master_dtype", "bf16"},

@@ -1,4 +1,4 @@
-// Casts of what goes into and comes out of a module, whatever containers it comes in.
+// Casts the inputs and results of a module, in whatever containers they come.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +13,9 @@
 
 namespace fsdp {
 
-// Floating-point tensors in `value` cast to `dtype`, as operators that autograd sees; everything else as it is. Looks
-// into vectors, pairs, tuples, optionals and maps, nested in one another. An overload for a type of the user's is found
-// by argument-dependent look-up: T cast_floating(T value, c10::ScalarType dtype), beside T.
+// Returns `value` with its floating-point tensors cast to `dtype`, by operators that autograd records; everything else
+// is unchanged. Looks into vectors, pairs, tuples, optionals and maps, also nested. For a user's type T, an overload T
+// cast_floating(T value, c10::ScalarType dtype) in the namespace of T is found by argument-dependent lookup.
 inline at::Tensor cast_floating(at::Tensor value, c10::ScalarType dtype) {
   return value.defined() && value.is_floating_point() ? value.to(dtype) : value;
 }

@@ -1,5 +1,5 @@
-// Checkpoints of a training run on disk: model, buffers, optimizer and what the caller adds, saved by any number of
-// ranks and loaded by any other. docs/checkpoints.md has the format and what is promised.
+// Checkpoints of a training run on disk: model, buffers, optimizer and data of the caller, saved by any number of ranks
+// and loaded by any other number. docs/checkpoints.md describes the format and the guarantees.
 //
 //   fsdp::save_checkpoint("run/step-100", {*sharded, *model, state.get()}, R"({"step": 100})", *world);
 //   const std::string user = fsdp::load_checkpoint("run/step-100", {*sharded, *model, state.get()}, *world).user;
@@ -23,72 +23,73 @@
 
 namespace fsdp {
 
-// What a checkpoint is of. Of parameters that are not sharded (Options::ignored_parameters), which must be alike on all
-// ranks, rank 0's are kept; so are its buffers.
+// The contents of a checkpoint. Parameters that are not sharded (Options::ignored_parameters) must be equal on all
+// ranks; rank 0's values are saved. Buffers are also saved from rank 0.
 struct CheckpointedRun {
   ShardedModule& model;
-  torch::nn::Module& module;            // the one that `model` was made of: for its buffers
-  OptimizerState* optimizer = nullptr;  // on model.parameters(), or some of them; null: none
-  // What this rank alone has, such as the states of its random generators, by name (without a slash). A parameter that
-  // is not sharded, and differs between ranks, belongs here under its name: it is not asked to be alike then, and
-  // loading expects no other of it.
+  torch::nn::Module& module;            // the module of `model`, for its buffers
+  OptimizerState* optimizer = nullptr;  // built on model.parameters() or some of them; null: none
+  // Tensors that only this rank has, such as the states of its random generators, by name (without a slash). A
+  // parameter that is not sharded and differs between ranks belongs here under its name. It is then not required to be
+  // equal on all ranks, and loading expects no other copy of it.
   std::map<std::string, at::Tensor> of_rank = {};
-  // What this rank holds of tensors that are split over ranks by others than FSDP, and of their optimizers' state. In
-  // the folder they are as parameters are, and any number of ranks loads what any other saved.
+  // This rank's rows of tensors that are split over ranks by other code than FSDP, and of their optimizers' state. The
+  // folder stores them like parameters: any number of ranks can load them, whatever number saved them.
   std::vector<SplitTensor> split = {};
 };
 
-// Writes the folder, which then appears under its name, complete and on the disk, on all ranks' return; one that is
-// there is replaced. `user`: JSON text; rank 0's is kept. After an error, which all ranks get, and which names rank,
-// file and reason, what was there is as it was. (Where ranks are killed, or lose one another, a folder .NAME.tmp-… may
-// be left beside it: it is no checkpoint, and may be removed when no rank is saving.) `world`: all ranks, which see the
+// Writes the folder. When all ranks have returned, it is on the disk under its name, complete; an existing folder is
+// replaced. `user`: JSON text; rank 0's is stored. On an error, which all ranks get and which names rank, file and
+// reason, an existing folder is unchanged. (If ranks are killed or lose each other, a folder .NAME.tmp-… may remain
+// beside it; it is no checkpoint, and may be removed when no rank is saving.) `world`: all ranks, which must see the
 // same file system. Collective.
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
                      Communicator& world);
 
 struct LoadedCheckpoint {
-  std::string user;      // JSON text, as save_checkpoint was given it, but for white space
+  std::string user;      // JSON text, as passed to save_checkpoint, except for white space
   LoadReport model;      // parameters, buffers and split tensors, by FQN
   LoadReport optimizer;  // by FQN; state of split tensors as NAME/STATE
-  // What this rank had as CheckpointedRun::of_rank; empty when another number of ranks saved the folder.
+  // The rank's CheckpointedRun::of_rank at the time of the save. Empty if another number of ranks saved the folder.
   std::map<std::string, at::Tensor> of_rank;
 };
 
-// Each rank reads what it holds. Errors, which all ranks get: a folder that is no checkpoint, or damaged; with
-// LoadOptions::strict whatever does not fit. State of optimizers is left in the folder when `run` has none: parameters'
-// without an optimizer, split tensors' when `run` has no state of these either.
-// What does not fit is found before anything is changed; after an error of reading, model and optimizer hold anything.
-// Collective.
+// Loads a checkpoint; each rank reads the parts that it holds. Errors, which all ranks get: the folder is no checkpoint
+// or is damaged, or, with LoadOptions::strict, anything does not fit. Optimizer state is not loaded if `run` has none:
+// for parameters, if it has no optimizer; for split tensors, if it has no state of them either.
+// Everything is checked before anything is changed. After an error while reading data, the contents of model and
+// optimizer are undefined. Collective.
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options = {});
 
-// What an asynchronous save does while another is under way.
+// What an asynchronous save does while another one is in progress.
 enum class SecondSave : uint8_t {
-  kWait,    // waits until that one has ended
-  kRefuse,  // is an error; that one goes on
+  kWait,    // waits until the other one has ended
+  kRefuse,  // throws; the other one continues
 };
 
 class AsyncSaver;
 
-// Saves checkpoints while training goes on, one at a time. No other thread uses the communicator: the ranks take each
-// step of a save together, in advance(). All functions are collective, and throw on all ranks, once, when the save
-// under way has failed: the folder is as it was then, and the next save can begin.
+// Saves checkpoints while training continues, one at a time. No other thread uses the communicator: the ranks take each
+// step of a save together, in advance(). All functions are collective. If the save in progress has failed, they throw
+// once on all ranks; the folder is then as it was before, and the next save can begin.
 class AsyncCheckpointer {
  public:
   explicit AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait);
-  // Waits for this rank's thread. A save that has not ended is given up: the folder is as it was.
+  // Waits for this rank's thread. An unfinished save is abandoned: the folder is as it was before.
   ~AsyncCheckpointer();
   AsyncCheckpointer(const AsyncCheckpointer&) = delete;
   AsyncCheckpointer& operator=(const AsyncCheckpointer&) = delete;
 
-  // As save_checkpoint, but returns when what this rank writes is copied to host memory, as much as the shards, split
-  // tensors and the optimizers' state take, which is kept for the next save. `run` may change then.
+  // Like save_checkpoint, but returns as soon as this rank's data are copied to host memory. The copy takes as much
+  // memory as the shards, split tensors and the optimizers' state, and is kept for the next save. `run` may change
+  // afterwards.
   void save(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user);
 
-  // To be called at the same points of all ranks' programs while training goes on, such as once a step; waits for no
-  // disk. The folder of the save under way, if it has ended by now.
+  // Must be called at the same points of all ranks' programs while training continues, for example once in each step.
+  // Does not wait for a disk. Returns the folder of the save in progress if it has ended by now.
   std::optional<std::filesystem::path> advance();
-  // Waits for the save under way and returns its folder; none: there is none.
+  // Waits for the save in progress and returns its folder, or nullopt if there is none.
   std::optional<std::filesystem::path> finish();
 
  private:

@@ -1,27 +1,27 @@
 // The communicator: how the ranks of one group exchange tensors.
 //
-// One interface for every backend (Gloo in host memory, NCCL on NVIDIA GPUs, a fake one for benchmarks, wrappers that
-// record, delay or fail for tests). A collective is *issued* by a call and *waited for* through the returned Work: the
-// call never blocks on other ranks. Buffers handed to a collective must stay alive and untouched until its Work was
+// One interface for every backend: Gloo in host memory, NCCL on NVIDIA GPUs, a fake one for benchmarks, and wrappers
+// that record, delay or fail for tests. A collective is *issued* by a call and *waited for* through the returned Work.
+// The call never blocks on other ranks. Buffers passed to a collective must stay alive and untouched until its Work was
 // waited for.
 //
-// Threads: a communicator is used by one thread at a time. All ranks must issue the same collectives in the same
-// order; each collective carries an identity that the ranks compare, so that two ranks which issue different ones get
+// Threads: a communicator is used by one thread at a time. All ranks must issue the same collectives in the same order.
+// Each collective carries an identity that the ranks compare, so that two ranks which issue different collectives get
 // an error that names both, instead of mixed data. (When they compare: NcclOptions::compare_every_collective.)
 //
 // Devices and streams: the tensors of one collective are on one device.
 // - In host memory: wait() blocks until the result is in place.
 // - On a device with streams, over NCCL: a call enqueues the collective on the stream of that device which is *current*
-//   in the calling thread, behind all that was enqueued there before; wait() makes the stream which is current in the
-//   waiting thread *then* wait for the result. Neither waits for the device. So the caller chooses streams, by setting
-//   the current one around the call and around wait(). Behind wait(), what is enqueued on the stream that waited may
-//   use and overwrite the buffers; whoever frees them or uses them on another stream first orders that stream behind
-//   this one by an event. A Work that is destroyed without wait() makes the stream that is current then wait, too.
-// - On a device with streams, over Gloo or the fake communicator: the same, but a call over Gloo blocks the host until
-//   the device has come to the collective and its input is copied to the host, and wait() until the other ranks' parts
-//   are on this host.
-// On ranks with several communicators on one device (a group and its twin) the order of issue over all of them must be
-// the same on all ranks: kernels of one may keep those of the other from starting.
+//   in the calling thread, after all work enqueued there before. wait() makes the stream which is *then* current in the
+//   waiting thread wait for the result. Neither waits for the device. The caller thus chooses streams by setting the
+//   current one around the call and around wait(). Work enqueued after wait() on the stream that waited may use and
+//   overwrite the buffers. To free them or use them on another stream, first make that stream wait for this one by an
+//   event. If a Work is destroyed without wait(), the stream that is current at that time waits as well.
+// - On a device with streams, over Gloo or the fake communicator: the same, except that over Gloo a call blocks the
+//   host until the device has reached the collective and its input is copied to the host, and wait() blocks the host
+//   until the other ranks' parts are on this host.
+// If ranks have several communicators on one device (a group and its twin), the order of issue over all of them must be
+// the same on all ranks: kernels of one may keep kernels of the other from starting.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,10 +39,10 @@ namespace fsdp {
 
 class MeetingPoint;
 
-// What a collective is for. Ranks compare all of it before they trust the data that they receive.
+// The purpose of a collective. Ranks compare all fields before they trust the data that they receive.
 struct CollectiveId {
   std::string name;         // unit name, or the purpose ("clip_grad_norm_")
-  uint64_t generation = 0;  // how many collectives of this name and pass came before
+  uint64_t generation = 0;  // number of earlier collectives with this name and pass
   Pass pass = Pass::kUser;
 };
 
@@ -50,47 +50,51 @@ struct CollectiveId {
 class Work {
  public:
   virtual ~Work() = default;
-  // The result is in place behind it: for the host, or for the current stream of a device (see above). Or throws what
-  // went wrong (naming ranks and collective). Call it once.
+  // Returns when the result is in place, or makes the current stream of a device wait for it (see above). Throws the
+  // error of a failed collective, which names ranks and collective. Must be called at most once.
   virtual void wait() = 0;
-  // Does this rank's next step of a collective that has several (an all-reduce: sends its sums once all contributions
-  // are in), so that the rest goes on while this rank computes. May block as wait() does; never required.
+  // Performs this rank's next step of a collective that has several steps, so that the collective can continue while
+  // this rank computes. (In an all-reduce, a rank sends its sums once all contributions have arrived.) May block as
+  // wait() does. Calling it is never required.
   virtual void advance() {}
 };
 
-// How the contributions to a reduction are put together: sum over ranks in rank order, then times `scale`. The sum is
-// formed in fp32 for bf16 and fp16 contributions.
+// How a reduction combines the contributions: the sum over the ranks in rank order, multiplied by `scale`. For bf16 and
+// fp16 contributions the sum is formed in fp32.
 //
-// NCCL promises less. It adds in an order of its own, in the dtype of the contributions: bf16 and fp16 sums are rounded
-// on their way from rank to rank (by some of its algorithms only at the end). For these two dtypes contributions are
-// multiplied by the largest power of two that is not above `scale` (at most 1; for fp16 at least 2^-14) before they are
-// added, so that means do not overflow, and the sum by what remains of `scale`; for fp32 and fp64, by `scale` before.
-// Reduce in fp32 where that matters.
+// NCCL guarantees less. It adds in its own order and in the dtype of the contributions: bf16 and fp16 sums are rounded
+// on their way from rank to rank (with some of its algorithms only at the end). For these two dtypes, contributions are
+// multiplied before the addition by the largest power of two that is not above `scale` (at most 1; for fp16 at least
+// 2^-14), so that means do not overflow, and the sum is multiplied by the rest of `scale`. fp32 and fp64 contributions
+// are multiplied by `scale` before the addition. If this rounding matters, reduce in fp32.
 struct ReductionSummary;
 struct ReduceOptions {
   double scale = 1.0;
-  ReductionSummary* summary = nullptr;  // is filled in by the time wait() returns; null: not asked for
+  ReductionSummary* summary = nullptr;  // filled in before wait() returns; null: not wanted
 };
 
-// What a reduction has seen of the elements that this rank gets, as they are stored, in the pass that stores them.
+// Properties of the elements that a reduction stores on this rank, found in the pass that stores them.
 struct ReductionSummary {
-  bool known = false;       // where the CPU adds; else the rest says nothing
-  bool finite = true;       // none is infinite or NaN
-  double squared_norm = 0;  // the sum of their squares; not finite where `finite` is false
+  bool known = false;       // true if the CPU adds; if false, the other fields are meaningless
+  bool finite = true;       // no element is infinite or NaN
+  double squared_norm = 0;  // sum of the squares; not finite if `finite` is false
 };
 
-// How an all-to-all splits its tensors: elements that go to each rank and come from each rank, in rank order.
+// How an all-to-all splits its tensors: the number of elements sent to each rank and received from each rank, in rank
+// order.
 struct SplitCounts {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
 };
 
 struct SharedBufferOptions {
-  // What it holds is needed only while it is read: when all ranks have ended a reading, its memory goes back to the
-  // system, unless all such buffers of the group are at most an eighth of what the host has left; what it reads as then
-  // is not defined. One reading at a time, and await_readers before the slice is written.
+  // Whether the contents are needed only while they are read. If true, the memory is returned to the system when all
+  // ranks have ended a reading, unless all such buffers of the group take at most an eighth of the memory that the host
+  // has left. The contents are undefined after that. Only one reading at a time is allowed, and await_readers must be
+  // called before the slice is written.
   bool passing = false;
-  // A write of this rank to the buffer while it reads it there ends the process, with a line that names the buffer.
+  // Whether the buffer is write-protected while this rank reads it in place: a write ends the process, with a line that
+  // names the buffer.
   bool read_only = false;
 };
 
@@ -104,110 +108,113 @@ class Communicator {
   virtual std::string backend() const = 0;
 
   // Gathers `input` (n elements, 1-D, contiguous) of every rank into `output` (size() * n elements) in rank order.
-  // `input` may be the slice of `output` that belongs to this rank (in place): then nothing is copied locally.
+  // `input` may be this rank's slice of `output` (in place), which avoids the local copy.
   virtual std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) = 0;
 
-  // Reduces `input` (size() * n elements, one dtype for all ranks) over the ranks; `output` (n elements) receives the
-  // part of this rank. `output` may have another floating dtype than `input`. `flags` (may be empty; same length on
-  // all ranks) holds a bit set that is OR-ed over the ranks, in place, by the time wait() returns. Over NCCL it travels
-  // between the hosts, and wait() blocks the host until all ranks have issued the collective; not if all bits of all
-  // words are ones here, since nothing can change them (set the unused ones, too).
+  // Reduces `input` (size() * n elements, the same dtype on all ranks) over the ranks; `output` (n elements) receives
+  // the part of this rank. `output` may have another floating dtype than `input`. `flags` (may be empty; same length on
+  // all ranks) contains a bit set that is OR-ed over the ranks in place, before wait() returns. Over NCCL the flags
+  // travel between the hosts, and wait() blocks the host until all ranks have issued the collective. It does not block
+  // if all bits of all words are ones on this rank, because they cannot change (so set unused bits too).
   virtual std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
                                                const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) = 0;
 
   // Reduces `tensor` (1-D, contiguous) over the ranks into `output`, which may be the same tensor and may have another
-  // floating dtype. `flags` as in reduce_scatter. Sums in rank order on one rank an element, so that all ranks hold
-  // the same bits (NCCL, too, adds once and copies); results travel in the dtype of `tensor`, whose memory is
+  // floating dtype. `flags` as in reduce_scatter. Each element is summed in rank order on one rank, so that all ranks
+  // get the same bits (NCCL, too, adds once and copies). Results travel in the dtype of `tensor`, whose memory is
   // overwritten on the way.
   virtual std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
                                            const CollectiveId& id, std::vector<uint64_t>* flags = nullptr) = 0;
 
-  // Copies `tensor` (1-D, contiguous) of the rank `root` into that of the others.
+  // Copies `tensor` (1-D, contiguous) of rank `root` into `tensor` of the other ranks.
   virtual std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) = 0;
 
-  // Sends each rank a part of `input` and receives a part of `output` from each: both 1-D, contiguous, of one dtype and
-  // without common memory, their parts in rank order without gaps. This rank's own part is copied. Counts (size() each,
-  // zeros allowed, their sums the sizes of the tensors) may differ between pairs of ranks; what one rank sends to
-  // another must be what that one expects from it. Where it is not, over Gloo the receiver throws an error that names
-  // both ranks and counts, which ends the group; NCCL does not notice: it ends with the timeout of whoever waits, or
-  // mixes data. The fake communicator receives zeros from other ranks.
+  // Sends each rank a part of `input` and receives a part of `output` from each rank. Both tensors are 1-D, contiguous,
+  // of one dtype and do not overlap; their parts lie in rank order without gaps. This rank's own part is copied. Counts
+  // (size() each, zeros allowed, their sums the sizes of the tensors) may differ between pairs of ranks. The count that
+  // one rank sends must be the count that the other expects. If not, over Gloo the receiver throws an error that names
+  // both ranks and counts, which ends the group; NCCL does not notice the difference: the waiting rank runs into the
+  // timeout, or data are mixed. With the fake communicator, other ranks' parts are zeros.
   virtual std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                            const CollectiveId& id) = 0;
 
-  // Every rank's `bytes`, in rank order. Lengths may differ. Blocks.
+  // Returns every rank's `bytes`, in rank order. Lengths may differ. Blocks.
   virtual std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) = 0;
 
   // Returns when every rank has entered. Blocks.
   virtual void barrier(const CollectiveId& id) { all_gather_bytes({}, id); }
 
-  // A group of some of this group's ranks: `members`, ascending, this rank among them; its ranks are the positions in
-  // the list. Collective over this group: each rank names the members of its own new group, and the lists must be a
-  // partition of this group's ranks, else all ranks throw. Blocks. The new group goes on when this one is gone; a
-  // failure in one of them ends both, with an error on all their ranks.
+  // Makes a group of some of this group's ranks: `members`, ascending, which include this rank. Ranks of the new group
+  // are the positions in the list. Collective over this group: each rank names the members of its own new group, and
+  // the lists must be a partition of this group's ranks, otherwise all ranks throw. Blocks. The new group stays usable
+  // after this one is destroyed. A failure in one of them ends both, with an error on all their ranks.
   virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) = 0;
 
-  // This group once more: a collective that is issued there does not wait for those that were issued here. It has
-  // connections of its own, but for a group over several hosts with shared memory, which shares its groups of hosts and
-  // of places with its twin. Made by the first call, which is collective and blocks; then always the same one.
+  // Returns a second group of the same ranks: a collective issued there does not wait for collectives issued here. It
+  // has connections of its own, except that a group over several hosts with shared memory shares its groups of hosts
+  // and of places with its twin. The first call makes the twin; it is collective and blocks. Later calls return the
+  // same one.
   virtual std::shared_ptr<Communicator> twin() = 0;
 
-  // Whether every collective compares its identity (CollectiveId, kind, sizes, dtypes) over the ranks before data is
-  // trusted. Where it does not, fully_shard adds checks (DebugOptions::collective_check).
+  // Whether every collective compares its identity (CollectiveId, kind, sizes, dtypes) over the ranks before data are
+  // trusted. If not, fully_shard adds checks (DebugOptions::collective_check).
   virtual bool carries_identity() const { return false; }
 
-  // The store where the ranks of this group, and nobody else, can leave notes for one another while the group itself is
-  // busy or stuck; null: there is none. Checks and the watchdog of DebugOptions go through it.
+  // The store through which the ranks of this group, and only they, exchange messages while the group itself is busy or
+  // stuck. Null if the backend has none. The checks and the watchdog of DebugOptions use it.
   virtual std::shared_ptr<MeetingPoint> meeting_point() const { return nullptr; }
 
-  // After how long a collective that does not end is an error; zero: not known.
+  // The time after which an unfinished collective is an error. Zero if unknown.
   virtual std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(0); }
 
-  // How errors are to name a rank of this group: its number in the group that this one was made from, first of all.
+  // The number by which errors name a rank of this group: its rank in the original group that this one was derived
+  // from.
   virtual int world_rank(int rank) const { return rank; }
 
-  // Ends this group and those made from it or with it, on all ranks as far as the backend can tell them: what is in
-  // flight or issued later throws `reason`. For a group in which ranks have diverged. Does nothing by default. Threads:
-  // as the rest.
+  // Ends this group and the groups made from it or with it, on all ranks as far as the backend can notify them:
+  // collectives in flight and later ones throw `reason`. For a group in which ranks have diverged. Does nothing by
+  // default. Threads: one at a time, like the rest.
   virtual void abort(const std::string& /*reason*/) {}
 
-  // Gives back memory of this group (not its twin) that is kept to be used again. Only where none of its collectives
-  // is in flight. Ranks that share memory keep what is at most an eighth of what their host has left. Does nothing by
+  // Frees memory that this group (not its twin) keeps for reuse. Allowed only while none of its collectives is in
+  // flight. Ranks that share memory keep at most an eighth of the memory that their host has left. Does nothing by
   // default.
   virtual void trim() {}
 
-  // -- memory that this communicator provides; by default, none of its own --
+  // -- Memory that this communicator provides. By default it provides none of its own. --
 
-  // A buffer of all ranks: `nbytes` (a multiple of size()), zeros, 1-D, kByte; undefined where ranks do not share
-  // memory. Each rank writes to its own slice alone. An all_gather whose input is this rank's slice, as a whole, moves
-  // nothing where its output is the buffer, and *reads* it from wait() until its Work is destroyed; where the output
-  // lies elsewhere, until wait() returns. Not collective: share_buffers() or the first such gather shares the slices.
-  // Memory goes with the last tensor, on the last rank. Options must be the same on all ranks.
+  // Returns a buffer that all ranks share: `nbytes` (a multiple of size()), zeros, 1-D, kByte. Undefined if ranks do
+  // not share memory. Each rank writes only to its own slice. An all_gather whose input is this rank's whole slice
+  // moves no data if its output is the buffer; it then *reads* the buffer from wait() until its Work is destroyed. If
+  // the output lies elsewhere, it reads until wait() returns. Not collective: share_buffers() or the first such gather
+  // shares the slices. The memory is freed with the last tensor on the last rank. Options must be the same on all
+  // ranks.
   virtual at::Tensor shared_buffer(int64_t /*nbytes*/, const SharedBufferOptions& /*options*/,
                                    const CollectiveId& /*id*/) {
     return {};
   }
 
-  // Shares the slices of all shared buffers that were made so far. Throws on all ranks, with the figures, where memory
-  // is wanting for all of them together with what this rank will need besides: `further_nbytes`, which only counts.
-  // Where ranks do not share memory: nothing. Collective; blocks.
+  // Shares the slices of all shared buffers made so far. Throws on all ranks, with the figures, if memory does not
+  // suffice for all of these buffers and for `further_nbytes`, which this rank will need in addition (and which are
+  // only counted, not allocated). Does nothing if ranks do not share memory. Collective; blocks.
   virtual void share_buffers(int64_t /*further_nbytes*/, const CollectiveId& /*id*/) {}
 
-  // Returns when no other rank reads this shared buffer any more, as far as readings go that this rank has issued: a
-  // rank that is about to write to its slice calls it first, when its own readings have ended. Other ranks need not.
+  // Waits until no other rank reads this shared buffer any more, in the readings that this rank has issued. A rank must
+  // call it before it writes to its slice, after its own readings have ended. Other ranks need not call it.
   virtual void await_readers(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
 
-  // Memory for the input of a reduction, 1-D, kByte, not initialised. Where ranks share memory they read it where it
-  // lies, also when a reduce-scatter is over on this rank: after the call it may be dropped, but not written; it may
-  // be the output of an all-reduce, too, and is the caller's again when that is over.
+  // Returns memory for the input of a reduction, 1-D, kByte, not initialised. Ranks that share memory read it in place,
+  // even after a reduce-scatter has ended on this rank: after the call, the caller may drop it but must not write it.
+  // It may also be the output of an all-reduce; the caller may use it again when the all-reduce has ended.
   virtual at::Tensor reduction_input(int64_t nbytes);
-  // Whether reduction_input() is such memory.
+  // Whether other ranks read reduction_input() in place.
   virtual bool reads_in_place() const { return false; }
 
-  // What the library keeps with this communicator for as long as it lives.
+  // Data that the library attaches to this communicator for its lifetime.
   std::shared_ptr<void>& attachment() { return attachment_; }
 
-  // Bytes that this rank has sent to each rank (0 for itself) through collectives' payloads so far, its twin's
-  // included, headers not counted. Over NCCL, which chooses its own ways: what each rank has to get from this one, sent
+  // Bytes that this rank has sent to each rank (0 for itself) as payload of collectives so far, including its twin's,
+  // without headers. NCCL chooses its own routes: there, the bytes that each rank has to get from this one, as if sent
   // directly.
   virtual std::vector<uint64_t> bytes_sent_to() const = 0;
   uint64_t bytes_sent() const {
@@ -220,7 +227,7 @@ class Communicator {
   std::shared_ptr<void> attachment_;
 };
 
-// Where ranks meet, from the environment that torchrun, mpirun and srun set.
+// This rank's numbers and the meeting point of all ranks, from the environment that torchrun, mpirun or srun sets.
 struct RankEnvironment {
   int rank = 0;
   int world_size = 1;
@@ -232,36 +239,36 @@ struct RankEnvironment {
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun), or OMPI_COMM_WORLD_RANK,
 // PMI_RANK, MV2_COMM_WORLD_RANK, … (mpirun, with MASTER_ADDR and MASTER_PORT), or SLURM_PROCID, SLURM_STEP_NUM_TASKS, …
-// where srun started the process: there the first host of the step and a port that job and step give stand for
-// MASTER_ADDR and MASTER_PORT if these are not set. Without any of them: one rank. Missing or contradictory variables,
-// and variables of launchers that are not known: an error that names them.
+// if srun started the process. With srun, if MASTER_ADDR and MASTER_PORT are not set, the first host of the step and a
+// port derived from job and step are used. Without any of these variables: one rank. Missing or contradictory
+// variables, and variables of unknown launchers, are an error that names them.
 RankEnvironment rank_environment();
 
 struct GlooOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // Name or address of the interface to use; empty: the one that reaches the master address.
+  // Name or address of the network interface to use. Empty: the interface that reaches the master address.
   std::string host;
 };
 
 // A communicator over Gloo for the ranks of `environment`, which meet at the TCP store that rank 0 opens at
-// master_address:master_port. A port in use is an error that names it. Traffic is neither encrypted nor authenticated:
-// use a trusted network. Tensors on a device are copied to pinned host memory and back.
+// master_address:master_port. If the port is in use, the error names it. Traffic is neither encrypted nor
+// authenticated: use a trusted network. Tensors on a device are copied to pinned host memory and back.
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment,
                                                      const GlooOptions& options = {});
 
-// A communicator over memory that the ranks of one host share, for tensors on the CPU (those on a device are copied, as
-// over Gloo). They meet as for Gloo, and a Gloo group of the same ranks remains, which notices ranks that are lost.
-// An error where ranks cannot reach each other's memory: on several hosts (see make_cpu_communicator), in containers
-// that see different processes, or of different users. Memory has no name: nothing stays behind, however ranks end, and
-// no other user can open it.
+// A communicator over memory that the ranks of one host share, for tensors on the CPU (tensors on a device are copied,
+// as over Gloo). Ranks meet as for Gloo, and keep a Gloo group, which detects lost ranks. An error if ranks cannot
+// reach each other's memory: on several hosts (see make_cpu_communicator), in containers that see different processes,
+// or as different users. The memory has no name: none is left over, however ranks end, and no other user can open it.
 std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment,
                                                     const GlooOptions& options = {});
 
-// The best communicator for ranks on the CPU: shared memory if all of them can reach each other's; shared memory within
-// hosts and Gloo among them, if each of several hosts has the same number of ranks, two or more, in a row; else Gloo.
-// On several hosts sums are formed within a host first, in fp32 for bf16 and fp16 also between hosts. There a
-// collective ends when all ranks of a host have waited for it, or for a later one of the group or its twin, or called
-// its advance(); the order of issue over the two must be the same on all ranks, and one thread at a time uses them.
+// The best communicator for ranks on the CPU: shared memory if all ranks can reach each other's memory; shared memory
+// within hosts and Gloo between them, if each of several hosts has the same number of consecutive ranks, at least two;
+// otherwise Gloo. On several hosts, sums are formed within a host first; sums of bf16 and fp16 travel between hosts in
+// fp32. There, a collective ends when all ranks of a host have waited for it or for a later one of the group or its
+// twin, or have called its advance(). The order of issue over group and twin must be the same on all ranks, and one
+// thread at a time uses them.
 struct ChosenCommunicator {
   std::shared_ptr<Communicator> communicator;
   std::string reason;  // the same on all ranks: "all 4 ranks share the memory of this host"
@@ -269,36 +276,35 @@ struct ChosenCommunicator {
 ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options = {});
 
 struct NcclOptions {
-  // For what the host waits for: other ranks that shall come, their flags and bytes, NCCL's set-up if it does not
-  // block.
+  // Limit for everything that the host waits for: other ranks that have yet to connect, their flags and bytes, and
+  // NCCL's set-up if it does not block.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // Index of the CUDA device; none: the local rank.
+  // Index of the CUDA device. Unset: the local rank.
   std::optional<int> device;
-  // Whether NCCL's own calls block until they are done. If not, `timeout` bounds them, too (ncclConfig_t::blocking).
+  // Whether NCCL's own calls block until they are done. If not, `timeout` limits them too (ncclConfig_t::blocking).
   bool blocking = true;
-  // Ranks compare what they issue through their hosts. Always with each gather of bytes, barrier and reduction that has
-  // flags: a hash of all collectives issued so far goes with these, so that a difference is found there at the latest,
-  // behind the collectives that mixed data. With this on, with each collective, before its wait() returns: wait() then
-  // blocks the host until all ranks have issued it.
+  // Whether ranks compare every collective through their hosts before its wait() returns; wait() then blocks the host
+  // until all ranks have issued it. false: each gather of bytes, barrier and reduction with flags still carries a hash
+  // of all collectives issued so far. A difference is found there at the latest, after the collectives that mixed data.
   bool compare_every_collective = false;
-  // As in GlooOptions, for what goes through the hosts.
+  // Like GlooOptions::host, for traffic between the hosts.
   std::string host;
 };
 
-// A communicator over NCCL, for tensors on one CUDA device, which is this rank's alone. What NCCL cannot do (flags,
-// bytes, the meeting) goes through a Gloo group of the same ranks. The NCCL library is looked for at run time: in the
-// file that the environment variable FSDP_NCCL_LIBRARY names, else the one that LibTorch has loaded, else libnccl.so.2
-// where libraries are found. Errors, which say what to do: no CUDA device, no NCCL library or one that is too old, or
+// A communicator over NCCL, for tensors on one CUDA device, which only this rank uses. Functions that NCCL lacks
+// (flags, bytes, meeting) use a Gloo group of the same ranks. The NCCL library is searched at run time: the file named
+// by the environment variable FSDP_NCCL_LIBRARY, otherwise the library that LibTorch has loaded, otherwise libnccl.so.2
+// on the library search path. Errors say what to do: no CUDA device, no NCCL library or one that is too old, or
 // fsdp.cpp built without NCCL's headers.
 //
-// When a collective fails on a rank, its NCCL communicators are aborted, which ends their kernels, and those of the
-// other ranks with them. The first call that notices throws, and so do all later ones. Destroying a communicator waits
-// for what was issued through it on the device.
+// When a collective fails on a rank, the rank's NCCL communicators are aborted, which ends their kernels, and the
+// kernels of the other ranks as well. The first call that notices throws, and so do all later calls. Destroying a
+// communicator waits for everything that was issued through it on the device.
 std::shared_ptr<Communicator> make_nccl_communicator(const RankEnvironment& environment,
                                                      const NcclOptions& options = {});
 
-// A group of `size` ranks of which only `rank` exists: collectives do their local part and return at once, gathers
-// repeat this rank's part. For measuring host time; results mean nothing.
+// A group of `size` ranks of which only `rank` exists. Collectives do their local part and return at once; gathers
+// repeat this rank's part. For measurements of host time; results are meaningless.
 std::shared_ptr<Communicator> make_fake_communicator(int rank, int size);
 
 }  // namespace fsdp

@@ -1,25 +1,26 @@
 // Deferred initialisation: builds a module without memory for its parameters, so that a model that fits on no single
-// device can be constructed as plain single-device code and be sharded unit by unit.
+// device can be constructed by plain single-device code and sharded unit by unit.
 //
 //   auto model = fsdp::deferred_init([&] { return MyModel(config); });
 //   auto sharded = fsdp::fully_shard(model, options);
 //
-// Under the guard, operators that make tensors, and operators on tensors made so, are recorded instead of run: such a
-// *deferred* tensor has its shape, strides, dtype and device, and no memory. fully_shard replays what each unit's
-// parameters need, unit by unit, into the shards: at its peak a rank holds its shards and one whole unit.
+// Under the guard, operators that create tensors, and operators on such tensors, are recorded instead of run. A
+// *deferred* tensor has its shape, strides, dtype and device, but no memory. fully_shard replays the recorded operators
+// of each unit's parameters, unit by unit, into the shards: at its peak a rank holds its shards and one whole unit.
 //
-// Values are those of ordinary construction, bit for bit: each random operator draws from the state in which the
-// generator would have been, whatever the order of replay, also where a parameter is initialised again, or from another
-// parameter. When all is replayed the generator is where construction would have left it, unless it was seeded or used
-// in between. Until then it has moved by one number, by which that is noticed.
+// Values are bitwise equal to those of ordinary construction: each random operator draws from the state that the
+// generator would have had, whatever the order of replay, also if a parameter is initialised again or from another
+// parameter. After everything is replayed, the generator is in the state in which construction would have left it,
+// unless it was seeded or used in between. To detect that, the generator advances by one number until then.
 //
-// After the guard has ended, operators on deferred tensors alone, and those that write one, are still recorded
-// (apply(init_weights), to(kBFloat16), clone()); an operator that reads one beside an ordinary tensor, or whose result
-// is no tensor (item()), gives the deferred tensor its memory first. Autograd does not see recorded operators.
+// After the guard has ended, operators on deferred tensors alone, and operators that write a deferred tensor, are still
+// recorded (apply(init_weights), to(kBFloat16), clone()). An operator that reads a deferred and an ordinary tensor, or
+// whose result is not a tensor (item()), first materializes the deferred tensor. Autograd does not see recorded
+// operators.
 //
-// Small constants (up to a few KiB) have memory at once, so that code may fill them through pointers; reading the
-// pointer of another deferred tensor is an error. Ordinary tensors that recorded operators read are copied up to 1 MiB;
-// larger ones must not be written before replay: an error says so.
+// Small constants (up to a few KiB) get memory at once, so that code may fill them through pointers; reading the
+// pointer of another deferred tensor is an error. Ordinary tensors that recorded operators read are copied if they have
+// at most 1 MiB. Larger ones must not be written before replay; this is detected as an error.
 //
 // Threads: recording belongs to the thread that builds; replay may run on another one, and blocks other replays.
 #pragma once
@@ -34,7 +35,7 @@
 
 namespace fsdp {
 
-// While it lives, this thread builds without memory. May be nested.
+// While it lives, this thread builds modules without memory. May be nested.
 class DeferredInitGuard {
  public:
   DeferredInitGuard();
@@ -46,8 +47,8 @@ class DeferredInitGuard {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-// While it lives, the guards around it are without effect: for code that must have memory, such as torch::tensor() of a
-// large std::vector.
+// While it lives, enclosing guards have no effect: for code that must have memory, such as torch::tensor() of a large
+// std::vector.
 class EagerInitGuard {
  public:
   EagerInitGuard();
@@ -60,7 +61,7 @@ class EagerInitGuard {
   c10::impl::ExcludeDispatchKeyGuard exclude_;
 };
 
-// The result of `build`, called under a DeferredInitGuard.
+// Returns the result of `build`, called under a DeferredInitGuard.
 template <typename Build>
 auto deferred_init(Build&& build) {
   DeferredInitGuard guard;
@@ -70,11 +71,11 @@ auto deferred_init(Build&& build) {
 // Whether the tensor was made under a guard and has not been materialised.
 bool is_deferred(const at::TensorBase& tensor);
 
-// Gives the tensor its memory and values, and makes it an ordinary one; nothing if it is that already. Deferred tensors
-// that share storage with it share this memory.
+// Gives the tensor its memory and values, and makes it an ordinary tensor. Does nothing if it already is one. Deferred
+// tensors that share storage with it share this memory.
 void materialize(const at::Tensor& tensor);
 void materialize(const std::vector<at::Tensor>& tensors);
-// All parameters and buffers of a module: what ordinary construction would have made.
+// Materializes all parameters and buffers of a module: their values are those of ordinary construction.
 void materialize(torch::nn::Module& module);
 template <typename Impl>
 void materialize(const torch::nn::ModuleHolder<Impl>& holder) {

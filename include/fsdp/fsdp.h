@@ -1,5 +1,5 @@
-// FullyShardedDataParallel<M>: a module and its sharding in one object. Thin over fully_shard; what it adds is what
-// needs to see forward, train() and eval().
+// FullyShardedDataParallel<M>: a module and its sharding in one object. A thin layer over fully_shard, which adds
+// functions that must see forward, train() and eval().
 //
 //   fsdp::FullyShardedDataParallel<Net> model(Net(…), options);
 //   torch::optim::AdamW optimizer(model.parameters(), …);
@@ -14,11 +14,11 @@
 
 namespace fsdp {
 
-// What fully_shard has no hook for.
+// Options that fully_shard cannot implement because it has no hook for them.
 struct WrapperOptions {
   // Whether forward casts its floating-point arguments to Options::param_dtype, where that is set.
   bool cast_root_forward_inputs = true;
-  // dtype to which forward casts the floating-point tensors of its result. Unset: it does not.
+  // dtype to which forward casts the floating-point tensors of its result. Unset: no cast.
   std::optional<c10::ScalarType> output_dtype = std::nullopt;
   // Whether eval() switches to full precision, and train() back (ShardedModule::set_full_precision).
   bool full_precision_in_eval = false;
@@ -34,7 +34,7 @@ class FullyShardedDataParallel {
         input_dtype_(wrapper.cast_root_forward_inputs ? options.param_dtype : std::nullopt),
         wrapper_(wrapper) {}
 
-  // The module's forward, between the casts that the options ask for.
+  // Calls the module's forward, with the casts that the options request before and after it.
   template <typename... Args>
   auto forward(Args&&... args) {
     auto result = module_->forward(cast_input(std::forward<Args>(args))...);
@@ -45,7 +45,7 @@ class FullyShardedDataParallel {
     return forward(std::forward<Args>(args)...);
   }
 
-  // The wrapped module. What is called on it directly is not cast.
+  // The wrapped module. Functions called on it directly do not cast.
   M& module() { return module_; }
   auto operator->() { return &*module_; }
 
@@ -57,8 +57,8 @@ class FullyShardedDataParallel {
     return sharded_->clip_grad_norm_(max_norm, norm_type);
   }
   [[nodiscard]] ShardedModule::NoSync no_sync() { return sharded_->no_sync(); }
-  // Calls `function` on each module of the tree, children first, while all parameters are whole and may be written: how
-  // initialisers are run. Collective.
+  // Calls `function` on each module of the tree, children first, while all parameters are whole and may be written.
+  // Used to run initialisers. Collective.
   void apply(const std::function<void(torch::nn::Module&)>& function) {
     sharded_->with_full_params([&] { module_->apply(function); });
   }

@@ -1,4 +1,4 @@
-// What loading state into a sharded model takes, and what it tells: for state dicts and checkpoints.
+// Options and results of loading state into a sharded model, for state dicts and checkpoints.
 #pragma once
 
 #include <functional>
@@ -8,45 +8,46 @@
 
 namespace fsdp {
 
-// The name here of what has this name in what is loaded. Two names must not become one.
+// Maps a name in the loaded data to the name in this model or optimizer. Two names must not map to the same name.
 using Rename = std::function<std::string(const std::string& name)>;
-// As the map says; names that it does not have stay.
+// Renames according to the map; names that the map does not contain are unchanged.
 Rename rename_by(std::map<std::string, std::string> names);
-// Names that begin with `from` begin with `to` instead; the others stay. replace_prefix("module.", "") takes away what
-// DistributedDataParallel adds, replace_prefix("", "encoder.") puts a model below another.
+// Replaces the prefix `from` of names by `to`; names without this prefix are unchanged. replace_prefix("module.", "")
+// removes the prefix of DistributedDataParallel; replace_prefix("", "encoder.") places a model below another one.
 Rename replace_prefix(std::string from, std::string to);
 
 struct LoadOptions {
-  // true: what is missing, unexpected or mismatched (LoadReport) is one error that lists all of it, before anything was
-  // changed. false: it is skipped, and reported.
+  // true: if anything is missing, unexpected or mismatched (LoadReport), throws one error that lists all of it, before
+  // anything is changed. false: such names are skipped and reported.
   bool strict = true;
-  Rename rename = {};  // empty: names stay
-  // false: options of the optimizer's parameter groups stay as they are, however the parameters were grouped; what was
-  // saved must still be options that this optimizer can have.
+  Rename rename = {};  // empty: names are unchanged
+  // false: options of the optimizer's parameter groups are unchanged, however the parameters were grouped. The saved
+  // options must still be valid for this optimizer.
   bool optimizer_options = true;
 };
 
-// Something that is there, but does not fit.
+// A tensor or value that exists on both sides, but does not fit.
 struct Mismatch {
   std::string name;
   std::string given;     // "F32 [3, 5]"
-  std::string expected;  // "BF16 [3, 5]": nothing is cast in silence
+  std::string expected;  // "BF16 [3, 5]": values are never cast silently
 };
 
-// Names are those here, after renaming. The same on all ranks: what one of them cannot load, none does.
+// Result of loading. Names are those of this model, after renaming. The same on all ranks: if one rank cannot load a
+// name, no rank loads it.
 struct LoadReport {
   std::vector<std::string> loaded;
-  std::map<std::string, std::string> renamed;  // of what was loaded: name here, name that it had
-  // Of the model, but not in what is loaded: keeps the values that it has.
+  std::map<std::string, std::string> renamed;  // loaded names: name here -> name in the loaded data
+  // In the model, but not in the loaded data: keeps its values.
   std::vector<std::string> missing;
-  // In what is loaded, but not of the model: skipped.
+  // In the loaded data, but not in the model: skipped.
   std::vector<std::string> unexpected;
-  // Of another shape or dtype, or not all of the elements that a rank needs: skipped, keeps the values that it has.
+  // Another shape or dtype, or not all of the elements that a rank needs: skipped, keeps its values.
   std::vector<Mismatch> mismatched;
 
   // Whether everything was loaded.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
-  // What is missing, unexpected and mismatched, a line each.
+  // Lists everything missing, unexpected and mismatched, one on each line.
   std::string text() const;
 };
 

@@ -13,25 +13,24 @@
 
 namespace fsdp {
 
-// Groups of ranks. A 2-D mesh has both of `shard` and `replicate`; `world` may then be missing. Members that are set
-// are used by one thread at a time, together.
+// Groups of ranks. A 2-D mesh has both `shard` and `replicate`; `world` may then be missing. All groups of a mesh are
+// used by one thread at a time.
 struct ProcessMesh {
-  std::shared_ptr<Communicator> world;      // all ranks; what units are sharded over that are not hybrid
-  std::shared_ptr<Communicator> shard;      // the ranks that hold one copy of the model together
+  std::shared_ptr<Communicator> world;      // all ranks; units that are not hybrid are sharded over them
+  std::shared_ptr<Communicator> shard;      // the ranks that together hold one copy of the model
   std::shared_ptr<Communicator> replicate;  // the ranks that hold the same part as this one
 
   bool is_2d() const { return shard && replicate; }
-  // Of this process among all: in `world`, else counted through the shard groups.
+  // The rank of this process among all ranks: its rank in `world`, or its number counted through the shard groups.
   int rank() const { return world ? world->rank() : replicate->rank() * shard->size() + shard->rank(); }
   int size() const { return world ? world->size() : replicate->size() * shard->size(); }
 };
 
-// Ranks [k F, (k + 1) F) of `world` become shard group k. Collective. Throws when F does not divide the number of
-// ranks.
+// Makes ranks [k F, (k + 1) F) of `world` shard group k. Collective. Throws if F does not divide the number of ranks.
 ProcessMesh make_mesh(const std::shared_ptr<Communicator>& world, int sharding_factor);
 
-// The ranks of one host become one shard group. `host` names this rank's; empty: the machine's own name. Collective.
-// Throws on all ranks when hosts have different numbers of ranks.
+// Makes the ranks of each host one shard group. `host` is the name of this rank's host; empty: the machine's own name.
+// Collective. Throws on all ranks if hosts have different numbers of ranks.
 ProcessMesh make_mesh_of_hosts(const std::shared_ptr<Communicator>& world, const std::string& host = {});
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// An optimizer's state by name, for checkpoints: what is kept for each leaf, and the options of each parameter group.
+// An optimizer's state by name, for checkpoints: the state of each leaf, and the options of each parameter group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,35 +23,37 @@ struct LeafState {
   std::map<std::string, double> scalars;
 };
 
-// Derive from it to make checkpoints of an optimizer of your own. Threads: those of the optimizer.
+// Interface to an optimizer's state. Derive from it to save another optimizer in checkpoints. Threads: as the
+// optimizer.
 class OptimizerState {
  public:
   virtual ~OptimizerState() = default;
 
-  // The leaves that the optimizer was built on, by parameter group.
+  // The leaves that the optimizer was built on, for each parameter group.
   virtual std::vector<std::vector<at::Tensor>> groups() const = 0;
 
-  // The tensors are the optimizer's own. None: the leaf had no gradient so far, or is not one of the optimizer's.
+  // The state of a leaf; the tensors are the optimizer's own. nullopt if the leaf had no gradient so far or does not
+  // belong to the optimizer.
   virtual std::optional<LeafState> leaf(const at::Tensor& leaf) const = 0;
-  // Takes the tensors over. Names that are missing, or that this optimizer does not have, tensors of another shape than
-  // the leaf's, and those of a dtype that it does not keep for the leaf are errors; so is a leaf that is not the
-  // optimizer's.
+  // Sets the state of a leaf and takes over the tensors. Errors: missing names, names that this optimizer does not
+  // have, tensors whose shape differs from the leaf's, tensors of a dtype that the optimizer does not keep for the
+  // leaf, and a leaf that does not belong to the optimizer.
   virtual void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& state) = 0;
-  // Throws what set_leaf would, and changes nothing: loading asks before it begins. Values of tensors, which may be
-  // expanded from one element, are not looked at. By default all is accepted here.
+  // Throws the errors of set_leaf, but changes nothing: loading calls it before it begins. Does not read the values of
+  // the tensors, which may be expanded from one element. Accepts everything by default.
   virtual void check_leaf(const at::Tensor& /*leaf*/, const LeafState& /*state*/) const {}
 
-  // "lr", "beta1", "weight_decay", … as numbers; truth values are 0 and 1. Of Adam and AdamW, which are told apart by
-  // it as in torch.optim, "decoupled_weight_decay" is one, 0 or 1. A group that is not there is an error.
+  // The options of a group as numbers: "lr", "beta1", "weight_decay", …; truth values are 0 and 1. Adam and AdamW have
+  // "decoupled_weight_decay", 0 or 1, which tells them apart as in torch.optim. Throws if the group does not exist.
   virtual std::map<std::string, double> options(size_t group) const = 0;
-  // All of them; names that are missing or unknown are errors, and so are values that this optimizer cannot have.
+  // Sets all options of a group. Missing or unknown names, and values that are invalid for this optimizer, are errors.
   virtual void set_options(size_t group, const std::map<std::string, double>& options) = 0;
-  // Throws what set_options would, and changes nothing. By default all is accepted here.
+  // Throws the errors of set_options, but changes nothing. Accepts everything by default.
   virtual void check_options(size_t /*group*/, const std::map<std::string, double>& /*options*/) const {}
 };
 
-// Of Adam, AdamW, SGD, Adagrad and RMSprop of torch::optim; others are an error that says so. `optimizer` must outlive
-// what is returned.
+// Returns the state of an Adam, AdamW, SGD, Adagrad or RMSprop of torch::optim. Throws for other optimizers.
+// `optimizer` must outlive the result.
 std::unique_ptr<OptimizerState> state_of(torch::optim::Optimizer& optimizer);
 
 }  // namespace fsdp

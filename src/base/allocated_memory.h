@@ -1,4 +1,4 @@
-// How much memory a device has handed out to this process.
+// Memory that is allocated on a device by this process.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,11 +8,13 @@
 
 namespace fsdp {
 
-// Bytes that are allocated now: on the CPU by glibc's malloc, which tensors come from unless a program has replaced it;
-// elsewhere by LibTorch's caching allocator. None where that cannot be known. Takes time: for traces, not for steps.
+// Returns the bytes that are allocated now: on the CPU by glibc's malloc (tensors come from it unless the program has
+// replaced it), elsewhere by LibTorch's caching allocator. Returns nullopt if the number is not known. Takes time:
+// meant for traces, not for every step.
 std::optional<int64_t> allocated_bytes(c10::Device device);
 
-// The most that tensors on a device other than the CPU took so far. None on the CPU, or where it cannot be known.
+// Returns the peak of the bytes that tensors on a device other than the CPU have taken so far. Returns nullopt for the
+// CPU, or if the number is not known.
 std::optional<int64_t> peak_allocated_bytes(c10::Device device);
 
 }  // namespace fsdp

@@ -26,7 +26,7 @@ class ScopedAllocator final : public c10::Allocator {
   c10::Allocator& usual_;
 };
 
-// Never destroyed: tensors may be made until the very end of the process.
+// Never destroyed, because tensors may be created until the very end of the process.
 ScopedAllocator& installed_allocator() {
   static ScopedAllocator* allocator = [] {
     auto* made = new ScopedAllocator(*c10::GetCPUAllocator());

@@ -1,4 +1,4 @@
-// Where LibTorch allocates host memory, changed for a while: optimizers make their state themselves.
+// A scope that changes where LibTorch allocates host memory, for optimizers that allocate their state themselves.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,12 @@
 
 namespace fsdp {
 
-// From this size on, host tensors that this thread makes while the scope lasts lie in `files`; they may outlive it.
-// Scopes do not nest. What LibTorch's own threads allocate is not concerned: its kernels do not allocate there.
+// While the scope lasts, host tensors of at least kFromBytes that this thread creates lie in `files`; they may outlive
+// the scope. Scopes do not nest. Allocations by LibTorch's own threads are not affected: its kernels do not allocate
+// there.
 //
-// LibTorch's allocator for host memory is replaced once, when the first scope begins, by one that asks it for
-// everything else. Throws when somebody has put another one in its place since.
+// LibTorch's allocator for host memory is replaced once, when the first scope begins, by one that forwards all other
+// requests to it. Throws if another allocator has been installed since then.
 class AllocationScope {
  public:
   static constexpr size_t kFromBytes = size_t{64} << 10;

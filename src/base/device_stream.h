@@ -1,5 +1,5 @@
-// Streams and events of whatever device there is, through the device-generic interfaces of c10. A device without
-// streams (the CPU) does what it is told at once: there all of this does nothing.
+// Streams and events of any device type, through the device-generic interfaces of c10. A device without streams (the
+// CPU) runs operators synchronously, so operations on its streams and events do nothing.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,25 +11,25 @@
 
 namespace fsdp {
 
-// Whether operators on this device are enqueued on streams, rather than done when they return.
+// Whether operators on this device are enqueued on streams (true) or done when they return (false).
 bool has_streams(c10::Device device);
 
-// How many devices of a type this process can use; 0 where LibTorch was built without it.
+// Returns the number of devices of a type that this process can use; 0 if LibTorch was built without that type.
 int device_count(c10::DeviceType type);
 
-// The device with its index: for "cuda", the one that is current in this thread.
+// Returns the device with an index: for "cuda", the index of the device that is current in this thread.
 c10::Device with_index(c10::Device device);
 
-// The stream that this thread's operators on `device` go to.
+// Returns the stream to which this thread's operators on `device` go.
 c10::Stream current_stream(c10::Device device);
 
 enum class StreamPriority : uint8_t { kNormal, kHigh };
 
-// A stream beside the default one, from LibTorch's pool: it is never destroyed, and streams repeat when many are
-// taken. Of a device without streams: its only one.
+// Returns a stream other than the default one, from LibTorch's pool. It is never destroyed; streams repeat if many are
+// taken. For a device without streams, returns its only stream.
 c10::Stream take_stream(c10::Device device, StreamPriority priority = StreamPriority::kNormal);
 
-// What the device's own library calls this stream (a cudaStream_t); null for a device without streams.
+// Returns the stream's native handle (a cudaStream_t), or null for a device without streams.
 void* native_stream(const c10::Stream& stream);
 
 // Makes `stream` and its device current in this thread for a scope.
@@ -45,22 +45,24 @@ class CurrentStreamGuard {
   c10::Device previous_device_;
 };
 
-// A point in what was enqueued on a stream. One that was never recorded lies in the past. One thread at a time.
+// A point in the work that was enqueued on a stream. An event that was never recorded counts as reached. Not
+// thread-safe: one thread at a time.
 class DeviceEvent {
  public:
-  // The point behind all that was enqueued on `stream` so far; forgets the point before. The memory behind the event
-  // is kept for the next recording.
+  // Records the point after all work enqueued on `stream` so far and forgets the previous point. The memory of the
+  // event is kept for the next recording.
   void record(const c10::Stream& stream);
   void record_current(c10::Device device);
 
-  // What is enqueued on `stream` from now on waits until the device has reached the point. The host does not wait.
+  // Makes work that is enqueued on `stream` from now on wait until the device has reached the point. The host does not
+  // wait.
   void block(const c10::Stream& stream) const;
-  // The same for the stream that is current in this thread.
+  // Does the same for the stream that is current in this thread.
   void block_current() const;
 
   // Whether the device has reached the point.
   bool reached() const;
-  // Blocks the host until then.
+  // Blocks the host until the device has reached the point.
   void synchronize() const;
 
  private:

@@ -1,4 +1,4 @@
-// Streams, events and the current stream, on a simulated device and on the CPU.
+// Tests streams, events and the current stream, on a simulated device and on the CPU.
 #include "base/device_stream.h"
 
 #include <thread>
@@ -28,7 +28,7 @@ TEST(Devices, AreCounted) {
   simulated_device();
   EXPECT_EQ(device_count(c10::kCPU), 1);
   EXPECT_EQ(device_count(c10::kPrivateUse1), testing::kSimulatedDevices);
-  EXPECT_EQ(device_count(c10::kHPU), 0);  // LibTorch has nothing for it
+  EXPECT_EQ(device_count(c10::kHPU), 0);  // LibTorch has no support for it
 }
 
 TEST(CurrentStream, IsSetForAScopeAndThread) {
@@ -41,7 +41,7 @@ TEST(CurrentStream, IsSetForAScopeAndThread) {
   {
     CurrentStreamGuard guard(stream);
     EXPECT_EQ(current_stream(second), stream);
-    EXPECT_EQ(with_index(c10::Device(c10::kPrivateUse1)), second);  // its device is current too
+    EXPECT_EQ(with_index(c10::Device(c10::kPrivateUse1)), second);  // the guard also sets the device
     EXPECT_EQ(current_stream(first).device(), first);
     std::thread([&] { EXPECT_EQ(current_stream(second), before); }).join();
   }

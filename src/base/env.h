@@ -7,11 +7,11 @@
 
 namespace fsdp {
 
-// The value of an environment variable; nothing if it is not set or empty.
+// Returns the value of an environment variable, or nullopt if it is not set or empty.
 std::optional<std::string> env_string(const std::string& name);
 
-// The value as a decimal number from `min` to `max`; nothing if it is not set or empty. Anything else is an
-// error that names variable, value and range.
+// Returns the value as a decimal number from `min` to `max`, or nullopt if it is not set or empty. Throws for any other
+// value, with an error that names the variable, its value and the range.
 std::optional<int64_t> env_int(const std::string& name, int64_t min, int64_t max);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// What an error says.
+// Messages of exceptions.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// Without the backtrace that what() of LibTorch's errors has: to put names to it takes tens of milliseconds, at every
-// call of what() that is the first for an error.
+// Returns the error's message without the backtrace that what() of LibTorch's errors includes: the first call of what()
+// on an error symbolizes the backtrace, which takes tens of milliseconds.
 inline std::string message_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();

@@ -1,4 +1,4 @@
-// An action at the end of a scope.
+// Runs an action at the end of a scope.
 #pragma once
 
 #include <functional>

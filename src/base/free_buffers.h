@@ -1,4 +1,4 @@
-// Memory that waits to be used again.
+// A pool of free buffers for reuse.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,14 @@
 
 namespace fsdp {
 
-// kByte tensors, each the whole of its memory. Threads: the caller's lock.
+// Stores kByte tensors, each of which covers its whole memory. Not thread-safe: the caller must hold a lock.
 class FreeBuffers {
  public:
-  // Takes out the smallest of at least `nbytes`, the `resting` ones added last left alone.
+  // Removes and returns the smallest buffer of at least `nbytes`, but none of the `resting` buffers that were added
+  // last.
   std::optional<at::Tensor> take(int64_t nbytes, size_t resting = 0);
-  // Takes out the largest. Where nothing fits, it makes room for what is allocated then, so that not both are kept.
+  // Removes and returns the largest buffer. If no buffer fits a request, the caller frees this one before it allocates,
+  // so that not both are kept.
   std::optional<at::Tensor> take_largest();
   void add(at::Tensor bytes) { free_.push_back(std::move(bytes)); }
 

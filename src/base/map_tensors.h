@@ -1,4 +1,4 @@
-// An operator's arguments with some of their tensors replaced.
+// Replaces tensors in an operator's arguments.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// `value` with each defined tensor in it, itself or inside lists and tuples, replaced by `map(tensor)`. The original
-// containers are left as they are.
+// Returns `value` with each defined tensor replaced by `map(tensor)`, both a tensor itself and tensors inside lists and
+// tuples. The original containers are not changed.
 template <typename Map>
 c10::IValue map_tensors(const c10::IValue& value, const Map& map) {
   if (value.isTensor()) {

@@ -55,7 +55,7 @@ std::shared_ptr<MappedFiles> MappedFiles::in(const std::string& folder) {
 
 MappedFiles::~MappedFiles() { trim(); }
 
-// A file without a name, or one that loses its name at once where the file system has no such files.
+// Opens a file without a name, or one whose name is removed at once if the file system does not support unnamed files.
 int MappedFiles::open_file() const {
   int file = open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {
@@ -117,7 +117,7 @@ bool MappedFiles::contains(const void* address) const {
   return address < static_cast<const char*>(begin) + nbytes;
 }
 
-// A shared mapping of a file loses its pages, not their contents.
+// The kernel drops the pages of a shared file mapping, but the file keeps their contents.
 void MappedFiles::page_out() {
   std::lock_guard lock(mutex_);
   for (const auto& [memory, nbytes] : in_use_) {

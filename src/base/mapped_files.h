@@ -1,4 +1,4 @@
-// Memory that lies in files: what the system may keep on a disk, rather than in memory.
+// Memory that is mapped from files, so that the system may keep it on a disk instead of in memory.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -12,26 +12,27 @@
 
 namespace fsdp {
 
-// Hands out memory that is mapped from files of one folder. The files have no names: nothing stays behind when the
-// process ends, however it ends. Their space is reserved when memory is handed out, so that a full disk is an error
-// then, and not a signal at some later write. Threads: safe.
+// Allocates memory that is mapped from files in one folder. The files have no names, so nothing is left over when the
+// process ends, however it ends. Their space is reserved at allocation, so that a full disk causes an error at that
+// point and not a signal at a later write. Thread-safe.
 class MappedFiles : public std::enable_shared_from_this<MappedFiles> {
  public:
-  // One object for each folder at a time. Makes the folder where it is missing. Throws when no file can be made there,
-  // naming the folder and the reason.
+  // Returns the object for a folder; there is one for each folder at a time. Creates the folder if it is missing.
+  // Throws if no file can be created there, naming the folder and the reason.
   static std::shared_ptr<MappedFiles> in(const std::string& folder);
   ~MappedFiles();
 
-  // `nbytes` of memory, contents undefined; keeps this alive. Throws OutOfMemoryError when the disk has no space.
+  // Returns `nbytes` of memory with undefined contents; the memory keeps this object alive. Throws OutOfMemoryError if
+  // the disk has no space.
   c10::DataPtr allocate(size_t nbytes);
 
-  // Whether the address lies in memory that was handed out.
+  // Whether the address lies in memory that was allocated here and is in use.
   bool contains(const void* address) const;
-  // Takes what has been touched out of the process's resident memory, all or the pages of one piece; it stays in the
-  // files, and comes back at the next touch.
+  // Removes touched pages from the process's resident memory, either all of them or those of one piece. The contents
+  // stay in the files and are loaded again at the next access.
   void page_out();
   void page_out(const void* begin, size_t nbytes);
-  // Gives memory back to the disk that was handed out, given back, and is kept for the next time.
+  // Returns memory to the disk that was allocated, released and kept for reuse.
   void trim();
 
   const std::string& folder() const { return folder_; }

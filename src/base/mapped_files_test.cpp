@@ -1,4 +1,5 @@
-// Memory in files: contents, residence, a full disk, nothing left behind; and the scope in which tensors go there.
+// Tests memory in files: contents, residence, a full disk, no left-over files; and the scope in which tensors are
+// allocated there.
 #include "base/mapped_files.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -31,7 +32,8 @@ class Mapped : public ::testing::Test {
   std::string folder_ = temporary_.path();
 };
 
-// Pages of a mapping that are in memory for this process; not those that only the system's cache holds.
+// Returns the bytes of a mapping that are resident for this process; pages that only the system's cache holds do not
+// count.
 int64_t resident_bytes(const void* memory) {
   std::ifstream maps("/proc/self/smaps");
   char wanted[32];
@@ -87,7 +89,7 @@ TEST_F(Mapped, MemoryIsUsedAgainAndGivenBack) {
   EXPECT_EQ(static_cast<double*>(again.get())[0], 0.5) << "memory outlives the object that handed it out";
 }
 
-// A limit on the size of files stands for a disk without space.
+// A limit on the size of files simulates a disk without space.
 TEST_F(Mapped, NoSpaceIsAnErrorWhenMemoryIsAskedFor) {
   const auto files = MappedFiles::in(folder_);
   rlimit before{};

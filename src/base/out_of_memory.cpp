@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// The CPU's allocator has no class of error of its own: "[enforce fail at alloc_cpu.cpp:…] … DefaultCPUAllocator: can't
-// allocate memory: you tried to allocate … bytes".
+// The CPU allocator has no error class of its own. Its message is: "[enforce fail at alloc_cpu.cpp:…] …
+// DefaultCPUAllocator: can't allocate memory: you tried to allocate … bytes".
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) {
     return true;

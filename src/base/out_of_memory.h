@@ -1,11 +1,11 @@
-// Whether an error says that memory is wanting.
+// Recognizes out-of-memory errors.
 #pragma once
 
 #include <exception>
 
 namespace fsdp {
 
-// True for c10::OutOfMemoryError (devices), std::bad_alloc, and what LibTorch's allocator for the CPU throws.
+// Returns true for c10::OutOfMemoryError (devices), std::bad_alloc, and the error that LibTorch's CPU allocator throws.
 bool is_out_of_memory(const std::exception& error);
 
 }  // namespace fsdp

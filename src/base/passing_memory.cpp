@@ -11,7 +11,7 @@
 namespace fsdp {
 namespace {
 
-constexpr int64_t kMappedBytes = 1 << 20;  // from this size on
+constexpr int64_t kMappedBytes = 1 << 20;  // blocks of at least this size are mapped
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Memory for large tensors that live for a moment only.
+// Memory for large, short-lived tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,9 @@
 
 namespace fsdp {
 
-// `nbytes` uninitialised bytes on a device. On the CPU large ones are mapped for themselves and given back to the
-// system when they go: from the heap, whose holes smaller tensors come to lie in, each would take new memory.
+// Returns `nbytes` uninitialised bytes on a device. On the CPU, large blocks are mapped individually and returned to
+// the system when they are freed. On the heap, smaller tensors would fill the holes that freed blocks leave, so that
+// each new block would need new memory.
 at::Tensor passing_bytes(int64_t nbytes, c10::Device device);
 
 }  // namespace fsdp

@@ -27,7 +27,7 @@ void MemoryOrder::before_use(const at::Tensor& bytes) {
   }
 }
 
-// What it covers was waited for before.
+// Earlier uses that lie inside these bytes are dropped, because before_use waited for them.
 void MemoryOrder::after_use(const at::Tensor& bytes) {
   if (!has_streams(bytes.device())) {
     return;

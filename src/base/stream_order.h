@@ -1,12 +1,11 @@
-// Who has to wait for whom where memory is used on several streams of a device. On a device without streams all of this
-// does nothing.
+// Orders uses of the same memory on different device streams. On a device without streams, nothing here has an effect.
 //
 // [Note: memory reuse by events]
-// Memory that passes from one stream to another is not handed to the caching allocator in between (record_stream would
-// have it wait for its release, and hold it meanwhile): it stays with its owner, who notes for each piece, by an event,
-// where its last use ends, and lets the next user's stream wait for that. The host waits for nothing, and what is in
-// use at a time is known when it is issued. Memory is allocated, and given back, on one home stream: given back once
-// that stream is behind all uses.
+// Memory that passes from one stream to another is not returned to the caching allocator in between (with
+// record_stream, the allocator would wait for its release and hold it meanwhile). It stays with its owner, which
+// records an event after the last use of each piece and makes the stream of the next user wait for that event. The host
+// never waits, and the amount of memory in use is known when work is issued. Memory is allocated and freed on one home
+// stream; it is freed once that stream has been ordered after all uses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +17,15 @@
 
 namespace fsdp {
 
-// Makes `later` wait for all that was enqueued on `earlier` so far.
+// Makes `later` wait for all work enqueued on `earlier` so far.
 void order_streams(const c10::Stream& earlier, const c10::Stream& later);
 
-// The last uses of pieces of memory. Threads: the caller's lock.
+// The last uses of pieces of memory. Not thread-safe: the caller must hold a lock.
 class MemoryOrder {
  public:
-  // The current stream is about to use these bytes: it waits for their last uses elsewhere.
+  // Call before the current stream uses these bytes: makes it wait for their last uses on other streams.
   void before_use(const at::Tensor& bytes);
-  // The current stream has used them.
+  // Call after the current stream has used these bytes.
   void after_use(const at::Tensor& bytes);
 
  private:
@@ -38,26 +37,26 @@ class MemoryOrder {
   std::vector<Use> uses_;
 };
 
-// Something that streams use in turn: each waits for the one before.
+// A resource that streams use in turn: each stream waits for the previous one.
 class StreamTurns {
  public:
-  // The stream that is current in this thread is about to use it.
+  // Call before the stream that is current in this thread uses the resource.
   void take(c10::Device device);
-  // It is another thing now.
+  // Forgets the last user, because this object now stands for another resource.
   void forget() { last_.reset(); }
 
  private:
   std::optional<c10::Stream> last_;
 };
 
-// Something that one stream makes and several read.
+// A resource that one stream produces and several streams read.
 class StreamReaders {
  public:
-  // The current stream has made it, or waits for it, and reads it.
+  // Starts with the current stream as the only reader. That stream has produced the resource, or waits for it.
   void begin(c10::Device device);
-  // The current stream is about to read it.
+  // Call before the current stream reads the resource.
   void add(c10::Device device);
-  // The current stream waits for all reads so far; there are no readers then.
+  // Makes the current stream wait for all reads so far and clears the list of readers.
   void end(c10::Device device);
 
  private:

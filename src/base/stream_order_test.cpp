@@ -1,4 +1,4 @@
-// Order by events, on the simulated device: one stream is held back while another one goes on.
+// Tests ordering by events on the simulated device: one stream is held back while another one continues.
 #include "base/stream_order.h"
 
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-// A digest by which ranks compare texts without sending them.
+// A digest with which ranks compare texts without sending them.
 #pragma once
 
 #include <string>
 
 namespace fsdp {
 
-// XXH3 with 128 bits, in hexadecimal: 32 characters. The same on all machines.
+// Returns the 128-bit XXH3 hash in hexadecimal: 32 characters, the same on all machines.
 std::string digest_of(const std::string& text);
 
 }  // namespace fsdp

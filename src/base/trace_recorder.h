@@ -1,4 +1,4 @@
-// Ranges of time and states of memory, collected while somebody wants them.
+// Records time ranges and memory samples while a trace is requested.
 #pragma once
 
 #include <array>
@@ -15,9 +15,9 @@
 
 namespace fsdp {
 
-// When samples are taken that cost time: reading what memory a large model holds takes as long as computing with one of
-// its units. The first thousand are taken, and all others while they are cheap, else as many as take a tenth of the
-// time. In nanoseconds.
+// Decides when to take samples that cost time: measuring the memory of a large model takes as long as computing one of
+// its units. The first thousand samples are always taken. After that, all samples are taken while they are cheap;
+// otherwise sampling is limited to a tenth of the time. Times are in nanoseconds.
 class SamplePace {
  public:
   bool allows(int64_t now) const { return now >= next_; }
@@ -27,24 +27,24 @@ class SamplePace {
   static constexpr size_t kFirst = 1000;
   static constexpr int64_t kCheap = 50'000;
   static constexpr int64_t kShare = 10;
-  std::array<int64_t, 4> recent_{};  // what the last samples cost: the least, as others were interrupted
+  std::array<int64_t, 4> recent_{};  // costs of the last samples; the least counts, as others were interrupted
   size_t count_ = 0;
   int64_t next_ = 0;
 };
 
-// Threads: safe. Costs one look at a flag while off.
+// Thread-safe. While recording is off, a call costs one check of a flag.
 class TraceRecorder {
  public:
-  // Now, or 0 while nothing is recorded. In nanoseconds, see TraceRange.
+  // Returns the current time in nanoseconds (see TraceRange), or 0 while nothing is recorded.
   int64_t now() const { return on_.load(std::memory_order_relaxed) ? clock() : 0; }
-  // The range from `begin` to now, unless recording was off at either end.
+  // Records the range from `begin` to now, unless recording was off at either end.
   void record(TraceTrack track, const std::string& name, Pass pass, int64_t begin);
 
-  // Memory has changed: asks for what it is now, if the pace of samples allows it.
+  // Call after memory use has changed: takes a sample if the pace of samples allows it.
   void sample_memory();
 
-  // `memory`: tells the bytes of each category. It is called in the threads that call sample_memory(), one at a time,
-  // and must not come back here.
+  // `memory` returns the bytes of each category. It is called in the threads that call sample_memory(), one at a time,
+  // and must not call this object.
   using Memory = std::function<std::vector<std::pair<std::string, int64_t>>()>;
   void start(Memory memory = {});
   Trace stop();

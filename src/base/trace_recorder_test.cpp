@@ -1,4 +1,4 @@
-// When samples of memory are taken, by given times.
+// Tests when samples of memory are taken, with given times.
 #include "base/trace_recorder.h"
 
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kMicrosecond = 1000;
 
-// Samples are wanted every 10 microseconds, after the first thousand, and cost as long as `costs` says, the last of
-// them again and again. Returns how many of 1000 are taken.
+// Requests a sample every 10 microseconds, after the first thousand samples. The samples cost the times in `costs`, of
+// which the last one repeats. Returns how many of 1000 requested samples are taken.
 int taken(const std::vector<int64_t>& costs) {
   SamplePace pace;
   int64_t now = 0;
@@ -38,7 +38,8 @@ TEST(SamplePace, AnInterruptedSampleHoldsNoOtherBack) {
   EXPECT_EQ(taken({kMicrosecond, 9000 * kMicrosecond, 8000 * kMicrosecond, 7000 * kMicrosecond, kMicrosecond}), 1000);
 }
 
-// Each stands for ten times its own time: 100 microseconds of computing lie between samples of 100.
+// Each sample accounts for ten times its own duration: a sample of 100 microseconds is followed by 900 microseconds
+// without samples.
 TEST(SamplePace, CostlySamplesTakeATenthOfTheTime) {
   EXPECT_NEAR(taken({100 * kMicrosecond}), 1000 / 90, 6);
   EXPECT_NEAR(taken({1000 * kMicrosecond}), 4 + 1, 2);

@@ -1,4 +1,5 @@
-// A state machine whose legal transitions stand in one table: every other one is an error that names both states.
+// A state machine whose legal transitions are listed in one table. Any other transition is an error that names both
+// states.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -10,7 +11,7 @@
 
 namespace fsdp {
 
-// State is an enum with a to_string(State). Reading is safe from any thread; transitions are the owner's to serialise.
+// State is an enum with a to_string(State). Reading is safe from any thread; the owner must serialise transitions.
 template <typename State>
 class StateMachine {
  public:
@@ -19,7 +20,7 @@ class StateMachine {
   State get() const { return state_.load(std::memory_order_acquire); }
   bool is(State state) const { return get() == state; }
 
-  // `where` names rank and unit; it is only evaluated when the transition is illegal.
+  // `where` returns text with the rank and the unit; it is only called if the transition is illegal.
   template <typename Where>
   void transition(State to, const Where& where) {
     State from = get();

@@ -1,11 +1,12 @@
-// The tensors among an operator's arguments or results, whatever containers they come in.
+// Visits the tensors in an operator's arguments or results, in any containers.
 #pragma once
 
 #include <ATen/core/ivalue.h>
 
 namespace fsdp {
 
-// Calls `visit` with each tensor in `value`: itself, or inside lists, tuples and the values of dictionaries.
+// Calls `visit` with each tensor in `value`: the value itself, or the tensors inside lists, tuples and the values of
+// dictionaries.
 template <typename Visit>
 void visit_tensors(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {

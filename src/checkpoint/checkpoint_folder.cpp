@@ -122,7 +122,7 @@ void CheckpointFolder::read(const std::string& name, int64_t begin, int64_t end,
   }
 }
 
-// A block that is wanted whole is read to its place.
+// A block that is wanted completely is read directly into its destination.
 void CheckpointFolder::read_part(const std::string& where, const StoredPart& part, const Wanted& wanted) const {
   const File& source = file(part.file);
   std::string aside;

@@ -1,4 +1,4 @@
-// Reads a training checkpoint: a manifest, and the safetensors files that it lists.
+// Reads a training checkpoint: a manifest and the safetensors files that it lists.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,13 @@
 
 namespace fsdp::checkpoint {
 
-// What is read is checked against the manifest's checksums before anybody sees it; a file that is changed, cut short or
-// replaced meanwhile gives an error that names it, and the tensor. Reads only what is asked for, in whole blocks
-// (checksum.h). Threads: const functions may be called from any number of threads.
+// Checks all data against the manifest's checksums before returning it. If a file was changed, cut short or replaced in
+// the meantime, an error names the file and the tensor. Reads only the requested data, in whole blocks (checksum.h).
+// Threads: const functions may be called from any number of threads.
 class CheckpointFolder {
  public:
-  // Reads and checks the manifest (see parse_manifest), and that its files, and no other safetensors files, are there
-  // with their sizes: regular files, no links.
+  // Reads and checks the manifest (see parse_manifest). Checks that its files exist as regular files (no links) of the
+  // listed sizes, and that the folder contains no other safetensors files.
   explicit CheckpointFolder(std::filesystem::path path);
   ~CheckpointFolder();
   CheckpointFolder(const CheckpointFolder&) = delete;
@@ -28,24 +28,24 @@ class CheckpointFolder {
 
   const std::filesystem::path& path() const { return path_; }
   const Manifest& manifest() const { return manifest_; }
-  // An error that names the tensor when there is none of this name.
+  // Throws an error that names the tensor if the checkpoint has no tensor of this name.
   const StoredTensor& tensor(const std::string& name) const;
 
   // Copies elements [begin, end), in the stored order, into `out`: 1-D, contiguous, end - begin elements of the stored
-  // dtype, on any device. After an error `out` holds anything.
+  // dtype, on any device. After an error the contents of `out` are unspecified.
   void read(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const;
 
-  // Reads everything and throws at the first thing that is not as the manifest says.
+  // Reads everything and throws at the first mismatch with the manifest.
   void verify() const;
-  // The same for the files' headers alone.
+  // Checks only the files' headers.
   void verify_headers() const;
 
  private:
   class File;
-  // Opened, and its header checked, when it is first read.
+  // Returns the file, which is opened, and its header checked, at the first call.
   const File& file(size_t index) const;
   void check_files() const;
-  // Bytes [first, last) of a part of `part_bytes`, and where they are to go; null: nowhere.
+  // Bytes [first, last) of a part of `part_bytes`, and the destination; null: the bytes are only checked.
   struct Wanted {
     uint64_t part_bytes, first, last;
     char* to;
@@ -56,7 +56,7 @@ class CheckpointFolder {
   std::filesystem::path path_;
   Manifest manifest_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<File>> files_;  // null until they are read
+  mutable std::vector<std::unique_ptr<File>> files_;  // null until first read
 };
 
 }  // namespace fsdp::checkpoint

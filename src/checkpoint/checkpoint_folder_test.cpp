@@ -50,8 +50,8 @@ void write_rank(const std::filesystem::path& folder, int rank, const std::vector
   manifest.files.push_back({name, writer.bytes(), writer.header_bytes(), writer.header_checksum()});
 }
 
-// Three files: a large tensor cut unevenly, in elements' order of the ranks 2, 0, 1; a small one; an empty one; a
-// scalar.
+// Three files: a large tensor split unevenly over the ranks 2, 0, 1 (in the order of its elements); a small one; an
+// empty one; a scalar.
 constexpr int64_t kLarge = 700'001;
 at::Tensor large() { return torch::arange(kLarge, torch::kFloat32) / 3; }
 at::Tensor small() { return torch::arange(21, torch::kFloat32).to(torch::kBFloat16); }
@@ -80,18 +80,18 @@ class Checkpoint : public ::testing::Test {
     std::ifstream file(folder / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // The error of opening and verifying.
+  // Returns the error of opening and verifying the folder.
   std::string verify() const {
     return error_of([&] { CheckpointFolder(folder.path()).verify(); });
   }
-  // The same where `change` has changed the manifest.
+  // Returns the error of writing a manifest that `change` has modified.
   std::string refused(const std::function<void(Manifest&)>& change) const {
     Manifest changed = manifest;
     change(changed);
     return error_of([&] { manifest_text(changed, "M"); });
   }
   nlohmann::json content() const { return nlohmann::json::parse(bytes_of(kManifestName))["content"]; }
-  // The error of a manifest with this content, as another program would write it, with the right checksum.
+  // Returns the error of a manifest with this content and the right checksum, as another program might write it.
   static std::string content_error(const std::string& content) {
     return error_of([&] {
       parse_manifest(
@@ -128,10 +128,10 @@ TEST_F(Checkpoint, GivesBackEveryRange) {
   saved.read("model/small", 4, 9, out);
   EXPECT_TRUE(torch::equal(out, small().slice(0, 4, 9)));
   saved.read("model/empty", 0, 0, torch::empty({0}));
-  EXPECT_EQ(SafetensorsFile(folder / "rank-1.safetensors").tensors().size(), 2u);  // others can read the files
+  EXPECT_EQ(SafetensorsFile(folder / "rank-1.safetensors").tensors().size(), 2u);  // other readers can open the files
 }
 
-// It is written tensor by tensor, as the JSON library would write the whole.
+// The manifest is written tensor by tensor, and its text equals that of the JSON library for the whole.
 TEST_F(Checkpoint, TheManifestIsOneJsonText) {
   const std::string content = this->content().dump();
   EXPECT_EQ(bytes_of(kManifestName),
@@ -148,7 +148,7 @@ TEST_F(Checkpoint, RefusesWhatIsAskedWrongly) {
               AllOf(HasSubstr("F32"), HasSubstr("BF16"), HasSubstr("cast")));
 }
 
-// A bit flipped anywhere is found, and the file that it is in is named; so is the tensor, outside of headers.
+// Every flipped bit is detected. The error names the file and, outside of headers, the tensor.
 TEST_F(Checkpoint, FindsEveryFlippedBit) {
   std::mt19937_64 random(5);
   std::map<std::string, std::string> files;
@@ -202,7 +202,7 @@ TEST_F(Checkpoint, AFileThatIsCutWhileItIsReadIsAnError) {
               AllOf(HasSubstr("rank-0.safetensors"), HasSubstr("ends at byte 1000: it was cut short")));
 }
 
-// Files of equal sizes and headers: two steps of one run.
+// Files with equal sizes and headers: two steps of one run.
 TEST_F(Checkpoint, FindsFilesOfAnotherStep) {
   const TemporaryFolder other;
   Manifest later;
@@ -246,7 +246,7 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
               HasSubstr("header bytes in a file of"));
   EXPECT_THAT(
       parsed([](auto& c) {
-        // A file with holes may have any size: its header is read into memory.
+        // A sparse file may have any size, and its header is read into memory.
         c["files"][0]["bytes"] = c["files"][0]["header_bytes"] = int64_t{1} << 40;
       }),
       AllOf(HasSubstr("\"rank-0.safetensors\""), HasSubstr("1099511627776 bytes of header"), HasSubstr("limit")));
@@ -304,7 +304,7 @@ TEST_F(Checkpoint, StridesAndPartsThatDoNotFitAreRefused) {
   EXPECT_THAT(part_error("offset", INT64_MAX), HasSubstr("not in the data"));
 }
 
-// Nothing but regular files of the folder itself is opened, and none waits for a writer.
+// Only regular files of the folder itself are opened, and opening never waits for the writer of a pipe.
 TEST_F(Checkpoint, PipesFoldersAndLinksAreRefused) {
   const auto replaced = [&](const std::string& name, const std::function<void(const std::filesystem::path&)>& make) {
     std::filesystem::rename(folder / name, folder / "aside");
@@ -327,7 +327,7 @@ TEST_F(Checkpoint, PipesFoldersAndLinksAreRefused) {
 }
 
 TEST_F(Checkpoint, AManifestOfManyBytesIsNotRead) {
-  std::filesystem::resize_file(folder / kManifestName, (uint64_t{1} << 30) + 1);  // a hole: takes no space
+  std::filesystem::resize_file(folder / kManifestName, (uint64_t{1} << 30) + 1);  // sparse: takes no space
   EXPECT_THAT(verify(), HasSubstr("manifest.json: 1073741825 bytes are more than the limit"));
 }
 
@@ -339,7 +339,7 @@ TEST_F(Checkpoint, PartsThatShareBytesAreRefused) {
 }
 
 TEST(Checksums, AreThoseOfTheReference) {
-  // Of XXH3_64bits in its reference implementation.
+  // Expected values of XXH3_64bits in its reference implementation.
   EXPECT_EQ(checksums_text({checksum_of("")}), "2d06800538d394c2");
   BlockChecksums pieces;
   const std::string bytes(kChecksumBlock + 5, 'x');

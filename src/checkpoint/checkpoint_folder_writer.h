@@ -1,4 +1,4 @@
-// Writes a training checkpoint in one process; state/training_state.h is what the ranks of a run do.
+// Writes a training checkpoint in one process. See state/training_state.h for the version that the ranks of a run call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,23 +17,23 @@
 
 namespace fsdp::checkpoint {
 
-// The folder appears under its name, complete, when finish() returns; nothing is left behind when anything fails or the
-// writer is destroyed before. Errors name the file and the reason. Used by one thread, of one process.
+// The complete folder appears under its name when finish() returns. If anything fails, or the writer is destroyed
+// before, nothing is left behind. Errors name the file and the reason. Used by one thread of one process.
 class CheckpointFolderWriter {
  public:
-  // `tensors`: all that will be written, in the order of the files, of at most `max_file_bytes` each (a larger tensor
-  // gets one of its own). An existing target is replaced at the end, with everything in it: it must be empty or hold a
-  // manifest.json.
+  // `tensors`: all tensors that will be written, in file order. Files have at most `max_file_bytes` each; a larger
+  // tensor gets a file of its own. An existing target is replaced at the end with everything in it; it must be empty or
+  // contain a manifest.json.
   CheckpointFolderWriter(const std::filesystem::path& target, const std::vector<TensorInfo>& tensors,
                          int64_t max_file_bytes);
 
-  // Where files that are no part of the checkpoint may be added.
+  // The folder to which files that are not part of the checkpoint may be added.
   const std::filesystem::path& folder() const { return folder_.path(); }
 
-  // The next elements of a tensor (see SafetensorsWriter::append).
+  // Writes the next elements of a tensor (see SafetensorsWriter::append).
   void append(const std::string& name, const at::Tensor& values);
 
-  // Every tensor must have been written. `state`: the manifest's.
+  // Every tensor must have been written. `state`: stored as Manifest::state.
   void finish(const nlohmann::json& state);
 
  private:
@@ -47,7 +47,7 @@ class CheckpointFolderWriter {
   std::unordered_map<std::string, SafetensorsWriter*> files_by_name_;
 };
 
-// "rank-00000-of-00004.safetensors": the file of a rank, or one of several files.
+// "rank-00000-of-00004.safetensors": the name of a rank's file, or of one of several files.
 std::string rank_file_name(int rank, int count);
 
 }  // namespace fsdp::checkpoint

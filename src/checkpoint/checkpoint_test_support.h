@@ -1,4 +1,4 @@
-// Helpers of the tests of files: the text of an error, and what test_files.h has.
+// Helpers for tests of files: the text of an error, and the contents of test_files.h.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -12,7 +12,7 @@
 
 namespace fsdp::checkpoint {
 
-// The message of the error that `action` throws; empty when it throws none.
+// Returns the message of the error that `action` throws, or an empty string if it throws none.
 inline std::string error_of(const std::function<void()>& action) {
   try {
     action();

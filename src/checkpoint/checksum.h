@@ -1,4 +1,4 @@
-// Checksums of stored bytes: XXH3 with 64 bits, which finds damage, not forgery.
+// Checksums of stored bytes: XXH3 with 64 bits, which detects damage, not forgery.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,23 @@
 
 namespace fsdp::checkpoint {
 
-// Tensors are checked in blocks of this many bytes, counted from their first, so that a part can be read, and checked,
-// by itself.
+// Tensors are checked in blocks of this many bytes, counted from their first byte, so that a part can be read and
+// checked on its own.
 constexpr size_t kChecksumBlock = size_t{1} << 20;
 
 uint64_t checksum_of(std::string_view bytes);
 
-// How many blocks this many bytes have.
+// Returns the number of blocks that this many bytes take.
 inline size_t checksum_blocks(uint64_t bytes) {
   return static_cast<size_t>(bytes / kChecksumBlock + (bytes % kChecksumBlock != 0 ? 1 : 0));
 }
 
-// 16 hexadecimal digits for each, lower case, in a row.
+// Returns the checksums as text: 16 lower-case hexadecimal digits each, without separators.
 std::string checksums_text(const std::vector<uint64_t>& checksums);
-// The reverse; false when `text` is something else.
+// Parses the text that checksums_text returns. Returns false if `text` has another form.
 bool parse_checksums(std::string_view text, std::vector<uint64_t>& checksums);
 
-// The checksums of bytes that come in pieces.
+// Computes the checksums of bytes that arrive in pieces.
 class BlockChecksums {
  public:
   BlockChecksums();
@@ -34,7 +34,7 @@ class BlockChecksums {
   BlockChecksums& operator=(const BlockChecksums&) = delete;
 
   void add(std::string_view bytes);
-  // Of all blocks, the last one perhaps shorter; to be called once.
+  // Returns the checksums of all blocks, of which the last one may be shorter. Must be called only once.
   std::vector<uint64_t> finish();
 
  private:

@@ -10,10 +10,10 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr size_t kStride = 8;  // bytes at a time
+constexpr size_t kStride = 8;  // bytes per step
 using Tables = std::array<std::array<uint32_t, 256>, kStride>;
 
-// tables[k][b]: what byte b does to the checksum when k more bytes follow it.
+// tables[k][b]: the effect of byte b on the checksum if k more bytes follow it.
 constexpr Tables make_tables() {
   Tables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {

@@ -6,8 +6,8 @@
 
 namespace fsdp::checkpoint {
 
-// CRC-32 (polynomial 0x04c11db7, reflected, as in zip and PNG) of bytes whose beginning has the CRC-32 `before`;
-// 0: of these bytes alone. Finds damage, not forgery.
+// Returns the CRC-32 (polynomial 0x04c11db7, reflected, as in zip and PNG) of bytes that continue data whose CRC-32 is
+// `before`; 0: of these bytes alone. Detects damage, not forgery.
 uint32_t crc32_of(std::string_view bytes, uint32_t before = 0);
 
 }  // namespace fsdp::checkpoint

@@ -6,11 +6,11 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Runs of one length at regular places: one for each index of the dimensions before `cut`.
+// Runs of equal length at regular positions: one for each index of the dimensions before `cut`.
 class Runs {
  public:
   Runs(const std::vector<int64_t>& shape, const DcpChunk& chunk) : shape_(shape), chunk_(chunk) {
-    size_t whole = shape.size();  // from this dimension on the chunk holds the tensor's whole extent
+    size_t whole = shape.size();  // from this dimension on, the chunk has the tensor's full extent
     while (whole > 0 && chunk.sizes[whole - 1] == shape[whole - 1]) {
       --whole;
     }
@@ -21,8 +21,8 @@ class Runs {
 
   int64_t count() const { return product(chunk_.sizes, 0, cut_); }
 
-  // The number of the first run that has elements at `place` of the tensor or behind it; the count of runs if none has.
-  // Runs are in the order of their places.
+  // Returns the number of the first run that has elements at or after `place` in the tensor, or the count of runs if
+  // none has. Runs are sorted by their places.
   int64_t first_behind(int64_t place) const {
     int64_t first = 0, last = count();
     while (first < last) {

@@ -10,12 +10,12 @@ namespace {
 
 using Point = std::vector<int64_t>;
 
-constexpr size_t kMaxSplitDimensions = 6;  // each chunk takes memory for 2 to the power of this many corners
+constexpr size_t kMaxSplitDimensions = 6;  // each chunk takes memory for 2 to this power corners
 constexpr size_t kMaxCorners = size_t{1} << 22;
 
 bool is_empty(const std::vector<int64_t>& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 
-// The dimensions that some chunk does not hold whole; the others cannot make a difference.
+// Returns the dimensions that at least one chunk does not cover completely; the others cannot make a difference.
 std::vector<size_t> split_dimensions(const Point& shape, const std::vector<DcpChunk>& chunks) {
   std::vector<size_t> dimensions;
   for (size_t dimension = 0; dimension < shape.size(); ++dimension) {
@@ -28,9 +28,10 @@ std::vector<size_t> split_dimensions(const Point& shape, const std::vector<DcpCh
   return dimensions;
 }
 
-// How often each element is covered, given by the mixed differences over all split dimensions. They are zero but
-// at the corners of boxes, where each box adds 1 or -1, and they determine the counts. So the chunks cover the
-// tensor exactly once if and only if their corners and those of the tensor, taken off, leave nothing.
+// Counts how often each element is covered, as the mixed differences over all split dimensions. The differences are
+// zero except at the corners of boxes, where each box adds 1 or -1, and they determine the counts. So the chunks cover
+// the tensor exactly once if and only if nothing is left after the corners of the tensor are subtracted from those of
+// the chunks.
 class CoverageSum {
  public:
   explicit CoverageSum(std::vector<size_t> dimensions) : dimensions_(std::move(dimensions)) {}
@@ -48,8 +49,8 @@ class CoverageSum {
     }
   }
 
-  // At the first corner that is left no other one precedes it in any dimension, so the value there is what the
-  // element's count lacks or has too much.
+  // No other remaining corner precedes the first one in any dimension, so its value is the excess (or, if negative, the
+  // lack) in the element's count.
   bool find_first(Point& element, int64_t& excess) const {
     for (const auto& [point, sum] : corners_) {
       if (sum != 0) {

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 TEST(DcpCoverage, ChunksThatCoverTheTensor) {
   EXPECT_EQ(boxes_error({4, 6}, {{{0, 0}, {4, 6}}}), "");
   EXPECT_EQ(boxes_error({4, 6}, {{{2, 0}, {2, 6}}, {{0, 0}, {2, 6}}}), "");
-  // A pinwheel, which no straight cut divides.
+  // A pinwheel, which no straight cut divides into two parts.
   EXPECT_EQ(
       boxes_error({3, 3}, {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}}),
       "");
@@ -29,7 +29,7 @@ TEST(DcpCoverage, HolesAndOverlaps) {
   EXPECT_THAT(boxes_error({4, 6}, {{{0, 0}, {4, 5}}}), HasSubstr("no chunk holds element [0, 5]"));
   EXPECT_THAT(boxes_error({4, 6}, {{{0, 0}, {3, 6}}, {{2, 0}, {2, 6}}}),
               HasSubstr("chunk [2, 0] overlaps chunk [0, 0]: both hold element [2, 0]"));
-  // As many elements as the tensor has, but not each once.
+  // As many elements as the tensor has, but not each exactly once.
   EXPECT_THAT(boxes_error({4}, {{{0}, {2}}, {{1}, {2}}}), HasSubstr("both hold element [1]"));
   EXPECT_THAT(boxes_error({2, 2}, {{{0, 0}, {1, 1}}, {{1, 1}, {1, 1}}}), HasSubstr("no chunk holds element [0, 1]"));
   EXPECT_THAT(boxes_error({3, 3}, {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}}),
@@ -39,7 +39,7 @@ TEST(DcpCoverage, HolesAndOverlaps) {
               HasSubstr("1 chunks that split 7 dimensions are more than supported"));
 }
 
-// All sets of at most four boxes of a 2 x 3 tensor with offsets of their own, against counting.
+// Compares all sets of at most four boxes of a 2 x 3 tensor, with different offsets, with a direct count.
 TEST(DcpCoverage, CoverageIsExact) {
   std::vector<Box> all;
   for (int64_t cell = 0; cell < 6; ++cell) {

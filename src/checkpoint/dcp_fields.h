@@ -1,4 +1,4 @@
-// Steps from the values of a .metadata file to fields of known types, with the errors of files that hold others.
+// Converts the values of a .metadata file to fields of known types; values of other types are errors.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -17,7 +17,7 @@ namespace fsdp::checkpoint::dcp {
 using Kind = PickleValue::Kind;
 using Sizes = std::vector<int64_t>;
 
-// What an error is about.
+// The context that an error message begins with.
 struct Place {
   const std::string& source;
   const std::string* name = nullptr;
@@ -30,27 +30,28 @@ struct Place {
   }
 };
 
-// `what` names the value in errors, as `expected` does the kind.
+// Returns the value if it has this kind, and throws otherwise. In errors, `what` names the value and `expected` the
+// kind.
 const PickleValue& expect(const PickleValue& value, Kind kind, const char* what, const char* expected,
                           const Place& place);
 const std::string& expect_text(const PickleValue& value, const char* what, const Place& place);
-// An integer that is not negative.
+// Expects an integer that is not negative.
 int64_t expect_size(const PickleValue& value, const char* what, const Place& place);
-// An object of the class "module.name".
+// Expects an object of the class "module.name".
 void expect_class(const PickleValue& value, const char* name, const char* what, const Place& place);
-// A tuple of at most 64 integers that are not negative.
+// Expects a tuple of at most 64 integers that are not negative.
 Sizes parse_size_tuple(const PickleValue& value, const char* what, const Place& place);
-// A torch.Size without negative sizes, of at most 64 dimensions.
+// Expects a torch.Size without negative sizes, of at most 64 dimensions.
 Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place);
 
-// The attributes of an object whose state is a dict; no name may be in it twice. Refers to its arguments.
+// The attributes of an object whose state is a dict in which no name occurs twice. Refers to its arguments.
 class Attributes {
  public:
   Attributes(const PickleValue& object, const char* name, const char* what, const Place& place);
 
-  // nullptr for attributes that are missing or None.
+  // Returns nullptr if the attribute is missing or None.
   const PickleValue* find(const char* name) const;
-  // An error for those.
+  // Throws if the attribute is missing or None.
   const PickleValue& get(const char* name) const;
 
  private:

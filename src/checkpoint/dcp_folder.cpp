@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The file's length. Errors: a file that is missing, or reached through a link, which may lead out of the folder.
+// Returns the file's length. Throws if the file is missing, or reached through a link, which may lead out of the
+// folder.
 uint64_t checked_length(const fs::path& folder, const std::string& relative) {
   fs::path path = folder;
   struct stat status {};
@@ -63,7 +64,7 @@ void check_files(const fs::path& folder, const DcpMetadata& metadata) {
   }
 }
 
-// Any byte but 0 is true; a bool of another value than 0 and 1 is undefined.
+// Any byte but 0 means true; a bool with a value other than 0 and 1 is undefined behavior.
 void normalize_bools(char* bytes, int64_t count) {
   std::transform(bytes, bytes + count, bytes, [](char byte) { return static_cast<char>(byte != 0); });
 }
@@ -132,7 +133,7 @@ void DcpFolder::read(const std::string& name, int64_t begin, int64_t end, at::Te
 
 void DcpFolder::read_chunk(const DcpTensor& tensor, const DcpChunk& chunk, int64_t begin, int64_t end, char* to) const {
   const auto size = static_cast<size_t>(c10::elementSize(tensor.info.dtype));
-  int64_t first = -1, last = -1;  // of the chunk's elements
+  int64_t first = -1, last = -1;  // positions of elements in the chunk
   for_each_run(tensor.info.shape, chunk, begin, end, [&](const ChunkRun& run) {
     first = first < 0 ? run.in_chunk : first;
     last = run.in_chunk + run.count;

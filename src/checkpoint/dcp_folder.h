@@ -1,4 +1,4 @@
-// Reads a checkpoint of torch.distributed.checkpoint: its .metadata, and the .distcp files that it lists.
+// Reads a checkpoint of torch.distributed.checkpoint: its .metadata file and the .distcp files that it lists.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,30 +18,30 @@
 
 namespace fsdp::checkpoint {
 
-// No code that the files name is run, and nothing is read outside of the folder. What is read is checked: each
-// archive's form, and the CRC-32 of what it stores, once, when it is first read from. Errors name the file, the tensor
-// or key, and the chunk. Threads: const functions may be called from any number of threads.
+// Runs no code that the files name, and reads nothing outside of the folder. Checks the form of each archive, and the
+// CRC-32 of the data stored in it once, at the first read. Errors name the file, the tensor or key, and the chunk.
+// Threads: const functions may be called from any number of threads.
 class DcpFolder {
  public:
-  // Reads and checks .metadata (see parse_dcp_metadata), and that its files are there and long enough.
+  // Reads and checks .metadata (see parse_dcp_metadata). Checks that its files exist and are long enough.
   explicit DcpFolder(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
   const DcpMetadata& metadata() const { return metadata_; }
-  // An error that names the tensor when there is none of this name.
+  // Throws an error that names the tensor if the checkpoint has no tensor of this name.
   const DcpTensor& tensor(const std::string& name) const;
 
-  // Copies elements [begin, end) of the tensor, in the order of their indices (row-major), into `out`: 1-D, contiguous,
-  // end - begin elements of the stored dtype, on any device. Reads only chunks that hold some of them, of these what
-  // is wanted (and, the first time, what their checksums need). Memory: at most twice that of `out`, and whole chunks
-  // where a chunk does not lie in the order of its indices. After an error `out` holds anything.
+  // Copies elements [begin, end) of the tensor, in row-major order of their indices, into `out`: 1-D, contiguous, end -
+  // begin elements of the stored dtype, on any device. Reads only the needed parts of chunks that contain some of these
+  // elements (and, the first time, the data that their checksums cover). Memory: at most twice that of `out`, plus
+  // whole chunks if a chunk is not stored in row-major order. After an error the contents of `out` are unspecified.
   void read(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const;
 
-  // The value of an entry that is no tensor, where it is plain data (see plain_value.h).
+  // Returns the value of an entry that is not a tensor, if it is plain data (see plain_value.h).
   nlohmann::json value(const std::string& name) const;
 
-  // Reads a chunk, or a value as far as it can be read without running code, and throws when it is not as .metadata and
-  // the archive's checksums say.
+  // Reads a chunk, or the archive of a value without unpickling it, and throws if it does not match .metadata or the
+  // archive's checksums.
   void verify(const DcpTensor& tensor, const DcpChunk& chunk) const;
   void verify_value(const std::string& name) const;
 
@@ -53,7 +53,7 @@ class DcpFolder {
   void read_chunk(const DcpTensor& tensor, const DcpChunk& chunk, int64_t begin, int64_t end, char* to) const;
   std::string where_of(const std::string& name, const DcpLocation& location) const;
   std::string where_of(const DcpTensor& tensor, const DcpChunk& chunk) const;
-  // Was this storage's checksum found right before? Notes that it was.
+  // Whether this storage's checksum was verified before; note_verified() records that it was.
   bool is_verified(const ZipRecord& record, const InputFile& file) const;
   void note_verified(const ZipRecord& record, const InputFile& file) const;
 

@@ -146,7 +146,7 @@ TEST_F(Dcp, AnyRangeOfElements) {
   EXPECT_THAT(error_of([&] { saved.read("cube", 0, 1, at::empty({1}, at::kHalf)); }), HasSubstr("values are not cast"));
 }
 
-// Chunks of columns, of which one lies transposed in its storage.
+// Chunks of columns, one of which is stored transposed.
 TEST_F(Dcp, ChunksAndStoragesInOtherOrders) {
   const std::string matrix = from_hex(kMatrixHex);
   folder.write("x", matrix + matrix);
@@ -227,7 +227,7 @@ TEST_F(DamagedDcp, AFileThatIsCutWhileItIsRead) {
   EXPECT_THAT(error_of([&] { whole(saved, "half"); }), AllOf(HasSubstr("__0_0.distcp"), HasSubstr("cut short")));
 }
 
-// Every flipped byte is found, or it changes nothing that is read: padding, versions and times.
+// Every damaged byte is detected, or changes nothing that is read: padding, versions and times.
 TEST_F(DamagedDcp, AnyByteOfAChunkChanged) {
   const std::string sound = read_file(data(), 1 << 20);
   const DcpTensor half = read_dcp_metadata(path()).tensors.at("half");
@@ -296,7 +296,7 @@ TEST_F(Dcp, WritersMistakesAndFullDisksLeaveNothing) {
       const FileSystemGuard guard(full);
       EXPECT_THAT(error_of([&] { write_sample(target, {.max_chunk_bytes = 100}, 1000); }), HasSubstr("No space left"));
     }
-    // Whole, where all but the last sync was done.
+    // Complete if all but the last sync was done.
     EXPECT_TRUE(!fs::exists(target) || whole(DcpFolder(target), "cube").equal(sample()[0].second)) << call;
     fs::remove_all(target);
     EXPECT_THAT(folder.names(), IsEmpty()) << call;

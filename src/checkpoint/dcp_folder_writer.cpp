@@ -11,9 +11,9 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr const char* kVersion = "1.0.0";  // of torch 2.13's format
+constexpr const char* kVersion = "1.0.0";  // the format of torch 2.13
 
-// As rank 0 of torch.distributed.checkpoint names its files.
+// Names files as rank 0 of torch.distributed.checkpoint does.
 std::string file_name(int number) { return c10::str("__0_", number, ".distcp"); }
 
 int64_t product(const std::vector<int64_t>& sizes, size_t first) {
@@ -24,7 +24,7 @@ int64_t product(const std::vector<int64_t>& sizes, size_t first) {
   return count;
 }
 
-// Counts up the indices of the dimensions before `cut`; false after the last ones.
+// Advances the indices of the dimensions before `cut`; returns false after the last ones.
 bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& shape, size_t cut) {
   for (size_t i = cut; i-- > 0;) {
     if (++index[i] < shape[i]) {
@@ -43,7 +43,7 @@ std::vector<DcpChunk> cut_into_chunks(const TensorInfo& info, int64_t max_bytes)
   if (info.nbytes() <= std::max(max_bytes, element)) {
     return {{origin, info.shape, {}}};
   }
-  size_t cut = 0;  // the dimension that is cut; those before it are taken index by index
+  size_t cut = 0;  // the dimension that is cut; each index of the dimensions before it gets its own chunks
   while (cut + 1 < info.shape.size() && product(info.shape, cut + 1) * element > max_bytes) {
     ++cut;
   }
@@ -107,7 +107,7 @@ void DcpFolderWriter::begin(const TensorInfo& info, const std::vector<DcpKey>& k
   next_chunk();
 }
 
-// Also those that have no elements to wait for.
+// Begins the next chunk that has elements; finishes empty chunks on the way.
 void DcpFolderWriter::next_chunk() {
   for (; chunk_ < tensor_->chunks.size(); end_chunk()) {
     const TensorInfo info{"", tensor_->info.dtype, tensor_->chunks[chunk_].sizes};

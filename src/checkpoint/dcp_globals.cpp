@@ -43,7 +43,7 @@ PickleGlobals make_globals() {
   globals.classes.emplace("torch.distributed.checkpoint.filesystem", "_StorageInfo");
   globals.classes.emplace("torch", "Size");
   globals.classes.emplace("torch.serialization", "_get_layout");
-  for (const char* module : {"pathlib", "pathlib._local"}) {  // of the writer's checkpoint_id, which is not read
+  for (const char* module : {"pathlib", "pathlib._local"}) {  // for the writer's checkpoint_id, which is not read
     globals.classes.emplace(module, "PosixPath");
     globals.classes.emplace(module, "WindowsPath");
   }

@@ -21,14 +21,14 @@ constexpr const char* kStorageInfo = "torch.distributed.checkpoint.filesystem._S
 constexpr const char* kSize = "torch.Size";
 constexpr const char* kGetLayout = "torch.serialization._get_layout";
 
-// All that a .metadata file may name.
+// All names that a .metadata file may use.
 const PickleGlobals& globals();
 
-// The dtype of a name like "torch.float32". Unset for names that are no dtype here.
+// Returns the dtype of a name like "torch.float32", or unset if the name is not a supported dtype.
 std::optional<c10::ScalarType> dtype_from_global(std::string_view name);
-// "float32", in module torch; an error for dtypes that it does not have here.
+// Returns the name of the dtype in module torch, like "float32". Throws for dtypes that are not supported.
 std::string dtype_name(c10::ScalarType dtype);
-// Lets a pickle name dtypes.
+// Allows a pickle to name dtypes.
 void allow_dtypes(PickleGlobals& globals);
 
 }  // namespace fsdp::checkpoint::dcp

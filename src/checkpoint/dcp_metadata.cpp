@@ -61,7 +61,7 @@ DcpLocation parse_location(const PickleValue& value, const Place& place) {
   return location;
 }
 
-// By name, then by the chunk's offsets, unset for bytes.
+// By name, then by the chunk's offsets, which are unset for bytes.
 using Storage = std::map<std::string, std::map<std::optional<Sizes>, DcpLocation>>;
 
 Storage parse_storage(const PickleValue& value, const std::string& source) {
@@ -122,7 +122,7 @@ class EntryParser {
     place.fail("no storage entry");
   }
 
-  // dtype, layout, requires_grad, memory format and pin_memory
+  // The tuple holds dtype, layout, requires_grad, memory format and pin_memory.
   c10::ScalarType parse_dtype(const PickleValue& value) const {
     expect_class(value, kTensorProperties, "properties", place_);
     if (value.state == nullptr || value.state->kind != Kind::kTuple || value.state->items.size() != 5) {
@@ -145,9 +145,9 @@ class EntryParser {
     }
   }
 
-  // A pickle may repeat a chunk without elements at no cost, so each is kept once.
+  // A pickle can repeat a chunk without elements at no cost, so each such chunk is kept once.
   void parse_chunks(const PickleValue& value, DcpTensor& tensor) const {
-    std::set<Sizes> empty;  // their offsets
+    std::set<Sizes> empty;  // offsets of chunks without elements
     for (const PickleValue* item : expect(value, Kind::kList, "chunks", "a list", place_).items) {
       DcpChunk chunk = parse_chunk(*item, tensor.info.shape);
       const bool is_empty = std::find(chunk.sizes.begin(), chunk.sizes.end(), 0) != chunk.sizes.end();
@@ -198,7 +198,7 @@ void parse_entries(const PickleValue& value, const Storage& storage, const std::
   }
 }
 
-// Joined by dots it is the name; so it is not longer, however often the pickle shares its keys.
+// The keys joined by dots form the name, so the path is not longer than the name, even if the pickle shares its keys.
 std::vector<DcpKey> parse_key_path(const PickleValue& value, const std::string& name, const Place& place) {
   std::vector<DcpKey> path;
   size_t length = 0;

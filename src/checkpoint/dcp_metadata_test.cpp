@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// "[0, 0]+[2, 3] path@offset+length", one for each chunk.
+// Returns "[0, 0]+[2, 3] path@offset+length" for each chunk.
 std::vector<std::string> shown(const std::vector<DcpChunk>& chunks) {
   std::vector<std::string> texts;
   for (const DcpChunk& chunk : chunks) {
@@ -89,7 +89,7 @@ TEST(DcpMetadata, OfAFolder) {
   EXPECT_EQ(read_dcp_metadata(folder.path()).tensors.size(), 2u);
   folder.write(".metadata", "{}");
   EXPECT_THAT(error_of([&] { read_dcp_metadata(folder.path()); }), HasSubstr("/.metadata: byte 0: not a pickle"));
-  std::filesystem::resize_file(folder / ".metadata", (uint64_t{1} << 30) + 1);  // a hole: takes no space
+  std::filesystem::resize_file(folder / ".metadata", (uint64_t{1} << 30) + 1);  // sparse: takes no space
   EXPECT_THAT(error_of([&] { read_dcp_metadata(folder.path()); }),
               HasSubstr("/.metadata: 1073741825 bytes are more than the limit of 1073741824"));
 }
@@ -138,7 +138,7 @@ TEST(DcpMetadataMalformed, Paths) {
   EXPECT_EQ(tensor_error({.path = "a/b..c/.d"}), "");
 }
 
-// Values that a pickle shares are not copied without end: what is kept is in proportion to the file.
+// Shared values of a pickle are not copied without limit: the result's size is proportional to the file's.
 TEST(DcpMetadataHostile, SharedValues) {
   EXPECT_EQ(tensor_error({.path = std::string(4096, 'p')}), "");
   EXPECT_THAT(tensor_error({.path = std::string(4097, 'p')}), HasSubstr("is longer than 4096 bytes"));

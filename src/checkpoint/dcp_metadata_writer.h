@@ -1,4 +1,4 @@
-// The contents of a .metadata file.
+// Writes the contents of a .metadata file.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace fsdp::checkpoint {
 
-// As FileSystemWriter pickles it; parse_dcp_metadata reads the same from it.
+// Returns the metadata as FileSystemWriter pickles it; parse_dcp_metadata reads equal metadata from it.
 std::string dcp_metadata_text(const DcpMetadata& metadata);
 
 }  // namespace fsdp::checkpoint

@@ -1,4 +1,4 @@
-// Hand-made .metadata files, whatever they say, and the errors that they give.
+// Hand-made .metadata files with arbitrary contents, and the errors that they cause.
 #pragma once
 
 #include <cstdint>

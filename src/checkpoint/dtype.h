@@ -9,14 +9,14 @@
 
 namespace fsdp::checkpoint {
 
-// "F32", "BF16", … as safetensors spells them. Unset for names that are not supported.
+// Returns the dtype of a name as safetensors spells it ("F32", "BF16", …), or unset if the name is not supported.
 std::optional<c10::ScalarType> dtype_from_safetensors(std::string_view name);
-// An error for dtypes that are not supported.
+// Throws for dtypes that are not supported.
 std::string safetensors_dtype(c10::ScalarType dtype);
 // The names that dtype_from_safetensors knows, for error messages.
 std::string supported_safetensors_dtypes();
 
-// "float32", "bfloat16", … as config.json spells them.
+// Returns the name of a dtype as config.json spells it ("float32", "bfloat16", …).
 std::string hugging_face_dtype(c10::ScalarType dtype);
 
 }  // namespace fsdp::checkpoint

@@ -1,4 +1,5 @@
-// Whatever call of a save goes wrong: the error says what and where, and the folder that was there stays, whole.
+// Faults in every system call of a save: the error states the problem and the file, and the existing folder stays
+// complete.
 #include <torch/torch.h>
 
 #include <cerrno>
@@ -21,7 +22,7 @@ using ::testing::HasSubstr;
 
 const std::vector<TensorInfo> kTensors{{"a", torch::kFloat32, {20}}, {"b", torch::kBFloat16, {3, 7}}};
 
-// Three files of tensors and an index, all values `value`.
+// Saves three files of tensors and an index, with all values equal to `value`.
 void save(const std::filesystem::path& path, float value) {
   HfFolderWriter writer(path, {{"model_type", "llama"}}, kTensors, {.max_shard_size = 30, .tokenizer_source = {}});
   for (const TensorInfo& tensor : kTensors) {
@@ -30,7 +31,7 @@ void save(const std::filesystem::path& path, float value) {
   writer.finish();
 }
 
-// The value that all tensors of a folder have.
+// Returns the value that all tensors of a folder have.
 float saved_value(const std::filesystem::path& path) {
   const HfFolder folder(path);
   folder.check_tensors(kTensors);
@@ -41,7 +42,7 @@ float saved_value(const std::filesystem::path& path) {
   return value;
 }
 
-// Saves 2 over a folder that holds 1, with a fault. The error; empty where there was none.
+// The outcome of saving 2 over a folder with the value 1, with a fault. `error` is empty if there was none.
 struct Attempt {
   std::string error;
   int64_t calls = 0;
@@ -74,14 +75,14 @@ TEST_P(EveryCall, FailsOnceAndIsNamed) {
   for (int64_t call = 1; call <= calls; ++call) {
     SCOPED_TRACE(call);
     const Attempt attempt = save_over({.error = GetParam(), .first = call});
-    EXPECT_THAT(attempt.names, ElementsAre("model"));  // nothing beside it
+    EXPECT_THAT(attempt.names, ElementsAre("model"));  // nothing else is left
     if (attempt.error.empty()) {
-      EXPECT_EQ(attempt.left, 2);  // there was another way
+      EXPECT_EQ(attempt.left, 2);  // the save found another way
       continue;
     }
     ++failed;
     EXPECT_THAT(attempt.error, AllOf(HasSubstr(std::strerror(GetParam())), HasSubstr("fsdp-test-")));
-    // The last two calls bring the folder's new name to the disk: the new folder is in place then.
+    // The last two calls flush the folder's new name to the disk; by then, the new folder is in place.
     EXPECT_EQ(attempt.left, call <= calls - 2 ? 1 : 2);
   }
   EXPECT_GE(failed, calls - 1);

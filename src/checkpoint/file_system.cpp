@@ -39,7 +39,7 @@ std::atomic<FileSystem*>& present() {
   return used;
 }
 
-// Names first: what a listing shows while entries are removed is not specified.
+// Lists all entries first, because the result of a listing is unspecified if entries are removed during it.
 std::vector<fs::directory_entry> entries_of(const fs::path& folder, std::error_code& failure) {
   std::vector<fs::directory_entry> entries;
   for (fs::directory_iterator at(folder, failure), end; !failure && at != end; at.increment(failure)) {
@@ -82,7 +82,7 @@ void make_folders(const fs::path& folder) {
 bool remove_tree(const fs::path& folder) noexcept {
   try {
     return remove_entries(folder) && file_system().rmdir(folder.c_str()) == 0;
-  } catch (const std::exception&) {  // no memory for names
+  } catch (const std::exception&) {  // too little memory for names
     errno = ENOMEM;
     return false;
   }

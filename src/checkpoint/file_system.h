@@ -1,5 +1,5 @@
-// The system calls that write files of models and checkpoints, and those that read checkpoints, in one place: tests
-// make any of them fail.
+// The system calls that write model and checkpoint files and read checkpoints, in one place, so that tests can make any
+// of them fail.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +10,8 @@
 
 namespace fsdp::checkpoint {
 
-// Each function is the system call of its name, with its results and errno, unless it says more. Threads: as the calls.
+// Each function is the system call of its name, with its results and errno, unless its comment says more. Threads: as
+// for the system calls.
 class FileSystem {
  public:
   FileSystem() = default;
@@ -22,21 +23,21 @@ class FileSystem {
   virtual int close(int file);
   virtual ssize_t pwrite(int file, const void* data, size_t size, off_t offset);
   virtual ssize_t pread(int file, void* data, size_t size, off_t offset);
-  // Takes disk space for the file's first `size` bytes.
+  // Allocates disk space for the file's first `size` bytes.
   virtual int fallocate(int file, off_t size);
   virtual int fsync(int file);
   virtual int rename(const char* from, const char* to);
-  // Exchanges two names in one step.
+  // Exchanges two names atomically.
   virtual int exchange(const char* a, const char* b);
   virtual int unlink(const char* path);
   virtual int mkdir(const char* path, mode_t mode);
   virtual int rmdir(const char* path);
 };
 
-// What this process uses: the system itself, or what a test has put in its place.
+// Returns the implementation that this process uses: the system itself, or a test's replacement.
 FileSystem& file_system();
 
-// For tests: `replacement` is used while it lasts, by all threads.
+// For tests: all threads use `replacement` while the guard exists.
 class FileSystemGuard {
  public:
   explicit FileSystemGuard(FileSystem& replacement);
@@ -48,7 +49,7 @@ class FileSystemGuard {
   FileSystem& before_;
 };
 
-// The result of a system call, made again as long as a signal interrupts it.
+// Returns the result of a system call, which is repeated as long as a signal interrupts it.
 template <typename Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -58,10 +59,10 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-// Makes the folder and those above it that are missing; one that is there is fine. Throws with its name.
+// Creates the folder and its missing parents; an existing folder is not an error. Errors name the folder.
 void make_folders(const std::filesystem::path& folder);
 
-// Removes a folder with everything in it, without following links; false, and errno, when something is left.
+// Removes a folder with everything in it, without following links. Returns false and sets errno if something is left.
 bool remove_tree(const std::filesystem::path& folder) noexcept;
 
 }  // namespace fsdp::checkpoint

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 std::string shape_text(const std::vector<int64_t>& shape) { return c10::str("[", c10::Join(", ", shape), "]"); }
 
-// Collects the lines of an error message; shows the first of many.
+// Collects the lines of an error message, which shows only the first 10.
 class Problems {
  public:
   void add(const std::string& line) {
@@ -32,7 +32,7 @@ class Problems {
   std::string text_;
 };
 
-// The index and the shard must list the same tensors.
+// Throws unless the index and the shard list the same tensors.
 void check_listed(const SafetensorsFile& shard, const std::vector<std::string>& listed, const fs::path& index) {
   for (const std::string& name : listed) {
     TORCH_CHECK(shard.contains(name), shard.path().string(), ": holds no tensor ", quoted_name(name), ", although ",

@@ -25,7 +25,7 @@ void save(const std::filesystem::path& path, const std::vector<std::pair<std::st
   writer.finish();
 }
 
-// A folder whose tensors "a" = 1…6 and "b" lie in two shards.
+// A folder with the tensors "a" = 1…6 and "b" in two shards.
 class HfFolderTest : public ::testing::Test {
  protected:
   HfFolderTest() {

@@ -30,8 +30,8 @@ std::string shard_name(size_t shard, size_t count) {
   return name.data();
 }
 
-// "dtype" is the newer spelling of "torch_dtype"; whichever the config uses is kept, and old and new versions
-// of transformers read the older one.
+// "dtype" is the newer spelling of "torch_dtype". The config's spelling is kept; without one, the older is used, which
+// both old and new versions of transformers read.
 json with_dtype(json config, const std::vector<TensorInfo>& tensors) {
   const auto floating = std::find_if(tensors.begin(), tensors.end(),
                                      [](const TensorInfo& info) { return c10::isFloatingType(info.dtype); });

@@ -18,31 +18,29 @@
 namespace fsdp::checkpoint {
 
 struct HfFolderWriterOptions {
-  // Bytes of tensors in one file before the next is begun; a larger tensor gets a file of its own.
+  // Tensor bytes in one file before the next file is begun; a larger tensor gets a file of its own.
   int64_t max_shard_size = 5'000'000'000;
-  // Folder that the tokenizer's files, generation_config.json and chat templates are copied from; empty:
-  // none.
+  // The folder from which the tokenizer's files, generation_config.json and chat templates are copied; empty: none.
   std::filesystem::path tokenizer_source;
 };
 
-// The folder appears under its name, complete, when finish() returns; nothing is left behind when anything
-// fails or the writer is destroyed before. Errors name the file and the reason. Used by one thread, of one
-// process.
+// The complete folder appears under its name when finish() returns. If anything fails, or the writer is destroyed
+// before, nothing is left behind. Errors name the file and the reason. Used by one thread of one process.
 class HfFolderWriter {
  public:
-  // `tensors`: all that will be written, in the order of the files. config.json is `config` with the dtype of
-  // the tensors. An existing target is replaced at the end, with everything in it: it must be empty or hold a
-  // config.json, so that a wrong path does not cost somebody's files.
+  // `tensors`: all tensors that will be written, in file order. config.json is `config` with the dtype of the tensors.
+  // An existing target is replaced at the end with everything in it; it must be empty or contain a config.json, so that
+  // a wrong path does not destroy other files.
   HfFolderWriter(const std::filesystem::path& target, const nlohmann::json& config,
                  const std::vector<TensorInfo>& tensors, const HfFolderWriterOptions& options = {});
 
-  // Stores one tensor: any device, strides and dtype (converted). Any order; each once. Nothing of it is
-  // kept.
+  // Stores one tensor of any device, strides and dtype (converted). Tensors may come in any order, each once. Keeps no
+  // reference to it.
   void write(const std::string& name, const at::Tensor& tensor);
-  // The same in pieces (see SafetensorsWriter::append).
+  // Stores a tensor in pieces (see SafetensorsWriter::append).
   void append(const std::string& name, const at::Tensor& values);
 
-  // Where the folder is until finish(): files that others put there become part of it.
+  // The folder's path until finish(). Files that others put there become part of the folder.
   const std::filesystem::path& unfinished() const { return folder_.path(); }
 
   // Every tensor must have been written.
@@ -58,7 +56,7 @@ class HfFolderWriter {
   std::unordered_map<std::string, SafetensorsWriter*> files_by_name_;
 };
 
-// The names that HfFolderWriter copies from options.tokenizer_source, as far as they are there.
+// Returns the names of the files in `folder` that HfFolderWriter copies from options.tokenizer_source.
 std::vector<std::string> tokenizer_files(const std::filesystem::path& folder);
 
 }  // namespace fsdp::checkpoint

@@ -53,7 +53,7 @@ TEST(HfFolderWriter, ShardsHoldAtMostTheirSize) {
   HfFolderWriter writer(folder / "model", kConfig, layout(), {.max_shard_size = 130, .tokenizer_source = {}});
   write_all(writer);
   writer.finish();
-  // 40 + 80 | 120 | 160 | 200: the last two are larger than a shard.
+  // 40 + 80 | 120 | 160 | 200: the last two exceed the shard size.
   const auto index = read_json_file(folder / "model/model.safetensors.index.json");
   EXPECT_EQ(index["metadata"]["total_size"], 600);
   EXPECT_EQ(index["weight_map"]["t1"], "model-00001-of-00004.safetensors");
@@ -197,7 +197,7 @@ TEST(HfFolderWriter, WrongUseIsAnError) {
               HasSubstr("none"));
   HfFolderWriter writer(folder / "model", kConfig, layout());
   EXPECT_THAT(error_of([&] { writer.write("other", torch::ones({1})); }), HasSubstr("\"other\""));
-  // Shard plans that name a tensor twice, in different files.
+  // A tensor that occurs twice, in different files.
   EXPECT_THAT(error_of([&] {
                 HfFolderWriter twice(folder / "twice", kConfig,
                                      {{"a", torch::kFloat32, {9}}, {"a", torch::kFloat32, {9}}},

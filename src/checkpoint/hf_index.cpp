@@ -18,7 +18,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return mismatch.first == folder.end();
 }
 
-// The folder of the Hugging Face cache that the links of this snapshot point into; empty for other folders.
+// Returns the folder of the Hugging Face cache that the links of this snapshot point into; empty for other folders.
 fs::path cache_blobs(const fs::path& folder) {
   const bool is_snapshot = folder.has_parent_path() && folder.parent_path().filename() == "snapshots";
   return is_snapshot ? folder.parent_path().parent_path() / "blobs" : fs::path();

@@ -8,13 +8,13 @@
 
 namespace fsdp::checkpoint {
 
-// Shard file (path as in the index) -> names of the tensors that the index lists for it.
+// Maps each shard file (path as in the index) to the names of the tensors that the index lists for it.
 using ShardMap = std::map<std::string, std::vector<std::string>>;
 
-// Reads and validates an index. Shard names must lie inside the index's folder: absolute paths, "..", and
-// symbolic links that lead outside are errors. The one exception is the Hugging Face cache, whose snapshots
-// are folders of links into a sibling folder "blobs" (models--…/snapshots/<revision>/x ->
-// ../../blobs/<hash>): these are followed.
+// Reads and validates an index. Shard names must lie inside the index's folder: absolute paths, "..", and symbolic
+// links that lead outside are errors. The only exception is the Hugging Face cache, whose snapshots are folders of
+// links into a sibling folder "blobs" (models--…/snapshots/<revision>/x -> ../../blobs/<hash>): these links are
+// followed.
 ShardMap read_shard_index(const std::filesystem::path& index);
 
 }  // namespace fsdp::checkpoint

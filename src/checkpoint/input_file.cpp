@@ -14,7 +14,7 @@ namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 
 InputFile::InputFile(const fs::path& path) : path_(path) {
-  // Without O_NONBLOCK a named pipe would be waited for.
+  // Without O_NONBLOCK, opening a named pipe would block.
   constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   file_ = uninterrupted([&] { return file_system().open(path.c_str(), kFlags, 0); });
   TORCH_CHECK(file_ >= 0, path.string(),

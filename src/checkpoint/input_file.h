@@ -1,4 +1,4 @@
-// A file that is read at given places, and not mapped: one that is cut while it is read gives an error, not a signal.
+// A file that is read at given offsets and not mapped, so that truncation during a read causes an error, not a signal.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ class InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  // When it was opened.
+  // The file's size when it was opened.
   uint64_t bytes() const { return bytes_; }
 
-  // Reads all these bytes; an error, with the path, when the file ends before.
+  // Reads exactly `bytes` bytes. If the file ends before, throws an error that names the path.
   void read(uint64_t offset, char* to, size_t bytes) const;
   std::string read(uint64_t offset, size_t bytes) const;
 
@@ -31,7 +31,7 @@ class InputFile {
   uint64_t bytes_ = 0;
 };
 
-// The contents of a whole file; an error when there are more than `max_bytes`.
+// Returns the contents of a whole file. Throws if it has more than `max_bytes`.
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes);
 
 }  // namespace fsdp::checkpoint

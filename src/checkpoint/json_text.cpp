@@ -18,7 +18,7 @@ using nlohmann::json;
 constexpr size_t kMaxDepth = 64;
 constexpr std::uintmax_t kMaxFileBytes = std::uintmax_t{1} << 30;
 
-// Walks over the text and reports how far the parser has come, so that a builder knows where it is.
+// Iterates over the text and reports the parser's progress, so that a builder knows its position.
 class TrackingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -48,7 +48,7 @@ std::string location(std::string_view text, size_t offset, const std::string& so
   return c10::str(source, ":", line, ":", before.size() - line_start + 1);
 }
 
-// The parser's explanation without its own prefix, "[json.exception.NAME] parse error at POSITION: ".
+// Returns the parser's explanation without its prefix, "[json.exception.NAME] parse error at POSITION: ".
 std::string explanation(std::string what) {
   if (const size_t prefix = what.find("] "); what.compare(0, 1, "[") == 0 && prefix != std::string::npos) {
     what.erase(0, prefix + 2);
@@ -60,12 +60,12 @@ std::string explanation(std::string what) {
   return what;
 }
 
-// Builds the value from the parser's events, and refuses what nlohmann's own builder would merge in silence (the same
-// key twice) or nest without end. Its builder with a callback would tell of both, but at the end of each object it
-// looks through all siblings so far: files of 20,000 tensors took seconds.
+// Builds the value from the parser's events. Refuses duplicate keys, which nlohmann's own builder would merge silently,
+// and nesting without limit. A parser callback could detect both, but nlohmann's builder with a callback visits all
+// siblings so far at the end of each object: files of 20,000 tensors took seconds.
 class ValueBuilder {
  public:
-  // `reader`: null, or takes the members of the outermost object's member `key`.
+  // `reader`: receives the members of the object under the outermost object's key `key`; may be null.
   ValueBuilder(std::string_view text, const char* const* reached, const std::string& source, const std::string& key,
                MemberReader* reader)
       : text_(text), reached_(reached), source_(source), key_(key), reader_(reader) {}
@@ -108,7 +108,7 @@ class ValueBuilder {
     readers_next_ = reader_ && open_.size() == 1 && key == key_;
     return is_new;
   }
-  // Whether the object that is open has members for the reader.
+  // Whether the innermost open object passes its members to the reader.
   bool in_reader_object() const { return readers_object_ && open_.back() == readers_object_; }
   void give_to_reader() {
     if (in_reader_object()) {
@@ -116,7 +116,7 @@ class ValueBuilder {
     }
   }
 
-  // The place of the next value.
+  // Returns the place of the next value.
   json& place() {
     if (open_.empty()) return root_;
     return open_.back()->is_array() ? open_.back()->emplace_back() : *value_of_key_;
@@ -156,11 +156,11 @@ class ValueBuilder {
   const std::string& source_;
   const std::string& key_;
   MemberReader* reader_;
-  bool readers_next_ = false;             // the next value is that of key_
-  const json* readers_object_ = nullptr;  // while it is open
-  json member_;                           // of that object: the present one
+  bool readers_next_ = false;             // the next value belongs to key_
+  const json* readers_object_ = nullptr;  // the reader's object while it is open
+  json member_;                           // the current member of that object
   json root_;
-  std::vector<json*> open_;  // objects and arrays that have not ended; none moves while it is open
+  std::vector<json*> open_;  // open objects and arrays; none moves while it is open
   json* value_of_key_ = nullptr;
 };
 
@@ -169,7 +169,7 @@ class ValueBuilder {
 namespace {
 
 json parse(std::string_view text, const std::string& source, const std::string& key, MemberReader* reader) {
-  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would end there
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would stop there
     TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not allow");
   }
   const char* reached = text.data();

@@ -38,7 +38,7 @@ TEST(JsonText, EndOfTextIsAnError) {
   EXPECT_THAT(parse_error("{\"a\": \"abc"), StartsWith("some.json:1:"));
 }
 
-// The parser underneath takes a zero byte for the end, and would not look at what follows.
+// The underlying parser treats a zero byte as the end and would ignore the rest.
 TEST(JsonText, ZeroBytesAreErrors) {
   using std::string_literals::operator""s;
   EXPECT_EQ(parse_error("{}\0x"s), "some.json:1:3: a zero byte, which JSON does not allow");
@@ -65,7 +65,7 @@ TEST(JsonText, NumbersOutOfRangeAreErrors) {
   EXPECT_EQ(parse_error("[1e999]"), "some.json:1:8: number overflow parsing '1e999'");
 }
 
-// Members of one object, taken while the text is parsed.
+// Collects the members of one object while the text is parsed.
 struct Members : MemberReader {
   bool begin(const std::string& key) override {
     key_ = key;
@@ -121,7 +121,7 @@ TEST(JsonText, FilesAreNamedInErrors) {
 
 TEST(JsonText, FilesOfManyBytesAreNotRead) {
   const TemporaryFolder folder;
-  std::filesystem::resize_file(folder.write("big.json", ""), (uint64_t{1} << 30) + 1);  // a hole: takes no space
+  std::filesystem::resize_file(folder.write("big.json", ""), (uint64_t{1} << 30) + 1);  // sparse: takes no space
   EXPECT_THAT(error_of([&] { read_json_file(folder / "big.json"); }),
               AllOf(HasSubstr("big.json"), HasSubstr("larger than the limit of 1073741824 bytes")));
 }

@@ -54,9 +54,10 @@ json to_json(const StoredTensor& tensor) {
   return fields;
 }
 
-// The text of an object that has a member "tensors" besides `others`, one tensor at a time. As json::dump writes it.
+// Returns the text of an object with the members `others` and "tensors", built one tensor at a time, identical to that
+// of json::dump.
 std::string text_with_tensors(json others, const std::map<std::string, StoredTensor>& tensors) {
-  others[kTensors] = nullptr;  // in its place in the order of keys
+  others[kTensors] = nullptr;  // at its place in the order of keys
   std::string text = "{";
   const auto add_key = [&text](const std::string& key) {
     text += text.back() == '{' ? "" : ",";
@@ -80,10 +81,10 @@ std::string text_with_tensors(json others, const std::map<std::string, StoredTen
 
 // ---------------------------------------------------------------- reading
 
-// Says where something is, once it is wrong: there may be a million.
+// Describes a position for an error. Evaluated only when an error occurs, because there may be a million positions.
 using Where = std::function<std::string()>;
 
-// One object of the manifest; errors say where it is.
+// An object of the manifest, whose errors include its position.
 class Fields {
  public:
   Fields(const json& fields, Where where) : fields_(fields), where_(std::move(where)) {
@@ -166,8 +167,8 @@ StoredTensor parse_tensor(const Fields& fields) {
   return tensor;
 }
 
-// Reads the tensors while the text is being parsed. Their first error waits until the rest of the text is known, which
-// may say that another program wrote it.
+// Reads the tensors while the text is being parsed. Holds back their first error until the rest of the text is parsed,
+// because the rest may show that another program wrote it.
 class TensorReader : public MemberReader {
  public:
   explicit TensorReader(const std::string& source) : source_(source) {}
@@ -188,7 +189,7 @@ class TensorReader : public MemberReader {
     }
   }
 
-  // `fields`: the member that they were read from.
+  // Returns the tensors. `fields`: the member from which they were read.
   std::map<std::string, StoredTensor> take(const json& fields) {
     TORCH_CHECK(fields.is_object(), source_, ": tensors: expected an object, got ", json_text(fields));
     if (error_) {
@@ -220,7 +221,7 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
               " bytes of header are more than the limit of ", kLimit);
 }
 
-// Strides of a dense tensor: each element at a place of its own, none left out.
+// Throws unless the strides are those of a dense tensor: each element has its own place and no place is left out.
 void check_strides(const StoredTensor& tensor, const Where& where) {
   if (tensor.strides.empty()) {
     return;
@@ -240,7 +241,7 @@ void check_strides(const StoredTensor& tensor, const Where& where) {
   }
 }
 
-// Where a part's bytes lie in its file.
+// The position of a part's bytes in its file.
 struct Extent {
   size_t file;
   uint64_t begin, end;
@@ -295,7 +296,7 @@ void check(const Manifest& manifest, const std::string& source) {
   check_extents(std::move(extents), manifest, source);
 }
 
-// The text of `content`, which the checksum is right for.
+// Returns the text of `content`, after verifying its checksum.
 std::string_view checked_content(std::string_view text, const std::string& source) {
   const size_t begin = kBefore.size() + kDigits + kBetween.size();
   const bool framed = text.size() >= begin + kAfter.size() && text.substr(0, kBefore.size()) == kBefore &&

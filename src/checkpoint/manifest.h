@@ -7,10 +7,11 @@
 //        "parts": [{"begin": 0, "end": 8, "file": 0, "offset": 96, "checksums": "…"}, …]}, …},
 //     "state": {…}}}
 //
-// checksum: of the text of `content`, all bytes from its first brace to the brace before the last one of the file.
-// begin, end: elements, in the order in which the tensor lies in memory: row-major, or as `strides` say, which is there
-// only when they are others. offset: of the part's first byte in its file. checksums: one for each block of block_bytes
-// of the part, 16 digits each. state: whatever else the checkpoint holds. All checksums are XXH3 with 64 bits.
+// checksum: covers the text of `content`, all bytes from its first brace to the brace before the last one of the file.
+// begin, end: elements, in the order in which the tensor lies in memory: row-major, or as given by `strides`, which is
+// present only if the order is another one. offset: of the part's first byte in its file. checksums: one for each block
+// of block_bytes of the part, 16 digits each. state: all other contents of the checkpoint. All checksums are XXH3 with
+// 64 bits.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +28,9 @@ namespace fsdp::checkpoint {
 constexpr const char* kManifestName = "manifest.json";
 
 struct StoredFile {
-  std::string name;  // in the folder of the manifest
+  std::string name;  // in the manifest's folder
   uint64_t bytes = 0;
-  uint64_t header_bytes = 0;  // those before the data
+  uint64_t header_bytes = 0;  // bytes before the data
   uint64_t header_checksum = 0;
 };
 
@@ -56,23 +57,24 @@ struct Manifest {
   nlohmann::json state = nlohmann::json::object();
 };
 
-// What one rank has written.
+// The data that one rank has written.
 struct RankFile {
   StoredFile file;
-  std::map<std::string, StoredTensor> tensors;  // parts' `file` is not looked at
+  std::map<std::string, StoredTensor> tensors;  // the parts' `file` is ignored
 };
-// As text, for the rank that writes the manifest, and back.
+// Converts a RankFile to text, for the rank that writes the manifest, and back.
 std::string rank_file_text(const RankFile& file);
 RankFile parse_rank_file(std::string_view text, const std::string& source);
-// Adds it to the manifest. A tensor whose dtype, shape or strides differ from those of another rank is an error.
+// Adds a rank's file to the manifest. Throws if a tensor's dtype, shape or strides differ from those of another rank.
 void add_rank_file(RankFile file, Manifest& manifest);
 
-// Sorts the parts of each tensor. Errors as in parse_manifest: what it would refuse is not written.
+// Returns the manifest's text, with the parts of each tensor sorted. Throws the errors of parse_manifest, so a manifest
+// that could not be read is not written.
 std::string manifest_text(Manifest manifest, const std::string& source);
 
-// Treats the text as if an attacker had written it: the checksum, all types, names of files (of this folder, none
-// hidden, none twice), shapes, that parts cover their tensor without hole or overlap, and lie in their file's data
-// without sharing bytes. Errors begin with `source` and name the file or tensor.
+// Parses a manifest and treats its text as if an attacker had written it. Checks the checksum, all types, file names
+// (in this folder, not hidden, no duplicates) and shapes, that parts cover their tensor without gap or overlap, and
+// that they lie in their file's data without sharing bytes. Errors begin with `source` and name the file or tensor.
 Manifest parse_manifest(std::string_view text, const std::string& source);
 
 }  // namespace fsdp::checkpoint

@@ -13,7 +13,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Closes a file descriptor at the end of its scope: a mapping lives on without it.
+// Closes a file descriptor at the end of its scope; a mapping stays valid without it.
 struct Descriptor {
   int fd;
   ~Descriptor() {
@@ -26,7 +26,7 @@ struct Descriptor {
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  // Without O_NONBLOCK a named pipe would be waited for.
+  // Without O_NONBLOCK, opening a named pipe would block.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   TORCH_CHECK(file.fd >= 0, path.string(), ": cannot be opened: ", std::strerror(errno));
   struct stat status {};

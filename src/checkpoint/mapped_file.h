@@ -1,4 +1,4 @@
-// A file in memory, read-only, whose pages are loaded when they are first read.
+// A read-only memory-mapped file, whose pages are loaded when they are first read.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace fsdp::checkpoint {
 
-// Threads: may be read by any number of threads. A file that is cut short by another process while it is
-// mapped makes reads beyond its new end fail with SIGBUS; replacing it by rename is safe.
+// Threads: may be read by any number of threads. If another process truncates the file while it is mapped, reads beyond
+// its new end fail with SIGBUS; replacing it by rename is safe.
 class MappedFile {
  public:
   // Errors name the path: missing, a folder, no permission.

@@ -29,7 +29,7 @@ int sync(int file) {
 
 fs::path temporary_sibling(const fs::path& target) {
   static std::atomic<uint64_t> count{0};
-  // Without a trailing slash, which would hide the name.
+  // Removes a trailing slash, which would hide the name.
   const fs::path clean = target.has_filename() ? target : target.parent_path();
   return clean.parent_path() / c10::str(".", clean.filename().string(), ".tmp-", ::getpid(), "-", count++);
 }
@@ -95,7 +95,7 @@ void sync_folder(const fs::path& folder) {
   const std::string name = folder.empty() ? "." : folder.string();
   const int fd = open_file(name, O_RDONLY | O_DIRECTORY);
   TORCH_CHECK(fd >= 0, name, ": cannot be opened: ", std::strerror(errno));
-  // Some file systems cannot sync folders and say EINVAL: then renames are as durable as they get.
+  // Some file systems cannot sync folders and return EINVAL; then renames are as durable as possible.
   const int error = sync(fd) == 0 || errno == EINVAL ? 0 : errno;
   file_system().close(fd);
   TORCH_CHECK(error == 0, name, ": writing the folder to the disk failed: ", std::strerror(error));

@@ -7,9 +7,9 @@
 
 namespace fsdp::checkpoint {
 
-// Written under a temporary name beside the target. Errors name the target and the system's reason; after an
-// error, or when destroyed before commit(), the temporary file is removed and the target is as it was. Used
-// by one thread.
+// The file is written under a temporary name in the target's folder. Errors name the target and the system's reason.
+// After an error, or if the object is destroyed before commit(), the temporary file is removed and the target is
+// unchanged. Used by one thread.
 class OutputFile {
  public:
   explicit OutputFile(std::filesystem::path target);
@@ -17,12 +17,12 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Sets the file's size and takes the disk space for it, where the file system can do that, so that a full
-  // disk is known before the first byte is written.
+  // Sets the file's size and allocates its disk space, if the file system supports that, so that a full disk is
+  // detected before the first byte is written.
   void reserve(uint64_t bytes);
   // Writes all bytes at `offset` from the start of the file.
   void write(uint64_t offset, std::string_view bytes);
-  // Brings the data to the disk and gives the file its name, replacing a file that has it.
+  // Flushes the data to the disk and gives the file its name, replacing an existing file of that name.
   void commit();
 
   const std::filesystem::path& target() const { return target_; }
@@ -36,13 +36,13 @@ class OutputFile {
   int fd_ = -1;
 };
 
-// Brings the entries of a folder (names, not contents) to the disk. Throws with the folder's name.
+// Flushes the entries of a folder (names, not contents) to the disk. Errors name the folder.
 void sync_folder(const std::filesystem::path& folder);
 
-// A name beside `target` that nothing has yet: ".NAME.SUFFIX-PID-N".
+// Returns an unused name in the folder of `target`: ".NAME.tmp-PID-N".
 std::filesystem::path temporary_sibling(const std::filesystem::path& target);
 
-// Writes a whole file. Same promises.
+// Writes a whole file, with the guarantees of OutputFile.
 void write_file(const std::filesystem::path& target, std::string_view bytes);
 
 }  // namespace fsdp::checkpoint

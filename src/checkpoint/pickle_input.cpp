@@ -3,7 +3,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Length of the UTF-8 sequence that `text` begins with; 0 if it begins with none.
+// Returns the length of the UTF-8 sequence that `text` begins with, or 0 if there is none.
 size_t utf8_sequence(std::string_view text) {
   const auto byte = [&](size_t at) { return static_cast<uint8_t>(text[at]); };
   const uint8_t first = byte(0);

@@ -1,4 +1,4 @@
-// The bytes of a pickle, taken in order, with the frames that group them.
+// The bytes of a pickle, read in order, with the frames that group them.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -17,7 +17,7 @@ class PickleInput {
  public:
   PickleInput(std::string_view bytes, const std::string& source) : bytes_(bytes), source_(source) {}
 
-  // An error at the offset of the current opcode.
+  // Throws an error at the offset of the current opcode.
   template <typename... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
     fail_at(opcode_, parts...);
@@ -31,13 +31,13 @@ class PickleInput {
   size_t left() const { return bytes_.size() - at_; }
 
   uint8_t next_opcode();
-  // Errors unless the frame, or the file outside of frames, holds so many bytes more.
+  // Returns the next `count` bytes. Throws unless the frame, or outside of frames the file, has so many bytes left.
   std::string_view take(uint64_t count);
-  // An unsigned integer of this many bytes (at most 8), little endian.
+  // Reads an unsigned little-endian integer of `width` bytes (at most 8).
   uint64_t take_unsigned(size_t width);
-  // A line without its '\n'.
+  // Reads a line and returns it without its '\n'.
   std::string_view take_line();
-  // Takes a frame's length; the frame ends with an opcode, and no other begins within it.
+  // Reads a frame's length. The frame must end with an opcode, and no other frame may begin within it.
   void begin_frame();
 
  private:

@@ -6,7 +6,7 @@
 
 namespace fsdp::checkpoint {
 
-// An unscoped enumeration in a namespace of its own: opcodes are compared with bytes.
+// An unscoped enumeration in its own namespace, because opcodes are compared with bytes.
 namespace opcode {
 enum Opcode : uint8_t {
   kProto = 0x80,
@@ -56,7 +56,7 @@ enum Opcode : uint8_t {
 };
 }  // namespace opcode
 
-// The name that Python gives to an opcode which the reader refuses; "unknown" for a byte that is none.
+// Returns Python's name of an opcode that the reader refuses, or "unknown" for a byte that is not an opcode.
 inline const char* refused_opcode_name(uint8_t value) {
   static constexpr std::pair<uint8_t, const char*> kNames[] = {
       {'I', "INT"},          {'L', "LONG"},

@@ -17,13 +17,13 @@ using Kind = PickleValue::Kind;
 constexpr const char* kOrderedDict = "collections.OrderedDict";
 constexpr const char* kGetattr = "builtins.getattr";
 
-// Follows the opcodes of one pickle.
+// Executes the opcodes of one pickle.
 class Machine {
  public:
   Machine(PickleInput& input, const PickleGlobals& globals, const PickleLimits& limits)
       : input_(input), globals_(globals), stack_(input, limits) {}
 
-  // The pickle's value, which lives as long as take_values()'s result.
+  // Returns the pickle's value, which is valid as long as take_values()'s result.
   const PickleValue* run() {
     if (input_.next_opcode() != opcode::kProto) {
       input_.fail("not a pickle of protocol 2 to 5, which begins with byte 0x80");
@@ -320,8 +320,8 @@ class Machine {
   PickleInput& input_;
   const PickleGlobals& globals_;
   PickleStack stack_;
-  std::unordered_set<const PickleValue*> classes_;  // those of the globals that may be called
-  std::unordered_set<const PickleValue*> enums_;    // and those of them whose members may be taken
+  std::unordered_set<const PickleValue*> classes_;  // globals that may be called
+  std::unordered_set<const PickleValue*> enums_;    // enum classes whose members may be read
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ std::string read_error(const std::string& bytes, const PickleLimits& limits = {}
   return error;
 }
 
-// The error of a pickle of protocol 4 with these opcodes, and a STOP.
+// Returns the error of a pickle of protocol 2 with these opcodes and a STOP.
 std::string opcodes_error(const std::string& opcodes, const PickleLimits& limits = {}) {
   return read_error(pickled::file(opcodes), limits);
 }
@@ -188,7 +188,7 @@ TEST(PickleReader, MembersOfEnums) {
     refused(pickled::call(getattr, {e}));
     refused(pickled::call(getattr, {e, pickled::text("a"), "N"}));
     refused(getattr + "]R");
-    EXPECT_THAT(opcodes_error(getattr), HasSubstr("getattr is not allowed"));  // where no enum is
+    EXPECT_THAT(opcodes_error(getattr), HasSubstr("getattr is not allowed"));  // no enums are allowed
   }
 }
 
@@ -273,14 +273,14 @@ TEST(PickleHostile, ValuesThatContainThemselves) {
 }
 
 TEST(PickleHostile, MemoBombs) {
-  // Each list holds the one before it twice: 2^40 values in 40 levels.
+  // Each list contains the previous one twice: 2^40 values in 40 levels.
   std::string bomb = "]\x94";
   for (int level = 0; level < 40; ++level) {
     bomb += std::string("](h") + static_cast<char>(level) + "h" + static_cast<char>(level) + "e\x94";
   }
   std::string nested = "(" + bomb + "t";
   EXPECT_THAT(opcodes_error(nested), HasSubstr("counting shared ones wherever they stand"));
-  // A tuple of many arguments for many objects.
+  // A tuple of many arguments, shared by many objects.
   std::string wide = "((" + std::string(10'000, 'N') + "t\x94";
   for (int object = 0; object < 10'000; ++object) {
     wide += "cm\nC\nh" + std::string(1, '\0') + "R";
@@ -296,7 +296,7 @@ TEST(PickleHostile, DepthBombs) {
   }
   EXPECT_THAT(opcodes_error(tuples), HasSubstr("nested deeper"));
   EXPECT_THAT(opcodes_error(std::string(1'000'000, '(')), HasSubstr("none is on the stack"));
-  // Deep only through the memo: list i, of 60 levels, ends in list i - 1.
+  // Deep only through the memo: list i, of 60 levels, contains list i - 1 at its innermost level.
   std::string chain = "(]\x94";
   for (int part = 0; part < 3; ++part) {
     chain += "]\x94" + std::string(59, ']') + "h" + static_cast<char>(part) + std::string(60, 'a');

@@ -1,4 +1,4 @@
-// The values that the opcodes of a pickle make: the stack with its marks, and the memo.
+// The values that the opcodes of a pickle build: the stack with its marks, and the memo.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fsdp::checkpoint {
 
-// All errors are at the offset of the input's current opcode. Values keep their addresses.
+// All errors refer to the offset of the input's current opcode. Values keep their addresses.
 class PickleStack {
  public:
   PickleStack(const PickleInput& input, const PickleLimits& limits) : input_(input), limits_(limits) {}
@@ -20,18 +20,18 @@ class PickleStack {
   PickleValue& push(PickleValue::Kind kind);
   void mark() { marks_.push_back(stack_.size()); }
 
-  // Values below the last mark are out of reach.
+  // Returns the top value. Values below the last mark cannot be reached.
   PickleValue& top() const;
   PickleValue& pop();
   std::vector<const PickleValue*> pop_count(size_t count);
-  std::vector<const PickleValue*> pop_to_mark();  // takes the mark away too
+  std::vector<const PickleValue*> pop_to_mark();  // also removes the mark
 
-  // Puts the top value into the memo; its indices count from 0 without gaps, as Python's pickler gives them.
+  // Puts the top value into the memo. Memo indices count from 0 without gaps, as Python's pickler assigns them.
   void memoize() { memoize(memo_.size()); }
   void memoize(uint64_t index);
   void recall(uint64_t index);
 
-  // The only value, without a mark; an error if that is not what is left.
+  // Returns the only value left. Throws if a mark, or another number of values, is left.
   const PickleValue& finish();
   std::deque<PickleValue> take_values() { return std::move(values_); }
 
@@ -40,7 +40,7 @@ class PickleStack {
   const PickleLimits& limits_;
   std::deque<PickleValue> values_;
   std::vector<PickleValue*> stack_;
-  std::vector<size_t> marks_;  // heights of the stack
+  std::vector<size_t> marks_;  // stack heights
   std::vector<PickleValue*> memo_;
 };
 

@@ -1,4 +1,4 @@
-// Pickles for tests. Hand-made ones: each function of `pickled` gives the opcodes that make one value.
+// Pickles for tests. For hand-made pickles, each function of `pickled` returns the opcodes that build one value.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ inline std::string little_endian(uint64_t value, size_t width) {
   return bytes;
 }
 
-// What pickles since protocol 4 name a class with.
+// Returns the opcodes by which pickles name a class since protocol 4.
 inline std::string stack_name(const std::string& module, const std::string& name) {
   return text(module) + text(name) + "\x93";
 }

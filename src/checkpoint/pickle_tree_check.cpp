@@ -14,9 +14,9 @@ class TreeCheck {
 
  private:
   struct Extent {
-    bool open = true;  // the walk is within it
+    bool open = true;  // the walk is inside the value
     size_t height = 1;
-    uint64_t values = 1;  // with shared ones counted wherever they stand
+    uint64_t values = 1;  // with shared values counted at each occurrence
   };
 
   Extent measure(const PickleValue& value, size_t depth) {

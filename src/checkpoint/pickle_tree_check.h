@@ -1,4 +1,4 @@
-// What the opcodes of a pickle built, checked as a whole.
+// Checks, as a whole, the value that the opcodes of a pickle built.
 #pragma once
 
 #include "checkpoint/pickle_input.h"
@@ -6,8 +6,8 @@
 
 namespace fsdp::checkpoint {
 
-// Errors when a value contains itself, nests deeper than the limit, or holds more values than the limit with
-// shared ones counted wherever they stand. Takes time linear in the tree, however much of it is shared.
+// Throws if a value contains itself, nests deeper than the limit, or contains more values than the limit, with shared
+// values counted at each occurrence. Takes time linear in the tree, even if much of it is shared.
 void check_pickle_tree(const PickleValue& root, const PickleInput& input, const PickleLimits& limits);
 
 }  // namespace fsdp::checkpoint

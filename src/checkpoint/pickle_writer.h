@@ -1,4 +1,4 @@
-// Writes pickles, of protocol 2: each function gives the opcodes that make one value.
+// Writes pickles of protocol 2: each function returns the opcodes that build one value.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@ std::string text(const std::string& value);  // UTF-8
 // A class, function or constant in a module.
 std::string name(const std::string& module, const std::string& name);
 
-// The arguments are opcodes.
+// The arguments of the following functions are opcodes.
 std::string tuple(const std::vector<std::string>& values);
 std::string list(const std::vector<std::string>& values);
 using Items = std::vector<std::pair<std::string, std::string>>;  // keys and values
 std::string dict(const Items& items);
 std::string call(const std::string& callable, const std::vector<std::string>& arguments);
-// An object of a class, made without calling it, with this state.
+// An object of a class, created without calling the class, with this state.
 std::string object(const std::string& type, const std::string& state);
 std::string persistent_id(const std::string& id);
 
-// Numbers, truth values, strings, lists, and dicts; null is None.
+// A JSON value: numbers, booleans, strings, lists and dicts; null becomes None.
 std::string value_of(const nlohmann::json& value);
 
 // A whole pickle of one value.

@@ -10,9 +10,10 @@ namespace {
 using nlohmann::json;
 using Kind = PickleValue::Kind;
 
-// About what JSON needs for a value without its text.
+// The approximate memory of a JSON value without its text.
 constexpr uint64_t kBytesPerValue = 64;
-// A string of 200 bytes that the pickle repeats in two takes as much.
+// The memory allowed per byte of the pickle; a string of 200 bytes that two bytes of the pickle repeat needs about as
+// much.
 constexpr uint64_t kBytesPerByte = 128, kBaseBytes = uint64_t{1} << 16;
 
 class PlainValues {

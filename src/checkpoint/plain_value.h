@@ -1,4 +1,4 @@
-// Values of pickles as JSON.
+// Converts values of pickles to JSON.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace fsdp::checkpoint {
 
-// Numbers, truth values, None, strings, and lists, tuples, torch.Size and dicts with string keys of them, as JSON. An
-// error, which begins with `source`, for anything else, and for a value that takes much more memory than its pickle of
-// `pickle_bytes`, as one may whose parts are shared: JSON has a copy wherever they stand.
+// Returns numbers, booleans, None, strings, and lists, tuples, torch.Size and dicts with string keys of them, as JSON.
+// Anything else is an error, which begins with `source`. So is a value that takes much more memory than its pickle of
+// `pickle_bytes` bytes, which can happen if parts are shared: JSON has a copy of them at each occurrence.
 nlohmann::json plain_value(const PickleValue& value, uint64_t pickle_bytes, const std::string& source);
 
 }  // namespace fsdp::checkpoint

@@ -37,14 +37,14 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   return view(at, 0, tensors_[at].numel()).view(tensors_[at].shape);
 }
 
-// Elements [begin, end) of a tensor as a 1-D tensor: of the mapped file where its bytes can be used as they
-// are.
+// Returns elements [begin, end) of a tensor as a 1-D tensor: a view of the mapped file if its bytes can be used
+// directly, otherwise a copy.
 at::Tensor SafetensorsFile::view(size_t position, int64_t begin, int64_t end) const {
   const c10::ScalarType dtype = tensors_[position].dtype;
   const size_t element_size = c10::elementSize(dtype);
   const char* data = file_->bytes().data() + offsets_[position] + static_cast<size_t>(begin) * element_size;
   const int64_t count = end - begin;
-  if (dtype == c10::ScalarType::Bool) {  // any byte but 0 is true; a bool of another value than 0 and 1 is undefined
+  if (dtype == c10::ScalarType::Bool) {  // any byte but 0 means true; bools other than 0 and 1 are undefined behavior
     return at::from_blob(const_cast<char*>(data), {count}, at::TensorOptions(at::kByte)).ne(0);
   }
   if (reinterpret_cast<uintptr_t>(data) % element_size == 0) {
@@ -63,7 +63,7 @@ void SafetensorsFile::read_range(const std::string& name, int64_t begin, int64_t
   TORCH_CHECK(out.dim() == 1 && out.numel() == end - begin && out.is_contiguous(), "read_range of ", quoted_name(name),
               ": out must be 1-D, contiguous and of ", end - begin, " elements, is of shape ", out.sizes());
   const at::NoGradGuard no_grad;
-  // Blocks bound the memory of copies that misaligned data need.
+  // Copying in blocks limits the memory that misaligned data need.
   constexpr int64_t kBlock = int64_t{1} << 20;
   for (int64_t first = begin; first < end; first += kBlock) {
     const int64_t last = std::min(end, first + kBlock);

@@ -1,7 +1,7 @@
 // Reads safetensors files: an 8-byte header length, a JSON header, and the tensors' bytes.
 //
-// A file is treated as if an attacker had written it: everything is checked before the first tensor is handed
-// out, and each error names the file, the tensor and what was expected. See safetensors_writer.h for writing.
+// A file is treated as if an attacker had written it: everything is checked before the first tensor is returned, and
+// each error names the file, the tensor and the expected value. See safetensors_writer.h for writing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,14 +31,13 @@ class SafetensorsFile {
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
   const TensorInfo& info(const std::string& name) const;
 
-  // A tensor on the CPU with the stored dtype and shape. It is a view of the mapped file, which it keeps
-  // mapped: reading it loads pages, writing it is a segmentation fault. Where the file's data are not aligned
-  // for the dtype, and for BOOL, it is a copy.
+  // Returns a tensor on the CPU with the stored dtype and shape. It is a view of the mapped file and keeps the file
+  // mapped: reading it loads pages, writing it is a segmentation fault. If the file's data are not aligned for the
+  // dtype, and for BOOL, it is a copy.
   at::Tensor tensor(const std::string& name) const;
 
-  // Copies elements [begin, end) of the tensor, flattened in row-major order, into `out`: 1-D, contiguous,
-  // end - begin elements, any dtype and device; values are converted as Tensor::copy_ does. Reads only the
-  // pages of these elements.
+  // Copies elements [begin, end) of the tensor, flattened in row-major order, into `out`: 1-D, contiguous, end - begin
+  // elements, any dtype and device; values are converted as by Tensor::copy_. Reads only the pages of these elements.
   void read_range(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const;
 
  private:

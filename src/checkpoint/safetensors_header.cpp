@@ -32,7 +32,7 @@ uint64_t header_length(std::string_view file, const std::string& source) {
   return length;
 }
 
-// One tensor's description, with the errors that name it.
+// Parses one tensor's description; errors name the tensor.
 class EntryParser {
  public:
   EntryParser(const std::string& source, const std::string& name)

@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two tensors, 12 and 2 bytes.
+// Two tensors of 12 and 2 bytes.
 const char* const kGoodHeader =
     R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},"b":{"dtype":"U8","shape":[2,1],"data_offsets":[12,14]}})";
 const std::string kGoodData("\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\x07\x08", 14);  // 1, 2, 3; 7, 8
@@ -31,7 +31,7 @@ std::string header_error(const std::string& header, size_t data_bytes) {
   return open_error(safetensors_bytes(header, std::string(data_bytes, '\0')));
 }
 
-// The error of one tensor "t" described by `fields`.
+// Returns the error of a file with one tensor "t" described by `fields`.
 std::string tensor_error(const std::string& fields, size_t data_bytes) {
   const std::string error = header_error(R"({"t":)" + fields + "}", data_bytes);
   if (!error.empty()) {
@@ -97,7 +97,7 @@ TEST(Safetensors, ReadRangeConvertsAndChecksItsArguments) {
   at::Tensor out = torch::zeros({2}, torch::kFloat64);
   file.read_range("a", 1, 3, out);
   EXPECT_TRUE(torch::equal(out, torch::tensor({2.0, 3.0}, torch::kFloat64)));
-  file.read_range("a", 3, 3, out.narrow(0, 0, 0));  // a rank that holds nothing
+  file.read_range("a", 3, 3, out.narrow(0, 0, 0));  // a rank without elements
   EXPECT_THAT(error_of([&] { file.read_range("a", 2, 4, out); }), HasSubstr("[2, 4)"));
   EXPECT_THAT(error_of([&] { file.read_range("a", -1, 1, out); }), HasSubstr("[-1, 1)"));
   EXPECT_THAT(error_of([&] { file.read_range("a", 0, 3, out); }), HasSubstr("of 3 elements"));
@@ -195,7 +195,7 @@ TEST(SafetensorsMalformed, SizeOverflow) {
               HasSubstr("more than 2^63-1 bytes"));
   EXPECT_THAT(tensor_error(R"({"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]})", 0),
               HasSubstr("more than 2^63-1 bytes"));
-  // The strides would overflow although there is no element.
+  // The strides would overflow, although the tensor has no elements.
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]})", 0),
               HasSubstr("more than 2^63-1 bytes"));
 }
@@ -235,8 +235,7 @@ TEST(SafetensorsMalformed, Metadata) {
   EXPECT_THAT(header_error(R"({"__metadata__":{"a":"1","a":"2"}})", 0), HasSubstr("duplicate key"));
 }
 
-// Whatever a single damaged byte does, it is an error or a harmless difference: never a crash or a read
-// elsewhere.
+// Each damaged byte causes an error or a harmless difference, but never a crash or a read outside of the file.
 TEST(SafetensorsMalformed, EverySingleDamagedByte) {
   const std::string good = safetensors_bytes(kGoodHeader, kGoodData);
   const TemporaryFolder folder;

@@ -15,7 +15,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Larger elements first: then every tensor is aligned for its dtype. Otherwise the given order.
+// Sorts tensors by decreasing element size, so that each is aligned for its dtype, and otherwise keeps the given order.
 std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
@@ -23,8 +23,8 @@ std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
   return tensors;
 }
 
-// The 8-byte length and the header, padded with spaces to a multiple of 8 bytes. Names are different: an entry is
-// appended, because assigning to a key of an ordered object looks through all of its keys.
+// Returns the 8-byte length and the header, padded with spaces to a multiple of 8 bytes. Names are known to be unique,
+// so entries are appended: assigning to a key of an ordered object searches all of its keys.
 std::string encode_header(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
@@ -98,7 +98,7 @@ void SafetensorsWriter::append(const std::string& name, const at::Tensor& values
   write_values(target, values.detach());
 }
 
-// Converts and writes in blocks, so that a large tensor is never held twice.
+// Converts and writes in blocks, so that a large tensor is never in memory twice.
 void SafetensorsWriter::write_values(Slot& slot, const at::Tensor& flat) {
   if (slot.written < 0) {
     slot.written = 0;

@@ -1,4 +1,4 @@
-// Writes safetensors files, tensor by tensor, without ever holding the whole file in memory.
+// Writes safetensors files tensor by tensor, without ever holding a whole file in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,31 +17,31 @@
 
 namespace fsdp::checkpoint {
 
-// The file appears under its name, complete and on the disk, when finish() returns; before that it has a
-// temporary name in the same folder, which is removed when anything fails or the writer is destroyed
-// unfinished. Errors name the file and the reason ("No space left on device"). Used by one thread.
+// The file appears under its name, complete and on the disk, when finish() returns. Until then it has a temporary name
+// in the same folder, and it is removed if anything fails or the writer is destroyed unfinished. Errors name the file
+// and the reason ("No space left on device"). Used by one thread.
 class SafetensorsWriter {
  public:
-  // Lays the file out, takes its disk space and writes the header. Data lie in the order of `tensors`, except
-  // that dtypes with larger elements come first, from a multiple of 8 bytes on: so every tensor is aligned.
-  // Names must be unique and not "__metadata__".
+  // Lays out the file, allocates its disk space and writes the header. Data lie in the order of `tensors`, except that
+  // dtypes with larger elements come first, starting at a multiple of 8 bytes, so that every tensor is aligned. Names
+  // must be unique and not "__metadata__".
   SafetensorsWriter(std::filesystem::path path, const std::vector<TensorInfo>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
 
-  // Stores one tensor: any device, strides and dtype (converted to the dtype of the layout), with the shape
-  // of the layout. Any order; each once.
+  // Stores one tensor of any device, strides and dtype (converted to the dtype of the layout), with the shape of the
+  // layout. Tensors may come in any order, each once.
   void write(const std::string& name, const at::Tensor& tensor);
-  // The next elements of one tensor, in row-major order and in pieces of any size, 1-D, converted as in write(). A
-  // tensor without elements needs one empty piece.
+  // Stores the next elements of one tensor, in row-major order and in pieces of any size, 1-D, converted as by write().
+  // A tensor without elements needs one empty piece.
   void append(const std::string& name, const at::Tensor& values);
 
-  // Where a tensor that was written lies in the file, and the checksums of its bytes (checksum.h).
+  // The offset in the file of a tensor that was written, and the checksums of its bytes (checksum.h).
   struct Place {
     uint64_t offset;
     std::vector<uint64_t> checksums;
   };
   Place place(const std::string& name) const;
-  // Of the whole file, and of what comes before the tensors' data.
+  // The sizes of the whole file and of the part before the tensors' data, and the checksum of that part.
   uint64_t bytes() const { return bytes_; }
   uint64_t header_bytes() const { return header_bytes_; }
   uint64_t header_checksum() const { return header_checksum_; }
@@ -53,7 +53,7 @@ class SafetensorsWriter {
   struct Slot {
     TensorInfo info;
     uint64_t offset;       // in the file
-    int64_t written = -1;  // elements; -1: none has come, not even an empty piece
+    int64_t written = -1;  // elements; -1: no piece has come, not even an empty one
     std::unique_ptr<BlockChecksums> running{};
     std::vector<uint64_t> checksums{};
 

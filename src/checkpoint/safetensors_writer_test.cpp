@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Files of this process end at `bytes`: what a full disk looks like, without one.
+// Limits the size of this process's files to `bytes`, which simulates a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) {
@@ -48,7 +48,7 @@ TEST(SafetensorsWriter, RoundTripOfEveryDtype) {
   layout.push_back({"scalar", torch::kFloat32, {}});
   layout.push_back({"empty", torch::kFloat32, {0, 4}});
   SafetensorsWriter writer(folder / "x", layout, {{"format", "pt"}});
-  for (auto it = tensors.rbegin(); it != tensors.rend(); ++it) {  // not in the order of the file
+  for (auto it = tensors.rbegin(); it != tensors.rend(); ++it) {  // not in file order
     writer.write(it->first, it->second);
   }
   writer.write("scalar", torch::tensor(2.5f));
@@ -72,7 +72,7 @@ TEST(SafetensorsWriter, TensorsAreAligned) {
   writer.write("b", torch::ones({1}));
   writer.finish();
   const SafetensorsFile file(folder / "x");
-  // A view of the map is aligned as the file is: two calls give the same address, copies would not.
+  // A view of the map is aligned like the file: two calls return the same address, which copies would not.
   const at::Tensor first = file.tensor("b");
   EXPECT_EQ(first.const_data_ptr(), file.tensor("b").const_data_ptr());
 }

@@ -5,23 +5,22 @@
 
 namespace fsdp::checkpoint {
 
-// Files are written into a temporary folder beside the target, which commit() puts in the target's place.
-// Destroyed before that, it is removed with all that is in it and the target is as it was. Used by one
-// thread.
+// Files are written into a temporary folder next to the target, with which commit() replaces the target. If the object
+// is destroyed before commit(), the temporary folder is removed with everything in it, and the target is unchanged.
+// Used by one thread.
 class StagedFolder {
  public:
-  // Creates the temporary folder, and the folders above it where they are missing. A link as target is
-  // followed.
+  // Creates the temporary folder and its missing parents. If the target is a link, the link is followed.
   explicit StagedFolder(const std::filesystem::path& target);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;
 
-  // Where to write.
+  // The temporary folder, into which the caller writes.
   const std::filesystem::path& path() const { return temporary_; }
   const std::filesystem::path& target() const { return target_; }
 
-  // Gives the folder its name. A folder that has it is exchanged in one step where the file system can do
+  // Gives the folder its name. An existing folder of that name is exchanged in one step if the file system supports
   // that, and then removed with everything in it.
   void commit();
 
@@ -33,8 +32,8 @@ class StagedFolder {
   bool committed_ = false;
 };
 
-// Throws unless a folder may take the target's place, so that a wrong path does not cost somebody's files: nothing is
-// there, or an empty folder, or one that holds a file `marker`, as every `what` does ("a model folder").
+// Throws unless the target may be replaced, so that a wrong path does not destroy other files: it must not exist, be an
+// empty folder, or contain a file `marker`, as every `what` ("a model folder") does.
 void check_replaceable(const std::filesystem::path& target, const char* marker, const char* what);
 
 }  // namespace fsdp::checkpoint

@@ -19,7 +19,7 @@ using dcp::Kind;
 using dcp::parse_size_tuple;
 using dcp::Place;
 
-// ("storage", type, name, device, number of elements), or of bytes where the type is untyped.
+// Parses the id ("storage", type, name, device, number of elements); for an untyped storage the number counts bytes.
 void parse_storage(const PickleValue& value, bool is_untyped, StoredArray& array, const Place& place) {
   const PickleValue& id = expect(value, Kind::kPersistentId, "the storage", "a persistent id", place);
   const auto& items = expect(*id.arguments, Kind::kTuple, "the storage's id", "a tuple", place).items;
@@ -50,7 +50,7 @@ c10::ScalarType parse_dtype(const PickleValue& value, const Place& place) {
   return *dtype;
 }
 
-// One more than the last element's place in the storage; unset when that is no number.
+// Returns one more than the last element's position in the storage, or unset if that overflows.
 std::optional<int64_t> end_of(const StoredArray& array) {
   int64_t end = array.offset;
   if (array.numel() == 0) {
@@ -108,7 +108,7 @@ StoredArray parse_array(const PickleValue& value, const std::string& source) {
   if (!of_dtype) {
     dcp::expect_class(value, torch_save::kRebuildTensor, "the value", place);
   }
-  // storage, offset, sizes, strides, requires_grad, hooks, and the dtype of an untyped storage
+  // The arguments are storage, offset, sizes, strides, requires_grad, hooks, and the dtype of an untyped storage.
   const auto& arguments = value.arguments->items;
   if (arguments.size() != (of_dtype ? 7 : 6) || value.state != nullptr) {
     place.fail("a tensor is made from ", arguments.size(), " values (byte ", value.offset, ")");

@@ -1,4 +1,4 @@
-// A tensor in an archive of torch.save: a storage, and where in it the elements lie.
+// A tensor in an archive of torch.save: a storage, and the positions of the elements in it.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -17,15 +17,15 @@ struct StoredArray {
   std::vector<int64_t> strides;  // of elements; not negative
   int64_t offset = 0;            // of the first element in the storage, in elements
   int64_t storage_numel = 0;     // in elements of the dtype
-  std::string storage;           // its name among the archive's storages
+  std::string storage;           // its name in the archive's list of storages
 
   int64_t numel() const;
-  // Do the elements lie in the order of their indices, without holes? True where there are none.
+  // Whether the elements lie in row-major order of their indices, without holes. True if there are no elements.
   bool is_row_major() const;
 };
 
-// From what data.pkl says. Errors, which begin with `source`: a value that is no tensor; one that reaches beyond its
-// storage; one with more elements than its storage.
+// Parses the array that data.pkl describes. Errors, which begin with `source`: a value that is not a tensor, a tensor
+// that reaches beyond its storage, a tensor with more elements than its storage.
 StoredArray parse_array(const PickleValue& value, const std::string& source);
 
 }  // namespace fsdp::checkpoint

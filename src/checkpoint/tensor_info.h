@@ -1,4 +1,4 @@
-// What is known of a stored tensor without reading it.
+// The description of a stored tensor, known without reading its data.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,8 +13,8 @@ namespace fsdp::checkpoint {
 
 constexpr size_t kMaxTensorRank = 64;
 
-// How many bytes a tensor of this shape takes, whose sizes are not negative. Unset when that is more than 2^63-1, or
-// would be if its sizes of 0 were 1: strides are computed from that product.
+// Returns the bytes of a tensor of this shape, whose sizes must not be negative. Unset if that is more than 2^63-1, or
+// would be if its sizes of 0 were 1, because strides are computed from that product.
 std::optional<int64_t> countable_nbytes(c10::ScalarType dtype, const std::vector<int64_t>& shape);
 
 struct TensorInfo {
@@ -26,8 +26,8 @@ struct TensorInfo {
   int64_t nbytes() const;
 };
 
-// Cuts a list of tensors, in its order, into files of at most `max_bytes`; a larger tensor gets one of its own. One
-// list, perhaps empty, at least.
+// Splits a list of tensors, in its order, into files of at most `max_bytes`; a larger tensor gets a file of its own.
+// Returns at least one list, which may be empty.
 std::vector<std::vector<TensorInfo>> split_into_files(const std::vector<TensorInfo>& tensors, int64_t max_bytes);
 
 }  // namespace fsdp::checkpoint

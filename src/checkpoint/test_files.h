@@ -1,4 +1,4 @@
-// Files for tests and fuzz targets: a temporary folder, hand-made safetensors bytes.
+// Files for tests and fuzz targets: a temporary folder and hand-made safetensors bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace fsdp::checkpoint {
 
 using fsdp::testing::TemporaryFolder;
 
-// The bytes of a safetensors file with this header text, whatever it says.
+// Returns the bytes of a safetensors file with this header text, valid or not.
 inline std::string safetensors_bytes(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
   std::string bytes(sizeof(length), '\0');

@@ -35,7 +35,7 @@ PickleTree read_tree(const ZipArchive& zip, const std::string& prefix) {
                      torch_save::globals());
 }
 
-// All elements of an array, in the order of their indices, from those of its storage.
+// Returns all elements of an array, in row-major order of their indices. `storage`: the elements of its storage.
 at::Tensor in_order(const StoredArray& array, const at::Tensor& storage) {
   return storage.as_strided(array.sizes, array.strides, array.offset).contiguous();
 }
@@ -88,7 +88,7 @@ void TorchArchive::read(const StoredArray& array, int64_t begin, int64_t end, ch
     return;
   }
   const at::NoGradGuard no_grad;
-  // Kernels take bools for 0 or 1, whatever byte is there.
+  // Kernels assume that bools are 0 or 1, but the file may contain any byte, so bools are copied as bytes.
   const auto dtype = array.dtype == c10::ScalarType::Bool ? c10::ScalarType::Byte : array.dtype;
   const at::Tensor whole = at::empty({array.storage_numel}, at::TensorOptions(dtype));
   zip_.file().read(record.offset, static_cast<char*>(whole.mutable_data_ptr()), record.bytes);

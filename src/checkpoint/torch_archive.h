@@ -1,4 +1,4 @@
-// Reads what torch.save wrote: a zip archive whose data.pkl describes a value, and whose other records are storages.
+// Reads archives of torch.save: a zip archive whose data.pkl describes a value, and whose other records are storages.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 namespace fsdp::checkpoint {
 
-// Nothing that the archive names is run; storages are little-endian. Errors begin with `source`. Threads: const
-// functions may be called from any number of threads.
+// Runs nothing that the archive names; storages are little-endian. Errors begin with `source`. Threads: const functions
+// may be called from any number of threads.
 class TorchArchive {
  public:
-  // Checks the archive (see ZipArchive) and data.pkl, and reads no storage.
+  // Checks the archive (see ZipArchive) and data.pkl. Reads no storage.
   TorchArchive(const InputFile& file, uint64_t offset, uint64_t length, const std::string& source);
 
-  // What data.pkl holds, for parse_array.
+  // The value in data.pkl, for parse_array.
   const PickleValue& value() const { return tree_.root(); }
-  // The same as JSON, where it is plain data (see plain_value.h).
+  // Returns that value as JSON, if it is plain data (see plain_value.h).
   nlohmann::json plain_value() const;
 
-  // The record with an array's storage, whose size is checked.
+  // Returns the record with an array's storage, after checking its size.
   const ZipRecord& storage(const StoredArray& array) const;
-  // Copies elements [begin, end) of the array, in the order of their indices, to `to`. The storage is checked first,
-  // all of it, unless `is_verified`. Memory: what an array that does not lie in the order of its indices needs as a
-  // whole.
+  // Copies elements [begin, end) of the array, in row-major order of their indices, to `to`. Unless `is_verified`, the
+  // whole storage is checked first. Memory: none for a row-major array; for any other array, its whole storage and a
+  // reordered copy.
   void read(const StoredArray& array, int64_t begin, int64_t end, char* to, bool is_verified) const;
 
   const ZipArchive& zip() const { return zip_; }
@@ -37,7 +37,7 @@ class TorchArchive {
   void check_format() const;
 
   ZipArchive zip_;
-  std::string prefix_;  // of all names
+  std::string prefix_;  // common to all record names
   PickleTree tree_;
 };
 

@@ -23,7 +23,7 @@ using ::testing::StartsWith;
 
 class TorchArchives : public ::testing::Test {
  protected:
-  // An archive on its own in a file.
+  // Opens an archive that is a file of its own.
   TorchArchive open(const std::string& bytes) {
     folder.write("archive", bytes);
     file = std::make_unique<InputFile>(folder / "archive");
@@ -49,7 +49,7 @@ class TorchArchives : public ::testing::Test {
     EXPECT_EQ(bytes.size(), end);
     return bytes;
   }
-  // An archive with these records behind "archive/".
+  // Returns an archive with these records under "archive/".
   std::string archive_of(const std::vector<std::pair<std::string, std::string>>& records) {
     return written([&](OutputFile& target) {
       ZipWriter zip(target, 0);
@@ -65,7 +65,7 @@ class TorchArchives : public ::testing::Test {
   std::unique_ptr<InputFile> file;
 };
 
-// A tensor's archive, every part of which can be replaced.
+// A tensor's archive whose parts can all be replaced.
 struct Parts {
   std::string type = name("torch", "FloatStorage");
   int64_t storage_numel = 6;
@@ -107,7 +107,7 @@ TEST_F(TorchArchives, ValuesThatTorchWrote) {
   EXPECT_THAT(read_error(from_hex(kValueHex)), HasSubstr("not an object of class torch._utils._rebuild_tensor_v2"));
 }
 
-// Few bytes say that a list holds the same list twice, and so on.
+// A few bytes state that a list contains the same list twice, and so on.
 TEST_F(TorchArchives, ValuesThatSharingMakesLarge) {
   const auto doubled = [&](int times, std::string opcodes) {
     for (char place = 0; place < times; ++place) {
@@ -127,7 +127,7 @@ TEST_F(TorchArchives, CutAnywhere) {
   }
 }
 
-// The tensor is as it was, or there is an error.
+// The tensor is unchanged, or there is an error.
 TEST_F(TorchArchives, AnyByteChanged) {
   const std::string bytes = from_hex(kMatrixHex);
   const at::Tensor matrix = read(bytes);
@@ -138,7 +138,7 @@ TEST_F(TorchArchives, AnyByteChanged) {
     const std::string what = error_of([&] { EXPECT_TRUE(read(changed).equal(matrix)) << at; });
     noticed += what.empty() ? 0 : 1;
   }
-  EXPECT_GT(noticed, 600u);  // of 1577, most of which are padding
+  EXPECT_GT(noticed, 600u);  // of 1577 bytes, most of which are padding
 }
 
 TEST_F(TorchArchives, HostileTensors) {
@@ -173,7 +173,7 @@ TEST_F(TorchArchives, WithoutElementsAnyStridesAreInOrder) {
   EXPECT_EQ(read(archive_of(parts.records())).numel(), 0);
 }
 
-// A byte of another value than 0 and 1 is no bool, but is true: it is copied as it is, in any order.
+// A byte other than 0 and 1 is not a valid bool, but means true: it is copied unchanged, in any order.
 TEST_F(TorchArchives, BytesOfBoolsAreCopied) {
   const std::string stored = "\x01\x02\x40\xff\x80\x04";
   Parts parts{.type = name("torch", "BoolStorage"), .storage = stored};

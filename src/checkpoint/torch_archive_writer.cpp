@@ -23,7 +23,7 @@ std::string integers(c10::ArrayRef<int64_t> values) {
   return tuple(items);
 }
 
-// Dtypes without a storage type of their own lie in untyped storages, which count bytes.
+// Dtypes without a storage type of their own are stored in untyped storages, whose sizes are in bytes.
 std::string tensor_opcodes(const TensorInfo& info) {
   const auto type = torch_save::storage_name(info.dtype);
   const std::string storage =

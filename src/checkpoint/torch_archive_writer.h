@@ -1,4 +1,4 @@
-// Writes what torch.load reads: one tensor, or one value, as torch.save stores it.
+// Writes archives for torch.load: one tensor, or one value, as torch.save stores it.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,24 @@
 
 namespace fsdp::checkpoint {
 
-// A tensor whose elements come in pieces. Used by one thread.
+// Writes a tensor whose elements arrive in pieces. Used by one thread.
 class TorchArchiveWriter {
  public:
-  // The archive begins at `offset` of the file, which must outlive it. The tensor's name is not stored. It must have
-  // less than 4 GiB.
+  // The archive begins at `offset` of the file, which must outlive the writer. The tensor's name is not stored. The
+  // tensor must have less than 4 GiB.
   TorchArchiveWriter(OutputFile& file, uint64_t offset, const TensorInfo& info);
 
-  // The next bytes of the elements, row-major.
+  // Writes the next bytes of the elements, in row-major order.
   void append(std::string_view bytes) { zip_.append(bytes); }
-  // When all have come; returns the offset of the archive's end in the file.
+  // Must be called after all elements have been written. Returns the offset of the archive's end in the file.
   uint64_t finish();
 
  private:
   ZipWriter zip_;
 };
 
-// An archive of a value that is no tensor, given by the opcodes that make it (pickle_writer.h). Returns where it ends.
+// Writes an archive of a value that is not a tensor, given by the opcodes that build it (pickle_writer.h). Returns the
+// offset of the archive's end.
 uint64_t write_value_archive(OutputFile& file, uint64_t offset, const std::string& opcodes);
 
 }  // namespace fsdp::checkpoint

@@ -10,7 +10,7 @@ struct Storage {
   c10::ScalarType dtype;
 };
 
-// Other dtypes lie in untyped storages.
+// Other dtypes are stored in untyped storages.
 constexpr Storage kStorages[] = {{"DoubleStorage", c10::ScalarType::Double},
                                  {"FloatStorage", c10::ScalarType::Float},
                                  {"HalfStorage", c10::ScalarType::Half},

@@ -16,12 +16,12 @@ constexpr const char* kRebuildTensorOfDtype = "torch._utils._rebuild_tensor_v3";
 constexpr const char* kUntypedStorage = "torch.storage.UntypedStorage";
 constexpr const char* kSize = "torch.Size";
 
-// All that an archive's data.pkl may name; persistent ids name its storages.
+// All names that an archive's data.pkl may use; persistent ids name its storages.
 const PickleGlobals& globals();
 
-// The dtype of a name like "torch.FloatStorage". Unset for names that are no storage of a dtype here.
+// Returns the dtype of a name like "torch.FloatStorage", or unset if the name is not a storage of a supported dtype.
 std::optional<c10::ScalarType> dtype_from_storage(std::string_view name);
-// "FloatStorage", in module torch. Unset for dtypes that have none.
+// Returns the name of the dtype's storage in module torch, like "FloatStorage", or unset if the dtype has none.
 std::optional<std::string> storage_name(c10::ScalarType dtype);
 
 }  // namespace fsdp::checkpoint::torch_save

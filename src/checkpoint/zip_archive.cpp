@@ -20,7 +20,8 @@ std::string where_of(const std::string& source, const std::string& name) {
   return source + ": record " + quoted_name(name) + ": ";
 }
 
-// Offset in the archive of the data behind an entry's header, which must say what the directory says.
+// Returns the offset in the archive of the data after an entry's header. Throws unless the header agrees with the
+// directory.
 uint64_t data_of(const Entry& entry, const InputFile& file, uint64_t offset, uint64_t end, const std::string& where) {
   TORCH_CHECK(entry.header <= end && kLocalBytes <= end - entry.header, where,
               "its header lies outside of the records");
@@ -40,7 +41,7 @@ uint64_t data_of(const Entry& entry, const InputFile& file, uint64_t offset, uin
   return data;
 }
 
-// Parts of the archive that belong to a record each.
+// Byte ranges of the archive, each owned by a record.
 class Claims {
  public:
   explicit Claims(const std::string& source) : source_(source) {}

@@ -1,4 +1,4 @@
-// A zip archive of uncompressed records, such as torch.save writes, somewhere in a file.
+// A zip archive of uncompressed records, as torch.save writes it, at any place in a file.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,19 @@ struct ZipRecord {
 class ZipArchive {
  public:
   // The archive is bytes [offset, offset + length) of the file, which must outlive it. Reads and checks the directory
-  // and each record's header: no name is there twice, records are stored as they are, lie within the archive and share
-  // no bytes. Compressed, encrypted and split archives, and comments, are errors.
+  // and each record's header: no name occurs twice, and records are stored uncompressed, lie within the archive and
+  // share no bytes. Compressed, encrypted and split archives, and comments, are errors.
   ZipArchive(const InputFile& file, uint64_t offset, uint64_t length, std::string source);
 
   const std::string& source() const { return source_; }
   const InputFile& file() const { return file_; }
   const std::vector<ZipRecord>& records() const { return records_; }
-  // Null when there is no such record.
+  // Returns null if there is no such record.
   const ZipRecord* find(std::string_view name) const;
 
-  // A whole record of at most `max_bytes`, checked against its CRC-32.
+  // Returns a whole record of at most `max_bytes`, checked against its CRC-32.
   std::string read(const ZipRecord& record, uint64_t max_bytes) const;
-  // Reads the record, in blocks, and throws when it does not have its CRC-32.
+  // Reads the record in blocks, and throws if its CRC-32 is wrong.
   void verify(const ZipRecord& record) const;
 
  private:

@@ -17,7 +17,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// An archive of "a/x" and "a/y", 100 bytes into a file.
+// An archive of "a/x" and "a/y" that begins 100 bytes into a file.
 constexpr uint64_t kBefore = 100;
 
 class Archive : public ::testing::Test {
@@ -37,7 +37,7 @@ class Archive : public ::testing::Test {
     bytes = read_file(folder / "zip", 1 << 20).substr(kBefore);
   }
 
-  // What is wrong with these bytes, where both records are read.
+  // Returns the error of opening these bytes and reading both records.
   std::string error(const std::string& archive) const {
     folder.write("changed", std::string(kBefore, '.') + archive);
     return error_of([&] {
@@ -91,7 +91,7 @@ TEST_F(Archive, CutAnywhere) {
   EXPECT_THAT(error_of([&] { ZipArchive(file, UINT64_MAX, 1, "Z"); }), HasSubstr("cut short"));
 }
 
-// The records are as they were, or there is an error.
+// The records are unchanged, or there is an error.
 TEST_F(Archive, AnyByteChanged) {
   size_t noticed = 0;
   for (size_t at = 0; at < bytes.size(); ++at) {
@@ -127,11 +127,11 @@ TEST_F(Archive, RecordsThatShareBytesOrNames) {
   EXPECT_THAT(error(one_name), AllOf(HasSubstr("\"a/x\""), HasSubstr("occurs twice")));
 }
 
-// A record whose data hold the header of another one: both headers are in order, but they share bytes.
+// A record whose data contain the header of another record: both headers are valid, but they share bytes.
 TEST_F(Archive, RecordWithinAnother) {
   OutputFile file(folder / "outer");
   ZipWriter writer(file, 0);
-  const size_t inner = bytes.find("PK\x03\x04", 4);  // of "a/y", which is empty
+  const size_t inner = bytes.find("PK\x03\x04", 4);  // the header of "a/y", which is empty
   writer.add("a/x", bytes.substr(inner, directory() - inner));
   const uint64_t end = writer.finish();
   file.commit();

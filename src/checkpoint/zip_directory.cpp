@@ -13,12 +13,12 @@ namespace {
 
 constexpr uint64_t kMaxDirectoryBytes = uint64_t{1} << 26;
 
-// Where the directory lies in the archive.
+// The position of the directory in the archive.
 struct Extent {
   uint64_t begin, bytes, count;
 };
 
-// The end of an archive: a record with 32-bit numbers, and before it perhaps one with 64-bit numbers and a locator.
+// The end of an archive: a record with 32-bit numbers, possibly preceded by a record with 64-bit numbers and a locator.
 class End {
  public:
   End(const InputFile& file, uint64_t offset, uint64_t length, const std::string& source)
@@ -103,7 +103,7 @@ class EntryParser {
     return taken;
   }
 
-  // Numbers that did not fit, in this order.
+  // Reads the numbers that did not fit into 32 bits, in this order.
   void read_64(const std::vector<uint64_t*>& numbers, std::string_view extra, const std::string& name) const {
     std::string_view wide;
     while (extra.size() >= 4) {

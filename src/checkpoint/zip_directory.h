@@ -14,7 +14,7 @@ struct Entry {
   uint16_t flags = 0;
   uint32_t crc32 = 0;
   uint64_t bytes = 0;
-  uint64_t header = 0;  // offset in the archive of the header in front of its data
+  uint64_t header = 0;  // offset in the archive of the header before its data
 };
 
 struct Directory {
@@ -22,9 +22,9 @@ struct Directory {
   std::vector<Entry> entries;
 };
 
-// Of the archive in bytes [offset, offset + length) of the file, which must lie in it. Checked by itself: that it is
-// the end of the archive, with as many entries as it says, each stored as it is; not where records lie. Errors begin
-// with `source`.
+// Reads the directory of the archive in bytes [offset, offset + length) of the file, which must contain this range.
+// Checks the directory only: it must be at the end of the archive, with as many entries as it states, all uncompressed;
+// the positions of records are not checked. Errors begin with `source`.
 Directory read_directory(const InputFile& file, uint64_t offset, uint64_t length, const std::string& source);
 
 }  // namespace fsdp::checkpoint::zip

@@ -1,4 +1,4 @@
-// The numbers of zip archives, for their reader and writer: signatures, lengths and places of fields.
+// The constants of zip archives, for their reader and writer: signatures, lengths and positions of fields.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ constexpr uint16_t kStored = 0;                                     // method: n
 constexpr uint16_t kExtra64 = 0x0001;                               // extra field with 64-bit numbers
 constexpr uint32_t kIn64 = 0xffffffff;                              // the number is in a 64-bit field
 
-// The little-endian number at a place in a header, which must be long enough.
+// Returns the little-endian number at offset `at` of a header, which must be long enough.
 template <typename Number>
 Number number_at(std::string_view header, size_t at) {
   Number number = 0;

@@ -11,9 +11,9 @@ namespace {
 using namespace zip;
 
 constexpr uint64_t kAlignment = 64;
-constexpr uint16_t kPadding = 0x4246;  // the extra field that torch.save pads with
+constexpr uint16_t kPadding = 0x4246;  // the extra field that torch.save uses for padding
 
-// What a record's own header and its entry in the directory have in common.
+// Returns the fields that a record's own header and its entry in the directory share.
 std::string common_fields(uint32_t crc32, uint32_t bytes, size_t name_bytes, size_t extra_bytes) {
   std::string fields;
   add_number<uint16_t>(fields, 0);  // version needed
@@ -61,7 +61,7 @@ void ZipWriter::add(const std::string& name, std::string_view bytes) {
   append(bytes);
 }
 
-// The header is written last, when the checksum is known.
+// Writes the header last, when the checksum is known.
 void ZipWriter::end_record() {
   if (!is_open_) {
     return;

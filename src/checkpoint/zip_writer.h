@@ -1,4 +1,4 @@
-// Writes zip archives of uncompressed records, such as torch.load reads, into a part of a file.
+// Writes zip archives of uncompressed records, as torch.load reads them, into a part of a file.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,18 @@
 
 namespace fsdp::checkpoint {
 
-// Records' data begin at multiples of 64 bytes from the archive's beginning, as torch.save's do. Used by one thread.
+// The data of records begin at multiples of 64 bytes from the archive's beginning, as in torch.save. Used by one
+// thread.
 class ZipWriter {
  public:
-  // The archive begins at `offset` of the file, which must outlive it, and ends where finish() says. Records and the
-  // whole archive must have less than 4 GiB; an error otherwise.
+  // The archive begins at `offset` of the file, which must outlive it, and ends at the offset that finish() returns.
+  // Throws if a record or the whole archive has 4 GiB or more.
   ZipWriter(OutputFile& file, uint64_t offset) : file_(file), begin_(offset), end_(offset) {}
 
-  // A record in pieces, until the next one is begun.
+  // Writes a record in pieces, until the next record begins.
   void begin(const std::string& name);
   void append(std::string_view bytes);
-  // A record at once.
+  // Writes a whole record.
   void add(const std::string& name, std::string_view bytes);
 
   // Writes the directory; returns the offset of the archive's end in the file.
@@ -39,7 +40,7 @@ class ZipWriter {
 
   OutputFile& file_;
   uint64_t begin_;
-  uint64_t end_;  // of what is written
+  uint64_t end_;  // of the written data
   bool is_open_ = false;
   std::vector<Record> records_;
 };

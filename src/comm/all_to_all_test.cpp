@@ -1,4 +1,4 @@
-// The all-to-all of every communicator: results and byte counts, and errors where ranks or sizes do not fit.
+// Tests the all-to-all of every communicator: results, byte counts, and errors if ranks or sizes do not match.
 #include "comm/checked_communicator.h"
 #include "comm/faulty_communicator.h"
 #include "comm/recording_communicator.h"
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
 
-// How many elements rank `from` sends to rank `to`: uneven, with parts that are empty.
+// The number of elements that rank `from` sends to rank `to`: uneven, with empty parts.
 int64_t uneven(int from, int to) { return (from * 5 + to * 3) % 4; }
 int64_t only_rank_0_sends(int from, int to) { return from == 0 ? 3 + to : 0; }
 int64_t nothing(int, int) { return 0; }
@@ -40,7 +40,7 @@ SplitCounts counts_of(Counts counts, int rank, int size) {
   return result;
 }
 
-// What `from` sends to `to`: other values for each pair.
+// The elements that `from` sends to `to`, with other values for each pair.
 at::Tensor parcel(Counts counts, int from, int to, at::ScalarType dtype) {
   return ((torch::arange(counts(from, to)) * 7 + from * 11 + to * 3) % 120).to(dtype);
 }
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(All, AllToAllSizes,
                          Combine(Values(1, 2, 3, 4), Values(&uneven, &only_rank_0_sends, &nothing, &many),
                                  Values(at::kFloat, at::kLong, at::kBFloat16)));
 
-// More send counts than a header has room for.
+// Uses more send counts than fit into a header.
 TEST(AllToAll, OverManyRanks) {
   run_ranks(26, [](std::shared_ptr<Communicator> comm) { check_exchange(*comm, uneven, at::kFloat, c10::kCPU); });
 }
@@ -127,7 +127,7 @@ TEST(AllToAll, SeveralInFlight) {
   });
 }
 
-// Rank 0 sends `extra` elements more than rank 1 expects.
+// Returns the error of each rank when rank 0 sends `extra` elements more than rank 1 expects.
 std::vector<std::string> errors_of_wrong_counts(int64_t extra) {
   std::vector<std::string> errors(2);
   run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
@@ -145,7 +145,7 @@ TEST(AllToAll, CountsThatDifferAreNamed) {
     const auto errors = errors_of_wrong_counts(extra);
     const std::string text = c10::str("rank 0 sends ", 4 + extra, " elements to rank 1, which expects 4");
     EXPECT_THAT(errors[1], HasSubstr(text));
-    // The sender may be done where it has nothing to send.
+    // The sender may already be done if it has nothing to send.
     EXPECT_THAT(errors[0], AnyOf(HasSubstr(text), StrEq(extra == -4 ? "no error" : text)));
   }
 }

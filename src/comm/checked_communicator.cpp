@@ -16,10 +16,10 @@
 
 namespace fsdp {
 
-// What is kept with a communicator, for all wrappers that come over it: it has no reference to the communicator.
+// The state kept with a communicator for all its wrappers. Has no reference to the communicator.
 struct CheckedCommunicator::Group {
   std::shared_ptr<CollectiveMonitor> monitor;
-  std::shared_ptr<Communicator> control;  // null: nothing to compare here
+  std::shared_ptr<Communicator> control;  // null if collectives are not compared
   std::string name;
   std::vector<int> names;  // of the ranks, in errors
   int index = 0;           // in the record
@@ -30,7 +30,7 @@ struct CheckedCommunicator::Group {
 
 namespace {
 
-// Ends an error with what is to be said about the dump.
+// Rethrows an error with `note`, the text about the dump, appended.
 [[noreturn]] void rethrow_with(const std::exception_ptr& error, const std::string& note) {
   try {
     std::rethrow_exception(error);
@@ -60,7 +60,7 @@ std::shared_ptr<Communicator> make_control(const Communicator& inner, const std:
 
 }  // namespace
 
-// One collective on its way: its line in the record, and its check.
+// A collective in flight: its entry in the record, and its check.
 class CheckedCommunicator::Flight {
  public:
   Flight(std::shared_ptr<Group> group, const std::shared_ptr<Communicator>& inner, const CollectiveIdentity& identity)
@@ -77,7 +77,7 @@ class CheckedCommunicator::Flight {
     });
   }
 
-  // Runs a part of the collective; if it fails, records that.
+  // Runs a part of the collective. If it fails, records the failure, writes the dump and rethrows.
   template <typename Part>
   std::invoke_result_t<Part&> run(Part part) {
     try {
@@ -116,8 +116,8 @@ class CheckedCommunicator::Flight {
   std::shared_ptr<Communicator> inner_;
   FlightRecord::Ticket ticket_;
   uint64_t number_;
-  std::string description_;  // where it is checked
-  bool waits_ = false;       // for others; what fails before concerns this rank alone
+  std::string description_;  // set if the collective is checked
+  bool waits_ = false;       // for others; an earlier failure concerns this rank alone
   std::optional<FingerprintExchange> exchange_;
 };
 

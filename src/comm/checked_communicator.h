@@ -1,5 +1,5 @@
-// A communicator whose collectives are written to the flight record and, at the steps that DebugOptions say, compared
-// over the ranks by fingerprints.
+// A communicator that writes its collectives to the flight record and, at the steps that DebugOptions select, compares
+// them over the ranks by fingerprints.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,26 +17,27 @@
 namespace fsdp {
 
 // [Note: fingerprints]
-// A checked collective is preceded by an all-gather of fingerprints (256 bytes for each rank) over the *control group*:
-// the same ranks over a backend whose collectives carry an identity, with connections of their own. It is issued before
-// the collective, without blocking, and compared in wait(), before the collective itself is waited for: so a rank never
-// waits for data that do not belong to what it issued. A fingerprint has the collective's identity, its number in this
-// group, and the step. All ranks of a group compare the same fingerprints and come to the same error. A rank whose
-// collective fails while it waits ends all groups that it is in (CollectiveMonitor::abort), as Gloo does by itself, so
-// that ranks which wait elsewhere get the error as well.
+// An all-gather of fingerprints (256 bytes for each rank) precedes each checked collective. It runs over the *control
+// group*: the same ranks over a backend whose collectives carry an identity, with connections of their own. It is
+// issued before the collective, without blocking, and compared in wait() or advance(), before the collective itself is
+// waited for. So a rank never waits for data that do not belong to the collective it issued. A fingerprint contains the
+// collective's identity, its number in this group, and the step. All ranks of a group compare the same fingerprints and
+// throw the same error. A rank whose collective fails while it waits ends all groups that it belongs to
+// (CollectiveMonitor::abort), as Gloo does by itself, so that ranks that wait in other groups get the error as well.
 //
-// Numbers count all collectives, checked or not. Where ranks disagree about the step, one may check and another may
-// not: the one waits until the other comes to a checked collective, finds another number there, and both stop. Twins
-// and subgroups have control groups of their own, as their collectives are ordered on their own.
+// Numbers count all collectives, checked or not. If ranks disagree about the step, one rank may check a collective that
+// another rank does not check. The rank that checks then waits until the other one comes to a checked collective, finds
+// another number there, and both stop. Twins and subgroups have control groups of their own, because their collectives
+// have an order of their own.
 class CheckedCommunicator final : public Communicator {
  public:
-  // The one for `inner`: always the same while it lives, and of the same group of the record as those before it.
-  // `monitor`: for the first call; later ones must give one with equal options, else an error. Collective and blocking
-  // where a control group has to be made. `name`: of the group, for the record and for errors.
+  // Returns the wrapper of `inner`: always the same one while it lives, and later ones report to the same group of the
+  // record. `monitor`: used by the first call only (watched_mesh compares the options of later calls). Collective and
+  // blocking if a control group must be made. `name`: the name of the group in the record and in errors.
   static std::shared_ptr<CheckedCommunicator> over(const std::shared_ptr<Communicator>& inner,
                                                    const std::shared_ptr<CollectiveMonitor>& monitor,
                                                    const std::string& name);
-  // The monitor of the group that was made over `inner`, if there is one.
+  // Returns the monitor of the group that was made over `inner`, or null if none was made.
   static std::shared_ptr<CollectiveMonitor> monitor_over(Communicator& inner);
 
   int rank() const override { return inner_->rank(); }
@@ -92,7 +93,7 @@ class CheckedCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> inner_;
   std::shared_ptr<Group> group_;
-  CollectiveIdentity identity_;  // of the collective that is being issued; reused, as it has a name
+  CollectiveIdentity identity_;  // of the collective being issued; a member, to reuse the memory of its name
   std::shared_ptr<CheckedCommunicator> twin_;
 };
 

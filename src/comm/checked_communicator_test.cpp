@@ -1,4 +1,4 @@
-// Ranks that issue different collectives over a backend that does not notice.
+// Tests ranks that issue different collectives over a backend that does not notice it.
 #include "comm/checked_communicator.h"
 
 #include <filesystem>
@@ -35,7 +35,7 @@ std::shared_ptr<CheckedCommunicator> checked(const std::shared_ptr<Communicator>
   return CheckedCommunicator::over(inner, std::make_shared<CollectiveMonitor>(inner->rank(), debug), "world");
 }
 
-// Gathers this rank's number; returns what came of rank 0.
+// Gathers rank() + 1 of each rank. Returns the value received from rank 0.
 float gather(Communicator& group, const CollectiveId& id, int64_t numel = 4, at::ScalarType dtype = at::kFloat) {
   const auto input = torch::full({numel}, static_cast<float>(group.rank() + 1), dtype);
   auto output = torch::zeros({numel * group.size()}, dtype);
@@ -50,7 +50,7 @@ void reduce(Communicator& group, const CollectiveId& id) {
 
 using Body = std::function<void(CheckedCommunicator&)>;
 
-// What each rank throws; "" where it throws nothing.
+// Returns the error of each rank, or "" if it throws nothing.
 std::vector<std::string> errors_of(int ranks, const DebugOptions& debug, const Body& body,
                                    const testing::UncheckedOptions& options = {}) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -72,9 +72,9 @@ std::vector<std::string> errors_of(int ranks, const DebugOptions& debug, const B
 
 struct Divergence {
   const char* name;
-  void (*odd)(CheckedCommunicator&);    // what the last rank does
-  void (*usual)(CheckedCommunicator&);  // what the others do
-  std::vector<const char*> parts;       // of every rank's error
+  void (*odd)(CheckedCommunicator&);    // run by the last rank
+  void (*usual)(CheckedCommunicator&);  // run by the other ranks
+  std::vector<const char*> parts;       // contained in every rank's error
 };
 
 const std::vector<Divergence> kDivergences = {
@@ -155,7 +155,7 @@ TEST_P(Diverging, StopsAllRanksAndNamesUnitAndRank) {
   }
 }
 
-// The same without checks: data of different units meet, and nobody learns of it.
+// Without checks, data of different units are mixed, and no rank notices it.
 TEST(DivergingUnchecked, MixesData) {
   const auto errors = errors_of(2, level(CollectiveCheckLevel::kOff), [](CheckedCommunicator& group) {
     const auto gather_filled = [&](const std::string& name, float value) {
@@ -204,7 +204,7 @@ TEST(CollectiveCheck, CoversTheFirstStepsAndEveryNth) {
   EXPECT_FALSE((CollectiveCheck{CollectiveCheckLevel::kOff, 2, 10}.covers(0)));
 }
 
-// A rank that diverges in a subgroup stops that group, and the rank is named by its number in the world.
+// A rank that diverges in a subgroup stops that group, and errors name the rank by its number in the world.
 TEST(CheckedSubgroup, NamesRanksOfTheWorld) {
   const auto errors = errors_of(4, level(CollectiveCheckLevel::kAlways), [](CheckedCommunicator& group) {
     const bool low = group.rank() < 2;
@@ -216,7 +216,7 @@ TEST(CheckedSubgroup, NamesRanksOfTheWorld) {
   EXPECT_THAT(errors[3], AllOf(HasSubstr("rank 3 issued"), HasSubstr("rank 2 issued"), HasSubstr("'b'")));
 }
 
-// What happens in one group stops ranks that wait in another one.
+// A divergence in one group stops ranks that wait in another group.
 TEST(CheckedSubgroup, StopsTheOtherGroups) {
   const auto errors = errors_of(4, level(CollectiveCheckLevel::kAlways), [](CheckedCommunicator& group) {
     const bool low = group.rank() < 2;
@@ -229,7 +229,7 @@ TEST(CheckedSubgroup, StopsTheOtherGroups) {
   }
 }
 
-// The majority is right: of three ranks the odd one is named first, wherever it is.
+// The majority counts as right: of three ranks, the odd one is named first, even if it is rank 0.
 TEST(CheckedCommunicatorWorld, TakesTheMajorityForRight) {
   const auto errors = errors_of(3, level(CollectiveCheckLevel::kAlways), [](CheckedCommunicator& group) {
     gather(group, unit(group.rank() == 0 ? "odd" : "usual"));
@@ -239,7 +239,7 @@ TEST(CheckedCommunicatorWorld, TakesTheMajorityForRight) {
   }
 }
 
-// Rank 1 never comes: the error of rank 0 names it and the unit.
+// Rank 1 never issues its collective. The error of rank 0 names rank 1 and the unit.
 TEST(CheckedCommunicatorWorld, ARankThatDoesNotCome) {
   testing::UncheckedOptions impatient;
   impatient.timeout = std::chrono::seconds(2);
@@ -284,7 +284,7 @@ TEST(CheckedCommunicatorWorld, WithoutAMeetingPointSaysWhatToDo) {
       lonely);
 }
 
-// Gloo compares by itself: no second connections, and its own error.
+// Gloo compares by itself, so there are no further connections, and the error is Gloo's own.
 TEST(CheckedCommunicatorWorld, LeavesGlooToItself) {
   try {
     testing::run_ranks(2, [](std::shared_ptr<Communicator> inner) {

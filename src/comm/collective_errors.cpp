@@ -5,7 +5,7 @@
 namespace fsdp {
 namespace {
 
-// What ranks do most often to differ in backward, and what to do instead.
+// Names the most frequent cause of differences in backward, and its remedy.
 const char* hint(const CollectiveIdentity& own, const Header& other) {
   auto in_backward = [](const std::string& description) {
     return description.find(c10::str("(", to_string(Pass::kBackward), ",")) != std::string::npos ||

@@ -1,4 +1,4 @@
-// What a rank says when a collective fails.
+// The error messages of a rank whose collective fails.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace fsdp {
 
-// Of one collective on one rank. Peers are ranks of the group; texts call them as `names` does.
+// The error messages of one collective on one rank. Peers are ranks of the group; messages name them by `names`.
 class CollectiveErrors {
  public:
   CollectiveErrors(const CollectiveIdentity& identity, uint64_t sequence, int rank, const std::vector<int>& names)
@@ -18,7 +18,7 @@ class CollectiveErrors {
   std::string differs(const Header& other, int peer) const;
   std::string lost(int peer, const std::string& why) const;
   std::string late(int peer, std::chrono::steady_clock::duration waited, std::chrono::milliseconds timeout) const;
-  // Of an all-to-all.
+  // For an all-to-all.
   std::string count_differs(int sender, int64_t sent, int receiver, int64_t expected) const;
 
  private:

@@ -1,4 +1,4 @@
-// What a rank tells the others about a collective before any data may flow: its identity.
+// The identity of a collective, and the header that carries it to the other ranks before any data may flow.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,26 +14,26 @@
 
 namespace fsdp {
 
-// Everything that must be equal on all ranks, except `numel` where sizes may differ (has_equal_sizes).
+// The properties of a collective that must be equal on all ranks, except `numel` if sizes may differ (has_equal_sizes).
 struct CollectiveIdentity {
   CollectiveKind kind = CollectiveKind::kAllGather;
   CollectiveId id;
-  // Of the larger of the tensors; what this rank sends (bytes, elements) for a gather of bytes and an all-to-all.
+  // Elements of the larger tensor. For a gather of bytes and an all-to-all: the bytes or elements that this rank sends.
   int64_t numel = 0;
   at::ScalarType dtype = at::kByte;
   at::ScalarType output_dtype = at::kByte;
   double scale = 1.0;
   uint32_t flag_words = 0;
   int root = 0;           // of a broadcast
-  int shared_buffer = 0;  // in which the inputs of an all-gather lie, counted from 1 (Communicator::shared_buffer)
+  int shared_buffer = 0;  // contains an all-gather's inputs, counted from 1 (Communicator::shared_buffer)
 
   // "all-gather of 'layer.3' (forward, generation 7), 1024 elements of Float"
   std::string describe() const;
-  // Equal for equal identities, else different but for chance.
+  // Returns equal hashes for equal identities, and different hashes for different ones, except by chance.
   uint64_t hash() const;
 };
 
-// The header as it travels: a fixed number of bytes, which flags fit into up to kInlineFlagWords.
+// The fixed size of a header in a message. It contains up to kInlineFlagWords words of flags.
 constexpr int64_t kHeaderBytes = 512;
 constexpr uint32_t kInlineFlagWords = 24;
 
@@ -49,9 +49,9 @@ void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& iden
 // Throws if the bytes are not a header of this version of the library.
 Header read_header(const char* bytes);
 
-// Tags of messages. A header is found by the sequence number alone. A payload is found by the sequence
-// number, the identity, the step and its size, so that what belongs to another collective or has another size is
-// never received into this one's memory.
+// Tags of messages. A header is matched by the sequence number alone. A payload is matched by the sequence number, the
+// identity, the step and its size, so that a payload of another collective or of another size is never received into
+// this one's memory.
 int header_tag(uint64_t sequence);
 int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t bytes);
 

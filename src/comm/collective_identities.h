@@ -1,4 +1,4 @@
-// The identities of collectives by what they are issued with.
+// Makes the identities of collectives from their arguments.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -72,7 +72,7 @@ std::string CollectiveMonitor::dump(const std::string& reason) {
   if (options_.dump_folder.empty()) return {};
   const std::filesystem::path path =
       std::filesystem::path(options_.dump_folder) / c10::str("collectives_rank", record_->rank(), ".txt");
-  std::error_code ignored;  // what went wrong shows when the file is written
+  std::error_code ignored;  // an error shows when the file is written
   std::filesystem::create_directories(options_.dump_folder, ignored);
   std::ofstream out(path);
   out << reason << "\n\nThe last collectives of this rank, the latest one last:\n" << record_->text();

@@ -1,4 +1,4 @@
-// The flight record: what this rank's last collectives were, and how far each has come.
+// The flight record: this rank's last collectives, and the progress of each.
 #pragma once
 
 #include <chrono>
@@ -18,34 +18,34 @@ struct CollectiveEntry {
   using Clock = std::chrono::steady_clock;
   enum class State : uint8_t { kIssued, kWaiting, kDone, kFailed };
 
-  int group = 0;        // what FlightRecord::add_group returned
+  int group = 0;        // returned by FlightRecord::add_group
   uint64_t number = 0;  // counts this rank's collectives in the group, from 0
   CollectiveIdentity identity;
   State state = State::kIssued;
   Clock::time_point issued;
-  Clock::time_point waited;  // since when; of kWaiting and later states
-  Clock::time_point ended;   // of kDone and kFailed
+  Clock::time_point waited;  // when the wait began; set by FlightRecord::waiting
+  Clock::time_point ended;   // when it ended; for kDone and kFailed
 
-  // Since when it is in its state.
+  // The time at which it entered its state.
   Clock::time_point since() const;
-  // "waited for since 12.3 s", "done after 0.2 s, 12.1 s ago", …
+  // "waiting for 12.3 s", "done after 200 ms, 12.1 s ago", …
   std::string progress(Clock::time_point now) const;
 };
 
-// A ring of the last collectives, in all groups that report to it. Recording allocates nothing once names of their
-// length have been seen. Threads: safe; a watchdog reads while the rank's own threads write.
+// A ring buffer of the last collectives of all groups that report to it. Recording allocates no memory once names of
+// that length have been recorded. Threads: safe; a watchdog reads while the rank's own threads write.
 class FlightRecord {
  public:
   using Clock = CollectiveEntry::Clock;
   static constexpr size_t kCapacity = 64;
 
-  // `rank`: this process's, for the text.
+  // `rank`: the rank of this process, for the text.
   explicit FlightRecord(int rank, size_t capacity = kCapacity);
 
-  // `name`: for the text, where there are several groups.
+  // `name`: appears in the text if there are several groups.
   int add_group(std::string name);
 
-  // Refers to one collective, also when its place in the ring has been taken by a later one.
+  // Refers to one collective, even after a later one has taken its place in the ring.
   struct Ticket {
     uint64_t serial = 0;
   };
@@ -55,21 +55,21 @@ class FlightRecord {
   void failed(Ticket ticket);
 
   int rank() const { return rank_; }
-  // When a collective of the group last changed its state; when the group was added, if it had none.
+  // The time at which a collective of the group last changed its state, or the group was added if it has had none.
   Clock::time_point last_change(int group) const;
-  // How many collectives were issued in a group.
+  // The number of collectives issued in a group.
   uint64_t issued(int group) const;
-  // What is still in the ring, in order of issue: of one group, or of all (no value).
+  // The collectives that are still in the ring, in order of issue: of one group, or of all groups (no value).
   std::vector<CollectiveEntry> entries(std::optional<int> group = std::nullopt) const;
-  // The collective of a group that is being waited for longest.
+  // The collective of a group that has been waited for longest.
   std::optional<CollectiveEntry> longest_waiting(int group) const;
-  // The one issued last.
+  // The collective that was issued last.
   std::optional<CollectiveEntry> last() const;
   std::optional<CollectiveEntry> find(int group, uint64_t number) const;
 
-  // "rank 1, #41 reduce-scatter of 'layer.3' (reduce, generation 7), 1024 elements of Float: waited for since 12.3 s"
+  // "rank 1, #41 reduce-scatter of 'layer.3' (reduce, generation 7), 1024 elements of Float: waiting for 12.3 s"
   std::string line(const CollectiveEntry& entry, Clock::time_point now) const;
-  // The last `lines` of them, a line each, oldest first.
+  // The last `lines` collectives, one on each line, oldest first.
   std::string text(size_t lines = kCapacity) const;
 
  private:
@@ -78,7 +78,7 @@ class FlightRecord {
     uint64_t issued = 0;
     Clock::time_point last_change = Clock::now();
   };
-  CollectiveEntry* entry_of(Ticket ticket);  // under mutex_; null when it is overwritten
+  CollectiveEntry* entry_of(Ticket ticket);  // under mutex_; null if it was overwritten
   void end(Ticket ticket, CollectiveEntry::State state);
 
   const int rank_;

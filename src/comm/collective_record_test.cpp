@@ -43,7 +43,7 @@ TEST(FlightRecord, KeepsTheLast) {
   const int world = record.add_group("world"), twin = record.add_group("twin");
   const auto old = record.issue(world, gather_of("old"));
   for (int i = 0; i < 5; ++i) record.issue(i % 2 ? twin : world, gather_of(c10::str("unit", i)));
-  record.failed(old);  // overwritten: nothing to say
+  record.failed(old);  // does nothing: its entry was overwritten
   EXPECT_EQ(record.entries().size(), 3u);
   EXPECT_EQ(record.issued(world), 4u);
   EXPECT_EQ(record.issued(twin), 2u);

@@ -1,4 +1,4 @@
-// Several collectives in flight at once, waited for in any order, with flags.
+// Tests several collectives in flight at once, waited for in any order, with flags.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -15,7 +15,7 @@ using testing::run_ranks;
 
 CollectiveId id(const std::string& name, uint64_t generation) { return {name, generation, Pass::kUser}; }
 
-// One collective of a random kind, and what its result must be.
+// One collective in flight, and its expected result.
 struct InFlight {
   std::unique_ptr<Work> work;
   at::Tensor output;
@@ -55,7 +55,7 @@ InFlight issue_reduce(Communicator& comm, uint64_t generation, int64_t n) {
   return flight;
 }
 
-// The same collectives on all ranks, but each rank waits in an order of its own.
+// Issues the same collectives on all ranks, but each rank waits in an order of its own.
 void random_rounds(Communicator& comm, int rounds) {
   std::mt19937 shared(17);
   std::mt19937 own(static_cast<unsigned>(comm.rank()) + 100);
@@ -90,7 +90,7 @@ TEST(Concurrency, RanksThatComeEarlyAndLate) {
   }
 }
 
-// A large reduce-scatter stays in flight while gathers come and go.
+// A large reduce-scatter stays in flight while gathers are issued and finished.
 TEST(Concurrency, GathersOvertakeAReduceScatter) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     auto scatter = issue_scatter(*comm, 0, 1 << 20);
@@ -104,7 +104,7 @@ TEST(Concurrency, GathersOvertakeAReduceScatter) {
   });
 }
 
-// Far more than a rank has posts for in shared memory.
+// Issues far more collectives than a rank has posts for in shared memory.
 TEST(Concurrency, OneOfEachKindStaysInFlightAmongHundreds) {
   for (int size : {2, 3, 4}) {
     run_ranks(size, [](std::shared_ptr<Communicator> comm) {
@@ -144,7 +144,7 @@ TEST(Concurrency, HundredsAreInFlight) {
   }
 }
 
-// A dropped one counts as finished.
+// A dropped collective counts as finished.
 TEST(Concurrency, HundredsAreDropped) {
   run_ranks(3, [](std::shared_ptr<Communicator> comm) {
     for (uint64_t generation = 0; generation < 300; ++generation) (void)issue_gather(*comm, generation, 10);
@@ -154,7 +154,7 @@ TEST(Concurrency, HundredsAreDropped) {
   });
 }
 
-// A collective ends where a rank has only issued it and never waits.
+// A collective ends on one rank even if the other rank has only issued it and does not wait.
 TEST(Concurrency, TransfersNeedNoWaitOfTheOthers) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     auto gather = issue_gather(*comm, 0, 100000);

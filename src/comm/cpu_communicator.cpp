@@ -15,7 +15,7 @@
 namespace fsdp {
 namespace {
 
-// What make_group_over makes of ranks like these, and why.
+// The kind of communicator that make_group_over makes, and the reason.
 struct Choice {
   enum class Way { kGloo, kMemory, kMemoryAndGloo };
   Way way = Way::kGloo;

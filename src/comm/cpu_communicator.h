@@ -1,4 +1,4 @@
-// The communicator that suits where ranks on the CPU are: memory within a host, Gloo among hosts.
+// Chooses the communicator by the hosts of ranks on the CPU: shared memory within a host, Gloo among hosts.
 #pragma once
 
 #include <memory>
@@ -8,15 +8,15 @@
 
 namespace fsdp {
 
-// Over `gloo`, a group over Gloo, of whose ranks `ranks` is known: memory that they share where all are on one host;
-// memory and Gloo where each of several hosts has the same number of them, two or more, in a row; else `gloo` itself.
-// Collective; blocks.
+// Makes a communicator over `gloo`, a group over Gloo whose ranks `ranks` describes: over shared memory if all ranks
+// are on one host; over shared memory and Gloo if each of several hosts has the same number of consecutive ranks, two
+// or more; else returns `gloo` itself. Collective; blocks.
 std::shared_ptr<Communicator> make_group_over(std::shared_ptr<Communicator> gloo, const RankHosts& ranks);
 
-// The same after the ranks have found out where they are; and why.
+// Finds out on which hosts the ranks are, then does the same. Also returns the reason. Collective; blocks.
 ChosenCommunicator share_memory(std::shared_ptr<Communicator> gloo, const HostProbe& probe = {});
 
-// Ranks of one host, which meet at `point`. Where they cannot all share memory: an error.
+// Makes a communicator for ranks of one host, which meet at `point`. Throws if they cannot all share memory.
 std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
                                                     const GlooOptions& options = {});
 

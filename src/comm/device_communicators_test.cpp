@@ -1,5 +1,5 @@
-// Communicators on tensors of a device: Gloo through host memory, on the simulated device and on a GPU; NCCL on as many
-// GPUs as there are.
+// Tests communicators on tensors of a device: Gloo through host memory, on the simulated device and on a GPU; NCCL on
+// one to four GPUs, as available.
 #include <algorithm>
 
 #include "base/device_stream.h"
@@ -21,7 +21,7 @@ at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
   return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
 }
 
-// A whole round of collectives with tensors on `device`, issued on one stream and waited for on another.
+// Runs a whole round of collectives with tensors on `device`, issued on one stream and waited for on another.
 void check_collectives(Communicator& comm, c10::Device device, int64_t numel, at::ScalarType dtype) {
   const CurrentStreamGuard compute(take_stream(device));
   const auto aside = take_stream(device);
@@ -83,7 +83,7 @@ TEST(GlooOnASimulatedDevice, TwinsAndSubgroupsDoToo) {
   });
 }
 
-// It has no transfers to wait for, but copies on the stream of the call.
+// The fake communicator has no transfers to wait for, but copies on the stream that is current in the call.
 TEST(FakeCommunicatorOnASimulatedDevice, IsWaitedForByTheCurrentStream) {
   const auto device = simulated_device();
   const CurrentStreamGuard compute(take_stream(device));

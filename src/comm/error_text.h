@@ -1,4 +1,4 @@
-// What an error of another library says, in the words that matter.
+// The essential part of the message of another library's error.
 #pragma once
 
 #include <exception>

@@ -181,7 +181,7 @@ void Exchange::wait_for(Message& message) {
   }
 }
 
-// A rank that is gone may have done its part of this collective before. If so, its loss does not matter here.
+// A lost rank may have done its part of this collective before. If so, its loss does not matter here.
 void Exchange::settle_losses() {
   const auto losses = transport_.losses();
   for (size_t loss = std::exchange(known_losses_, losses.size()); loss < losses.size(); ++loss) {

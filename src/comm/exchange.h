@@ -1,4 +1,4 @@
-// One collective's messages: headers with all peers, and payloads that flow only where the headers agree.
+// The messages of one collective: headers to and from all peers, and payloads that flow only if the headers agree.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,19 +16,19 @@
 
 namespace fsdp {
 
-// What the collectives of one communicator share.
+// The state that the collectives of one communicator share.
 struct ExchangeContext {
   std::shared_ptr<GlooTransport> transport;
   std::shared_ptr<GroupFamily> family;
-  std::vector<int> names;  // for errors: the ranks of this group as the first group of the family counts them
+  std::vector<int> names;  // for errors: the number of each rank in the first group of the family
   StagingPool buffers;
   uint64_t next_sequence = 0;
   std::vector<uint64_t> payload_bytes_sent;  // by rank
 };
 
-// Posting never blocks. Every failure is an error that names this rank, the other rank and the collective; it
-// marks the group as failed on all ranks. An exchange that is dropped before it is finished leaves its
-// messages to the transport.
+// Posting never blocks. Every failure throws an error that names this rank, the other rank and the collective, and
+// marks the group as failed on all ranks. An exchange that is destroyed before it is finished leaves its messages to
+// the transport.
 class Exchange {
  public:
   // Takes the next sequence number and posts the headers. `flags`: identity.flag_words words, or null.
@@ -41,28 +41,28 @@ class Exchange {
   int size() const;
   uint64_t sequence() const { return sequence_; }
 
-  // Posts a payload of one step (0, 1, …); nothing for an empty tensor. Both sides must name the same step.
+  // Posts a payload of one step (0, 1, …), or nothing if the tensor is empty. Both sides must pass the same step.
   void send(int peer, const at::Tensor& payload, int step = 0);
   void receive(int peer, const at::Tensor& payload, int step = 0);
 
   // Memory that stays valid until the exchange is finished.
   at::Tensor staging(int64_t bytes);
 
-  // Starts the clock of the timeout, unless it runs.
+  // Starts the clock of the timeout, unless it already runs.
   void start_clock();
-  // Waits for all headers and compares them: throws when another rank issues another collective. ORs the
-  // flags.
+  // Waits for all headers and compares them. Throws if another rank issues another collective. ORs the flags that the
+  // headers contain.
   void agree();
-  // numel of the header of each rank, after agree().
+  // The `numel` in the header of each rank. Valid after agree().
   const std::vector<int64_t>& numels() const { return numels_; }
-  // After agree(): word `index` of the flags that `peer` gave. May wait for that rank's words.
+  // Returns word `index` of the flags that `peer` passed. Valid after agree(). May wait for that rank's words.
   uint64_t flag_word_of(int peer, size_t index);
-  // After agree(), for a collective whose flags are what each rank sends to each rank: throws unless this rank gets
-  // what it expects from all others.
+  // Throws unless all ranks send this rank as many elements as it expects. Valid after agree(), for a collective whose
+  // flags are the send counts of each rank.
   void check_counts(const std::vector<int64_t>& expected);
   // Waits for the payloads of all steps up to this one.
   void wait_received(int step = 0);
-  // Waits for all that was sent too, and takes the buffers back.
+  // Waits for the sent messages too, ORs the flags that headers do not contain, and returns the buffers to the pool.
   void finish();
 
  private:

@@ -19,13 +19,13 @@ class Failable {
   virtual ~Failable() = default;
   // Throws the reason if this rank has marked the group as failed (Communicator::abort).
   virtual void check_not_failed() const = 0;
-  // Throws if another rank has failed or left, and why, so that nothing new can succeed.
+  // Throws the reason if another rank has failed or left, because no new collective can succeed then.
   virtual void check_complete() const = 0;
   // The ranks that have failed or left so far, as far as the group notices by itself.
   virtual std::vector<Loss> losses() const { return {}; }
 };
 
-// The same for a communicator; nothing for one that is not Failable (a group of one rank).
+// The same checks for any communicator. They do nothing if it is not Failable (a group of one rank).
 inline void check_group_not_failed(const Communicator& group) {
   if (const auto* failable = dynamic_cast<const Failable*>(&group)) failable->check_not_failed();
 }

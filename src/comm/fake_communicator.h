@@ -12,14 +12,14 @@
 
 namespace fsdp {
 
-// A Work that is done when the device has done what the current stream holds by now.
+// Returns a Work that is done when the device has completed all work enqueued on the current stream so far.
 std::unique_ptr<Work> make_done_work(c10::Device device = c10::kCPU);
 
-// A group of `size` ranks of which only `rank` exists (see make_fake_communicator). With `size` 1 it is
-// exact, and so serves as the communicator of a group of one; `backend` is what backend() returns.
+// Makes a group of `size` ranks of which only `rank` exists (see make_fake_communicator). With `size` 1 its results are
+// exact, so it serves as the communicator of a group of one rank. `backend`: the result of backend().
 std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::string backend);
 
-// `own` and what `twin`, if any, has sent.
+// Returns `own` plus the bytes that `twin` has sent to each rank. `twin` may be null.
 std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64_t> own);
 
 }  // namespace fsdp

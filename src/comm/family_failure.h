@@ -1,4 +1,4 @@
-// What a rank hears in one of its groups ends its other groups, too.
+// A failure that a rank learns of in one of its groups ends its other groups, too.
 #pragma once
 
 #include <chrono>
@@ -8,18 +8,18 @@
 
 namespace fsdp {
 
-// Of the groups that one rank has made from one another: that another rank has failed in one of them, and why. Ranks
-// that wait for each other in a group without that rank would not hear of it otherwise. Threads: safe.
+// Records that another rank has failed in one of the groups that this rank has made from one another, and the reason.
+// Ranks that wait for each other in a group without the failed rank would not learn of it otherwise. Threads: safe.
 class FamilyFailure {
  public:
-  // The first reason stays.
+  // Records a failure. Keeps the first reason.
   void note(const std::string& reason) {
     std::lock_guard lock(mutex_);
     if (reason_) return;
     reason_ = reason;
     noted_ = Clock::now();
   }
-  // A moment after it was noted, in which what was issued before may end.
+  // Returns the reason when kMoment has passed since it was noted, so that collectives issued before may end first.
   std::optional<std::string> due() const {
     std::lock_guard lock(mutex_);
     return reason_ && Clock::now() >= noted_ + kMoment ? reason_ : std::nullopt;

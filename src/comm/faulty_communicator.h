@@ -1,4 +1,4 @@
-// A communicator in which chosen collectives come late, fail or are left out: what a test of errors needs.
+// A communicator in which chosen collectives are late, fail or are skipped, for tests of errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,9 +19,9 @@ struct Fault {
     kDelayWait,   // sleeps for `delay` before it waits
     kFailIssue,   // throws `message` instead of issuing: the other ranks wait for this one
     kFailWait,    // issues, then throws `message` instead of waiting
-    kSkip,        // does nothing and says that it is done: this rank goes on to its next collective
+    kSkip,        // does nothing and reports that it is done: this rank goes on to its next collective
   };
-  int64_t index = 0;  // which collective: they count from 0, all kinds together, in order of issue
+  int64_t index = 0;  // of the collective, counted from 0 over all kinds, in order of issue
   What what = What::kFailIssue;
   std::chrono::milliseconds delay{0};
   std::string message = "injected fault";
@@ -42,14 +42,14 @@ class FaultyCommunicator final : public Communicator {
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override;
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override;
-  // For this one, which blocks, waiting begins when it is issued; left out, it returns this rank's bytes for
-  // each rank.
+  // Blocks, so the faults of waiting occur when it is issued, before the inner call. If it is skipped, it returns this
+  // rank's bytes for each rank.
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
-  // A subgroup is the inner communicator's.
+  // Returns a subgroup of the inner communicator, without faults.
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
     return inner_->subgroup(members, id);
   }
-  // The twin's collectives count and fail with this one's.
+  // Returns a twin that shares the faults and the count of collectives with this communicator.
   std::shared_ptr<Communicator> twin() override;
   std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
   bool carries_identity() const override { return inner_->carries_identity(); }

@@ -35,7 +35,7 @@ void write(const Fingerprint& fingerprint, void* bytes) {
   std::memcpy(bytes, &wire, sizeof(wire));
 }
 
-// The one that most ranks have; of several, the one of the lowest rank.
+// Returns a rank whose fingerprint most ranks have; if there are several, the lowest one.
 size_t usual(const std::vector<Fingerprint>& all) {
   std::map<uint64_t, size_t> count;
   for (const Fingerprint& one : all) ++count[one.hash];

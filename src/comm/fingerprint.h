@@ -16,9 +16,9 @@
 
 namespace fsdp {
 
-// What ranks compare of one collective.
+// The properties of one collective that ranks compare.
 struct Fingerprint {
-  uint64_t hash = 0;    // of all of it
+  uint64_t hash = 0;    // of the identity, the number and the step
   uint64_t number = 0;  // of the collective in its group
   int64_t step = 0;
   std::string description;
@@ -30,11 +30,11 @@ Fingerprint fingerprint_of(const CollectiveIdentity& identity, uint64_t number, 
 
 class FingerprintExchange {
  public:
-  // Issues it over `control`, without blocking. `buffers` must outlive the exchange.
+  // Issues the exchange over `control`, without blocking. `buffers` must outlive the exchange.
   FingerprintExchange(Communicator& control, StagingPool& buffers, const Fingerprint& own);
 
-  // Waits for all ranks; returns what is wrong, in the same words on every rank, or nothing. `names`: of the ranks, for
-  // errors.
+  // Waits for all ranks. Returns an error message, the same on every rank, or nothing if all fingerprints are equal.
+  // `names`: the numbers of the ranks in errors.
   std::optional<std::string> compare(const std::vector<int>& names);
 
  private:

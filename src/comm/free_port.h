@@ -3,8 +3,8 @@
 
 namespace fsdp {
 
-// A port that nobody listens on. As long as this object lasts no other process is given it as a free one, but a server
-// that sets SO_REUSEADDR (as LibTorch's store does) can listen on it.
+// A port on which no process listens. While this object lives, the system does not give the port to another process as
+// a free one, but a server that sets SO_REUSEADDR (as LibTorch's store does) can listen on it.
 class FreePort {
  public:
   FreePort();

@@ -13,7 +13,7 @@ namespace {
 constexpr int kReduceStep = 0;
 constexpr int kGatherStep = 1;
 
-// Room in staging memory for what each other rank contributes to `own`, and `own` itself, in rank order.
+// Returns staging memory for each other rank's contribution to `own`, and `own` itself, in rank order.
 std::vector<at::Tensor> make_parts(Exchange& exchange, const at::Tensor& own) {
   const auto bytes = static_cast<int64_t>(own.nbytes());
   const at::Tensor staging = exchange.staging(bytes * (exchange.size() - 1));
@@ -68,9 +68,9 @@ void ReduceScatter::finish() {
   exchange_.finish();
 }
 
-// Results travel in the dtype of `tensor`: straight into `output` where that has the same dtype, else back into
-// `tensor` and from there in one cast. Either may be overwritten early: the sum of a part comes back only after this
-// rank's contribution to it has left.
+// Results travel in the dtype of `tensor`: directly into `output` if it has the same dtype, else back into `tensor` and
+// from there into `output` in one cast. Either may be overwritten early, because the sum of a part comes back only
+// after this rank's contribution to it was sent.
 AllReduce::AllReduce(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& tensor,
                      const ReduceOptions& options, const CollectiveId& id, std::vector<uint64_t>* flags)
     : Collective(std::move(context),

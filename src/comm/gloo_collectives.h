@@ -1,4 +1,4 @@
-// The collectives in flight, in terms of messages. Each posts its messages when it is made, without blocking.
+// Collectives in flight over Gloo, in terms of messages. Each posts its messages in its constructor, without blocking.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,7 @@ class Collective : public PendingCollective {
   uint64_t sequence() const override { return exchange_.sequence(); }
 
  protected:
-  // Calls `action` for each other rank, the next one first, so that not all ranks turn to the same one at
-  // once.
+  // Calls `action` for each other rank, the next one first, so that not all ranks address the same one at once.
   template <typename Action>
   void for_each_peer(Action action) {
     for (int step = 1; step < exchange_.size(); ++step) action((exchange_.rank() + step) % exchange_.size());
@@ -31,7 +30,7 @@ class Collective : public PendingCollective {
   Exchange exchange_;
 };
 
-// Each shard goes from its owner straight into its slice of the others' outputs.
+// Each rank sends its shard directly into the slice of the other ranks' outputs that belongs to the shard.
 class AllGather final : public Collective {
  public:
   AllGather(std::shared_ptr<ExchangeContext> context, at::Tensor output, const at::Tensor& input,
@@ -64,7 +63,7 @@ class AllReduce final : public Collective {
   at::Tensor own_slice(const at::Tensor& tensor, int rank) const;
 
   at::Tensor output_;
-  at::Tensor sums_;  // where results arrive: output_, or the input where dtypes differ
+  at::Tensor sums_;  // receives the results: output_, or the input if dtypes differ
   std::vector<at::Tensor> parts_;
   ReduceOptions options_;
   bool reduced_ = false;
@@ -76,8 +75,8 @@ class Broadcast final : public Collective {
   void finish() override;
 };
 
-// Each part goes straight into its place in the other rank's output. Send counts travel as flags, so that a rank finds
-// out when another one sends it something else than it expects.
+// Each rank sends each part directly into its place in the other rank's output. Send counts travel as flags, so that a
+// rank notices if another one sends it another number of elements than it expects.
 class AllToAll final : public Collective {
  public:
   AllToAll(std::shared_ptr<ExchangeContext> context, const at::Tensor& output, const at::Tensor& input,

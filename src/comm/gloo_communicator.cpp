@@ -23,7 +23,7 @@
 namespace fsdp {
 namespace {
 
-// Memory for the headers of a few collectives that are in flight at a time, so that it is not allocated later.
+// Allocates memory for the headers of a few collectives in flight at a time, so that it is not allocated later.
 void reserve_headers(ExchangeContext& context, int size) {
   std::vector<at::Tensor> headers(12);
   for (at::Tensor& header : headers) header = context.buffers.take(size * kHeaderBytes);
@@ -158,7 +158,7 @@ std::shared_ptr<Communicator> GlooCommunicator::subgroup(const std::vector<int>&
   const std::string partition = agree_on_partition(*this, members, id);
   const auto point = inner_meeting_point(*point_, c10::str("subgroup/", partition, "/", members.front()));
   auto group = make_subgroup(point, members, id);
-  barrier(id);  // a rank that is done with its group at once does not disturb those that still connect
+  barrier(id);  // so that a rank that drops its group at once does not disturb ranks that still connect
   return group;
 }
 

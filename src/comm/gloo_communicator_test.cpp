@@ -1,4 +1,4 @@
-// Results and byte counts of the communicators for host memory against plain concatenation and summation.
+// Tests results and byte counts of the communicators for host memory against plain concatenation and summation.
 #include <chrono>
 #include <fstream>
 #include <latch>
@@ -27,7 +27,7 @@ void with_ranks(const std::string& backend, int size, const RankBody& body) {
   run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); }, {.communicator = backend});
 }
 
-// What rank `rank` contributes: different for each rank, exact in every dtype.
+// The contribution of rank `rank`: different for each rank, exact in every dtype.
 at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
   return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
 }
@@ -115,7 +115,7 @@ TEST_P(HostSizes, AllReduceSendsWhatTheOthersLack) {
   });
 }
 
-// What others contribute waits in memory that is used again, until it is given back.
+// Contributions of other ranks wait in memory that is reused until trim() releases it.
 TEST(GlooMemory, StagingMemoryIsGivenBackOnRequest) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   const testing::CountedMemory memory;
@@ -139,7 +139,7 @@ TEST(GlooMemory, StagingMemoryIsGivenBackOnRequest) {
   });
 }
 
-// Bytes that this thread has given to the system, or nothing where it does not count them.
+// The bytes that this thread has written through the system, or nothing if the system does not count them.
 std::optional<uint64_t> bytes_written_by_this_thread() {
   std::ifstream counters("/proc/thread-self/io");
   for (std::string name; counters >> name;) {
@@ -150,7 +150,7 @@ std::optional<uint64_t> bytes_written_by_this_thread() {
   return std::nullopt;
 }
 
-// [Note: messages are posted on Gloo's thread]: also where the other side waits for them already.
+// [Note: messages are posted on Gloo's thread]: they are, even if the other side already waits for them.
 TEST(GlooThreads, WhoeverIssuesACollectiveWritesNothing) {
   if (!bytes_written_by_this_thread()) GTEST_SKIP() << "the system does not count a thread's bytes";
   std::latch posted(1);

@@ -41,7 +41,7 @@ constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kFarewellLimit = std::chrono::seconds(1);
 constexpr int kNoticeTag = GlooTransport::kTagLimit + 1;
 constexpr int kCloseTag = GlooTransport::kTagLimit + 2;
-// A notice is the reason of a failure, padded with zeros, and a last byte that is 1.
+// A notice contains the reason of a failure, padded with zeros, and a last byte that is 1.
 constexpr int64_t kNoticeBytes = 2048;
 
 }  // namespace
@@ -51,14 +51,14 @@ class GlooMessage final : public Message {
   using Posted = c10::intrusive_ptr<c10d::Work>;
   GlooMessage(int peer, at::Tensor tensor, std::future<Posted> posted)
       : Message(peer), tensor_(std::move(tensor)), posted_(posted.share()) {}
-  // Blocks until it was posted; throws what posting it threw.
+  // Blocks until the message was posted. Rethrows an error of posting it.
   c10d::Work& work() { return *posted_.get(); }
-  // Whoever waits for it goes on, without it.
+  // Makes the thread that waits for the message go on without it.
   void interrupt() {
     try {
       work().abort();
     } catch (const std::exception&) {
-      // It was not posted, and whoever waits hears why.
+      // The message was not posted, and the thread that waits for it gets the error.
     }
   }
   void mark_done() {
@@ -81,7 +81,7 @@ void ignore_sigpipe() {
   });
 }
 
-// `store`: the group's own.
+// `store`: the store of this group alone.
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
                                                    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                    const GlooOptions& options) {
@@ -98,13 +98,13 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
   }
 }
 
-// The memory of a tensor without a reference to it: c10d's works keep what they are given for as long as they
-// live.
+// Returns the memory of a tensor without a reference to the tensor, because c10d's works keep their tensors for as long
+// as they live.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), {static_cast<int64_t>(tensor.nbytes())}, at::kByte);
 }
 
-// Gloo's reasons carry source positions and advice for others; keep the fact.
+// Replaces Gloo's text about a closed connection, with source positions and unsuitable advice, by the fact.
 std::string plain_reason(const std::string& what) {
   const bool closed = what.find("closed by peer") != std::string::npos ||
                       what.find("Socket closed") != std::string::npos ||
@@ -155,7 +155,7 @@ class GlooTransport::Impl {
     if (watcher_.joinable()) watcher_.join();
   }
 
-  // See [Note: messages are posted on Gloo's thread]. What posting throws comes to those who wait for the message.
+  // See [Note: messages are posted on Gloo's thread]. An error of posting is thrown to the thread that waits.
   std::unique_ptr<GlooMessage> post(int peer, int tag, const at::Tensor& tensor, bool send) {
     auto posted = std::make_shared<std::promise<GlooMessage::Posted>>();
     auto message = std::make_unique<GlooMessage>(peer, tensor, posted->get_future());
@@ -174,7 +174,7 @@ class GlooTransport::Impl {
       if (message.done()) return true;
       std::unique_lock<std::mutex> lock(mutex_);
       if (losses_.size() > known_losses) return false;
-      // One interruption may have come just when the message was done: only the second one counts.
+      // The message may be done although its peer is lost or late, so errors count only after an interrupted wait.
       if (interrupted && lost_[message.peer()]) throw PeerLost(message.peer(), *lost_[message.peer()]);
       if (interrupted && Clock::now() >= deadline) throw PeerLate(message.peer());
       if (interrupted && !failure_) throw_what_was_heard();
@@ -233,9 +233,9 @@ class GlooTransport::Impl {
 
  private:
   // [Note: groups alive at exit]
-  // A group may outlive main: models in static objects hold theirs. Its watcher must not call into libraries whose
-  // static objects are being destroyed, so it is stopped before: a handler registered now runs before the destruction
-  // of what was constructed before.
+  // A group may outlive main, because models in static objects hold their groups. Its watcher must not call into
+  // libraries whose static objects are being destroyed, so it is stopped before: a handler registered now runs before
+  // the destruction of all static objects constructed before.
   class StoppedAtExit {
    public:
     static void add(Impl& impl) {
@@ -262,9 +262,9 @@ class GlooTransport::Impl {
     }
   };
 
-  // A receive that only ever ends when the peer fails: by its notice, or by an error of the connection. Gloo
-  // does not tell messages that are half way through a connection that it closed, and says nothing to those
-  // who wait for others.
+  // A receive that ends only when the peer fails: by the peer's notice, or by an error of the connection. Gloo does not
+  // report a closed connection to messages that it has transferred in part, nor to threads that wait for messages of
+  // other peers.
   struct Watch {
     at::Tensor notice;
     std::unique_ptr<GlooMessage> message;
@@ -306,8 +306,8 @@ class GlooTransport::Impl {
       for (const Waiting& waiting : waiting_) {
         if (must_interrupt(waiting)) waiting.message->interrupt();
       }
-      // Gloo's thread may hold a message for a moment after it reported it done, and whoever destroys it then
-      // spins until that thread runs again: so messages rest for a period first, and are destroyed here.
+      // Gloo's thread may hold a message for a moment after it reported it done. A thread that destroys the message
+      // then spins until Gloo's thread runs again. So messages rest for a period first, and are destroyed here.
       auto rested = std::exchange(resting, std::exchange(done_, {}));
       lock.unlock();
       rested.clear();
@@ -350,19 +350,19 @@ class GlooTransport::Impl {
     losses_.push_back(peer);
   }
 
-  // Gives the notices a moment to leave, so that the others learn more than that a connection closed.
+  // Gives the notices a moment to be sent, so that the other ranks learn more than that a connection closed.
   void send_farewell() {
     const auto deadline = Clock::now() + kFarewellLimit;
     for (auto& farewell : farewells_) {
       try {
         wait(*farewell, deadline, static_cast<size_t>(size_));
       } catch (const std::exception&) {
-        // It does not listen.
+        // The peer does not receive.
       }
     }
   }
 
-  // Gloo closes all connections of a group when an operation times out: so let one time out.
+  // Makes an operation time out, because Gloo then closes all connections of the group.
   void close_connections() {
     if (std::exchange(closed_, true)) return;
     for (int peer = 0; peer < size_; ++peer) {
@@ -388,8 +388,8 @@ class GlooTransport::Impl {
   std::vector<std::optional<std::string>> lost_ = std::vector<std::optional<std::string>>(size_);
   std::vector<int> losses_;
   std::optional<std::string> failure_;
-  std::optional<std::string> heard_;  // in another group
-  std::list<Waiting> waiting_;        // more than one where a group fails while another thread waits
+  std::optional<std::string> heard_;  // the reason of a failure in a group of the family
+  std::list<Waiting> waiting_;        // more than one if a group fails while another thread waits
   bool stopped_ = false;
   bool closed_ = false;
 

@@ -1,7 +1,7 @@
-// Messages between two ranks over Gloo, and what becomes of them when a rank fails.
+// Messages between two ranks over Gloo, and their end when a rank fails.
 //
-// Messages are posted, sent and received by Gloo's own thread, straight from and into the memory of the tensors. A
-// message must not be destroyed before it is done or its connection is closed: hand messages back with release().
+// Gloo's own thread posts, sends and receives messages, directly from and into the memory of the tensors. A message
+// must not be destroyed before it is done or its connection is closed: return messages with release().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ namespace fsdp {
 class FamilyFailure;
 class MeetingPoint;
 
-// A message; holds a reference to its tensor until it is done.
+// A message. Holds a reference to its tensor until it is done.
 class Message {
  public:
   explicit Message(int peer) : peer_(peer) {}
@@ -32,7 +32,7 @@ class Message {
   bool done_ = false;
 };
 
-// A rank that can no longer take part. what() says why, without naming the collective.
+// The error that a rank can no longer take part. what() contains the reason, but does not name the collective.
 class PeerLost : public std::runtime_error {
  public:
   PeerLost(int peer, const std::string& why) : std::runtime_error(why), peer_(peer) {}
@@ -42,7 +42,7 @@ class PeerLost : public std::runtime_error {
   int peer_;
 };
 
-// A rank that did not do its part before the deadline.
+// The error that a rank did not do its part before the deadline.
 class PeerLate : public std::runtime_error {
  public:
   explicit PeerLate(int peer) : std::runtime_error("late"), peer_(peer) {}
@@ -56,9 +56,9 @@ class GlooTransport {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Connects to all other ranks. Sets the process's SIGPIPE from its default to ignored: Gloo writes to
+  // Connects to all other ranks. Changes the process's handling of SIGPIPE from the default to ignored: Gloo writes to
   // connections that a dying rank may just have closed, which must be an error, not the end of this process. A failure
-  // that another group of the `family` hears of ends this one.
+  // that another group of the `family` learns of ends this group.
   GlooTransport(MeetingPoint& point, int rank, int size, const GlooOptions& options,
                 std::shared_ptr<FamilyFailure> family);
   // Closes all connections, and only then destroys messages that are not done.
@@ -69,33 +69,34 @@ class GlooTransport {
   int rank() const;
   int size() const;
   std::chrono::milliseconds timeout() const;
-  // A place that belongs to this group alone.
+  // The meeting point that belongs to this group alone.
   const std::shared_ptr<MeetingPoint>& meeting_point() const;
 
-  // Tags are below kTagLimit. A message is received by the receive of the same tag, in the order of the calls;
-  // both sides must give equal numbers of bytes. Neither blocks nor throws: who waits for the message hears of losses.
+  // Tags must be below kTagLimit. A send is matched with the receive of the same tag, in the order of the calls. Both
+  // sides must pass equal numbers of bytes. Neither function blocks or throws: wait() reports losses.
   static constexpr int kTagLimit = 1 << 30;
   std::unique_ptr<Message> send(int peer, int tag, const at::Tensor& tensor);
   std::unique_ptr<Message> receive(int peer, int tag, const at::Tensor& tensor);
 
-  // Blocks until `message` is done: true. Returns false when more than `known_losses` ranks are lost: the
-  // caller then finds out whether these concern it. Throws PeerLost or PeerLate.
+  // Blocks until `message` is done, then returns true. Returns false if more than `known_losses` ranks are lost; the
+  // caller then finds out whether these losses concern it. Throws PeerLost or PeerLate, or the reason if another rank
+  // has failed in a group of the family.
   bool wait(Message& message, Clock::time_point deadline, size_t known_losses);
 
   // The ranks lost so far, in the order in which this rank noticed.
   std::vector<int> losses() const;
-  // Of a rank that is lost.
+  // The reason why a rank is lost, or "" if it is not lost.
   std::string why_lost(int rank) const;
 
-  // Marks the group as failed, tells the other ranks why (within a second) and closes all connections: from
-  // then on Gloo touches no message's memory. The first reason stays.
+  // Marks the group as failed, tells the other ranks the reason (within a second) and closes all connections. After
+  // that Gloo does not access the memory of any message. Keeps the first reason.
   void fail(const std::string& reason);
-  // Throws the reason if the group was marked as failed, or another one of the family was.
+  // Throws the reason if the group was marked as failed, or if another rank has failed in a group of the family.
   void check_not_failed() const;
-  // Throws PeerLost if a rank is lost, so that nothing new can succeed.
+  // Throws PeerLost if a rank is lost, because no new collective can succeed then.
   void check_complete() const;
 
-  // Takes messages that nobody waits for any more. What is not done stays until the connections are closed.
+  // Takes messages that no caller waits for any more. Keeps unfinished ones until the connections are closed.
   void release(std::vector<std::unique_ptr<Message>> messages);
 
  private:

@@ -11,14 +11,14 @@
 
 namespace fsdp {
 
-// A rank that fails in one group takes no part in the others any more: these fail with it, so that ranks which wait
-// there learn the reason at once. Threads: safe.
+// A rank that fails in one group takes no further part in the others. These fail with it, so that ranks that wait in
+// them learn the reason at once. Threads: safe.
 class GroupFamily {
  public:
   void add(const std::shared_ptr<GlooTransport>& group);
-  // Marks all groups as failed and tells their ranks; `first` comes first.
+  // Marks all groups as failed and tells their ranks, beginning with `first`.
   void fail(GlooTransport& first, const std::string& reason);
-  // Shared by all of them.
+  // The failure that all groups of the family share.
   const std::shared_ptr<FamilyFailure>& failure() const { return failure_; }
 
  private:

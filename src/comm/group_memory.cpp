@@ -34,7 +34,7 @@ Offer offer(const std::vector<MemoryRequest>& requests, int64_t needed, const Co
   return offer;
 }
 
-// One line.
+// Returns the sizes of the requests, in one line.
 std::string sizes_of(const std::vector<MemoryRequest>& requests) {
   std::string text;
   for (const MemoryRequest& request : requests) text += c10::str(request.nbytes, " ");
@@ -70,7 +70,7 @@ Memories provide(Communicator& group, const std::vector<MemoryRequest>& requests
   const std::string failure = group.all_gather_bytes(offered.failure, id).front();
   TORCH_CHECK(failure.empty(), "rank ", group.world_rank(0), ": ", failure);
   Memories memories = group.rank() == 0 ? std::move(offered.memories) : open_all(group, tickets, open);
-  group.barrier(id);  // all have opened them
+  group.barrier(id);  // all ranks have opened the memories
   for (const auto& memory : memories) memory->close();
   return memories;
 }

@@ -25,7 +25,7 @@ std::vector<int> parse_members(const std::string& text) {
   return members;
 }
 
-// `lists`: of each rank. The same error on all ranks, or none.
+// `lists`: the list of each rank. Throws the same error on all ranks, or on none.
 void check_partition(const std::vector<std::string>& lists, const CollectiveId& id) {
   for (size_t rank = 0; rank < lists.size(); ++rank) {
     const std::vector<int> members = parse_members(lists[rank]);
@@ -38,11 +38,11 @@ void check_partition(const std::vector<std::string>& lists, const CollectiveId& 
   }
 }
 
-// Of one rank's list.
+// The summary of one rank's list.
 struct Summary {
   std::string hash;
   size_t size = 0;   // 0: the rank cannot be in a group of these members
-  std::string word;  // of rank 0
+  std::string word;  // a random word on rank 0, "-" on others
 };
 
 Summary summary_of(const Communicator& group, const std::vector<int>& members, const std::string& text,
@@ -56,7 +56,8 @@ Summary summary_of(const Communicator& group, const std::vector<int>& members, c
   return summary;
 }
 
-// Whether as many ranks give each list as it has members. As each rank is a member of its own, these are its members.
+// Whether each list comes from as many ranks as it has members. As each rank is a member of its own list, these ranks
+// are its members.
 bool is_partition(const std::vector<Summary>& summaries) {
   std::map<std::string, size_t> givers;
   for (const Summary& one : summaries) ++givers[one.hash];

@@ -1,4 +1,4 @@
-// How the ranks of a group agree on the subgroups that they are about to form.
+// Agreement of the ranks of a group on the subgroups that they are about to form.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace fsdp {
 
-// Checks that the lists of members that the ranks of `group` give partition it: each rank in one subgroup, all of whose
-// members give the same list. Throws otherwise, with the same words on all ranks. Returns a word that names this
-// partition among all that any group makes at the same meeting point.
+// Checks that the member lists of the ranks of `group` partition it: each rank is in one subgroup, and all members of a
+// subgroup pass the same list. Otherwise throws the same error on all ranks. Returns a word that identifies this
+// partition among all partitions that any group makes at the same meeting point.
 //
-// Ranks exchange hashes of their lists. The lists themselves, of n numbers from n ranks to n ranks, travel only where
-// the hashes do not fit together.
+// Ranks exchange hashes of their lists. They exchange the lists themselves (n numbers from n ranks to n ranks) only if
+// the hashes do not match.
 std::string agree_on_partition(Communicator& group, const std::vector<int>& members, const CollectiveId& id);
 
 }  // namespace fsdp

@@ -1,5 +1,4 @@
-// What ranks tell each other through their hosts about collectives that a device carries out: which ones they issue,
-// and flags.
+// Lets ranks compare, through their hosts, the collectives that a device carries out, and exchange flags for them.
 #pragma once
 
 #include <cstddef>
@@ -14,27 +13,28 @@
 
 namespace fsdp {
 
-// [Note: identities beside a device] A collective on a device must not wait for the hosts, so the comparison of
-// identities comes beside it, not before it. Each rank keeps a hash of all it has issued; it is part of the identity of
-// each exchange of flags, which the host communicator compares. So a difference between ranks is found at the next
-// exchange, which says what this rank issued of late.
+// [Note: identities beside a device] A collective on a device must not wait for the hosts, so the ranks compare
+// identities beside the collective, not before it. Each rank keeps a hash of everything it has issued. The hash is part
+// of the identity of each exchange of flags, which the host communicator compares. So the next exchange finds a
+// difference between ranks, and its error lists what this rank issued recently.
 class HostAgreement {
  public:
-  // `host` serves this group alone. `compare_all`: exchange something for each collective.
+  // `host` serves this group alone. `compare_all`: whether every collective has an exchange.
   HostAgreement(std::shared_ptr<Communicator> host, bool compare_all);
 
-  // One collective's exchange.
+  // The exchange that belongs to one collective.
   class Exchange;
 
-  // Notes that a collective is issued, and begins its exchange if it has one; null if not. Does not block. `flags`:
-  // identity.flag_words words, or null.
+  // Records that a collective is issued. Begins and returns its exchange, or returns null if it needs none. Does not
+  // block. `flags`: identity.flag_words words, or null.
   std::shared_ptr<Exchange> begin(const CollectiveIdentity& identity, const std::vector<uint64_t>* flags);
 
-  // `id` with the hash of what was issued so far, for a collective that goes through the host communicator as it is.
+  // Returns `id` with the hash of everything issued so far, for a collective that goes directly through the host
+  // communicator.
   CollectiveId with_history(const CollectiveId& id) const;
 
-  // Puts the OR over the ranks into `flags`. Blocks until all ranks have begun the exchange, or throws what went wrong.
-  // Where the result is known before, it may leave the exchange for later: then a later call throws.
+  // Stores the OR over the ranks in `flags`. Blocks until all ranks have begun the exchange; throws if it failed. If
+  // the result is known in advance, it may leave the exchange for later; a later call then throws its error.
   void finish(const std::shared_ptr<Exchange>& exchange, std::vector<uint64_t>* flags);
 
  private:
@@ -45,7 +45,7 @@ class HostAgreement {
 
   std::shared_ptr<Communicator> host_;
   bool compare_all_;
-  uint64_t history_ = 0;  // a hash of all that was issued
+  uint64_t history_ = 0;  // a hash of everything issued
   uint64_t count_ = 0;
   std::deque<CollectiveIdentity> latest_;
   std::deque<std::shared_ptr<Exchange>> unfinished_;  // in order of issue

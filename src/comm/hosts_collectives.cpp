@@ -12,17 +12,17 @@
 namespace fsdp {
 namespace {
 
-// In which sums over the ranks of a host go on their way to other hosts.
+// Returns the dtype in which sums over the ranks of a host travel to other hosts.
 at::ScalarType dtype_of_sums(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
 }
 
-// For steps: all that ranks must have in common.
+// Returns the name of the steps of a collective. It contains everything that the ranks must have in common.
 std::string name_of_steps(const CollectiveIdentity& whole) {
   return "step of " + (has_equal_sizes(whole.kind) ? whole.describe() : describe(to_string(whole.kind), whole.id));
 }
 
-// Between rank order and the order in which a host's ranks hold what is of several hosts.
+// Views for copying between rank order and the order in which the ranks of one host hold data of several hosts.
 at::Tensor host_by_host(const at::Tensor& tensor, const HostGrid& grid) {
   return tensor.view({grid.hosts, grid.ranks_per_host, tensor.numel() / grid.hosts / grid.ranks_per_host});
 }
@@ -125,8 +125,9 @@ HostsSharedGather::HostsSharedGather(std::shared_ptr<HostsContext> context, cons
   begin_in(*context_->local);
 }
 
-// To the group of the host the slices of the buffer are others than the parts that ranks write here; what it counts,
-// readings of the buffer, is the same. Who has written its slice itself has waited for readers before.
+// For the group of the host, the slices of the buffer differ from the parts that ranks write here. That does no harm:
+// the group only counts readings of the whole buffer. A rank that has written its slice itself has already waited for
+// readers.
 void HostsSharedGather::go_on() {
   const auto [hosts, ranks] = context_->grid;
   const int64_t n = input_.numel();

@@ -1,4 +1,4 @@
-// The collectives in flight over several hosts, in terms of those within a host and among hosts.
+// Collectives in flight over several hosts, built from collectives within a host and among hosts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,28 +17,29 @@
 namespace fsdp {
 
 // [Note: steps over hosts]
-// Ranks lie host by host, as many on each: rank = host * ranks_per_host + place. `local` is the group of the ranks of
-// this host, `across` that of the ranks with this place on every host. A collective is a step in one of them and, when
-// that is over, steps in the other. In each group all ranks must issue the same steps in the same order. But what
-// follows a step is issued when a rank comes to it (PendingCollective::advance), which is in the order of the
-// collectives, yet earlier or later in between the steps that begin other collectives. So there are two groups of each
-// kind: for steps that begin a collective, and for those that follow. A group and its twin share all of them.
+// Ranks are numbered host by host, with the same number on each: rank = host * ranks_per_host + place. `local` is the
+// group of the ranks of this host, `across` the group of the ranks with this place on every host. A collective is a
+// step in one of these groups, followed by steps in the other. In each group all ranks must issue the same steps in the
+// same order. But a rank issues the steps that follow when it reaches them (PendingCollective::advance): in the order
+// of the collectives, yet earlier or later relative to the steps that begin other collectives. So there are two groups
+// of each kind: one for steps that begin a collective, one for steps that follow. A group and its twin share all of
+// them.
 //
-// Each collective begins with a step in `local` and with one in `across`, be it an empty one. Steps carry the whole
-// collective's identity in their name. A rank compares with its host and its place before its other steps give anything
-// to others; so all that a rank gets has been compared with all ranks, and two ranks that issue different collectives
-// find one another out, or a third one finds out both.
+// Each collective begins with a step in `local` and one in `across`; either may be empty. The names of steps contain
+// the identity of the whole collective. A rank compares with its host and with its place before its other steps pass
+// anything to others. So all data that a rank receives has been compared with all ranks, and if two ranks issue
+// different collectives, they detect each other, or a third rank detects both.
 //
-// Others wait for what a rank's part in a collective is. So it does its part in all that it has issued before, in a
-// group and in its twin, before it waits in either. The order of issue over both must be the same on all ranks, which
-// could wait for one another for ever otherwise; another order is found out as other collectives are. One thread at a
-// time uses them.
+// Other ranks wait for this rank's part in a collective. So, before it waits in a group or in its twin, a rank does its
+// part in everything that it has issued before in both. The order of issue over both must be the same on all ranks,
+// which could otherwise wait for each other forever; a different order is detected like different collectives. One
+// thread at a time uses a group and its twin.
 struct HostsContext {
-  std::shared_ptr<Communicator> world;                    // over Gloo; a twin's is the twin of this
+  std::shared_ptr<Communicator> world;                    // over Gloo; the context of a twin has its twin
   std::shared_ptr<Communicator> local, across;            // for steps that begin a collective
-  std::shared_ptr<Communicator> local_next, across_next;  // twins of these, for steps that follow
+  std::shared_ptr<Communicator> local_next, across_next;  // their twins, for steps that follow
   HostGrid grid;
-  std::shared_ptr<uint64_t> next_sequence;  // of a group and its twin
+  std::shared_ptr<uint64_t> next_sequence;  // shared by a group and its twin
 
   int host() const { return across->rank(); }
   int place() const { return local->rank(); }
@@ -55,21 +56,21 @@ class HostsCollective : public PendingCollective {
 
  protected:
   using Works = std::vector<std::unique_ptr<Work>>;
-  // After the steps that begin the collective: issues those that follow.
+  // Issues the steps that follow, after those that begin the collective.
   virtual void go_on() = 0;
-  // Waits for what go_on() has issued, and puts the result in place.
+  // Waits for the steps that go_on() issued, and stores the result in the output.
   virtual void complete() { wait_for(next_); }
   virtual void forget_output() {}
 
-  // An empty step, which only compares.
+  // Begins an empty step, which only compares.
   void begin_in(Communicator& group);
   static void wait_for(Works& works);
-  // For the steps; what the caller gave gets them at the end.
+  // The flags that the steps use. They are copied to the caller's flags at the end.
   std::vector<uint64_t>* flags() { return flags_ ? &*flags_ : nullptr; }
 
   const std::shared_ptr<HostsContext> context_;
   const CollectiveId id_;
-  const CollectiveId step_;  // of steps
+  const CollectiveId step_;  // the id of the steps
   Works begun_;
   Works next_;
 
@@ -78,14 +79,14 @@ class HostsCollective : public PendingCollective {
   std::vector<uint64_t>* caller_flags_;
   std::optional<std::vector<uint64_t>> flags_;
   bool advanced_ = false;
-  std::exception_ptr failure_;  // of advance()
+  std::exception_ptr failure_;  // thrown by advance()
 };
 
-// How many hosts there may be for a collective to take a step of its own for each; steps in memory are limited in
-// number (ShmBoard::kDepth).
+// The largest number of hosts for which a collective takes a separate step for each host; the number of steps in shared
+// memory is limited (ShmBoard::kDepth).
 constexpr int kMostSteps = 4;
 
-// Among hosts, and then what came to this host among its ranks.
+// Gathers among hosts, then gathers among the ranks of this host what each received.
 class HostsAllGather final : public HostsCollective {
  public:
   HostsAllGather(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole, at::Tensor output,
@@ -97,11 +98,12 @@ class HostsAllGather final : public HostsCollective {
   void forget_output() override { output_.reset(); }
 
   at::Tensor output_;
-  at::Tensor pieces_;    // of this place, from each host
-  at::Tensor by_place_;  // what the host has gathered, if not straight into the output
+  at::Tensor pieces_;    // the shards of this place, from each host
+  at::Tensor by_place_;  // what the host has gathered, if not directly into the output
 };
 
-// The output is a buffer that all ranks of this host read: each writes what came to it from the other hosts.
+// The output is a buffer that all ranks of this host read. Each rank writes to it what it received from the other
+// hosts.
 class HostsSharedGather final : public HostsCollective {
  public:
   HostsSharedGather(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole, at::Tensor buffer,
@@ -115,7 +117,7 @@ class HostsSharedGather final : public HostsCollective {
   at::Tensor pieces_;
 };
 
-// Each host sums what its ranks contribute; then hosts sum their sums.
+// Each host sums the contributions of its ranks; then the hosts sum their sums.
 class HostsReduceScatter final : public HostsCollective {
  public:
   HostsReduceScatter(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole, at::Tensor output,
@@ -126,11 +128,11 @@ class HostsReduceScatter final : public HostsCollective {
   void forget_output() override { options_.summary = nullptr; }
 
   at::Tensor output_;
-  at::Tensor sums_;  // of this host, for this place on each host
+  at::Tensor sums_;  // sums of this host, for this place on each host
   ReduceOptions options_;
 };
 
-// As a reduce-scatter in the host, an all-reduce of each rank's part among hosts, and an all-gather in the host.
+// A reduce-scatter within the host, an all-reduce of each rank's part among hosts, and an all-gather within the host.
 class HostsAllReduce final : public HostsCollective {
  public:
   HostsAllReduce(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole, at::Tensor output,
@@ -145,14 +147,14 @@ class HostsAllReduce final : public HostsCollective {
   }
 
   at::Tensor output_;
-  at::Tensor part_;  // of this host's sums
+  at::Tensor part_;  // this place's part of this host's sums
   at::Tensor all_;   // the parts of all places
   const at::ScalarType dtype_;
   const int64_t numel_;
   ReduceOptions options_;
 };
 
-// Among the ranks with the root's place, and from them to those of their hosts.
+// Broadcasts among the ranks with the root's place, then from each of them to the ranks of its host.
 class HostsBroadcast final : public HostsCollective {
  public:
   HostsBroadcast(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole, const at::Tensor& tensor,
@@ -165,7 +167,7 @@ class HostsBroadcast final : public HostsCollective {
   const int root_place_;
 };
 
-// As over Gloo: what ranks send to each other differs, so nothing is gained by passing it on.
+// Runs over Gloo: ranks send different data to each other, so forwarding it within a host would save nothing.
 class HostsAllToAll final : public HostsCollective {
  public:
   HostsAllToAll(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole, const at::Tensor& output,
@@ -175,7 +177,7 @@ class HostsAllToAll final : public HostsCollective {
   void go_on() override {}
 };
 
-// Only compares.
+// Compares identities only.
 class HostsAgreement final : public HostsCollective {
  public:
   HostsAgreement(std::shared_ptr<HostsContext> context, const CollectiveIdentity& whole);

@@ -23,12 +23,12 @@
 namespace fsdp {
 namespace {
 
-// A buffer of this host's ranks that was given out.
+// A buffer of this host's ranks that the communicator has given out.
 struct HostBuffer {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   char* data = nullptr;
   int64_t nbytes = 0;
-  int number = 0;  // counts those of the group, from 1
+  int number = 0;  // number of the buffer in the group, counted from 1
   bool shared = false;
 };
 
@@ -39,7 +39,7 @@ class HostBuffers {
     buffers_.push_back({buffer.storage().getWeakStorageImpl(), static_cast<char*>(buffer.mutable_data_ptr()),
                         static_cast<int64_t>(buffer.nbytes()), ++count_});
   }
-  // The one that this tensor is; null: none.
+  // Returns the buffer that this tensor covers, or null if there is none.
   const HostBuffer* find(const at::Tensor& tensor) const {
     const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const HostBuffer& one) {
       return one.data == tensor.const_data_ptr() && one.nbytes == static_cast<int64_t>(tensor.nbytes()) &&
@@ -48,8 +48,8 @@ class HostBuffers {
     return found == buffers_.end() ? nullptr : &*found;
   }
 
-  // Slice `rank` of `size` of those that are not shared yet, where anything was written to it: it is in no slice that
-  // the group of this host keeps when it shares them.
+  // Returns slice `rank` of `size` of each buffer that is not shared yet, if anything was written to it. The group of
+  // this host does not keep these slices when it shares the buffers.
   struct Written {
     c10::intrusive_ptr<c10::StorageImpl> storage;
     char* place;
@@ -75,7 +75,7 @@ class HostBuffers {
   int count_ = 0;
 };
 
-// The result of a gather is read where it lies, until this object goes.
+// Keeps the result of a gather open for reading in place, until this object is destroyed.
 class HostsReading final : public Work {
  public:
   HostsReading(std::unique_ptr<Work> gather, std::shared_ptr<HostsSharedGather> reading)
@@ -96,7 +96,7 @@ class HostsCommunicator final : public Communicator, public Failable {
         buffers_(std::make_shared<HostBuffers>()),
         ranks_(std::move(ranks)),
         sent_before_(sent_by_groups()) {}
-  // The twin of `first`.
+  // Makes the twin of `first`.
   HostsCommunicator(const HostsCommunicator& first, std::shared_ptr<Communicator> world)
       : context_(std::make_shared<HostsContext>(*first.context_)),
         advancing_(first.advancing_),
@@ -166,7 +166,8 @@ class HostsCommunicator final : public Communicator, public Failable {
     return twin_;
   }
 
-  // Without `passing` each rank would keep its shard there; those of several hosts lie in no common memory.
+  // Provides passing buffers only: in others each rank would keep its shard, and the shards of several hosts lie in no
+  // common memory.
   at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
     if (!options.passing) return {};
     TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
@@ -211,7 +212,8 @@ class HostsCommunicator final : public Communicator, public Failable {
             context_->across_next.get()};
   }
 
-  // A group counts what its twin has sent; the groups of hosts and places, which a twin shares, count for the first.
+  // Returns the bytes that this rank's groups have sent. A group's count includes its twin. The first of two twins
+  // counts the groups of hosts and places, which both share.
   std::vector<uint64_t> sent_by_groups() const {
     std::vector<uint64_t> sent = world().bytes_sent_to();
     if (is_twin_) return sent;
@@ -236,7 +238,8 @@ class HostsCommunicator final : public Communicator, public Failable {
     return make_pending_work(std::move(collective), advancing_);
   }
 
-  // Before something that blocks in another group: all ranks come to it, and wait for nothing that was issued before.
+  // Must precede a call that blocks in another group: all ranks reach it, and then none waits for anything issued
+  // before.
   void agree_on(const CollectiveId& id) { make_work(issue<HostsAgreement>(identify_bytes({}, id)))->wait(); }
 
   std::shared_ptr<HostsContext> context_;
@@ -248,7 +251,7 @@ class HostsCommunicator final : public Communicator, public Failable {
   std::shared_ptr<Communicator> twin_;
 };
 
-// A host that lacks memory is an error on all hosts.
+// If one host has too little memory, all hosts throw.
 void HostsCommunicator::share_buffers(int64_t further_nbytes, const CollectiveId& id) {
   agree_on(id);
   const std::vector<HostBuffers::Written> written = buffers_->written(rank(), size());
@@ -259,12 +262,12 @@ void HostsCommunicator::share_buffers(int64_t further_nbytes, const CollectiveId
     failure = error.what_without_backtrace();
   }
   for (const std::string& one : context_->across_next->all_gather_bytes(failure, id)) TORCH_CHECK(one.empty(), one);
-  context_->local_next->barrier(id);  // all have moved what they had in their slices
+  context_->local_next->barrier(id);  // all ranks have moved the contents of their slices
   for (const HostBuffers::Written& one : written) std::memcpy(one.place, one.bytes.data(), one.bytes.size());
   buffers_->set_shared();
 }
 
-// The ranks of this rank's host; those with its place on every host.
+// Return the ranks of `rank`'s host, and the ranks with the place of `rank` on every host.
 std::vector<int> ranks_of_host(int rank, const HostGrid& grid) {
   std::vector<int> ranks;
   const int first = rank / grid.ranks_per_host * grid.ranks_per_host;

@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// Over `gloo`, a group over Gloo whose ranks lie in `grid`: two or more hosts, two or more ranks on each, which have
-// opened the memory of those on their host. Collective; blocks.
+// Makes a communicator over `gloo`, a Gloo group whose ranks are arranged in `grid`: two or more hosts with two or more
+// ranks on each. Each rank has opened the memory of the ranks on its host. Collective; blocks.
 std::shared_ptr<Communicator> make_hosts_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks,
                                                const HostGrid& grid);
 

@@ -1,4 +1,4 @@
-// Ranks of several hosts: all is as over Gloo alone, but for what goes between the hosts.
+// Tests ranks of several hosts: results equal those over Gloo alone, except for the traffic between hosts.
 #include "comm/hosts_communicator.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
-// `comm`: over hosts; `flat`: over Gloo alone.
+// `comm`: the communicator over hosts; `flat`: the group over Gloo alone.
 using Body = std::function<void(Communicator& comm, Communicator& flat)>;
 void on_hosts(int hosts, int ranks_per_host, const Body& body) {
   const auto point = make_in_memory_meeting_point();
@@ -122,7 +122,7 @@ TEST_P(OverHosts, SumsRoundAsGlooDoes) {
   });
 }
 
-// The order of summation is fixed: the same bits on all ranks and each time.
+// The order of summation is fixed, so all ranks get the same bits each time.
 TEST_P(OverHosts, AllReducesToTheSameBitsOnAllRanks) {
   run([](Communicator& comm, Communicator& flat) {
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -230,7 +230,7 @@ InFlight issue(Communicator& comm, unsigned kind, uint64_t generation, int64_t n
   return flight;
 }
 
-// The same collectives on all ranks, but each rank waits in an order of its own, and for some before it issues others.
+// All ranks issue the same collectives, but each waits in its own order, and for some before it issues others.
 TEST_P(OverHosts, WaitsInAnyOrder) {
   run([](Communicator& comm, Communicator&) {
     std::mt19937 shared(17), own(static_cast<unsigned>(comm.rank()) + 100);
@@ -249,7 +249,7 @@ TEST_P(OverHosts, WaitsInAnyOrder) {
   });
 }
 
-// Rank 1 reduces when it has what it gathers; the others wait for the reduction before they wait for the gather.
+// Rank 1 reduces after its gather is complete; the others wait for the reduction before they wait for the gather.
 TEST_P(OverHosts, WhoWaitsInTheTwinDoesItsPartHere) {
   run([](Communicator& comm, Communicator&) {
     const auto twin = comm.twin();
@@ -264,7 +264,7 @@ TEST_P(OverHosts, WhoWaitsInTheTwinDoesItsPartHere) {
   });
 }
 
-// What nobody waits for on one rank still ends on the others, and nothing of the caller's is written.
+// A collective whose Work one rank drops still ends on the others, and that rank's memory is not written.
 TEST_P(OverHosts, AWorkMayBeDropped) {
   run([](Communicator& comm, Communicator&) {
     std::vector<uint64_t> flags{1};
@@ -382,7 +382,7 @@ TEST(HostsGroups, ListsThatAreNoPartitionAreAnErrorOnAllRanks) {
   });
 }
 
-// Of each collective, what goes to other hosts goes there once for all ranks of a host.
+// Each collective sends the data for other hosts there only once for all ranks of a host.
 TEST(HostsTraffic, IsWhatTwoLevelsNeed) {
   on_hosts(2, 3, [](Communicator& comm, Communicator& flat) {
     const int64_t n = 1000;

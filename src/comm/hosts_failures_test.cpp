@@ -1,4 +1,4 @@
-// Which communicator ranks of several hosts get, and what they hear when one of them goes wrong.
+// Tests which communicator ranks of several hosts get, and which errors they get when one of them fails.
 #include <chrono>
 #include <thread>
 
@@ -18,7 +18,7 @@ CollectiveId id(const std::string& name) { return {name, 3, Pass::kForward}; }
 
 // ---------------------------------------------------------------- choice
 
-// What each rank gets; all get the same. `probe`: of a rank.
+// Returns the communicator that each rank gets; all get the same. `probe`: returns the probe of a rank.
 ChosenCommunicator choose(int size, const std::function<HostProbe(int rank)>& probe) {
   std::vector<ChosenCommunicator> all(static_cast<size_t>(size));
   const auto point = make_in_memory_meeting_point();
@@ -41,7 +41,7 @@ ChosenCommunicator choose(int size, const std::function<HostProbe(int rank)>& pr
   return all[0];
 }
 
-// `hosts`: of each rank, a letter.
+// `hosts`: one letter for each rank, the name of its host.
 ChosenCommunicator choose(const std::string& hosts) {
   return choose(static_cast<int>(hosts.size()), [&](int rank) { return HostProbe{.name = {hosts[rank]}}; });
 }
@@ -68,7 +68,8 @@ TEST(HostsChoice, IsGlooWhereRanksLieOtherwise) {
   }
 }
 
-// Ranks 0 and 1 are with rank 2, but not with each other; or only one of two can open the other's memory.
+// Ranks 0 and 1 share a host with rank 2, but not with each other; or only one of two ranks can open the other's
+// memory.
 TEST(HostsChoice, IsGlooWhereRanksDisagree) {
   for (const std::vector<std::pair<int, int>>& closed :
        {std::vector<std::pair<int, int>>{{0, 1}, {1, 0}}, std::vector<std::pair<int, int>>{{3, 2}}}) {
@@ -87,7 +88,7 @@ TEST(HostsChoice, IsGlooWhereRanksDisagree) {
   }
 }
 
-// As with a limit on addresses: no memory is shared then, and the reason says so on all ranks.
+// Like a limit on address space: no memory is shared then, and all ranks give this reason.
 TEST(HostsChoice, IsGlooWhereARankHasNoAddresses) {
   for (int victim : {0, 1}) {
     const ChosenCommunicator chosen = choose(
@@ -102,7 +103,7 @@ TEST(HostsChoice, IsGlooWhereARankHasNoAddresses) {
 
 using Action = std::function<void(Communicator&)>;
 
-// Of ranks 0 and 1 on one host and 2 and 3 on another; within a time far below the timeout.
+// Returns the errors of ranks 0 and 1 on one host and 2 and 3 on another. Takes far less time than the timeout.
 std::vector<std::string> errors_of(const std::vector<Action>& actions) {
   std::vector<std::string> errors(actions.size());
   const auto began = std::chrono::steady_clock::now();
@@ -111,7 +112,7 @@ std::vector<std::string> errors_of(const std::vector<Action>& actions) {
                        EXPECT_EQ(comm->backend(), "shm+gloo");
                        const auto rank = static_cast<size_t>(comm->rank());
                        errors[rank] = error_of([&] { actions[rank](*comm); });
-                       // It goes only when all know.
+                       // A rank leaves only after all have their error.
                        while (error_of([&] { comm->barrier(id("end")); }) == "no error") {
                        }
                      },
@@ -121,7 +122,7 @@ std::vector<std::string> errors_of(const std::vector<Action>& actions) {
 }
 
 struct Kind {
-  const char* text;  // what errors call it
+  const char* text;  // its name in errors
   Action action;
 };
 
@@ -171,7 +172,7 @@ TEST(HostsIdentity, RanksThatDifferAreNamedWithBothCollectives) {
   }
 }
 
-// Ranks that wait for a gather of a group and a reduction of its twin in different orders would wait for one another.
+// Ranks that wait for a gather of a group and a reduction of its twin in different orders would wait for each other.
 TEST(HostsIdentity, AnotherOrderOverAGroupAndItsTwinIsNamed) {
   const Action gather = [](Communicator& comm) {
     comm.all_gather(torch::zeros({8}), torch::ones({2}), id("a"))->wait();
@@ -219,7 +220,7 @@ TEST(HostsIdentity, WhatCameBeforeStillEnds) {
 
 // ---------------------------------------------------------------- lost ranks
 
-// One rank goes, the others wait for it: all hear of it soon.
+// One rank leaves while the others wait for it: all of them get an error soon.
 TEST(HostsLoss, AllHearOfARankThatLeaves) {
   for (size_t kind = 0; kind < kinds().size(); ++kind) {
     const auto lost = static_cast<int>(kind % 4);
@@ -241,7 +242,7 @@ TEST(HostsLoss, AllHearOfARankThatLeaves) {
   }
 }
 
-// Also a group in which the rank that aborts is not.
+// Also ends a group that does not contain the rank that aborts.
 TEST(HostsLoss, AbortEndsAllGroups) {
   testing::run_ranks(4,
                      [](std::shared_ptr<Communicator> comm) {

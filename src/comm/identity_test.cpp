@@ -28,8 +28,8 @@ std::unique_ptr<Work> reduce(Communicator& comm, const CollectiveId& id, int64_t
   return comm.reduce_scatter(torch::zeros({numel}), torch::ones({numel * comm.size()}), {scale}, id);
 }
 
-// Rank r runs actions[r]; returns the error of each rank. All ranks keep their communicator until the last
-// has ended.
+// Runs actions[r] on rank r and returns the error of each rank. All ranks keep their communicator until the last has
+// ended.
 using Action = std::function<void(Communicator&)>;
 std::vector<std::string> errors_of(const std::vector<Action>& actions) {
   std::vector<std::string> errors(actions.size());
@@ -53,7 +53,7 @@ TEST(Identity, OtherUnitOfEqualSize) {
   EXPECT_THAT(errors[1], HasSubstr("while rank 0 issues all-gather of 'a' (forward, generation 3)"));
 }
 
-// What the two ranks issue, and what the errors of both must say.
+// The collectives that the two ranks issue, and the texts that the errors of both must contain.
 struct Mismatch {
   const char* name;
   Action first;
@@ -116,7 +116,7 @@ TEST(Identity, FlagsOfOtherLength) {
   for (const auto& error : errors) EXPECT_THAT(error, names_both("100 words", "101 words"));
 }
 
-// One of three is wrong: the two others must learn of it too, whichever they compare with first.
+// One of three ranks is wrong: the other two must detect it, too, whichever rank they compare with first.
 TEST(Identity, OneOfThreeIsWrong) {
   for (int wrong = 0; wrong < 3; ++wrong) {
     std::vector<Action> actions(3, [](auto& comm) { gather(comm, id("a"))->wait(); });
@@ -142,7 +142,7 @@ TEST(Identity, EarlierCollectivesStillEndAndLaterCallsRepeatTheReason) {
   });
 }
 
-// Rank 1 leaves out unit b and goes on to c: found at b, not as wrong data of c.
+// Rank 1 skips unit b and continues with c: detected at b, not delivered as wrong data of c.
 TEST(Identity, ARankThatSkipsACollective) {
   std::vector<std::string> errors(2);
   run_ranks(2, [&](std::shared_ptr<Communicator> inner) {
@@ -156,7 +156,7 @@ TEST(Identity, ARankThatSkipsACollective) {
   for (const auto& error : errors) EXPECT_THAT(error, names_both("'b'", "'c'"));
 }
 
-// Gathers of the same unit are told apart by their generation.
+// Gathers of the same unit differ in their generation.
 TEST(Identity, ARankThatSkipsAGeneration) {
   const auto errors = errors_of({[](auto& comm) {
                                    for (uint64_t g : {0, 1, 2}) gather(comm, id("a", Pass::kForward, g))->wait();

@@ -1,5 +1,4 @@
-// Ranks that leave, fail, come late or never come: the others get errors that name them, long before the
-// timeout.
+// Tests ranks that leave, fail, come late or never come: the others get errors that name them, long before the timeout.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -32,7 +31,7 @@ std::unique_ptr<Work> gather(Communicator& comm, const std::string& name, int64_
   return comm.all_gather(torch::zeros({numel * comm.size()}), torch::ones({numel}), id(name));
 }
 
-// Longer than any test may take: a test that waits for it fails by the time limit of the test program.
+// Longer than any test may take: a test that waits for it exceeds the time limit of the test program.
 testing::RankOptions never() { return {std::chrono::hours(1)}; }
 
 std::vector<std::string> errors_of_ranks(int size, const testing::RankOptions& options,
@@ -48,7 +47,7 @@ std::vector<std::string> errors_of_ranks(int size, const testing::RankOptions& o
   return errors;
 }
 
-// Exits with status 3 when a thread of this name is left.
+// Exits with status 3 if a thread of this name is left.
 void check_no_thread_is_called(const std::string& name) {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream file(task.path() / "comm");
@@ -62,7 +61,7 @@ void check_no_thread_is_called(const std::string& name) {
 TEST(Exit, EndsThreadsOfGroupsThatAreStillAlive) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto exit_with_live_groups = [] {
-    std::atexit([] { check_no_thread_is_called("fsdp_watch"); });  // called after handlers that are registered later
+    std::atexit([] { check_no_thread_is_called("fsdp_watch"); });  // called after handlers registered later
     run_ranks(2, [](std::shared_ptr<Communicator> comm) {
       gather(*comm, "a")->wait();
       comm->twin();
@@ -84,8 +83,7 @@ TEST(LostRank, LeavesBeforeACollective) {
   }
 }
 
-// The rank leaves in the middle of its large transfers, or just after: the others have all the data or an
-// error.
+// The rank leaves in the middle of its large transfers, or just after: the others have all the data or an error.
 TEST(LostRank, LeavesWithoutWaiting) {
   const auto errors = errors_of_ranks(3, never(), [](std::shared_ptr<Communicator> comm) {
     const int64_t numel = 1 << 23;
@@ -101,7 +99,7 @@ TEST(LostRank, LeavesWithoutWaiting) {
   }
 }
 
-// A rank that has done its part may go: what it sent arrives.
+// A rank that has done its part may leave: the data that it sent arrive.
 TEST(LostRank, LeavesWhenDone) {
   const auto errors = errors_of_ranks(3, never(), [](std::shared_ptr<Communicator> comm) {
     auto output = torch::zeros({3});
@@ -112,8 +110,8 @@ TEST(LostRank, LeavesWhenDone) {
   for (const auto& error : errors) EXPECT_EQ(error, "no error");
 }
 
-// Rank 0 waits for rank 1, which lives and computes, while rank 2 is gone: it must not find that out only
-// when rank 1 is ready.
+// Rank 0 waits for rank 1, which lives and computes, while rank 2 is lost. Rank 0 must notice that before rank 1 is
+// ready.
 TEST(LostRank, IsNoticedWhileWaitingForAnother) {
   std::atomic<bool> noticed{false};
   const auto errors = errors_of_ranks(3, never(), [&](std::shared_ptr<Communicator> comm) {
@@ -130,7 +128,7 @@ TEST(LostRank, IsNoticedWhileWaitingForAnother) {
   EXPECT_EQ(errors[1], "no error");
 }
 
-// A failure of one rank reaches those that only keep waiting, with its reason.
+// A failure of one rank reaches the ranks that only keep waiting, with its reason.
 TEST(LostRank, TheReasonOfAFailureReachesAll) {
   std::atomic<int> ended{0};
   const auto errors = errors_of_ranks(3, {2s}, [&](std::shared_ptr<Communicator> comm) {
@@ -139,7 +137,7 @@ TEST(LostRank, TheReasonOfAFailureReachesAll) {
       while (ended < 2) std::this_thread::sleep_for(10ms);
     }
     const auto error = error_of([&] {
-      // What the others had sent before they failed may still complete the first of these on rank 2.
+      // Data that the others sent before they failed may still complete the first of these on rank 2.
       for (int i = 0; i < 2; ++i) gather(*comm, "b")->wait();
     });
     ++ended;
@@ -165,7 +163,7 @@ TEST(LateRank, IsNamedWithCollectiveAndTime) {
   });
 }
 
-// After an error the memory is the caller's again: what comes late goes nowhere.
+// After an error the memory belongs to the caller again: data that arrive late are not written to it.
 TEST(LateRank, WritesNothingIntoTheMemoryOfAFailedCollective) {
   std::atomic<bool> failed{false};
   std::atomic<bool> issued{false};
@@ -185,7 +183,7 @@ TEST(LateRank, WritesNothingIntoTheMemoryOfAFailedCollective) {
   });
 }
 
-// An issue that fails on one rank, as when memory runs out there, ends the step on all ranks.
+// A collective whose issue fails on one rank, for example out of memory, ends the step on all ranks.
 TEST(FailingRank, EndsTheOthersToo) {
   for (const auto what : {Fault::What::kFailIssue, Fault::What::kFailWait}) {
     const auto errors = errors_of_ranks(2, never(), [what](std::shared_ptr<Communicator> inner) {
@@ -214,7 +212,7 @@ TEST(SlowRank, IsWaitedFor) {
   for (const auto& error : errors) EXPECT_EQ(error, "no error");
 }
 
-// Rank r of the group claims to be ranks[r] of sizes[r].
+// Rank r of the group claims to be rank places[r].first of places[r].second.
 std::vector<std::string> errors_of_meeting(const std::vector<std::pair<int, int>>& places) {
   const auto point = make_in_memory_meeting_point();
   std::vector<std::string> errors(places.size());

@@ -28,23 +28,24 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Ranks that are threads come at once. Those that wait for late ones leave the store, which serves all of them, in
-// peace: together they look 10,000 times a second at most.
+// Ranks that are threads arrive at once. Ranks that wait longer poll less often, so as not to load the store, which
+// serves all of them: together they poll at most 10,000 times a second.
 constexpr auto kFirstPoll = 1ms;
 std::chrono::milliseconds last_poll(int size) { return std::chrono::milliseconds(std::max(20, size / 10)); }
 
-// The process of rank 0 usually keeps the store: it gives up last, so that the others can still ask who is missing.
+// The process of rank 0 usually hosts the store: it gives up last, so that the others can still ask which ranks are
+// missing.
 constexpr auto kGrace = 500ms;
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-// Sets `key` to `value` if it has none; returns what it is then.
+// Sets `key` to `value` if it has no value; returns its value afterwards.
 std::string claim(c10d::Store& store, const std::string& key, const std::string& value) {
   const auto now = store.compareSet(key, {}, bytes_of(value));
   return {now.begin(), now.end()};
 }
 
-// Names this process among all that may come to a meeting point.
+// Returns a name that identifies this process among all that may come to a meeting point.
 const std::string& process_name() {
   static const std::string name = c10::str("process ", getpid(), " on ", host_name(), " #", std::random_device{}());
   return name;
@@ -125,7 +126,7 @@ std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& envi
                                                      std::chrono::milliseconds timeout) {
   const auto name = c10::str(environment.master_address, ":", environment.master_port);
   auto store = open_tcp_store(environment, name, timeout);
-  // One agent's store serves all jobs and restarts that it runs.
+  // The store of one agent serves all jobs and restarts that it runs.
   const auto prefix = c10::str("fsdp/", env_string("TORCHELASTIC_RUN_ID").value_or("none"), "/",
                                env_string("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)), name,

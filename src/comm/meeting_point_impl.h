@@ -14,15 +14,14 @@ namespace fsdp {
 
 class MeetingPoint {
  public:
-  // `local_address`: the address of this host that is on the way to the store.
+  // `local_address`: the address of this host on the route to the store.
   MeetingPoint(c10::intrusive_ptr<c10d::Store> store, std::string name, std::string local_address)
       : store_(std::move(store)), name_(std::move(name)), local_address_(std::move(local_address)) {}
 
-  // Registers this rank, waits for the others, and returns the part of the store that belongs to this group
-  // alone.
+  // Registers this rank, waits for the others, and returns the part of the store that belongs to this group alone.
   c10::intrusive_ptr<c10d::Store> join(int rank, int size, std::chrono::milliseconds timeout);
 
-  // Where this is, for errors: "127.0.0.1:29500", "memory".
+  // The location of the store, for errors: "127.0.0.1:29500", "memory".
   const std::string& name() const { return name_; }
   const std::string& local_address() const { return local_address_; }
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }

@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kUnlimited = int64_t{1} << 60;  // version 1 writes a number near the largest for "no limit"
 
-// The number behind a word in a file of lines "word number …"; with an empty word, the number that is the file.
+// Returns the number after `word` in a file of lines "word number …", or the number that the file begins with if `word`
+// is empty.
 std::optional<int64_t> number_in(const fs::path& file, const std::string& word) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -44,7 +45,7 @@ constexpr GroupFiles kVersion1{"memory.limit_in_bytes",
                                "memory.usage_in_bytes",
                                {"total_inactive_file", "total_active_file", "total_slab_reclaimable"}};
 
-// Narrows what is left by one group's limit.
+// Lowers the headroom to the memory left below the limit of one group.
 void narrow(MemoryHeadroom& headroom, const fs::path& group, const GroupFiles& files) {
   const auto limit = number_in(group / files.limit, "");
   const auto used = number_in(group / files.used, "");
@@ -56,7 +57,8 @@ void narrow(MemoryHeadroom& headroom, const fs::path& group, const GroupFiles& f
   headroom = {left, c10::str("the memory limit in ", (group / files.limit).string(), ", ", *limit / kMiB, " MiB")};
 }
 
-// A group and all groups above it. What lies outside of a container is not to be seen there: paths may lead nowhere.
+// Applies the limits of a group and of all groups above it. Groups outside a container are not visible in it, so some
+// paths may not exist.
 void narrow_upwards(MemoryHeadroom& headroom, const fs::path& mount, const std::string& path, const GroupFiles& files) {
   fs::path group = fs::path(path).relative_path();
   for (; !group.empty(); group = group.parent_path()) narrow(headroom, mount / group, files);

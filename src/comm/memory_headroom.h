@@ -1,4 +1,4 @@
-// How much memory a process may still take.
+// Determines how much more memory a process may take.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@ namespace fsdp {
 
 struct MemoryHeadroom {
   int64_t nbytes = 0;
-  std::string limit;  // what sets it: "this machine", "the memory limit of /sys/fs/cgroup/…/memory.max (2048 MiB)"
+  std::string limit;  // its source: "this machine", "the memory limit of /sys/fs/cgroup/…/memory.max (2048 MiB)"
 };
 
-// The least of what the system has available and of what is left below the limits of the control groups (versions 1 and
-// 2) that this process is in, a container's among them. File caches that can be dropped count as available. What cannot
-// be read limits nothing. `root`: of the file system to look in.
+// Returns the minimum of the memory that the system has available and of the memory left below the limits of the
+// control groups (versions 1 and 2) that this process is in, including a container's. File caches that can be dropped
+// count as available. A limit that cannot be read is ignored. `root`: the root of the file system to look in.
 MemoryHeadroom memory_headroom(const std::filesystem::path& root = "/");
 
-// How much memory may be kept although it is not in use, as to get it again would take time: an eighth of the headroom,
-// as it was less than half a second ago. Threads: safe.
+// Returns how many bytes may be kept although they are not in use, because getting them again would take time: an
+// eighth of the headroom, measured less than half a second ago. Threads: safe.
 int64_t spare_memory();
 
-// An error, with the figures, where `nbytes` more are not to be had. `what`: is to have them, for the text.
+// Throws, with the figures, if `nbytes` more bytes are not available. `what`: what needs them, for the error text.
 void check_headroom(int64_t nbytes, const std::string& what, const MemoryHeadroom& headroom);
 
 }  // namespace fsdp

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// A file system with what the kernel would show.
+// A file system with the files that the kernel would show.
 class Headroom : public ::testing::Test {
  protected:
   Headroom() { write("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    8192 kB\n"); }
@@ -56,7 +56,7 @@ TEST_F(Headroom, GroupsAboveLimitToo) {
   EXPECT_EQ(headroom().nbytes, 0);
 }
 
-// A container sees its own group at the mount point, whatever the path says.
+// A container sees its own group at the mount point, whatever the path is.
 TEST_F(Headroom, OfAContainer) {
   write("proc/self/cgroup", "0::/\n");
   write("sys/fs/cgroup/memory.max", "4194304\n");

@@ -15,7 +15,7 @@ using Groups = std::vector<std::vector<int>>;
 
 const CollectiveId kMesh{"mesh", 0, Pass::kSetup};
 
-// The shard group of `rank`, and the ranks at its place in all of them.
+// Makes the mesh of this rank: its shard group, and the ranks at its position in all shard groups.
 ProcessMesh connect(const std::shared_ptr<Communicator>& world, const Groups& shard_groups) {
   for (const std::vector<int>& group : shard_groups) {
     const auto at = std::find(group.begin(), group.end(), world->rank());
@@ -29,7 +29,7 @@ ProcessMesh connect(const std::shared_ptr<Communicator>& world, const Groups& sh
   TORCH_CHECK(false, "fsdp: rank ", world->rank(), " is in no shard group");
 }
 
-// The ranks of each host, in the order of the hosts' first ranks.
+// Returns the ranks of each host, ordered by the hosts' first ranks.
 Groups group_by_host(const std::vector<std::string>& hosts) {
   std::vector<std::string> names;
   Groups groups;

@@ -1,4 +1,4 @@
-// Subgroups and meshes.
+// Tests subgroups and meshes.
 #include "fsdp/mesh.h"
 
 #include <barrier>
@@ -15,7 +15,7 @@ using ::testing::StartsWith;
 
 const CollectiveId kId{"groups", 0, Pass::kUser};
 
-// What the ranks of a group say, joined.
+// Returns the numbers that the ranks of a group send, joined.
 std::string ranks_in(Communicator& group, int rank) {
   std::string text;
   for (const std::string& part : group.all_gather_bytes(std::to_string(rank), kId)) text += part + " ";
@@ -61,7 +61,7 @@ TEST(Subgroup, ThatIsNoPartitionFailsOnAllRanks) {
 }
 
 // Ranks 0 and 1 disagree in their shard group. Rank 2 waits for rank 0 in the replicate group, rank 3 for rank 2 in the
-// other shard group; none of them leaves before all have their error, and no timeout ends anything.
+// other shard group. No rank leaves before all have their error, and no timeout ends a wait.
 TEST(Mesh, AFailureInOneGroupReachesAllAndNamesRanksOfTheWorld) {
   std::vector<std::string> errors(4);
   std::barrier all_have_failed(4);

@@ -22,7 +22,7 @@
 namespace fsdp {
 namespace {
 
-// A group and what its ranks tell each other through their hosts.
+// A group, and the agreement of its ranks through their hosts.
 struct NcclContext {
   std::shared_ptr<Communicator> host;
   std::unique_ptr<NcclGroup> group;
@@ -31,7 +31,7 @@ struct NcclContext {
 
 class NcclWork final : public Work {
  public:
-  // Made when the collective's kernels are enqueued on the current stream.
+  // Must be constructed right after the collective's kernels were enqueued on the current stream.
   NcclWork(std::shared_ptr<NcclContext> context, const CollectiveIdentity& identity,
            std::shared_ptr<HostAgreement::Exchange> exchange, std::vector<uint64_t>* flags)
       : context_(std::move(context)),
@@ -84,7 +84,7 @@ class NcclCommunicator final : public Communicator {
     context_->host = host;
     context_->agreement = std::make_unique<HostAgreement>(host, setup.options.compare_every_collective);
     context_->group = std::make_unique<NcclGroup>(std::move(setup), host, unique_id);
-    host->barrier(id);  // a rank that is done with its group at once does not disturb those that still connect
+    host->barrier(id);  // a rank that ends its group at once must not disturb those that still connect
   }
 
   int rank() const override { return context_->host->rank(); }
@@ -132,7 +132,7 @@ class NcclCommunicator final : public Communicator {
  private:
   NcclGroup& group() const { return *context_->group; }
 
-  // Where the kernels of a collective on `tensor` go.
+  // Returns the stream on which a collective on `tensor` enqueues its kernels.
   cudaStream_t stream_of(const at::Tensor& tensor) const {
     return static_cast<cudaStream_t>(native_stream(current_stream(tensor.device())));
   }
@@ -143,7 +143,7 @@ class NcclCommunicator final : public Communicator {
                 tensor.device());
   }
 
-  // `enqueue` puts the collective on the current stream.
+  // `enqueue` enqueues the collective on the current stream.
   template <typename Enqueue>
   std::unique_ptr<Work> issue(const CollectiveIdentity& identity, std::vector<uint64_t>* flags, Enqueue enqueue) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -172,7 +172,7 @@ CollectiveIdentity identity_of(CollectiveKind kind, const CollectiveId& id, cons
   return identity;
 }
 
-// Turns the sum into the result, on the current stream.
+// Converts the sum into the result, on the current stream.
 void finish_sum(at::Tensor& output, const at::Tensor& sum, double factor) {
   if (!output.is_same(sum)) output.copy_(sum, /*non_blocking=*/true);
   if (factor != 1.0) output.mul_(factor);
@@ -203,7 +203,7 @@ std::unique_ptr<Work> NcclCommunicator::reduce_scatter(at::Tensor output, at::Te
   sent_.add_for_each_peer(output.numel() * input.element_size());
   const auto identity = identity_of(CollectiveKind::kReduceScatter, id, input, output, options.scale, flags);
   return issue(identity, flags, [&] {
-    // Given back in the order of this stream, which is the only one that uses it.
+    // Freed in the order of this stream, the only one that uses it.
     at::Tensor sum = output.scalar_type() == dtype ? output : at::empty({output.numel()}, input.options());
     const ScaledSum reduction(group(), subject, dtype, scale.before);
     group().call(subject, [&](const NcclLibrary& nccl, ncclComm_t comm) {
@@ -250,13 +250,13 @@ std::unique_ptr<Work> NcclCommunicator::broadcast(at::Tensor tensor, int root, c
   });
 }
 
-// What one rank sends to and receives from each rank.
+// The parts that one rank sends to and receives from each rank.
 struct Parcels {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
 };
 
-// All sends and receives of this rank as one group, in which NCCL starts them together. Empty parts do not travel.
+// Issues all sends and receives of this rank as one group, so NCCL starts them together. Skips empty parts.
 ncclResult_t exchange_parcels(const NcclLibrary& nccl, ncclComm_t comm, int rank, const Parcels& parcels,
                               cudaStream_t stream) {
   ncclResult_t first_error = nccl.group_start();
@@ -322,7 +322,7 @@ std::shared_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Meeti
 
 std::shared_ptr<Communicator> make_nccl_communicator(const RankEnvironment& environment, const NcclOptions& options) {
   const NcclPlace place{cuda_device_of(environment, options), {}};
-  load_nccl_library();  // a rank that has none says so before the others wait for it
+  load_nccl_library();  // a rank without a library reports it before the others wait for it
   const auto point = environment.world_size == 1 ? nullptr : make_tcp_meeting_point(environment, options.timeout);
   return make_nccl_communicator(point, environment.rank, environment.world_size, options, place);
 }

@@ -1,5 +1,5 @@
-// What the communicator over NCCL makes of NCCL's functions: results, scales, flags, groups, streams. The library is a
-// fake one (tests/tools/fake_nccl.h); device_communicators_test.cpp uses the real one where there is a GPU.
+// Tests how the communicator over NCCL uses NCCL's functions: results, scales, flags, groups, streams. The library is a
+// fake one (tests/tools/fake_nccl.h); device_communicators_test.cpp uses the real one if there is a GPU.
 #include "comm/nccl_communicator.h"
 
 #include <atomic>
@@ -21,7 +21,7 @@ using testing::WithFakeNccl;
 
 CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
 
-// Different for each rank, exact in every dtype.
+// Returns values that differ between ranks and are exact in every dtype.
 at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
   return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
 }
@@ -78,7 +78,7 @@ TEST_P(NcclSizes, Broadcast) {
   });
 }
 
-// Rank a sends numel() + a * b elements to rank b, but none to the one before it.
+// Rank a sends numel() + a * b elements to rank b, but none to the rank before it.
 TEST_P(NcclSizes, AllToAll) {
   const auto count = [&](int from, int to) {
     return (to + 1) % size() == from && size() > 1 ? 0 : numel() + from * to;
@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(All, NcclSizes,
 
 using Nccl = WithFakeNccl;
 
-// Sizes that differ between ranks are no difference of what they issue.
+// Different sizes on different ranks do not count as different collectives.
 TEST_F(Nccl, AllToAllIsComparedWithoutItsSizes) {
   NcclOptions options;
   options.compare_every_collective = true;
@@ -167,7 +167,7 @@ TEST_F(Nccl, IntegersAreAddedAndDoublesScaled) {
   });
 }
 
-// A third is no bf16 or fp16 number: multiplying by its nearest one would make means too large by 0.2 %.
+// A third is not representable in bf16 or fp16: multiplying by the nearest value would make means too large by 0.2 %.
 TEST_F(Nccl, ScalesThatNarrowDtypesDoNotHoldAreExact) {
   for (auto device : {c10::Device(c10::kCPU), simulated_device()}) {
     run_nccl_ranks(3, device, [&](std::shared_ptr<Communicator> comm) {
@@ -229,14 +229,14 @@ TEST_F(Nccl, TheHostWaitsForNobodyWhereItNeedNot) {
     EXPECT_THAT(flags, ElementsAre(~uint64_t{0}, ~uint64_t{0}));
     EXPECT_TRUE(torch::equal(part.cpu(), torch::ones({2})));
     EXPECT_TRUE(torch::equal(all.cpu(), torch::tensor({0.f, 0.f, 0.f, 0.f, 1.f, 1.f, 1.f, 1.f})));
-    // What was left for later does not disturb what comes.
+    // The exchange that was left for later does not disturb the next one.
     std::vector<uint64_t> more(1, uint64_t{1} << comm->rank());
     comm->reduce_scatter(part, own, {}, id("later"), &more)->wait();
     EXPECT_THAT(more, ElementsAre(3));
   });
 }
 
-// The stream on which a collective is issued, and the one that is current in wait(), are the caller's.
+// The caller chooses the stream on which a collective is issued, and the stream that is current in wait().
 TEST_F(Nccl, StreamsAreThoseThatAreCurrent) {
   run_nccl_ranks(2, simulated_device(), [](std::shared_ptr<Communicator> comm) {
     const auto device = simulated_device();

@@ -1,5 +1,5 @@
-// Errors of the communicator over NCCL: libraries and devices that are not there, ranks that differ, failures on one
-// rank. The library is a fake one.
+// Tests errors of the communicator over NCCL: missing libraries and devices, ranks that differ, failures on one rank.
+// The library is a fake one.
 #include "comm/nccl_communicator.h"
 
 #include <thread>
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using testing::run_nccl_ranks;
 using testing::simulated_device;
 
-constexpr int kSystemError = 2;  // as nccl.h counts
+constexpr int kSystemError = 2;  // value in nccl.h
 constexpr int kRemoteError = 6;
 
 CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
@@ -45,7 +45,7 @@ NcclOptions without_blocking(std::chrono::milliseconds timeout) {
 
 class NcclFailures : public testing::WithFakeNccl {
  protected:
-  // The error of each rank's `body`.
+  // Returns the error of `body` on each rank.
   std::vector<std::string> errors_of_ranks(int size, const std::function<void(Communicator&)>& body,
                                            const NcclOptions& options = {}) {
     std::vector<std::string> errors(static_cast<size_t>(size));
@@ -146,7 +146,7 @@ TEST_F(NcclFailures, CallsThatNeverEnd) {
               HasSubstr("it was not done within 100 ms"));
 }
 
-// Gathers of equal size that are mixed up: NCCL cannot tell, the next exchange of flags does.
+// Mixed-up gathers of equal size: NCCL cannot detect them, but the next exchange of flags does.
 TEST_F(NcclFailures, RanksThatDifferAreFoundWithTheNextFlags) {
   const auto errors = errors_of_ranks(2, [](Communicator& comm) {
     gather(comm, comm.rank() == 0 ? "a" : "b");
@@ -180,7 +180,7 @@ TEST_F(NcclFailures, RanksThatDifferAreFoundAtOnceOnRequest) {
                                  HasSubstr("rank 1 issues all-gather of 'b, "), HasSubstr("8 elements"))));
 }
 
-// A rank that leaves: the others learn of it from their hosts while they wait for its flags.
+// A rank leaves: the others learn of it from their hosts while they wait for its flags.
 TEST_F(NcclFailures, ARankThatLeaves) {
   std::vector<std::string> errors(2);
   run_nccl_ranks(2, simulated_device(), [&](std::shared_ptr<Communicator> comm) {

@@ -35,7 +35,7 @@ const char* advice(ncclResult_t result) {
   }
 }
 
-// What NCCL says about an error.
+// Returns NCCL's description of an error.
 std::string words_of(const NcclLibrary& library, ncclComm_t comm, ncclResult_t result) {
   const char* last = library.get_last_error(comm);
   const std::string more = last != nullptr && *last != '\0' ? c10::str(" (", last, ")") : std::string();
@@ -80,7 +80,7 @@ NcclGroup::~NcclGroup() {
   abort();
 }
 
-// Kernels that are aborted before their end would leave other ranks without this rank's part.
+// Kernels aborted before their end would leave other ranks without this rank's part.
 void NcclGroup::drain() noexcept {
   try {
     const auto deadline = Clock::now() + setup_.options.timeout;
@@ -89,7 +89,7 @@ void NcclGroup::drain() noexcept {
       std::this_thread::sleep_for(kPollingInterval);
     }
   } catch (const std::exception&) {
-    // It has failed: nothing is left to wait for.
+    // The group has failed: nothing is left to wait for.
   }
 }
 
@@ -122,7 +122,7 @@ void NcclGroup::check_complete(const NcclSubject& subject) {
   if (const auto loss = loss_of_others()) fail_with(c10::str(who(subject), *loss));
 }
 
-// A communicator that does not block answers "in progress" until it is done.
+// A non-blocking communicator returns ncclInProgress until it is done.
 void NcclGroup::settle(const NcclSubject& subject, ncclResult_t result) {
   const auto deadline = Clock::now() + setup_.options.timeout;
   while (result == ncclInProgress) {
@@ -146,7 +146,7 @@ void NcclGroup::fail(const NcclSubject& subject, ncclResult_t result) {
   fail_with(c10::str(who(subject), words_of(*setup_.library, comm_, result), ". ", advice(result)));
 }
 
-// NCCL notices that another rank is gone before that rank's own words have come through the hosts.
+// NCCL notices the loss of another rank before that rank's own error has come through the hosts.
 void NcclGroup::await_reasons(const NcclSubject& subject) {
   const auto deadline = Clock::now() + kTimeForReasons;
   while (host_->size() > 1 && Clock::now() < deadline) {

@@ -1,4 +1,4 @@
-// One ncclComm_t of this rank: its calls, its failures, its end.
+// Owns one ncclComm_t of this rank: makes its calls, handles its failures, and ends it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,14 +18,14 @@
 
 namespace fsdp {
 
-// What the groups of one family have in common.
+// The setup that the groups of one family share.
 struct NcclSetup {
   std::shared_ptr<const NcclLibrary> library;
   c10::Device device;
   NcclOptions options;
 };
 
-// A collective, for errors.
+// Describes a collective in errors.
 struct NcclSubject {
   const char* kind;
   const CollectiveId& id;
@@ -33,16 +33,16 @@ struct NcclSubject {
 
 class NcclGroup {
  public:
-  // Collective: connects to the other ranks. `host`, a group of the same ranks, learns of failures and tells of those
-  // of others. `unique_id`: the bytes of an ncclUniqueId.
+  // Connects to the other ranks. Collective. `host` is a host group of the same ranks; it carries failures to and from
+  // the other ranks. `unique_id`: the bytes of an ncclUniqueId.
   NcclGroup(NcclSetup setup, std::shared_ptr<Communicator> host, const std::string& unique_id);
-  // Waits until the device has done what was issued, unless the group has failed, for as long as the timeout.
+  // Waits, at most for the timeout, until the device has done what was issued, unless the group has failed.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  // Does `action`, which gives the communicator to a function of NCCL and returns what that returns. Throws if the
-  // group has failed before, or fails in it.
+  // Runs `action`, which passes the communicator to an NCCL function and returns the result of that function. Throws if
+  // the group has failed before, or if the action fails.
   template <typename Action>
   void call(const NcclSubject& subject, Action action) {
     check(subject);
@@ -50,19 +50,19 @@ class NcclGroup {
     settle(subject, action(*setup_.library, comm_));
   }
 
-  // Throws what went wrong on this rank in the meantime.
+  // Throws if this rank has failed in the meantime.
   void check(const NcclSubject& subject);
-  // Throws if another rank has failed or left. What is in flight may still end well: it may have done its part.
+  // Throws if another rank has failed or left. What is in flight may still succeed, because that rank may already have
+  // done its part.
   void check_complete(const NcclSubject& subject);
 
-  // Aborts the communicator and marks the groups of this family as failed on all ranks; all calls throw `reason` from
-  // now on.
+  // Aborts the communicator and marks the groups of this family as failed on all ranks. All later calls throw `reason`.
   void fail(const std::string& reason);
 
-  // The collective whose kernels were enqueued on the current stream is the latest one.
+  // Records the collective whose kernels were just enqueued on the current stream as the latest one.
   void note_issued() { latest_.record_current(setup_.device); }
 
-  // Destroys an operator of this communicator, unless that ended before.
+  // Destroys a reduction operator of this communicator, unless the communicator has already ended.
   void forget(ncclRedOp_t op) noexcept;
 
   const NcclSetup& setup() const { return setup_; }
@@ -82,10 +82,10 @@ class NcclGroup {
   std::shared_ptr<Communicator> host_;
   ncclComm_t comm_ = nullptr;
   DeviceEvent latest_;
-  std::string failure_;  // why the group failed; empty if it did not
+  std::string failure_;  // why the group failed; empty if it has not
 };
 
-// The bytes of a new ncclUniqueId.
+// Returns the bytes of a new ncclUniqueId.
 std::string make_nccl_unique_id(const NcclLibrary& library);
 
 }  // namespace fsdp

@@ -9,7 +9,7 @@
 namespace fsdp {
 namespace {
 
-// The first with all that is called here; LibTorch 2.11 comes with a much later one.
+// The first version with all functions that are called here; LibTorch 2.11 comes with a much later one.
 constexpr int kOldestVersion = NCCL_VERSION(2, 14, 3);
 constexpr const char* kUsualName = "libnccl.so.2";
 constexpr const char* kVariable = "FSDP_NCCL_LIBRARY";
@@ -19,7 +19,7 @@ constexpr const char* kHowToGetIt =
 
 void* open(const std::string& path) {
   if (path == kUsualName) {
-    // The one that LibTorch's CUDA library has loaded, whatever its folder.
+    // The copy that LibTorch's CUDA library has loaded, from any folder.
     if (void* loaded = dlopen(kUsualName, RTLD_NOW | RTLD_NOLOAD)) return loaded;
   }
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -1,4 +1,4 @@
-// The functions of the NCCL library, which is opened at run time: building needs its header only.
+// The functions of the NCCL library, which is opened at run time: building needs only its header.
 #pragma once
 
 #include <nccl.h>
@@ -9,8 +9,8 @@
 namespace fsdp {
 
 struct NcclLibrary {
-  std::string path;  // "libnccl.so.2", or what was asked for
-  int version = 0;   // as NCCL codes it: 22803 is 2.28.3
+  std::string path;  // "libnccl.so.2", or the requested path
+  int version = 0;   // in NCCL's encoding: 22803 is 2.28.3
 
   decltype(&::ncclGetVersion) get_version = nullptr;
   decltype(&::ncclGetErrorString) get_error_string = nullptr;
@@ -31,11 +31,12 @@ struct NcclLibrary {
   decltype(&::ncclRecv) recv = nullptr;
 };
 
-// Opens the library at `path`; an empty one means where communicator.h says. It stays open as long as the process.
-// Throws, saying how to get one, if there is none, if it lacks a function, or if its version does not fit.
+// Opens the library at `path`; if `path` is empty, searches where communicator.h says. The library stays open until the
+// process ends. Throws, saying how to get one, if there is no library, if it lacks a function, or if its version does
+// not fit.
 std::shared_ptr<const NcclLibrary> load_nccl_library(const std::string& path = {});
 
-// "2.28.3"
+// Formats a version, such as "2.28.3".
 std::string nccl_version_text(int version);
 
 }  // namespace fsdp

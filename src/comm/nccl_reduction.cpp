@@ -15,7 +15,7 @@ constexpr double kSmallestNormalFloat = 0x1p-126;
 
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-// `factor` in memory, in the dtype of the contributions.
+// The memory of `factor`, in the dtype of the contributions.
 union Scalar {
   float as_float;
   double as_double;
@@ -86,7 +86,7 @@ ScaledSum::ScaledSum(NcclGroup& group, const NcclSubject& subject, at::ScalarTyp
   });
 }
 
-// NCCL needs the operator only while calls that name it are made.
+// NCCL needs the operator only during the calls that use it.
 ScaledSum::~ScaledSum() {
   if (op_ != ncclSum) group_.forget(op_);
 }

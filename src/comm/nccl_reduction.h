@@ -1,4 +1,4 @@
-// How a reduction with a scale is said in the terms of NCCL.
+// Expresses a reduction with a scale in terms of NCCL.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,20 +8,21 @@
 
 namespace fsdp {
 
-// NCCL's name of a dtype that it can add; throws, naming the collective, for others.
+// Returns NCCL's name for a dtype that it can add. Throws for other dtypes, naming the collective.
 ncclDataType_t nccl_dtype(at::ScalarType dtype, const NcclSubject& subject);
 
-// scale = before * after: what contributions are multiplied by before they are added, and the sum afterwards.
+// A scale split into scale = before * after: contributions are multiplied by `before` before they are added, and the
+// sum by `after` afterwards.
 struct SplitScale {
   double before = 1.0;
   double after = 1.0;
 };
 
-// As communicator.h says: for bf16 and fp16, `before` is a power of two, which they hold exactly, at most 1. Throws for
-// integers with a scale other than 1.
+// Splits a scale as communicator.h says: for bf16 and fp16, `before` is a power of two, at most 1, which these dtypes
+// represent exactly. Throws for integers with a scale other than 1.
 SplitScale split_scale(double scale, at::ScalarType dtype, const NcclSubject& subject);
 
-// The reduction "times `factor`, then summed" of one group, as long as this lives.
+// The NCCL operator "multiply by `factor`, then sum" of one group; it exists as long as this object.
 class ScaledSum {
  public:
   ScaledSum(NcclGroup& group, const NcclSubject& subject, at::ScalarType dtype, double factor);

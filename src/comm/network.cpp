@@ -38,7 +38,7 @@ class Socket {
   bool connect_to(const addrinfo& target) const {
     return fd_ >= 0 && connect(fd_, target.ai_addr, target.ai_addrlen) == 0;
   }
-  // Empty if it cannot be told.
+  // Returns an empty string if the address is unknown.
   std::string local_address() const {
     sockaddr_storage local{};
     socklen_t length = sizeof(local);
@@ -69,7 +69,7 @@ std::string host_name() {
 }
 
 std::string local_address_towards(const std::string& host) {
-  // Connecting a datagram socket sends nothing, but chooses the route and so the local address.
+  // Connecting a datagram socket sends nothing, but selects the route and thereby the local address.
   constexpr int kAnyPort = 9;
   const auto targets = resolve(host, kAnyPort, SOCK_DGRAM);
   for (const int family : {AF_INET, AF_INET6}) {

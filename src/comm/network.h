@@ -1,4 +1,4 @@
-// Names and addresses of hosts.
+// Determines names and addresses of hosts.
 #pragma once
 
 #include <chrono>
@@ -6,14 +6,14 @@
 
 namespace fsdp {
 
-// What this host calls itself.
+// Returns the name that this host has for itself.
 std::string host_name();
 
-// The numeric address of the interface through which this host reaches `host` (a name or an address); IPv4 if
+// Returns the numeric address of the interface through which this host reaches `host` (a name or an address); IPv4 if
 // there is a choice. Sends nothing. Throws, naming `host`, if the name is unknown or there is no route.
 std::string local_address_towards(const std::string& host);
 
-// Blocks until something listens at host:port; false after `timeout`. Throws, naming `host`, if the name is
+// Blocks until something listens at host:port; returns false after `timeout`. Throws, naming `host`, if the name is
 // unknown.
 bool wait_until_listening(const std::string& host, int port, std::chrono::milliseconds timeout);
 

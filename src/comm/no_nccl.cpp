@@ -1,4 +1,4 @@
-// In place of the communicator over NCCL where its headers were not found when this library was built.
+// Replaces the communicator over NCCL if its headers were not found when this library was built.
 #include <c10/util/Exception.h>
 
 #include "comm/nccl_communicator.h"

@@ -1,4 +1,4 @@
-// Bytes that a rank sends to each rank, by what each kind of collective has to move.
+// Counts the bytes that a rank sends to each rank, from the amount of data that each kind of collective must move.
 #pragma once
 
 #include <cstddef>

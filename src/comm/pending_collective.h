@@ -1,4 +1,4 @@
-// Collectives in flight in host memory, which the caller's own thread brings to their end.
+// Collectives in flight in host memory, which the caller's own thread completes.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,34 @@
 
 namespace fsdp {
 
-// Posts what other ranks need when it is made, without blocking.
+// A collective in flight. Its constructor posts what other ranks need, without blocking.
 class PendingCollective {
  public:
   virtual ~PendingCollective() = default;
-  // Counts the collectives of a group in order of issue.
+  // The number of this collective in the group, in order of issue.
   virtual uint64_t sequence() const = 0;
-  // Does what other ranks need from this one to finish, which is all that needs nothing but their having
-  // issued the collective.
+  // Does everything that other ranks need from this one to finish and that depends only on their having issued the
+  // collective.
   virtual void advance() {}
   // Blocks until the result is in place.
   virtual void finish() = 0;
-  // Its Work is gone before it was waited for: nothing of the caller's may be written any more.
+  // Called if the Work is destroyed before it was waited for: after that, the collective must not write to the caller's
+  // memory.
   virtual void drop() {}
 };
 
 // The collectives in flight that have something to advance, in order of issue. While a rank waits for one collective,
-// others may wait for another: nobody gets stuck if each rank first does its part in those that were issued before.
+// others may wait for another. No rank gets stuck if each rank first does its part in the collectives issued before.
 class Advancing {
  public:
   void add(std::weak_ptr<PendingCollective> collective) { queue_.push_back({std::move(collective), nullptr}); }
-  // Also where its Work is dropped: other ranks cannot finish without.
+  // Like add(), but keeps the collective even if its Work is dropped, because other ranks cannot finish without this
+  // rank's part.
   void add_and_keep(const std::shared_ptr<PendingCollective>& collective) {
     queue_.push_back({collective, collective});
   }
   void advance_up_to(uint64_t sequence);
-  // Finishes a collective, after this rank's part in those before it.
+  // Does this rank's part in the collectives before this one, then finishes it.
   void finish(PendingCollective& collective);
   void advance_all();
 

@@ -1,5 +1,5 @@
-// Ranks as processes that meet over TCP: ends by SIGKILL, ports in use, ranks claimed twice, masters out of
-// reach. A child process is this test program again (support/child_process.h).
+// Tests ranks as processes that meet over TCP: ends by SIGKILL, ports in use, ranks claimed twice, masters out of
+// reach. A child process runs this test program again (support/child_process.h).
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using testing::Listener;
 using testing::say;
 using namespace std::chrono_literals;
 
-// Elements of a transfer that is not over when the next statement kills the process.
+// Elements of a transfer that is still running when the next statement kills the process.
 constexpr int64_t kLarge = int64_t{1} << 25;
 
 CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
@@ -53,7 +53,7 @@ std::shared_ptr<Communicator> make_communicator() {
                               : make_gloo_communicator(environment, with_timeout(60s));
 }
 
-// Rank 1 is stopped while it reads what rank 0 is about to write.
+// Rank 1 is stopped while it reads the memory that rank 0 is about to write.
 void share_and_stop() {
   const auto comm = make_shm_communicator(rank_environment(), with_timeout(60s));
   const at::Tensor buffer = comm->shared_buffer(4096 * comm->size(), {}, id("weights"));
@@ -68,7 +68,7 @@ void share_and_stop() {
   say("may write");
 }
 
-// What each role does. The time limits end children whose test hangs.
+// Runs a role. The time limits end children whose test hangs.
 void be_child(const std::string& role) {
   if (role == "share and stop") return share_and_stop();
   const auto comm = make_communicator();
@@ -119,8 +119,8 @@ TEST(Processes, KilledWhileIdle) {
   }
 }
 
-// Messages half way through a connection get no error from Gloo itself. What lies in shared memory is there, although
-// the rank that has put it there is gone.
+// Gloo itself reports no error for a message that is half way through a connection. Data in shared memory remain,
+// although the rank that wrote them has ended.
 TEST(Processes, KilledInTheMiddleOfATransfer) {
   const FreePort port;
   Child survivor("large", 0, 2, port.number());
@@ -156,13 +156,13 @@ TEST(Processes, KilledRankZero) {
   EXPECT_THAT(survivor.finish(), AllOf(HasSubstr("'second'"), HasSubstr("rank 0 is lost")));
 }
 
-// FSDP_STRESS_KILLS: how often (3).
+// Returns the number of kills, from FSDP_STRESS_KILLS (default 3).
 int stress_kills() {
   const char* kills = std::getenv("FSDP_STRESS_KILLS");
   return kills == nullptr ? 3 : std::atoi(kills);
 }
 
-// Ranks stop and go on, and nothing happens; one is killed at any moment, and all others say which.
+// Ranks are stopped and continued without effect. One is killed at any moment, and all others name it.
 TEST(Processes, StoppedAndKilledAtRandom) {
   std::mt19937 random(std::random_device{}());
   const auto below = [&](int bound) { return static_cast<int>(random() % static_cast<unsigned>(bound)); };

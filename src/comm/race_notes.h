@@ -1,4 +1,5 @@
-// What LibTorch, which is not instrumented, reads and writes, told to ThreadSanitizer; nothing without it.
+// Tells ThreadSanitizer what LibTorch, which is not instrumented, reads and writes; does nothing without
+// ThreadSanitizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

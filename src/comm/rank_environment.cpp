@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMaxRanks = std::numeric_limits<int>::max();
 
-// The names that one launcher gives to the variables.
+// The variable names of one launcher.
 struct Launcher {
   const char* name;
   const char* rank;
@@ -33,7 +33,7 @@ constexpr std::array<Launcher, 4> kLaunchers = {{
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 }};
 
-// Variables of launchers that say nothing of how many ranks there are.
+// Rank variables of launchers that do not give the number of ranks.
 constexpr std::array kRanksAlone = {"PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK"};
 
 struct Place {
@@ -41,7 +41,7 @@ struct Place {
   int size = 1;
 };
 
-// A rank and a number of ranks, from two variables of which both or none are set.
+// Reads a rank and a number of ranks from two variables; both or neither must be set.
 std::optional<Place> read_place(const char* launcher, const char* rank_name, const char* size_name) {
   const auto rank = env_int(rank_name, 0, kMaxRanks);
   const auto size = env_int(size_name, 1, kMaxRanks);
@@ -53,14 +53,14 @@ std::optional<Place> read_place(const char* launcher, const char* rank_name, con
   return Place{static_cast<int>(*rank), static_cast<int>(*size)};
 }
 
-// Whether srun has set the variables: some of its plugins set those of PMI, too, which say less.
+// Whether srun has set the launcher's variables: some of its plugins also set the PMI variables, which contain less.
 bool is_of_slurm(const Launcher& launcher, const Place& place, const std::optional<SlurmPlace>& slurm) {
   return slurm && launcher.rank == std::string("PMI_RANK") && place.rank == slurm->rank && place.size == slurm->size &&
          !env_string(launcher.local_rank);
 }
 
-// The launcher that started this process. torchrun may itself be started by mpirun, once a host; then its
-// variables count. Otherwise two launchers that disagree are an error.
+// Returns the launcher that started this process, or null. torchrun may itself be started by mpirun, once for each
+// host; then the variables of torchrun count. Otherwise it is an error if two launchers disagree.
 const Launcher* find_launcher(const std::optional<SlurmPlace>& slurm) {
   const Launcher* found = nullptr;
   Place place;

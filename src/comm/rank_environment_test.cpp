@@ -1,4 +1,4 @@
-// rank_environment() under the variables of each launcher, and under broken ones.
+// Tests rank_environment() with the variables of each launcher, and with broken ones.
 #include <cstdlib>
 #include <map>
 

@@ -14,13 +14,13 @@
 namespace fsdp {
 namespace {
 
-// Addresses for one rank's heap: as much as the machine has memory.
+// Returns the address space for one rank's heap: the size of the machine's memory.
 int64_t heap_nbytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
 
-// For each rank, the ranks whose memory it reaches, in order: those of its host.
+// For each rank, the ranks whose memory it can reach, in order: the ranks of its host.
 using Rows = std::vector<std::vector<int>>;
 
-// None where two ranks are with a third one, but not with each other.
+// Returns none if two ranks share a host with a third one, but not with each other.
 std::optional<std::vector<int>> hosts_of(const Rows& rows) {
   std::vector<int> hosts;
   for (const std::vector<int>& row : rows) {
@@ -32,7 +32,7 @@ std::optional<std::vector<int>> hosts_of(const Rows& rows) {
   return hosts;
 }
 
-// The first rank that is not in the row.
+// Returns the first rank that is not in the row.
 size_t first_without(const std::vector<int>& row) {
   size_t rank = 0;
   while (rank < row.size() && row[rank] == static_cast<int>(rank)) ++rank;
@@ -51,7 +51,7 @@ std::string first_apart(const Rows& rows, const std::vector<std::string>& names)
   return {};
 }
 
-// Runs a part that takes memory. What went wrong; empty: nothing.
+// Runs a part that takes memory. Returns its error; empty: none.
 template <typename Part>
 std::string failure_of(const Part& part) {
   try {
@@ -62,10 +62,10 @@ std::string failure_of(const Part& part) {
   }
 }
 
-// The outcome of one rank's search, for the others.
+// The result of one rank's search, for the other ranks.
 struct Finding {
   std::vector<int> row;
-  std::string failure;  // empty: it can share memory
+  std::string failure;  // empty: the rank can share memory
 };
 
 std::string text_of(const Finding& finding) { return c10::Join(" ", finding.row) + "\n" + finding.failure; }
@@ -75,7 +75,7 @@ Finding finding_of(const std::string& text) {
   return {std::vector<int>(std::istream_iterator<int>(numbers), {}), text.substr(end + 1)};
 }
 
-// The first rank that cannot share memory at all, and why; empty: none.
+// Describes the first rank that cannot share memory at all, and why; empty: none.
 std::string first_failure(const std::vector<Finding>& findings) {
   for (size_t rank = 0; rank < findings.size(); ++rank) {
     if (findings[rank].failure.empty()) continue;
@@ -103,7 +103,7 @@ std::optional<HostGrid> grid_of(const std::vector<int>& hosts) {
   for (std::ptrdiff_t rank = 0; rank < ranks; ++rank) {
     const bool first = rank % per_host == 0;
     if (!first && begin[rank] != begin[rank - 1]) return std::nullopt;
-    // One host's ranks are in one place.
+    // The ranks of one host must be contiguous.
     if (first && std::find(begin, begin + rank, begin[rank]) != begin + rank) return std::nullopt;
   }
   return HostGrid{static_cast<int>(ranks / per_host), static_cast<int>(per_host)};
@@ -129,7 +129,7 @@ FoundHosts find_hosts(Communicator& group, const HostProbe& probe) {
     if (ranks.of_ranks.back()) own.row.push_back(static_cast<int>(rank));
   }
   std::vector<Finding> findings;
-  // Also: all have opened what they can.
+  // This gather also ensures that all ranks have opened what they can.
   for (const std::string& text : group.all_gather_bytes(text_of(own), id)) findings.push_back(finding_of(text));
   if (std::string failure = first_failure(findings); !failure.empty()) return {std::nullopt, std::move(failure)};
   Rows rows;

@@ -13,7 +13,8 @@
 
 namespace fsdp {
 
-// What the handler reads, at any moment: these are used again, never freed. Nothing is in one that is free.
+// The entries that the signal handler reads, at any moment: they are reused, never freed. A free entry contains no
+// address.
 struct ReadOnlyMemory::Known {
   std::atomic<const char*> begin{nullptr};
   std::atomic<const char*> end{nullptr};
@@ -42,7 +43,7 @@ const ReadOnlyMemory::Known* ReadOnlyMemory::Known::of(const void* address) {
   return nullptr;
 }
 
-// The write is made once more behind it, without this handler.
+// After this handler returns, the write is repeated without it.
 void ReadOnlyMemory::Known::say_and_end(int signal, siginfo_t* info, void*) {
   if (const Known* known = of(info->si_addr)) {
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, known->text, std::strlen(known->text));

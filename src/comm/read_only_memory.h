@@ -1,4 +1,4 @@
-// Memory that this process must not write to for a while, and what it says when it does.
+// Memory that this process must not write to for a while, with a message if it does.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,14 @@
 
 namespace fsdp {
 
-// A range of whole pages. A write to it while it is read-only ends the process by SIGSEGV, as it would otherwise,
-// behind a line on stderr; a handler that was there before the first one of these was made runs then.
+// A range of whole pages. A write to it while it is read-only prints a line on stderr and then ends the process by
+// SIGSEGV, as it would without this class; a signal handler that was installed before the first ReadOnlyMemory runs
+// then.
 //
 // Threads: one at a time for each object.
 class ReadOnlyMemory {
  public:
-  // `text`: what the line says.
+  // `text`: the line that is printed.
   ReadOnlyMemory(char* begin, size_t nbytes, const std::string& text);
   // Leaves the memory writable.
   ~ReadOnlyMemory();

@@ -1,4 +1,4 @@
-// A communicator that passes everything on and keeps a log: what was issued and waited for, in which order.
+// A communicator that forwards every call and keeps a log: what was issued and waited for, in which order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +22,10 @@ struct CollectiveEvent {
   CollectiveKind kind = CollectiveKind::kAllGather;
   CollectiveId id;
   int64_t numel = 0;                 // as CollectiveIdentity::numel
-  at::ScalarType dtype = at::kByte;  // of what is sent
+  at::ScalarType dtype = at::kByte;  // dtype of the data that is sent
   bool twin = false;                 // whether through the twin
 };
-// "issue 3: all-gather of 'layer.3' (forward, generation 7), 1024 Float"
+// Formats an event: "issue 3: all-gather of 'layer.3' (forward, generation 7), 1024 Float".
 std::string to_string(const CollectiveEvent& event);
 
 class RecordingCommunicator final : public Communicator {
@@ -44,7 +44,7 @@ class RecordingCommunicator final : public Communicator {
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override;
-  // A subgroup is the inner communicator's.
+  // Returns a subgroup of the inner communicator, which is not recorded.
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
     return inner_->subgroup(members, id);
   }
@@ -68,9 +68,9 @@ class RecordingCommunicator final : public Communicator {
   // Waits are logged when they have succeeded; a gather of bytes is logged as an issue and a wait. Not
   // thread-safe.
   const std::vector<CollectiveEvent>& events() const;
-  // How many collectives of a kind were issued.
+  // Returns the number of issued collectives of a kind.
   int64_t count(CollectiveKind kind) const;
-  // Forgets the events; indices go on.
+  // Forgets the events; indices continue.
   void clear();
 
  private:

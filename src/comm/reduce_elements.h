@@ -1,4 +1,4 @@
-// How reductions read, write and square elements of the four floating dtypes, block by block.
+// Reads, writes and squares elements of the four floating dtypes for reductions, block by block.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-// Elements that are worked on together: few enough for the first-level cache.
+// Number of elements that are processed together: few enough for the first-level cache.
 constexpr int64_t kReduceBlock = 1024;
 
 template <typename T>
@@ -35,8 +35,7 @@ template <typename A>
 inline void store(A value, c10::Half* to) {
   *to = c10::Half(static_cast<float>(value));
 }
-// Rounds to nearest, ties to even, without a branch, so that loops around it are vectorised; NaN becomes a
-// quiet NaN.
+// Rounds to nearest, ties to even, without a branch, so that loops around it are vectorised. NaN becomes a quiet NaN.
 template <typename A>
 inline void store(A value, c10::BFloat16* to) {
   const float single = static_cast<float>(value);
@@ -63,9 +62,9 @@ Sum squares_side_by_side(const T* values, Count count) {
   return sum;
 }
 
-// The sum of the squares of at most kReduceBlock elements, in an order of its own that depends on `count` alone. Formed
-// in fp32, and once more in fp64 where that overflows or loses digits; not finite only where an element is not, but for
-// doubles above 1e150.
+// Returns the sum of the squares of at most kReduceBlock elements, in a summation order that depends on `count` alone.
+// Computes in fp32, and again in fp64 if that overflows or loses digits. The result is not finite only if an element is
+// not finite, except for doubles above 1e150.
 template <typename T, typename Count>
 double squares_of_block(const T* values, Count count) {
   constexpr double kSmall = 1e-24;

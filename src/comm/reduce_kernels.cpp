@@ -100,7 +100,7 @@ void sum_with_aten(at::Tensor& output, const std::vector<at::Tensor>& parts, dou
   output.copy_(sum);
 }
 
-// Squares of large doubles overflow although they are finite.
+// The squares of large finite doubles may overflow, so doubles themselves are checked.
 ReductionSummary summary_from(const at::Tensor& output, double squares) {
   const bool finite =
       std::isfinite(squares) || (output.scalar_type() == at::kDouble && output.isfinite().all().item<bool>());

@@ -1,5 +1,5 @@
-// Sums in rank order against ATen arithmetic in the same order, for all dtypes, lengths around the block
-// size, and values that are hard to round.
+// Compares sums in rank order with ATen arithmetic in the same order, for all dtypes, lengths around the block size,
+// and values that are hard to round.
 #include "comm/reduce_kernels.h"
 
 #include <limits>
@@ -12,7 +12,7 @@ using ::testing::Values;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 
-// Left to right in the accumulator, scaled, rounded once.
+// Adds from left to right in the accumulator dtype, scales, and rounds once.
 at::Tensor reference(const std::vector<at::Tensor>& parts, double scale, at::ScalarType output) {
   const auto accumulator = parts[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   auto sum = parts[0].to(accumulator);
@@ -78,7 +78,7 @@ TEST_P(SumInOrder, MayWriteIntoAPart) {
   }
 }
 
-// Slices of flat buffers begin at any element.
+// Slices of flat buffers may begin at any element.
 TEST_P(SumInOrder, TakesUnalignedSlices) {
   const auto whole = random_parts(2, 4001, input());
   auto output_buffer = torch::zeros({4001}, output());
@@ -120,7 +120,7 @@ TEST_P(SumInOrder, SeesEveryElementThatIsNotFinite) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, SumInOrder, Combine(::testing::ValuesIn(kDtypes), ::testing::ValuesIn(kDtypes)));
 
-// Squares of these are no numbers of fp32.
+// The squares of these values are not representable in fp32.
 TEST(ReductionSummaries, OfLargeAndSmallValues) {
   for (const double value : {1e30, 3e38, 1e-30, 1e-38}) {
     const ReductionSummary summary = summary_of(torch::full({2000}, value, at::kFloat));

@@ -1,4 +1,4 @@
-// What reductions tell of their outputs: over every backend, for all kinds, on all ranks.
+// Tests the summaries that reductions give of their outputs: over every backend, for all kinds, on all ranks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -27,7 +27,7 @@ struct Dtypes {
 const std::vector<Dtypes> kDtypes = {
     {at::kFloat, at::kFloat}, {at::kBFloat16, at::kFloat}, {at::kFloat, at::kBFloat16}, {at::kDouble, at::kDouble}};
 
-// With 1 to 4 ranks, several sizes of the output, all dtypes.
+// Calls `body` with 1 to 4 ranks, several sizes of the output, and all dtypes.
 void in_each_case(const std::function<void(Communicator&, int64_t numel, const Dtypes&)>& body) {
   for (int ranks : {1, 2, 3, 4}) {
     testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> comm) {
@@ -48,7 +48,7 @@ TEST(ReductionSummaries, OfReduceScatter) {
   });
 }
 
-// The same bits on all ranks: they decide from it what to do next.
+// The summary has the same bits on all ranks, because each decides by it what to do next.
 TEST(ReductionSummaries, OfAllReduce) {
   in_each_case([](Communicator& comm, int64_t numel, const Dtypes& dtypes) {
     at::Tensor sum = torch::empty({numel}, dtypes.output);

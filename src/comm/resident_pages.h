@@ -1,12 +1,12 @@
-// Which pages of a mapping have memory.
+// Determines which pages of a mapping are resident.
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp {
 
-// Bytes of the pages with memory among those in which this range lies; 0 where the system does not tell. Looks at no
-// page, so that none gets memory by it.
+// Returns the bytes of the resident pages among the pages that the range touches; 0 if the system does not tell. Does
+// not access the pages, so none becomes resident by it.
 int64_t resident_nbytes(const char* begin, int64_t nbytes);
 
 }  // namespace fsdp

@@ -17,7 +17,7 @@ struct alignas(64) SharedBuffer::Count {
   std::atomic<uint64_t> ended;
 };
 
-// Of readings, by all ranks together.
+// Counts the ends of readings, over all ranks.
 struct alignas(64) SharedBuffer::Ends {
   std::atomic<uint64_t> count;
 };
@@ -28,7 +28,7 @@ int64_t in_pages(int64_t nbytes) {
   return (nbytes + SharedMemory::kPage - 1) / SharedMemory::kPage * SharedMemory::kPage;
 }
 
-// Without memory until they are written.
+// Reserves addresses, which take no memory until they are written.
 char* map_addresses(int64_t nbytes) {
   void* addresses = mmap(nullptr, static_cast<size_t>(nbytes), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -50,7 +50,7 @@ std::shared_ptr<SharedBuffer> SharedBuffers::of_whole(const at::Tensor& tensor) 
 
 namespace {
 
-// So much, and so many file descriptors, are taken at a time while the ranks' own memory is still there.
+// Limits of the memory and the file descriptors taken at a time, while the ranks' private pages still exist.
 constexpr int64_t kAtATime = int64_t{256} << 20;
 constexpr size_t kFilesAtATime = 64;
 
@@ -60,7 +60,7 @@ int64_t staying_nbytes(const SharedBuffer& buffer) {
   return buffer.passing() ? buffer.header_nbytes() : buffer.memory_nbytes();
 }
 
-// The next ones to be shared together, from `begin` on.
+// Returns the next buffers to share together, starting at `begin`.
 Several some_of(const Several& buffers, size_t begin) {
   Several some;
   int64_t nbytes = 0;
@@ -72,7 +72,8 @@ Several some_of(const Several& buffers, size_t begin) {
   return some;
 }
 
-// What a rank tells the others: bytes that it needs besides, and which buffers it is about to share.
+// Returns the text that a rank sends to the others: the bytes that it needs in addition, and the buffers that it is
+// about to share.
 std::string offer_of(const Several& buffers, int64_t further) {
   for (const auto& buffer : buffers) further -= buffer->own_nbytes();
   std::string text = std::to_string(further);
@@ -80,8 +81,9 @@ std::string offer_of(const Several& buffers, int64_t further) {
   return text;
 }
 
-// What is wanting for these: their memory, but for what ranks have of their own, which is free then; some of it twice.
-// None where ranks have made different ones.
+// Returns the bytes needed to share these buffers: their memory and the ranks' additional needs, less the private pages
+// that ranks hold for them, which are freed then, plus the part that exists twice meanwhile. Returns none if ranks have
+// made different buffers.
 std::optional<int64_t> wanting_nbytes(const Several& buffers, const std::vector<std::string>& offers) {
   const auto made = [](const std::string& offer) { return offer.substr(std::min(offer.find(' '), offer.size())); };
   int64_t whole = 0;
@@ -94,7 +96,7 @@ std::optional<int64_t> wanting_nbytes(const Several& buffers, const std::vector<
   return std::max<int64_t>(wanting, 0) + std::min(whole, kAtATime);
 }
 
-// `needed`: bytes that the host must have left for it.
+// `needed`: bytes that the host must have left for these buffers.
 void share_together(const Several& some, int64_t needed, Communicator& group, const CollectiveId& id) {
   std::vector<MemoryRequest> requests;
   for (const auto& buffer : some) requests.push_back({buffer->memory_nbytes(), staying_nbytes(*buffer)});

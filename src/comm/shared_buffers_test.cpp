@@ -1,4 +1,4 @@
-// Which shared buffer a tensor belongs to, while others come and go.
+// Tests which shared buffer a tensor belongs to, while buffers are made and freed.
 #include "comm/shared_buffers.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ at::Tensor slice_of(SharedBuffer& buffer) {
   return whole.narrow(0, whole.numel() / 2, whole.numel() / 2);
 }
 
-// Addresses of buffers that have been freed are used again, for smaller and for larger ones.
+// The addresses of freed buffers are used again, for smaller and for larger ones.
 TEST(SharedBuffers, FindsEachThatIsAlive) {
   std::mt19937 random(5);
   SharedBuffers buffers;

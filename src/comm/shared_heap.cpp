@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 
-// Large blocks begin and end with pages, so that trim() can give all of them back.
+// Large blocks begin and end at page boundaries, so that trim() can release all of their pages.
 int64_t rounded(int64_t nbytes) {
   const int64_t unit = nbytes >= SharedMemory::kPage ? SharedMemory::kPage : kAlignment;
   return std::max((nbytes + unit - 1) / unit * unit, kAlignment);
@@ -27,7 +27,8 @@ at::Tensor SharedHeap::take(int64_t nbytes) {
       at::kByte);
 }
 
-// The smallest gap that is large enough, those with pages first; else behind all.
+// Returns the beginning of the smallest gap that is large enough, preferring gaps with pages; without one, appends a
+// block.
 int64_t SharedHeap::place(int64_t nbytes) {
   std::lock_guard lock(mutex_);
   free_what_was_read();
@@ -123,7 +124,7 @@ void SharedHeap::trim(int64_t keep) {
   if (unused <= keep) return;
   for (auto& [begin, gap] : std::exchange(gaps_, {})) {
     if (gap.backed) memory_->release(begin, gap.nbytes);
-    // Pages at its ends that it shares with blocks stay, and are reserved once more when they are used.
+    // Pages at the ends of the gap that also belong to blocks stay, and are reserved again when they are used.
     add_gap(begin, {gap.nbytes, false});
   }
 }

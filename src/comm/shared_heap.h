@@ -1,4 +1,4 @@
-// Tensors in memory that the other ranks of a host read.
+// Allocates tensors in memory that the other ranks of a host read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,16 +20,18 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
   explicit SharedHeap(std::shared_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}
 
-  // 1-D, kByte, not initialised, at an address that is a multiple of 64. Its memory is free again when no tensor refers
-  // to it and nobody is held to read it. Throws where there is no memory, with the figure.
+  // Returns a tensor: 1-D, kByte, not initialised, at an address that is a multiple of 64. Its memory is free again
+  // when no tensor refers to it and no reader holds it (hold()). Throws, with the figure, if there is too little
+  // memory.
   at::Tensor take(int64_t nbytes);
-  // Where in the memory the tensor's elements begin; nothing if they lie elsewhere.
+  // Returns the offset in the memory where the tensor's elements begin, or nothing if they lie elsewhere.
   std::optional<int64_t> place_of(const at::Tensor& tensor) const;
-  // The tensor's block stays as it is until `read` is true, which is asked from time to time; true stays true.
+  // Keeps the tensor's block unchanged until `read` returns true. `read` is called from time to time; once true, it
+  // must stay true.
   void hold(const at::Tensor& tensor, std::function<bool()> read);
-  // Gives memory that nobody uses back to the system, if it is more than `keep` bytes: [Note: pages that are kept].
+  // Returns unused memory to the system if it is more than `keep` bytes: [Note: pages that are kept].
   void trim(int64_t keep = 0);
-  // Of blocks that are in use or held.
+  // Returns the bytes of the blocks that are in use or held.
   int64_t nbytes_in_use() const;
 
   const SharedMemory& memory() const { return *memory_; }
@@ -51,9 +53,9 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
 
   const std::shared_ptr<SharedMemory> memory_;
   mutable std::mutex mutex_;
-  std::map<int64_t, Block> blocks_;  // by where they begin
-  std::map<int64_t, Gap> gaps_;      // between them; neighbours are joined if both have pages or neither
-  int64_t end_ = 0;                  // of all blocks and gaps
+  std::map<int64_t, Block> blocks_;  // by offset
+  std::map<int64_t, Gap> gaps_;      // between blocks; neighbours are joined if both have pages or neither has
+  int64_t end_ = 0;                  // end of all blocks and gaps
   int64_t in_use_ = 0;
 };
 

@@ -93,7 +93,7 @@ TEST(SharedHeap, TooLittleMemoryIsAnErrorThatLeavesTheRest) {
   EXPECT_NO_THROW(heap->take(kMiB / 2));
 }
 
-// Whatever comes and goes, blocks never overlap, and in the end nothing is in use.
+// Takes and frees blocks at random: they never overlap, and in the end none is in use.
 TEST(SharedHeap, RandomUse) {
   const auto heap = make_heap();
   std::mt19937 random(5);

@@ -22,7 +22,8 @@
 namespace fsdp {
 namespace {
 
-// What the first page holds: no process that opens a descriptor of the same number elsewhere takes it for this memory.
+// The contents of the first page. It keeps a process from mistaking another file, whose descriptor has the same number,
+// for this memory.
 struct Mark {
   char what[16] = "fsdp.cpp shared";
   uint64_t word = 0;
@@ -35,7 +36,7 @@ uint64_t random_word() {
 
 Mark& mark_of(char* mapping) { return *reinterpret_cast<Mark*>(mapping); }
 
-// For an error that a limit of the process may have caused; empty where there is no limit.
+// Returns a hint for an error that a limit of the process may have caused; empty if there is no limit.
 std::string limit_text(__rlimit_resource resource, const char* command, const char* things) {
   rlimit limit{};
   if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
@@ -47,7 +48,7 @@ std::string path_of(int64_t process, int file) { return c10::str("/proc/", proce
 
 #ifdef __SANITIZE_THREAD__
 
-// What this process has made, by ticket.
+// The memory that this process has made, by ticket.
 class Made {
  public:
   static Made& all() {
@@ -116,7 +117,7 @@ void SharedMemory::close() {
 std::shared_ptr<SharedMemory> SharedMemory::create(int64_t nbytes) {
   const int file = memfd_create("fsdp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   TORCH_CHECK(file >= 0, "no shared memory: memfd_create: ", std::strerror(errno));
-  // Nobody can make it shorter, so that what is mapped stays there.
+  // Seals the size: no process can shrink the file, so mapped pages remain valid.
   if (ftruncate(file, kPage + nbytes) != 0 ||
       fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// Of all of the system's files in memory, in bytes.
+// Returns the bytes of all in-memory files of the system.
 int64_t shared_bytes_of_system() {
   std::ifstream in("/proc/meminfo");
   for (std::string name; in >> name;) {
@@ -30,7 +30,7 @@ int64_t shared_bytes_of_system() {
   return -1;
 }
 
-// What a process of its own returns.
+// Runs `body` in a separate process and returns its exit status.
 template <typename Body>
 int status_of_process(const Body& body) {
   const pid_t child = fork();
@@ -75,14 +75,15 @@ TEST(SharedMemory, WhatCannotBeReachedIsNull) {
   EXPECT_FALSE(SharedMemory::open(ticket)) << "no such descriptor any more";
   EXPECT_FALSE(SharedMemory::open(""));
   EXPECT_FALSE(SharedMemory::open("1 2 3"));
-  // As a ticket reads in another container: the process is another one, whose descriptor is something else.
+  // A ticket as it is read in another container: the process id names another process, whose descriptor is another
+  // file.
   const auto one = SharedMemory::create(kMiB), other = SharedMemory::create(kMiB);
   const std::string of_one = one->ticket(), of_other = other->ticket();
   const std::string mixed = of_one.substr(0, of_one.rfind(' ')) + of_other.substr(of_other.rfind(' '));
   EXPECT_FALSE(SharedMemory::open(mixed));
 }
 
-// Of the files without a name that this process has open.
+// Returns the bytes of the unnamed files that this process has open.
 int64_t shared_bytes_of_this_process() {
   int64_t nbytes = 0;
   for (const auto& link : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -106,7 +107,7 @@ TEST(SharedMemory, TakesNoMemoryBeforeItIsWrittenAndGivesItBack) {
   EXPECT_EQ(made->data()[2 * kMiB], 0);
 }
 
-// Whole pages only: what lies beside the range stays.
+// Only whole pages are released: data beside the range stay.
 TEST(SharedMemory, GivesBackNothingBesideTheRange) {
   const auto made = SharedMemory::create(kMiB);
   std::memset(made->data(), 5, 4 * 4096);
@@ -127,7 +128,7 @@ TEST(SharedMemory, NothingStaysBehindAProcessThatIsKilled) {
               return 0;
             }),
             128 + SIGKILL);
-  // Other programs may share memory for a moment, too.
+  // Other programs may also share memory for a moment.
   for (int look = 0; look < 1000 && shared_bytes_of_system() - before >= 8 * kMiB; ++look) usleep(10000);
   EXPECT_LT(shared_bytes_of_system() - before, 8 * kMiB);
 }

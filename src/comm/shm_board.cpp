@@ -13,7 +13,7 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(4);
 constexpr int kSteps = 2;
 
-// The kernel finds the word by its memory, so that processes that map it elsewhere meet there.
+// The kernel identifies the word by its memory, so processes that map it at different addresses use the same futex.
 void futex(const std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* limit) {
   syscall(SYS_futex, &word, operation, value, limit, nullptr, 0);
 }
@@ -76,7 +76,7 @@ bool ShmBoard::all_finished(uint64_t sequence) const {
   return true;
 }
 
-// Of a rank that is about to sleep either the count of sleepers is seen here, or the change is seen there.
+// If a rank is about to sleep, either this rank sees the count of sleepers, or that rank sees the change.
 void ShmBoard::ring() const {
   bell().changes.fetch_add(1, std::memory_order_seq_cst);
   if (bell().sleepers.load(std::memory_order_seq_cst) > 0) futex(bell().changes, FUTEX_WAKE, INT_MAX, nullptr);

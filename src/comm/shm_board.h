@@ -1,4 +1,4 @@
-// What the ranks of a group on one host tell each other about their collectives, in memory that they share.
+// The board on which the ranks of a group on one host post their collectives, in memory that they share.
 #pragma once
 
 #include <atomic>
@@ -12,13 +12,14 @@
 namespace fsdp {
 
 // [Note: a board in shared memory]
-// For each of its last kDepth collectives each rank has a post: header, and where its payload lies in its heap. It
-// writes the post, then sets its number to that of the collective (release); others that see the number (acquire) see
-// the post and the payload. A second step of a collective has a place and a number of its own. When a rank has read all
-// that it needs of a collective it counts it as finished; a post is used again once all ranks have finished the
-// collective that it was for. Each change counts up one word, on which ranks sleep that wait for a change (a futex).
+// Each rank has a post for each of its last kDepth collectives: the header and the position of its payload in its heap.
+// It writes the post, then sets the post's number to the number of the collective (release); other ranks that see the
+// number (acquire) see the post and the payload. A second step of a collective has its own position and number. When a
+// rank has read all that it needs of a collective, it counts the collective as finished. A post is reused once all
+// ranks have finished the collective that it was for. Each change increments one word, on which ranks sleep while they
+// wait for a change (a futex).
 //
-// Threads: one a rank.
+// Threads: one for each rank.
 class ShmBoard {
  public:
   static constexpr uint64_t kDepth = 64;
@@ -26,39 +27,39 @@ class ShmBoard {
 
   struct Post {
     char header[kHeaderBytes];
-    int64_t payload;  // in the rank's heap, or kNowhere
-    int64_t flags;    // those behind kInlineFlagWords, likewise
-    int64_t second;   // of the second step
+    int64_t payload;  // offset in the rank's heap, or kNowhere
+    int64_t flags;    // offset of the flag words after the first kInlineFlagWords, or kNowhere
+    int64_t second;   // offset of the second step's payload, or kNowhere
   };
 
-  // The memory that a board takes; it begins as zeros.
+  // Returns the bytes of memory that a board takes. The memory must be zeros at first.
   static int64_t nbytes(int ranks);
   ShmBoard(std::shared_ptr<SharedMemory> memory, int rank, int ranks);
 
-  // Whether `rank` has finished the collective that this rank's post for `sequence` was used for before.
+  // Whether `rank` has finished the collective for which this rank's post for `sequence` was last used.
   bool has_room(int rank, uint64_t sequence) const { return sequence < kDepth || finished(rank, sequence - kDepth); }
-  // To be written, and then published, step by step (0, 1).
+  // Returns this rank's post, which must be written and then published, step by step (0, 1).
   Post& own(uint64_t sequence) const;
   void publish(uint64_t sequence, int step);
-  // A rank's post once it has published this step; before, null.
+  // Returns a rank's post once the rank has published this step; null before.
   const Post* of(int rank, uint64_t sequence, int step) const;
 
-  // This rank has read all of the collectives below `sequence`.
+  // Records that this rank has finished all collectives below `sequence`.
   void finish_below(uint64_t sequence);
-  // Whether a rank has, or all ranks have, finished this collective. Threads: safe.
+  // Whether one rank has, or all ranks have, finished this collective. Threads: safe.
   bool finished(int rank, uint64_t sequence) const;
   bool all_finished(uint64_t sequence) const;
 
-  // Something else has changed that ranks may wait for.
+  // Announces another change that ranks may wait for.
   void ring() const;
-  // To wait for a change: read changes(), look whether what is waited for is there, and if not, await_change().
+  // To wait for a condition: read changes(), test the condition, and if it does not hold, call await_change().
   uint32_t changes() const;
-  // Returns when there was a change since `seen`, or after `limit`, or before. Sleeps but for the first microseconds.
+  // Returns after a change since `seen`, after `limit`, or earlier. Sleeps, except for the first microseconds.
   void await_change(uint32_t seen, std::chrono::milliseconds limit) const;
 
  private:
   struct Slot;
-  struct Column;  // a rank's
+  struct Column;  // of one rank
   struct Bell;
   Bell& bell() const;
   Column& column(int rank) const;

@@ -142,7 +142,8 @@ ShmAllToAll::ShmAllToAll(std::shared_ptr<ShmContext> context, const at::Tensor& 
                          const SplitCounts& counts, const CollectiveId& id)
     : ShmAllToAll(std::move(context), output, input, counts, id, counts_as_words(counts)) {}
 
-// Flags are OR-ed in place, and these are of this rank alone: what others send is read from their posts.
+// Flags are OR-ed in place, so `words` belongs to this object alone. The counts of other ranks are read from their
+// posts.
 ShmAllToAll::ShmAllToAll(std::shared_ptr<ShmContext> context, const at::Tensor& output, const at::Tensor& input,
                          const SplitCounts& counts, const CollectiveId& id,
                          std::unique_ptr<std::vector<uint64_t>> words)

@@ -1,4 +1,4 @@
-// The collectives in flight over memory that the ranks of a host share.
+// Collectives in flight over memory that the ranks of a host share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace fsdp {
 
-// finish() may come before its Work is waited for: see ShmInFlight.
+// A collective in flight. finish() may be called before its Work is waited for: see ShmInFlight.
 class ShmCollective : public PendingCollective {
  public:
   ShmCollective(std::shared_ptr<ShmContext> context, CollectiveIdentity identity, const ShmExchange::Payload& payload,
@@ -27,15 +27,15 @@ class ShmCollective : public PendingCollective {
   bool finished() const { return exchange_.finished(); }
 
  protected:
-  // Blocks until the result is in place, and then finishes the exchange.
+  // Blocks until the result is in place, then finishes the exchange.
   virtual void complete() = 0;
-  // This slice of what each rank has posted, where it lies, in rank order; behind agree().
+  // Returns this slice of each rank's payload, in place, in rank order. Call it after agree().
   std::vector<at::Tensor> parts_of_all(int64_t begin, int64_t numel, at::ScalarType dtype) const;
 
   ShmExchange exchange_;
 };
 
-// Each rank copies the others' shards from where they lie.
+// Each rank copies the others' shards directly from their memory.
 class ShmAllGather final : public ShmCollective {
  public:
   ShmAllGather(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& input, const CollectiveId& id);
@@ -46,8 +46,8 @@ class ShmAllGather final : public ShmCollective {
   at::Tensor output_;
 };
 
-// The shards lie in a buffer of all ranks, end to end: each rank waits until all have come to the collective. `output`
-// may be that buffer.
+// Gathers shards that lie in a buffer of all ranks, end to end: each rank waits until all have reached the collective.
+// `output` may be that buffer.
 class ShmSharedGather final : public ShmCollective {
  public:
   ShmSharedGather(std::shared_ptr<ShmContext> context, std::shared_ptr<SharedBuffer> buffer, at::Tensor output,
@@ -60,7 +60,7 @@ class ShmSharedGather final : public ShmCollective {
   at::Tensor output_;
 };
 
-// Each rank sums its slice of what all have posted, in rank order, where it lies.
+// Each rank sums its slice of all payloads, in rank order, reading them in place.
 class ShmReduceScatter final : public ShmCollective {
  public:
   ShmReduceScatter(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& input,
@@ -74,8 +74,9 @@ class ShmReduceScatter final : public ShmCollective {
   ReduceOptions options_;
 };
 
-// A reduce-scatter over contiguous parts of nearly equal size; each rank copies the others' sums. `output` may be
-// `tensor`, also where others read that in place: a part is read by its owner alone, before it publishes the sum.
+// A reduce-scatter over contiguous parts of nearly equal size, after which each rank copies the others' sums. `output`
+// may be `tensor`, even if others read `tensor` in place: only the owner of a part reads that part, and it does so
+// before it publishes the sum.
 class ShmAllReduce final : public ShmCollective {
  public:
   ShmAllReduce(std::shared_ptr<ShmContext> context, at::Tensor output, const at::Tensor& tensor,
@@ -102,7 +103,7 @@ class ShmBroadcast final : public ShmCollective {
   int root_;
 };
 
-// What each rank sends to each and expects from each goes with the posts, as flags.
+// The counts that each rank sends to each rank and expects from each rank travel with the posts, as flags.
 class ShmAllToAll final : public ShmCollective {
  public:
   ShmAllToAll(std::shared_ptr<ShmContext> context, const at::Tensor& output, const at::Tensor& input,
@@ -130,16 +131,16 @@ class ShmGatherBytes final : public ShmCollective {
 };
 
 // [Note: room on the board]
-// A rank's post is used again kDepth collectives later, once all ranks have finished the first of them. A caller may
-// wait for one collective only after any number of others: a reduction that is in flight while a unit is gathered for
-// each of its operators. So before a collective is issued, this rank finishes those of its own that are kDepth older;
-// waiting for them afterwards is nothing more to do. It waits for other ranks as their Work would, only earlier, and
-// all ranks issue in the same order: nobody waits in a circle.
+// A rank's post is reused kDepth collectives later, once all ranks have finished the earlier collective. A caller may
+// issue any number of collectives before it waits for one: for example, a reduction may be in flight while a unit is
+// gathered for each of its operators. So before it issues a collective, a rank finishes its own collectives that are
+// kDepth older; waiting for them afterwards does nothing more. Finishing waits for other ranks as their Work would,
+// only earlier, and all ranks issue in the same order, so ranks cannot wait in a circle.
 class ShmInFlight {
  public:
   ShmInFlight(std::shared_ptr<ShmContext> context, std::shared_ptr<Advancing> advancing)
       : context_(std::move(context)), advancing_(std::move(advancing)) {}
-  // For the next collective.
+  // Makes room for the next collective.
   void make_room();
   void add(std::weak_ptr<ShmCollective> collective) { queue_.push_back(std::move(collective)); }
 

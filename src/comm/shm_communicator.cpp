@@ -20,7 +20,7 @@
 namespace fsdp {
 namespace {
 
-// A gather of which the result is read where the shards lie, until this object goes.
+// A gather whose result is read in place, until this object is destroyed.
 class SharedReading final : public Work {
  public:
   SharedReading(std::unique_ptr<Work> gather, std::shared_ptr<SharedBuffer> buffer, std::shared_ptr<ShmBoard> board,
@@ -157,7 +157,7 @@ class ShmCommunicator final : public Communicator, public Failable {
     TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
   }
 
-  // Blocks where the buffer is not shared yet; what others may wait for meanwhile is done before.
+  // Blocks if the buffer is not shared yet, but first does this rank's part in what others may wait for meanwhile.
   std::unique_ptr<Work> read_shared(std::shared_ptr<SharedBuffer> buffer, at::Tensor output, const CollectiveId& id) {
     if (!buffer->is_shared()) SharedBuffers::share(buffer, *this, id);
     const bool in_place = buffer->is_whole(output);
@@ -187,7 +187,7 @@ class ShmCommunicator final : public Communicator, public Failable {
   ShmInFlight in_flight_;
   SharedBuffers buffers_;
   std::shared_ptr<PassingMemory> passing_;
-  int shared_buffers_ = 0;  // so far
+  int shared_buffers_ = 0;  // number of buffers made so far
   PayloadCount sent_;
   std::shared_ptr<Communicator> twin_;
 };

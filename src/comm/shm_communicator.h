@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// Over `gloo`, a group over Gloo of two or more ranks of one host, which have opened each other's memory. The Gloo
-// group remains for what memory cannot tell: ranks that are lost, failures. Collective; blocks.
+// Makes a communicator over `gloo`, a Gloo group of two or more ranks of one host that have opened each other's memory.
+// The Gloo group stays in use for what shared memory cannot tell: lost ranks and failures. Collective; blocks.
 std::shared_ptr<Communicator> make_shm_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks);
 
 }  // namespace fsdp

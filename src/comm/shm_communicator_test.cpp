@@ -1,4 +1,4 @@
-// What ranks that share memory do not copy, and what keeps them from writing to what others still read.
+// Tests which copies ranks that share memory avoid, and what keeps them from writing to memory that others still read.
 #include "comm/shm_communicator.h"
 
 #include <gmock/gmock.h>
@@ -67,7 +67,7 @@ TEST(SharedBuffer, AGatherOfSlicesMovesNothing) {
   }
 }
 
-// What was written before the first gather is there behind it, at the same addresses.
+// Values written before the first gather are still there after it, at the same addresses.
 TEST(SharedBuffer, SharingKeepsWhatWasWritten) {
   with_ranks(3, [](Communicator& comm) {
     const Shared shared(comm, 3000);
@@ -87,13 +87,13 @@ TEST(SharedBuffer, AGatherElsewhereCopies) {
     at::Tensor output = torch::zeros(33);
     const auto gather = comm.all_gather(output, shared.own, id("u"));
     gather->wait();
-    comm.await_readers(shared.whole, id("u"));  // although the Work is there
+    comm.await_readers(shared.whole, id("u"));  // returns although the Work still exists
     shared.own.zero_();
     EXPECT_TRUE(torch::equal(output, all_values(3, 11)));
   });
 }
 
-// Rank 1 reads for a while; rank 0 must not write before it has ended.
+// Rank 1 reads for a while; ranks 0 and 2 must not write before it has ended.
 TEST(SharedBuffer, WhoWritesWaitsForReaders) {
   std::atomic<bool> read = false;
   with_ranks(3, [&](Communicator& comm) {
@@ -107,7 +107,7 @@ TEST(SharedBuffer, WhoWritesWaitsForReaders) {
       EXPECT_TRUE(read);
       shared.own.zero_();
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(60));  // others wait before this one has begun to
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));  // the others wait before this rank has begun to read
       reading->wait();
       std::this_thread::sleep_for(std::chrono::milliseconds(60));
       EXPECT_TRUE(torch::equal(shared.whole, all_values(3, 5)));
@@ -139,7 +139,7 @@ TEST(SharedBuffer, AReaderThatIsLostIsNamedByWhoWaitsToWrite) {
     comm.all_gather(shared.whole, shared.own, id("u"));
     const std::string error = error_of([&] { comm.await_readers(shared.whole, id("u")); });
     const std::string what = "waits to write to its part of 'u': rank 1 is lost: its connection closed";
-    EXPECT_THAT(error, HasSubstr(what));  // its own words, or those of the one that has noticed before
+    EXPECT_THAT(error, HasSubstr(what));  // its own message, or that of the rank that noticed first
     named += error.find(c10::str("rank ", comm.rank(), " ", what)) == 0;
   });
   EXPECT_GE(named, 1);
@@ -165,7 +165,7 @@ TEST(PassingBuffer, GivesMemoryBackWhenAllHaveRead) {
 }
 
 TEST(PassingBuffer, StaysWhereAllOfThemAreLittle) {
-  constexpr int64_t kNbytes = 40960;  // of one, in pages
+  constexpr int64_t kNbytes = 40960;  // of one buffer, in whole pages
   for (int64_t spare : {2 * kNbytes - 1, 2 * kNbytes}) {
     with_ranks(
         2,
@@ -247,7 +247,7 @@ TEST(ShareBuffers, SaysWhatIsWanting) {
   });
 }
 
-// The error is the gather's: whoever has made the buffers may find out before, and say more.
+// The gather reports the error: the code that made the buffers may detect it before, and give more details.
 TEST(ShareBuffers, LeavesDifferentOnesToTheirGathers) {
   with_ranks(2, [](Communicator& comm) {
     const Shared shared(comm, comm.rank() == 0 ? 1000 : 9000);
@@ -380,7 +380,7 @@ TEST(ReductionInput, WhatLiesElsewhereIsCopied) {
   });
 }
 
-// Where one rank cannot open another one's memory, all ranks go on over Gloo, and know why.
+// If one rank cannot open another rank's memory, all ranks fall back to Gloo and give the reason.
 TEST(SharedMemoryChoice, AllRanksFallBackTogether) {
   std::vector<std::string> reasons(3), backends(3);
   testing::run_ranks(3,

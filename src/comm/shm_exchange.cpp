@@ -14,7 +14,7 @@
 namespace fsdp {
 namespace {
 
-// How long a rank sleeps before it looks whether the others are still there.
+// How long a rank sleeps before it checks whether the others are still alive.
 constexpr auto kLook = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -77,7 +77,7 @@ at::Tensor ShmExchange::copied(const at::Tensor& tensor) const {
   return block;
 }
 
-// Until all ranks have finished the collective.
+// Keeps the block unchanged until all ranks have finished the collective.
 int64_t ShmExchange::keep(const at::Tensor& block) {
   context_->heap->hold(block,
                        [board = context_->board, sequence = sequence_] { return board->all_finished(sequence); });
@@ -94,7 +94,7 @@ void ShmExchange::await(int peer, const std::function<bool()>& there) {
   });
 }
 
-// A rank that is gone may have done its part of this collective before. If so, its loss does not matter here.
+// A lost rank may have done its part of this collective before. If so, its loss does not matter here.
 void ShmExchange::check_health(int peer) {
   check_group_not_failed(*context_->host);
   for (const Loss& loss : losses_of(*context_->host)) {

@@ -1,5 +1,4 @@
-// One collective in memory that the ranks of a host share: posts of all ranks, and payloads that others read where they
-// lie.
+// One collective in memory that the ranks of a host share: all ranks post, and read each other's payloads in place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,31 +20,32 @@
 
 namespace fsdp {
 
-// What the collectives of one communicator share.
+// State that the collectives of one communicator share.
 struct ShmContext {
-  std::shared_ptr<Communicator> host;  // over Gloo: notices ranks that are lost, and tells them of failures
+  std::shared_ptr<Communicator> host;  // over Gloo: notices lost ranks, and carries failures to other ranks
   std::shared_ptr<ShmBoard> board;
   std::shared_ptr<SharedHeap> heap;                  // this rank's
   std::vector<std::shared_ptr<SharedMemory>> heaps;  // of all ranks
-  std::vector<int> names;                            // for errors
+  std::vector<int> names;                            // ranks' numbers in errors
   uint64_t next_sequence = 0;
   uint64_t finished_below = 0;
-  std::set<uint64_t> finished_ahead;  // that were finished before others that were issued before them
+  std::set<uint64_t> finished_ahead;  // finished before others that were issued earlier
 
   using Clock = std::chrono::steady_clock;
 
   void finish(uint64_t sequence);
-  // Sleeps until `there`; calls `check` before that, and from time to time, to throw where there is no hope.
+  // Sleeps until `there` returns true. Calls `check` before that and from time to time; it throws if waiting is
+  // hopeless.
   void await(const std::function<bool()>& there, const std::function<void()>& check) const;
 };
 
-// Posting blocks only while a rank has yet to finish the collective ShmBoard::kDepth before ([Note: room on the
-// board]). Every failure is an error that names this rank, the other rank and the collective; it ends the group on all
-// ranks.
+// One collective. Posting blocks only while a rank has yet to finish the collective issued ShmBoard::kDepth earlier
+// ([Note: room on the board]). Every failure is an error that names this rank, the other rank and the collective; it
+// ends the group on all ranks.
 class ShmExchange {
  public:
-  // What others read of this rank: nothing (undefined); a copy of a contiguous tensor; or, if it lies in this rank's
-  // heap and nobody writes to it any more, the tensor itself.
+  // The data that others read from this rank: nothing (undefined); a copy of a contiguous tensor; or the tensor itself,
+  // if it lies in this rank's heap and is no longer written.
   struct Payload {
     at::Tensor tensor = {};
     bool in_place = false;
@@ -61,22 +61,23 @@ class ShmExchange {
   int size() const { return context_->host->size(); }
   uint64_t sequence() const { return sequence_; }
 
-  // Waits for all posts and compares them: throws when another rank issues another collective. ORs the flags.
+  // Waits for all posts and compares them. Throws if another rank has issued a different collective. ORs the flags.
   void agree();
-  // numel of the header of each rank, after agree().
+  // The numel in each rank's header, after agree().
   const std::vector<int64_t>& numels() const { return numels_; }
-  // Behind agree(): see Exchange.
+  // Returns a flag word of another rank, after agree(): see Exchange.
   uint64_t flag_word_of(int peer, size_t index) const;
-  // Flags are what each rank sends to each, and behind it what it expects from each: on all ranks the same error.
+  // For flags that contain the counts that each rank sends to each rank, followed by the counts that it expects from
+  // each: throws the same error on all ranks if they do not match.
   void check_counts() const;
-  // A part of a rank's payload, where it lies, after agree(). Valid until finish().
+  // Returns a part of a rank's payload, in place, after agree(). Valid until finish().
   at::Tensor payload_of(int peer, int64_t begin, int64_t numel, at::ScalarType dtype) const;
-  // Memory for this rank's second payload, and what is done once it is written.
+  // Returns memory for this rank's second payload; publish_second() must be called once it is written.
   at::Tensor second_payload(int64_t numel, at::ScalarType dtype);
   void publish_second();
-  // Waits for a rank's second payload. Valid until finish().
+  // Waits for a rank's second payload and returns it. Valid until finish().
   at::Tensor second_of(int peer, int64_t numel, at::ScalarType dtype);
-  // This rank has read what it needs.
+  // Records that this rank has read all that it needs.
   void finish();
   bool finished() const { return finished_; }
 

@@ -28,7 +28,7 @@ std::string needed_text(const char* name) {
   return *value;
 }
 
-// A number at the beginning of `text`, which is cut off.
+// Removes and returns a number at the beginning of `text`.
 std::optional<int> take_number(std::string_view& text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

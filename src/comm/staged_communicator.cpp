@@ -11,11 +11,11 @@ namespace fsdp {
 namespace {
 
 at::Tensor host_memory_for(const at::Tensor& tensor) {
-  // The allocator of pinned memory keeps what is given back until copies that were enqueued are over.
+  // The allocator of pinned memory does not reuse a freed block until the copies enqueued on it are done.
   return at::empty({tensor.numel()}, at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
 }
 
-// Blocks until the copy is there.
+// Blocks until the copy is complete.
 at::Tensor copy_to_host(const at::Tensor& tensor) {
   at::Tensor copy = host_memory_for(tensor);
   copy.copy_(tensor);
@@ -30,7 +30,7 @@ class StagedWork final : public Work {
   void wait() override {
     inner_->wait();
     at::AutoDispatchBelowADInplaceOrView no_autograd;
-    // Whatever stream is current: the copy to the host has waited for all that used the output before.
+    // Safe on any current stream: the copy to the host has waited for all earlier uses of the output.
     output_.copy_(result_, /*non_blocking=*/result_.is_pinned());
   }
   void advance() override { inner_->advance(); }

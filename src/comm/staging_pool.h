@@ -1,4 +1,4 @@
-// Host memory for headers and for contributions that wait to be summed, used again and again.
+// A pool of host memory for headers and for contributions that wait to be summed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,12 +12,12 @@ namespace fsdp {
 // Not thread-safe.
 class StagingPool {
  public:
-  // At least `bytes` bytes of host memory (kByte, 1-D). The smallest free buffer that is large enough, else a
-  // new one.
+  // Returns at least `bytes` bytes of host memory (kByte, 1-D): the smallest free buffer that is large enough, or else
+  // a new one.
   at::Tensor take(int64_t bytes);
-  // Returns what take() gave, once nobody reads or writes it any more.
+  // Takes back a buffer from take(), once it is no longer read or written.
   void give_back(at::Tensor buffer);
-  // Keeps none of the free buffers but small ones, for headers.
+  // Frees all free buffers except small ones, which headers use.
   void trim();
 
  private:

@@ -1,4 +1,4 @@
-// Start-up asks the store for a number of operations that grows with the ranks, not with their square.
+// Tests that the number of store operations at start-up grows with the number of ranks, not with its square.
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -50,7 +50,7 @@ TEST(StoreBarrier, NamesRanksThatAreMissingAndLooksNearThemOnly) {
   }
 }
 
-// Each rank as a thread, which joins and finds the others.
+// Runs each rank as a thread, which joins and finds the others.
 c10::intrusive_ptr<CountingStore> store_after_joining(int size) {
   auto store = c10::make_intrusive<CountingStore>();
   std::vector<std::thread> threads;
@@ -82,11 +82,11 @@ TEST(StartUpCosts, RanksThatDoNotComeAreNamed) {
 // ---------------------------------------------------------------- subgroups
 
 struct Counted {
-  int64_t bytes = 0;  // that rank 0 sends to the last rank
+  int64_t bytes = 0;  // sent by rank 0 to the last rank
   std::string error;  // the same on all ranks
 };
 
-// What comes of it when ranks agree on subgroups; `members`: the list of a rank.
+// Returns the result of an agreement on subgroups. `members`: returns the list of a rank.
 Counted partition(int size, const std::function<std::vector<int>(int rank)>& members) {
   Counted counted;
   std::vector<std::string> errors(static_cast<size_t>(size)), words(static_cast<size_t>(size));

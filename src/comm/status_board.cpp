@@ -15,7 +15,8 @@ const char* const kRequests = "watchdog/requests";
 
 std::string answer_key(int rank) { return c10::str("watchdog/rank ", rank); }
 
-// A line with the request and the number of collectives, one with what the rank does, and one for each collective.
+// Writes one line with the request and the number of collectives, one with what the rank does, and one for each
+// collective.
 std::string encode(int64_t request, const RankStatus& status) {
   std::ostringstream out;
   out << request << " " << status.issued << "\n" << status.doing << "\n";
@@ -39,7 +40,7 @@ std::pair<int64_t, RankStatus> decode(const std::string& text) {
   return {request, std::move(status)};
 }
 
-// A name may hold anything; a line of a note must not end early.
+// Names may contain newlines, which would end a line of a note too early.
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
@@ -89,7 +90,7 @@ std::vector<std::optional<RankStatus>> StatusBoard::answers_to(int64_t request) 
   c10d::Store& store = *point_->store();
   for (int rank = 0; rank < size_; ++rank) {
     const std::string key = answer_key(rank);
-    if (!store.check({key})) continue;  // get would wait for it
+    if (!store.check({key})) continue;  // get would wait for the key
     const std::vector<uint8_t> bytes = store.get(key);
     auto [answered, status] = decode({bytes.begin(), bytes.end()});
     if (answered >= request) answers[static_cast<size_t>(rank)] = std::move(status);

@@ -1,4 +1,4 @@
-// Notes that the ranks of one group leave for one another in the store where they met, while the group is stuck.
+// Notes that the ranks of one group leave for each other in the store where they met, while the group is stuck.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-// What a rank says of itself.
+// The status that a rank reports.
 struct RankStatus {
   struct Issued {
     uint64_t number = 0;
@@ -20,29 +20,29 @@ struct RankStatus {
     bool waiting = false;
     std::string description;
   };
-  uint64_t issued = 0;       // collectives of this group
-  std::string doing;         // over all groups: what it waits for, or what it issued last; one line
-  std::vector<Issued> last;  // of this group, oldest first
+  uint64_t issued = 0;       // number of collectives of this group
+  std::string doing;         // over all groups: what the rank waits for, or what it issued last; one line
+  std::vector<Issued> last;  // the last collectives of this group, oldest first
 
   const Issued* find(uint64_t number) const;
 };
 RankStatus status_of(const FlightRecord& record, int group);
 
-// Every call is a round trip or a few to the store; none waits for another rank. Each throws when the store cannot be
-// reached. Not thread-safe.
+// Each call takes one or a few round trips to the store; none waits for another rank. Each call throws if the store
+// cannot be reached. Not thread-safe.
 class StatusBoard {
  public:
-  // `point`: the group's own.
+  // `point`: the meeting point of this group alone.
   StatusBoard(std::shared_ptr<MeetingPoint> point, int rank, int size);
   ~StatusBoard();
 
   // Asks all ranks; returns the number of the request.
   int64_t ask();
-  // The number of the last request of any rank; 0: nobody has asked.
+  // Returns the number of the last request of any rank; 0 if there is none.
   int64_t asked();
-  // This rank's answer, to all requests up to this one.
+  // Stores this rank's answer to all requests up to `request`.
   void answer(int64_t request, const RankStatus& status);
-  // By rank; no value for those that have not answered this request, or a later one.
+  // Returns the answers by rank; no value for ranks that have answered neither this request nor a later one.
   std::vector<std::optional<RankStatus>> answers_to(int64_t request);
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(1);
 
-// proc(5): the state behind the name in parentheses.
+// See proc(5): the state follows the name in parentheses.
 bool is_stopped(int64_t process) {
   std::ifstream file(c10::str("/proc/", process, "/stat"));
   std::string text;
@@ -33,7 +33,7 @@ void StoppedRankWarning::look(std::chrono::steady_clock::duration waited,
     said_ = true;
     const std::string text = c10::str("fsdp: ", waits(), " for rank ", names[rank], ", which is stopped (process ",
                                       process, "); resume it with: kill -CONT ", process, "\n");
-    // At once: autograd keeps back what is a warning of LibTorch's until backward ends.
+    // Printed directly: autograd holds back LibTorch warnings until backward ends.
     std::fputs(text.c_str(), stderr);
     return;
   }

@@ -1,4 +1,4 @@
-// Ranks of this host that are stopped, by a signal or a debugger: told apart from those that are lost.
+// Detects ranks of this host that are stopped, by a signal or a debugger, as opposed to lost.
 #pragma once
 
 #include <chrono>
@@ -11,12 +11,12 @@
 
 namespace fsdp {
 
-// One wait of this rank for others. One that is only slow is the watchdog's (DebugOptions::watchdog_warning), which
-// asks it what it does.
+// One wait of this rank for others. The watchdog (DebugOptions::watchdog_warning) handles ranks that are only slow, and
+// asks them what they do.
 class StoppedRankWarning {
  public:
-  // Called again and again while this rank waits: behind a second, says once on stderr which of the ranks that made
-  // `memories` is stopped, and how it goes on. `names`: of the ranks, for texts; `waits`: "rank 0 waits for …".
+  // Must be called repeatedly while this rank waits. After a second, prints once on stderr which of the ranks that made
+  // `memories` is stopped, and how it can be continued. `names`: rank numbers for texts; `waits`: "rank 0 waits for …".
   void look(std::chrono::steady_clock::duration waited, const std::vector<std::shared_ptr<SharedMemory>>& memories,
             const std::vector<int>& names, const std::function<std::string()>& waits);
 

@@ -14,7 +14,7 @@ const char* const kComplete = "complete";
 std::string presence_of(int rank) { return c10::str("present/", rank); }
 std::string counter_of(int level, int block) { return c10::str("arrived/", level, "/", block); }
 
-// `count` members of a level; the last block may have fewer than others.
+// For a level of `count` members; its last block may have fewer members than the others.
 int members_of(int block, int count) { return std::min(kBlock, count - block * kBlock); }
 int blocks_of(int count) { return (count + kBlock - 1) / kBlock; }
 

@@ -1,4 +1,4 @@
-// A barrier over a key-value store, whose operations grow with the number of ranks and not with its square.
+// A barrier over a key-value store. Its number of store operations is linear, not quadratic, in the number of ranks.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -8,19 +8,19 @@
 
 namespace fsdp {
 
-// Ranks count themselves in blocks of 64. The rank that completes a block counts the block among 64 blocks, and so on;
-// the one that completes the last block says that all have arrived. So a rank needs three operations or a few more, and
-// one for each look at whether all have come. c10d's own barrier (store_based_barrier) has one counter for all, which
-// cannot say who is missing. Used by one thread.
+// Ranks count themselves in blocks of 64. The rank that completes a block counts that block in a block of 64 blocks,
+// and so on; the rank that completes the last block announces that all have arrived. So a rank needs three operations
+// or a few more, and one for each check whether all have arrived. c10d's own barrier (store_based_barrier) has one
+// counter for all ranks, which cannot tell which ranks are missing. Used by one thread.
 class StoreBarrier {
  public:
-  // `store`: the group's own, which outlives this object. It is used for one barrier.
+  // `store`: the store of this group alone, which must outlive this object. It is used for one barrier.
   StoreBarrier(c10d::Store& store, int size) : store_(store), size_(size) {}
 
-  // Once for each rank.
+  // Must be called once for each rank.
   void arrive(int rank);
   bool is_complete();
-  // The ranks that have not arrived, in order. Looks at each block, and at the ranks of those that are not complete.
+  // Returns the ranks that have not arrived, in order. Reads each block, and the ranks of the incomplete blocks.
   std::vector<int> missing();
 
  private:

@@ -1,4 +1,4 @@
-// Collectives of all kinds, chosen at random, over ranks that come early and late at random.
+// Issues collectives of all kinds, chosen at random, on ranks that are early or late at random.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace fsdp::testing {
 
-// All ranks with one seed do the same. Results are those that they must be, or the test fails.
+// Ranks with the same seed issue the same collectives. The test fails if a result is wrong.
 class Stress {
  public:
   Stress(Communicator& comm, unsigned seed)
@@ -76,7 +76,7 @@ class Stress {
     wait(*comm_.all_gather(all, mine(numel), id("gather")));
     expect_gathered(all);
   }
-  // Where others may read it.
+  // Returns an input in memory that other ranks may read.
   at::Tensor input(int64_t numel) {
     const at::Tensor bytes = comm_.reduction_input(std::max<int64_t>(numel, 1) * 4);
     return bytes.view(at::kFloat).narrow(0, 0, numel).fill_(value(comm_.rank()));
@@ -109,7 +109,7 @@ class Stress {
       ASSERT_EQ(all[static_cast<size_t>(rank)], std::string(length, static_cast<char>('a' + rank)));
     }
   }
-  // In flight together, waited for in an order of the rank's own.
+  // Issues several collectives before it waits for them, in this rank's own order.
   void several(int64_t numel) {
     at::Tensor all = torch::empty({numel * comm_.size()});
     const at::Tensor scattered = torch::empty({numel}), reduced = mine(numel);

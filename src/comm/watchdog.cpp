@@ -31,7 +31,7 @@ std::string seconds_text(Clock::duration time) {
   return text;
 }
 
-// What keeps `rank` from doing its part of the collective; empty if nothing does.
+// Describes what keeps `rank` from doing its part of the collective; empty if nothing does.
 std::string trouble_of(int rank, const std::optional<RankStatus>& status, const CollectiveEntry& entry) {
   if (!status) return c10::str("rank ", rank, " does not answer: did it end, or is it stopped or cut off?");
   if (status->issued <= entry.number) {
@@ -63,7 +63,7 @@ class Watchdog::Guard {
     try {
       answer_requests();
       look_at_own_waiting();
-    } catch (const std::exception& error) {  // the store is gone: rank 0 may have ended
+    } catch (const std::exception& error) {  // the store is lost: rank 0 may have ended
       board_.reset();
       silence_ = c10::str("the state of the other ranks is unknown, since the store cannot be reached (",
                           first_line(error), ")");
@@ -76,7 +76,7 @@ class Watchdog::Guard {
     uint64_t number = 0;
     int64_t request = 0;
     Clock::time_point asked;
-    bool settled = false;  // said, or left to another rank
+    bool settled = false;  // reported, or left to another rank
     bool said = false;
   };
 
@@ -107,7 +107,7 @@ class Watchdog::Guard {
     }
   }
 
-  // Says who is late once all have answered, or have had the time to.
+  // Reports which rank is late, once all have answered or had time to.
   void settle(const CollectiveEntry& waiting, Clock::time_point now) {
     if (!board_) {
       speak(waiting, silence_);
@@ -123,7 +123,7 @@ class Watchdog::Guard {
     }
   }
 
-  // Which rank waits for this collective and has the lowest number; this one, if no other does.
+  // Returns the lowest rank that waits for this collective; this rank if no lower one does.
   int lowest_waiting(const Statuses& statuses, const CollectiveEntry& entry) const {
     for (int rank = 0; rank < options_.rank; ++rank) {
       const auto& status = statuses[static_cast<size_t>(rank)];

@@ -1,4 +1,4 @@
-// A thread that notices when this rank waits long for others, and says who is late.
+// A thread that notices when this rank waits long for others, and reports which rank is late.
 #pragma once
 
 #include <chrono>
@@ -16,19 +16,19 @@
 namespace fsdp {
 
 // [Note: who is late]
-// What other ranks do cannot be asked over the group that is stuck. So they leave notes in the store where they met
-// (status_board.h): a rank that has waited for `warning` puts up a request, and each answers with how many collectives
-// it has issued, the last of them, and what it does. The late rank is the one that waits for nothing, so the watchdog
-// of a rank on which nothing has happened in the group for a quarter of that time looks for requests, about eight times
-// in it and at most every two seconds: while training goes on, the store hears nothing. Ranks count the collectives of
-// a group alike: who has issued fewer is late, who has issued another one under the same number has diverged, and who
-// does not answer within half of `warning` has ended, is stopped, or is cut off. Of several ranks that wait, the lowest
-// speaks.
+// The state of other ranks cannot be queried over the group that is stuck. So ranks leave notes in the store where they
+// met (status_board.h): a rank that has waited for `warning` posts a request, and each rank answers with the number of
+// collectives it has issued, the last of them, and what it does. The late rank is a rank that waits for nothing. So if
+// nothing has happened in the group on a rank for a quarter of `warning`, its watchdog looks for requests, about eight
+// times in `warning` and at most every two seconds; while training runs, the store receives nothing. All ranks count
+// the collectives of a group in the same way: a rank that has issued fewer is late; a rank that has issued another
+// collective under the same number has diverged; a rank that does not answer within half of `warning` has ended, is
+// stopped, or is cut off. If several ranks wait, the lowest one reports.
 class Watchdog {
  public:
   using Log = std::function<void(const std::string& line)>;
 
-  // Lines go to `log`, on the watchdog's thread; empty: stderr.
+  // Lines are passed to `log` on the watchdog's thread; if `log` is empty, they go to stderr.
   Watchdog(std::shared_ptr<FlightRecord> record, Log log);
   // Ends the thread.
   ~Watchdog();
@@ -36,13 +36,13 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
   struct GroupOptions {
-    int group = 0;                        // in the record
+    int group = 0;                        // number of the group in the record
     int rank = 0;                         // of this process in the group
-    std::vector<int> names;               // what to call the group's ranks
-    std::shared_ptr<MeetingPoint> point;  // the group's own; null: other ranks cannot be asked
+    std::vector<int> names;               // the numbers of the group's ranks in messages
+    std::shared_ptr<MeetingPoint> point;  // of the group alone; null: other ranks cannot be asked
     std::chrono::milliseconds warning{0};
   };
-  // Watches a group from now on. The first one starts the thread. Threads: safe.
+  // Watches a group from now on. The first call starts the thread. Threads: safe.
   void watch(GroupOptions options);
 
  private:

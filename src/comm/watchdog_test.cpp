@@ -1,4 +1,4 @@
-// Who is late is said while the others still wait.
+// Tests that the watchdog reports which rank is late while the others still wait.
 #include "comm/watchdog.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using ::testing::Not;
 
 constexpr auto kWarning = std::chrono::milliseconds(80);
 
-// The lines of all ranks' watchdogs, and a way to wait for one of them.
+// Collects the lines of all ranks' watchdogs; a test can wait for one of them.
 class Lines {
  public:
   void add(const std::string& line) {
@@ -33,7 +33,7 @@ class Lines {
     lines_.push_back(line);
     changed_.notify_all();
   }
-  // Whether a line with `part` comes; gives up after a time that no machine needs.
+  // Waits for a line with `part` and returns whether it came; gives up after more time than any machine needs.
   bool wait_for(const std::string& part) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(60), [&] {
@@ -81,7 +81,7 @@ TEST_F(WatchdogTest, NamesTheLateRankUnitAndPass) {
     testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> inner) {
       const auto group = watched(inner);
       gather(*group, "layer.0");
-      // The late rank comes only when its lateness was seen.
+      // The late rank continues only after its lateness was noticed.
       if (inner->rank() == ranks - 1) {
         EXPECT_TRUE(lines_.wait_for("is late"));
       }
@@ -138,7 +138,7 @@ TEST_F(WatchdogTest, NamesARankThatIssuedAnotherCollective) {
                                            HasSubstr("rank 2 is late"))));
 }
 
-// A rank that waits for something else is late here; what it waits for is said.
+// A rank that waits for something else counts as late here; the report says what it waits for.
 TEST_F(WatchdogTest, SaysWhatTheLateRankWaitsFor) {
   testing::UncheckedOptions options;
   options.timeout = std::chrono::seconds(60);
@@ -150,7 +150,7 @@ TEST_F(WatchdogTest, SaysWhatTheLateRankWaitsFor) {
         auto output = torch::zeros({8});
         auto first = inner->rank() == 0 ? group : twin;
         auto second = inner->rank() == 0 ? twin : group;
-        // Each waits for what the other one has not issued.
+        // Each rank waits for a collective that the other has not issued.
         auto work = first->all_gather(output, torch::ones({4}), {"crossed", 0, Pass::kReduce});
         std::thread rescue([&] {
           EXPECT_TRUE(lines_.wait_for("is late"));
@@ -161,7 +161,7 @@ TEST_F(WatchdogTest, SaysWhatTheLateRankWaitsFor) {
         rescue.join();
       },
       options);
-  // Which of the two is first to say so is open.
+  // Either of the two may report first.
   EXPECT_THAT(lines_.all(), Contains(AnyOf(AllOf(HasSubstr("rank 0 has waited"), HasSubstr("rank 1 is late"),
                                                  HasSubstr("in group 'world, twin': waiting for ")),
                                            AllOf(HasSubstr("rank 1 has waited"), HasSubstr("rank 0 is late"),
@@ -220,7 +220,7 @@ int threads_named(const std::string& name) {
   return count;
 }
 
-// A thread names itself once it runs, which may be after the constructor that started it has returned.
+// A thread sets its name once it runs, possibly after the constructor that started it has returned.
 bool thread_appears(const std::string& name) {
   for (int look = 0; look < 500 && threads_named(name) == 0; ++look) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -228,7 +228,7 @@ bool thread_appears(const std::string& name) {
   return threads_named(name) > 0;
 }
 
-// The system lists a thread that has been joined for a moment more.
+// The system still lists a joined thread for a moment.
 int threads_left(const std::string& name) {
   for (int look = 0; look < 500 && threads_named(name) > 0; ++look) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

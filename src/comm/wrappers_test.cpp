@@ -1,4 +1,4 @@
-// The fake communicator and the wrappers that record and disturb.
+// Tests the fake communicator and the wrappers that record and disturb.
 #include "comm/collective_shapes.h"
 #include "comm/faulty_communicator.h"
 #include "comm/recording_communicator.h"

@@ -1,4 +1,4 @@
-// Files that go with a model and are copied as they are: config.json, and the tokenizer's.
+// Files that belong to a model and are copied unchanged: config.json and the tokenizer's files.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,7 @@
 
 namespace fsdp::convert {
 
-// Names of those that are in the folder.
+// Returns the names of such files in the folder.
 std::vector<std::string> companions(const std::filesystem::path& folder);
 
 void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);

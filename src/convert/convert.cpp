@@ -11,7 +11,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Names the target as one that --force replaces. What is no folder of the kind is for the writers to refuse.
+// Throws if the target already is a folder of this kind, which --force would replace. The writers refuse other
+// contents.
 void check_not_there(const fs::path& target, FolderKind kind) {
   std::error_code ignored;
   const auto holds = [&](const char* name) { return fs::exists(target / name, ignored); };

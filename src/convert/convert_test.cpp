@@ -39,7 +39,7 @@ at::Tensor numbers(const std::vector<int64_t>& shape, c10::ScalarType dtype, int
   return (at::arange(numel, at::kLong) + first).to(dtype).view(shape);
 }
 
-// By their names in a training checkpoint.
+// The tensors by their names in a training checkpoint.
 const std::map<std::string, at::Tensor>& tensors() {
   static const std::map<std::string, at::Tensor> all{{"model/a.weight", numbers({3, 5}, at::kFloat)},
                                                      {"model/a.bias", numbers({3}, at::kBFloat16)},
@@ -77,7 +77,7 @@ class Convert : public ::testing::Test {
     notes = convert(source, folder / name, kind, options).notes;
     return folder / name;
   }
-  // The same bits, numbers, groups and user as in the folder that the test began with.
+  // Expects the same bits, numbers, groups and user data as in the original folder of the test.
   void expect_same(const fs::path& path, const json& expected_state = state()) const {
     const CheckpointFolder saved(path);
     ASSERT_EQ(saved.manifest().tensors.size(), tensors().size());
@@ -151,11 +151,11 @@ TEST_F(Convert, ToHuggingFaceWithAConfig) {
   EXPECT_EQ(saved.manifest().tensors.count("buffer/count"), 1u);
   EXPECT_EQ(saved.manifest().tensors.count("model/a.weight"), 1u);
   EXPECT_EQ(saved.manifest().state["user"], json());
-  to(back, "hf2", FolderKind::kHuggingFace);  // config.json went along
+  to(back, "hf2", FolderKind::kHuggingFace);  // config.json was copied, too
   EXPECT_EQ(HfFolder(folder / "hf2").config()["model_type"], "x");
 }
 
-// A tensor that lies transposed, in parts of two files.
+// A tensor that is stored transposed, in parts of two files.
 TEST_F(Convert, TensorsInOtherOrders) {
   const at::Tensor values = numbers({4, 6}, at::kFloat);
   fs::create_directory(folder / "strided");
@@ -201,7 +201,7 @@ TEST_F(Convert, OptimizersThatAreNone) {
 
 struct Entry {
   std::vector<DcpKey> path;
-  std::string opcodes;  // empty: a tensor of 2
+  std::string opcodes;  // empty: a tensor of two elements
 };
 
 class DcpLayouts : public Convert {
@@ -271,7 +271,7 @@ TEST_F(DcpLayouts, ParameterGroups) {
   EXPECT_THAT(notes, Contains("left out: value a.param_groups.w.lr"));
 }
 
-// torch before 2.7 did not write whether weight decay is decoupled.
+// torch before 2.7 did not write decoupled_weight_decay.
 TEST_F(DcpLayouts, GroupsOfAdamThatDoNotSayAll) {
   const std::string lr = pickled::real(0.5);
   const std::string betas = pickled::tuple({pickled::real(0.5), pickled::real(0.25)});
@@ -354,7 +354,7 @@ TEST_F(Convert, ProblemsOfDcp) {
     const DcpLocation& place = sound.tensor(name).chunks[0].location;
     const std::string bytes = read_file(dcp / place.path, 1 << 20);
     const size_t at = bytes.find("archive/data/0", static_cast<size_t>(place.offset));
-    flip_byte(dcp / place.path, static_cast<int64_t>(at) + 70);  // of the data, which begin in the next 64 bytes
+    flip_byte(dcp / place.path, static_cast<int64_t>(at) + 70);  // a byte of the data, which begin in the next 64 bytes
   }
   EXPECT_THAT(problems(dcp),
               ElementsAre(AllOf(HasSubstr("__0_0.distcp: \"model.a.weight\", chunk [0, 0]"), HasSubstr("CRC-32")),
@@ -369,7 +369,7 @@ TEST_F(Convert, ReplacesAFolderOnlyWhenToldTo) {
     ConvertOptions options;
     if (kind == FolderKind::kHuggingFace) options.config = folder / "config.json";
     const fs::path target = folder / ("target" + std::to_string(static_cast<int>(kind)));
-    fs::create_directory(target);  // an empty one is nothing to lose
+    fs::create_directory(target);  // an empty folder may be replaced
     convert(ours(), target, kind, options);
     std::ofstream(target / "mine") << "mine";
     EXPECT_THAT(error_of([&] { convert(ours(), target, kind, options); }),

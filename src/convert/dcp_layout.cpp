@@ -23,7 +23,7 @@ std::optional<std::string> after(const std::string& name, const std::string& pre
   return name.rfind(prefix, 0) == 0 ? std::optional(name.substr(prefix.size())) : std::nullopt;
 }
 
-// What is before "param_groups" where that is a part of the name between dots.
+// Adds the part of the name before "param_groups", if that is a component of the name between dots.
 void add_optimizer(const std::string& name, std::set<std::string>& prefixes) {
   const size_t at = name.find(kGroups), end = at + std::string(kGroups).size();
   if (at != std::string::npos && (at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.')) {
@@ -51,7 +51,7 @@ std::optional<std::string> find_optimizer(const DcpMetadata& metadata, const Sou
   return prefixes.empty() ? std::nullopt : std::optional(*prefixes.begin());
 }
 
-// Where the writer found the name in nested dicts: all keys but the last, which in a state dict is the FQN.
+// Returns the path of the name in the writer's nested dicts: all keys but the last, which in a state dict is the FQN.
 std::string prefix_of(const DcpMetadata& metadata, const std::string& name) {
   const auto path = metadata.key_paths.find(name);
   std::string prefix;
@@ -88,7 +88,7 @@ class GroupParser {
  public:
   GroupParser(const std::map<std::string, json>& values, Notes& notes) : values_(values), notes_(notes) {}
 
-  // NUMBER.OPTION
+  // Parses groups with names NUMBER.OPTION.
   json by_number() const {
     json groups = json::array();
     for (int64_t number = 0; values_.count(std::to_string(number) + ".params") > 0; ++number) {
@@ -100,7 +100,7 @@ class GroupParser {
     return groups;
   }
 
-  // FQN.OPTION
+  // Parses flattened groups with names FQN.OPTION.
   json by_name(const std::vector<std::string>& fqns) const {
     std::vector<std::pair<json, std::map<std::string, json>>> groups;  // parameters and options
     for (const std::string& fqn : fqns) {
@@ -120,7 +120,7 @@ class GroupParser {
   }
 
  private:
-  // Options have no dots.
+  // Names of options contain no dots.
   std::map<std::string, json> options_of(const std::string& owner) const {
     std::map<std::string, json> options;
     for (auto at = values_.lower_bound(owner + "."); at != values_.end() && at->first.rfind(owner + ".", 0) == 0;

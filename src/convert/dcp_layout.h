@@ -1,4 +1,4 @@
-// Which names of a torch.distributed.checkpoint are whose: the model's, its optimizer's, or others.
+// Finds which names of a torch.distributed.checkpoint belong to the model, to its optimizer, or to neither.
 #pragma once
 
 #include <map>
@@ -13,27 +13,28 @@
 
 namespace fsdp::convert {
 
-// Prefixes end with a dot unless they are empty. Names are laid out as torch.distributed.checkpoint.state_dict does it:
+// Prefixes end with a dot unless they are empty. Names are laid out as by torch.distributed.checkpoint.state_dict:
 // MODEL.FQN, OPTIMIZER.state.FQN.NAME, and for parameter groups OPTIMIZER.param_groups.NUMBER.OPTION with the group's
 // FQNs as option "params", or flattened OPTIMIZER.param_groups.FQN.OPTION.
 struct DcpLayout {
   std::string model;
-  std::optional<std::string> optimizer;  // unset: there is none
+  std::optional<std::string> optimizer;  // unset: no optimizer
 
-  // What follows the prefix, in names that have it.
+  // Each returns the rest of a name after the prefix, or unset if the name does not have the prefix.
   std::optional<std::string> model_name(const std::string& name) const;
   std::optional<std::string> state_name(const std::string& name) const;  // FQN.NAME
   std::optional<std::string> group_name(const std::string& name) const;  // NUMBER.OPTION or FQN.OPTION
 };
 
-// By the options, or by the names themselves. Errors, which list what there is, when several prefixes could be meant.
+// Finds the layout from the options, or from the names themselves. If several prefixes are possible, throws an error
+// that lists them.
 DcpLayout find_layout(const checkpoint::DcpMetadata& metadata, const SourceOptions& options, Notes& notes);
 
-// A prefix as a user gives it, with or without its dot.
+// Returns the prefix with its dot; users may pass it with or without.
 std::string with_dot(std::string prefix);
 
-// Groups as Contents::groups has them, from values by their group_name(). Flattened ones are put together where their
-// options are equal. FQNs: all parameters.
+// Returns groups in the form of Contents::groups, from values by their group_name(). Flattened groups are merged if
+// their options are equal. `fqns`: those of all parameters.
 nlohmann::json parse_groups(const std::map<std::string, nlohmann::json>& values, const std::vector<std::string>& fqns,
                             Notes& notes);
 

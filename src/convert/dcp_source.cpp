@@ -14,7 +14,7 @@ using checkpoint::quoted_name;
 using nlohmann::json;
 using Role = StateTensor::Role;
 
-// FQN and name of "FQN.NAME".
+// Splits "FQN.NAME" into FQN and name.
 std::pair<std::string, std::string> split_state(const std::string& rest) {
   const size_t dot = rest.rfind('.');
   return dot == std::string::npos ? std::pair(std::string(), rest)
@@ -64,7 +64,7 @@ void DcpSource::add_optimizer(Notes& notes) {
   contents_.groups = parse_groups(groups, fqns_, notes);
 }
 
-// Numbers of a parameter, such as its step, are tensors without dimensions.
+// Scalars of a parameter's state, such as its step, are tensors without dimensions.
 void DcpSource::add_state(const std::string& name, const checkpoint::TensorInfo& info, const std::string& rest) {
   const auto [fqn, state] = split_state(rest);
   if (info.shape.empty() && (state == "step" || !folder_.metadata().tensors.count(layout_.model + fqn) ||

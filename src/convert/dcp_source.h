@@ -1,4 +1,4 @@
-// A checkpoint of torch.distributed.checkpoint as a source.
+// Reads a checkpoint of torch.distributed.checkpoint as a source.
 #pragma once
 
 #include <map>
@@ -11,9 +11,9 @@
 
 namespace fsdp::convert {
 
-// The names under which a checkpoint that this program wrote keeps what torch's do not have.
+// The names under which a checkpoint that this program wrote stores contents that torch's checkpoints do not have.
 constexpr const char* kUserKey = "user";             // the caller's data of a training checkpoint
-constexpr const char* kBuffersKey = "fsdp.buffers";  // a list of the model's names that are buffers
+constexpr const char* kBuffersKey = "fsdp.buffers";  // a list of the buffers among the model's names
 
 class DcpSource final : public Source {
  public:

@@ -1,4 +1,4 @@
-// The kinds of folders that hold a model or a checkpoint.
+// The kinds of folders that contain a model or a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ enum class FolderKind : uint8_t {
   kDcp,          // checkpoint/dcp_folder.h
 };
 
-// By the files in it: .metadata, manifest.json, or safetensors of a model (a checkpoint may have a config.json, too).
-// An error for a folder that is not there, is none of these, or both kinds of checkpoints.
+// Detects the kind by the files in the folder: .metadata, manifest.json, or safetensors of a model (a checkpoint may
+// also have a config.json). Throws if the folder does not exist, is of no kind, or is of both kinds of checkpoints.
 FolderKind kind_of(const std::filesystem::path& folder);
 
 // "Hugging Face model", "training checkpoint" or "checkpoint of torch.distributed.checkpoint".

@@ -9,10 +9,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of rows of embedding tables (sparse/row_files.h), which are no tensors of the model.
+// Whether a file contains rows of embedding tables (sparse/row_files.h), which are not tensors of the model.
 bool is_of_rows(const std::string& name) { return name.starts_with("rows-") && name.ends_with(".safetensors"); }
 
-// Files of the folder that are neither read nor copied.
+// Notes the files of the folder that are neither read nor copied.
 void note_other_files(const fs::path& folder, Notes& notes) {
   const auto copied = companions(folder);
   for (const auto& entry : fs::directory_iterator(folder)) {

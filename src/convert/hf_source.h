@@ -1,4 +1,4 @@
-// A Hugging Face folder as a source: parameters, and buffers by name.
+// Reads a Hugging Face folder as a source: parameters, and buffers by name.
 #pragma once
 
 #include "checkpoint/hf_folder.h"

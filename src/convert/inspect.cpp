@@ -24,7 +24,7 @@ using checkpoint::HfFolder;
 using checkpoint::TensorInfo;
 using nlohmann::json;
 
-// Collects what is said of a folder.
+// Collects the description of a folder.
 class Description {
  public:
   Description(const fs::path& folder, FolderKind kind) {
@@ -41,7 +41,7 @@ class Description {
                                {"parts", json::array()}});
     all_["bytes"] = all_["bytes"].get<int64_t>() + info.nbytes();
   }
-  // Of the tensor added last.
+  // Adds a part of the tensor that was added last.
   void add_part(const std::string& file, int64_t bytes) {
     all_["tensors"].back()["parts"].push_back({{"file", file}, {"bytes", bytes}});
   }
@@ -91,7 +91,7 @@ void describe_folder(const CheckpointFolder& folder, Description& said) {
   }
 }
 
-// Values that are no plain data are said to be so.
+// Returns a value, or the reason that it is not plain data.
 json value_or_reason(const DcpFolder& folder, const std::string& name) {
   try {
     return folder.value(name);
@@ -125,7 +125,7 @@ void describe_folder(const DcpFolder& folder, Description& said) {
 
 class Problems {
  public:
-  // Notes what `check` throws, each text once.
+  // Records the error that `check` throws, unless it equals the previous one.
   template <typename Check>
   void note(const Check& check) {
     try {

@@ -9,14 +9,14 @@ namespace {
 
 using nlohmann::json;
 
-// An optimizer of torch.optim that LibTorch has, too.
+// An optimizer that both torch.optim and LibTorch have.
 struct Family {
   const char* name;
-  const char* mark;                                        // an option that only this one has, as LibTorch calls it
-  std::vector<const char*> shared;                         // what both have
-  std::vector<const char*> flags;                          // those of them that are truth values in Python
+  const char* mark;                                        // an option that only this one has, by LibTorch's name
+  std::vector<const char*> shared;                         // options of both
+  std::vector<const char*> flags;                          // shared options that are booleans in Python
   std::vector<std::pair<const char*, json>> only_python;   // with torch's defaults
-  std::vector<std::pair<const char*, json>> assumed = {};  // of the shared ones, what it is where nobody says
+  std::vector<std::pair<const char*, json>> assumed = {};  // defaults of missing shared options
 };
 
 const std::vector<Family>& families() {
@@ -60,7 +60,7 @@ bool is_one_of(const std::string& name, const std::vector<const char*>& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Each is said once.
+// Adds a note, unless it was added before.
 void note(Notes& notes, const std::string& line) {
   if (std::find(notes.begin(), notes.end(), line) == notes.end()) {
     notes.push_back(line);
@@ -76,7 +76,7 @@ void note_defaults(const Family& family, Notes& notes) {
   note(notes, line);
 }
 
-// Those that are not among `given`, which a note says.
+// Returns the assumed options that `has` does not find, and notes each.
 template <typename Has>
 std::vector<std::pair<const char*, json>> assumed(const Family& family, const Has& has, Notes& notes) {
   std::vector<std::pair<const char*, json>> missing;
@@ -88,7 +88,7 @@ std::vector<std::pair<const char*, json>> assumed(const Family& family, const Ha
   return missing;
 }
 
-// "betas" is one option in Python.
+// Splits "betas", which is one option in Python, into "beta1" and "beta2".
 std::map<std::string, json> with_two_betas(std::map<std::string, json> options) {
   const auto betas = options.find("betas");
   if (betas != options.end() && betas->second.is_array() && betas->second.size() == 2) {

@@ -1,4 +1,5 @@
-// Parameter groups of optimizers: LibTorch's options, which are numbers, and those of torch.optim in Python.
+// Converts parameter groups of optimizers between LibTorch's options, which are numbers, and those of torch.optim in
+// Python.
 #pragma once
 
 #include <map>
@@ -11,16 +12,17 @@
 
 namespace fsdp::convert {
 
-// An option of torch.optim, in the order in which torch writes them; a list stands for a tuple.
+// Options of torch.optim, in the order in which torch writes them; a list represents a tuple.
 using PythonOptions = std::vector<std::pair<std::string, nlohmann::json>>;
 
-// For LibTorch's options of Adam(W), SGD, Adagrad and RMSprop (found out by their names). Options that only torch.optim
-// has get its defaults, which a note says. Options of other optimizers go as they are. Both ways, Adam's amsgrad is off
-// where it is missing, and decoupled_weight_decay is on (AdamW): torch before 2.7 did not write it; notes say so.
+// Converts LibTorch's options of Adam(W), SGD, Adagrad and RMSprop (detected by their names). Options that only
+// torch.optim has get its defaults, which is noted. Options of other optimizers are passed on unchanged. In both
+// directions, a missing amsgrad of Adam means off, and a missing decoupled_weight_decay means on (AdamW), because torch
+// before 2.7 did not write it; both are noted.
 PythonOptions to_python(const nlohmann::json& options, Notes& notes);
 
-// The reverse. Options that LibTorch's optimizers do not have are left out, which a note says unless they have torch's
-// defaults.
+// Converts in the other direction. Options that LibTorch's optimizers do not have are left out, which is noted unless
+// they have torch's defaults.
 nlohmann::json from_python(const std::map<std::string, nlohmann::json>& options, Notes& notes);
 
 }  // namespace fsdp::convert

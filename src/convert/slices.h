@@ -1,4 +1,4 @@
-// A tensor's elements, some at a time.
+// Copies a tensor's elements in slices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@ namespace fsdp::convert {
 
 constexpr int64_t kSliceBytes = int64_t{32} << 20;
 
-// Calls `append` with the elements in row-major order, 1-D, at most kSliceBytes at a time; once, with none, for a
-// tensor without elements. Counts the tensor.
+// Calls `append` with the elements in row-major order, 1-D, at most kSliceBytes at a time; for a tensor without
+// elements once, with an empty slice. Adds the tensor to `result`.
 template <typename Append>
 void copy_tensor(Source& source, const StateTensor& tensor, Converted& result, const Append& append) {
   const int64_t numel = tensor.info.numel();

@@ -1,4 +1,4 @@
-// What a folder of any kind holds, in the same terms, and its tensors' elements.
+// The contents of a folder of any kind, in a common form, and its tensors' elements.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ struct StateTensor {
   Role role = Role::kParameter;
   std::string fqn;              // of the parameter or buffer
   std::string state;            // kOptimizer: "exp_avg", …
-  checkpoint::TensorInfo info;  // under its name in the folder
+  checkpoint::TensorInfo info;  // with its name in the folder
 };
 
 struct Contents {
@@ -30,23 +30,23 @@ struct Contents {
   // the options of LibTorch's optimizers.
   nlohmann::json leaves = nlohmann::json::object();
   nlohmann::json groups = nlohmann::json::array();
-  nlohmann::json user;  // null: none
+  nlohmann::json user;  // null if none
 
   bool has_optimizer() const;
   int64_t nbytes() const;
 };
 
-// What a user is told: what was found out, assumed, or left out; a line each.
+// Messages for the user about what was detected, assumed or left out, one line each.
 using Notes = std::vector<std::string>;
 
 struct SourceOptions {
-  // Of names in checkpoints of torch.distributed.checkpoint: "model", "app.optim". Unset: found out.
+  // Prefixes of names in checkpoints of torch.distributed.checkpoint: "model", "app.optim". Unset: detected.
   std::optional<std::string> model_prefix{}, optimizer_prefix{};
-  // Shell patterns of names that are buffers, for folders that do not say which are.
+  // Shell patterns for names of buffers, for folders that do not say which tensors are buffers.
   std::vector<std::string> buffers{};
 };
 
-// Errors of the readers name file and tensor. Used by one thread.
+// A folder that is read. Errors name the file and the tensor. Used by one thread.
 class Source {
  public:
   virtual ~Source() = default;
@@ -61,10 +61,11 @@ class Source {
 
 std::unique_ptr<Source> open_source(const std::filesystem::path& folder, const SourceOptions& options, Notes& notes);
 
-// Throws unless another checkpoint can have this optimizer state and these parameter groups. Errors begin with `where`.
+// Throws unless another checkpoint can store this optimizer state and these parameter groups. Errors begin with
+// `where`.
 void check_optimizer(const Contents& contents, const std::string& where);
 
-// Does a name match one of the patterns?
+// Whether a name matches one of the patterns.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 
 }  // namespace fsdp::convert

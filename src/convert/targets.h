@@ -1,4 +1,4 @@
-// Writes what a source holds as a folder of each kind.
+// Writes the contents of a source as a folder of each kind.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace fsdp::convert {
 
-// What all of them need; `companions` is the folder that config.json and tokenizer files come from.
+// The arguments of all writers; `companions` is the source folder of config.json and tokenizer files.
 struct Job {
   Source& source;
   std::filesystem::path companions;

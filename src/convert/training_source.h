@@ -1,4 +1,4 @@
-// A training checkpoint as a source.
+// Reads a training checkpoint as a source.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace fsdp::convert {
 class TrainingSource final : public Source {
  public:
   TrainingSource(const std::filesystem::path& folder, Notes& notes);
-  // Memory: a whole tensor where it does not lie row-major.
+  // Memory: a whole tensor and a reordered copy, if the tensor is not stored in row-major order.
   void read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) override;
 
  private:
@@ -19,7 +19,7 @@ class TrainingSource final : public Source {
   void take_state();
 
   checkpoint::CheckpointFolder folder_;
-  // The tensor in row-major order that was read last, of those that lie in another one.
+  // The last read tensor that is not stored in row-major order, reordered to it.
   std::string ordered_name_;
   at::Tensor ordered_;
 };

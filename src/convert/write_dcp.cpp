@@ -19,7 +19,7 @@ using nlohmann::json;
 using Role = StateTensor::Role;
 using Path = std::vector<DcpKey>;
 
-// A name is the keys on the way to it in nested dicts, joined by dots.
+// A name consists of the keys on its path in nested dicts, joined by dots.
 std::string joined(const Path& path) {
   std::string name;
   for (const DcpKey& key : path) {
@@ -68,7 +68,7 @@ class DcpTarget {
     copy_tensor(job_.source, tensor, job_.result, [&](const at::Tensor& slice) { writer_.append(slice); });
   }
 
-  // As torch.optim keeps them: tensors of fp32 without dimensions.
+  // Writes scalars as torch.optim stores them: fp32 tensors without dimensions.
   void write_scalars() {
     for (const auto& [fqn, scalars] : job_.source.contents().leaves.items()) {
       for (const auto& [name, value] : scalars.items()) {

@@ -1,5 +1,5 @@
-// Deferred initialisation against ordinary construction with the same seed: bit-equal values, generators in the same
-// state, and no memory until replay.
+// Tests deferred initialisation against ordinary construction with the same seed: bit-equal values, generators in the
+// same state, and no memory until replay.
 #include "fsdp/deferred_init.h"
 
 #include <cstring>
@@ -32,7 +32,7 @@ void expect_same_module(Module& deferred, Module& eager) {
   }
 }
 
-// What `build` makes, and what it makes under the guard, from the same seed.
+// Expects that `build` makes the same with and without the guard, from the same seed.
 template <typename Build>
 void expect_same_when_deferred(const Build& build) {
   torch::manual_seed(3);
@@ -43,7 +43,7 @@ void expect_same_when_deferred(const Build& build) {
   expect_same_module(*module, *eager);
 }
 
-// Whether no tensor of the module but small constants has memory.
+// Expects that no tensor of the module except small constants has memory.
 void expect_no_memory(Module& module) {
   for (const auto& entry : module.named_parameters()) {
     EXPECT_TRUE(is_deferred(entry.value())) << entry.key();
@@ -57,7 +57,7 @@ struct Case {
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
-// Initialisations of the kinds that people write.
+// A collection of initialisations as they occur in practice.
 struct OddInits : Module {
   OddInits() {
     torch::NoGradGuard no_grad;
@@ -71,14 +71,14 @@ struct OddInits : Module {
     torch::nn::init::kaiming_normal_(e);
     f = register_parameter("f", torch::rand({13}).to(torch::kBFloat16));
     g = register_parameter("g", torch::zeros({29, 17}));
-    g.narrow(0, 3, 11).normal_();  // a part of it
+    g.narrow(0, 3, 11).normal_();  // initialises a part of it
     g[28].copy_(torch::arange(17));
     g.index_put_({torch::tensor({1, 2})}, 5.0);
-    a.mul_(0.5).add_(torch::randn({31}));  // initialised further, broadcast
+    a.mul_(0.5).add_(torch::randn({31}));  // changed after its initialisation, with broadcasting
     b.uniform_(-1, 1);                     // initialised again
     h = register_buffer("h", torch::randperm(1234));
     i = register_buffer("i", torch::outer(torch::arange(100), torch::tensor(std::vector<float>{1, 2, 3})));
-    j = register_buffer("j", torch::bernoulli(torch::rand({53, 3})));  // draws by values that were drawn
+    j = register_buffer("j", torch::bernoulli(torch::rand({53, 3})));  // draws with probabilities that were drawn
     k = register_parameter("k", torch::randn_like(d).t().contiguous());
     auto [q, r] = torch::linalg_qr(torch::randn({40, 40}));
     l = register_parameter("l", q);
@@ -105,7 +105,7 @@ struct Net : Module {
   torch::nn::Embedding embed;
   torch::nn::Linear first, second;
   torch::nn::BatchNorm1d norm;
-  at::Tensor table;  // belongs to no list of the module's
+  at::Tensor table;  // neither a registered parameter nor a buffer
 };
 
 void init_weights(Module& module) {
@@ -170,7 +170,7 @@ TEST_P(DeferredInit, MakesWhatOrdinaryConstructionMakes) {
   EXPECT_TRUE(same_bits(torch::rand({5}), after)) << "the generator is not where construction leaves it";
 }
 
-// Each parameter by itself, last ones first: every draw is out of order.
+// Materializes each parameter separately, the last ones first: every draw is out of order.
 TEST_P(DeferredInit, HoldsInAnyOrder) {
   torch::manual_seed(7);
   ModulePtr eager = GetParam().build();
@@ -229,7 +229,7 @@ TEST(DeferredInitAfterwards, TablesOutsideOfTheModulesListsWork) {
     expected.backward();
     actual.backward();
   }
-  EXPECT_TRUE(deferred::find(module->table)->resident);  // made once
+  EXPECT_TRUE(deferred::find(module->table)->resident);  // its value is computed only once
   for (const auto& parameter : eager->named_parameters()) {
     EXPECT_TRUE(same_bits(module->named_parameters()[parameter.key()].grad(), parameter.value().grad()));
   }
@@ -251,7 +251,7 @@ TEST(DeferredInitAfterwards, TheSameSeedTwiceMakesTheSameTwice) {
   EXPECT_TRUE(same_bits(torch::rand({5}), after));
 }
 
-// Operators with results that may be undefined, or in lists.
+// Uses operators whose results may be undefined, or in lists.
 TEST(DeferredInitAfterwards, ResultsOfAllShapesAreFound) {
   auto build = [] {
     torch::NoGradGuard no_grad;
@@ -303,7 +303,7 @@ TEST(DeferredInitAfterwards, SeedsMayBeSetInside) {
   expect_same_module(*module, *eager);
 }
 
-// An ordinary draw under the guard, on a tensor that was there before.
+// Draws under the guard into a tensor that existed before.
 TEST(DeferredInitAfterwards, OrdinaryDrawsKeepTheirPlace) {
   auto build = [](at::Tensor& there) {
     auto net = std::make_shared<Net>();

@@ -1,7 +1,8 @@
-// The storage of deferred tensors: without memory, but it knows which recorded operator has written it last.
+// The storage of deferred tensors, which has no memory but knows the recorded operator that wrote it last.
 //
-// A deferred storage is *recorded* (no memory; its value is what replay makes of it) or *resident* (memory, which is
-// its value). Small constants are resident from the start; the others become so when something needs their elements.
+// A deferred storage is *recorded* (it has no memory; replay computes its value) or *resident* (it has memory, which
+// contains its value). Small constants are resident from the start; other storages become resident when their elements
+// are needed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,28 +22,28 @@ struct DeferredStorage final : seams::StorageOwner {
   c10::Storage twin;  // on the meta device
   c10::Device device;
   OperatorPtr writer;
-  c10::Storage memory;  // of a resident one; kept when it turns into a recorded one, for whoever has a pointer to it
-  std::atomic<bool> resident = false;  // turns true under the lock of replay
+  c10::Storage memory;                 // if resident; kept when recorded again: pointers to it may exist
+  std::atomic<bool> resident = false;  // becomes true under the lock of replay
 };
 
-// How many there are in the process: while none, nobody need look for them.
+// Returns the number of deferred storages in the process: while it is 0, no tensor need be checked.
 int64_t live_storages();
 
-// The deferred storage of a tensor, or null.
+// Returns the deferred storage of a tensor, or null if it has none.
 DeferredStorage* find(const at::TensorBase& tensor);
 
-// A deferred tensor with the shape of `shape`, a tensor on the meta device, in a storage of its own.
+// Returns a deferred tensor with the shape of `shape`, a tensor on the meta device, in a storage of its own.
 at::Tensor make_deferred(const at::Tensor& shape, c10::Device device);
-// Another view of a deferred tensor's storage.
+// Returns another view of a deferred tensor's storage, with the shape of `shape`.
 at::Tensor make_view(const at::Tensor& deferred, const at::Tensor& shape);
-// The same shape over the twin.
+// Returns a tensor with the same shape over the twin.
 at::Tensor twin_of(const at::Tensor& deferred);
 
-// Gives the storages of these deferred tensors memory and values.
+// Gives memory and values to the storages of these deferred tensors.
 void make_resident(const std::vector<at::Tensor>& deferred);
-// Lets a resident tensor's storage use this memory, which holds its value.
+// Makes a tensor's storage resident in `memory`, which contains its value.
 void make_resident(const at::Tensor& deferred, c10::Storage memory);
-// From now on the value is what `writer` makes of it.
+// Makes the storage recorded: from now on, `writer` produces its value.
 void make_recorded(const at::Tensor& deferred, OperatorPtr writer);
 
 }  // namespace fsdp::deferred

@@ -30,9 +30,9 @@ bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a, b);
 }
 
-// Those of which draws have run for their results, of all threads, until they are settled.
+// The sequences of all threads of which draws have run for their results, until they are settled.
 std::vector<std::shared_ptr<DrawSequence>>& begun_sequences() {
-  static auto* sequences = new std::vector<std::shared_ptr<DrawSequence>>;  // generators may go before it would
+  static auto* sequences = new std::vector<std::shared_ptr<DrawSequence>>;  // not destroyed: generators may die first
   return *sequences;
 }
 
@@ -43,7 +43,8 @@ std::recursive_mutex& replay_mutex() {
   return mutex;
 }
 
-// The generator moves on by one number: one that is seeded again, with the same seed, is in another state than that.
+// Advances the generator by one number: if it is seeded again, even with the same seed, its state then differs from
+// recorded_at_.
 DrawSequence::DrawSequence(at::Generator generator) : generator_(std::move(generator)), state_(state_of(generator_)) {
   seams::CleanDispatchGuard clean;
   at::empty({1}, at::TensorOptions(generator_.device())).uniform_(0, 1, generator_);
@@ -90,7 +91,7 @@ void DrawSequence::move_generator(const std::function<void()>& body) {
   body();
 }
 
-// The draw next_, into scratch memory.
+// Runs the draw next_ into scratch memory.
 void DrawSequence::pass() {
   OperatorPtr op = entries_[next_].op.lock();
   if (op) {

@@ -44,7 +44,7 @@ void replace_by_values(const std::vector<at::Tensor>& tensors) {
   at::NoGradGuard no_grad;
   for (const at::Tensor& tensor : deferred) {
     if (!find(tensor)) {
-      continue;  // it stands in the list twice
+      continue;  // the list contains it twice
     }
     at::Tensor value = [&] {
       seams::CleanDispatchGuard clean;

@@ -1,4 +1,4 @@
-// Deferred tensors and their values.
+// Computes the values of deferred tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,21 +7,21 @@
 
 namespace fsdp::deferred {
 
-// The values of deferred tensors, each in a tensor of the same shape, dtype and device. The tensors themselves stay
-// deferred. Ordinary tensors are returned as they are.
+// Returns the values of deferred tensors, each in a tensor of the same shape, dtype and device. The tensors themselves
+// stay deferred. Ordinary tensors are returned as they are.
 std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors);
 
 // Turns deferred tensors into ordinary ones with memory and values.
 void replace_by_values(const std::vector<at::Tensor>& tensors);
 
-// A tensor without values, deferred or on the meta device, gets uninitialised memory on its device (`device` for meta
-// tensors) in place of what was recorded.
+// Gives a tensor without values (deferred, or on the meta device) uninitialised memory on its device (on `device` for a
+// meta tensor) instead of its recorded value.
 void replace_by_memory(const at::Tensor& tensor, c10::Device device);
 
-// Whether it is deferred or on the meta device.
+// Whether the tensor is deferred or on the meta device.
 bool has_no_values(const at::Tensor& tensor);
 
-// Generators whose recorded draws have all been made go where construction would have left them.
+// Moves generators whose recorded draws have all been made to the state in which construction would have left them.
 void settle_generators();
 
 }  // namespace fsdp::deferred

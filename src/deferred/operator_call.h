@@ -14,7 +14,7 @@ namespace fsdp::deferred {
 
 struct TensorArgument {
   at::Tensor tensor;
-  DeferredStorage* deferred;  // null: an ordinary tensor
+  DeferredStorage* deferred;  // null for an ordinary tensor
   bool written;
 };
 
@@ -28,13 +28,14 @@ class OperatorCall {
 
   bool any_deferred() const;
   bool any_recorded() const;
-  bool any_sharded() const;      // a tensor of the engine's
+  bool any_sharded() const;      // a tensor that belongs to the engine
   bool writes_ordinary() const;  // a tensor that is not deferred
-  bool reads_ordinary() const;   // likewise, but for scalars on the host
+  bool reads_ordinary() const;   // same, but scalars on the host do not count
   bool writes_deferred() const;
-  // The position of the argument of this name, if the operator has one and it is not None.
+  // Returns the position of the argument with this name, or nullopt if the operator has none or it is None.
   std::optional<size_t> given(const char* name) const;
-  // Where results are to be: what is asked for, else where the first tensor is, else the CPU.
+  // Returns the device of the results: the requested one, otherwise that of the first tensor, otherwise the CPU.
+  // `aten::to.other` is special: its results go to the device of its last tensor.
   c10::Device device() const;
   std::vector<at::Tensor> recorded() const;
 
@@ -45,7 +46,7 @@ class OperatorCall {
   std::vector<TensorArgument> tensors_;
 };
 
-// Whether it is a scalar on the host, which operators mix with tensors of any device.
+// Whether the tensor is a scalar on the host, which operators combine with tensors of any device.
 bool is_host_scalar(const at::Tensor& tensor);
 
 }  // namespace fsdp::deferred

@@ -13,7 +13,8 @@ void take_writers(std::vector<RecordedOperator::Input>& inputs, std::vector<Oper
   }
 }
 
-// Lets go of operators that only `operators` hold, one after the other: chains of them are longer than the stack.
+// Frees operators that are referenced only by `operators`, one after another: recursion over a long chain would
+// overflow the stack.
 void release(std::vector<OperatorPtr> operators) {
   while (!operators.empty()) {
     OperatorPtr op = std::move(operators.back());

@@ -19,7 +19,7 @@
 namespace fsdp::deferred {
 namespace {
 
-constexpr size_t kResidentBytes = 4096;       // constants up to this size have memory at once
+constexpr size_t kResidentBytes = 4096;       // constants up to this size are resident from the start
 constexpr size_t kCopiedBytes = 1024 * 1024;  // ordinary arguments up to this size are copied
 
 thread_local int depth = 0;
@@ -46,25 +46,25 @@ at::Generator generator_of(const OperatorCall& call) {
   return at::globalContext().defaultGenerator(call.device());
 }
 
-// A tensor that shares its storage with `tensor` and is no deferred one.
+// Returns a tensor that shares its storage with `tensor` and is not deferred.
 at::Tensor ordinary(const TensorArgument& argument) {
   return argument.deferred ? tensor_over(argument.deferred->memory, argument.tensor) : argument.tensor;
 }
 
-// Memory that nobody is known to own may be gone at replay.
+// Whether the tensor's memory has no known owner, so that it may be freed before replay.
 bool is_borrowed_memory(const at::Tensor& tensor) {
   return tensor.has_storage() && tensor.storage().data_ptr().get_context() == nullptr;
 }
 
 bool must_copy(const at::Tensor& tensor) { return tensor.nbytes() <= kCopiedBytes || is_borrowed_memory(tensor); }
 
-// One operator on its way to being recorded.
+// The recording of one operator.
 class Recording {
  public:
   Recording(const c10::OperatorHandle& op, const OperatorCall& call, const OperatorTraits& traits)
       : op_(op), call_(call), traits_(traits), device_(call.device()) {}
 
-  // Finds the shapes of the results, on the meta device. False: they cannot be known without values.
+  // Finds the shapes of the results on the meta device. Returns false if they cannot be known without values.
   bool find_shapes() {
     seams::CleanDispatchGuard clean;
     for (size_t i = 0; i < call_.num_arguments(); ++i) {
@@ -82,13 +82,13 @@ class Recording {
     return !views_ordinary_;
   }
 
-  // Whether no result is larger than what has memory at once.
+  // Whether all results are small enough to be resident from the start.
   bool is_small() const {
     return std::all_of(fresh_.begin(), fresh_.end(),
                        [](const at::Tensor& shape) { return shape.storage().nbytes() <= kResidentBytes; });
   }
 
-  // Puts the results on the stack in place of the arguments.
+  // Replaces the arguments on the stack by the results.
   void record(torch::jit::Stack& stack) {
     OperatorPtr op = !fresh_.empty() || call_.writes_deferred() ? describe() : nullptr;
     take_over_shapes();
@@ -144,7 +144,7 @@ class Recording {
     return shape;
   }
 
-  // The arguments as they are before the operator changes shapes.
+  // Keeps the arguments as they are before the operator changes shapes.
   void keep_arguments() {
     for (size_t i = 0; i < call_.num_arguments(); ++i) {
       arguments_.push_back(map_tensors(call_.argument(i), [&](const at::Tensor& tensor) {
@@ -171,7 +171,7 @@ class Recording {
     }
     return nullptr;
   }
-  // An operator that moves to another device returns nothing of its arguments.
+  // An operator that moves tensors to another device does not return its arguments.
   bool moves(const Twin& twin) const { return !twin.argument->written && twin.argument->tensor.device() != device_; }
 
   void place(const at::Tensor& shape) {
@@ -200,7 +200,7 @@ class Recording {
     return op;
   }
 
-  // What is left to defaults is decided now.
+  // Stores a dtype that was left to its default, because the global default may change before replay.
   void fix_defaults(RecordedOperator& op) const {
     const auto& arguments = op_.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -257,7 +257,7 @@ class Recording {
         {argument.deferred->twin, argument.deferred->writer, argument.deferred->device, read, argument.written});
   }
 
-  // What a resident storage holds now, as an operator.
+  // Returns an operator that produces the current contents of a resident storage.
   static OperatorPtr constant(const DeferredStorage& storage) {
     seams::CleanDispatchGuard clean;
     auto bytes = [&](const c10::Storage& of) {
@@ -286,7 +286,8 @@ class Recording {
     }
   }
 
-  // resize_, t_ and the like change the tensor that they are called on.
+  // Copies changed shapes to the written tensors: resize_, t_ and similar operators change the tensor on which they are
+  // called.
   void take_over_shapes() {
     for (const Twin& twin : twins_) {
       if (twin.argument->deferred && twin.argument->written) {
@@ -318,16 +319,16 @@ class Recording {
   OperatorTraits traits_;
   c10::Device device_;
   std::vector<Twin> twins_;
-  torch::jit::Stack shapes_;     // arguments on the meta device, then results
+  torch::jit::Stack shapes_;     // arguments on the meta device, later the results
   torch::jit::Stack arguments_;  // as they will be recorded
   std::vector<at::Tensor> fresh_;
-  std::vector<int64_t> fresh_of_;  // for each defined tensor among the results: which of fresh_, or -1
+  std::vector<int64_t> fresh_of_;  // for each defined tensor in the results: its index in fresh_, or -1
   bool views_ordinary_ = false;
   size_t next_result_ = 0;
   size_t next_output_ = 0;
 };
 
-// Runs an operator on tensors that have memory; its results, small ones, become resident deferred tensors.
+// Runs an operator on tensors that have memory. Its results, which are small, become resident deferred tensors.
 void run_small(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   {
     seams::CleanDispatchGuard clean;
@@ -362,7 +363,8 @@ bool has_deferred(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
   return found;
 }
 
-// The operator is to be run now: what it reads gets its memory, and draws before its own are done.
+// Prepares an operator that must run now: the tensors that it reads get memory, and earlier draws are run if it draws
+// itself.
 void run_after_all_before(const OperatorCall& call, const OperatorTraits& traits) {
   make_resident(call.recorded());
   if (traits.draws) {

@@ -22,7 +22,7 @@ c10::Storage allocate(const c10::Storage& twin, c10::Device device) {
   return passing_bytes(static_cast<int64_t>(twin.nbytes()), device).storage();
 }
 
-// For an argument of which only the shape counts.
+// Returns an empty storage for an argument of which only the shape matters.
 c10::Storage nothing(c10::Device device) { return passing_bytes(0, device).storage(); }
 
 class Replay {
@@ -61,7 +61,7 @@ class Replay {
   }
 
  private:
-  // Depth first, without recursion: chains of operators are long.
+  // Collects operators depth first, without recursion, because chains of operators are long.
   void collect(const OperatorPtr& last) {
     std::vector<OperatorPtr> open{last};
     while (!open.empty()) {
@@ -168,7 +168,7 @@ class Replay {
     }
   }
 
-  // The memory of a result, laid out as was recorded, and its own.
+  // Returns the memory of a result, laid out as recorded and not shared with other storages.
   c10::Storage as_recorded(const at::Tensor& result, const at::Tensor& shape) const {
     bool shared = std::any_of(memory_.begin(), memory_.end(),
                               [&](const auto& entry) { return key_of(entry.second) == key_of(result.storage()); });

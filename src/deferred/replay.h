@@ -1,4 +1,4 @@
-// Runs recorded operators for real.
+// Runs recorded operators.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -13,21 +13,21 @@
 
 namespace fsdp::deferred {
 
-// A storage as it is after `writer`.
+// The state of a storage after `writer` has run.
 struct StorageState {
   c10::Storage twin;
-  OperatorPtr writer;  // null: never written, its elements are arbitrary
+  OperatorPtr writer;  // null: never written, so its elements are arbitrary
   c10::Device device;
 };
 
-// The memory of these storages, with their values. Runs each operator that is needed once, in the order of recording,
-// and gives memory back as soon as nothing needs it any more.
+// Returns the memory of these storages, with their values. Runs each operator that is needed once, in the order of
+// recording, and frees memory as soon as it is not needed any more.
 std::vector<c10::Storage> replay(const std::vector<StorageState>& wanted);
 
-// Runs an operator that draws random numbers for the sake of the draw alone. `begin` is called right before it.
+// Runs an operator that draws random numbers only for the sake of the draw. Calls `begin` right before the operator.
 void draw_into_scratch(const RecordedOperator& op, const std::function<void()>& begin);
 
-// A tensor over `storage` with the shape of `shape`.
+// Returns a tensor over `storage` with the shape of `shape`.
 at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& shape);
 
 }  // namespace fsdp::deferred

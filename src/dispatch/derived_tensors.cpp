@@ -15,7 +15,8 @@
 namespace fsdp {
 namespace {
 
-// Whether it is a parameter that is used in another dtype than that of its shard, by a unit that casts inputs.
+// Whether the tensor is a parameter whose compute dtype differs from the dtype of its shard, in a unit that casts
+// inputs.
 bool is_low_parameter(const at::Tensor& tensor) {
   const seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   auto* unit =
@@ -45,7 +46,7 @@ std::optional<at::ScalarType> dtype_of_derived_argument(const OperatorInfo& info
   return dtype;
 }
 
-// Operators that call others with casts of their own.
+// Whether the operator calls other operators, which have casts of their own.
 bool is_seen_through(const OperatorInfo& info) {
   return info.kind == OperatorKind::kCustom || info.kind == OperatorKind::kTransparent;
 }

@@ -1,5 +1,5 @@
-// First use: the one fallback on the sharded key. It sees every operator that has a keyed tensor among its arguments,
-// gathers the units concerned, keeps them while the operator runs, and redispatches below the key.
+// First use: the only fallback on the sharded key. It sees every operator that has a keyed tensor among its arguments,
+// gathers the units of these tensors, keeps them gathered while the operator runs, and redispatches below the key.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -39,7 +39,7 @@ class PinnedUnits {
       unit->engine->leave(*unit);
     }
   }
-  // `parameter`: its index in the unit.
+  // `parameter` is the index of the parameter in the unit.
   void add(Unit& unit, int64_t parameter) {
     for (Unit* pinned : units_) {
       if (pinned == &unit) {
@@ -49,7 +49,7 @@ class PinnedUnits {
     unit.engine->enter(unit, parameter);
     units_.push_back(&unit);
   }
-  // An operator on them has failed.
+  // Call if an operator on the units has failed: explains out-of-memory errors.
   void explain(c10::Error& error, const c10::OperatorHandle& op) const {
     if (!units_.empty()) {
       const Unit& unit = *units_.front();
@@ -57,7 +57,7 @@ class PinnedUnits {
                                          c10::str(op.schema().name(), " on parameters of unit '", unit.name(), "'"));
     }
   }
-  // The operator has succeeded. Units that are released may throw.
+  // Call after the operator has succeeded. Releasing units may throw.
   void leave() {
     while (!units_.empty()) {
       Unit* unit = units_.back();
@@ -70,13 +70,13 @@ class PinnedUnits {
   c10::SmallVector<Unit*, 4> units_;
 };
 
-// The owner of a shard that is seen, else null.
+// Returns the owner of a shard that carries the sharded key, or null for other tensors.
 const StorageOwner* owner_of_shard(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   return owner && owner->kind == StorageOwner::Kind::kShard ? owner : nullptr;
 }
 
-// Has the key, and is neither a deferred tensor nor a shard.
+// Whether the tensor has the key and is neither a deferred tensor nor a shard.
 bool is_sharded(const at::Tensor& tensor) {
   return seams::has_sharded_key(tensor) && (deferred::live_storages() == 0 || !deferred::find(tensor)) &&
          !owner_of_shard(tensor);
@@ -159,7 +159,7 @@ void enter_view(const OperatorInfo& info, const torch::jit::Stack& stack) {
   });
 }
 
-// Whether the raw memory of a parameter may be read and written now: inside pin() or with_full_params().
+// Whether the raw memory of a parameter may be read and written now, inside pin() or with_full_params().
 bool is_pinned(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   if (!owner || owner->kind != StorageOwner::Kind::kParameter) {
@@ -179,13 +179,13 @@ void zero_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op)
   const StorageOwner& owner = *seams::storage_owner(sentinel);
   Unit::Place place = unit_of(owner).place(owner.index);
   if (sentinel.numel() != place.flat.layout().numel(place.parameter)) {
-    refuse_sentinel(owner, op);  // a part of it: whoever does that works on gradients
+    refuse_sentinel(owner, op);  // a part of it: the caller works on gradients
   }
   place.gradient->zero_leaf(place.parameter);
 }
 
-// zero_(sentinel) and _foreach_zero_({…, sentinel, …}): zeroes the shards' gradients and takes the sentinels out of the
-// call. Returns whether nothing is left to do.
+// Handles zero_(sentinel) and _foreach_zero_({…, sentinel, …}): zeroes the shards' gradients and removes the sentinels
+// from the call. Returns whether nothing is left to do.
 bool zero_sentinels(torch::jit::Stack& stack, const c10::OperatorHandle& op) {
   c10::IValue& argument = stack.back();
   if (argument.isTensor()) {
@@ -221,7 +221,7 @@ void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   }
 }
 
-// The dtype that inputs are to have, where the units of the sharded arguments want them cast.
+// Returns the dtype to which inputs must be cast, if the unit of a sharded argument has cast_forward_inputs.
 std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch::jit::Stack& stack) {
   std::optional<at::ScalarType> dtype;
   visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument&) {
@@ -234,7 +234,7 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
   return dtype;
 }
 
-// The parameter that `tensor` is, not one of which it is a view; null: none.
+// Returns the parameter that `tensor` is itself, or null. A view of a parameter does not count.
 const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
   const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
   if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) {
@@ -244,7 +244,7 @@ const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
   return parameter.tensor.is_same(tensor) ? &parameter : nullptr;
 }
 
-// Data that is not the engine's would be used as it is, by inference without a word.
+// Refuses data that is not the engine's: inference would use it silently.
 void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const at::Tensor tensor = stack->end()[-2].toTensor(), data = stack->end()[-1].toTensor();
   redispatch(op, keys, stack, /*exclude=*/true);
@@ -262,7 +262,7 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   }
   const OperatorInfo& info = operator_info(op);
   if (info.kind == OperatorKind::kCopy && is_sharded(stack->back().toTensor())) {
-    if (!is_pinned(stack->back().toTensor())) {  // else the argument is the result
+    if (!is_pinned(stack->back().toTensor())) {  // if pinned, the argument itself is the result
       stack->back() = stack->back().toTensor().clone();
     }
     return;

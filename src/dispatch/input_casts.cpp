@@ -43,7 +43,7 @@ void cast(c10::IValue& value, at::ScalarType dtype) {
 
 bool is_wider(at::ScalarType a, at::ScalarType b) { return c10::elementSize(a) > c10::elementSize(b); }
 
-// The statistics on the stack; undefined where the operator has none.
+// Returns statistics on the stack, undefined if the operator has none.
 at::Tensor statistics_of(const OperatorInfo& info, const torch::jit::Stack& stack) {
   const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   for (const OperatorInfo::Argument& argument : info.tensors) {
@@ -57,14 +57,14 @@ at::Tensor statistics_of(const OperatorInfo& info, const torch::jit::Stack& stac
 
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
-// Whether kernels of normalisations take inputs of one dtype beside parameters and statistics of the other.
+// Whether kernels of normalisations accept inputs of one dtype together with parameters and statistics of the other.
 bool kernels_mix(at::ScalarType input, at::ScalarType parameters) {
   return is_narrow(input) && parameters == at::kFloat;
 }
 
 }  // namespace
 
-// Sets `parameter` to the dtype in which inputs are to come.
+// Sets `parameter` to the dtype to which inputs must be cast.
 void InputCasts::use_statistics(const OperatorInfo& info, at::ScalarType& parameter, torch::jit::Stack& stack) {
   const at::Tensor statistics = statistics_of(info, stack);
   if (!statistics.defined() || statistics.scalar_type() == parameter) {
@@ -91,7 +91,7 @@ void InputCasts::apply(const OperatorInfo& info, at::ScalarType parameter, torch
   c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   const c10::IValue& input = arguments[0];
   if (input.isTensor() && at::autocast::is_autocast_enabled(input.toTensor().device().type())) {
-    return;  // which does it its own way
+    return;  // autocast does its own casts
   }
   if (info.cast == CastRule::kNormalisation) {
     if (is_foreign(input.toTensor(), parameter) && is_wider(parameter, input.toTensor().scalar_type())) {

@@ -10,7 +10,7 @@
 namespace fsdp {
 namespace {
 
-// The unit of a leaf that is to be cut with others, if the tensor is all of that leaf.
+// Returns the unit of a leaf if it will be cut together with others and the tensor is the whole leaf; otherwise null.
 Unit* unit_to_be_cut(const at::Tensor& tensor) {
   const seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
   auto* unit =

@@ -1,4 +1,4 @@
-// Sees tensors that are made like a leaf whose unit is to be cut ([Note: state made before units are cut]).
+// Notes tensors that are made like a leaf whose unit will be cut ([Note: state made before units are cut]).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,20 +9,20 @@
 
 namespace fsdp {
 
-// Around one operator. Costs nothing but for those that make tensors like another one.
+// Surrounds the call of one operator. Costs nothing unless the operator makes a tensor like another one.
 class LeafLikeness {
  public:
-  // The operator is about to be called with `stack`.
+  // Call before the operator, with its arguments on `stack`.
   LeafLikeness(const OperatorInfo& info, const torch::jit::Stack& stack);
-  // It has been called.
+  // Call after the operator, with its results on `stack`.
   void note(const torch::jit::Stack& stack);
 
  private:
-  Unit* unit_ = nullptr;  // of the leaf; null: there is nothing to note
+  Unit* unit_ = nullptr;  // the unit of the leaf; null if there is nothing to note
   Likeness likeness_;
 };
 
-// What an operator of this name makes of its first argument.
+// Returns the kind of tensor that an operator of this name makes like its first argument.
 MadeLike made_like(const std::string& name);
 
 }  // namespace fsdp

@@ -8,14 +8,15 @@
 namespace fsdp {
 namespace {
 
-// ATen operators whose kernels never read or write elements of their arguments, by name without overload.
+// Whether it is an ATen operator whose kernel never reads or writes elements of its arguments, by name without
+// overload.
 bool is_pure_view(const std::string& name) {
   static const std::unordered_set<std::string> names = {
       "aten::alias", "aten::as_strided", "aten::detach", "aten::diagonal", "aten::expand", "aten::lift_fresh",
       "aten::permute", "aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::squeeze",
       "aten::t", "aten::transpose", "aten::unbind", "aten::unfold", "aten::unsqueeze", "aten::view",
       "aten::view_as_complex", "aten::view_as_real", "aten::_reshape_alias",
-      // Metadata, though their schemas claim a write.
+      // These only access metadata, although their schemas claim a write.
       "aten::requires_grad_", "aten::detach_", "aten::retain_grad", "aten::_version", "aten::is_leaf",
       "aten::output_nr", "aten::retains_grad", "aten::record_stream", "aten::is_same_size", "aten::is_set_to"};
   return names.count(name) > 0;
@@ -26,7 +27,8 @@ bool is_transparent_by_name(const std::string& name) {
   return names.count(name) > 0;
 }
 
-// Every result may alias an argument and nothing is written: a view, or a copy made by operators inside.
+// Whether every result may alias an argument and nothing is written: such an operator makes a view, or a copy through
+// other operators.
 bool may_return_views(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
     if (argument.alias_info() && argument.alias_info()->isWrite()) {
@@ -106,12 +108,13 @@ CastRule cast_rule_of(const std::string& name) {
                                           : CastRule::kNone;
 }
 
-// aten::batch_norm, native_batch_norm, instance_norm and the like update them without an annotation in their schemas.
+// aten::batch_norm, native_batch_norm, instance_norm and similar operators update these arguments without an annotation
+// in their schemas.
 bool is_statistics(const c10::Argument& argument) {
   return argument.name() == "running_mean" || argument.name() == "running_var";
 }
 
-// An operator that was deregistered may leave its address to another one.
+// Whether `info` belongs to `op`: after an operator is deregistered, another one may have its address.
 bool describes(const OperatorInfo& info, const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return info.schema_arguments == arguments.data() && info.num_arguments == static_cast<int32_t>(arguments.size()) &&
@@ -128,7 +131,7 @@ OperatorInfo read(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   info.num_arguments = static_cast<int32_t>(arguments.size());
   for (int32_t i = 0; i < info.num_arguments; ++i) {
-    // Everything but plain values: a custom operator may take tensors in a list, a dictionary or as `Any`.
+    // Skips plain values only: a custom operator may take tensors in a list, in a dictionary or as `Any`.
     switch (arguments[i].type()->kind()) {
       case c10::TypeKind::IntType:
       case c10::TypeKind::FloatType:

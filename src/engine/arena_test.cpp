@@ -1,4 +1,4 @@
-// Blocks of one piece of memory.
+// Tests of Arena: blocks of one piece of memory.
 #include "engine/arena.h"
 
 namespace fsdp::arena_test {

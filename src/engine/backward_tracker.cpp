@@ -60,7 +60,7 @@ void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
   for (const std::weak_ptr<Token>& open : open_) {
     std::shared_ptr<Token> token = open.lock();
     if (token && (token->id == id || token->thread == std::this_thread::get_id())) {
-      return;  // known, or inside a known one
+      return;  // a known pass, or inside one
     }
   }
   auto token = std::make_shared<Token>(id, last_outside_, callers_);

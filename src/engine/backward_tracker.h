@@ -1,4 +1,4 @@
-// Which backward passes run, where each begins and ends, and which were abandoned by an exception (rule R5).
+// Tracks which backward passes run, where each begins and ends, and which were abandoned by an exception (rule R5).
 #pragma once
 
 #include <atomic>
@@ -12,41 +12,43 @@
 namespace fsdp {
 
 // [Note: backward passes]
-// The engine learns of a backward pass at its first touch or capture, and queues a callback for its end. A pass that
-// runs inside another one on the same thread (reentrant checkpointing) is part of that outer pass: gradients are
-// flushed at the end of the outermost only. If an inner pass is seen before its outer one, it counts as outermost:
-// then the flush comes early, which costs a second reduction but no gradient. A pass that throws never calls its
-// callback; autograd destroys the callback instead, and with it the token that it holds, which is how an abandoned pass
-// is noticed at the next touch.
+// The engine learns of a backward pass at its first touch or capture, and then queues a callback for the end of the
+// pass. A pass that runs inside another one on the same thread (reentrant checkpointing) is part of that outer pass:
+// gradients are flushed only at the end of the outermost pass. If an inner pass is seen before its outer one, it counts
+// as outermost. The flush then comes early, which costs a second reduction but loses no gradient. A pass that throws
+// never calls its callback. Instead, autograd destroys the callback and the token that it holds, so the next touch
+// finds the abandoned pass.
 //
 // [Note: a pass that fails in a device's thread]
-// On a device with streams autograd runs a pass in a thread of the device's, while the one that called backward waits.
-// When a node throws, the caller is woken first and the pass destroyed a moment later: whether the caller's next touch
-// finds it abandoned would be chance, and ranks would differ in what they gather. Passes therefore know their caller:
-// the thread that touched last outside of passes. It waits, at its next touch outside of passes, until they are over.
+// On a device with streams, autograd runs a pass in a thread of the device while the thread that called backward waits.
+// If a node throws, autograd wakes the caller first and destroys the pass a moment later. Whether the caller's next
+// touch finds the pass abandoned would then be chance, and ranks would differ in what they gather. Therefore each pass
+// stores its caller: the thread that made the last touch outside of passes. At its next touch outside of passes, the
+// caller waits until its passes are over.
 class BackwardTracker {
  public:
   struct Events {
     std::function<void()> opened;     // an outermost pass was seen for the first time
     std::function<void()> finished;   // the last outermost pass has ended
-    std::function<void()> abandoned;  // a pass threw, and none is left
+    std::function<void()> abandoned;  // a pass threw, and no other pass is open
   };
   explicit BackwardTracker(Events events) : events_(std::move(events)) {}
 
-  // Whether this thread runs another pass (or none) than was last seen: then observe() is due.
+  // Whether this thread runs a different pass (or none) than the last one seen, so that observe() must be called.
   bool changed() const;
-  // Call at each touch and capture after which changed(). `owner` is kept alive until the end of the pass.
+  // Notes the pass that this thread runs. Must be called at each touch and capture if changed(). Keeps `owner` alive
+  // until the end of the pass.
   void observe(const std::shared_ptr<void>& owner);
-  // Whether the pass that this thread runs, which was observed, is no pass inside another one.
+  // Whether the pass that this thread runs is not inside another one. The pass must have been observed.
   bool is_outermost();
 
  private:
-  // The callers of passes that are not over. Threads: safe.
+  // The threads that called the passes which are not over yet. Threads: safe.
   class Callers {
    public:
     void add(std::thread::id caller);
     void remove(std::thread::id caller);
-    // Blocks until no pass of this caller's is left.
+    // Blocks until all passes of this caller are over.
     void wait_for(std::thread::id caller);
 
    private:
@@ -54,7 +56,8 @@ class BackwardTracker {
     std::condition_variable removed_;
     std::vector<std::thread::id> callers_;
   };
-  // Over when its pass has ended, or was destroyed. `callers` is null where the caller runs the pass itself.
+  // A pass that is not over. It ends when the pass ends or is destroyed. `callers` is null if the caller runs the pass
+  // itself.
   struct Token {
     Token(int id, std::thread::id caller, std::shared_ptr<Callers> callers);
     ~Token() { end(); }
@@ -70,7 +73,7 @@ class BackwardTracker {
 
   Events events_;
   std::atomic<int> last_seen_{-1};
-  mutable std::atomic<std::thread::id> last_outside_{};  // touched last outside of passes
+  mutable std::atomic<std::thread::id> last_outside_{};  // the thread of the last touch outside of passes
   const std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
   std::recursive_mutex mutex_;
   std::vector<std::weak_ptr<Token>> open_;

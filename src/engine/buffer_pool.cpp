@@ -98,7 +98,7 @@ void BufferPool::give_up(const at::Tensor& bytes) {
 at::Tensor BufferPool::allocate(int64_t nbytes) {
   CurrentStreamGuard at_home(home_);
   at::Tensor bytes = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
-  order_.after_use(bytes);  // of what the allocator had there before
+  order_.after_use(bytes);  // after uses of what the allocator had there before
   count_reserved(nbytes);
   return bytes;
 }
@@ -164,7 +164,7 @@ at::Tensor BufferPool::adopt(const at::Tensor& tensor, const c10::Stream& home) 
   return tensor;
 }
 
-// Whether the buffer was adopted.
+// Lets go of an adopted buffer. Returns false if the buffer was not adopted.
 bool BufferPool::let_go(const at::Tensor& buffer) {
   const auto adopted = adopted_.find(buffer.storage().unsafeGetStorageImpl());
   if (adopted == adopted_.end()) {

@@ -1,4 +1,4 @@
-// Memory for unsharded and gradient buffers: planned where the order of units is known, else reused as it comes.
+// Memory for unsharded and gradient buffers: planned if the order of units is known, otherwise reused as requests come.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,20 +18,20 @@
 
 namespace fsdp {
 
-// How long a buffer lives beside others.
+// How long a buffer lives in comparison with others.
 enum class Residence : uint8_t {
-  kPassing,  // until the next unit's is needed: in the arena, if there is one
-  kStaying,  // while many others come and go: memory of its owner's own
-  kAside,    // small; reused as it comes
+  kPassing,  // until the next unit's buffer is needed; in the arena, if there is one
+  kStaying,  // while many others come and go; has memory that is kept for its owner
+  kAside,    // small; reuses any free memory of this kind that fits
 };
 
-// Hands out buffers on one device, of which memory comes from and goes back to the stream that is current at
-// construction: [Note: memory reuse by events]. Threads: safe.
+// Hands out buffers on one device. Their memory is allocated and freed on the stream that is current at construction:
+// [Note: memory reuse by events]. Threads: safe.
 class BufferPool {
  public:
-  // `keeps_memory`: of buffers that are released; passing ones come from one arena then, once their order is known.
-  // `source`: where memory comes from in place of the allocator, and goes back to: it is not used again here, nor
-  // written when it is released, as others may still read it.
+  // `keeps_memory`: the memory of released buffers is kept for reuse, and passing buffers come from one arena once
+  // their order is known. `source`: provides memory instead of the allocator, and gets it back. The pool neither reuses
+  // such memory nor writes to it at release, because other ranks may still read it.
   using Source = std::function<at::Tensor(int64_t nbytes)>;
   BufferPool(c10::Device device, bool keeps_memory, Source source = {})
       : device_(device),
@@ -40,37 +40,38 @@ class BufferPool {
         home_(current_stream(device)),
         arena_(device) {}
 
-  // A 1-D kByte tensor of `nbytes`, contents undefined, for use on the current stream. Give it back with release(), on
-  // the stream that is behind all its uses. `owner`: tells staying buffers apart. `padding`: how many of the bytes do
-  // not count as used.
+  // Returns a 1-D kByte tensor of `nbytes` with undefined contents, for use on the current stream. Give it back with
+  // release() on a stream that comes after all its uses. `owner`: distinguishes staying buffers. `padding`: how many of
+  // the bytes do not count as used.
   at::Tensor acquire_bytes(int64_t nbytes, Residence residence, const void* owner, int64_t padding);
-  // The same as `numel` elements of `dtype`.
+  // Like acquire_bytes, but returns `numel` elements of `dtype`, without padding.
   at::Tensor acquire(int64_t numel, at::ScalarType dtype, Residence residence, const void* owner = nullptr);
   void release(const at::Tensor& buffer, int64_t padding = 0);
 
   bool keeps_memory() const { return keeps_memory_; }
-  // Whether any memory will do for a buffer.
+  // Whether adopt() may be called: without a source, a buffer may lie in any memory.
   bool may_adopt() const { return !source_; }
-  // Bytes of tensors that wait for a buffer, now more or fewer: they count as handed out.
+  // Adds `nbytes`, which may be negative, to the bytes of tensors that wait for a buffer. They count as handed out.
   void note_held(int64_t nbytes);
-  // Makes a tensor that was made on `home` a buffer: release() then orders that stream behind its uses, and the memory
-  // goes with the tensor. Returns the tensor.
+  // Turns a tensor that was allocated on the stream `home` into a buffer and returns it. release() then makes `home`
+  // wait for the uses of the buffer, and the memory is freed with the tensor.
   at::Tensor adopt(const at::Tensor& tensor, const c10::Stream& home);
 
-  // Gives back the memory that is kept for an owner, which holds none of it now.
+  // Frees the memory that is kept for an owner. Has no effect while the owner holds it.
   void forget(const void* owner);
 
-  // Passing buffers come from one arena of this size from now on, as long as they fit. Takes effect, and gives back the
-  // memory of passing buffers that were used before, once none is handed out. Without effect where these keep none.
+  // Makes passing buffers come from one arena of this size from now on, as long as they fit, and frees the memory kept
+  // from passing buffers of before. Has no effect while buffers of the arena are handed out, in test mode, with a
+  // source, or if the pool keeps no memory.
   void plan(int64_t nbytes);
 
   // Test mode: released buffers are overwritten with NaN patterns, and their addresses are not used again soon.
   void set_poison(bool on);
 
-  // Bytes handed out and not given back, now and at most so far.
+  // Bytes handed out and not given back: now, and the peak so far.
   int64_t in_use_bytes() const { return in_use_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
-  // Bytes that it has from the allocator, handed out or not, now and at most so far.
+  // Bytes obtained from the allocator, handed out or not: now, and the peak so far.
   int64_t reserved_bytes() const { return reserved_bytes_; }
   int64_t peak_reserved_bytes() const { return peak_reserved_bytes_; }
 
@@ -103,7 +104,7 @@ class BufferPool {
   std::unordered_map<const c10::StorageImpl*, const void*> staying_owners_;
   FreeBuffers free_;
   FreeBuffers free_aside_;
-  std::set<const c10::StorageImpl*> aside_;  // what belongs to free_aside_
+  std::set<const c10::StorageImpl*> aside_;  // memory that belongs to free_aside_
   std::map<const c10::StorageImpl*, c10::Stream> adopted_;
   std::atomic<int64_t> in_use_bytes_{0};
   int64_t peak_bytes_ = 0;

@@ -15,7 +15,7 @@ namespace fsdp {
 
 namespace {
 
-// Of the groups of a mesh, each once.
+// Returns the monitors of a mesh's groups, each once.
 std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& mesh) {
   std::vector<std::shared_ptr<CollectiveMonitor>> monitors;
   for (const auto& group : {mesh.world, mesh.shard, mesh.replicate}) {
@@ -27,7 +27,7 @@ std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& m
   return monitors;
 }
 
-// Where the ranks of a group read each other's gradients in place.
+// Returns the memory of a group whose ranks read each other's gradients in place, or an empty source if there is none.
 BufferPool::Source source_of_gradient_buffers(const EngineOptions& options) {
   for (const auto& group : {options.mesh.world, options.mesh.shard, options.mesh.replicate}) {
     if (group && group->reads_in_place() && options.memory.compute_device().is_cpu()) {
@@ -54,7 +54,7 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() {
   streams_.bring_home();
-  // Parameters may outlive the engine: from now on a touch says so.
+  // Parameters may outlive the engine. From now on, a touch of one throws an error that says so.
   for (auto& unit : units_) {
     for (auto& flat : unit->flat_parameters()) {
       for (ShardedParameter& parameter : flat->parameters()) {
@@ -74,7 +74,7 @@ Engine::~Engine() {
 
 namespace {
 
-// The hooks hold the owner, not the unit: they may outlive it.
+// The hooks hold the owner instead of the unit, because they may outlive the unit.
 void hook_capture(ShardedParameter& parameter) {
   seams::StorageOwnerPtr owner = parameter.owner;
   parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner](const at::Tensor& gradient) {

@@ -1,7 +1,7 @@
 // The engine: the units of one tree, and the policy that gathers, releases and reduces them.
 //
-// It takes tensors and names, not modules; the dispatcher tells it what is touched, autograd tells it what gradients
-// arrive.
+// It works on tensors and names, not on modules. The dispatcher reports which parameters are touched, and autograd
+// reports which gradients arrive.
 #pragma once
 
 #include <atomic>
@@ -43,11 +43,11 @@ struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
   bool keep_memory = false;
-  ShardMemory memory{c10::Device(c10::kCPU)};  // and where parameters are used
+  ShardMemory memory{c10::Device(c10::kCPU)};  // where shards lie, and where parameters are used
   OverlapOptions overlap{};
   CollectiveCheck collective_check{};
   bool read_only_parameters = false;  // DebugOptions
-  // Tells several models over one communicator apart.
+  // Distinguishes several models over one communicator.
   int64_t model = 1;
 };
 
@@ -68,52 +68,56 @@ class Engine : public std::enable_shared_from_this<Engine> {
     at::ScalarType low;
   };
   void add_buffer(const CastBuffer& buffer) { buffers_.push_back(buffer); }
-  // Parameters below its modules that are not sharded (Options::ignored_parameters, ignored_modules).
+  // Parameters below the engine's modules that are not sharded (Options::ignored_parameters, ignored_modules).
   void ignore(std::vector<at::Tensor> parameters) { ignored_ = std::move(parameters); }
   const std::vector<at::Tensor>& ignored() const { return ignored_; }
-  // The modules (identities) that fully_shard was called on, those of absorbed engines included.
+  // The modules (identities) that fully_shard was called on, including the modules of absorbed engines.
   void add_root(const void* module) { roots_.push_back(module); }
   const std::vector<const void*>& roots() const { return roots_; }
   // `groups`: the unit's parameters, one group for each FlatParameter.
   Unit& add_unit(UnitOrigin origin, const UnitOptions& options, std::vector<std::vector<ShardedParameter>> groups);
-  // The unit, of one parameter, is to be cut with the others of the record.
+  // Marks a unit of one parameter: it will be cut together with the other units of the record.
   void cut_later(Unit& unit, const std::shared_ptr<schedule::UseRecord>& record);
-  // Takes over the units of an engine that was made for modules below this one's; rename them afterwards.
+  // Takes over the units of an engine that was made for modules below this engine's. The caller must rename them
+  // afterwards.
   void absorb(Engine& inner);
-  // The engine that has absorbed this one, or this.
+  // Returns the engine that has absorbed this one, or this engine if none has.
   Engine& current();
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   std::vector<Unit*> all_units() const;
-  // The unit's shards are about to be written: releases what was gathered of them, which is read where they lie, and
-  // waits until no other rank reads them. Every write to a shard goes through this, by its dispatch key or by hand.
+  // Prepares a write to the unit's shards: releases gathered parameters that are read in place from the shards, and
+  // waits until no other rank reads the shards. Every write to a shard must go through this function, by the shard's
+  // dispatch key or by an explicit call.
   void prepare_write_to_shards(Unit& unit);
-  // The units made for this module itself; throws when there are none.
+  // Returns the units made for this module itself. Throws if there are none.
   std::vector<Unit*> units_of(const void* module) const;
-  // Whether nobody but the engine holds its parameters any more.
+  // Whether only the engine still holds its parameters.
   bool unused() const;
 
   // -- what the dispatcher and autograd tell --
-  // Gathers and pins a unit of which an operator is about to use a parameter (its index in the unit). Waits for other
-  // ranks.
+  // Gathers and pins a unit before an operator uses one of its parameters (given by its index in the unit). Waits for
+  // other ranks.
   void enter(Unit& unit, int64_t parameter);
-  // The operator has ended.
+  // Unpins a unit after the operator has ended.
   void leave(Unit& unit);
-  // A view of one of its parameters is about to be made, which reads nothing.
+  // Must be called before a view of one of the unit's parameters is made. Gathers nothing, because a view reads no
+  // values.
   void enter_view(Unit& unit);
-  // A gradient has reached a parameter (its index in the unit).
+  // Captures a gradient that has reached a parameter (given by its index in the unit).
   void capture(Unit& unit, int64_t index, const at::Tensor& gradient);
 
-  // Cuts the units that are to be cut, if there are any, or only those of one record ([Note: when units are cut]).
+  // Cuts the units that are marked to be cut, if any, or only the units of one record ([Note: when units are cut]).
   // Collective.
   void cut_units(const schedule::UseRecord* only = nullptr);
-  // A unit that is to be cut is about to be used: the time to cut, if it is backward and the use is no error.
+  // Must be called before a unit that is marked to be cut is used. Cuts units if this is backward and the use is not an
+  // error.
   void cut_before_backward(const Unit& unit);
 
   // -- what the user asks --
   ExecutionOrder execution_order() const;
   void verify_plan();
   void check_membership();
-  // Gathers units, all at once, and leaves them gathered; asynchronously: only issues the gathers.
+  // Gathers all of these units at once and leaves them gathered. With `async_op`, only issues the gathers.
   void unshard(const std::vector<Unit*>& units, bool async_op);
   void wait_for(const std::vector<Unit*>& units);
   void reshard();
@@ -128,9 +132,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
                                const FullParameterOptions& options = {});
   void update_whole_parameters(const std::function<void(const WholeParameter&)>& update);
   void notice_cleared_gradients();
-  // Before somebody looks at the leaves' gradients: waits for reductions, notices what was cleared.
+  // Must be called before the leaves' gradients are read: notices cleared gradients, then waits for reductions.
   void settle_gradients();
-  // Gives back memory of gradients that were cleared, if the options say so.
+  // Frees the memory of gradients that were cleared, unless the options keep memory.
   void trim_gradients();
   // Drops gradients that were accumulated and not reduced yet.
   void forget_accumulated();
@@ -140,15 +144,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start_trace(std::function<std::vector<MemoryCategory>()> more);
   EngineStats stats() const;
   std::vector<MemoryCategory> memory();
-  // Adds to an error that memory is wanting what holds how much, and which units are gathered. `doing`: for what it was
-  // wanted. Does nothing to other errors, and once for each.
+  // Appends a memory report to an out-of-memory error, at most once: how much memory each part of the engine holds, and
+  // which units are gathered. `doing`: the action that needed the memory. Leaves other errors unchanged.
   void explain_out_of_memory(c10::Error& error, const std::string& doing);
-  // The records of this rank's collectives, over all groups.
+  // Returns the records of this rank's collectives over all groups.
   std::string collective_log() const;
   void count_all_gather() { ++all_gathers_; }
   // See EngineStreams.
   void order_gathers_behind_writes();
-  // Runs `body` so that host memory which it allocates lies in files, if shards do.
+  // Runs `body` such that host memory that it allocates lies in files, if the shards lie in files.
   void with_offloaded_memory(const std::function<void()>& body);
 
   // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
@@ -157,7 +161,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   void prepare();
-  // Ranks that share memory put the shards of all units there. Throws where memory is wanting. Collective.
+  // Shares the shards of all units among ranks that share memory. Throws if there is too little memory. Collective.
   void share_shards();
   void make_park_groups();
   void make_reduce_groups();
@@ -171,17 +175,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void observe_backward();
   void begin_visit(Unit& unit);
   void end_visit();
-  void hold(Unit& unit);  // enter() for the user: no part of the execution order
-  // Issues gathers of units that are expected after the one used last.
+  void hold(Unit& unit);  // enter() for the user; not part of the execution order
+  // Issues gathers of units that are expected after the unit used last.
   void prefetch();
   void make_room_for(Unit& unit, std::optional<Pass> pass);
   const std::vector<Unit*>& wanted_after(const Unit& unit) const;
   bool begin_prefetch(Unit& unit);
   void note_held_back(Unit& unit);
-  // Whether the running backward may use values of the unit that a forward before it saved. A forward inside backward
-  // (a function's backward that runs modules of its own) does not, where the unit was used inside backward passes only.
+  // Whether the running backward may use values of the unit that an earlier forward saved. A forward inside backward
+  // (in a function whose backward runs modules) does not use them if the unit was used only inside backward passes.
   bool backward_relies_on(const Unit& unit) const;
-  // The following under unit.mutex.
+  // The following functions are called under unit.mutex, unless marked otherwise.
   void gather_to_use(Unit& unit);
   void notice_shard_writes(Unit& unit);
   void drop_stale(Unit& unit);
@@ -191,13 +195,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void finish_gather(Unit& unit);
   void forget_resident(Unit& unit);
   void release(Unit& unit);
-  void release_if_idle(Unit& unit);         // takes it itself
-  void release_after_backward(Unit& unit);  // takes it itself
+  void release_if_idle(Unit& unit);         // takes unit.mutex
+  void release_after_backward(Unit& unit);  // takes unit.mutex
   void reduce_before(Unit& unit);
   void reduce(Unit& unit);                          // takes unit.mutex
   void reduce(Unit& unit, FlatGradient& gradient);  // under unit.mutex
   bool syncs(const Unit& unit) const;
-  // What is left to reduce at the end of a backward, in the same order on all ranks; then what one of them has left.
+  // Reduces the remaining units at the end of a backward, in the same order on all ranks, and then the gradients that
+  // any rank has left.
   void reduce_the_rest();
   void suspend_what_stays();
   bool stays_gathered_after_backward(const Unit& unit) const;
@@ -207,10 +212,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void finish_backward();
   std::string agree_on_gradients();
   void plan_memory();
-  int64_t gradient_shards_nbytes();  // now; notes the peak
+  int64_t gradient_shards_nbytes();  // the current bytes; updates the peak
   std::vector<std::pair<std::string, int64_t>> memory_now(const std::vector<MemoryCategory>& more);
   void discard_captures();
-  // With each FlatParameter that gets gradients, under its unit's lock.
+  // Calls `visit` for each FlatParameter that gets gradients, under its unit's lock.
   void for_each_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit);
   void write_back(Unit& unit);
   void run_on_rank_0(const std::vector<Unit*>& units, const std::function<void()>& body);
@@ -222,7 +227,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<at::Tensor> ignored_;
   std::vector<const void*> roots_;
   std::vector<CastBuffer> buffers_;
-  std::mutex records_mutex_;                                       // guards what the records have seen
+  std::mutex records_mutex_;                                       // guards the contents of use_records_
   std::vector<std::shared_ptr<schedule::UseRecord>> use_records_;  // of units to be cut
   std::vector<std::unique_ptr<Unit>> retired_units_;               // without parameters; handles may refer to them
   struct OrderedUse {

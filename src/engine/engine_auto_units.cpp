@@ -1,4 +1,4 @@
-// Units from the order in which parameters were used (Options::auto_units).
+// Makes units from the order in which parameters were used (Options::auto_units).
 #include <algorithm>
 #include <functional>
 #include <tuple>
@@ -18,17 +18,18 @@ using namespace schedule;
 
 namespace {
 
-// Elements beyond which a larger all-gather is hardly faster (FSDP paper, figure 2).
+// The number of elements beyond which a larger all-gather is hardly faster (FSDP paper, figure 2).
 constexpr int64_t kLargestUsefulUnit = 33'000'000;
 
 // [Note: when units are cut]
-// Between the first forward and the first backward: the order is known by then, no gradient has been captured, and no
-// optimizer has stepped: state that it has made for leaves, which change their sizes, has no values yet that could not
-// be made anew ([Note: state made before units are cut] in engine/leaf_companions.h). The module's tensors, their
-// storages and the leaves stay the same objects, so that the graph of that forward, its saved tensors included, belongs
-// to the new units.
+// Units are cut between the first forward and the first backward. The order is known by then, no gradient has been
+// captured, and no optimizer has stepped. State that an optimizer has made for leaves, which change their sizes, has no
+// values yet that could not be made anew ([Note: state made before units are cut] in engine/leaf_companions.h). The
+// module's tensors, their storages and the leaves stay the same objects, so the graph of that forward, including its
+// saved tensors, belongs to the new units.
 
-// The text of rank 0 of all ranks: where parameters are not gathered (NO_SHARD), ranks may have used them differently.
+// Returns the text of global rank 0. If parameters are not gathered (NO_SHARD), ranks may have used them in different
+// orders.
 std::string text_of_rank_0(const ProcessMesh& mesh, std::string text) {
   std::vector<Communicator*> groups = {mesh.world.get()};
   if (!mesh.world) {
@@ -54,7 +55,7 @@ CutItem cut_item(const UseRecord::Use& use) {
   return item;
 }
 
-// Memory of a FlatParameter to be, filled with this rank's part of what others hold.
+// Returns the memory of a future FlatParameter, filled with this rank's part of the members' values.
 FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPosition position) {
   FlatParameter::Moved moved;
   std::vector<int64_t> numels;
@@ -76,7 +77,7 @@ FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPositi
   return moved;
 }
 
-// What was made like the leaves of the members, which are another unit's now.
+// Updates tensors that were made like the leaves of the members. These leaves now belong to another unit.
 void follow_leaves(const std::vector<Unit*>& members) {
   for (const Unit* member : members) {
     const FlatParameter& flat = *member->flat_parameters().front();
@@ -106,7 +107,7 @@ void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member
               cut.planned_nbytes, " bytes at a time. Raise memory_bound, or lower Options::max_gathered_units");
 }
 
-// Members that can share a FlatParameter, in order of first appearance.
+// Groups the members that can share a FlatParameter, in order of first appearance.
 std::vector<std::vector<Unit*>> group_members(const std::vector<Unit*>& members) {
   auto key = [](Unit* unit) {
     const FlatParameter& flat = *unit->flat_parameters().front();
@@ -199,15 +200,15 @@ void Engine::cut(UseRecord& record) {
       units_.back()->set_root(cut.has_root && i == 0);
       united_in_order.push_back(units_.back().get());
       for (Unit* member : members) {
-        member->retire(parameter_pool_);  // now: its memory is needed for the next
+        member->retire(parameter_pool_);  // here, because the next unit needs the memory
         successors[member] = units_.back().get();
       }
     }
   }
-  reduction_order_.reorder(united_in_order);  // rank 0's
+  reduction_order_.reorder(united_in_order);  // the order of rank 0
 }
 
-// A failure leaves the members as they were; units that were made before stay.
+// Makes one unit of the members. If this fails, the members stay as they were, and units made before stay as well.
 std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
   auto united = std::make_unique<Unit>(*this, UnitOrigin{members.front()->modules(), /*automatic=*/true},
                                        members.front()->options());
@@ -231,7 +232,8 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
   return united;
 }
 
-// Units that were retired, and those that have their parameters now. Once for all of them: it walks over all units.
+// Replaces retired units by the units that have their parameters now. Called once for all of them, because it walks
+// over all units.
 void Engine::forget(const Successors& successors) {
   const auto successor = [&](ScheduledUnit* unit) {
     const auto found = successors.find(unit);
@@ -245,8 +247,8 @@ void Engine::forget(const Successors& successors) {
   units_.erase(first, units_.end());
 }
 
-// An operator pins all units that it uses before it runs: while the one before is pinned, it is the same operator, but
-// for the user's pin(), which holds them all.
+// An operator pins all units that it uses before it runs. So if the previous unit is still pinned, the same operator
+// uses both, except in a scope of the user's pin(), which pins this unit as well.
 void Engine::note_use(const Unit& unit) {
   if (use_records_.empty()) {
     return;

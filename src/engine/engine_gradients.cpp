@@ -37,7 +37,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   }
 }
 
-// Whether the unit has all its gradients.
+// Captures a gradient under the unit's lock. Returns whether the unit has all its gradients.
 bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
   std::lock_guard lock(unit.mutex);
   Unit::Place place = unit.place(index);
@@ -56,10 +56,11 @@ bool Engine::capture_in(Unit& unit, int64_t index, const at::Tensor& gradient) {
 }
 
 // [Note: when gradients are reduced]
-// The order is fixed ([Note: the order of reductions]). A unit's turn has come when an operator of an unrelated unit
-// comes (that is the point where make_room_for releases it), or, of one that no operator has used just before, the
-// first gradient (the first layer's weight is not used in backward where the input needs no gradient), else at the end
-// of backward. Not when the last of its gradients arrives: of its parameters some may take no part on this rank.
+// The order is fixed ([Note: the order of reductions]). A unit's turn comes when an operator uses an unrelated unit,
+// which is also the point where make_room_for releases the first unit. If no operator has used the unrelated unit just
+// before (the first layer's weight is not used in backward if the input needs no gradient), the turn comes when the
+// first gradient of the unrelated unit arrives. Otherwise it comes at the end of backward. It does not come when the
+// last of the unit's gradients arrives, because some of its parameters may take no part on this rank.
 void Engine::reduce_before(Unit& unit) {
   if (seams::current_backward() == -1) {
     return;
@@ -76,7 +77,7 @@ bool Engine::syncs(const Unit& unit) const {
   return options.requires_gradient_sync && (options.requires_all_reduce || unit.groups().shard);
 }
 
-// All of the unit's gradients, as other ranks do.
+// Reduces all of the unit's gradients, as other ranks do.
 void Engine::reduce(Unit& unit) {
   std::lock_guard lock(unit.mutex);
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
@@ -107,13 +108,13 @@ void Engine::suspend_what_stays() {
 
 namespace {
 
-// A rank's finding of one FlatParameter's gradients at the end of a backward.
+// Bits for one FlatParameter's gradients on a rank at the end of a backward.
 constexpr char kCaptured = 1;  // this backward has captured some
 constexpr char kLeft = 2;      // some are not being reduced yet
 
 }  // namespace
 
-// A backward that has captured nothing here is one of autograd::grad, on all ranks.
+// If a backward has captured nothing on this rank, it is a backward of autograd::grad, on all ranks.
 void Engine::reduce_the_rest() {
   bool any_here = false;
   for_each_gradient([&](const Unit&, FlatGradient& gradient) {
@@ -147,11 +148,11 @@ void Engine::reduce_the_rest() {
 }
 
 // [Note: two communicators and ranks that differ]
-// One communicator compares what its ranks issue, in order. Where reductions have one of their own, a rank could wait
-// for a reduction that another one has left out, while that one waits for a gather that the first has not come to:
-// neither would see the difference before the timeout. So at the end of backward, before anybody waits for the last
-// reductions, ranks compare over the gathers' communicator what they have reduced, and tell what is left. Before that,
-// the next reduction tells.
+// One communicator compares what its ranks issue, in order. If reductions have a communicator of their own, a rank
+// could wait for a reduction that another rank has left out, while that rank waits for a gather that the first one has
+// not reached. Neither would see the difference before the timeout. Therefore, at the end of backward, before any rank
+// waits for the last reductions, ranks compare over the gathers' communicator which reductions they have issued, and
+// tell each other which gradients are left. Before the end of backward, the next reduction reveals the difference.
 std::string Engine::agree_on_gradients() {
   std::string found;
   for_each_gradient([&](const Unit&, FlatGradient& gradient) {
@@ -168,9 +169,9 @@ std::string Engine::agree_on_gradients() {
   return found;
 }
 
-// With BackwardPrefetch::kPost, of a unit that has all its gradients: the rest of this backward does not use it, unless
-// it has frozen parameters, or the backward runs inside another one, which may come back to it. Else a unit stays until
-// the next one is used, as other ranks may still wait for gradients of it.
+// Called with BackwardPrefetch::kPost for a unit that has all its gradients. The rest of this backward does not use the
+// unit, unless it has frozen parameters, or the backward runs inside another one, which may come back to it. In all
+// other cases a unit stays gathered until the next one is used, because other ranks may still wait for gradients of it.
 void Engine::release_after_backward(Unit& unit) {
   std::lock_guard lock(unit.mutex);
   if (unit.has_frozen() || !backward_.is_outermost() || !unit.gathered() || unit.unsharded_nbytes() == 0 ||
@@ -185,7 +186,7 @@ void Engine::release_after_backward(Unit& unit) {
 }
 
 // Between backward passes that do not communicate, units that are not resharded after forward need not be gathered
-// anew.
+// again.
 bool Engine::stays_gathered_after_backward(const Unit& unit) const {
   return !reducer_.current().requires_gradient_sync && !reshards_after_forward(unit.options().strategy);
 }
@@ -200,7 +201,7 @@ void Engine::begin_backward() {
   notice_cleared_gradients();
   trim_gradients();
   if (options_.overlap.backward_prefetch == BackwardPrefetch::kPre) {
-    prefetch();  // while the loss and the root's last layers go backward
+    prefetch();  // during the backward of the loss and of the root's last layers
   }
 }
 
@@ -240,8 +241,8 @@ void Engine::end_pass(Pass pass) {
   residency_.end_pass(pass);
 }
 
-// What a backward that threw has left. Reductions on their way are dropped as well: the user may have cleared the
-// gradients since.
+// Drops what a backward that threw has captured. Reductions in flight are dropped as well, because the user may have
+// cleared the gradients since.
 void Engine::discard_captures() {
   end_pass(Pass::kBackward);
   reducer_.drop_current();
@@ -277,7 +278,7 @@ void Engine::settle_gradients() {
 }
 
 void Engine::notice_cleared_gradients() {
-  backward_.observe(shared_from_this());  // what a failed backward has left behind comes before what is cleared now
+  backward_.observe(shared_from_this());  // cleans up after a failed backward before gradients are cleared
   for (auto& unit : units_) {
     std::lock_guard lock(unit->mutex);
     unit->check_membership();

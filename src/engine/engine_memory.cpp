@@ -1,4 +1,4 @@
-// What memory the units of a step need at a time.
+// The memory that the units of a step need at a time.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -10,8 +10,8 @@
 
 namespace fsdp {
 
-// By the order of the last forward and the last backward. A plan only grows: where the order changes from step to step,
-// it is that of the one that needs most.
+// Plans by the order of the last forward and the last backward. A plan only grows: if the order changes from step to
+// step, the plan is for the order that needs most.
 void Engine::plan_memory() {
   const auto nbytes = [](const schedule::ScheduledUnit& unit) {
     const int64_t of_block = as_unit(unit).block_nbytes();
@@ -23,15 +23,15 @@ void Engine::plan_memory() {
     planned_parameters_ = std::max(planned_parameters_, together);
   }
   planned_gradients_ = std::max(planned_gradients_, reducer_.passing_nbytes());
-  gradient_shards_nbytes();  // they are at their peak
+  gradient_shards_nbytes();  // notes their peak, which is now
   parameter_pool_.plan(planned_parameters_);
   reducer_.pool().plan(planned_gradients_);
 }
 
 namespace {
 
-// What this rank needs of a group's memory in a step besides its shards: their gradients, and for two units at a time
-// its part of what is gathered and the gradients on their way.
+// Returns how many bytes of a group's memory this rank needs in a step in addition to its shards: the gradients of the
+// shards and, for two units at a time, its part of the gathered parameters and the gradient buffers.
 int64_t step_nbytes(const std::vector<std::unique_ptr<Unit>>& units, const Communicator* group) {
   int64_t shards = 0;
   std::vector<int64_t> passing{0, 0};
@@ -103,7 +103,7 @@ void Engine::start_trace(std::function<std::vector<MemoryCategory>()> more) {
   trace_.start([this, more = std::move(more)] { return memory_now(more ? more() : std::vector<MemoryCategory>()); });
 }
 
-// Optimizer state, and whatever else the caller tells of, lies where shards do; gradients of shards never in files.
+// Optimizer state, and everything else in `more`, lies where shards lie. Gradients of shards never lie in files.
 std::vector<std::pair<std::string, int64_t>> Engine::memory_now(const std::vector<MemoryCategory>& more) {
   std::vector<MemoryCategory> categories = memory();
   const ShardMemory& place = options_.memory;

@@ -1,4 +1,4 @@
-// Which units are gathered: at first use, ahead of it, and until when.
+// The engine's first half: units are gathered at their first use or ahead of it, and released.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
@@ -79,7 +79,7 @@ void Engine::leave(Unit& unit) {
   }
 }
 
-// What comes next is issued before this unit's gather is waited for.
+// The gathers of the next units are issued before this unit's gather is waited for.
 void Engine::begin_visit(Unit& unit) {
   note_use(unit);
   end_visit();
@@ -122,8 +122,8 @@ void Engine::end_visit() {
   }
 }
 
-// Views of parameters do not gather, but remember the version of what they view: an optimizer step must have counted
-// before, or autograd takes the view for older than the parameter.
+// Making a view of a parameter gathers nothing, but the view remembers the version of the parameter. An optimizer step
+// must have changed that version before, otherwise autograd takes the view for older than the parameter.
 void Engine::enter_view(Unit& unit) {
   std::lock_guard lock(unit.mutex);
   if (!backward_relies_on(unit)) {
@@ -142,7 +142,7 @@ void Engine::make_room_for(Unit& unit, std::optional<Pass> pass) {
 void Engine::prefetch() {
   const OverlapOptions& overlap = options_.overlap;
   bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
-  const schedule::ScheduledUnit* visited = residency_.visited();  // null as a backward begins
+  const schedule::ScheduledUnit* visited = residency_.visited();  // null when a backward begins
   if (!predicts || (visited && !wanted_after(as_unit(*visited)).empty())) {
     return;
   }
@@ -158,7 +158,7 @@ void Engine::prefetch() {
   }
 }
 
-// Since when the limiter has held its gather back, for the trace.
+// Notes, for the trace, the time since which the limiter has held back the unit's gather.
 void Engine::note_held_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);
   if (unit.held_back == 0 && !unit.gathered() && !unit.gathering()) {
@@ -166,8 +166,8 @@ void Engine::note_held_back(Unit& unit) {
   }
 }
 
-// Whether a gather was issued. Backward does not touch units whose shards were written since their forward: should it
-// use one, the use throws.
+// Issues the gather of an expected unit and returns true, or returns false if there is nothing to issue. Backward skips
+// units whose shards were written since their forward; if it uses one, the use throws.
 bool Engine::begin_prefetch(Unit& unit) {
   std::lock_guard lock(unit.mutex);
   bool stale = unit.shards_written();
@@ -204,7 +204,7 @@ void Engine::notice_shard_writes(Unit& unit) {
 void Engine::drop_stale(Unit& unit) {
   unit.invalidate_saved_values();
   if (unit.gathering()) {
-    finish_gather(unit);  // the values under way are stale
+    finish_gather(unit);  // the values being gathered are stale
   }
   if (unit.gathered() && unit.holds_copies()) {
     TORCH_CHECK(unit.pins == 0, "fsdp: ", unit.where(), ": its shards were written while an operator uses it");

@@ -1,4 +1,4 @@
-// What users ask of the engine directly: gathering by hand, whole parameters, writes.
+// The part of the engine that users call directly: gathering by hand, whole parameters, writes.
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace fsdp {
 namespace {
 
-// The elements' bit patterns: comparing them tells -0 from 0, and finds a NaN equal to itself.
+// Returns the bit patterns of the elements. A comparison of these tells -0 from 0, and finds a NaN equal to itself.
 at::Tensor bits_of(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
     case 1:
@@ -71,9 +71,9 @@ void Engine::reshard(const std::vector<Unit*>& units) {
 
 // [Note: readers that wait for each other]
 // The rank that writes waits until no other rank reads this unit's shards. Ranks may write to units in different
-// orders, as an optimizer passes over leaves without elements: so each first ends its own reading of all units, or two
-// ranks would wait for each other. Optimizers inside backward write in the order of reductions, which is the same on
-// all ranks, while the next units are being read.
+// orders, because an optimizer passes over leaves without elements. Therefore each rank first ends its own reading of
+// all units; otherwise two ranks would wait for each other. Optimizers inside backward need not do this: they write in
+// the order of reductions, which is the same on all ranks, while the next units are being read.
 void Engine::prepare_write_to_shards(Unit& unit) {
   if (!unit.shares_shards()) {
     return;
@@ -145,7 +145,7 @@ std::vector<Unit*> Engine::all_units() const {
   return all;
 }
 
-// Only elements that were written go back: where the unsharded value still is the rounded shard value, the shard keeps
+// Copies back only elements that were written. If an unsharded value still is the rounded shard value, the shard keeps
 // its full precision.
 void Engine::write_back(Unit& unit) {
   std::lock_guard lock(unit.mutex);

@@ -57,7 +57,7 @@ void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient)
   last_issued_ = &unit;
 }
 
-// The one being captured, and those in flight: [Note: reductions in flight].
+// Counts the unit being captured and the units in flight: [Note: reductions in flight].
 int64_t GradientReducer::passing_nbytes() const {
   size_t window = all_reduces_ > 0 ? 3 : 2;
   int64_t most = 0, sum = 0;
@@ -73,7 +73,7 @@ std::string GradientReducer::describe_backward() const {
   return c10::str("end of backward after ", issued_in_backward_, " reductions", last);
 }
 
-// Whether it has something to do while the next unit's reduction is issued; else it is to be finished.
+// Advances a reduction while the next unit's is issued. Returns false if the reduction must be finished now.
 bool GradientReducer::advance(InFlight& latest) {
   if (latest.gradient->issue_second_stage(*latest.reduction, latest.unit->next_id(Pass::kReduce), streams_.all_reduce,
                                           pool_)) {
@@ -145,7 +145,7 @@ void GradientReducer::finish_all() {
   trim_groups();
 }
 
-// Contributions of others are not needed until the next backward.
+// The contributions of other ranks are not needed until the next backward.
 void GradientReducer::trim_groups() {
   if (!pool_.keeps_memory()) {
     for (const auto& group : used_groups_) {
@@ -155,7 +155,8 @@ void GradientReducer::trim_groups() {
   used_groups_.clear();
 }
 
-// Behind that, gradients are in host memory, and shards in host memory were read: an optimizer may write them.
+// After this returns, gradients are in host memory and all reads of shards in host memory are done, so an optimizer may
+// write the shards.
 void GradientReducer::settle_on_host() const {
   if (!to_host_) {
     return;

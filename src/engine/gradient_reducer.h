@@ -1,4 +1,5 @@
-// Gradients on their way over the ranks: which reductions are in flight, when each goes on, who is told of the result.
+// Tracks the reductions of gradients over the ranks: which are in flight, when each continues, and which hooks get the
+// result.
 #pragma once
 
 #include <deque>
@@ -19,17 +20,18 @@
 namespace fsdp {
 
 // [Note: reductions in flight]
-// A reduction goes on while backward computes the next unit's gradients. A reduce-scatter is finished when the next
-// unit's is issued: two gradient buffers at a time. One that goes on to an all-reduce over replicas is given that
-// second stage when the next unit's is issued, and finished one unit later; so is a plain all-reduce, which itself has
-// two steps (sums to their owners, and back): three buffers at a time.
+// A reduction runs while backward computes the next unit's gradients. A reduce-scatter is finished when the next unit's
+// reduction is issued, so two gradient buffers are in use at a time. If an all-reduce over replicas follows, this
+// second stage is issued when the next unit's reduction is issued, and is finished one unit later. A plain all-reduce
+// is also finished one unit later, because it has two steps itself (sums to their owners, and back). In both cases
+// three buffers are in use at a time.
 //
 // Threads: safe; takes its own lock after the unit's.
 class GradientReducer {
  public:
   struct Memory {
     bool keep_memory = false;        // see Options
-    bool to_host = false;            // gradients of the shards are in host memory, which the device writes
+    bool to_host = false;            // the shards' gradients lie in host memory, and the device writes to it
     BufferPool::Source source = {};  // of gradient buffers
   };
   GradientReducer(const EngineStreams& streams, const Memory& memory, TraceRecorder& trace)
@@ -41,9 +43,9 @@ class GradientReducer {
   BufferPool& pool() { return pool_; }
   const BufferPool& pool() const { return pool_; }
 
-  // What the user has set for the backward passes that begin from now on.
+  // The user's options for the backward passes that begin from now on.
   BackwardOptions options;
-  // In place of the number of ranks that contribute.
+  // The divisor of gradients, instead of the number of ranks that contribute.
   std::optional<double> divide_factor;
   // See ShardedModule::set_reductions_see_norm.
   bool sees_norm = false;
@@ -52,24 +54,26 @@ class GradientReducer {
   CommunicationHook communication_hook;
   UnitReducedHook unit_reduced_hook;
 
-  // The last backward that began runs with these.
+  // The options of the backward that began last.
   const BackwardOptions& current() const { return current_; }
   void begin_backward();
 
-  // Hands what a unit has captured to the communicators. Under unit.mutex.
+  // Passes the gradients that a unit has captured to the communicators. Called under unit.mutex.
   void issue(Unit& unit, FlatGradient& gradient);
-  // Waits for all that is in flight and adds it to the leaves' gradients, which may be used on the current stream then.
+  // Waits for all reductions in flight and adds their results to the leaves' gradients. These may then be used on the
+  // current stream.
   void finish_all();
-  // Waits for what is in flight of the current backward, and drops it; finishes what is older.
+  // Waits for the current backward's reductions in flight and drops their results. Finishes older reductions.
   void drop_current();
 
-  // Which reductions were issued in this backward: "end of backward after 3 reductions, the last one of 'l0'".
+  // Describes which reductions were issued in this backward: "end of backward after 3 reductions, the last one of
+  // 'l0'".
   std::string describe_backward() const;
 
-  // Bytes of gradient buffers that lived at a time in this backward, where they come and go.
+  // Returns the largest number of bytes of passing gradient buffers that were in use at a time in this backward.
   int64_t passing_nbytes() const;
 
-  // How many collectives were issued.
+  // The numbers of collectives that were issued.
   int64_t reduce_scatters() const { return reduce_scatters_; }
   int64_t all_reduces() const { return all_reduces_; }
 
@@ -101,8 +105,8 @@ class GradientReducer {
   int64_t backward_ = 0;
   int64_t issued_in_backward_ = 0;
   const Unit* last_issued_ = nullptr;
-  std::set<std::shared_ptr<Communicator>> used_groups_;  // whose memory was not given back since
-  std::vector<int64_t> passing_;  // bytes of the units whose reductions were issued in this backward
+  std::set<std::shared_ptr<Communicator>> used_groups_;  // groups used since memory was last trimmed
+  std::vector<int64_t> passing_;  // bytes of each unit whose reduction was issued in this backward
   int64_t reduce_scatters_ = 0;
   int64_t all_reduces_ = 0;
 };

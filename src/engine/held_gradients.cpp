@@ -9,13 +9,14 @@ namespace {
 
 int64_t memory_nbytes(const at::Tensor& gradient) { return static_cast<int64_t>(gradient.storage().nbytes()); }
 
-// Whether others may write to its memory. A transposed weight's gradient is a view, whose base nobody else has.
+// Whether other code may write to the gradient's memory. The gradient of a transposed weight is a view whose base has
+// no other holder.
 bool is_reachable(const at::Tensor& gradient) {
   const bool has_own_base = gradient.is_view() && gradient._base().use_count() == 1;
   return gradient.storage().use_count() > (has_own_base ? 2 : 1);
 }
 
-// Whether it keeps more memory than its own elements.
+// Whether the gradient keeps more memory alive than its own elements need.
 bool is_part(const at::Tensor& gradient) { return memory_nbytes(gradient) > static_cast<int64_t>(gradient.nbytes()); }
 
 }  // namespace

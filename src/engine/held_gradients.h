@@ -1,4 +1,4 @@
-// Gradients of one FlatParameter that wait, as they came, for the buffer in which they are reduced.
+// Gradients of one FlatParameter that wait, as autograd made them, for the buffer in which they are reduced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,22 +13,23 @@
 namespace fsdp {
 
 // [Note: gradients wait as they came]
-// A buffer for all gradients of a unit, taken at the first of them, would lie beside all activations of its module. So
-// gradients are kept as autograd made them until the reduction is issued: they come as activations go, and when the
-// buffer is taken the activations are gone, and so is the buffer of the unit before. Each gradient is copied, and
-// given up, on the stream that it came on: its memory belongs to that stream. What somebody else can reach is copied
-// at once, as autograd does when it accumulates. The gradient of a large parameter that is alone in its unit, an
-// embedding's or a head's, is not copied at all: where it is laid out as the buffer would be, it becomes the buffer.
+// A buffer for all gradients of a unit, if taken at the first of them, would be held together with all activations of
+// the unit's module. Therefore gradients are kept as autograd made them until the reduction is issued. They arrive
+// while activations are freed: when the buffer is taken, the activations have been freed, and so has the buffer of the
+// previous unit. Each gradient is copied, and then freed, on the stream that it came on, because its memory belongs to
+// that stream. A gradient that other code can reach is copied at once, as autograd does when it accumulates. The
+// gradient of a large parameter that is alone in its unit, such as an embedding or a head, is not copied at all: if it
+// has the layout of the buffer, it becomes the buffer.
 //
-// Threads: the caller's lock.
+// Threads: guarded by the caller's lock.
 class HeldGradients {
  public:
-  // `shared`: others may hold it, or memory of it.
+  // Stores a gradient. `shared`: other code may hold the gradient or its memory.
   void hold(int64_t parameter, const at::Tensor& gradient, bool shared, BufferPool& pool);
-  // The only one, made a buffer of the pool's, 1-D, if it has this dtype and lies in memory like this. Else undefined,
-  // and nothing has changed.
+  // If exactly one gradient is held, and it has this dtype and this layout in memory, turns it into a 1-D buffer of the
+  // pool and returns it. Otherwise returns an undefined tensor and changes nothing.
   at::Tensor become_buffer(at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, BufferPool& pool);
-  // Hands each one to `use`, with its stream current, and gives it up behind that.
+  // Passes each gradient to `use` on the stream it was produced on, then drops it on that stream.
   void give_up(const std::function<void(int64_t parameter, const at::Tensor& gradient)>& use, BufferPool& pool);
 
  private:

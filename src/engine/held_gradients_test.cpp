@@ -11,14 +11,14 @@ using testing::first_of;
 using testing::goes_on;
 using testing::HeldStream;
 
-// Views whose bases nobody else has.
+// Views whose bases have no other holders.
 at::Tensor transposed(at::IntArrayRef sizes) { return torch::rand(sizes).t(); }
 at::Tensor row() { return torch::rand({2, 3}).select(0, 1); }
 at::Tensor expanded() { return torch::ones({1}).expand({3, 4}); }
 
 class HeldGradientsTest : public ::testing::Test {
  protected:
-  // What is held of one gradient, and what the pool counts meanwhile.
+  // Holds one gradient and returns the held tensor. Checks the bytes that the pool counts meanwhile.
   at::Tensor held_of(const at::Tensor& gradient, bool shared) {
     HeldGradients held;
     held.hold(7, gradient, shared, pool_);

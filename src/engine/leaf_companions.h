@@ -1,4 +1,4 @@
-// Tensors that were made like a leaf whose unit is to be cut: state that an optimizer makes when it is constructed.
+// Tensors that were made like a leaf whose unit will be cut: state that an optimizer makes when it is constructed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace fsdp {
 
-// What the elements of a tensor made like a leaf are.
+// The elements of a tensor that was made like a leaf.
 struct Likeness {
   enum class Values { kUndefined, kConstant, kCopy };
   Values values = Values::kUndefined;
@@ -19,16 +19,18 @@ struct Likeness {
 };
 
 // [Note: state made before units are cut]
-// A leaf changes its size when units are cut, and what was made like it (Adagrad's sums) must have the new one. All
-// elements of such a tensor are known without those of other ranks as long as nobody has written to it: they are one
-// constant, or copies of the leaf's. So it is made anew, as the same object, when its leaf has moved.
+// A leaf changes its size when units are cut, and tensors that were made like it (Adagrad's sums) must get the new
+// size. As long as such a tensor was not written to, all its elements are known without the elements of other ranks:
+// they are one constant, or copies of the leaf's elements. Therefore it is made anew, as the same object, after its
+// leaf has moved.
 class LeafCompanions {
  public:
   void note(const at::Tensor& made, Likeness likeness, uint64_t leaf_version);
   bool empty() const { return companions_.empty(); }
-  // Throws if state was written to, which cannot be made anew. `where`: its rank and unit.
+  // Throws if a tensor was written to, because it then cannot be made anew (copies are exempt). `where`: its rank and
+  // unit.
   void check_unwritten(const std::string& where) const;
-  // `leaf` has moved; `leaf_version`: of it before.
+  // Makes the unwritten tensors anew after `leaf` has moved. `leaf_version`: the version of the leaf before it moved.
   void follow(const at::Tensor& leaf, uint64_t leaf_version) const;
 
  private:

@@ -102,7 +102,7 @@ void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured
   }
 }
 
-// The host waits only where it is to add.
+// Returns the gradient on the device of the shards. The host waits only if it must add.
 at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
   const c10::Device device = flat_.memory().shard_device();
   if (!reduced.defined() || reduced.device() == device) {
@@ -112,10 +112,10 @@ at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
 }
 
 // [Note: a shard that the optimizer passes over]
-// A rank that holds no element of the captured parameters, but padding or parameters without gradients, would not be
-// visited by the optimizer (its leaves are empty and have no gradient), so the version of its shard would stand still
-// while other ranks' versions move, and the ranks would disagree on whether a unit that is still gathered has to be
-// gathered again. The first captured leaf therefore gets a defined gradient without elements there.
+// If a rank holds no element of the captured parameters, but only padding or parameters without gradients, the
+// optimizer would not visit its leaves, which are empty and have no gradient. The version of its shard would then stay
+// the same while other ranks' versions change, and the ranks would disagree on whether a unit that is still gathered
+// must be gathered again. Therefore the first captured leaf on such a rank gets a defined gradient, without elements.
 void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
   const FlatLayout& layout = flat_.layout();
   const auto is_visited = [&](int64_t i) {  // a parameter without elements has a gradient without elements

@@ -1,4 +1,4 @@
-// What the optimizer sees of one FlatParameter's gradients: those of its leaves, views of one tensor laid out like the
+// The gradients of one FlatParameter's leaves, which the optimizer sees. They are views of one tensor laid out like the
 // shard.
 #pragma once
 
@@ -16,11 +16,11 @@
 
 namespace fsdp {
 
-// Threads: the caller's lock.
+// Threads: guarded by the caller's lock.
 class LeafGradients {
  public:
-  // Their memory comes from the stream that is current now, and goes back to it: that of the user's operators; or from
-  // `source`, if there is one.
+  // The memory of the gradients is allocated and freed on the stream that is current now, the stream of the user's
+  // operators. If `source` is set, it provides the memory.
   LeafGradients(FlatParameter& flat, bool use_orig_params, BufferPool::Source source)
       : flat_(flat),
         use_orig_params_(use_orig_params),
@@ -28,43 +28,46 @@ class LeafGradients {
         home_(current_stream(flat.memory().shard_device())),
         in_flat_leaf_(flat.layout().num_parameters()) {}
 
-  // The original leaves, or the flat one.
+  // Returns the original leaves, or the flat leaf if original parameters are not used.
   std::vector<at::Tensor> leaves() const;
-  // Whether a leaf has a gradient.
+  // Whether any leaf has a gradient.
   bool any() const;
-  // Adds `reduced`, laid out like the shard, to the leaves of the parameters in `captured` (to the flat leaf: all of
-  // it). It may be memory() itself where no leaf has a gradient. From another device to the host it is copied on the
-  // current stream; the host must wait for that before it reads.
+  // Adds `reduced`, laid out like the shard, to the gradients of the leaves of the parameters in `captured` (all of it
+  // to the gradient of the flat leaf). `reduced` may be memory() itself if no leaf has a gradient. If `reduced` is on
+  // another device and the shards are on the host, it is copied on the current stream, and the host must wait for the
+  // copy before it reads the gradients.
   void add(const at::Tensor& reduced, const ParameterMask& captured);
-  // Takes one parameter's gradient away: without original leaves it becomes zero, and the flat leaf's goes with the
-  // last one.
+  // Removes the gradient of one parameter. Without original leaves its part becomes zero, and the gradient of the flat
+  // leaf is removed together with the last parameter's.
   void clear(int64_t parameter);
-  // Makes one parameter's gradient zero, if there is one.
+  // Sets the gradient of one parameter to zero, if it has one.
   void zero(int64_t parameter);
 
-  // What the reduction that has written all of the leaves' gradients has seen of them.
+  // Stores the summary of the reduction that has written all of the leaves' gradients.
   void note(const ReductionSummary& summary);
-  // The same as long as no gradient was written, added, taken away or put in another's place since; not known then.
-  // (Writes through .data() are noticed, those through data_ptr() are not, as in autograd.)
+  // Returns the stored summary, or an unknown one if a gradient was written, added, removed or replaced since note().
+  // (Writes through .data() are noticed, writes through data_ptr() are not, as in autograd.)
   ReductionSummary summary() const;
 
-  // All as one tensor, zero where there is none; `defined` gets the parameters that have one here.
+  // Returns all gradients as one tensor, zero where a parameter has none. Adds to `defined` the parameters that have a
+  // gradient on this rank.
   at::Tensor collect(ParameterMask& defined) const;
-  // The reverse: the leaves of a parameter in `defined` get their part, the others get none.
+  // The reverse of collect(): the leaves of the parameters in `defined` get their parts as gradients, the others get
+  // none.
   void assign(const at::Tensor& like_shard, const ParameterMask& defined);
 
-  // The memory that a new gradient is to be written to. Where somebody has kept a gradient that was cleared since, the
-  // old memory is theirs.
+  // Returns the memory that a new gradient must be written to. If other code has kept a gradient that was cleared
+  // since, that gradient keeps the old memory, and new memory is allocated.
   const at::Tensor& fresh_memory();
-  // Whether `tensor` lies in the leaves' memory.
+  // Whether `tensor` lies in the memory of the leaves' gradients.
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
-  // Gives the memory back; who reads it on the current stream is waited for.
+  // Frees the memory, after the reads on the current stream.
   void drop_memory();
   // Threads: safe.
   int64_t memory_nbytes() const { return memory_nbytes_; }
 
  private:
-  // A leaf's gradient; null: none.
+  // Identifies a leaf's gradient and its version. A null address means that the leaf has no gradient.
   struct Seen {
     const void* address = nullptr;
     uint64_t version = 0;
@@ -82,14 +85,15 @@ class LeafGradients {
   bool use_orig_params_;
   BufferPool::Source source_;
   // [Note: where gradients live]
-  // Reductions write gradients on their own streams, but the user drops them without telling us (zero_grad, a kept
-  // tensor that ends): memory that had come from a reduction's stream would be free there at once, while what the user
-  // enqueued before still reads it. It therefore comes from, and goes back to, the stream on which users read.
+  // Reductions write gradients on their own streams, but the user drops gradients without telling the engine
+  // (zero_grad, or a kept tensor that is destroyed). Memory allocated on a reduction's stream would then be free there
+  // at once, while operators that the user enqueued before still read it. Therefore it is allocated and freed on the
+  // stream on which users read it.
   c10::Stream home_;
-  at::Tensor memory_;           // like the shard, gradient dtype
-  ParameterMask in_flat_leaf_;  // parameters whose gradients the flat leaf's holds
+  at::Tensor memory_;           // laid out like the shard, gradient dtype
+  ParameterMask in_flat_leaf_;  // parameters whose gradients the flat leaf's gradient contains
   ReductionSummary summary_;
-  std::vector<Seen> seen_;  // by leaf, when it was noted
+  std::vector<Seen> seen_;  // by leaf, at the time of note()
   std::atomic<int64_t> memory_nbytes_{0};
 };
 

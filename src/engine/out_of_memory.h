@@ -1,4 +1,4 @@
-// What an error that memory is wanting is to say: who holds what.
+// Text appended to out-of-memory errors: how much memory each part of the engine holds.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -11,16 +11,16 @@
 
 namespace fsdp {
 
-// The table of ShardedModule::memory_summary.
+// Returns the table of ShardedModule::memory_summary.
 std::string memory_table(int rank, const std::vector<MemoryCategory>& categories);
 
-// The same below a heading, and which units are gathered. Takes the units' locks.
+// Returns a heading, the table for the engine and `more`, and the names of the gathered units. Takes the units' locks.
 std::string memory_report(Engine& engine, const std::vector<MemoryCategory>& more = {});
-// Whether a message has such a report.
+// Whether a message contains a memory report.
 bool has_memory_report(const std::string& message);
 
-// Runs `body`. An error in it that memory is wanting gets a report; `doing()` says for what it was wanted. Call it
-// without locks of units.
+// Runs `body`, and appends a memory report to an out-of-memory error from it. `doing()` returns the action that needed
+// the memory. Must be called without holding locks of units.
 template <typename Doing, typename Body>
 auto explaining_out_of_memory(Engine& engine, const Doing& doing, const Body& body) {
   try {

@@ -1,4 +1,4 @@
-// Which of a FlatParameter's parameters; a bit each.
+// A bit set over the parameters of a FlatParameter.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ class ParameterMask {
   ParameterMask() = default;
   explicit ParameterMask(int64_t size) : size_(size), words_((size + 63) / 64) { clear(); }
   bool test(int64_t i) const { return (words_[i / 64] >> (i % 64)) & 1; }
-  // Returns whether the bit was clear.
+  // Sets a bit and returns whether it was clear.
   bool set(int64_t i);
   void clear(int64_t i) { words_[i / 64] &= ~(uint64_t{1} << (i % 64)); }
   void clear();
   void merge(const ParameterMask& other);
   int64_t count() const;
-  // Bits that belong to no parameter are ones: where all parameters are in, all bits of all words are (see
-  // Communicator::reduce_scatter).
+  // Bits that belong to no parameter are ones. So if the mask contains all parameters, all bits of all words are ones
+  // (see Communicator::reduce_scatter).
   std::vector<uint64_t>& words() { return words_; }
 
  private:
@@ -28,7 +28,8 @@ class ParameterMask {
   std::vector<uint64_t> words_;
 };
 
-// ORs the masks of a group's ranks, where no other collective carries them. A null group: nothing to do. Blocks.
+// ORs the masks of a group's ranks; for use if no other collective carries them. Does nothing if `group` is null.
+// Blocks.
 void merge_over(Communicator* group, ParameterMask& mask, const CollectiveId& id);
 
 }  // namespace fsdp

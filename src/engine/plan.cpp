@@ -49,7 +49,7 @@ void describe_flat(std::ostream& out, const FlatParameter& flat) {
   }
 }
 
-// The first line in which the texts differ, of each of them.
+// Returns, from each text, the first line in which they differ.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_a(a), lines_b(b);
   std::string line_a, line_b;
@@ -94,7 +94,7 @@ std::string plan_text(const Engine& engine) {
 
 namespace {
 
-// `rank_of`: ranks of the group as the user counts them.
+// `rank_of`: returns the global rank of a rank in the group.
 void compare_over(Communicator& group, const std::string& text, int own_rank, const std::function<int(int)>& rank_of) {
   if (group.size() == 1) {
     return;

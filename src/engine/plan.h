@@ -7,10 +7,10 @@ namespace fsdp {
 
 class Engine;
 
-// One line for each fact: world size, options, units, parameters.
+// Returns the plan as text, one line for each fact: world size, options, units, parameters.
 std::string plan_text(const Engine& engine);
 
-// Compares the ranks' plans. On a difference all ranks throw an error that names the ranks and the first line in which
+// Compares the ranks' plans. If they differ, all ranks throw an error that names the ranks and the first line in which
 // they differ. Collective.
 void compare_plans(Engine& engine);
 

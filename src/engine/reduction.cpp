@@ -50,7 +50,7 @@ void FlatGradient::begin_round(BufferPool& pool) {
   }
 }
 
-// A round that goes on has its buffer already, unless only the all-reduce over replicas is outstanding.
+// A continued round has its buffer already, unless only the all-reduce over replicas is outstanding.
 void FlatGradient::take_buffer(BufferPool& pool) {
   if (!buffer_.defined()) {
     buffer_ = make_buffer(pool);
@@ -76,7 +76,7 @@ bool FlatGradient::may_adopt() const {
          flat_.dtypes().reduce == flat_.dtypes().compute;
 }
 
-// All that the round has captured, in its buffer.
+// Writes all that the round has captured to its buffer.
 void FlatGradient::fill_buffer(BufferPool& pool) {
   take_buffer(pool);
   held_.give_up(
@@ -118,7 +118,7 @@ void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, Buffer
   if (!capturing()) {
     begin_round(pool);
   }
-  // A gradient may itself be a view of a sharded parameter: then its unit has to be seen by the dispatcher.
+  // A gradient may itself be a view of a sharded parameter. The dispatcher must then see the parameter's unit.
   std::optional<seams::CleanDispatchGuard> clean;
   if (!seams::has_sharded_key(dense)) {
     clean.emplace();
@@ -225,11 +225,12 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
 }
 
 // [Note: where gradients are divided]
-// The sum over W ranks is divided by the divisor D, W by default; a communicator does both. On CPUs it adds bf16 and
-// fp16 in fp32, and NCCL, which adds them in their own dtype, multiplies by a power of two before and the rest
-// afterwards (split_scale). So no sum overflows, and nothing is divided here before it is sent. With two stages, what
-// lies between them in reduce_dtype is the mean over the shard group's F ranks, of the size of a rank's own gradient:
-// it overflows, or underflows, no earlier than that did. The second stage multiplies by F / D.
+// The sum over W ranks is divided by the divisor D, which is W by default. A communicator does both. On CPUs it adds
+// bf16 and fp16 in fp32. NCCL adds them in their own dtype, so it multiplies by a power of two before the addition and
+// by the rest afterwards (split_scale). Therefore no sum overflows, and nothing is divided here before it is sent. With
+// two stages, the result of the first one, in reduce_dtype, is the mean over the shard group's F ranks. It is of the
+// size of a rank's own gradient, and overflows or underflows no earlier than that. The second stage multiplies by F /
+// D.
 void FlatGradient::issue_reduce_scatter(Reduction& reduction, const ReduceCall& call, BufferPool& pool) {
   Communicator& group = *call.groups.reduce;
   bool alone = !call.groups.replicate;
@@ -265,7 +266,7 @@ bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& 
     return false;
   }
   CurrentStreamGuard on_stream(stream);
-  order_streams(reduction.stream, stream);  // what lies behind the gradients of earlier passes, too
+  order_streams(reduction.stream, stream);  // also orders the unreplicated gradients of earlier passes
   reduction.stream = stream;
   std::unique_ptr<Work> first = std::move(reduction.work);
   first->wait();
@@ -297,18 +298,19 @@ void FlatGradient::run_hook(Reduction& reduction, const ReduceCall& call, Buffer
   merge_over(call.groups.replicate.get(), reduction.captured, call.id);
   reduction.work = make_done_work();
   if (reduction.captured.count() == 0) {
-    return;  // on no rank
+    return;  // no rank has captured anything
   }
   call.communication_hook({call.id.name, reduction.buffer, reduction.output, call.groups.reduce, call.groups.replicate,
                            1.0 / call.divisor});
 }
 
-// Of the stage that writes the output.
+// Returns the options of the stage that writes the output.
 ReduceOptions FlatGradient::options_of(Reduction& reduction, double scale) {
   return {.scale = scale, .summary = reduction.sees_norm ? &reduction.summary : nullptr};
 }
 
-// Where the leaves' gradients live, if nothing else is there or on its way there.
+// Returns the memory of the leaves' gradients if no gradient is there or on its way there, otherwise memory of the
+// pool.
 at::Tensor FlatGradient::make_output(BufferPool& pool, int64_t others_in_flight) {
   return others_in_flight == 0 && !leaves_.any() && !flat_.memory().apart()
              ? leaves_.fresh_memory()

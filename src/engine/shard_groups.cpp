@@ -5,7 +5,7 @@
 namespace fsdp {
 namespace {
 
-// A group of one shards nothing.
+// Returns null for a group of one rank, which shards nothing.
 std::shared_ptr<Communicator> unless_alone(const std::shared_ptr<Communicator>& group) {
   return group && group->size() > 1 ? group : nullptr;
 }

@@ -13,15 +13,17 @@ namespace fsdp {
 struct ShardGroups {
   std::shared_ptr<Communicator> shard;      // null: each rank holds everything
   std::shared_ptr<Communicator> replicate;  // null: no replicas; never null together with `shard`
-  // Where gradients are reduced over the shard group: `shard` or its twin. Null until the engine has prepared.
+  // The group in which gradients are reduced over the shard group: `shard` or its twin. Null until the engine has
+  // prepared.
   std::shared_ptr<Communicator> reduce = nullptr;
 
   ShardPosition position() const { return shard ? ShardPosition{shard->rank(), shard->size()} : ShardPosition{}; }
-  // How many ranks contribute to a gradient.
+  // The number of ranks that contribute to a gradient.
   int64_t ranks() const { return (shard ? shard->size() : 1) * (replicate ? replicate->size() : 1); }
 };
 
-// Throws when the strategy needs a group that the mesh lacks. `unit` names the unit in errors.
+// Returns the groups of a unit. Throws if the strategy needs a group that the mesh lacks. `unit` names the unit in
+// errors.
 ShardGroups shard_groups(const ProcessMesh& mesh, ShardingStrategy strategy, const std::string& unit);
 
 }  // namespace fsdp

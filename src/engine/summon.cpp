@@ -1,4 +1,4 @@
-// What users ask of the engine for whole parameters: scopes, visits, updates.
+// The part of the engine for whole parameters: scopes, visits, updates.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void check(const SummonOptions& options, const Engine& engine) {
               "; use for_each_full_parameter with offload_to_cpu, which hands out copies on the host");
 }
 
-// Which rank of the shard group updates each parameter: the one with the least to do so far.
+// Chooses the rank of the shard group that updates each parameter: the rank with the least to do so far.
 class Owners {
  public:
   explicit Owners(int64_t ranks) : load_(ranks, 0) {}
@@ -38,12 +38,12 @@ class Owners {
 };
 
 // [Note: updates by owners]
-// Each parameter is updated on one rank of the shard group, whose result the others need in part. It travels as a
-// reduce-scatter to which all ranks but the owner contribute zeros: sums of one value and zeros are exact, and each
-// rank receives its shard and nothing else. Owners are found from sizes alone, so they stay the same from step to step,
-// as optimizer state has to.
+// Each parameter is updated on one rank of the shard group, its owner. The other ranks need parts of the result. It
+// travels as a reduce-scatter to which all ranks but the owner contribute zeros: sums of one value and zeros are exact,
+// and each rank receives its shard and nothing else. Owners depend only on sizes, so they stay the same from step to
+// step, as optimizer state requires.
 
-// Hands this rank's part of what the owners have computed to every rank.
+// Gives every rank its part of the values that the owners have computed.
 void share_values(Unit& unit, FlatParameter& flat, const at::Tensor& values) {
   seams::CleanDispatchGuard clean;
   const FlatLayout& layout = flat.layout();
@@ -111,7 +111,7 @@ void Engine::run_on_rank_0(const std::vector<Unit*>& units, const std::function<
     run_in_write_scope(units, /*writeback=*/false, body);
     return;
   }
-  // The other ranks' part of the gathers, in the same order; then nothing may be touched.
+  // The other ranks take part in the gathers, in the same order. Afterwards nothing may be touched.
   run_in_write_scope(units, /*writeback=*/false, [] {});
   auto close = [&](bool closed) {
     for (Unit* unit : units) {
@@ -130,7 +130,7 @@ void Engine::run_in_write_scope(const std::vector<Unit*>& units, bool writeback,
   reshard();
   may_alias_ = false;
   pin(units, [&] {
-    bool keep = false;  // what was written; not after an exception
+    bool keep = false;  // whether to keep what was written; false after an exception
     for (Unit* unit : units) {
       ++unit->write_scopes;
     }

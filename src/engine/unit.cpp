@@ -23,7 +23,7 @@ std::vector<std::string> fqns_of(const std::vector<AnnotatedModule>& modules) {
 std::string join_names(const std::vector<AnnotatedModule>& modules) {
   std::vector<std::string> fqns;
   for (const AnnotatedModule& module : modules) {
-    // A child that is called root as well must not have the name of the root unit.
+    // A child module named "root" must not get the name of the root unit.
     fqns.push_back(module.fqn.empty() ? "root" : module.fqn == "root" ? "root." : module.fqn);
   }
   return c10::Join("+", fqns);
@@ -61,7 +61,8 @@ void Unit::add(FlatParameter::Moved parameters) {
   add_flat(std::move(parameters), original, full_precision);
 }
 
-// Gradients that are captured, and reduced, where the leaves' gradients live: other ranks read them there.
+// Returns memory that other ranks read, if gradients are captured and reduced in the memory of the leaves' gradients
+// and ranks read it in place. Otherwise returns an empty source.
 BufferPool::Source Unit::source_of_leaf_gradients(const FlatParameter& flat) const {
   const std::shared_ptr<Communicator>& group = groups_.replicate;
   const bool shared =
@@ -104,7 +105,8 @@ int64_t Unit::num_parameters() const {
   return count;
 }
 
-// Parameters that were put together by their order have no module to be named after.
+// A unit of parameters grouped by their order has no module to be named after. It gets the names of its first and last
+// parameter.
 void Unit::name_it() {
   name_ = join_names(origin_.modules);
   if (origin_.automatic) {
@@ -252,7 +254,7 @@ int64_t Unit::block_nbytes() const {
   return nbytes;
 }
 
-// One block of memory for all FlatParameters, so that units and not FlatParameters share the arena.
+// Takes one block of memory for all FlatParameters, so that units and not FlatParameters share the arena.
 void Unit::acquire_buffers(BufferPool& pool, bool may_alias) {
   unsharded_nbytes_ = 0;
   int64_t nbytes = 0;
@@ -304,7 +306,7 @@ void Unit::finish_gather() {
   state_.transition(UnitState::kUnsharded, [this] { return where(); });
 }
 
-// The buffers are not used again: a collective that failed may still write to them.
+// The buffers are not used again, because a collective that failed may still write to them.
 void Unit::give_up_gather() {
   gathers_.clear();
   for (at::Tensor& unsharded : unsharded_) {
@@ -324,8 +326,8 @@ void Unit::gather_flat(size_t index, Pass pass, BufferPool& pool) {
 
 namespace {
 
-// The one cast of a unit and pass. From the host values go as they are, and are cast on the device: the host would have
-// to wait for the copy otherwise.
+// Does the only cast of a unit and pass. Values from the host are copied as they are and cast on the device. Otherwise
+// the host would have to wait for the copy.
 void copy_shard(const FlatParameter& flat, const at::Tensor& own, BufferPool& pool) {
   if (!flat.memory().apart() || flat.dtypes().shard == flat.dtypes().compute) {
     own.copy_(flat.shard(), /*non_blocking=*/true);
@@ -382,7 +384,7 @@ void Unit::park(BufferPool& pool) {
   parked_written_.record_current(device());
 }
 
-// Gathers were the last to read it.
+// Uses the gather stream, because gathers were the last to read the parked part.
 void Unit::unpark(BufferPool& pool) {
   CurrentStreamGuard on_stream(engine->streams().gather);
   for (at::Tensor& parked : parked_) {
@@ -513,7 +515,7 @@ void Unit::check_membership(const ShardedParameter& p) const {
               " after fully_shard. Freeze or unfreeze before fully_shard");
 }
 
-// An optimizer would train copies that nobody gathers.
+// Throws if a leaf was replaced, because an optimizer would train copies that are never gathered.
 void Unit::check_leaves(const FlatParameter& flat) const {
   for (size_t k = 0; k < flat.parameters().size(); ++k) {
     TORCH_CHECK(flat.original_leaves()[k].is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
@@ -567,7 +569,8 @@ void Unit::show_gradients(FlatGradient& gradient, const ParameterMask& captured)
   }
 }
 
-// Clears the shards' gradient at once, so that a step that follows sees it, unless another sentinel is in place by now.
+// Clears the shard's gradient at once, so that a step that follows sees no gradient, unless another sentinel is
+// installed by now.
 void Unit::sentinel_gone(int64_t index) {
   Place at = place(index);
   ShardedParameter& p = at.flat.parameters()[at.parameter];

@@ -36,13 +36,14 @@ struct UnitOptions {
   bool operator==(const UnitOptions&) const = default;
 };
 
-// A module that a unit was made for: its FQN ("" for the one that fully_shard was called on), and what identifies it.
+// A module that a unit was made for: its FQN ("" for the module that fully_shard was called on) and its identity.
 struct AnnotatedModule {
   std::string fqn;
   const void* identity;
 };
 
-// What a unit was made for: a module, or siblings; or, by their order (Options::auto_units), parameters below a module.
+// The origin of a unit: a module, several siblings, or parameters below a module grouped by their order
+// (Options::auto_units).
 struct UnitOrigin {
   std::vector<AnnotatedModule> modules;
   bool automatic = false;
@@ -57,11 +58,11 @@ class UseRecord;
 class Unit : public schedule::ScheduledUnit {
  public:
   Unit(Engine& engine, UnitOrigin origin, const UnitOptions& options);
-  // Adds a FlatParameter; after the last one, name_it().
+  // Adds a FlatParameter. Call name_it() after the last one.
   void add(std::vector<ShardedParameter> parameters);
   void add(FlatParameter::Moved parameters);
   void name_it();
-  // After its parameters have moved to other units: has none any more. Handles may still refer to it.
+  // Drops its FlatParameters after their parameters have moved to other units. Handles may still refer to the unit.
   void retire(BufferPool& pool);
 
   // -- identity --
@@ -72,8 +73,9 @@ class Unit : public schedule::ScheduledUnit {
   void set_reduce_group(std::shared_ptr<Communicator> group) { groups_.reduce = std::move(group); }
   // Whether any of its parameters gets gradients.
   bool trains() const;
-  // Gives modules and parameters the names that they have below a new root: `module_fqns` in the order of modules(),
-  // `parameter_fqns` by the identity of the tensor, the first name first.
+  // Gives modules and parameters the names that they have below a new root. `module_fqns`: in the order of modules().
+  // `parameter_fqns`: returns the names of a parameter, which it identifies by the tensor; the first one becomes the
+  // main name.
   void rename(const std::vector<std::string>& module_fqns,
               const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns);
   // "<name>.flat_param", "<name>.flat_param_2", …
@@ -84,8 +86,8 @@ class Unit : public schedule::ScheduledUnit {
   std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
   FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
-  // Whether this backward has captured gradients that are not being reduced yet; and, of all its parameters that get
-  // any.
+  // captures(): whether this backward has captured gradients that are not being reduced yet. has_all_gradients():
+  // whether it has captured the gradients of all parameters that get any.
   bool captures() const;
   bool has_all_gradients() const;
   bool has_frozen() const;
@@ -94,19 +96,21 @@ class Unit : public schedule::ScheduledUnit {
     FlatGradient* gradient;
     int64_t parameter;  // within flat
   };
-  // The parameter with this index in the unit.
+  // Returns the place of the parameter with this index in the unit.
   Place place(int64_t index);
   ShardedParameter& parameter(int64_t index);
 
   // -- policy --
-  // Whether it was made for the module that fully_shard was called on last, which has others below.
+  // Whether it was made for the module that fully_shard was called on last or, with auto_units, of the parameters that
+  // stay gathered.
   bool is_root() const { return is_root_; }
   void set_root(bool on);
-  // The same, or made of parameters below that module by their order.
+  // Whether it is the root, or was made of parameters below that module by their order.
   bool is_of_root() const { return is_root_ || (automatic() && modules().front().fqn.empty()); }
-  // Set until units are cut from the order in which parameters are used, of which it is one.
+  // The record of the order in which parameters are used. The unit is one of its members until units are cut from it;
+  // then null.
   std::shared_ptr<schedule::UseRecord> to_be_cut;
-  LeafCompanions companions;  // of its leaf, until then
+  LeafCompanions companions;  // of its leaf, while to_be_cut is set
 
   // -- gathering; all under `mutex` --
   std::mutex mutex;
@@ -114,78 +118,82 @@ class Unit : public schedule::ScheduledUnit {
   bool release_when_unpinned = false;
   bool gathered() const { return state_.is(UnitState::kUnsharded); }
   bool gathering() const { return state_.is(UnitState::kGathering); }
-  // Issues the gather of a sharded unit; finish_gather waits for it, on the current stream. A failure of either leaves
-  // the unit sharded.
+  // Issues the gather of a sharded unit. finish_gather() waits for it on the current stream. If either fails, the unit
+  // is sharded afterwards.
   void begin_gather(BufferPool& pool, Pass pass, bool may_alias);
   void finish_gather();
-  // An operator on the current stream is about to use the gathered unit.
+  // Notes that an operator on the current stream is about to use the gathered unit.
   void use_on_current_stream() { readers_.add(device()); }
-  // What the user wants gathered when this unit is used, in place of what is expected; empty: what is expected.
+  // The units that the user wants gathered when this unit is used, instead of the expected ones. If empty, the expected
+  // units are gathered.
   std::vector<Unit*> forward_prefetch;
   std::vector<Unit*> backward_prefetch;
-  // In which pass and when its gather was issued, and since when the limiter has held it back, for the trace (0:
-  // unknown).
+  // For the trace: the pass and the time in which its gather was issued, and the time since which the limiter has held
+  // it back (0: unknown).
   Pass gather_pass = Pass::kForward;
   int64_t gather_issued = 0;
   int64_t held_back = 0;
-  // Scopes in which its parameters may be written.
+  // The number of open scopes in which its parameters may be written.
   int write_scopes = 0;
-  // Inside summon_full_params(rank0_only), on the other ranks: a touch is an error.
+  // Set inside summon_full_params(rank0_only) on all ranks but 0: a touch is an error.
   bool only_on_rank_0 = false;
-  // Whether other ranks read its shards where they lie.
+  // Whether ranks read each other's shards of this unit in place.
   bool shares_shards() const;
-  // Whether this rank does now.
+  // Whether this rank now reads other ranks' shards in place.
   bool reads_shards() const;
-  // Whether this rank reads unsharded parameters now where other ranks read them, too.
+  // Whether this rank now reads unsharded parameters in memory that other ranks read as well.
   bool reads_in_place() const;
   bool reads_in_place(size_t flat) const;
-  // Whether any of the unsharded parameters that it has gathered lie elsewhere than in this rank's shards.
+  // Whether any of its gathered unsharded parameters lie outside of this rank's shards.
   bool holds_copies() const;
-  // Returns when its shards may be written: no other rank reads them where they lie. The unit must be sharded.
+  // Blocks until its shards may be written, when no other rank reads them in place. The unit must be sharded.
   void await_readers();
-  // The unit must be gathered and unpinned. The current stream waits for all uses.
+  // Releases the unit, which must be gathered and unpinned. The current stream waits for all uses.
   void release(BufferPool& pool);
-  // With a smaller group set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
-  // group. The unit must be gathered. See ReshardAfterForward. Keeps nothing of what other ranks read in the same
-  // memory.
+  // If park_group is set, keeps this rank's part of the gathered parameters, so that the next gather goes over that
+  // group (see ReshardAfterForward). Keeps nothing of parameters that ranks read in the same memory. The unit must be
+  // gathered.
   void park(BufferPool& pool);
   void unpark(BufferPool& pool);
-  // The smaller group that it is released to after forward; null: none.
+  // The smaller group that shares the parameters of the unit after it is parked; null: none.
   std::shared_ptr<Communicator> park_group;
-  // The unsharded buffer of a FlatParameter; undefined where its shard serves, or while the unit is sharded.
+  // Returns the unsharded buffer of a FlatParameter; undefined if its shard serves as the buffer, or while the unit is
+  // sharded.
   const at::Tensor& unsharded(const FlatParameter& flat) const;
   int64_t num_parameters() const;
-  // Bytes of memory that gathering takes where shards do not serve as unsharded buffers.
+  // Bytes of memory that gathering takes, without the FlatParameters whose shards or shared memory serve as the
+  // unsharded buffer.
   int64_t block_nbytes() const;
-  // Bytes of the unsharded buffers that gather() has taken from the pool.
+  // Bytes of the unsharded buffers that begin_gather() has taken from the pool.
   int64_t unsharded_nbytes() const { return unsharded_nbytes_; }
 
-  // Uses and reduces parameters in the dtype of the shards, or again as the options say. The unit must be sharded and
-  // have no gradients under way. Hooks on gradient accumulators are to be added again.
+  // If `on`, uses and reduces parameters in the dtype of the shards, otherwise again as the options say. The unit must
+  // be sharded and have no gradients in flight. The caller must add the hooks on gradient accumulators again.
   void set_full_precision(bool on);
 
   // -- versions (rule R4) --
   uint64_t shard_version() const;
-  // The shard's version up to which gathers come behind all writes, in the order of streams. Atomic, as it is set
+  // The version of the shards up to which gathers come after all writes in stream order. Atomic, because it is set
   // without `mutex`.
   std::atomic<uint64_t> ordered_version{~uint64_t{0}};
-  // The shard's version when it was last gathered or used in forward.
+  // The version of the shards when the unit was last gathered or used in forward.
   std::optional<uint64_t> stamp;
-  // Whether they were written since then.
+  // Whether the shards were written since `stamp` was set.
   bool shards_written() const { return stamp && *stamp != shard_version(); }
-  // Whether it was used outside of backward passes since then, so that backward may find values of then.
+  // Whether it was ever used outside of backward passes, so that backward may find values saved then.
   bool used_outside_backward = false;
   void invalidate_saved_values();
 
-  // Throws when a parameter has left the engine (rule R6).
+  // Throws if a parameter has left the engine (rule R6).
   void check_membership();
   void check_membership(const ShardedParameter& parameter) const;
 
-  // Gives the module's parameters of which zero_grad has removed the sentinel a cleared shard gradient.
+  // Clears the shard gradients of the module's parameters from which zero_grad has removed the sentinel.
   void notice_cleared_gradients();
-  // Puts a sentinel in the place of a parameter's gradient. `index`: within `flat`.
+  // Installs a sentinel as a parameter's gradient. `index`: within `flat`.
   void install_sentinel(FlatParameter& flat, int64_t index);
-  // The same for all parameters in `captured` that have none: gradients that came from other ranks alone.
+  // Installs sentinels for all parameters in `captured` that have none, because their gradients came only from other
+  // ranks.
   void show_gradients(FlatGradient& gradient, const ParameterMask& captured);
   void name_storages();
 
@@ -215,11 +223,11 @@ class Unit : public schedule::ScheduledUnit {
   std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
   std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
   std::vector<std::unique_ptr<FlatGradient>> gradients_;
-  at::Tensor block_;                            // kByte: the memory of unsharded_; undefined where it is empty
-  std::vector<at::Tensor> unsharded_;           // one for each FlatParameter; undefined where the shard itself serves
-  std::vector<at::Tensor> parked_;              // likewise; undefined unless parked
-  std::vector<std::unique_ptr<Work>> gathers_;  // under way, and those whose results are read where they lie
-  DeviceEvent issued_;                          // what the gather has enqueued on its stream
+  at::Tensor block_;                            // kByte: the memory of unsharded_; undefined if that is empty
+  std::vector<at::Tensor> unsharded_;           // by FlatParameter; undefined if the shard itself serves
+  std::vector<at::Tensor> parked_;              // by FlatParameter; undefined unless parked
+  std::vector<std::unique_ptr<Work>> gathers_;  // in progress, and gathers whose results are read in place
+  DeviceEvent issued_;                          // after the work that the gather has enqueued on its stream
   StreamReaders readers_;                       // of the unsharded buffers
   DeviceEvent parked_written_;
   int64_t unsharded_nbytes_ = 0;
@@ -227,7 +235,7 @@ class Unit : public schedule::ScheduledUnit {
   uint64_t generations_[5] = {};
 };
 
-// The unit that a decision is about: the engine's decisions are about its units only.
+// Returns the unit that a decision concerns. The engine's decisions concern its own units only.
 inline Unit& as_unit(schedule::ScheduledUnit& scheduled) { return static_cast<Unit&>(scheduled); }
 inline const Unit& as_unit(const schedule::ScheduledUnit& scheduled) { return static_cast<const Unit&>(scheduled); }
 

@@ -15,10 +15,11 @@ const char* to_string(GradientState state);
 
 // kGathering -> kSharded: the gather failed.
 const std::vector<std::pair<UnitState, UnitState>>& unit_transitions();
-// kReducing -> kCapturing and kReduced -> kCapturing: more gradients arrive in the same backward; they are added.
-// kCapturing -> kAccumulating -> kCapturing: a backward ended that does not communicate; the next one adds. Likewise
-// from kReducing, when the all-reduce over replicas is left to a later backward. kCapturing -> kNone, kAccumulating ->
-// kNone: the backward threw, or gradients were cleared: what there was is dropped.
+// kReducing -> kCapturing and kReduced -> kCapturing: more gradients arrive, in the same backward or a later one, and
+// are added. kCapturing -> kAccumulating -> kCapturing: a backward that does not communicate has ended, and the next
+// one adds its gradients. kReducing -> kAccumulating: the all-reduce over replicas is left to a later backward.
+// kCapturing -> kNone and kAccumulating -> kNone: the backward threw, or gradients were cleared, and the captured
+// gradients are dropped.
 const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions();
 
 }  // namespace fsdp

@@ -48,7 +48,7 @@ void SummonedGradients::show(size_t index) {
   FlatParameter& flat = *unit_.flat_parameters()[index];
   for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
     ShardedParameter& parameter = flat.parameters()[k];
-    parameter.sentinel_installed = false;  // taking it away here clears nothing
+    parameter.sentinel_installed = false;  // its removal here must not clear the shard's gradient
     parameter.tensor.mutable_grad() =
         gradients_[index].defined.test(k) ? flat.view_in(gradients_[index].flat, k) : at::Tensor();
   }
@@ -93,7 +93,7 @@ void SummonedGradients::write_back(size_t index) {
   unit_.gradient(index)->set_leaf_gradients(part, whole.defined);
 }
 
-// Sentinels again, where the shards have gradients.
+// Installs the sentinels again for parameters whose shards have gradients.
 SummonedGradients::~SummonedGradients() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     FlatParameter& flat = *unit_.flat_parameters()[i];

@@ -10,22 +10,23 @@
 
 namespace fsdp {
 
-// All of what lies in parts like a FlatParameter's shards, of any dtype: padded, on the compute device; `part` itself
-// where that is whole and there. Collective.
+// Returns the whole of a tensor that is divided into parts like a FlatParameter's shards, of any dtype: padded, on the
+// compute device. Returns `part` itself if it is whole and on that device. Collective.
 at::Tensor gather_parts(Unit& unit, const FlatParameter& flat, const at::Tensor& part);
 
-// All of a FlatParameter, padded, in the dtype of its shards; the shard itself where that is whole. Collective.
+// Returns all of a FlatParameter, padded, in the dtype of its shards; the shard itself if it is whole and on the
+// compute device. Collective.
 at::Tensor gather_values(Unit& unit, const FlatParameter& flat);
 
-// A FlatParameter's gradients, whole.
+// The whole gradients of a FlatParameter.
 struct WholeGradient {
-  at::Tensor flat;        // padded; undefined when no parameter has one
+  at::Tensor flat;        // padded; undefined if no parameter has one
   ParameterMask defined;  // over all ranks
 };
-// Collective.
+// Gathers the gradients of one FlatParameter. Collective.
 WholeGradient gather_gradient(Unit& unit, size_t flat);
 
-// While it lives, grad() of the unit's parameters is their whole gradient. Making one is collective.
+// While it lives, grad() of the unit's parameters is their whole gradient. The constructor is collective.
 class SummonedGradients {
  public:
   explicit SummonedGradients(Unit& unit);
@@ -33,7 +34,7 @@ class SummonedGradients {
   SummonedGradients(const SummonedGradients&) = delete;
   SummonedGradients& operator=(const SummonedGradients&) = delete;
 
-  // Takes what grad() shows now as the shards' gradients. Throws for a gradient of another shape.
+  // Takes the current grad() of the parameters as the gradients of the shards. Throws if a gradient has another shape.
   void write_back();
 
  private:

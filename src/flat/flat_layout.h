@@ -1,5 +1,5 @@
-// The arithmetic of a FlatParameter: flatten, concatenate, pad on the right, cut into equal chunks (FSDP paper,
-// section 3.2.1, figures 3 and 4). No tensors here.
+// The arithmetic of a FlatParameter: flatten, concatenate, pad on the right, cut into equal chunks (FSDP paper, section
+// 3.2.1, figures 3 and 4). Uses no tensors.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-// Elements [begin, end) of one parameter, which lie at shard_offset in a rank's shard. begin == end: none of them.
+// Elements [begin, end) of one parameter, which lie at shard_offset in a rank's shard. Empty if begin == end.
 struct ParameterSlice {
   int64_t begin = 0;
   int64_t end = 0;
@@ -19,24 +19,24 @@ struct ParameterSlice {
 class FlatLayout {
  public:
   FlatLayout() = default;
-  // numels: of the parameters, in order. sharding_factor >= 1.
+  // `numels` contains the numbers of elements of the parameters, in order. sharding_factor >= 1.
   FlatLayout(std::vector<int64_t> numels, int64_t sharding_factor);
 
   int64_t num_parameters() const { return static_cast<int64_t>(numels_.size()); }
   int64_t sharding_factor() const { return sharding_factor_; }
   int64_t numel(int64_t parameter) const { return numels_.at(parameter); }
-  // Where a parameter begins in the flat buffer.
+  // The offset of a parameter in the flat buffer.
   int64_t offset(int64_t parameter) const { return offsets_.at(parameter); }
-  // Without and with padding. Padding is at most sharding_factor - 1 elements, all at the end.
+  // The number of elements without and with padding. Padding is at most sharding_factor - 1 elements, all at the end.
   int64_t unpadded_numel() const { return offsets_.back(); }
   int64_t padded_numel() const { return shard_numel_ * sharding_factor_; }
   int64_t padding() const { return padded_numel() - unpadded_numel(); }
-  // Elements of each rank's shard, padding included: the same for all ranks.
+  // The number of elements of each rank's shard, padding included: the same for all ranks.
   int64_t shard_numel() const { return shard_numel_; }
 
-  // What position `rank` of the shard group (0 … sharding_factor - 1) holds of a parameter.
+  // Returns the slice of a parameter that position `rank` of the shard group (0 … sharding_factor - 1) holds.
   ParameterSlice slice(int64_t parameter, int64_t rank) const;
-  // How many of the elements in the rank's shard are not padding.
+  // Returns how many of the elements in the rank's shard are not padding.
   int64_t owned_numel(int64_t rank) const;
 
  private:

@@ -7,8 +7,8 @@
 namespace fsdp::flat_layout_test {
 namespace {
 
-// FSDP paper, figure 3: a 4x3 linear layer (12 weights, 3 biases) on 16 ranks: one element a rank, the last one holds
-// the padding.
+// FSDP paper, figure 3: a 4x3 linear layer (12 weights, 3 biases) on 16 ranks. Each rank has one element; the last rank
+// has the padding.
 TEST(FlatLayout, PaperFigure3) {
   FlatLayout layout({12, 3}, 16);
   EXPECT_EQ(layout.shard_numel(), 1);
@@ -23,8 +23,8 @@ TEST(FlatLayout, PaperFigure3) {
   }
 }
 
-// FSDP paper, figure 4: the same layer, 16 ranks, sharding factor 8: two elements a rank, ranks r and r + 8 hold the
-// same, the last shard ends with the padding.
+// FSDP paper, figure 4: the same layer on 16 ranks with sharding factor 8. Each rank has two elements, ranks r and r +
+// 8 hold the same ones, and the last shard ends with the padding.
 TEST(FlatLayout, PaperFigure4) {
   FlatLayout layout({12, 3}, 8);
   EXPECT_EQ(layout.shard_numel(), 2);
@@ -56,7 +56,7 @@ TEST(FlatLayout, NothingToShard) {
   EXPECT_EQ(layout.slice(1, 3), ParameterSlice{});
 }
 
-// Every element lies in exactly one shard, at the position that concatenating the shards gives it; padding is minimal.
+// Every element lies in exactly one shard, at the position that it has in the concatenated shards; padding is minimal.
 TEST(FlatLayout, ShardsPartitionTheFlatParameter) {
   std::mt19937 random(5);
   for (int round = 0; round < 300; ++round) {

@@ -22,7 +22,7 @@ std::vector<int64_t> numels_of(const std::vector<ShardedParameter>& parameters) 
   return numels;
 }
 
-// The order in which a parameter's elements lie in the flat buffer: memory formats are kept.
+// The strides with which a parameter lies in the flat buffer: memory formats are kept.
 std::vector<int64_t> flat_strides(const at::Tensor& tensor) {
   const c10::DimVector row_major = c10::contiguous_strides(tensor.sizes());
   return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0
@@ -88,7 +88,7 @@ FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPositio
   flat_leaf_ = make_leaf(shard_);
 }
 
-// Leaves may outlive it.
+// Clears the unit of the owner, because leaves may outlive this object.
 FlatParameter::~FlatParameter() {
   if (shard_owner_) {
     shard_owner_->unit = nullptr;
@@ -118,13 +118,13 @@ void FlatParameter::provide_passing() {
 
 const at::Tensor& FlatParameter::shared_unsharded() const { return shards_are_whole() ? shared_ : passing_; }
 
-// With a storage of its own, which is no larger than the shard: whoever saves it saves nobody else's part.
+// The slice has a storage of its own, no larger than the shard, so that saving it does not save other ranks' parts.
 at::Tensor FlatParameter::make_slice_of_shared(void* unit) {
   const at::Tensor own = shared_.narrow(0, position_.rank * layout_.shard_numel(), layout_.shard_numel());
   return make_watched_shard(own, shared_, unit);
 }
 
-// `memory`: what keeps the elements of `own` alive.
+// `memory` keeps the elements of `own` alive.
 at::Tensor FlatParameter::make_watched_shard(const at::Tensor& own, const at::Tensor& memory, void* unit) {
   shard_owner_ = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kShard, unit, 0);
   shard_owner_->gone = [memory] {};
@@ -164,7 +164,7 @@ void FlatParameter::copy_into_shard(int64_t parameter) {
   if (tensor.is_meta() || part.numel() == 0) {
     return;
   }
-  // A view of the elements in flat order; a copy only of a tensor whose memory is not dense.
+  // A view of the elements in flat order; copied only if the tensor's memory is not dense.
   at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
   at::Tensor ordered = dense.as_strided({dense.numel()}, {1});
   slice_of(shard_, parameter).copy_(ordered.slice(0, part.begin, part.end));
@@ -195,7 +195,7 @@ void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
   provide_passing();
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
-    parameter.sentinel_installed = false;     // taking it away clears nothing
+    parameter.sentinel_installed = false;     // removing the sentinel must not clear the gradient
     parameter.tensor.mutable_grad().reset();  // it has the old dtype
     point_at_new_storage(parameter, i);
   }

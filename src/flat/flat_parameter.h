@@ -1,4 +1,4 @@
-// FlatParameter: a unit's parameters of one dtype and one requires_grad, flattened, padded and sharded.
+// FlatParameter: the parameters of a unit that share a dtype and requires_grad, flattened, padded and sharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,29 +14,30 @@
 
 namespace fsdp {
 
-// One original parameter. `tensor` is the module's own: a keyed view, full shape, without memory while sharded.
+// One original parameter. `tensor` is the module's own: a keyed view with the full shape and without memory while
+// sharded.
 struct ShardedParameter {
   at::Tensor tensor;
-  at::Tensor value;  // whole, to be sharded in place of what `tensor` holds; may be undefined; dropped then
-  std::string fqn;   // the first name; under which the optimizer sees it
-  std::vector<std::string> other_fqns;  // of a shared parameter
+  at::Tensor value;  // if defined, the full value to shard instead of `tensor`'s; dropped once sharded
+  std::string fqn;   // the first name, under which the optimizer sees the parameter
+  std::vector<std::string> other_fqns;  // further names of a shared parameter
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format
   seams::StorageOwnerPtr owner;
   bool requires_grad = false;
   bool full_precision = false;  // used and reduced in the dtype of the shards (Options::full_precision_classes)
-  // Of what tensor.grad() holds after a capture. The engine does not keep it alive: when it goes, the gradient was
-  // cleared on the module.
+  // The owner of the storage that tensor.grad() has after a capture. The engine does not keep it alive: when it is
+  // destroyed, the gradient was cleared on the module.
   c10::weak_intrusive_ptr<seams::StorageOwner> sentinel_owner{seams::StorageOwnerPtr()};
   bool sentinel_installed = false;
   std::shared_ptr<void> capture_hook;  // keeps the gradient accumulator alive
 
-  // The engine's own, which is the tensor's unless the parameter has left the engine.
+  // The engine's own storage, which is also the tensor's unless the parameter has left the engine.
   c10::Storage keyed_storage;
   c10::StorageImpl& storage() const { return *keyed_storage.unsafeGetStorageImpl(); }
 };
 
-// dtypes of one FlatParameter.
+// The dtypes of one FlatParameter.
 struct FlatDtypes {
   at::ScalarType shard;     // of shards and the optimizer
   at::ScalarType compute;   // of the unsharded buffer
@@ -44,12 +45,12 @@ struct FlatDtypes {
   at::ScalarType gradient;  // of the shards' gradients
 };
 
-// Where one rank stands in the group over which a FlatParameter is sharded.
+// The position of one rank in the group over which a FlatParameter is sharded.
 struct ShardPosition {
   int64_t rank = 0;
   int64_t factor = 1;
-  // Provides a buffer of all ranks (Communicator::shared_buffer), for shards that lie end to end or, passing, for
-  // unsharded parameters, or undefined; empty: there is none.
+  // Provides a buffer that all ranks share (Communicator::shared_buffer), or an undefined tensor: for shards that lie
+  // end to end or, if `passing`, for unsharded parameters. An empty function means that no shared buffers exist.
   std::function<at::Tensor(int64_t nbytes, bool passing)> shared_buffer = {};
 };
 
@@ -57,15 +58,16 @@ class FlatParameter {
  public:
   // Takes over `parameters` (all of one dtype, device and requires_grad): copies this rank's part into a shard in
   // `memory` and turns each tensor into a keyed view without memory, on the compute device. `unit` and the index of the
-  // first parameter in the unit go into the storages' owners. Meta tensors leave the shard uninitialised.
+  // first parameter in the unit are stored in the storages' owners. If the parameters are meta tensors, the shard stays
+  // uninitialised.
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                 const ShardMemory& memory, void* unit, int64_t first_index);
 
-  // Parameters that belonged to other FlatParameters, which must be detached and are not used again. Tensors and leaves
-  // stay the same objects.
+  // Parameters that belonged to other FlatParameters, which must be detached and are not used again. The tensors and
+  // leaves stay the same objects.
   struct Moved {
     std::vector<ShardedParameter> parameters;
-    std::vector<at::Tensor> leaves;  // original ones, in the same order
+    std::vector<at::Tensor> leaves;  // original leaves, in the same order
     at::Tensor shard;                // this rank's part of the values, laid out and padded as here
   };
   FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, const ShardMemory& memory, void* unit,
@@ -83,17 +85,20 @@ class FlatParameter {
 
   // This rank's part: 1-D, layout().shard_numel() elements, the padding zero.
   const at::Tensor& shard() const { return shard_; }
-  // The part of one parameter in a tensor laid out like the shard.
+  // Returns the part of one parameter in a tensor laid out like the shard.
   at::Tensor slice_of(const at::Tensor& like_shard, int64_t parameter) const;
   ParameterSlice slice(int64_t parameter) const { return layout_.slice(parameter, position_.rank); }
-  // One parameter, full shape, in a tensor laid out like the padded unsharded buffer (any dtype).
+  // Returns a view of one parameter with its full shape in a tensor laid out like the padded unsharded buffer (any
+  // dtype).
   at::Tensor view_in(const at::Tensor& flat, int64_t parameter) const;
 
-  // Optimizer leaves: one a parameter, and one for the whole shard. Each set shares the shard's memory and version.
+  // The optimizer's leaves: one for each parameter, and one for the whole shard. Both kinds share the shard's memory
+  // and version counter.
   const std::vector<at::Tensor>& original_leaves() const { return original_leaves_; }
   const at::Tensor& flat_leaf() const { return flat_leaf_; }
 
-  // From now on operators on shard and leaves are seen, as where they are shared(): for leaves that are going to move.
+  // From now on, the engine sees operators on the shard and its leaves, as it does if they are shared(): for leaves
+  // that are going to move.
   void watch_shard(void* unit);
 
   // Points every parameter at its place in `flat` (padded_numel elements of the compute dtype), which must stay alive
@@ -102,26 +107,27 @@ class FlatParameter {
   void detach();
   bool attached() const { return attached_; }
 
-  // From now on the parameters are gathered, used and reduced in these dtypes. They must be detached. Drops gradient
-  // accumulators, and with them the hooks on them, where the compute dtype changes.
+  // Sets the dtypes in which the parameters are gathered, used and reduced from now on. The parameters must be
+  // detached. If the compute dtype changes, drops gradient accumulators, and with them the hooks on them.
   void set_dtypes(at::ScalarType compute, at::ScalarType reduce);
 
-  // A gradient for the module's parameter: full shape, without memory, calls `gone` when nobody holds it any more.
+  // Returns a gradient for the module's parameter, with the full shape and without memory. It calls `gone` when its
+  // last reference is dropped.
   at::Tensor make_gradient_sentinel(int64_t parameter, std::function<void()> gone);
 
-  // Writes unit names and FQNs into the messages that readers of released memory get.
+  // Writes unit names and FQNs into the error messages for reads of released memory.
   void name_storages(const std::string& unit_name);
 
-  // The shards of all ranks in memory that they share, laid out like the unsharded buffer; undefined: each rank has its
-  // own shard for itself. Shards that are shared or watched, and all views of them, carry the sharded key, with an
-  // owner of kind kShard that names the unit.
+  // The shards of all ranks in memory that the ranks share, laid out like the unsharded buffer. Undefined if each rank
+  // has its shard in memory of its own. Shards that are shared or watched, and all views of them, carry the sharded
+  // key, with an owner of kind kShard that names the unit.
   const at::Tensor& shared() const { return shared_; }
-  // A buffer of all ranks that may serve as the unsharded one: the shards themselves, or, where their dtype is not that
-  // in which they are used, or not all of them lie on one host, one to which each rank writes its part for each gather
-  // (publishes()). Undefined: each rank has an unsharded buffer of its own.
+  // A buffer shared by all ranks that may serve as the unsharded one. It is either the shards themselves or, if their
+  // dtype is not the compute dtype or not all of them lie on one host, a buffer to which each rank writes its part for
+  // each gather (publishes()). Undefined if each rank has an unsharded buffer of its own.
   const at::Tensor& shared_unsharded() const;
   bool publishes() const { return !shards_are_whole() && shared_unsharded().defined(); }
-  // Whether the shard may serve as the unsharded buffer itself.
+  // Whether the shard itself may serve as the unsharded buffer.
   bool shard_is_whole() const { return position_.factor == 1 && dtypes_.shard == dtypes_.compute && !memory_.apart(); }
 
  private:
@@ -148,7 +154,7 @@ class FlatParameter {
   FlatLayout layout_;
   at::Tensor shard_;
   at::Tensor shared_;
-  at::Tensor passing_;                  // of unsharded parameters; of the compute dtype, or undefined
+  at::Tensor passing_;                  // for unsharded parameters, in the compute dtype; may be undefined
   seams::StorageOwnerPtr shard_owner_;  // of a shard that is shared or watched
   std::vector<at::Tensor> original_leaves_;
   at::Tensor flat_leaf_;

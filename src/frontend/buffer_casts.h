@@ -1,4 +1,4 @@
-// Buffers of sharded modules in low precision.
+// Casts buffers of sharded modules to low precision.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// Casts floating-point buffers of `root` and below to `dtype`, but for those at or below `except` (paths of modules),
-// and tells the engine.
+// Casts floating-point buffers of `root` and its descendants to `dtype`, except those of modules at or below `except`
+// (paths of modules), and tells the engine.
 void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const PathSet& except, Engine& engine);
 
 }  // namespace fsdp

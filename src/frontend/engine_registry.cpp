@@ -10,18 +10,18 @@
 namespace fsdp {
 namespace {
 
-// While there are few, each new engine frees those that are unused. Later their number has to double: modules that are
-// annotated one by one, thousands of them, have an engine each until the last call absorbs them.
+// While there are few engines, each new engine frees the unused ones. Later, their number must double first: if
+// thousands of modules are annotated one by one, each has an engine until the last call absorbs them.
 constexpr size_t kFewEngines = 64;
 
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const Engine*, std::shared_ptr<Engine>> engines;
-  size_t next_sweep = kFewEngines;  // how many engines there are when those that are unused are looked for
+  size_t next_sweep = kFewEngines;  // number of engines at which unused engines are freed
   std::vector<std::pair<std::weak_ptr<Communicator>, int64_t>> models;
 };
 
-// Never destroyed: parameters may live in static objects.
+// Never destroyed, because parameters may live in static objects.
 Registry& registry() {
   static Registry* instance = new Registry;
   return *instance;

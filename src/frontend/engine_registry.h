@@ -1,5 +1,5 @@
-// Keeps engines alive as long as their parameters are in use, so that the handle that fully_shard returns need not be
-// kept.
+// Keeps engines alive as long as their parameters are in use, so that callers need not keep the handle that fully_shard
+// returns.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,12 @@
 
 namespace fsdp {
 
-// Adds an engine; drops those whose parameters nobody else holds any more. Threads: safe.
+// Adds an engine, and occasionally drops engines whose parameters are not referenced elsewhere any more. Thread-safe.
 void register_engine(std::shared_ptr<Engine> engine);
-// How many models have been sharded over a communicator before, plus one: ranks that shard several models in the same
-// order number them alike. Threads: safe.
+// Counts a new model of a communicator and returns its number, starting at 1: ranks that shard several models in the
+// same order number them alike. Thread-safe.
 int64_t number_of_model(const std::shared_ptr<Communicator>& communicator);
-// For an engine that another one has absorbed.
+// Removes an engine that another one has absorbed.
 void unregister_engine(const Engine& engine);
 
 }  // namespace fsdp

@@ -28,7 +28,7 @@ constexpr bool kBuiltForDebugging = false;
 constexpr bool kBuiltForDebugging = true;
 #endif
 
-// AutoUnits::order names parameters that get units by this call.
+// Checks that AutoUnits::order names only parameters that get units by this call.
 void check_order(const Options& options, const std::vector<FoundParameter>& parameters) {
   if (!options.auto_units) {
     return;
@@ -70,21 +70,21 @@ ShardMemory shard_memory(const Options& options, c10::Device compute) {
 }
 
 // [Note: large parameters of the root]
-// What the root holds (embeddings and heads, often with one weight) is used first and last, so the gradients of its
-// parameters come at both ends of backward. A buffer for all of them would be held from the first one on, through the
-// peak of activations. Each large parameter of a root with other units therefore has a FlatParameter of its own, and
-// with it a gradient buffer that lives from its own gradient on.
+// The parameters of the root unit (embeddings and heads, often with one weight) are used first and last, so their
+// gradients arrive at both ends of backward. One buffer for all of them would be held from the first gradient on,
+// through the peak of activations. Therefore each large parameter of a root with other units has a FlatParameter of its
+// own, and with it a gradient buffer that lives only from its own gradient on.
 constexpr int64_t kLargeInRoot = int64_t{1} << 18;
 constexpr int64_t kNoneIsLarge = std::numeric_limits<int64_t>::max();
 
-// One group for each dtype, requires_grad and precision, in order of first appearance. `values`: InitialValues::of.
-// Parameters of at least `large` elements have a group of their own.
+// Returns one group for each combination of dtype, requires_grad and precision, in order of first appearance.
+// Parameters of at least `large` elements have a group of their own. `values` are the results of InitialValues::of.
 std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters,
                                                             std::vector<at::Tensor> values,
                                                             const PathSet& full_precision_modules, int64_t large) {
   using Key = std::tuple<at::ScalarType, bool, bool, size_t>;
   std::vector<std::vector<ShardedParameter>> groups;
-  std::map<Key, size_t> numbers;  // of groups
+  std::map<Key, size_t> numbers;  // indices of groups
   for (size_t number = 0; number < parameters.size(); ++number) {
     const FoundParameter& parameter = parameters[number];
     ShardedParameter sharded;
@@ -223,7 +223,8 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   TORCH_CHECK(!options.auto_wrap_policy && !options.auto_units,
               "fsdp: auto_wrap_policy and auto_units cannot be used with a list of modules: their "
               "parameters become one unit. Annotate inner modules first");
-  // A stand-in for the parent that siblings do not have here; its names last until an outer module is annotated.
+  // A placeholder for the parent, because siblings have none here. Names relative to it are used until an outer module
+  // is annotated.
   torch::nn::Module parent;
   UnitPlan plan;
   for (size_t i = 0; i < modules.size(); ++i) {

@@ -1,4 +1,4 @@
-// Which parameters go into which unit, under which names, and what is refused.
+// Tests which parameters go into which unit, under which names, and which calls are refused.
 #include "fsdp/fully_shard.h"
 
 #include "engine/engine.h"
@@ -20,7 +20,7 @@ using testing::TinyLM;
 using testing::TinyLMImpl;
 using testing::weights_of;
 
-// "unit: parameter parameter" for each unit, in order.
+// Returns "unit: parameter parameter" for each unit, in order.
 std::vector<std::string> units_of(const ShardedModule& sharded) {
   std::vector<std::string> result;
   for (const auto& unit : sharded.engine().units()) {
@@ -107,7 +107,7 @@ TEST(UnitRule, ManualAnnotationBottomUpEqualsThePolicy) {
   EXPECT_THAT(units_of(*outer),
               ElementsAre("a.left: a.left.weight a.left.bias", "a: a.scale a.right.weight a.right.bias",
                           "root: bias b.scale b.left.weight b.left.bias b.right.weight b.right.bias"));
-  // Handles of inner modules now speak for the whole tree.
+  // Handles of inner modules now refer to the whole tree.
   EXPECT_EQ(&inner->engine(), &outer->engine());
   EXPECT_EQ(units_of(*inner), units_of(*outer));
   EXPECT_EQ(inner->parameters().size(), outer->parameters().size());
@@ -213,7 +213,7 @@ TEST(UnitRule, AModuleRegisteredTwice) {
   }
 }
 
-// ---- what stays as it was
+// ---- what stays unchanged
 
 TEST(FullyShard, StructureAndNamesStay) {
   auto net = make_outer(), plain = make_outer();
@@ -278,7 +278,7 @@ TEST(FullyShardErrors, AnnotatedTwice) {
   expect_error([&] { fully_shard({net->a, net->a}, options); }, {"twice"});
 }
 
-// Also where the policy left nothing for the module's own unit.
+// Also if the policy left no parameters for the module's own unit.
 TEST(FullyShardErrors, ASecondCallIsNotIgnored) {
   torch::nn::Sequential net{torch::nn::Linear(2, 3), torch::nn::Linear(3, 2)};
   Options options = plain_options();
@@ -299,7 +299,7 @@ TEST(FullyShardErrors, ASecondCallIsNotIgnored) {
   net->forward(kX).sum().backward();
 }
 
-// A parent above modules that were sharded one by one.
+// Calls fully_shard on a parent of modules that were sharded one by one.
 TEST(FullyShardErrors, OptionsThatApplyToNothing) {
   const auto sharded_children = [](Options options) {
     torch::nn::Sequential net{torch::nn::Linear(2, 3), torch::nn::Linear(3, 2)};
@@ -322,7 +322,7 @@ TEST(FullyShardErrors, OptionsThatApplyToNothing) {
   EXPECT_EQ(fully_shard(*net, options)->engine().units().size(), 2);
 }
 
-// As shards, parameters change without the buffer.
+// Once sharded, a parameter would change without the buffer that shares its memory.
 TEST(FullyShardErrors, ABufferOverAParameter) {
   for (bool view : {false, true}) {
     auto net = make_outer();
@@ -335,7 +335,7 @@ TEST(FullyShardErrors, ABufferOverAParameter) {
   }
 }
 
-// Two buffers over each other, and what lies beside a parameter in one storage.
+// Two buffers may overlap each other, and a buffer may lie next to a parameter in one storage.
 TEST(FullyShardErrors, BuffersBesideParametersAreNone) {
   torch::nn::Module net("net");
   const torch::Tensor all = torch::arange(8.0);
@@ -391,7 +391,7 @@ TEST(FullyShardErrors, Options) {
   options = plain_options();
   options.auto_wrap_policy = testing::every_module();
   expect_error([&] { fully_shard({net->a, net->b}, options); }, {"auto_wrap_policy", "list"});
-  testing::shard_strictly(*net);  // nothing of all that has left traces
+  testing::shard_strictly(*net);  // the refused calls had no lasting effect
 }
 
 TEST(FullyShardErrors, OptionsThatMustAgree) {
@@ -403,7 +403,7 @@ TEST(FullyShardErrors, OptionsThatMustAgree) {
   other = options;
   other.use_orig_params = false;
   expect_error([&] { fully_shard(*net, other); }, {"use_orig_params"});
-  other = options;  // those that may differ
+  other = options;  // options that may differ
   other.param_dtype = torch::kBFloat16;
   other.sharding_strategy = ShardingStrategy::kShardGradOp;
   auto sharded = fully_shard(*net, other);
@@ -474,7 +474,8 @@ TEST(MetaParameters, FilledThroughShardSlicesEqualTheEagerModel) {
   }
 }
 
-// A linear layer and a buffer of three numbers, without memory.
+// Returns a module with one parameter of four numbers, on the meta device if `meta_parameters`, and a buffer of three
+// numbers without memory.
 std::shared_ptr<torch::nn::Module> make_meta_with_buffer(bool meta_parameters) {
   const auto meta = torch::TensorOptions().device(torch::kMeta);
   auto net = std::make_shared<torch::nn::Module>("net");

@@ -27,7 +27,7 @@ void for_each_module(torch::nn::Module& module, const std::string& path, const P
   }
 }
 
-// What rank 0 cannot send, in words; empty when it can send all.
+// Describes the values that rank 0 cannot send; empty if it can send all.
 std::string without_values(const torch::nn::Module& root, const Options& options) {
   if (options.param_init_fn) {
     return {};
@@ -45,7 +45,7 @@ std::string without_values(const torch::nn::Module& root, const Options& options
   return {};
 }
 
-// Every element once, in the order in which they lie.
+// Returns a tensor with dense memory that has each element once, in the memory order of `tensor` if that is dense.
 at::Tensor dense_like(const at::Tensor& tensor, c10::Device device) {
   auto nbytes = static_cast<int64_t>(tensor.nbytes());
   at::Tensor flat = passing_bytes(nbytes, device).view(tensor.scalar_type());
@@ -128,7 +128,8 @@ std::vector<at::Tensor> InitialValues::of(const std::vector<FoundParameter>& par
   return values;
 }
 
-// Modules in module order, each once, with all of its own parameters in memory, those of units to come as well.
+// Calls the function on modules in module order, once for each module, with all of its own parameters in memory,
+// including those of later units.
 void InitialValues::call_param_init_fn(const std::vector<FoundParameter>& parameters) {
   std::unordered_set<std::string> paths;
   for (const FoundParameter& parameter : parameters) {
@@ -158,7 +159,7 @@ at::Tensor InitialValues::broadcast(const at::Tensor& tensor, const at::Tensor& 
   return dense;
 }
 
-// Inside the first shard group, then from it to all others.
+// Broadcasts inside the first shard group, then from that group to all others.
 void InitialValues::broadcast_bytes(const at::Tensor& bytes, const std::string& name) {
   CollectiveId id{name, 0, Pass::kSetup};
   if (mesh_.world) {

@@ -1,4 +1,4 @@
-// The values that parameters and buffers have when they are sharded, made unit by unit.
+// Makes the values that parameters and buffers have when they are sharded, unit by unit.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -14,17 +14,18 @@ namespace fsdp {
 
 class InitialValues {
  public:
-  // `device`: of the shards. With sync_module_states: throws on all ranks when rank 0 has parameters without values.
+  // `device` is the compute device: buffers move to it, and missing values are made on it. With sync_module_states,
+  // throws on all ranks if rank 0 has parameters without values.
   InitialValues(torch::nn::Module& root, const Options& options, const ProcessMesh& mesh, c10::Device device);
 
-  // What is not sharded: these parameters, and the buffers of modules that are not at or below `except`, which move
-  // from the host to the device.
+  // Makes the values of the parameters `ignored`, which are not sharded, and of the buffers of modules that are not at
+  // or below `except`. Buffers move from the host to the device.
   void make_others(const std::vector<at::Tensor>& ignored, const PathSet& except);
 
-  // The values of one unit's parameters, whole; undefined where a parameter holds its own, or has none (meta).
+  // Returns the full values of one unit's parameters; undefined if a parameter holds its own value, or has none (meta).
   std::vector<at::Tensor> of(const std::vector<FoundParameter>& parameters);
 
-  // All units are made.
+  // Call after all units are made.
   void finish();
 
  private:

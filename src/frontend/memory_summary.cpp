@@ -1,4 +1,4 @@
-// ShardedModule::memory_summary, and what it is for when memory is wanting.
+// ShardedModule::memory_summary, and its use in out-of-memory errors.
 #include <c10/util/StringUtil.h>
 
 #include "base/error_message.h"

@@ -11,13 +11,13 @@
 namespace fsdp {
 namespace {
 
-// Meshes of hosts that were made for communicators before.
+// Meshes of hosts that were created for communicators before.
 struct HostMeshes {
   std::mutex mutex;
   std::vector<std::pair<std::weak_ptr<Communicator>, ProcessMesh>> made;
 };
 
-// The world is left out of what is kept: it would keep itself alive.
+// The stored mesh does not contain the world communicator, which would otherwise keep itself alive.
 ProcessMesh mesh_of_hosts(const std::shared_ptr<Communicator>& world) {
   static HostMeshes* meshes = new HostMeshes;
   {
@@ -29,7 +29,7 @@ ProcessMesh mesh_of_hosts(const std::shared_ptr<Communicator>& world) {
       }
     }
   }
-  ProcessMesh mesh = make_mesh_of_hosts(world);  // without the lock: other ranks may be threads of this process
+  ProcessMesh mesh = make_mesh_of_hosts(world);  // without the lock, as other ranks may be threads of this process
   std::lock_guard lock(meshes->mutex);
   meshes->made.push_back({world, {nullptr, mesh.shard, mesh.replicate}});
   return mesh;

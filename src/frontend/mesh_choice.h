@@ -1,4 +1,4 @@
-// Which groups a fully_shard call works with.
+// Chooses the groups that a fully_shard call works with.
 #pragma once
 
 #include <memory>
@@ -9,18 +9,20 @@
 
 namespace fsdp {
 
-// What Options::communicator and Options::mesh say together. Hybrid strategies without a mesh get one shard group for
-// each host, made (a collective act) once for each communicator. `unit` names the unit in errors. Threads: safe.
+// Returns the mesh that Options::communicator and Options::mesh specify together. Hybrid strategies without a mesh get
+// one shard group for each host, created (collectively) once for each communicator. `unit` names the unit in errors.
+// Thread-safe.
 ProcessMesh choose_mesh(const Options& options, const std::string& unit);
 
-// The groups of a mesh with a record, checks and a watchdog as `debug` says (checked_communicator.h). Groups that have
-// them already keep them; `debug` must then say the same. Collective where checks need connections of their own.
+// Returns the mesh with a record, checks and a watchdog added to its groups according to `debug`
+// (checked_communicator.h). Groups that already have them keep them; `debug` must then be the same. Collective if
+// checks need connections of their own.
 ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug);
-// The user's communicator in a group of a watched mesh.
+// Returns the user's communicator inside a group of a watched mesh.
 std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& group);
 
-// The mesh of a tree of which parts were annotated with `a` and `b`; throws, naming `unit`, when they contradict one
-// another.
+// Returns the mesh of a tree whose parts were annotated with `a` and `b`. Throws, naming `unit`, if they contradict
+// each other.
 ProcessMesh merge_meshes(const ProcessMesh& a, const ProcessMesh& b, const std::string& unit);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// The parameters of a module tree, each once, with every place where it is registered.
+// The parameters of a module tree, each once, with all places where they are registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,32 +22,32 @@ struct FoundParameter {
   std::vector<ParameterSite> sites;  // in module order; more than one for a shared parameter
 
   const std::string& fqn() const { return sites.front().fqn; }
-  // FQN of the lowest module below which all sites lie.
+  // Returns the FQN of the lowest module below which all sites lie.
   std::string lowest_common_ancestor() const;
 };
 
 // A module tree seen from its root.
 struct ModuleTree {
   std::vector<FoundParameter> parameters;  // in module order: a module's own, then its children's
-  std::unordered_map<const void*, std::vector<std::string>> paths;  // of modules; several for one registered twice
+  std::unordered_map<const void*, std::vector<std::string>> paths;  // of modules; several if registered repeatedly
 
   std::unordered_map<const void*, size_t> numbers;  // of parameters, by the identity of the tensor
 
-  // Null when the tensor is not among the parameters.
+  // Returns null if the tensor is not among the parameters.
   const FoundParameter* find(const at::Tensor& tensor) const;
 };
 ModuleTree survey_modules(const torch::nn::Module& root);
 
-// Paths of the modules whose class name (module_class_name) is in the list, outermost first.
+// Returns the paths of the modules whose class name (module_class_name) is in the list, outermost first.
 std::vector<std::string> paths_of_classes(const torch::nn::Module& root, const std::vector<std::string>& classes);
 
-// Paths of modules; "" is the root.
+// A set of paths of modules; "" is the root.
 class PathSet {
  public:
   PathSet() = default;
   explicit PathSet(const std::vector<std::string>& paths) { add(paths); }
   void add(const std::vector<std::string>& paths) { paths_.insert(paths.begin(), paths.end()); }
-  // Whether the module `path` is one of them or lies below one.
+  // Whether the module `path` is in the set or lies below a module of the set.
   bool covers(const std::string& path) const;
 
  private:

@@ -83,7 +83,7 @@ OverlapOptions overlap_options(const Options& options) {
           .high_priority_streams = options.high_priority_streams};
 }
 
-// Options that must be the same over the tree.
+// Checks the options that must be the same in the whole tree.
 void check_agrees(const EngineOptions& outer, const Engine& inner) {
   const EngineOptions& other = inner.options();
   auto require = [&](bool equal, const char* option) {

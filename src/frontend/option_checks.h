@@ -1,4 +1,4 @@
-// Options of one fully_shard call: checked, and as the engine wants them.
+// Checks the options of one fully_shard call and converts them for the engine.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace fsdp {
 
-// These throw what is wrong; `name` names the unit.
+// These functions throw an error if an option is wrong; `name` names the unit.
 void check_unit_options(const Options& options, const std::string& name);
 void check_auto_units(const Options& options, const std::string& name);
 void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name);
-// Where inner calls have sharded all parameters, options of units apply to nothing: they are to be the defaults, or
-// those of an inner unit.
+// If inner calls have sharded all parameters, the options of units would have no effect: they must be the defaults, or
+// the options of an inner unit.
 void check_options_apply(const Options& options, const Survey& surveyed, const std::string& name);
-// Options that must be the same over the tree.
+// Checks the options that must be the same in the whole tree.
 void check_agrees(const EngineOptions& outer, const Engine& inner);
 
 UnitOptions unit_options(const Options& options);

@@ -1,4 +1,4 @@
-// ShardedModule: the user's handle, thin over the engine.
+// ShardedModule: the user's handle, a thin layer over the engine.
 #include <c10/util/StringUtil.h>
 
 #include <torch/optim/lbfgs.h>

@@ -29,7 +29,7 @@ Unit* unit_of(const at::Tensor& tensor) {
   return owner ? static_cast<Unit*>(owner->unit.load()) : nullptr;
 }
 
-// The parameters that options name, with those below the modules that they name.
+// Finds the parameters that the options name, and the parameters below the modules that they name.
 void find_ignored(const Options& options, Survey& result) {
   result.ignored.insert(result.ignored.end(), options.ignored_parameters.begin(), options.ignored_parameters.end());
   for (const auto& module : options.ignored_modules) {
@@ -183,9 +183,9 @@ void check_one_device(const std::vector<FoundParameter>& parameters) {
   }
 }
 
-// Where the elements of a parameter or a buffer lie.
+// The memory range of the elements of a parameter or a buffer.
 struct MemoryRange {
-  const void* space;  // null: memory; else the storage of deferred tensors, which have none
+  const void* space;  // null for memory; otherwise the storage of deferred tensors, which have no memory
   uintptr_t begin;
   uintptr_t end;
   std::string fqn;
@@ -219,7 +219,7 @@ void check_apart(const MemoryRange& first, const MemoryRange& second) {
       "forward, or register a clone");
 }
 
-// Two tensors over the same memory are tied in one process; sharded, they would drift apart in silence.
+// Two tensors over the same memory are tied in one process; if sharded, they would silently diverge.
 void check_no_overlap(const std::vector<FoundParameter>& parameters, const torch::nn::Module& root) {
   std::vector<MemoryRange> ranges;
   for (const FoundParameter& parameter : parameters) {
@@ -232,7 +232,8 @@ void check_no_overlap(const std::vector<FoundParameter>& parameters, const torch
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const MemoryRange& a, const MemoryRange& b) { return a.place() < b.place(); });
-  // Buffers may lie over each other: compared is each with the furthest parameter, and the furthest buffer, before it.
+  // Buffers may overlap each other. So each range is compared with the parameter and the buffer before it that reach
+  // furthest.
   const MemoryRange* furthest[2] = {nullptr, nullptr};
   for (const MemoryRange& range : ranges) {
     for (const MemoryRange*& before : furthest) {

@@ -1,4 +1,4 @@
-// What a fully_shard call finds below its module: what is to be sharded, what is sharded already, what is ignored.
+// Finds the parameters below the module of a fully_shard call: to be sharded, already sharded, ignored.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,29 +16,30 @@ namespace fsdp {
 struct Survey {
   ModuleTree tree;
   std::vector<FoundParameter> unassigned;  // to be sharded by this call
-  std::vector<Engine*> inner;              // of inner modules that were annotated before, in module order
-  std::vector<at::Tensor> ignored;         // parameters that are not sharded, of inner calls too
+  std::vector<Engine*> inner;              // engines of inner modules annotated before, in module order
+  std::vector<at::Tensor> ignored;         // parameters that are not sharded, also those of inner calls
   std::vector<std::string> ignored_paths;  // of modules
 };
 
-// Throws when an ignored parameter is sharded already.
+// Throws if an ignored parameter is sharded already.
 Survey survey(const torch::nn::Module& root, const Options& options);
 
-// Modules that inner fully_shard calls have annotated: identities, and paths.
+// Return the modules that inner fully_shard calls have annotated, as identities and as paths.
 std::unordered_set<const void*> annotated_modules(const Survey& surveyed);
 std::vector<std::string> annotated_paths(const Survey& surveyed);
 
-// The checks throw, listing the FQNs concerned.
-// The module has no unit of its own, and fully_shard was not called on it, also where nothing was left for its unit.
+// The following checks throw errors that list the FQNs concerned.
+// Checks that the module has no unit of its own and that fully_shard was not called on it before, even if no parameters
+// were left for its unit.
 void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module);
-// Inner units must lie below this call's modules whole, and a parameter that one of them took must not be held outside
-// of it as well: it would be in two units' reach.
+// Checks that each parameter of an inner unit is held only by modules at or below the modules of that unit: otherwise
+// the parameter would be in two units.
 void check_inner_units(const Survey& surveyed);
-// What is to be sharded is on one device, and each parameter can be sharded and shares no memory with another one, nor
-// with a buffer below `root`.
+// Checks that the parameters to be sharded are on one device, that each of them can be sharded, and that none shares
+// memory with another one or with a buffer below `root`.
 void check_unassigned(const Survey& surveyed, const torch::nn::Module& root);
 
-// Gives the units of an inner call, which `engine` has absorbed, their names in this tree.
+// Renames the units of an inner call, which `engine` has absorbed, by their paths in this tree.
 void rename_inner_units(Engine& engine, const ModuleTree& tree);
 
 }  // namespace fsdp

@@ -9,7 +9,7 @@
 namespace fsdp {
 namespace {
 
-// Parameters that no unit has taken, by their number in module order.
+// Parameters that belong to no unit yet, by their numbers in module order.
 struct Unassigned {
   std::vector<size_t> numbers;
   int64_t numel = 0;
@@ -23,7 +23,7 @@ struct Unassigned {
   }
 };
 
-// One walk over the tree, from the leaves up: each module hands what no unit has taken to its parent.
+// One walk over the tree, from the leaves up: each module passes the parameters without a unit to its parent.
 class Assignment {
  public:
   Assignment(const WrapPolicy& policy, std::vector<FoundParameter> parameters,

@@ -1,4 +1,4 @@
-// Which parameters go into which unit (the unit rule), as plain bookkeeping before anything is sharded.
+// Assigns parameters to units (the unit rule), as plain bookkeeping before anything is sharded.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,20 +12,21 @@
 
 namespace fsdp {
 
-// A unit to be: what it is made for, and what it takes.
+// The plan of a unit: the modules for which it is made, and its parameters.
 struct UnitPlan {
   UnitOrigin origin;
   std::vector<FoundParameter> parameters;
   bool is_root = false;
 };
 
-// Units for `root`, children before parents, the root's own last (absent when nothing is left for it). `parameters`
-// are those below the root that no unit has taken; modules in `annotated` (identities) are not asked again.
+// Returns the units for `root`, children before parents, the root's own last (absent if no parameters are left for it).
+// `parameters` are the parameters below the root that belong to no unit yet. The policy is not asked about modules in
+// `annotated` (identities).
 std::vector<UnitPlan> assign_units(const torch::nn::Module& root, const WrapPolicy& policy,
                                    std::vector<FoundParameter> parameters,
                                    const std::unordered_set<const void*>& annotated);
 
-// A unit for each parameter, until they are cut (Options::auto_units).
+// Returns one unit for each parameter, for use until units are cut (Options::auto_units).
 std::vector<UnitPlan> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Activation functions by the names that config.json has for them.
+// Activation functions by their names in config.json.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,10 @@ namespace fsdp::models {
 
 using Activation = at::Tensor (*)(const at::Tensor&);
 
-// All that activation_named accepts.
+// All names that activation_named accepts.
 const std::vector<std::string>& activation_names();
 
-// Any other name is an error that lists these.
+// Returns the activation with this name. An unknown name is an error that lists the accepted names.
 Activation activation_named(const std::string& name);
 
 }  // namespace fsdp::models

@@ -13,7 +13,7 @@ void check_tokens(const char* model, const at::Tensor& input_ids, const at::Tens
               ", input_ids of shape ", input_ids.sizes(), "; they must be the same");
 }
 
-// Labels move instead of logits, which are far larger.
+// Shifts the labels instead of the logits, which are far larger.
 at::Tensor next_token_labels(const at::Tensor& labels) {
   if (!labels.defined()) return labels;
   at::Tensor shifted = at::full_like(labels, kIgnoredLabel, labels.options(), at::MemoryFormat::Contiguous);

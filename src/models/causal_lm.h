@@ -1,4 +1,4 @@
-// What the trainer needs of a language model that predicts each token from those before it.
+// The interface that the trainer needs from a language model that predicts each token from the tokens before it.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,25 @@ class CausalLM : public LanguageModel {
   virtual LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) = 0;
 
   virtual int64_t max_sequence_length() const = 0;
-  // Floating point operations of one token's forward and backward at this sequence length, recomputation not
+  // Floating point operations of the forward and backward of one token at this sequence length, recomputation not
   // counted.
   virtual double flops_per_token(int64_t sequence_length) const = 0;
-  // Of what activation checkpointing, as it is set, computes once more.
+  // FLOPs of one token that activation checkpointing, as currently set, computes again.
   virtual double recomputed_flops_per_token(int64_t sequence_length) const = 0;
 };
 
-// Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`; on the
-// meta device parameters take no memory and must be filled before use. Its FQNs are the names that transformers
-// writes to a folder. Unknown architectures, those of another kind (seq2seq_lm.h) and unsupported settings are errors
-// that name the key, its value and what is accepted.
+// Builds the model that a Hugging Face config.json describes, with parameters of `dtype` on `device`. On the meta
+// device parameters take no memory and must be filled before use. The model's FQNs are the names that transformers
+// writes to a folder. Unknown architectures, architectures of another kind (seq2seq_lm.h) and unsupported settings are
+// errors that name the key, its value and the accepted values.
 std::shared_ptr<CausalLM> make_causal_lm(const nlohmann::json& config, c10::ScalarType dtype, c10::Device device);
 
-// Throws unless input_ids is [batch, sequence] and labels, if defined, of the same shape. `model` is for the error.
+// Throws unless input_ids is [batch, sequence] and labels, if defined, have the same shape. `model` is the name used in
+// the error.
 void check_tokens(const char* model, const at::Tensor& input_ids, const at::Tensor& labels);
 
-// Labels for the positions that predict them: position i gets label i+1, the last one kIgnoredLabel. Undefined labels
-// stay so.
+// Returns the labels for the positions that predict them: position i gets label i+1, the last position kIgnoredLabel.
+// Undefined labels stay undefined.
 at::Tensor next_token_labels(const at::Tensor& labels);
 
 }  // namespace fsdp::models

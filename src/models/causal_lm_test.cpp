@@ -1,4 +1,4 @@
-// What holds for the models of every architecture.
+// Properties of the models of every architecture.
 #include "models/causal_lm.h"
 
 #include <torch/torch.h>
@@ -115,7 +115,7 @@ TEST_P(CausalLMs, DtypesOfLossAndLogits) {
   }
 }
 
-// Against the definition, position by position.
+// Compares with the definition, position by position.
 TEST_P(CausalLMs, LossIsTheMeanOverPredictedTokens) {
   torch::manual_seed(1);
   const auto model = make({{"initializer_range", 0.5}});

@@ -1,4 +1,4 @@
-// For tests: FLOPs as they run.
+// For tests: counts FLOPs as they run.
 #pragma once
 
 #include <ATen/Context.h>
@@ -9,7 +9,8 @@
 
 namespace fsdp::models {
 
-// Of the products of matrices that run while it lives, with attention made of them.
+// Counts the FLOPs of the matrix products that run during its lifetime. Disables flash attention, so that attention
+// consists of matrix products.
 class CountedFlops : public seams::OperatorInterceptor {
  public:
   CountedFlops() { at::globalContext().setSDPUseFlash(false); }

@@ -11,8 +11,8 @@
 namespace fsdp::models {
 namespace {
 
-// In the dtype of the factor where that is the wider one: bf16 and fp16 have no number for it. The engine casts
-// gradients to the dtype of what they are for.
+// Multiplies in the wider dtype of sum and factor: a bf16 or fp16 sum is not scaled in place, because the factor may
+// not be representable in these dtypes. Autograd casts gradients to the dtype of their inputs.
 at::Tensor scaled(at::Tensor sum, const at::Tensor& factor, bool in_place) {
   if (!sum.defined()) return sum;
   if (in_place && sum.scalar_type() == factor.scalar_type()) return sum.mul_(factor);
@@ -39,7 +39,7 @@ torch::autograd::variable_list CrossEntropyNode::apply(torch::autograd::variable
   if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
   const bool keep = seams::backward_keeps_graph();
   CrossEntropyGradients sums = take_sums(keep);
-  // With no label at all the loss is NaN, and its gradients are zero.
+  // If all labels are ignored, the loss is NaN and its gradients are zero.
   const at::Tensor factor = gradients[0] / labels_.clamp_min(1);
   at::Tensor hidden_states, weight;
   if (task_should_compute_output(0)) hidden_states = scaled(std::move(sums.hidden_states), factor, !keep);
@@ -49,7 +49,7 @@ torch::autograd::variable_list CrossEntropyNode::apply(torch::autograd::variable
 }
 
 void CrossEntropyNode::release_variables() {
-  CrossEntropyGradients sums;  // destroyed without the lock
+  CrossEntropyGradients sums;  // destroyed after the lock is released
   std::lock_guard lock(mutex_);
   std::swap(sums, sums_);
   released_ = true;

@@ -1,4 +1,4 @@
-// The node of the autograd graph that stands for a head and its loss: gradients that wait for backward.
+// The autograd node of a fused head and loss. It stores gradients until backward.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -8,7 +8,7 @@
 
 namespace fsdp::models {
 
-// Of the sum of all tokens' losses; undefined where not asked for.
+// Gradients of the sum of all tokens' losses; undefined if not requested.
 struct CrossEntropyGradients {
   at::Tensor hidden_states;  // [tokens, width]
   at::Tensor weight;
@@ -16,7 +16,7 @@ struct CrossEntropyGradients {
 
 class CrossEntropyNode : public torch::autograd::Node {
  public:
-  // labels: how many tokens the mean is over, as a tensor. sizes: of the hidden states.
+  // labels: the number of tokens that the mean is over, as a tensor. sizes: the sizes of the hidden states.
   CrossEntropyNode(CrossEntropyGradients sums, const at::Tensor& labels, at::IntArrayRef sizes);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
@@ -24,7 +24,8 @@ class CrossEntropyNode : public torch::autograd::Node {
   std::string name() const override { return "fsdp::FusedCrossEntropy"; }
 
  private:
-  // Without the graph kept, nobody needs the sums again: they are scaled in their memory and given away.
+  // Returns the sums. If the graph is not kept, the sums are not needed again: they are moved out, and the caller may
+  // scale them in place.
   CrossEntropyGradients take_sums(bool keep);
 
   CrossEntropyGradients sums_;

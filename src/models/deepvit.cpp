@@ -112,7 +112,7 @@ ImageClassifierOutput DeepViTImpl::forward(const at::Tensor& pixel_values, const
 std::vector<Products> DeepViTImpl::products_of_block() const {
   const auto hidden = static_cast<double>(config_.hidden_size), tokens = static_cast<double>(config_.tokens());
   const auto heads = static_cast<double>(config_.num_attention_heads);
-  const double outputs = hidden + 2 * static_cast<double>(config_.intermediate_size);  // of proj, and of the MLP
+  const double outputs = hidden + 2 * static_cast<double>(config_.intermediate_size);  // of proj and of the MLP
   return {{linear_kind(config_.qkv_bias), linear_flops(3 * hidden * hidden, tokens)},
           {ProductKind::kAddmm, linear_flops(hidden * outputs, tokens)},
           {ProductKind::kBmm, attention_flops(hidden, tokens, tokens)},

@@ -1,10 +1,10 @@
 // DeepViT in plain LibTorch: a vision transformer whose attention maps are mixed across heads (Zhou et al., "DeepViT:
-// Towards Deeper Vision Transformer", 2021). transformers has no such model; FQNs are our own.
+// Towards Deeper Vision Transformer", 2021). transformers has no such model, so the FQNs are specific to this library.
 //
 // Re-attention is the paper's formula, Norm(Theta^T softmax(Q K^T / sqrt(d))) V, in every layer: map g of the new maps
-// is the sum over heads h of Theta[h, g] times map h. Norm is a batch norm with a head as channel, as in the authors'
-// code; that of vit-pytorch normalises over the heads instead. Dropout of the maps is before the mixing, as in both.
-// Blocks are those of ViT with norms first; the class token is classified.
+// is the sum over heads h of Theta[h, g] times map h. Norm is a batch norm with heads as channels, as in the authors'
+// code; vit-pytorch normalises over the heads instead. Dropout of the maps precedes the mixing, as in both. Blocks are
+// ViT blocks with norms first; the class token is classified.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ class ReAttentionImpl : public torch::nn::Module {
   ReAttentionImpl(const DeepViTConfig& config, const at::TensorOptions& options);
   // x: [batch, tokens, hidden_size].
   at::Tensor forward(const at::Tensor& x);
-  // Theta: uniform, as the authors' 1 x 1 convolution over heads.
+  // Draws Theta uniformly, like the authors' 1 x 1 convolution over heads.
   void initialize_theta();
 
  private:
@@ -39,7 +39,7 @@ class ReAttentionImpl : public torch::nn::Module {
 
   int64_t head_dim_;
   double dropout_, attention_dropout_;
-  Linear qkv_;        // queries, keys and values one after another
+  Linear qkv_;        // queries, keys and values, concatenated
   at::Tensor theta_;  // [heads, heads]
   BatchNorm2d norm_;
   Linear proj_;
@@ -72,7 +72,7 @@ class DeepViTBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DeepViTBlock);
 
-// The class token and the projected patches, row by row, with what says where they are.
+// The class token and the projected patches, row by row, with position embeddings added.
 class DeepViTEmbeddingsImpl : public torch::nn::Module {
  public:
   DeepViTEmbeddingsImpl(const DeepViTConfig& config, const at::TensorOptions& options);
@@ -91,7 +91,7 @@ class DeepViTImpl : public ImageClassifier {
   // Parameters and buffers are left uninitialised.
   DeepViTImpl(const DeepViTConfig& config, const at::TensorOptions& options);
 
-  // Images of another size than image_size are an error.
+  // Throws if the images are not of size image_size.
   ImageClassifierOutput forward(const at::Tensor& pixel_values, const at::Tensor& labels = {}) override;
 
   int64_t num_classes() const override { return config_.num_labels; }
@@ -100,17 +100,18 @@ class DeepViTImpl : public ImageClassifier {
   FolderNames folder_names() const override { return {}; }
   std::vector<std::string> block_class_names() const override { return {"DeepViTBlock"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }
-  // The mixing of maps counts, too.
+  // Includes the mixing of the attention maps.
   double flops_per_image(int64_t height, int64_t width) const override;
   double recomputed_flops_per_image(int64_t height, int64_t width) const override;
-  // Weights, class token and positions normal with initializer_range, biases zero, norms one.
+  // Draws weights, class token and positions from a normal distribution with initializer_range; sets biases to zero and
+  // norms to one.
   void initialize() override;
 
   const DeepViTConfig& config() const { return config_; }
 
  private:
   void check_size(int64_t height, int64_t width) const;
-  std::vector<Products> products_of_block() const;  // of an image
+  std::vector<Products> products_of_block() const;  // for one image
 
   DeepViTConfig config_;
   DeepViTEmbeddings embeddings_;

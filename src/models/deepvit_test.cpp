@@ -62,7 +62,7 @@ TEST(DeepViT, Initialisation) {
   }
 }
 
-// New map g is the sum over h of Theta[h, g] times map h. Only new map 1 counts here, by the weights of the norm.
+// New map g is the sum over h of Theta[h, g] times map h. The weights of the norm let only new map 1 count here.
 TEST(DeepViT, ThetaMixesHeadsTransposed) {
   torch::manual_seed(7);
   const auto model = make({{"num_hidden_layers", 1}, {"initializer_range", 0.5}}, torch::kCPU);
@@ -79,7 +79,7 @@ TEST(DeepViT, ThetaMixesHeadsTransposed) {
   const auto nothing = logits_with(1, 0), of_2 = logits_with(2, 1), of_0 = logits_with(0, 1);
   EXPECT_TRUE(differ(of_2, nothing) && differ(of_0, nothing) && differ(of_0, of_2));
   EXPECT_FALSE(differ(logits_with(1, 2), nothing));
-  for (int64_t part : {0, 12}) {  // queries and keys: those of head 0 become those of head 2
+  for (int64_t part : {0, 12}) {  // queries and keys: copies those of head 2 to head 0
     auto& weight = parameters["layers.0.attention.qkv.weight"];
     weight.narrow(0, part, 4).copy_(weight.narrow(0, part + 8, 4));
   }

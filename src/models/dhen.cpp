@@ -13,7 +13,7 @@
 namespace fsdp::models {
 namespace {
 
-// First size, hidden sizes, last size.
+// Returns the first size, the hidden sizes and the last size.
 std::vector<int64_t> chain(int64_t first, std::vector<int64_t> hidden, int64_t last) {
   hidden.insert(hidden.begin(), first);
   hidden.push_back(last);

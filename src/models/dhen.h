@@ -1,16 +1,16 @@
-// DHEN in plain LibTorch: layers that put an ensemble of feature interactions on top of one another, for predictions
-// from numeric and categorical features (Zhang et al., "DHEN: A Deep and Hierarchical Ensemble Network for Large-Scale
-// Click-Through Rate Prediction", 2022). There is no published code; FQNs are our own.
+// DHEN in plain LibTorch: stacked layers, each an ensemble of feature interactions, for predictions from numeric and
+// categorical features (Zhang et al., "DHEN: A Deep and Hierarchical Ensemble Network for Large-Scale Click-Through
+// Rate Prediction", 2022). There is no published code, so the FQNs are specific to this library.
 //
-// A layer gets m embeddings X of one width d and makes k * l of them from k interactions, as the paper says:
-// Norm(concatenation of interaction_i(X) + shortcut(X)), where the shortcut is X itself if k * l = m and else a linear
-// map of m embeddings to k * l, and the norm is a layer norm over d. Interactions, each [m, d] to [l, d]:
+// A layer takes m embeddings X of one width d and makes k * l embeddings from k interactions, as in the paper:
+// Norm(concatenation of interaction_i(X) + shortcut(X)), where the shortcut is X itself if k * l = m, else a linear map
+// of m embeddings to k * l, and Norm is a layer norm over d. The interactions, each [m, d] to [l, d], are:
 //   attention    multi-head self-attention over the m embeddings, then a linear map of m embeddings to l
-//   cross        x * (U (V x) + b) + x for all m * d numbers x (the low-rank form of DCN v2), then as above
+//   cross        x * (U (V x) + b) + x for all m * d numbers x (the low-rank form of DCN v2), then the same linear map
 //   dot_product  products of all pairs of different embeddings, then a linear map to l * d numbers (as in DLRM)
 //   linear       a linear map of m embeddings to l
 //   mlp          all m * d numbers through one hidden layer with ReLU to l * d
-// The paper's convolution is not here.
+// The paper's convolution is not implemented.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,22 +31,22 @@
 
 namespace fsdp::models {
 
-// One of the ensemble.
+// One interaction of the ensemble.
 class Interaction : public torch::nn::Module {
  public:
   // x: [batch, m, d]. Returns [batch, l, d].
   virtual at::Tensor forward(const at::Tensor& x) = 0;
-  // Of one sample.
+  // The products of one sample.
   virtual std::vector<Products> products() const = 0;
 };
 
-// A linear map of embeddings to embeddings, the same for each of their d numbers.
+// A linear map of embeddings to embeddings, the same map for each of the d components.
 class EmbeddingMixImpl : public torch::nn::Module {
  public:
   EmbeddingMixImpl(int64_t inputs, int64_t outputs, const at::TensorOptions& options);
   // [batch, inputs, d] to [batch, outputs, d].
   at::Tensor forward(const at::Tensor& x);
-  static constexpr ProductKind kProduct = ProductKind::kMm;  // of forward
+  static constexpr ProductKind kProduct = ProductKind::kMm;  // the kind of product in forward
 
  private:
   Linear mix_;
@@ -56,7 +56,7 @@ TORCH_MODULE(EmbeddingMix);
 // Linear layers with ReLU between them.
 class MultilayerImpl : public torch::nn::Module {
  public:
-  // sizes: of the input, of hidden layers, of the output.
+  // sizes: the sizes of the input, the hidden layers and the output.
   MultilayerImpl(std::vector<int64_t> sizes, const at::TensorOptions& options);
   at::Tensor forward(at::Tensor x);
   std::vector<Products> products() const;
@@ -69,7 +69,7 @@ TORCH_MODULE(Multilayer);
 
 class DhenLayerImpl : public torch::nn::Module {
  public:
-  // inputs: the number of embeddings it gets.
+  // inputs: the number of input embeddings.
   DhenLayerImpl(const DhenConfig& config, int64_t inputs, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x);
   std::vector<Products> products() const;
@@ -84,9 +84,9 @@ TORCH_MODULE(DhenLayer);
 
 class DhenImpl : public TabularModel {
  public:
-  // Dense parameters are left uninitialised. The embedding is to be set.
+  // Dense parameters are left uninitialised. The embedding must be set before use.
   DhenImpl(const DhenConfig& config, const at::TensorOptions& options);
-  // The same with its embedding.
+  // As above, with the embedding set.
   DhenImpl(const DhenConfig& config, std::shared_ptr<FeatureEmbedding> embedding, const at::TensorOptions& options);
 
   TabularOutput forward(const at::Tensor& numeric, const at::Tensor& categorical,
@@ -99,9 +99,10 @@ class DhenImpl : public TabularModel {
   FolderNames folder_names() const override { return {}; }
   std::vector<std::string> block_class_names() const override { return {"DhenLayer"}; }
   void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }
-  // Dense weights normal with initializer_range, biases zero, norms one. Tables are initialised when they are made.
+  // Draws dense weights from a normal distribution with initializer_range; sets biases to zero and norms to one. Tables
+  // are initialised when they are made.
   void initialize() override;
-  // Of all but the tables.
+  // The number of parameters without the tables.
   int64_t dense_parameters() const;
 
   const DhenConfig& config() const { return config_; }

@@ -34,7 +34,7 @@ std::vector<std::string> parse_interactions(const ConfigReader& config) {
   return result;
 }
 
-// Absent or an empty list: none.
+// An absent key is an empty list.
 std::vector<int64_t> parse_sizes(const ConfigReader& config, const std::string& key) {
   const nlohmann::json& list = config.at(key);
   return !config.has(key) || (list.is_array() && list.empty()) ? std::vector<int64_t>{} : config.positive_integers(key);
@@ -89,7 +89,7 @@ DhenConfig parse_dhen_config(const nlohmann::json& json) {
 }
 
 nlohmann::json dhen_550m() {
-  // A few large tables have nearly all rows, as is usual.
+  // A few large tables have nearly all rows, as is usual in practice.
   std::vector<int64_t> table_rows(24, 245'000'000);
   table_rows.resize(255, 500'000);
   return {{"model_type", "dhen"},

@@ -12,7 +12,7 @@
 
 namespace fsdp::models {
 
-// name: one of dhen_interaction_names(). inputs: the number of embeddings it gets.
+// name: one of dhen_interaction_names(). inputs: the number of input embeddings.
 std::shared_ptr<Interaction> make_interaction(const std::string& name, const DhenConfig& config, int64_t inputs,
                                               const at::TensorOptions& options);
 

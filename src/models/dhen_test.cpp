@@ -1,4 +1,4 @@
-// DHEN: its sizes, its formulas against plain ones, FLOPs, errors, and that it learns.
+// DHEN: sizes, formulas compared with plain ones, FLOPs, errors, and learning.
 #include "models/dhen.h"
 
 #include <nlohmann/json.hpp>
@@ -47,7 +47,7 @@ at::Tensor parameter(torch::nn::Module& module, const std::string& name) {
   return module.named_parameters()[name].detach();
 }
 
-// x [m, d], one sample after another.
+// Applies the formula to one sample x [m, d] at a time.
 at::Tensor each(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& formula) {
   std::vector<at::Tensor> samples;
   for (const at::Tensor& sample : x.unbind()) samples.push_back(formula(sample));
@@ -115,7 +115,8 @@ TEST_F(Interactions, Attention) {
   });
 }
 
-// The first layer makes 10 embeddings of 4, so its shortcut is a map; the second one's is the identity.
+// The first layer makes 10 embeddings from 4, so its shortcut is a map; the shortcut of the second layer is the
+// identity.
 TEST(Dhen, LayersAddTheShortcutAndNormalise) {
   const auto model = made(small_dhen());
   EXPECT_TRUE(model->named_parameters().contains("layers.0.shortcut.mix.weight"));
@@ -124,7 +125,7 @@ TEST(Dhen, LayersAddTheShortcutAndNormalise) {
   plain["interactions"] = {"linear"};
   const DhenConfig config = parse_dhen_config(plain);
   DhenLayer layer(config, 2, at::kDouble);
-  initialize_parameters(*layer, 0.0);  // the interaction gives zeros
+  initialize_parameters(*layer, 0.0);  // the interaction returns zeros
   const auto x = torch::arange(32).to(at::kDouble).view({2, 2, 8}).cos();
   const auto normal = (x - x.mean(-1, true)) / (x.var(-1, false, true) + 1e-5).sqrt();
   EXPECT_TRUE(torch::allclose(layer(x), normal));
@@ -150,7 +151,7 @@ TEST(Dhen, Learns) {
   EXPECT_FALSE(model->forward(numeric, ids(20)).loss.defined());
 }
 
-// Counted by hand from the formulas of dhen.h: 6 for each product of a weight, 12 for each pair and number of
+// Counted by hand from the formulas of dhen.h: 6 for each product with a weight, 12 for each pair and number of
 // attention.
 TEST(Dhen, CountsFlops) {
   json one = small_dhen();
@@ -162,7 +163,8 @@ TEST(Dhen, CountsFlops) {
   EXPECT_EQ(made(one)->flops_per_sample(), 6 * products + 12 * 8 * 4 * 4 + 6 * 4 * 4 * 8);
 }
 
-// Two thirds of a layer's multiplications are forward's: 2 for each product, 4 of attention, 2 of dots.
+// A third of a layer's FLOPs are in forward: 2 of 6 for each product with a weight, 4 of 12 for attention, 2 of 6 for
+// dot products.
 TEST(Dhen, CountsWhatIsRecomputed) {
   json one = small_dhen();
   one["num_hidden_layers"] = 1;
@@ -177,7 +179,8 @@ TEST(Dhen, CountsWhatIsRecomputed) {
   EXPECT_EQ(model->recomputed_flops_per_sample(), linear - 2 * (mixes + cross / 2) + scores);
 }
 
-// On the meta device: dense parameters as the FSDP paper has them; nothing of 768 billion is allocated.
+// On the meta device: the numbers of dense and sparse parameters are those of the FSDP paper; none of the 768 billion
+// is allocated.
 TEST(Dhen, TheOneOfTheFsdpPaperHasItsSizes) {
   const DhenConfig config = parse_dhen_config(dhen_550m());
   EXPECT_NEAR(config.sparse_parameters() / 768e9, 1.0, 0.01);
@@ -207,7 +210,7 @@ TEST(Dhen, InputsThatDoNotFitAreNamed) {
               HasSubstr("does not have the config's tables"));
 }
 
-// Recomputed layers, and what is built from the registry without tables, give the same losses and gradients.
+// Recomputed layers, and a model built from the registry without tables, give the same losses and gradients.
 TEST(Dhen, IsInTheRegistryAndRecomputes) {
   const auto plain = made(small_dhen());
   const auto other = make_uninitialized<TabularModel>(small_dhen(), at::kDouble);
@@ -226,14 +229,14 @@ TEST(Dhen, IsInTheRegistryAndRecomputes) {
     return calls.count();
   };
   EXPECT_EQ(relus_in_backward(want), 0);
-  EXPECT_EQ(relus_in_backward(got), 2);  // one in each layer, of "mlp"
+  EXPECT_EQ(relus_in_backward(got), 2);  // one in each layer, from "mlp"
   for (const auto& item : plain->named_parameters()) {
     EXPECT_TRUE(torch::equal(item.value().grad(), other->named_parameters()[item.key()].grad())) << item.key();
   }
   EXPECT_EQ(other->block_class_names(), std::vector<std::string>{"DhenLayer"});
 }
 
-// bf16 logits are near 0.7 with three digits; a mean over many samples needs more.
+// bf16 logits are near 0.7 with three digits; the mean over many samples needs more digits.
 TEST(Dhen, LossIsFp32) {
   const auto model = made(small_dhen(), at::kBFloat16);
   const auto output = model.ptr()->forward(torch::zeros({2, 3}, at::kBFloat16), ids(2), torch::tensor({0, 1}));

@@ -18,9 +18,9 @@
 namespace fsdp::models {
 namespace {
 
-constexpr int64_t kRowsAtATime = 1 << 20;  // made on the host on their way to a device
+constexpr int64_t kRowsAtATime = 1 << 20;  // rows that are made on the host before they are copied to a device
 
-// The output function of SplitMix64: a bijection whose results look random.
+// The output function of SplitMix64: a bijection with random-looking results.
 uint64_t mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15ULL;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -28,10 +28,10 @@ uint64_t mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// From [-1, 1), with 24 bits, which fp32 holds.
+// Returns a number in [-1, 1) with 24 bits, which fp32 represents exactly.
 double signed_fraction(uint64_t bits) { return static_cast<double>(bits >> 40) / (1 << 23) - 1.0; }
 
-// `rows` is fp32 on the host.
+// `rows` must be fp32 on the host.
 void fill_on_host(const EmbeddingTables& tables, int64_t table, int64_t first_row, const at::Tensor& rows) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(tables.rows[static_cast<size_t>(table)]));
   const uint64_t table_key = mix(mix(tables.seed) + static_cast<uint64_t>(table));

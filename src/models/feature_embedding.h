@@ -12,26 +12,28 @@ namespace fsdp::models {
 
 // Feature f of a batch is looked up in table f.
 struct EmbeddingTables {
-  std::vector<int64_t> rows;  // of each table, at least one
+  std::vector<int64_t> rows;  // rows of each table; at least one table
   int64_t width = 0;
-  // Of initial values. A row's values depend on this, its table and its number alone, not on who holds it.
+  // Seed of the initial values. A row's values depend only on the seed, its table and its index, not on the rank that
+  // holds it.
   uint64_t seed = 0;
 
   int64_t features() const { return static_cast<int64_t>(rows.size()); }
   int64_t total_rows() const;
 };
 
-// Throws, naming table and size, unless there is a table and all sizes are positive and can be counted.
+// Throws an error that names table and size unless there is at least one table and all sizes are positive and do not
+// overflow.
 void check_tables(const EmbeddingTables& tables);
 
-// Throws unless `ids` is int64 [batch, features] and each id is a row of its table. On a device it waits for that.
+// Throws unless `ids` is int64 [batch, features] and each id is a row of its table. On a device, waits for the check.
 void check_ids(const EmbeddingTables& tables, const at::Tensor& ids);
 
-// Writes the initial values of rows first_row, first_row + 1, … of a table into `rows` ([n, width], contiguous, a
-// floating dtype, any device): uniform between -1/sqrt(R) and 1/sqrt(R), R the table's number of rows.
+// Writes the initial values of the rows first_row, first_row + 1, … of a table into `rows` ([n, width], contiguous, a
+// floating dtype, any device): uniform between -1/sqrt(R) and 1/sqrt(R), where R is the number of rows of the table.
 void fill_initial_rows(const EmbeddingTables& tables, int64_t table, int64_t first_row, at::Tensor rows);
 
-// Looks rows up. Whoever holds the tables decides where they are and how they learn.
+// Looks up rows. Subclasses decide where the tables are and how they are trained.
 class FeatureEmbedding : public torch::nn::Module {
  public:
   explicit FeatureEmbedding(EmbeddingTables tables);
@@ -43,8 +45,7 @@ class FeatureEmbedding : public torch::nn::Module {
   EmbeddingTables tables_;
 };
 
-// All tables on one device, as one parameter `weight` [total rows, width], one table behind another, with a dense
-// gradient.
+// All tables on one device, concatenated into one parameter `weight` [total rows, width] with a dense gradient.
 class WholeEmbeddingImpl : public FeatureEmbedding {
  public:
   // On the meta device the parameter has no values.
@@ -56,7 +57,7 @@ class WholeEmbeddingImpl : public FeatureEmbedding {
   at::Tensor weight;
 
  private:
-  at::Tensor first_rows_;  // of each table in `weight`; on the host
+  at::Tensor first_rows_;  // index of each table's first row in `weight`; on the host
 };
 TORCH_MODULE(WholeEmbedding);
 

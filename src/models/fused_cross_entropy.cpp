@@ -23,7 +23,7 @@
 namespace fsdp::models {
 namespace {
 
-// What of the gradients is asked for.
+// The gradients that are requested.
 struct Wanted {
   bool hidden_states, weight;
 };
@@ -40,7 +40,7 @@ void check(const at::Tensor& hidden_states, const at::Tensor& weight, const at::
       "fused loss: there are no forward-mode gradients; use the plain loss");
 }
 
-// What autocast makes of an argument of linear.
+// Casts a tensor as autocast casts an argument of linear.
 at::Tensor as_autocast_does(const at::Tensor& tensor) {
   const at::DeviceType device = tensor.device().type();
   const bool casts = at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device) &&
@@ -48,7 +48,8 @@ at::Tensor as_autocast_does(const at::Tensor& tensor) {
   return casts ? tensor.to(at::autocast::get_autocast_dtype(device)) : tensor;
 }
 
-// The gradient of the sum of the chunk's losses by its logits, in the memory of their log-probabilities.
+// Returns the gradient of the sum of the chunk's losses with respect to its logits, in the memory of their
+// log-probabilities.
 at::Tensor logits_gradient(at::Tensor log_probabilities, const at::Tensor& labels) {
   const at::Tensor ignored = labels.eq(kIgnoredLabel);
   const at::Tensor index = labels.masked_fill(ignored, 0).unsqueeze(1);
@@ -57,7 +58,7 @@ at::Tensor logits_gradient(at::Tensor log_probabilities, const at::Tensor& label
   return gradient.masked_fill_(ignored.unsqueeze(1), 0);
 }
 
-// All of it for one call: results of a chunk go to their places, or are added.
+// The state of one call. The results of each chunk are written to their positions or added.
 class ChunkedLoss {
  public:
   ChunkedLoss(const at::Tensor& hidden_states, const at::Tensor& weight, const at::Tensor& labels, Wanted wanted)
@@ -85,7 +86,7 @@ class ChunkedLoss {
     if (wanted_.weight) add_to_weight(gradient.t(), hidden_states.to(dtype));
   }
 
-  // As cross_entropy does for whole logits, so that the same losses have the same mean to the bit.
+  // Computes the mean like cross_entropy for unchunked logits, so that equal losses have a bitwise equal mean.
   at::Tensor mean() const {
     const at::Tensor first_class = labels_.masked_fill(labels_.ne(kIgnoredLabel), 0);
     return at::nll_loss(losses_.neg().unsqueeze(1), first_class, /*weight=*/{}, at::Reduction::Mean, kIgnoredLabel);

@@ -19,7 +19,8 @@ struct Inputs {
   torch::Tensor hidden_states, weight, labels;
 };
 
-// hidden_states [1, tokens, width], weight [classes, width]; every fourth label, from the third on, is ignored.
+// Makes hidden_states [1, tokens, width] and weight [classes, width]; every fourth label, starting with the third, is
+// ignored.
 Inputs make_inputs(int64_t tokens, int64_t width, int64_t classes, c10::ScalarType dtype = torch::kFloat64) {
   torch::manual_seed(tokens + 100 * width);
   Inputs inputs = {torch::randn({1, tokens, width}).to(dtype), torch::randn({classes, width}).to(dtype),
@@ -31,7 +32,7 @@ Inputs make_inputs(int64_t tokens, int64_t width, int64_t classes, c10::ScalarTy
 }
 
 struct Results {
-  torch::Tensor loss, hidden_states, weight;  // the last two: gradients
+  torch::Tensor loss, hidden_states, weight;  // the last two are gradients
 };
 
 Results backward(const Inputs& inputs, const torch::Tensor& loss, double scale = 1) {
@@ -78,7 +79,7 @@ TEST(FusedCrossEntropy, InSinglePrecisionItDiffersByTheOrderOfAdditions) {
   for (int64_t chunk : {0, 1, 8, 32, 70}) expect_near(fused(inputs, chunk), plain(inputs), 1e-6);
 }
 
-// Sums over 300 chunks of one token, as near to the exact ones as the plain loss's single product is.
+// Sums over 300 chunks of one token are as close to the exact sums as the single product of the plain loss.
 TEST(FusedCrossEntropy, LowPrecisionLosesNothingToChunks) {
   for (c10::ScalarType dtype : {torch::kBFloat16, torch::kFloat16}) {
     const Inputs inputs = make_inputs(300, 16, 40, dtype);
@@ -95,7 +96,8 @@ TEST(FusedCrossEntropy, LowPrecisionLosesNothingToChunks) {
   }
 }
 
-// Without the scale most gradients of 4000 tokens would be 0 in fp16; with it, sums over tokens would be infinite.
+// Without the scale most gradients of 4000 tokens would be 0 in fp16; with the scale, sums over tokens would be
+// infinite in fp16.
 TEST(FusedCrossEntropy, ScaledLossesNeitherUnderflowNorOverflow) {
   const Inputs inputs = make_inputs(4000, 8, 400, torch::kFloat16);
   const Inputs exact = {inputs.hidden_states.detach().to(torch::kFloat64).requires_grad_(),
@@ -179,8 +181,8 @@ TEST(FusedCrossEntropy, WhatItCannotDoIsAnError) {
   torch::autograd::forward_ad::exit_dual_level(level);
 }
 
-// With autocast linear takes bf16, and keeps its cast of the weight: the one made here has no graph, and must not serve
-// others.
+// With autocast, linear takes bf16 and caches its cast of the weight. The cast made here has no graph, and must not be
+// used by other operators.
 TEST(FusedCrossEntropy, FollowsAutocast) {
   const Inputs inputs = make_inputs(40, 16, 50, torch::kFloat32);
   const bool was_enabled = at::autocast::is_autocast_enabled(at::kCPU);
@@ -199,10 +201,10 @@ TEST(FusedCrossEntropy, FollowsAutocast) {
 }
 
 TEST(FusedCrossEntropy, Chunks) {
-  // Logits as large as the hidden states.
+  // The logits are as large as the hidden states.
   EXPECT_EQ(cross_entropy_chunk(8192, 512, 8192), 512);
   EXPECT_EQ(cross_entropy_chunk(8193, 512, 8192), 1024);
-  // Or a quarter of the weight.
+  // The logits are as large as a quarter of the weight.
   EXPECT_EQ(cross_entropy_chunk(512, 512, 8192), 128);
   EXPECT_EQ(cross_entropy_chunk(512, 576, 49152), 256);
   EXPECT_EQ(cross_entropy_chunk(0, 1, 5), 1);
@@ -216,14 +218,14 @@ int64_t peak_bytes(const std::function<void()>& run) {
   return memory.peak_bytes() - before;
 }
 
-// The plain loss holds log-probabilities and two gradients of their size; this one three times a chunk and the
-// gradients of weight and hidden states, of which the plain one has the former as well.
+// The plain loss stores log-probabilities and two gradients of their size. The fused loss stores three times a chunk
+// and the gradients of weight and hidden states; the plain loss also stores the gradient of the weight.
 TEST(FusedCrossEntropy, HoldsNoLogits) {
   const int64_t tokens = 1024, width = 32, classes = 2000;
   const Inputs inputs = make_inputs(tokens, width, classes, torch::kFloat32);
   const int64_t logits = tokens * classes * 4, chunk = cross_entropy_chunk(tokens, width, classes) * classes * 4;
   const int64_t of_inputs = (tokens * width + classes * width) * 4;
-  plain(inputs);  // gradients of inputs have memory before and after
+  plain(inputs);  // allocates the gradients of the inputs before the measurements
   const int64_t whole = peak_bytes([&] { plain(inputs); }), chunked = peak_bytes([&] { fused(inputs); });
   EXPECT_GE(whole, 3 * logits);
   EXPECT_LE(chunked, 3 * chunk + of_inputs + logits / 50);

@@ -11,7 +11,7 @@
 namespace fsdp::models {
 namespace {
 
-// Two projections of each layer add to the residual stream; with this std its variance does not grow with depth.
+// Two projections of each layer add to the residual stream. With this std, its variance does not grow with depth.
 double relative_std_of_residuals(const GPT2Config& config) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
 }

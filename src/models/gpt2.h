@@ -32,7 +32,7 @@ class GPT2AttentionImpl : public torch::nn::Module {
   int64_t head_dim_;
   AttentionOptions attention_;  // in training mode
   double residual_dropout_;
-  Conv1D c_attn_, c_proj_;  // c_attn: queries, keys and values side by side
+  Conv1D c_attn_, c_proj_;  // c_attn: queries, keys and values, concatenated
 };
 TORCH_MODULE(GPT2Attention);
 
@@ -68,13 +68,13 @@ class GPT2ModelImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& input_ids);
 
   const at::Tensor& embedding_weight() const { return wte_->weight; }
-  // For the blocks, counted from 0.
+  // Sets the policy for the blocks, which are counted from 0.
   void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
   const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
  private:
   double embedding_dropout_;
-  Embedding wte_, wpe_;  // of tokens, of positions
+  Embedding wte_, wpe_;  // token embeddings, position embeddings
   torch::nn::ModuleList h_;
   CheckpointPolicy checkpointing_;
   LayerNorm ln_f_{nullptr};
@@ -87,12 +87,12 @@ class GPT2LMHeadModelImpl : public CausalLM {
   // Parameters are left uninitialised; see initialize().
   GPT2LMHeadModelImpl(const GPT2Config& config, const at::TensorOptions& options);
 
-  // A sequence longer than n_positions is an error.
+  // Throws if the sequence is longer than n_positions.
   LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels = {}) override;
 
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_sequence_length() const override { return config_.n_positions; }
-  // Buffers: the causal mask, and what masked scores were set to.
+  // The ignored names are buffers: the causal mask and the value of masked scores.
   FolderNames folder_names() const override {
     return {.base_model = "transformer", .ignored = {".attn.bias", ".attn.masked_bias"}};
   }
@@ -107,7 +107,7 @@ class GPT2LMHeadModelImpl : public CausalLM {
   const GPT2Config& config() const { return config_; }
 
  private:
-  std::vector<Products> products_of_block(int64_t sequence_length) const;  // of a token
+  std::vector<Products> products_of_block(int64_t sequence_length) const;  // for one token
 
   GPT2Config config_;
   GPT2Model transformer_;

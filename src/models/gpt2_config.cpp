@@ -33,7 +33,7 @@ void parse_attention(const ConfigReader& config, GPT2Config& gpt2) {
   gpt2.reorder_and_upcast_attn = config.boolean("reorder_and_upcast_attn", gpt2.reorder_and_upcast_attn);
 }
 
-// What transformers would act on.
+// Refuses settings that transformers supports and this library does not.
 void refuse_unsupported(const ConfigReader& config) {
   config.refuse_other_names("GPT-2", {{"hidden_size", "n_embd"},
                                       {"max_position_embeddings", "n_positions"},

@@ -38,8 +38,8 @@ TEST(GPT2, FqnsAreThoseOfHuggingFace) {
   EXPECT_EQ(parameters["transformer.h.0.mlp.c_proj.weight"].sizes(), (std::vector<int64_t>{20, 12}));
 }
 
-// Of 3 layers: residual projections are narrower by sqrt(6). The std of the smallest weight, 120 x 120 values, is known
-// to 0.6 %.
+// With 3 layers, the std of residual projections is smaller by sqrt(6). The std of the smallest weight, 120 x 120
+// values, is known to 0.6 %.
 TEST(GPT2, InitialisationIsThatOfTransformers) {
   torch::manual_seed(7);
   const json config = changed(small_gpt2(), {{"n_embd", 120},
@@ -72,7 +72,7 @@ TEST(GPT2, SequencesLongerThanItsPositionsAreRefused) {
               AllOf(HasSubstr("20 tokens"), HasSubstr("n_positions, 19")));
 }
 
-// With wide heads in bf16 scores are rounded visibly.
+// With wide heads in bf16, the rounding of scores is visible.
 TEST(GPT2, AttentionMayBeInFullPrecision) {
   const json config = changed(small_gpt2(), {{"n_embd", 96}, {"n_head", 1}, {"initializer_range", 0.3}});
   torch::manual_seed(3);

@@ -1,4 +1,4 @@
-// What holds for the image classifiers of every architecture.
+// Properties of the image classifiers of every architecture.
 #include "models/image_classifier.h"
 
 #include <torch/torch.h>
@@ -74,7 +74,7 @@ TEST_P(ImageClassifiers, InitialisationFollowsTheSeed) {
   }
 }
 
-// What one step leaves: loss, gradients and buffers.
+// Returns the results of one step: loss, gradients and buffers.
 std::vector<torch::Tensor> results_of_a_step(ImageClassifier& model, int backwards = 1) {
   torch::manual_seed(9);
   model.zero_grad();
@@ -92,7 +92,7 @@ TEST_P(ImageClassifiers, ActivationCheckpointingChangesNeitherGradientsNorRunnin
   for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.3;
   const auto model = make(changes, torch::kFloat32);
   const auto names = model->named_parameters().keys();
-  for (int backwards : {1, 2}) {  // the second recomputes once more
+  for (int backwards : {1, 2}) {  // the second backward recomputes again
     const auto want = results_of_a_step(*model, backwards);
     for (const auto& policy : {CheckpointPolicy::full(), CheckpointPolicy::every(2),
                                CheckpointPolicy::selected_operators({"aten::native_batch_norm", "aten::bmm"})}) {

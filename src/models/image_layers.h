@@ -1,4 +1,4 @@
-// Layers of image models, allocated uninitialised as those of layers.h.
+// Layers of image models. Like the layers of layers.h, they are allocated uninitialised.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +33,7 @@ class Conv2dImpl : public torch::nn::Module {
   // input: [batch, in_channels, height, width].
   at::Tensor forward(const at::Tensor& input);
   ImageSize output_size(ImageSize input) const;
-  // Of forward and backward, for one image: 6 for each weight and place of the output.
+  // FLOPs of forward and backward for one image: 6 for each weight and output position.
   double flops(ImageSize input) const;
 
   at::Tensor weight;
@@ -44,11 +44,11 @@ class Conv2dImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Conv2d);
 
-// torch.nn.BatchNorm2d with its defaults. Buffers: running_mean and running_var of the parameters' dtype,
-// num_batches_tracked int64. Training on a single value for each channel is an error.
+// torch.nn.BatchNorm2d with its defaults. Buffers: running_mean and running_var in the parameters' dtype,
+// num_batches_tracked in int64. Training with a single value for each channel is an error.
 //
-// A forward in training mode updates the buffers, but for one that is the recomputation of another
-// (fsdp::is_recomputing): with activation checkpointing they are what they are without it.
+// A forward in training mode updates the buffers unless it is a recomputation of an earlier forward
+// (fsdp::is_recomputing): activation checkpointing does not change the buffers.
 class BatchNorm2dImpl : public torch::nn::Module {
  public:
   BatchNorm2dImpl(int64_t channels, const at::TensorOptions& options);
@@ -59,14 +59,15 @@ class BatchNorm2dImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BatchNorm2d);
 
-// One for weights, zero for biases; the running statistics of no batch.
+// Sets weights to one, biases to zero, and the running statistics to their initial values.
 void initialize_batch_norms(torch::nn::Module& module);
 
-// Uniform within 1/sqrt(`fan_in`), as PyTorch's layers are by default.
+// Draws the parameter uniformly within 1/sqrt(`fan_in`), the default of PyTorch's layers.
 void draw_by_fan_in(const at::Tensor& parameter, int64_t fan_in);
 
-// Initialises the layers above and Linear anywhere below `module`, in module order, as PyTorch's residual networks do:
-// weights of convolutions normal with variance 2 / fan_out, all else that is not of a norm by draw_by_fan_in.
+// Initialises the layers above and Linear layers anywhere below `module`, in module order, like PyTorch's residual
+// networks: weights of convolutions normal with variance 2 / fan_out, all other parameters except those of norms by
+// draw_by_fan_in.
 void initialize_residual_network(torch::nn::Module& module);
 
 }  // namespace fsdp::models

@@ -1,4 +1,4 @@
-// What causal and sequence-to-sequence language models have in common.
+// The common interface of causal and sequence-to-sequence language models.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 namespace fsdp::models {
 
 struct LanguageModelOutput {
-  at::Tensor loss;    // scalar fp32, for fp64 models fp64, mean over the predicted tokens; undefined without labels
+  at::Tensor loss;    // scalar fp32 (fp64 for fp64 models), mean over predicted tokens; undefined without labels
   at::Tensor logits;  // [batch, sequence, vocabulary]; undefined with labels and set_fused_loss
 };
 
@@ -21,14 +21,14 @@ class LanguageModel : public PretrainedModel {
 
   virtual int64_t vocab_size() const = 0;
 
-  // With `fused`, forward with labels computes head and loss in chunks of tokens and never holds all logits
-  // (fused_cross_entropy.h); its output has the loss alone. Off by default. A head with an adapter (lora.h) or a bias
-  // is an error of that forward.
+  // If `fused` is set, forward with labels computes head and loss in chunks of tokens and never stores all logits
+  // (fused_cross_entropy.h); its output then has only the loss. Off by default. If the head has an adapter (lora.h) or
+  // a bias, that forward throws.
   void set_fused_loss(bool fused) { fused_loss_ = fused; }
 
  protected:
-  // What forward returns. hidden_states: [batch, sequence, width], what `head` reads; labels: [batch, sequence], label
-  // i for position i, or undefined.
+  // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
+  // sequence], label i for position i, or undefined.
   LanguageModelOutput predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels) const;
 
  private:

@@ -100,7 +100,7 @@ class Initializer {
   }
 
  private:
-  // False where it was drawn before, for another layer that shares it.
+  // Returns false if the weight was already drawn for another layer that shares it.
   bool draw(const at::Tensor& weight, double relative_std) {
     if (!drawn_.insert(weight.unsafeGetTensorImpl()).second) return false;
     weight.normal_(0.0, std_ * relative_std);

@@ -1,6 +1,6 @@
-// Layers that several models are built from. Parameters are allocated uninitialised with a dtype and on a
-// device, which torch::nn's own layers cannot do: on the meta device they take no memory, and nothing draws
-// random numbers.
+// Layers that several models are built from. Parameters are allocated uninitialised, with a given dtype and device,
+// which the layers of torch::nn do not support: on the meta device they take no memory, and no random numbers are
+// drawn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,27 +17,27 @@ namespace fsdp::models {
 class LinearImpl : public torch::nn::Module {
  public:
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const at::TensorOptions& options);
-  // Without bias, over a parameter that another layer owns too.
+  // A layer without bias that shares a parameter of another layer.
   explicit LinearImpl(const at::Tensor& shared_weight);
   at::Tensor forward(const at::Tensor& input);
 
-  // Adds an adapter of the weight's dtype and device, uninitialised. Once.
+  // Adds an uninitialised adapter with the dtype and device of the weight. Must be called at most once.
   void add_adapter(int64_t rank, double scale);
 
   at::Tensor weight;
   at::Tensor bias;            // undefined without bias
   at::Tensor lora_a, lora_b;  // undefined without an adapter
-  double relative_std = 1.0;  // initialize_parameters draws the weight with its std times this
+  double relative_std = 1.0;  // factor of initialize_parameters' std for the weight
 
  private:
   double adapter_scale_ = 0;
 };
 TORCH_MODULE(Linear);
 
-// y = x W + b, as GPT-2 has it: weight [in_features, out_features], bias [out_features].
+// y = x W + b, as in GPT-2: weight [in_features, out_features], bias [out_features].
 class Conv1DImpl : public torch::nn::Module {
  public:
-  // `relative_std`: initialize_parameters draws the weight with its std times this.
+  // `relative_std`: factor of initialize_parameters' std for the weight.
   Conv1DImpl(int64_t in_features, int64_t out_features, double relative_std, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& input);
 
@@ -46,12 +46,12 @@ class Conv1DImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Conv1D);
 
-// Rows of `weight` [num_embeddings, dim] by index. The row `padding_idx` gets no gradient.
+// Looks up rows of `weight` [num_embeddings, dim] by index. The row `padding_idx` gets no gradient.
 class EmbeddingImpl : public torch::nn::Module {
  public:
   EmbeddingImpl(int64_t num_embeddings, int64_t dim, std::optional<int64_t> padding_idx,
                 const at::TensorOptions& options);
-  // Over a parameter that another layer owns too.
+  // A layer that shares a parameter of another layer.
   explicit EmbeddingImpl(const at::Tensor& shared_weight);
   at::Tensor forward(const at::Tensor& indices);
 
@@ -61,8 +61,8 @@ class EmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Embedding);
 
-// weight * x / rms(x) over the last dimension. The quotient is formed in fp32 (fp64 for fp64 input) and
-// rounded to the dtype of the input before the product with the weight.
+// weight * x / rms(x) over the last dimension. The quotient is computed in fp32 (fp64 for fp64 input) and rounded to
+// the dtype of the input before the multiplication with the weight.
 class RMSNormImpl : public torch::nn::Module {
  public:
   RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& options);
@@ -89,11 +89,10 @@ class LayerNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LayerNorm);
 
-// Initialises the layers above anywhere below `module` as transformers does: normal(0, std) for the weights
-// of Linear, Conv1D and Embedding (zero for the padding row), where std is multiplied with the layer's relative_std;
-// zero biases; one for weights of norms, or what RMSNorm has as initial_weight; random
-// numbers come from the default generator of the device, in module order. A parameter shared by several layers
-// is initialised by the first.
+// Initialises the layers above anywhere below `module` like transformers: weights of Linear, Conv1D and Embedding from
+// normal(0, std * relative_std of the layer) (zero for the padding row), biases zero, weights of norms one, or
+// RMSNorm's initial_weight. Random numbers come from the default generator of the device, in module order. A parameter
+// that several layers share is initialised by the first of them.
 void initialize_parameters(torch::nn::Module& module, double std);
 
 }  // namespace fsdp::models

@@ -1,5 +1,4 @@
-// Llama in plain LibTorch, equal to transformers' LlamaForCausalLM; FQNs are those of Hugging Face
-// checkpoints.
+// Llama in plain LibTorch, equal to transformers' LlamaForCausalLM; FQNs are those of Hugging Face checkpoints.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -62,12 +61,12 @@ TORCH_MODULE(LlamaDecoderLayer);
 class LlamaModelImpl : public torch::nn::Module {
  public:
   LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& options);
-  // input_ids: [batch, sequence] int64. Returns the last hidden states after the final norm. Activations have
-  // the dtype and device of the embedding's output.
+  // input_ids: [batch, sequence] int64. Returns the last hidden states after the final norm. Activations have the dtype
+  // and device of the embedding's output.
   at::Tensor forward(const at::Tensor& input_ids);
 
   const at::Tensor& embedding_weight() const { return embed_tokens_->weight; }
-  // For the decoder layers, counted from 0.
+  // Sets the policy for the decoder layers, which are counted from 0.
   void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
   const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
@@ -81,8 +80,7 @@ class LlamaModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaModel);
 
-// With tie_word_embeddings, "lm_head.weight" and "model.embed_tokens.weight" are one parameter under two
-// names.
+// With tie_word_embeddings, "lm_head.weight" and "model.embed_tokens.weight" are one parameter under two names.
 class LlamaForCausalLMImpl : public CausalLM {
  public:
   // Parameters are left uninitialised; see initialize().
@@ -104,7 +102,7 @@ class LlamaForCausalLMImpl : public CausalLM {
   const LlamaConfig& config() const { return config_; }
 
  private:
-  std::vector<Products> products_of_layer(int64_t sequence_length) const;  // of a token
+  std::vector<Products> products_of_layer(int64_t sequence_length) const;  // for one token
 
   LlamaConfig config_;
   LlamaModel model_;

@@ -7,7 +7,7 @@
 namespace fsdp::models {
 namespace {
 
-// heads and sizes that must divide each other, as transformers demands.
+// Parses the numbers of heads and the sizes that must divide each other, as in transformers.
 void parse_heads(const ConfigReader& config, LlamaConfig& llama) {
   llama.num_attention_heads = config.positive_integer("num_attention_heads");
   llama.num_key_value_heads = config.positive_integer("num_key_value_heads", llama.num_attention_heads);

@@ -1,4 +1,4 @@
-// What config.json says about a Llama.
+// The config.json of a Llama.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ struct LlamaConfig {
   RopeConfig rope;
 };
 
-// Required keys: vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads. All
-// others have the defaults of transformers. Wrong types, values out of range, and settings that are not
-// supported are errors that name the key, its value and what is accepted.
+// Required keys: vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads. All others have
+// the defaults of transformers. Wrong types, values out of range, and unsupported settings are errors that name the
+// key, its value and the accepted values.
 LlamaConfig parse_llama_config(const nlohmann::json& config);
 
 }  // namespace fsdp::models

@@ -61,8 +61,7 @@ TEST(Llama, InitialisationIsThatOfTransformers) {
 }
 
 TEST(Llama, FlopsPerToken) {
-  // Counted by hand: q 12x12, k and v 12x4, o 12x12; gate, up, down 12x20; head 12x31; sdpa 2 layers x 12 x
-  // S.
+  // Counted by hand: q 12x12, k and v 12x4, o 12x12; gate, up, down 12x20; head 12x31; sdpa 2 layers x 12 x S.
   const double weights = 2 * (144 + 48 + 48 + 144 + 3 * 240) + 372;
   const auto model = make_causal_lm(small_llama(), torch::kFloat32, torch::kMeta);
   EXPECT_EQ(model->flops_per_token(7), 6 * weights + 12 * 2 * 12 * 7);

@@ -1,4 +1,4 @@
-// Adapters: outputs against merged weights, what is trainable.
+// Adapters: outputs compared with merged weights, and trainable parameters.
 #include "models/lora.h"
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// The loss of all models here.
+// The loss of all models in this folder.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +7,11 @@
 
 namespace fsdp::models {
 
-// A label that is not predicted.
+// The label of positions that do not count in the loss.
 inline constexpr int64_t kIgnoredLabel = -100;
 
-// Of logits [..., classes] and labels [...] int64: the mean over labels that are not kIgnoredLabel. Formed in fp32, for
-// fp64 logits in fp64. With no label to predict it is NaN, as in transformers.
+// Cross-entropy of logits [..., classes] and labels [...] int64: the mean over labels that are not kIgnoredLabel.
+// Computed in fp32, or in fp64 for fp64 logits. If all labels are ignored it is NaN, as in transformers.
 at::Tensor mean_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
 
 }  // namespace fsdp::models

@@ -1,4 +1,4 @@
-// For tests: how often an operator runs.
+// For tests: counts the calls of an operator.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace fsdp::models {
 
-// Counts calls in this thread while it lives. `name`: as "aten::silu".
+// Counts the calls in this thread during its lifetime. `name`: such as "aten::silu".
 class OperatorCalls : public seams::OperatorInterceptor {
  public:
   explicit OperatorCalls(std::string name) : name_(std::move(name)), guard_(*this) {}

@@ -16,7 +16,7 @@ constexpr const char* kFsdpPaper =
 constexpr const char* kT5Paper =
     "Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2020, as "
     "google-t5/t5-11b; runs of Zhao et al., PyTorch FSDP, 2023, section 5.4";
-// It gives sizes alone. These widths with the ungated feed-forward of the 11B have them.
+// The paper gives only sizes. These widths, with the ungated feed-forward of the 11B, have these sizes.
 constexpr const char* kT5Sizes =
     "Zhao et al., PyTorch FSDP, 2023, section 5.2, for the size; layers and widths, which it does not give, of "
     "google/t5-v1_1-large and -xl";
@@ -26,9 +26,9 @@ constexpr const char* kDeepViTPaper = "Zhou et al., DeepViT: Towards Deeper Visi
 constexpr const char* kFsdpPaperTables =
     "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 5.1, for the numbers "
     "of dense and sparse parameters; tables, widths and layers, which it does not give, are this project's";
-// The paper says 9B and 8B and nothing of widths and depths. These are the models of about these sizes in benchmarks of
-// PyTorch's FSDP of that time (github.com/lessw2020/transformer_framework). The first, of 9.35 billion parameters, is
-// SEER's RegNet, which transformers calls 10b.
+// The paper says 9B and 8B, and gives no widths and depths. These are the models of about these sizes in the benchmarks
+// of PyTorch's FSDP at that time (github.com/lessw2020/transformer_framework). The first, with 9.35 billion parameters,
+// is SEER's RegNet, which transformers calls 10b.
 constexpr const char* kFsdpPaperImages =
     "Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 5.3; sizes of "
     "lessw2020/transformer_framework; nodes taken to be of 8 GPUs";

@@ -9,24 +9,24 @@
 
 namespace fsdp::models {
 
-// What a publication trained a model with.
+// The settings that a publication trained a model with.
 struct PublishedRuns {
-  int64_t sequence_length = 0;       // tokens in a sample; of T5 in its source, and again in its target
-  int64_t image_size = 0;            // height and width of a sample, of an image model
-  std::vector<int64_t> batch_sizes;  // samples of one GPU and step; of an image model with as many gpus each
-  std::vector<int64_t> gpus;         // numbers of GPUs; of a tabular model the fewest and the most
+  int64_t sequence_length = 0;       // tokens in a sample; for T5 in its source, and again in its target
+  int64_t image_size = 0;            // height and width of an image, for image models
+  std::vector<int64_t> batch_sizes;  // samples per GPU and step; for image models, entry i belongs to gpus[i]
+  std::vector<int64_t> gpus;         // numbers of GPUs; for tabular models the smallest and the largest
 };
 
 struct Preset {
   std::string name;
-  std::string source;     // where sizes and runs are from
+  std::string source;     // the publication that sizes and runs are from
   nlohmann::json config;  // as in a Hugging Face folder's config.json
   std::optional<PublishedRuns> runs;
 };
 
 const std::vector<Preset>& presets();
 
-// An unknown name is an error that lists the names there are.
+// Returns the preset with this name. An unknown name is an error that lists the known names.
 const Preset& find_preset(const std::string& name);
 
 }  // namespace fsdp::models

@@ -27,7 +27,7 @@ int64_t elements(const std::vector<torch::Tensor>& tensors) {
   return count;
 }
 
-// Each once, whatever its names.
+// Counts each parameter once, even if it has several names.
 int64_t number_of_parameters(const PretrainedModel& model) {
   int64_t count = -elements(model.buffers());
   for (const auto& tensor : checkpoint_tensors(model)) count += tensor.numel();
@@ -50,10 +50,11 @@ TEST_P(Presets, HaveThePublishedNumberOfParameters) {
   EXPECT_NEAR(static_cast<double>(count), want.published, want.tolerance * want.published);
 }
 
-// The folders of openai-community and of google-t5/t5-11b hold that many. 175 billion: 12 L W^2 and the rest counted by
-// hand; T5: L (12 W A + 4 W F + 5 W) + (V + 2) W and 2 x 32 H for positions, with A = heads * width of a head. RegNets:
-// what transformers' models have; torchvision's have as many as the 400mf, and 9.35 billion are those of SEER, "9B" in
-// the FSDP paper. DeepViTs: see below; the paper says 27 million, and nothing of its class head and stem.
+// The folders of openai-community and of google-t5/t5-11b have these numbers. 175 billion: 12 L W^2 and the rest
+// counted by hand. T5: L (12 W A + 4 W F + 5 W) + (V + 2) W and 2 x 32 H for positions, with A = heads * width of a
+// head. RegNets: the numbers of transformers' models; torchvision's 400mf models have the same numbers, and 9.35
+// billion are those of SEER, "9B" in the FSDP paper. DeepViTs: see below; the paper says 27 million, and does not
+// describe its class head and stem.
 INSTANTIATE_TEST_SUITE_P(
     Sizes, Presets,
     ::testing::Values(Size{"gpt2", 124'439'808, 124e6}, Size{"gpt2-medium", 354'823'168, 355e6},
@@ -69,8 +70,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// Against Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1, without
-// recomputation: 72 B S L W^2 (1 + S / 6W + V / 12LW) floating point operations in a step.
+// Compared with Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1,
+// without recomputation: 72 B S L W^2 (1 + S / 6W + V / 12LW) floating point operations in a step.
 TEST(Preset, FlopsOfAStep) {
   for (const Preset& preset : presets()) {
     if (preset.config.at("model_type") != "gpt2") continue;
@@ -85,7 +86,7 @@ TEST(Preset, FlopsOfAStep) {
   EXPECT_NEAR(on_meta<CausalLM>("mingpt-175b")->flops_per_token(2048) * 2048, 2.2044e15, 0.0001e15);
 }
 
-// By hand for S = 512 tokens of source and of target: 6 S (L (12 W A + 4 W F) + V W) + 36 L A S^2 for each sample.
+// Counted by hand for S = 512 source and target tokens: 6 S (L (12 W A + 4 W F) + V W) + 36 L A S^2 for each sample.
 TEST(Preset, FlopsOfAStepOfT5) {
   for (const auto& [name, by_hand] : {std::pair{"t5-611m", 2.1111e12}, {"t5-2b", 7.4692e12}, {"t5-11b", 38.447e12}}) {
     const auto model = on_meta<Seq2SeqLM>(name);
@@ -94,7 +95,7 @@ TEST(Preset, FlopsOfAStepOfT5) {
   }
 }
 
-// Exactly. RegNets': three times what PyTorch counts in the forward of transformers' models.
+// Exact numbers. For RegNets: three times the FLOPs that PyTorch counts in the forward of transformers' models.
 TEST(Preset, FlopsOfAnImage) {
   for (const auto& [name, size, want] :
        std::vector<std::tuple<const char*, int64_t, double>>{{"regnet-x-400mf", 224, 2'482'875'648},
@@ -109,13 +110,13 @@ TEST(Preset, FlopsOfAnImage) {
   }
 }
 
-// Multiplications and additions of a forward that torchvision gives, in units of 10^9.
+// The multiply-adds of a forward that torchvision publishes, in units of 10^9.
 TEST(Preset, FlopsThatTorchvisionGives) {
   EXPECT_NEAR(on_meta<ImageClassifier>("regnet-x-400mf")->flops_per_image(224, 224), 6 * 0.414e9, 0.005e9);
   EXPECT_NEAR(on_meta<ImageClassifier>("regnet-y-400mf")->flops_per_image(224, 224), 6 * 0.402e9, 0.005e9);
 }
 
-// Of L layers of width W with H heads and an MLP of M, over T tokens of patches of P values.
+// For L layers of width W with H heads and an MLP of width M, over T tokens of patches of P values.
 TEST(Preset, DeepViTCountedByHand) {
   const auto check = [](const char* name, int64_t L, int64_t W, int64_t H, int64_t M, int64_t T, int64_t P) {
     const auto model = on_meta<ImageClassifier>(name);

@@ -16,7 +16,7 @@ namespace {
 using checkpoint::HfFolder;
 using checkpoint::TensorInfo;
 
-// Further names of shared parameters, with the first name of each.
+// Returns the further names of shared parameters, each with the first name of its parameter.
 std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module& model) {
   std::unordered_map<const at::TensorImpl*, std::string> first_names;
   std::unordered_map<std::string, std::string> aliases;
@@ -29,14 +29,14 @@ std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module
   return aliases;
 }
 
-// Every name of every parameter, and of every buffer.
+// Returns every name of every parameter, and of every buffer.
 std::vector<std::string> all_names(const torch::nn::Module& model) {
   std::vector<std::string> names = model.named_parameters().keys();
   for (const std::string& buffer : model.named_buffers().keys()) names.push_back(buffer);
   return names;
 }
 
-// A NaN equals itself.
+// Whether both are bitwise equal. A NaN equals itself.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
          at::equal(a.reshape(-1).view(at::kByte), b.reshape(-1).view(at::kByte));

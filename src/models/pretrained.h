@@ -1,4 +1,4 @@
-// Models and the folders that hold their weights.
+// Models and the folders that contain their weights.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,42 +20,43 @@
 
 namespace fsdp::models {
 
-// Name, dtype and shape of every parameter of a model and then of every buffer, each in module order, as a checkpoint
-// of it holds them: a parameter with several names (a tied head) once, under its first name. `dtype`: of what is
-// floating point in the checkpoint, if not that of the model. Reads no parameter: works on the meta device, and gathers
-// nothing when the model is sharded.
+// Returns name, dtype and shape of every parameter of a model and then of every buffer, each in module order, as a
+// checkpoint of the model contains them: a parameter with several names (a tied head) once, under its first name.
+// `dtype`: the dtype of floating-point tensors in the checkpoint, if it differs from the model's. Reads no parameter:
+// it works on the meta device and does not gather a sharded model.
 std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
                                                        std::optional<c10::ScalarType> dtype = {});
 
 // A folder's tensors under the names of a model's parameters and buffers.
 class PretrainedWeights {
  public:
-  // Throws unless the folder holds exactly the model's tensors, with the right shapes; the error lists what is
-  // missing, misshapen or extra. As in transformers, names may lack the prefix of the model without its head, and some
-  // tensors of old folders are let be (PretrainedModel::folder_names). A shared parameter may be under any of its names
-  // ("lm_head.weight" instead of tied embeddings, or beside them), if all hold the same values. Needs the model only
-  // for this.
+  // Throws unless the folder contains exactly the model's tensors, with the right shapes; the error lists missing,
+  // misshapen and extra tensors. As in transformers, names may lack the prefix of the model without its head, and some
+  // tensors of old folders are ignored (PretrainedModel::folder_names). A shared parameter may be stored under any of
+  // its names ("lm_head.weight" instead of tied embeddings, or in addition to them), if all of them have the same
+  // values. The model is used only in the constructor.
   PretrainedWeights(checkpoint::HfFolder folder, const PretrainedModel& model);
 
   const checkpoint::HfFolder& folder() const { return folder_; }
   // Copies elements [begin, end) of the flattened parameter or buffer into `out` (see SafetensorsFile::read_range).
-  // `fqn`: of a shared parameter the first name.
+  // `fqn`: for a shared parameter, its first name.
   void read_range(const std::string& fqn, int64_t begin, int64_t end, at::Tensor out) const;
 
  private:
-  // FQNs of tensors that are stored under another name.
+  // Fills stored_names_ with the tensors that are stored under a name other than their FQN.
   void find_stored_names(const PretrainedModel& model);
   void check_tensors(const PretrainedModel& model) const;
   void check_aliases(const torch::nn::Module& model) const;
   const std::string& stored_name(const std::string& fqn) const;
 
   checkpoint::HfFolder folder_;
-  std::unordered_map<std::string, std::string> stored_names_;  // by FQN, where they differ
+  std::unordered_map<std::string, std::string> stored_names_;  // by FQN, if the stored name differs
 };
 
-// The model of a folder with its weights, converted to `dtype`, whole on one device, in training mode. Model: CausalLM,
-// Seq2SeqLM, ImageClassifier or TabularModel, of which a folder that holds another is an error; or PretrainedModel, for
-// any of them. A tabular model comes without its embedding, whose rows are in files of their own (sparse/row_files.h).
+// Loads the model of a folder with its weights, converted to `dtype`, unsharded on one device, in training mode. Model:
+// CausalLM, Seq2SeqLM, ImageClassifier or TabularModel, for which a folder with a model of another kind is an error; or
+// PretrainedModel, for any of them. A tabular model is returned without its embedding, whose rows are in separate files
+// (sparse/row_files.h).
 template <typename Model>
 std::shared_ptr<Model> load_pretrained(const checkpoint::HfFolder& folder, c10::ScalarType dtype, c10::Device device);
 

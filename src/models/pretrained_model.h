@@ -1,4 +1,5 @@
-// What all models here have in common; each is plain single-device LibTorch code without sharding in it.
+// The common interface of all models here. Each model is plain single-device LibTorch code that does not know of
+// sharding.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,10 +13,10 @@ namespace fsdp::models {
 
 // How names in a Hugging Face folder may differ from those of the model's parameters and buffers.
 struct FolderNames {
-  // The module that folders of the model without its head hold the weights of: names may lack it as a prefix. Empty:
-  // there is none.
+  // The module whose weights are in folders of the model without its head: names may lack it as a prefix. Empty if
+  // there is no such module.
   std::string base_model;
-  // Ends of the names of tensors that older folders hold, and the model does not.
+  // Suffixes of the names of tensors that older folders contain and the model does not have.
   std::vector<std::string> ignored;
 };
 
@@ -27,10 +28,10 @@ class PretrainedModel : public torch::nn::Module {
   virtual FolderNames folder_names() const = 0;
   // Class names (without namespace and Impl) of the blocks that wrap_policy "transformer" makes units of.
   virtual std::vector<std::string> block_class_names() const = 0;
-  // Which blocks recompute their activations in backward; by default none. Names of parameters stay.
+  // Sets which blocks recompute their activations in backward; by default none. Parameter names do not change.
   virtual void set_activation_checkpointing(const CheckpointPolicy& policy) = 0;
-  // Draws the parameters from the default generator of their device, in an order of the model's own, and gives buffers
-  // their values before training.
+  // Draws the parameters from the default generator of their device, in an order specific to the model, and sets
+  // buffers to their initial values.
   virtual void initialize() = 0;
 };
 

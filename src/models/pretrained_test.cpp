@@ -95,7 +95,7 @@ TEST(Pretrained, SavedModelsComeBackBitEqual) {
   }
 }
 
-// As transformers: the head is tied to the embeddings of such a folder, or missing.
+// As in transformers, the head is tied to the embeddings of such a folder, or missing.
 TEST(Pretrained, FoldersMayNameTheModelWithoutItsHead) {
   for (bool tied : {false, true}) {
     const TemporaryFolder folder;
@@ -178,7 +178,7 @@ TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
 
 using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// As the folders of GPT-2 that OpenAI's weights are in.
+// Changes the names to those in the folders of OpenAI's GPT-2 weights, and adds the buffers of these folders.
 void to_old_names(Tensors& tensors) {
   for (auto& [name, tensor] : tensors) {
     if (name.starts_with("transformer.")) name = name.substr(std::strlen("transformer."));

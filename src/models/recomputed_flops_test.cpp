@@ -1,4 +1,4 @@
-// What activation checkpointing computes again: counted by hand, and as it runs.
+// FLOPs that activation checkpointing computes again: counted by hand, and measured.
 #include "models/recomputed_flops.h"
 
 #include <torch/torch.h>
@@ -24,7 +24,7 @@ double of_llama(const CheckpointPolicy& policy, const json& changes = {}) {
   return model->recomputed_flops_per_token(7);
 }
 
-// 2 layers, of a token: q and o 12x12, k and v 12x4; gate, up, down 12x20; scores and values 12 wide, 7 keys.
+// 2 layers, for one token: q and o 12x12, k and v 12x4; gate, up, down 12x20; scores and values 12 wide, 7 keys.
 TEST(RecomputedFlops, OfLlama) {
   const double attention = 2 * (2 * 144 + 2 * 48), mlp = 2 * 720, scores = 2 * 2 * 12 * 7;
   EXPECT_EQ(of_llama({}), 0);
@@ -37,7 +37,7 @@ TEST(RecomputedFlops, OfLlama) {
   EXPECT_EQ(of_llama(keeping({"aten::addmm"}), {{"mlp_bias", true}}), 2 * (attention + scores));
 }
 
-// 2 blocks, of a token: c_attn 12x36, c_proj 12x12, c_fc 12x20, c_proj 20x12; scores and values 12 wide, 7 keys.
+// 2 blocks, for one token: c_attn 12x36, c_proj 12x12, c_fc 12x20, c_proj 20x12; scores and values 12 wide, 7 keys.
 TEST(RecomputedFlops, OfGpt2) {
   const double linear = 2 * (432 + 144 + 240 + 240), scores = 2 * 2 * 12 * 7;
   const auto model = make_causal_lm(small_gpt2(), torch::kFloat32, torch::kMeta);
@@ -47,7 +47,7 @@ TEST(RecomputedFlops, OfGpt2) {
   EXPECT_EQ(model->recomputed_flops_per_token(7), 0);
 }
 
-// Images of 9 x 7: blocks of 3 x 2, 3 x 2 and 2 x 1 places, as in RegNet.FlopsOfAnImage.
+// Images of 9 x 7: blocks have 3 x 2, 3 x 2 and 2 x 1 output positions, as in RegNet.FlopsOfAnImage.
 TEST(RecomputedFlops, OfRegNet) {
   const auto model = make_image_classifier(small_regnet(), torch::kFloat32, torch::kMeta);
   const double first = 20 * 30 + 6 * 6 * 18 + 2 * 6 * 1 + 6 * 36 + 6 * 30;
@@ -70,7 +70,7 @@ TEST(RecomputedFlops, OfDeepViT) {
   EXPECT_EQ(model->recomputed_flops_per_image(15, 15), 3 * 2 * (2 * 12 * 100 + 9 * 100));
 }
 
-// 2 encoder and 3 decoder blocks of width 12, inner 15, dense 20; 7 tokens of the source, 4 of the target.
+// 2 encoder and 3 decoder blocks of width 12, inner 15, dense 20; 7 source tokens, 4 target tokens.
 TEST(RecomputedFlops, OfT5) {
   const auto model = make_seq2seq_lm(changed(small_t5(), {{"num_decoder_layers", 3}}), torch::kFloat64, torch::kCPU);
   model->initialize();

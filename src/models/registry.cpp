@@ -30,7 +30,7 @@ using nlohmann::json;
 
 enum class Kind { kCausalLM, kSeq2SeqLM, kImageClassifier, kTabular };
 
-// Of PretrainedModel none: it is a base of all.
+// Returns the kind of Model, or nothing for PretrainedModel, which is a base of all.
 template <typename Model>
 std::optional<Kind> kind_of() {
   if (std::is_base_of_v<CausalLM, Model>) return Kind::kCausalLM;
@@ -57,8 +57,8 @@ const char* described(Kind kind) {
 struct Architecture {
   const char* model_type;
   const char* class_name;  // in config.json's "architectures"
-  // The same without its head, as which some folders name themselves; transformers puts the head on, which must be tied
-  // or in the folder. Null: none has a head that could be.
+  // The class without its head, which some folders name; transformers adds the head, which must be tied or in the
+  // folder. Null if the architecture has no such class.
   const char* base_class_name;
   Kind kind;
   std::shared_ptr<PretrainedModel> (*make)(const json& config, const at::TensorOptions& options);
@@ -99,8 +99,8 @@ void check_kind(const Architecture& found, std::optional<Kind> wanted) {
               ", whose model_type must be one of: ", c10::Join(", ", types_of(wanted)));
 }
 
-// model_type says which architecture it is, and "architectures" that it is this class of it; one of them may be absent.
-// Another kind than the one that is wanted is an error, whatever else is wrong.
+// Finds the architecture by model_type, and checks that "architectures" names its class; one of the two may be absent.
+// A kind other than `wanted` is an error, and is reported before all other errors.
 const Architecture& find_architecture(const json& config, std::optional<Kind> wanted) {
   const ConfigReader reader(config, "config.json");
   const json &type = reader.at("model_type"), &classes = reader.at("architectures");
@@ -111,7 +111,7 @@ const Architecture& find_architecture(const json& config, std::optional<Kind> wa
   const auto is_named = [&](const Architecture& architecture) {
     return lists(architecture.class_name) || lists(architecture.base_class_name);
   };
-  std::vector<std::string> accepted;  // classes
+  std::vector<std::string> accepted;  // accepted classes
   for (const Architecture& architecture : architectures()) {
     if (any_type ? is_named(architecture) : type == architecture.model_type) {
       check_kind(architecture, wanted);

@@ -1,4 +1,4 @@
-// Which architectures there are, and how their models are built.
+// The registry of architectures, which builds their models.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,14 +14,14 @@
 
 namespace fsdp::models {
 
-// As make_causal_lm, make_seq2seq_lm and make_image_classifier, but parameters and buffers are left uninitialised, and
-// no random number is drawn. Model: CausalLM, Seq2SeqLM, ImageClassifier, TabularModel, or PretrainedModel for any of
+// As make_causal_lm, make_seq2seq_lm and make_image_classifier, but leaves parameters and buffers uninitialised and
+// draws no random numbers. Model: CausalLM, Seq2SeqLM, ImageClassifier, TabularModel, or PretrainedModel for any of
 // them. A tabular model has no embedding yet (TabularModel::set_embedding).
 template <typename Model>
 std::shared_ptr<Model> make_uninitialized(const nlohmann::json& config, const at::TensorOptions& options);
 
-// config.json of the same model, whose "architectures" is the class that this library has for it: a folder may name the
-// model without its head, which the one that is written has.
+// Returns the config.json of the same model with this library's class as its "architectures": a folder may name the
+// model without its head, but the model that is written has a head.
 nlohmann::json with_class_of_model(nlohmann::json config);
 
 }  // namespace fsdp::models

@@ -12,12 +12,12 @@
 namespace fsdp::models {
 namespace {
 
-// A module that only gives its children a prefix of their names.
+// Adds a module that only gives its children a name prefix.
 std::shared_ptr<torch::nn::Module> add_namespace(torch::nn::Module& parent, const std::string& name) {
   return parent.register_module(name, std::make_shared<torch::nn::Module>());
 }
 
-// Rounded to even, as Python does.
+// Rounds half to even, like Python.
 int64_t reduced_channels(int64_t channels) {
   return static_cast<int64_t>(std::nearbyint(static_cast<double>(channels) / 4));
 }

@@ -20,7 +20,7 @@
 
 namespace fsdp::models {
 
-// Convolution, batch norm and, if there is one, activation. Images shrink by the stride alone.
+// Convolution, batch norm and an optional activation. Only the stride reduces the size of images.
 class RegNetConvLayerImpl : public torch::nn::Module {
  public:
   RegNetConvLayerImpl(ConvolutionSizes sizes, Activation activation, const at::TensorOptions& options);
@@ -30,11 +30,11 @@ class RegNetConvLayerImpl : public torch::nn::Module {
  private:
   Conv2d convolution_{nullptr};
   BatchNorm2d normalization_{nullptr};
-  Activation activation_;  // or null
+  Activation activation_;  // null: no activation
 };
 TORCH_MODULE(RegNetConvLayer);
 
-// Squeeze and excitation: channels scaled by what their means say.
+// Squeeze and excitation: scales channels by factors that are computed from the channel means.
 class RegNetSELayerImpl : public torch::nn::Module {
  public:
   RegNetSELayerImpl(int64_t channels, int64_t reduced_channels, const at::TensorOptions& options);
@@ -46,7 +46,7 @@ class RegNetSELayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RegNetSELayer);
 
-// A block: X, or with squeeze and excitation Y.
+// A block: an X block, or a Y block, which has squeeze and excitation.
 class RegNetLayerImpl : public torch::nn::Module {
  public:
   RegNetLayerImpl(const RegNetConfig& config, int64_t in_channels, int64_t out_channels, int64_t stride,
@@ -57,7 +57,7 @@ class RegNetLayerImpl : public torch::nn::Module {
 
  private:
   Activation activation_;
-  RegNetConvLayer shortcut_{nullptr};  // where sizes change
+  RegNetConvLayer shortcut_{nullptr};  // null if the block does not change sizes
   RegNetConvLayer first_{nullptr}, middle_{nullptr};
   RegNetSELayer excitation_{nullptr};
   RegNetConvLayer last_{nullptr};
@@ -69,7 +69,7 @@ class RegNetForImageClassificationImpl : public ImageClassifier {
   // Parameters and buffers are left uninitialised.
   RegNetForImageClassificationImpl(const RegNetConfig& config, const at::TensorOptions& options);
 
-  // Images of any size; in training mode the last stage must see more than one place or image.
+  // Images may have any size; in training mode the last stage must have more than one position or image.
   ImageClassifierOutput forward(const at::Tensor& pixel_values, const at::Tensor& labels = {}) override;
 
   int64_t num_classes() const override { return config_.num_labels; }
@@ -80,7 +80,7 @@ class RegNetForImageClassificationImpl : public ImageClassifier {
   void set_activation_checkpointing(const CheckpointPolicy& policy) override { checkpointing_ = policy; }
   double flops_per_image(int64_t height, int64_t width) const override;
   double recomputed_flops_per_image(int64_t height, int64_t width) const override;
-  // As transformers does.
+  // Initialises the parameters like transformers.
   void initialize() override { initialize_residual_network(*this); }
 
   const RegNetConfig& config() const { return config_; }
@@ -90,7 +90,7 @@ class RegNetForImageClassificationImpl : public ImageClassifier {
 
   RegNetConfig config_;
   RegNetConvLayer stem_{nullptr};
-  std::vector<RegNetLayer> layers_;  // of all stages
+  std::vector<RegNetLayer> layers_;  // the blocks of all stages
   Linear classifier_{nullptr};
   CheckpointPolicy checkpointing_;
 };

@@ -67,7 +67,7 @@ TEST(RegNet, InitialisationIsThatOfTransformers) {
     EXPECT_LE(parameters[name].abs().max().item<double>(), bound) << name;
   }
   EXPECT_LE(parameters[layer + "2.attention.0.bias"].abs().max().item<double>(), bound);
-  EXPECT_GT(parameters[layer + "2.attention.2.bias"].abs().max().item<double>(), bound);  // of 22 channels
+  EXPECT_GT(parameters[layer + "2.attention.2.bias"].abs().max().item<double>(), bound);  // fan_in is 22
 }
 
 // Counted by hand for images of 9 x 7: stem 5 x 4, stages 3 x 2 and 2 x 1.

@@ -14,7 +14,7 @@ at::Tensor relative_position_buckets(const RelativeBuckets& buckets, int64_t len
   const int64_t count = buckets.bidirectional ? buckets.count / 2 : buckets.count;
   const int64_t exact = count / 2;
   const double octaves = std::log(static_cast<double>(buckets.max_distance) / static_cast<double>(exact));
-  // In fp32, in the order of transformers, so that no distance is rounded to another bucket.
+  // Computed in fp32, in the order of transformers, so that no distance is rounded to another bucket.
   const at::Tensor logarithm = (distance.clamp_min(exact).to(at::kFloat) / exact).log();
   const at::Tensor large = (exact + (logarithm / octaves * (count - exact)).to(at::kLong)).clamp_max(count - 1);
   const at::Tensor bucket = at::where(distance < exact, distance, large);

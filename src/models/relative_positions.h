@@ -9,14 +9,14 @@
 namespace fsdp::models {
 
 struct RelativeBuckets {
-  int64_t count = 32;  // from 4
-  // Larger distances share a bucket; more than count / 2.
+  int64_t count = 32;  // at least 4
+  // Distances larger than this share a bucket. Must be more than count / 2.
   int64_t max_distance = 128;
-  bool bidirectional = true;  // half the buckets are for keys after the query; else those are in bucket 0
+  bool bidirectional = true;  // half the buckets are for keys after the query; if false those are in bucket 0
 };
 
-// [length, length] int64: the bucket, from 0 to count - 1, of query i and key j. Half the buckets of a direction hold
-// one distance each, the others ever longer ranges of them.
+// Returns [length, length] int64: the bucket, from 0 to count - 1, of query i and key j. In each direction, half the
+// buckets contain one distance each, and the others contain increasingly long ranges of distances.
 at::Tensor relative_position_buckets(const RelativeBuckets& buckets, int64_t length, at::Device device);
 
 }  // namespace fsdp::models

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kMaxNumber = std::numeric_limits<double>::max();
 
-// The object that holds the scaling, under the key that it has in this config; null when there is none.
+// Returns the object that contains the scaling, and its key in this config; null if the config has none.
 const nlohmann::json& scaling_object(const ConfigReader& config, std::string& key) {
   key = "rope_scaling";
   if (config.has(key) && !config.at(key).empty()) {
@@ -41,13 +41,13 @@ void parse_llama3(const ConfigReader& config, const ConfigReader& scaling, int64
       config.has(key) ? config.positive_integer(key) : scaling.positive_integer(key, max_position_embeddings);
 }
 
-// 1 / theta^(2i/head_dim) for each pair of elements, before scaling.
+// Returns 1 / theta^(2i/head_dim) for each pair of elements, before scaling.
 at::Tensor base_frequencies(const RopeConfig& rope, int64_t head_dim, const at::TensorOptions& options) {
   const at::Tensor exponents = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
   return at::pow(rope.theta, exponents).reciprocal();
 }
 
-// Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+// Llama 3.1 scaling: long wavelengths are divided by `factor`, short ones are kept, and those between are interpolated.
 at::Tensor llama3_frequencies(const RopeConfig& rope, const at::Tensor& frequencies) {
   const auto context = static_cast<double>(rope.original_max_position_embeddings);
   const at::Tensor wavelengths = frequencies.reciprocal() * (2 * std::numbers::pi);
@@ -108,7 +108,7 @@ RotaryFactors rotary_factors(const RopeConfig& rope, int64_t head_dim, int64_t s
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryFactors& factors) {
-  // Not addcmul: it rounds once where transformers rounds twice.
+  // addcmul is not used: it rounds once, and transformers rounds twice.
   const auto dtype = x.scalar_type();
   return x * factors.cos.to(dtype) + x.roll(x.size(-1) / 2, -1) * factors.sin.to(dtype);
 }

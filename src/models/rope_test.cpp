@@ -88,7 +88,7 @@ TEST(Rope, RotatesPairsByTheirAngles) {
   }
 }
 
-// Angle of pair i at position 1, from the factors.
+// Returns the angle of pair i at position 1, computed from the factors.
 double frequency(const RopeConfig& rope, int64_t i) {
   const auto factors = rotary_factors(rope, 8, 2, torch::kFloat64);
   return std::atan2(factors.sin[1][i + 4].item<double>(), factors.cos[1][i].item<double>());

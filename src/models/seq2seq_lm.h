@@ -1,5 +1,5 @@
-// Language models of an encoder, which reads a source, and a decoder, which predicts each token of a target from the
-// source and the tokens before it.
+// Language models with an encoder, which reads a source, and a decoder, which predicts each token of a target from the
+// source and the preceding target tokens.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ class Seq2SeqLM : public LanguageModel {
  public:
   using LanguageModel::LanguageModel;
 
-  // input_ids: [batch, source] int64. labels: [batch, target] int64, which position i of the decoder predicts label i
-  // of; it reads them shifted right, after the model's start token. Label -100 is ignored, and read as padding.
-  // attention_mask: [batch, source], false or 0 where input_ids are padding; undefined: nowhere. Logits are
-  // [batch, target, vocabulary].
+  // input_ids: [batch, source] int64. labels: [batch, target] int64; position i of the decoder predicts label i. The
+  // decoder reads the labels shifted right, after the model's start token. Label -100 is ignored by the loss and read
+  // as padding. attention_mask: [batch, source], false or 0 where input_ids are padding; undefined means no padding.
+  // Logits are [batch, target, vocabulary].
   virtual LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels,
                                       const at::Tensor& attention_mask = {}) = 0;
 
-  // The token that fills sources and targets up to one length.
+  // The token that pads sources and targets to the same length.
   virtual int64_t pad_token_id() const = 0;
-  // Floating point operations of one sample's forward and backward at these lengths, recomputation not counted.
+  // Floating point operations of the forward and backward of one sample with these lengths, recomputation not counted.
   virtual double flops_per_sample(int64_t source_length, int64_t target_length) const = 0;
-  // Of what activation checkpointing, as it is set, computes once more.
+  // FLOPs of one sample that activation checkpointing, as currently set, computes again.
   virtual double recomputed_flops_per_sample(int64_t source_length, int64_t target_length) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// For tests: small config.json of every architecture, with sizes that divide by little.
+// For tests: a small config.json of every architecture, with sizes that have few divisors.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -76,15 +76,15 @@ inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& chang
   return config;
 }
 
-// What tests of all causal language models need to know of each.
+// The properties of a causal language model that the common tests need.
 struct SmallModel {
   std::string name;
-  nlohmann::json config;  // untied, without dropout
-  std::string embedding;  // FQN of its weight
+  nlohmann::json config;  // without tied weights and dropout
+  std::string embedding;  // FQN of the embedding's weight
   std::string block;      // class name
   std::string layers_key;
   std::vector<std::string> dropout_keys;
-  std::string activation;  // operator that each block's forward calls once
+  std::string activation;  // the operator that each block's forward calls once
 };
 
 inline std::ostream& operator<<(std::ostream& out, const SmallModel& model) { return out << model.name; }
@@ -106,7 +106,7 @@ inline std::vector<SmallModel> small_models() {
            "aten::gelu"}};
 }
 
-// What tests of all image classifiers need to know of each. All have 3 blocks.
+// The properties of an image classifier that the common tests need. All models have 3 blocks.
 struct SmallImageModel {
   std::string name;
   nlohmann::json config;  // without dropout

@@ -19,7 +19,7 @@ namespace {
 
 double inverse_root(int64_t size) { return 1.0 / std::sqrt(static_cast<double>(size)); }
 
-// Drawn with the std of transformers: initializer_factor times the inverse root of `fan`.
+// A layer that is drawn with the std of transformers: initializer_factor times the inverse square root of `fan`.
 Linear linear(int64_t in_features, int64_t out_features, int64_t fan, const at::TensorOptions& options) {
   Linear layer(in_features, out_features, /*with_bias=*/false, options);
   layer->relative_std = inverse_root(fan);
@@ -32,7 +32,8 @@ RMSNorm norm(const T5Config& config, const at::TensorOptions& options) {
   return layer;
 }
 
-// `bias` where `mask` is true, else the lowest number: a query that may attend to nothing attends to all alike.
+// Returns `bias` where `mask` is true, else the lowest number: a query that may attend to no key attends to all keys
+// equally.
 at::Tensor masked(const at::Tensor& bias, const at::Tensor& mask) {
   if (!mask.defined()) return bias;
   const double lowest = AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, bias.scalar_type(), "T5", [] {
@@ -41,7 +42,7 @@ at::Tensor masked(const at::Tensor& bias, const at::Tensor& mask) {
   return at::where(mask, bias, lowest);
 }
 
-// Keeps fp16 finite, as transformers does.
+// Clamps fp16 values to keep them finite, like transformers.
 at::Tensor without_infinities(const at::Tensor& x) {
   if (x.scalar_type() != at::kHalf) return x;
   const double largest = std::numeric_limits<at::Half>::max();
@@ -49,7 +50,7 @@ at::Tensor without_infinities(const at::Tensor& x) {
   return x.clamp(-limit, limit);
 }
 
-// What the decoder reads to predict the labels.
+// Returns the tokens that the decoder reads to predict the labels.
 at::Tensor shifted_right(const at::Tensor& labels, const T5Config& config) {
   const at::Tensor start = labels.new_full({labels.size(0), 1}, config.decoder_start_token_id);
   const at::Tensor inputs = at::cat({start, labels.narrow(1, 0, labels.size(1) - 1)}, 1);
@@ -158,8 +159,8 @@ std::tuple<at::Tensor, at::Tensor> T5BlockImpl::forward(const at::Tensor& hidden
   at::Tensor output =
       without_infinities(self_attention_(hidden_states, at::Tensor(), own_bias.defined() ? new_bias : bias));
   if (!cross_attention_.is_empty()) {
-    // One view for keys and values: their gradients are added here before those of other blocks, whether or not the
-    // block is recomputed.
+    // Keys and values share one view, so that their gradients are added here before those of other blocks, whether or
+    // not the block is recomputed.
     output = without_infinities(cross_attention_(output, encoder_states.view_as(encoder_states), encoder_bias));
   }
   return {without_infinities(feed_forward_(output)), new_bias};
@@ -227,8 +228,8 @@ T5ForConditionalGenerationImpl::BlockProducts T5ForConditionalGenerationImpl::pr
   const auto source = static_cast<double>(source_length), target = static_cast<double>(target_length);
   const auto width = static_cast<double>(config_.d_model), inner = static_cast<double>(config_.inner_dim());
   const double dense = static_cast<double>(config_.d_ff) * (config_.is_gated_act ? 3 : 2);
-  const double own = width * (4 * inner + dense);  // weights that a block has for its own tokens
-  // Keys and values of the attention to the source are its tokens'.
+  const double own = width * (4 * inner + dense);  // weights that a block applies to its own tokens
+  // Cross-attention computes its keys and values from the source tokens.
   const double to_source = linear_flops(width * 2 * inner, target) + linear_flops(width * 2 * inner, source);
   return {.encoder = {{ProductKind::kMm, linear_flops(own, source)},
                       {ProductKind::kSdpaOrBmm, attention_flops(inner, source, source)}},

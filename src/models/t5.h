@@ -37,14 +37,14 @@ class T5AttentionImpl : public torch::nn::Module {
 
  private:
   int64_t head_dim_;
-  AttentionOptions attention_;  // in training mode
+  AttentionOptions attention_;  // options in training mode
   RelativeBuckets buckets_;
   Linear q_{nullptr}, k_{nullptr}, v_{nullptr}, o_{nullptr};
   Embedding relative_attention_bias_{nullptr};
 };
 TORCH_MODULE(T5Attention);
 
-// Norm, attention, residual. The attention is the child `name`.
+// Norm, attention, and residual. The attention is registered as the child `name`.
 class T5LayerAttentionImpl : public torch::nn::Module {
  public:
   T5LayerAttentionImpl(const char* name, const T5Config& config, const at::TensorOptions& options);
@@ -85,10 +85,11 @@ TORCH_MODULE(T5LayerFF);
 
 class T5BlockImpl : public torch::nn::Module {
  public:
-  // The block `index` of its stack, from 0. Block 0 has the position bias.
+  // The block with this index in its stack, from 0. Block 0 has the position bias.
   T5BlockImpl(const T5Config& config, T5Half half, int64_t index, const at::TensorOptions& options);
-  // bias: of self-attention, the mask included; undefined for block 0, which makes it. Returns the hidden states, and
-  // in block 0 that bias (else undefined). The last two are undefined in an encoder: its output, and a bias for it.
+  // bias: the bias of self-attention, including the mask; undefined for block 0, which computes it. encoder_states and
+  // encoder_bias: the encoder's output and the attention bias for it; undefined in an encoder. Returns the hidden
+  // states and, from block 0, the bias that it computed (else undefined).
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& hidden_states, const at::Tensor& bias,
                                              const at::Tensor& mask, const at::Tensor& encoder_states,
                                              const at::Tensor& encoder_bias);
@@ -102,9 +103,10 @@ TORCH_MODULE(T5Block);
 class T5StackImpl : public torch::nn::Module {
  public:
   T5StackImpl(const T5Config& config, T5Half half, const at::Tensor& embedding, const at::TensorOptions& options);
-  // input_ids: [batch, length]. source_mask: bool, [batch, 1, 1, source], or undefined. encoder_states: for a decoder.
+  // input_ids: [batch, length]. source_mask: bool, [batch, 1, 1, source], or undefined. encoder_states: only for a
+  // decoder.
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& source_mask, const at::Tensor& encoder_states = {});
-  // For the blocks, counted from 0 in each stack.
+  // Sets the policy for the blocks, which are counted from 0 in each stack.
   void set_activation_checkpointing(const CheckpointPolicy& policy) { checkpointing_ = policy; }
   const CheckpointPolicy& activation_checkpointing() const { return checkpointing_; }
 
@@ -134,7 +136,7 @@ class T5ForConditionalGenerationImpl : public Seq2SeqLM {
     return {.base_model = {}, .ignored = {".layer.1.EncDecAttention.relative_attention_bias.weight"}};
   }
   std::vector<std::string> block_class_names() const override { return {"T5Block"}; }
-  // Blocks are counted from 0 in the encoder, and again in the decoder.
+  // Blocks are counted from 0 in the encoder, and again from 0 in the decoder.
   void set_activation_checkpointing(const CheckpointPolicy& policy) override;
   double flops_per_sample(int64_t source_length, int64_t target_length) const override;
   double recomputed_flops_per_sample(int64_t source_length, int64_t target_length) const override;
@@ -143,7 +145,7 @@ class T5ForConditionalGenerationImpl : public Seq2SeqLM {
   const T5Config& config() const { return config_; }
 
  private:
-  // Products of a block, of a sample.
+  // Products of one block, for one sample.
   struct BlockProducts {
     std::vector<Products> encoder, decoder;
   };

@@ -24,7 +24,7 @@ void parse_sizes(const ConfigReader& config, T5Config& t5) {
   t5.num_heads = config.positive_integer("num_heads");
 }
 
-// Of half the buckets, in the encoder a quarter, each holds one distance; the others reach to the largest distance.
+// Half the buckets (in the encoder a quarter) contain one distance each; the others extend to the largest distance.
 void parse_positions(const ConfigReader& config, T5Config& t5) {
   constexpr const char* kBuckets = "relative_attention_num_buckets";
   constexpr const char* kDistance = "relative_attention_max_distance";
@@ -56,7 +56,7 @@ int64_t token(const ConfigReader& config, const T5Config& t5, const char* key, s
   return value;
 }
 
-// What transformers would act on.
+// Refuses settings that transformers supports and this library does not.
 void refuse_unsupported(const ConfigReader& config) {
   config.refuse_other_names("T5", {{"hidden_size", "d_model"},
                                    {"head_dim", "d_kv"},

@@ -92,7 +92,7 @@ TEST(T5, MetaConstructionDrawsNoRandomNumbers) {
   EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
 }
 
-// The std of transformers for the parameters whose names end so, without initializer_factor.
+// Returns the std that transformers uses for parameters whose names have these suffixes, without initializer_factor.
 double relative_std(const std::string& name, double width, double inner, double head, double dense) {
   if (name.ends_with(".q.weight")) return 1 / std::sqrt(width * head);
   if (name.ends_with(".o.weight")) return 1 / std::sqrt(inner);
@@ -168,7 +168,7 @@ TEST(T5, DtypesOfLossAndLogits) {
   }
 }
 
-// Against the definition, position by position: logits i are for label i.
+// Compares with the definition, position by position: logits i are for label i.
 TEST(T5, LossIsTheMeanOverPredictedTokens) {
   auto labels = some_ids(2, 5, 3).clone();
   labels.index_put_({0, 2}, -100);
@@ -186,7 +186,7 @@ TEST(T5, LossIsTheMeanOverPredictedTokens) {
 
 bool differ(const torch::Tensor& a, const torch::Tensor& b) { return !torch::allclose(a, b, 0, 1e-6); }
 
-// Label 6 is read at position 7. An ignored label is read as padding.
+// Label 6 is read at position 7, and an ignored label is read as padding.
 TEST(T5, TheDecoderReadsTheLabelsBeforeIt) {
   torch::manual_seed(2);
   const auto model = make({{"pad_token_id", 4}, {"decoder_start_token_id", 9}});
@@ -232,7 +232,7 @@ TEST(T5, DropoutIsAppliedInTrainingOnly) {
   EXPECT_TRUE(torch::equal(logits(), logits()));
 }
 
-// The residual stream goes beyond what fp16 holds.
+// The residual stream exceeds the range of fp16.
 TEST(T5, HalfPrecisionStaysFinite) {
   const auto model = make({{"initializer_factor", 4}}, torch::kFloat16);
   const torch::NoGradGuard no_grad;
@@ -255,8 +255,8 @@ TEST(T5, ShapesAreChecked) {
 }
 
 TEST(T5, FlopsPerSample) {
-  // By hand, weights: attention 4 x 12x15; dense 2 x 12x20; 2 encoder and 3 decoder blocks; head 12x31. Of the
-  // attention to the source, 2 of 4 weights are for its 7 tokens. Scores: 15 wide.
+  // Counted by hand, weights: attention 4 x 12x15; dense 2 x 12x20; 2 encoder and 3 decoder blocks; head 12x31. In
+  // cross-attention, 2 of 4 weights are for the 7 source tokens. Scores: 15 wide.
   const double of_source = 2 * (720 + 480) + 3 * 360, of_target = 3 * (720 + 360 + 480) + 372;
   const double scores = 2 * (7 * 7) + 3 * (4 * 4 + 4 * 7);
   const auto model = make({{"num_decoder_layers", 3}}, torch::kFloat32, torch::kMeta);

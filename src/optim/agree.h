@@ -1,4 +1,4 @@
-// What the ranks of a tree find out together.
+// Collective computations of a few values over the ranks of a tree.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@ namespace fsdp {
 
 class Engine;
 
-// Whether `mine` is true on any rank of the tree, replicas included. The same answer on all ranks. `purpose` names the
-// collective in errors. Collective; blocks.
+// Returns whether `mine` is true on any rank of the tree, replicas included: the same answer on all ranks. `purpose`
+// names the collective in errors. Collective; blocks.
 bool any_rank(Engine& engine, bool mine, const std::string& purpose);
 
-// Replaces each sum by that over the ranks of the group, added in rank order: the same bits on every rank. A null
-// group: this rank holds everything already. Collective; blocks.
+// Replaces each sum by its total over the ranks of the group, added in rank order, so that every rank gets the same
+// bits. A null group means that this rank already holds everything. Collective; blocks.
 void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::string& purpose);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// ShardedModule::clip_grad_norm_: the norm over all ranks, and the same scaling on each of them.
+// ShardedModule::clip_grad_norm_: computes the norm over all ranks and applies the same scaling on each of them.
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace fsdp {
 namespace {
 
-// Adds this rank's gradients of a FlatParameter; null: it has none.
+// Adds this rank's gradients of a FlatParameter; null if it has none.
 using AddGradients = std::function<void(const FlatGradient* gradient, NormSum& sum)>;
 
 void add_read(const FlatGradient* gradient, NormSum& sum) {
@@ -25,18 +25,18 @@ void add_read(const FlatGradient* gradient, NormSum& sum) {
   }
 }
 
-// What their reduction has seen.
+// Adds the norm that the reduction of the gradients has computed, or reads the gradients if it is not known.
 void add_seen(const FlatGradient* gradient, NormSum& sum) {
   const ReductionSummary seen = gradient ? gradient->leaves().summary() : ReductionSummary{};
   seen.known ? sum.merge(seen.squared_norm) : add_read(gradient, sum);
 }
 
-// Over all ranks.
+// Returns the norm over all ranks.
 at::Tensor norm_over_ranks(Engine& engine, double norm_type, const AddGradients& add, bool error_if_nonfinite) {
   at::NoGradGuard no_grad;
   engine.settle_gradients();
-  // What each rank holds, by the group over which it is to be added up: the same groups in the same order on all ranks.
-  // Replicas hold the same gradients. Null: what this rank holds is everything.
+  // The norm of each rank's gradients, by the group over which it must be added up: the same groups in the same order
+  // on all ranks. Replicas hold the same gradients. A null group means that this rank holds everything.
   std::vector<std::pair<Communicator*, NormSum>> parts;
   for (const auto& unit : engine.units()) {
     Communicator* group = unit->groups().shard.get();

@@ -31,7 +31,7 @@ FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptio
 
 void FusedAdamW::step(double gradient_scale) {
   const at::NoGradGuard no_grad;
-  // The kernel takes tensors of one device and dtype.
+  // The kernel requires tensors of one device and dtype.
   std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, c10::ScalarType>, Batch> batches;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
@@ -63,7 +63,7 @@ void FusedAdamW::add(Batch& batch, size_t index) {
              at::zeros_like(parameter)};
   }
   batch.parameters.push_back(parameter);
-  batch.gradients.push_back(parameter.grad().to(parameter.scalar_type()));  // a cast only of those in low precision
+  batch.gradients.push_back(parameter.grad().to(parameter.scalar_type()));  // casts only if the dtypes differ
   batch.means.push_back(state.mean);
   batch.square_means.push_back(state.square_mean);
   batch.steps.push_back(state.steps);
@@ -150,7 +150,7 @@ class FusedAdamW::Named final : public OptimizerState {
   }
 
   FusedAdamW& optimizer_;
-  std::unordered_map<const at::TensorImpl*, size_t> positions_;  // of its parameters
+  std::unordered_map<const at::TensorImpl*, size_t> positions_;  // positions of its parameters
 };
 
 std::unique_ptr<OptimizerState> FusedAdamW::named_state() { return std::make_unique<Named>(*this); }
@@ -168,7 +168,7 @@ int64_t FusedAdamW::state_nbytes() const {
 void FusedAdamW::update(Batch batch, double gradient_scale) const {
   std::optional<at::Tensor> divisor;
   if (gradient_scale != 1.0 && batch.parameters.front().scalar_type() == at::kDouble) {
-    at::_foreach_mul_(batch.gradients, gradient_scale);  // the kernel takes a divisor in fp32
+    at::_foreach_mul_(batch.gradients, gradient_scale);  // the kernel's divisor is fp32
   } else if (gradient_scale != 1.0) {
     divisor = at::full({}, 1.0 / gradient_scale, batch.steps.front().options());
   }
@@ -178,7 +178,7 @@ void FusedAdamW::update(Batch batch, double gradient_scale) const {
                     options_.epsilon,
                     /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/divisor, /*found_inf=*/std::nullopt);
   for (const at::Tensor& parameter : batch.parameters) {
-    seams::bump_version(parameter);  // the kernel does not: gathers would not see the write
+    seams::bump_version(parameter);  // the kernel does not, so gathers would miss the write
   }
 }
 

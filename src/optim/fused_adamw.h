@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-// Defaults are those of torch.optim.AdamW, but for weight decay, which is off.
+// The defaults are those of torch.optim.AdamW, except for weight decay, which is off.
 struct FusedAdamWOptions {
   double learning_rate = 1e-3;
   double beta1 = 0.9;
@@ -21,39 +21,39 @@ struct FusedAdamWOptions {
   double weight_decay = 0.0;  // decoupled, on all parameters
 };
 
-// Computes what torch.optim.AdamW(…, fused=True) does. State has the dtype and device of its parameter; gradients may
+// Computes the same as torch.optim.AdamW(…, fused=True). State has the dtype and device of its parameter; gradients may
 // have another floating dtype.
 class FusedAdamW {
  public:
-  // `parameters`: leaves, dense and contiguous, of floating dtypes; they may be empty.
+  // `parameters` are leaves, dense and contiguous, of floating dtypes; they may be empty.
   FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options);
 
-  // Updates the parameters whose gradient is defined; the others and their state stay as they are. Gradients are
-  // multiplied by `gradient_scale` before, in the same pass over memory: how a gradient is clipped that has a norm
-  // above the limit.
+  // Updates the parameters whose gradient is defined; the others and their state stay unchanged. Multiplies gradients
+  // by `gradient_scale` first, in the same pass over memory: use it to clip gradients whose norm exceeds the limit.
   void step(double gradient_scale = 1.0);
 
-  // A step goes through the parameters in parts of about `nbytes` from now on, and calls `done` after each: its state
-  // may leave memory then.
+  // Makes each step process the parameters in parts of about `nbytes` from now on and call `done` after each part, when
+  // the state of that part may leave memory.
   void after_each_part(std::function<void()> done, int64_t nbytes = int64_t{64} << 20);
 
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   double learning_rate() const { return options_.learning_rate; }
-  // By name, as torch.optim.AdamW's: step, exp_avg, exp_avg_sq. Refers to this object, which must outlive it.
+  // Returns the state by name, as in torch.optim.AdamW: step, exp_avg, exp_avg_sq. The result refers to this object,
+  // which must outlive it.
   std::unique_ptr<OptimizerState> named_state();
 
-  // Bytes of the state so far.
+  // Returns the size in bytes of the state allocated so far.
   int64_t state_nbytes() const;
 
  private:
   class Named;
-  // State of one parameter; undefined until its first gradient.
+  // The state of one parameter; undefined until its first gradient.
   struct State {
-    at::Tensor steps;  // scalar fp32: how often it was updated
+    at::Tensor steps;  // scalar fp32: the number of updates
     at::Tensor mean;
     at::Tensor square_mean;
   };
-  // Lists of equal length, as the kernel takes them.
+  // Lists of equal length, as the kernel expects them.
   struct Batch {
     std::vector<at::Tensor> parameters, gradients, means, square_means, steps;
     int64_t nbytes = 0;  // of the parameters

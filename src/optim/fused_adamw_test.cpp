@@ -1,4 +1,4 @@
-// The fused AdamW, against LibTorch's own.
+// Tests the fused AdamW against LibTorch's own AdamW.
 #include "optim/fused_adamw.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace fsdp::fused_adamw_test {
 namespace {
 
-// Odd sizes, one that is empty, and values of usual magnitude.
+// Returns parameters of odd sizes, one of them empty, with values of usual magnitude.
 std::vector<at::Tensor> make_parameters(at::ScalarType dtype) {
   torch::manual_seed(5);
   std::vector<at::Tensor> parameters;
@@ -24,7 +24,7 @@ std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& parameters) {
   return copies;
 }
 
-// The same gradients for both; parameter 2 gets its first in step 3.
+// Sets the same gradients for both; parameter 2 gets its first gradient in step 3.
 void set_gradients(int step, std::vector<at::Tensor>& a, std::vector<at::Tensor>& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (i == 2 && step < 3) continue;
@@ -72,7 +72,7 @@ TEST(FusedAdamW, KeepsParametersWithoutGradients) {
   EXPECT_TRUE(torch::equal(parameters[0], before));
 }
 
-// LibTorch's kernel does not count what it writes.
+// LibTorch's kernel does not bump the version counters of the tensors that it writes.
 TEST(FusedAdamW, CountsAsAWrite) {
   std::vector<at::Tensor> parameters = make_parameters(at::kFloat);
   std::vector<at::Tensor> squares;
@@ -94,7 +94,7 @@ TEST(FusedAdamW, KeepsStateInTheParametersDtype) {
   FusedAdamW optimizer({parameter}, {.learning_rate = 0.5});
   parameter.mutable_grad() = torch::full({3}, 2.0, torch::kBFloat16);
   optimizer.step();
-  // The first step of Adam moves by the learning rate, whatever the gradient's size.
+  // The first step of Adam changes a parameter by the learning rate, regardless of the gradient's size.
   EXPECT_TRUE(torch::equal(parameter.detach(), torch::full({3}, 0.5, torch::kBFloat16))) << parameter;
 }
 

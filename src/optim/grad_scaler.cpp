@@ -35,11 +35,11 @@ void check_state(const char* scale_name, const GradScalerState& state) {
 
 double in_fp32(double value) { return static_cast<float>(value); }
 
-// Multiplies this rank's gradients in place; whether any of them is not finite.
+// Multiplies this rank's gradients in place by 1 / `scale`. Returns whether any of them is not finite.
 bool unscale_gradients(ShardedModule& sharded, double scale) {
   const at::NoGradGuard no_grad;
   sharded.engine().settle_gradients();
-  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;  // the kernel takes one dtype
+  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;  // the kernel requires one dtype
   for (const at::Tensor& leaf : sharded.parameters()) {
     if (const at::Tensor& gradient = leaf.grad(); gradient.defined() && gradient.numel() > 0) {
       gradients[gradient.scalar_type()].push_back(gradient);
@@ -92,7 +92,7 @@ void ShardedGradScaler::unscale_(ShardedModule& sharded, bool others_not_finite)
 void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state, bool others_not_finite) {
   check_none_stepped(sharded);
   const bool mine = unscale_gradients(sharded, state_.scale) || others_not_finite;
-  state = {Stage::kChecked, true};  // should the exchange fail, nothing may step on what is scaled down already
+  state = {Stage::kChecked, true};  // if the exchange fails, no step may use gradients that are already unscaled
   state.found_inf = any_rank(sharded.engine(), mine, "ShardedGradScaler");
 }
 

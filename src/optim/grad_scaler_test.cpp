@@ -1,4 +1,5 @@
-// ShardedGradScaler on one rank, against what torch.amp.GradScaler did (tests/python/test_grad_scaler_reference.py).
+// Tests ShardedGradScaler on one rank against the recorded behavior of torch.amp.GradScaler
+// (tests/python/test_grad_scaler_reference.py).
 #include "fsdp/grad_scaler.h"
 
 #include <cmath>
@@ -39,7 +40,7 @@ struct Model {
   std::shared_ptr<ShardedModule> sharded;
 };
 
-// A scaler that scale() was called on.
+// Returns a scaler on which scale() was called.
 ShardedGradScaler scaler_in_use(const GradScalerOptions& options = {}) {
   ShardedGradScaler scaler(options);
   scaler.scale(torch::ones({}));
@@ -261,7 +262,7 @@ TEST(ShardedGradScaler, DecidesForEachModelAndUpdatesOverAll) {
     scaler.update();
     EXPECT_EQ(scaler.scale(), 8);
     EXPECT_EQ(scaler.growth_tracker(), 0);
-    // What was found in the last iteration is forgotten, also of a model that takes no part in this one.
+    // The findings of the last iteration are forgotten, also for a model that takes no part in this one.
     EXPECT_TRUE(scaler.step(*good.sharded, optimizer));
     scaler.update();
     EXPECT_EQ(scaler.scale(), 8);

@@ -25,7 +25,7 @@ at::Tensor NamedState::take_tensor_if_there(const std::string& name) {
               found->second.sizes(), ", its leaf ", leaf_.sizes());
   TORCH_CHECK(found->second.device() == leaf_.device(), optimizer_, ": state '", name, "' is on ",
               found->second.device(), ", its leaf on ", leaf_.device());
-  // SGD's buffer begins as a copy of a gradient.
+  // SGD's momentum buffer starts as a copy of a gradient, so it may have the gradient's dtype.
   TORCH_CHECK(found->second.scalar_type() == leaf_.scalar_type() || name == "momentum_buffer", optimizer_, ": state '",
               name, "' is ", found->second.scalar_type(), ", its leaf ", leaf_.scalar_type(),
               "; values are not cast implicitly");

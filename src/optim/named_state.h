@@ -1,4 +1,4 @@
-// State and options that come by name, taken one by one: what is missing, left over or misshapen is an error.
+// Takes state and options by name, one at a time. Missing, left-over or misshapen entries are errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,13 @@
 
 namespace fsdp {
 
-// `optimizer`: its name, for errors. Must not outlive `leaf` and `state`.
+// `optimizer` is the optimizer's name, for errors. The object must not outlive `leaf` and `state`.
 class NamedState {
  public:
   NamedState(std::string optimizer, const at::Tensor& leaf, const LeafState& state);
 
   at::Tensor take_tensor(const std::string& name);
-  at::Tensor take_tensor_if_there(const std::string& name);  // else undefined
+  at::Tensor take_tensor_if_there(const std::string& name);  // undefined if absent
   double take_scalar(const std::string& name);
   void check_all_taken() const;
 
@@ -33,7 +33,7 @@ class NamedOptions {
   NamedOptions(std::string optimizer, const std::map<std::string, double>& options);
 
   double take(const std::string& name);
-  // An option that this optimizer has with one value only.
+  // Takes an option for which this optimizer supports only the value `value`.
   void take_fixed(const std::string& name, double value);
   void check_all_taken() const;
 

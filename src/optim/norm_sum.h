@@ -1,4 +1,4 @@
-// Norms of parts, and how they add up to the norm of the whole.
+// Combines the norms of parts into the norm of the whole.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-// Norms add up as powers; the infinity norm as a maximum.
+// Accumulates norms: sums of powers, or the maximum for the infinity norm.
 struct NormSum {
   explicit NormSum(double norm_type) : type(norm_type) {}
   void add(double norm) { merge(std::isinf(type) ? norm : std::pow(norm, type)); }
@@ -20,8 +20,8 @@ struct NormSum {
   double sum = 0;
 };
 
-// The norm of one tensor, computed in fp64 for fp64 and integers, in fp32 for other dtypes. 0 for an undefined or an
-// empty one. Waits for the tensor's device.
+// Returns the norm of one tensor, computed in fp64 for fp64 and integers and in fp32 for other dtypes. Returns 0 for an
+// undefined or empty tensor. Waits for the tensor's device.
 double norm_of(const at::Tensor& tensor, double norm_type);
 
 }  // namespace fsdp

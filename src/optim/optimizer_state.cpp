@@ -96,7 +96,7 @@ void visit_options(RMSpropOptions& options, const Visit& visit) {
   visit("centered", options.centered());
 }
 
-// What Adam and AdamW, whose states look alike, differ in, under torch's name.
+// The option in which Adam and AdamW differ, under torch's name; their states look alike.
 template <typename Options>
 std::map<std::string, double> fixed_options() {
   if constexpr (std::is_same_v<Options, AdamOptions>) return {{"decoupled_weight_decay", 0.0}};
@@ -104,7 +104,7 @@ std::map<std::string, double> fixed_options() {
   return {};
 }
 
-// Tensors that an optimizer has only with some options (amsgrad, momentum, centered).
+// Whether an optimizer has this tensor only with some options (amsgrad, momentum, centered).
 bool is_optional(const std::string& name) {
   return name == "max_exp_avg_sq" || name == "momentum_buffer" || name == "grad_avg";
 }
@@ -198,7 +198,7 @@ class TorchOptimizerState final : public OptimizerState {
     return static_cast<Options&>(optimizer_.param_groups()[group].options());
   }
   void check_is_own(const at::Tensor& leaf) {
-    if (leaves_.count(leaf.unsafeGetTensorImpl()) == 0) note_leaves();  // groups may have been added
+    if (leaves_.count(leaf.unsafeGetTensorImpl()) == 0) note_leaves();  // param groups may have been added
     TORCH_CHECK(leaves_.count(leaf.unsafeGetTensorImpl()) > 0, name_, ": a tensor of shape ", leaf.sizes(),
                 " is not a leaf of this optimizer");
   }

@@ -1,4 +1,4 @@
-// Optimizers whose state and options went through names go on as those they came from, to the bit.
+// Tests that optimizers whose state and options were copied by name continue exactly like the originals, bit for bit.
 #include "fsdp/optimizer_state.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 
-// Two groups; parameter 2 gets no gradient until step 4; one is empty.
+// Makes parameters for two groups; parameter 2 gets no gradient until step 4; one parameter is empty.
 Tensors make_parameters() {
   torch::manual_seed(5);
   Tensors parameters;
@@ -37,7 +37,7 @@ struct Kind {
       make;
 };
 
-// `other`: with other options.
+// `other` selects the other options.
 template <typename Optimizer, typename Options>
 Kind kind(const std::string& name, const Options& options, const Options& others) {
   return {name, [=](auto groups, bool other) {
@@ -63,7 +63,7 @@ std::vector<torch::optim::OptimizerParamGroup> in_groups(const Tensors& p) {
   return {torch::optim::OptimizerParamGroup({p[0], p[1]}), torch::optim::OptimizerParamGroup({p[2], p[3]})};
 }
 
-// What a checkpoint would keep, in memory of its own.
+// Copies the state that a checkpoint would save, into memory of its own.
 void copy_state(const OptimizerState& from, OptimizerState& to) {
   const auto sources = from.groups(), targets = to.groups();
   ASSERT_EQ(sources.size(), targets.size());
@@ -143,7 +143,7 @@ TEST(NamedFusedAdamW, HasOneGroup) {
   EXPECT_THAT(error_of([&] { state->set_leaf(torch::ones({3}), std::nullopt); }), HasSubstr("not a leaf"));
 }
 
-// Groups may be added while the state is looked at.
+// Groups may be added while the named state is in use.
 TEST(NamedState, FollowsAddedGroups) {
   Tensors p = {torch::ones({3}).set_requires_grad(true), torch::ones({2}).set_requires_grad(true)};
   torch::optim::SGD optimizer({p[0]}, torch::optim::SGDOptions(0.1));

@@ -10,10 +10,10 @@
 namespace fsdp {
 namespace {
 
-// What this rank knows of one original parameter.
+// The part of the norm of one original parameter that this rank knows.
 struct PartialNorm {
   NormSum sum;
-  Communicator* group;  // over which it is sharded; null: this rank holds everything
+  Communicator* group;  // the group over which it is sharded; null if this rank holds everything
 };
 
 void check_size(const std::string& name, const at::Tensor& leaf, const at::Tensor& value) {
@@ -47,7 +47,7 @@ std::vector<PartialNorm> local_norms(const Engine& engine, const std::vector<at:
   return result;
 }
 
-// Each over the group that it is sharded over: the same groups in the same order on all ranks.
+// Adds up each norm over the group over which it is sharded: the same groups in the same order on all ranks.
 void add_up_by_group(std::vector<PartialNorm>& norms) {
   std::vector<std::pair<Communicator*, std::vector<NormSum*>>> groups;
   for (PartialNorm& norm : norms) {

@@ -1,4 +1,5 @@
-// A checkpointed function gives the results and gradients of a plain call, whatever goes in and comes out.
+// Tests that a checkpointed function gives the results and gradients of a plain call, for all kinds of inputs and
+// results.
 #include "fsdp/activation_checkpoint.h"
 
 #include "recompute/recompute_test_support.h"
@@ -39,7 +40,7 @@ TEST(ActivationCheckpoint, EqualsAPlainCallAndRunsOnceMore) {
   }
 }
 
-// Also within regions of regions, for each backward, and after a function that throws.
+// Also in nested regions, for each backward, and after a function that throws.
 TEST(ActivationCheckpoint, AFunctionKnowsThatItIsRecomputed) {
   int first = 0, again = 0;
   const auto function = [&](const Tensor& in) {
@@ -51,7 +52,7 @@ TEST(ActivationCheckpoint, AFunctionKnowsThatItIsRecomputed) {
   EXPECT_EQ(first, 2);
   EXPECT_EQ(again, 0);
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_EQ(again, 3);  // the inner one again for the backward within it
+  EXPECT_EQ(again, 3);  // the inner function runs again for the nested backward
   EXPECT_FALSE(is_recomputing());
   loss.backward();
   EXPECT_EQ(first, 2);

@@ -1,4 +1,4 @@
-// What a function depends on besides its arguments: random generators and autocast.
+// The state on which a function depends in addition to its arguments: random generators and autocast.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -11,11 +11,11 @@
 
 namespace fsdp {
 
-// Generators and the states that they were in. Takes each generator's lock.
+// Generators, with recorded states. Takes each generator's lock.
 class RandomState {
  public:
   explicit RandomState(std::vector<at::Generator> generators);
-  // The same generators' states now.
+  // Returns the current states of the same generators.
   RandomState now() const { return RandomState(generators_); }
   void restore() const;
 
@@ -24,10 +24,10 @@ class RandomState {
   std::vector<at::Tensor> states_;
 };
 
-// The default generators of the CPU and of the tensors' devices, and `others`.
+// Returns the default generators of the CPU and of the tensors' devices, and `others`.
 std::vector<at::Generator> generators_for(const std::vector<at::Tensor>& tensors, std::vector<at::Generator> others);
 
-// Autocast of this thread, for the CPU and the tensors' devices.
+// The autocast state of this thread, for the CPU and the tensors' devices.
 class AutocastState {
  public:
   explicit AutocastState(const std::vector<at::Tensor>& tensors);
@@ -46,7 +46,8 @@ class AutocastState {
   std::vector<OfDevice> devices_;
 };
 
-// While it lives, autocast keeps no casts: those of a region, with or without a graph, must not serve calls outside it.
+// Disables the cache of autocast while the guard lives: casts of a region, with or without a graph, must not be reused
+// by calls outside it.
 class NoAutocastCacheGuard {
  public:
   NoAutocastCacheGuard();
@@ -58,7 +59,7 @@ class NoAutocastCacheGuard {
   bool before_;
 };
 
-// While it lives, generators and autocast are as recorded; then as they were before.
+// Sets generators and autocast to the recorded state while the guard lives, and restores the previous state afterwards.
 class AmbientGuard {
  public:
   AmbientGuard(const std::optional<RandomState>& random, const AutocastState& autocast);

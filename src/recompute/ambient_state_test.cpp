@@ -1,4 +1,5 @@
-// Random numbers and autocast are in recomputation as in forward, and afterwards as without checkpointing.
+// Tests that random numbers and autocast are the same in recomputation as in forward, and afterwards the same as
+// without checkpointing.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 
@@ -22,7 +23,7 @@ struct Outcome {
   Tensor drawn_between, drawn_after;
 };
 
-// Two blocks with dropout, with numbers drawn between forward and backward and at the end.
+// Runs two blocks with dropout; random numbers are drawn between forward and backward and at the end.
 Outcome run(const std::function<Tensor(CountedBlock&, const Tensor&)>& call) {
   CountedBlock first = make_block(16, 0.5), second = make_block(16, 0.25);
   torch::manual_seed(5);
@@ -112,7 +113,7 @@ TEST(AmbientState, AutocastIsAsInForward) {
   EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCPU) && at::autocast::is_autocast_cache_enabled());
 }
 
-// A cast that a recomputation leaves behind would serve the next step, with the weights of this one.
+// A cast left over from a recomputation would be used in the next step, with the weights of this one.
 TEST(AmbientState, AutocastKeepsNoCastFromStepToStep) {
   std::vector<std::vector<double>> losses(2);
   for (bool recompute : {false, true}) {

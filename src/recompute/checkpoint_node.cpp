@@ -45,7 +45,7 @@ std::vector<at::Tensor> detached(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-// Brings gradients to the leaves that the results were computed from.
+// Propagates gradients to the leaves from which the results were computed.
 void nested_backward(const std::vector<at::Tensor>& results, const variable_list& gradients) {
   variable_list roots, root_gradients;
   for (size_t i = 0; i < results.size(); ++i) {
@@ -106,7 +106,7 @@ std::vector<at::Tensor> CheckpointNode::run_forward(const std::vector<at::Tensor
   std::vector<at::Tensor> results = first_run(inputs);
   for (at::Tensor& result : results) {
     results_.emplace_back(result);
-    // Not the function's own tensor, which may be an input, a parameter or a view of one.
+    // Does not return the function's own tensor, which may be an input, a parameter or a view of one.
     result = result.defined() ? result.detach() : result;
   }
   if (kept_) {
@@ -170,7 +170,7 @@ void CheckpointNode::check_same(const std::vector<at::Tensor>& results) const {
 }
 
 void CheckpointNode::release_variables() {
-  TensorsFunction function;  // destroyed without the lock: it may own modules and tensors
+  TensorsFunction function;  // destroyed without the lock, as it may own modules and tensors
   std::lock_guard lock(mutex_);
   for (auto& input : inputs_) {
     input.reset_data();

@@ -1,4 +1,4 @@
-// The node of the autograd graph that stands for a checkpointed region.
+// The autograd node that represents a checkpointed region.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -14,15 +14,15 @@
 namespace fsdp {
 
 // [Note: the nested backward]
-// apply() runs the function again on detached inputs, with gradients enabled, and starts a backward of its own on the
-// results. It ends with gradients in `.grad` of the detached inputs, which are handed on, and of the parameters, to
-// which no edge of the outer graph leads. So the outer backward cannot know which parameters a region reaches: that is
-// why autograd::grad through a region is refused.
+// apply() runs the function again on detached inputs, with gradients enabled, and starts a backward pass of its own on
+// the results. This pass ends with gradients in `.grad` of the detached inputs, which are passed on, and of the
+// parameters, to which no edge of the outer graph leads. So the outer backward cannot know which parameters a region
+// reaches, and autograd::grad through a region is refused.
 class CheckpointNode : public torch::autograd::Node {
  public:
   CheckpointNode(const CheckpointOptions& options, TensorsFunction function, const std::vector<at::Tensor>& inputs);
 
-  // The first run. The results require no gradient yet.
+  // Runs the function for the first time. The results do not require gradients yet.
   std::vector<at::Tensor> run_forward(const std::vector<at::Tensor>& inputs);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;

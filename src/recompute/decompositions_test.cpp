@@ -1,5 +1,5 @@
-// Operators that LibTorch decomposes by what requires a gradient do the same in the first run of a region that keeps
-// results as in its recomputation.
+// Tests operators that LibTorch decomposes depending on which tensors require gradients: in a region that keeps
+// results, they must decompose in the first run as in recomputation.
 #include "fsdp/activation_checkpoint.h"
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
@@ -17,7 +17,7 @@ using torch::Tensor;
 
 using TwoTensors = std::function<Tensor(const Tensor&, const Tensor&)>;
 
-// A batch that matmul can fold into a matrix only by copying it.
+// Returns a batch that matmul can fold into a matrix only by copying it.
 Tensor not_contiguous(const Tensor& x) { return x.view({2, 2, 6}).transpose(0, 1); }
 
 struct Outcome {
@@ -41,7 +41,7 @@ Outcome run_once(const TwoTensors& function, const CheckpointOptions* options, b
   return outcome;
 }
 
-// Results, gradients and the number of runs of the kept operators are those of a plain call.
+// Expects the results, the gradients and the number of runs of the kept operators to equal those of a plain call.
 void expect_nothing_runs_again(const TwoTensors& function, const std::vector<std::string>& kept, bool frozen = false) {
   CheckpointOptions options{.save_ops = kept};
   Outcome plain = run_once(function, nullptr, frozen, kept), selected = run_once(function, &options, frozen, kept);
@@ -87,7 +87,7 @@ TEST(Decompositions, OfProductsOfActivations) {
   }
 }
 
-// The flash kernel takes no mask that requires a gradient.
+// The flash kernel does not accept a mask that requires a gradient.
 TEST(Decompositions, OfAttentionWithADerivedMask) {
   const auto attention = [](const Tensor& x, const Tensor& w) {
     Tensor heads = x.view({1, 1, 4, 6});
@@ -114,7 +114,7 @@ TEST(Decompositions, InRegionsOfRegions) {
       return derived(h, h.mm(w).t().mm(h));
     };
     Outcome want = run_once(plain, nullptr, false, {}), got = run_once(nested, &outer, false, {});
-    // A region without kept results has a first run without gradients, whose products may be others.
+    // The first run of a region without kept results has no gradients, so its products may differ.
     EXPECT_TRUE(options == &all_again || same_bits(got.result, want.result));
     EXPECT_TRUE(torch::allclose(got.result, want.result, 1e-4, 1e-4));
     // Several regions contribute to the gradients.
@@ -123,7 +123,7 @@ TEST(Decompositions, InRegionsOfRegions) {
   }
 }
 
-// Writes in place, to what operators have returned and to views of it.
+// Writes in place to results of operators and to views of them.
 TEST(Decompositions, MayBeWrittenToInPlace) {
   const auto written = [](const Tensor& x, const Tensor& w) {
     Tensor h = torch::linear(not_contiguous(x), w * 2).sin();
@@ -166,7 +166,7 @@ Tensor long_chain(Tensor x) {
   return x;
 }
 
-// The most that lives in a first run, with `options` or with the graph of a plain call.
+// Returns the peak of live bytes in a first run, with `options` or, if null, with the graph of a plain call.
 int64_t peak_of_first_run(const CheckpointOptions* options) {
   CountingAllocator allocator;
   Tensor x = torch::ones({kSide, kSide}, torch::TensorOptions().requires_grad(true));

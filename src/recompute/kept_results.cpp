@@ -11,7 +11,7 @@
 namespace fsdp {
 namespace {
 
-// An alias with a version counter of its own, for autograd to record.
+// Returns an alias with its own version counter, for autograd to record.
 at::Tensor fresh_alias(const at::Tensor& tensor) {
   return !tensor.defined() ? tensor
                            : at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(

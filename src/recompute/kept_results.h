@@ -12,18 +12,18 @@
 namespace fsdp {
 
 // [Note: writes to kept results]
-// linear writes the bias into the result of mm in place. So an operator that writes to memory of a kept result is
-// preceded by a copy: the kept result then has memory of its own. This is seen inside the region. A later write moves
-// the version of the kept result, or of a result of the region that shares its memory, which is an error.
+// linear adds the bias in place to the result of mm. So before an operator writes to the memory of a kept result, the
+// kept result is copied to memory of its own. This covers writes inside the region. A later write changes the version
+// of the kept result, or of a result of the region that shares its memory, and is an error.
 class KeptResults {
  public:
-  // `generators`: those whose state a kept random operator moves.
+  // `generators` are the generators whose state a kept random operator changes.
   KeptResults(const OperatorSelection& selection, std::vector<at::Generator> generators)
       : selection_(selection), generators_(std::move(generators)) {}
 
   // Calls the operator and keeps its results.
   void record(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run);
-  // Puts the results of call `index` on the stack in place of the arguments.
+  // Replaces the arguments on the stack by the results of call `index`.
   void replay(size_t index, const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
   // Call before an operator that is not selected.
   void before(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
@@ -39,10 +39,10 @@ class KeptResults {
  private:
   struct Versioned {
     explicit Versioned(const at::Tensor& result);
-    at::Tensor tensor;  // an alias that counts in the same version counter
+    at::Tensor tensor;  // an alias that shares the version counter
     uint32_t version;
   };
-  // A result of an operator: a tensor, tensors, or a value of another type.
+  // One result of an operator: a tensor, a list of tensors, or a value of another type.
   struct Result {
     std::vector<Versioned> tensors;
     bool is_list = false;
@@ -64,7 +64,7 @@ class KeptResults {
   std::vector<Versioned> watched_;
 };
 
-// In forward, with gradients enabled ([Note: the first run with kept results]).
+// Records results in forward, with gradients enabled ([Note: the first run with kept results]).
 class Recorder : public seams::OperatorInterceptor {
  public:
   explicit Recorder(KeptResults& kept) : kept_(kept) {}
@@ -75,12 +75,12 @@ class Recorder : public seams::OperatorInterceptor {
   PassingGraph graph_;
 };
 
-// In recomputation.
+// Replays results in recomputation.
 class Replayer : public seams::OperatorInterceptor {
  public:
   explicit Replayer(KeptResults& kept) : kept_(kept) {}
   void intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run) override;
-  // Throws if forward called more of the operators.
+  // Throws if forward called selected operators more often than recomputation did.
   void finish() const;
 
  private:

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kUnknown = "there is no operator of this name";
 
-// Why the results of an operator cannot be kept; empty when they can.
+// Returns why the results of an operator cannot be kept; empty if they can.
 std::string obstacle(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     return "it decomposes into other operators before autograd: name those";
@@ -54,7 +54,7 @@ void OperatorSelection::add(const std::string& name) {
     if (why_not.empty()) {
       operators_.insert(candidate);
       found = true;
-    } else if (!op->schema().is_mutable() || reason == kUnknown) {  // of linear and linear.out, the first
+    } else if (!op->schema().is_mutable() || reason == kUnknown) {  // of linear and linear.out, report linear's reason
       reason = why_not;
     }
   }

@@ -14,9 +14,9 @@ class OperatorSelection {
   // Errors: see SavedOperators.
   explicit OperatorSelection(const std::vector<std::string>& names);
   bool contains(const c10::OperatorHandle& op) const { return operators_.count(op.operator_name()) > 0; }
-  // By the name of an operator, whose overload without a name is meant.
+  // Looks up an operator by name; means its overload without a name.
   bool contains(const char* name) const { return operators_.count({name, ""}) > 0; }
-  // Whether one whose name begins so.
+  // Whether it contains an operator whose name begins with `prefix`.
   bool contains_any_of(const char* prefix) const;
 
  private:

@@ -18,7 +18,7 @@ bool PassingGraph::is_recorded() { return passing_graphs > 0; }
 
 void PassingGraph::drop_saved_tensors() {
   if (!at::GradMode::is_enabled()) {
-    return;  // inside a function that makes a node of its own: it gets its results when it has ended
+    return;  // inside a function that creates its own node, which gets its results only at the end
   }
   for (const WeakTensor& result : latest_) {
     if (auto tensor = result.lock()) {

@@ -1,4 +1,4 @@
-// A graph that autograd records and nobody runs backward through.
+// A graph that autograd records, but through which no backward pass runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 namespace fsdp {
 
 // [Note: the first run with kept results]
-// LibTorch decomposes operators by what requires a gradient and by whether gradients are enabled: matmul folds its
-// batch where a gradient of the smaller factor is required, attention takes another kernel or returns more results. A
-// kept result serves recomputation only if both runs decompose alike. So the first run of a region that keeps results
-// has gradients enabled, and inputs that require them, as recomputation has. Its graph is of no use and must not hold
-// activations: what its nodes save is let go as soon as the next operator is called.
+// LibTorch decomposes operators depending on which tensors require gradients and on whether gradients are enabled:
+// matmul folds its batch if the smaller factor requires a gradient, and attention chooses another kernel or returns
+// more results. A kept result is valid in recomputation only if both runs decompose alike. So the first run of a region
+// that keeps results has gradients enabled, and inputs that require them, like recomputation. Its graph is not used and
+// must not hold activations: the tensors that its nodes save are dropped when the next operator is called.
 class PassingGraph {
  public:
   PassingGraph();
@@ -22,11 +22,11 @@ class PassingGraph {
   PassingGraph(const PassingGraph&) = delete;
   PassingGraph& operator=(const PassingGraph&) = delete;
 
-  // Call below autograd: before each operator, and with its results on the stack.
+  // Call these below autograd: the first before each operator, the second after it, with its results on the stack.
   void drop_saved_tensors();
   void note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // Whether this thread records one.
+  // Whether this thread records such a graph.
   static bool is_recorded();
 
  private:

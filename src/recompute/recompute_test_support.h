@@ -1,4 +1,4 @@
-// What the tests of recomputation share: bytes that live, operators that run, a block to run.
+// Support for the tests of recomputation: counts live bytes and the operators that run, and provides a block to run.
 #pragma once
 
 #include <c10/core/CPUAllocator.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::testing {
 
-// Counts the kernels that run on this thread while it lives, by operator name.
+// Counts the kernels that run on this thread while the object lives, by operator name.
 class KernelCounter : public seams::OperatorInterceptor {
  public:
   KernelCounter() : guard_(*this) {}
@@ -28,7 +28,7 @@ class KernelCounter : public seams::OperatorInterceptor {
   seams::InterceptionGuard guard_;
 };
 
-// While it lives, the CPU's allocator: it counts the bytes that live.
+// Replaces the CPU allocator while the object lives, and counts the live bytes.
 class CountingAllocator : public c10::Allocator {
  public:
   CountingAllocator() : base_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this); }
@@ -50,7 +50,7 @@ class CountingAllocator : public c10::Allocator {
     std::lock_guard lock(blocks().mutex);
     return blocks().live;
   }
-  // The most that lived at a time since the last call of reset_peak.
+  // Returns the peak of the live bytes since the last call of reset_peak.
   static int64_t peak_bytes() {
     std::lock_guard lock(blocks().mutex);
     return blocks().peak;
@@ -68,7 +68,7 @@ class CountingAllocator : public c10::Allocator {
     int64_t peak = 0;
     c10::DeleterFnPtr deleter = nullptr;
   };
-  // Outlives the memory.
+  // Never destroyed, so that it outlives the memory.
   static Blocks& blocks() {
     static auto* blocks = new Blocks();
     return *blocks;
@@ -85,7 +85,7 @@ class CountingAllocator : public c10::Allocator {
   c10::Allocator* base_;
 };
 
-// Bytes that came to live since it was made.
+// The increase of the live bytes since the object was created.
 class LiveBytes {
  public:
   LiveBytes() { CountingAllocator::reset_peak(); }
@@ -96,7 +96,7 @@ class LiveBytes {
   int64_t start_ = CountingAllocator::live_bytes();
 };
 
-// dropout(gelu(linear(x))), and calls counted.
+// Computes dropout(gelu(linear(x))) and counts its calls.
 struct CountedBlockImpl : torch::nn::Module {
   explicit CountedBlockImpl(int64_t width, double dropout = 0) : dropout_(dropout) {
     linear = register_module("linear", torch::nn::Linear(width, width));
@@ -114,7 +114,7 @@ struct CountedBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(CountedBlock);
 
-// The same weights for the same width.
+// Returns a block whose weights depend only on its width.
 inline CountedBlock make_block(int64_t width, double dropout = 0) {
   CountedBlock block(width, dropout);
   torch::NoGradGuard no_grad;

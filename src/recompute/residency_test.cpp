@@ -1,4 +1,4 @@
-// Bytes that live between forward and backward: what is recomputed is not kept.
+// Tests the live bytes between forward and backward: recomputed results are not kept.
 #include "fsdp/activation_checkpoint.h"
 #include "recompute/recompute_test_support.h"
 
@@ -37,7 +37,8 @@ class Chain {
   std::vector<CountedBlock> blocks_;
 };
 
-// Bytes after forward, the final result included; expects nothing but that result after backward.
+// Returns the live bytes after forward, including the final result. Expects that only that result is left after
+// backward.
 int64_t kept_bytes(const CheckpointPolicy& policy) {
   CountingAllocator allocator;
   Chain chain(policy);
@@ -78,7 +79,7 @@ TEST(Residency, OneRegionKeepsItsInputsAndResultsOnly) {
   y.backward(torch::ones({kRows, kWidth}), /*retain_graph=*/true);
   EXPECT_EQ(token.use_count(), 2);
   y.backward(torch::ones({kRows, kWidth}));
-  EXPECT_EQ(token.use_count(), 1);  // the function is let go with the graph
+  EXPECT_EQ(token.use_count(), 1);  // the function is released with the graph
 }
 
 }  // namespace

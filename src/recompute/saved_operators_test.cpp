@@ -1,4 +1,5 @@
-// Results of selected operators are kept and not computed again; gradients stay those of a plain call.
+// Tests that results of selected operators are kept and not computed again, and that gradients stay those of a plain
+// call.
 #include "fsdp/activation_checkpoint.h"
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
@@ -20,7 +21,7 @@ using Function = std::function<Tensor(const Tensor&, const Tensor&)>;
 
 struct Outcome {
   Tensor result, gradient, other_gradient, drawn;
-  int runs = 0;  // of the kernel of `counted`
+  int runs = 0;  // runs of the kernel of `counted`
 };
 
 Outcome run(const Function& function, const CheckpointOptions* options, const std::string& counted = "") {
@@ -45,7 +46,8 @@ void expect_equal(const Outcome& got, const Outcome& want) {
   EXPECT_TRUE(same_bits(got.drawn, want.drawn));
 }
 
-// Runs of `counted` in a plain call, with all recomputed, and with `kept` kept; all three must agree.
+// Returns the number of runs of `counted` in a plain call, with everything recomputed, and with the results of `kept`
+// kept. The outcomes of all three must agree.
 std::vector<int> runs(const Function& function, const std::string& counted, const std::vector<std::string>& kept) {
   CheckpointOptions all_recomputed, selective = keeping(kept);
   Outcome plain = run(function, nullptr, counted);
@@ -67,7 +69,7 @@ TEST(SavedOperators, AreNotRunAgainAndOthersAre) {
   EXPECT_EQ(runs(two_activations, "aten::mm", {"aten::mm"}), (std::vector{6, 8, 6}));  // four of them in backward
 }
 
-// linear adds its bias in place to what mm returned.
+// linear adds its bias in place to the result of mm.
 TEST(SavedOperators, MayBeWrittenToInsideTheRegion) {
   const auto biased = [](const Tensor& x, const Tensor& w) {
     Tensor product = x.mm(w);

@@ -1,4 +1,4 @@
-// Where blocks lie in one piece of memory of which only a few are in use at a time. Offsets only.
+// Chooses places for blocks in one piece of memory of which only a few are in use at a time. Computes offsets only.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 namespace fsdp::schedule {
 
 // [Note: two ends]
-// Of units that follow one another, two live at a time: the one in use and the next one (gradient buffers: the one
-// being captured and the one being reduced). A block goes to the bottom of the memory or to its top, wherever the other
-// one is not. So whatever the sizes and the order, two blocks fit exactly when their sum does: there is no
-// fragmentation, and memory for the largest sum of neighbours is enough. With more than two at a time the others go to
-// the smallest gap, and may find none.
+// Of the units that follow one another, two live at a time: the one in use and the next one (of gradient buffers, the
+// one being captured and the one being reduced). A block is placed at the bottom of the memory or at its top, at the
+// end where the other block is not. So two blocks fit exactly if their sum fits, whatever the sizes and the order:
+// there is no fragmentation, and memory for the largest sum of neighbours is enough. If more than two blocks are in use
+// at a time, the others are placed in the smallest gap that fits, and may find none.
 //
-// Threads: the caller's lock.
+// Threads: guarded by the caller's lock.
 class BlockPlaces {
  public:
-  // Sizes are rounded up to this many bytes.
+  // Sizes are rounded up to a multiple of this many bytes.
   static constexpr int64_t kGranularity = 512;
   static int64_t rounded(int64_t nbytes);
 
@@ -25,9 +25,9 @@ class BlockPlaces {
   int64_t capacity() const { return capacity_; }
   bool empty() const { return blocks_.empty(); }
 
-  // The first byte of a block of `nbytes`, which is in use from now on; nothing where no gap is large enough.
+  // Takes a block of `nbytes` and returns its first byte, or nullopt if no gap is large enough.
   std::optional<int64_t> take(int64_t nbytes);
-  // The block that begins there is free again. Returns false if there is none.
+  // Frees the block that begins there. Returns false if there is none.
   bool give_back(int64_t begin);
 
  private:
@@ -36,7 +36,7 @@ class BlockPlaces {
     int64_t end;
   };
   int64_t capacity_;
-  std::vector<Block> blocks_;  // in order of place
+  std::vector<Block> blocks_;  // by offset
 };
 
 }  // namespace fsdp::schedule

@@ -1,4 +1,4 @@
-// Where blocks lie.
+// Tests of BlockPlaces: where blocks lie.
 #include "schedule/block_places.h"
 
 #include <gtest/gtest.h>

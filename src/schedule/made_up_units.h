@@ -1,4 +1,5 @@
-// Units for tests of decisions: letters, each a module "a", "b", … of its own unless another FQN is given.
+// Units for tests of decisions. Each is named by a letter and has a module "a", "b", … of its own, unless another FQN
+// is given.
 #pragma once
 
 #include <map>
@@ -20,7 +21,7 @@ class MadeUpUnit : public ScheduledUnit {
 class MadeUpUnits {
  public:
   MadeUpUnit& operator[](char letter) { return add(letter, std::string(1, letter)); }
-  // Its module has this FQN; only the first call for a letter makes it.
+  // Returns the unit of a letter. The first call for a letter makes the unit, with a module that has this FQN.
   MadeUpUnit& add(char letter, const std::string& module) {
     std::unique_ptr<MadeUpUnit>& unit = units_[letter];
     if (!unit) {

@@ -8,7 +8,7 @@
 namespace fsdp::schedule {
 namespace {
 
-// Visits that follow one another: each of their units counts once.
+// A window of visits that follow one another. Each of their units counts once.
 class Window {
  public:
   explicit Window(const std::function<int64_t(const ScheduledUnit&)>& nbytes) : nbytes_(nbytes) {}

@@ -1,4 +1,4 @@
-// How much memory units take that are gathered at the same time.
+// Bounds of the memory for units that are gathered at the same time.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,9 @@ namespace fsdp::schedule {
 
 class ScheduledUnit;
 
-// The largest sum of bytes of `at_a_time` different units that follow one another in `order`, the order of visits in a
-// pass. Units that stay gathered have memory of their own and do not count. `nbytes`: what gathering a unit takes.
+// Returns the largest sum of bytes of `at_a_time` different units that follow one another in `order`, the order of
+// visits in a pass. Units that stay gathered have memory of their own and do not count. `nbytes`: returns the bytes
+// that gathering a unit takes.
 int64_t largest_window(const std::vector<ScheduledUnit*>& order, size_t at_a_time,
                        const std::function<int64_t(const ScheduledUnit&)>& nbytes);
 

@@ -1,4 +1,4 @@
-// The memory of units that follow one another.
+// Tests of largest_window: the memory of units that follow one another.
 #include "schedule/memory_bounds.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace fsdp::schedule::memory_bounds_test {
 namespace {
 
-// A unit's bytes: a is 1, b is 2, …
+// Returns the largest window over `visits`. Unit a has 1 byte, b has 2 bytes, …
 int64_t window(const std::string& visits, size_t at_a_time, const std::string& staying = "") {
   testing::MadeUpUnits units;
   std::vector<ScheduledUnit*> order;

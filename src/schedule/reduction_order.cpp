@@ -11,7 +11,7 @@
 namespace fsdp::schedule {
 namespace {
 
-// For each unit, the place of the last of its descendants, or its own if that is later.
+// Returns, for each unit, the index of the last of its descendants, or its own index if that is later.
 std::vector<size_t> last_places(const std::vector<ScheduledUnit*>& units) {
   std::unordered_map<std::string, std::vector<size_t>> by_module;
   std::vector<size_t> last(units.size());
@@ -43,7 +43,7 @@ std::vector<size_t> last_places(const std::vector<ScheduledUnit*>& units) {
 std::vector<ScheduledUnit*> after_descendants(const std::vector<ScheduledUnit*>& units) {
   const std::vector<size_t> last = last_places(units);
   std::vector<ScheduledUnit*> order;
-  std::unordered_map<size_t, std::vector<ScheduledUnit*>> waiting;  // by the place that they wait for
+  std::unordered_map<size_t, std::vector<ScheduledUnit*>> waiting;  // by the index that they wait for
   for (size_t i = 0; i < units.size(); ++i) {
     if (last[i] > i) {
       waiting[last[i]].push_back(units[i]);

@@ -1,4 +1,4 @@
-// The order of reductions, on made-up units.
+// Tests of the order of reductions, on made-up units.
 #include "schedule/reduction_order.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ struct NamedUnit : ScheduledUnit {
 
 std::string name_of(const ScheduledUnit& unit) { return static_cast<const NamedUnit&>(unit).name(); }
 
-// Units "root", "a", "a.c0", "a.c1", "b", "d".
+// Has the units "root", "a", "a.c0", "a.c1", "b" and "d".
 class OrderOfReductions : public ::testing::Test {
  protected:
   OrderOfReductions() {
@@ -79,7 +79,7 @@ TEST_F(OrderOfReductions, ATurnComesWithTheNextUnrelatedUnit) {
   EXPECT_EQ(rest(), "a.c0 a");
 }
 
-// Another rank has captured something of d, or gets to it later: the order is the same.
+// Another rank has captured gradients of d, or comes to it later. The order is the same.
 TEST_F(OrderOfReductions, NothingOvertakesAUnitOfWhichNothingWasCaptured) {
   forward({"a", "b", "d"});
   begin();
@@ -97,7 +97,7 @@ TEST_F(OrderOfReductions, LeavesOutWhatNobodyCapturedLastTime) {
     captured = {"d"};
     EXPECT_EQ(due("b"), "d");
     EXPECT_EQ(rest(), step == 1 ? "a" : "b a");
-    reductions.note_captured(unit("b"), step == 1);  // found late
+    reductions.note_captured(unit("b"), step == 1);  // captured late
   }
 }
 

@@ -19,12 +19,13 @@ bool stays_on_purpose(const ScheduledUnit* unit) { return unit->stays_gathered()
 // ---------------------------------------------------------------- visits
 
 // [Note: visits that count]
-// Ranks may use different parameters of a unit, other ones in each step, and so come back to a unit or not: to the root
-// for an offset, to a block after its child. Such a visit finds the unit gathered, because a unit stays gathered until
-// its module has ended, and must not have consequences, as other ranks do not know of it. So visits count that every
-// rank makes: of a unit that has to be gathered or was gathered ahead, and of one that is no ancestor of the unit
-// before it (a module that has ended runs anew). This asks of ranks that each uses at least one parameter of every
-// unit, and that units are first used in the same order.
+// Ranks may use different parameters of a unit, and other ones in each step, so a rank may come back to a unit when
+// others do not: to the root for an offset, or to a block after its child. Such a visit finds the unit gathered,
+// because a unit stays gathered until its module has ended. It must not have consequences, because other ranks do not
+// know of it. Therefore only visits count that every rank makes: visits of a unit that must be gathered or was gathered
+// ahead, and visits of a unit that is no ancestor of the previous unit (a module that has ended runs anew). This
+// requires that each rank uses at least one parameter of every unit, and that all ranks first use the units in the same
+// order.
 bool Residency::counts(const ScheduledUnit& unit) const {
   const bool used_before = unit.list_ && !unit.prefetched() && !unit.awaits_use();
   const bool goes_on = &unit == counted_ || (counted_ && unit.is_ancestor_of(*counted_));
@@ -130,13 +131,14 @@ int64_t Residency::peak_count() const {
 // ---------------------------------------------------------------- decisions
 
 // [Note: which units stay gathered]
-// A unit stays until its module has ended, on whichever of its parameters the next operator works: module trees run
-// depth first, so that is when an operator of another unit comes that is neither ancestor nor descendant. Ancestors of
-// the unit in use need no room, like the root. Of units whose module has ended, those stay that the history expects
-// next in this pass, as many as the limit has room for; where it knows nothing, the descendant that was used last. The
-// last unit of a forward stays, as backward begins with it; those before it do not, as memory is at its peak there. So
-// no more than two are gathered at a time by default, beside ancestors and units that stay gathered on purpose. A unit
-// released too early is gathered again at its next use: that costs time, never correctness.
+// A unit stays gathered until its module has ended, whichever of its parameters the next operator uses. Module trees
+// run depth first, so a module has ended when an operator uses another unit that is neither its ancestor nor its
+// descendant. Ancestors of the unit in use need no room, like the root. Among units whose module has ended, the units
+// that the history expects next in this pass stay, as many as the limit has room for. If the history knows nothing, the
+// descendant that was used last stays. The last unit of a forward stays, because backward begins with it. The units
+// before it do not stay, because memory is at its peak there. So by default no more than two units are gathered at a
+// time, in addition to ancestors and units that stay gathered on purpose. A unit released too early is gathered again
+// at its next use, which costs time but never correctness.
 std::vector<ScheduledUnit*> Residency::to_release_for(ScheduledUnit& unit, std::optional<Pass> pass) {
   std::lock_guard lock(mutex_);
   const bool known = pass && history(*pass).known();
@@ -148,13 +150,13 @@ std::vector<ScheduledUnit*> Residency::to_release_for(ScheduledUnit& unit, std::
   return victims;
 }
 
-// How many units that need room may be gathered beside the one in use.
+// Returns how many units that need room may be gathered in addition to the unit in use.
 size_t Residency::room_beside(const ScheduledUnit& unit) const {
   return max_gathered_units_ - (unit.stays_gathered() ? 0 : 1);
 }
 
-// What stays although the history does not expect it in this pass: where forward ends with units that stay gathered on
-// purpose, the last one that does not.
+// Returns the unit that stays although the history does not expect it in this pass, or null: if forward ends with units
+// that stay gathered on purpose, the last unit that does not.
 const ScheduledUnit* Residency::last_of_forward(const ScheduledUnit& unit, Pass pass) const {
   const VisitHistory& visits = history(pass);
   const bool ends = pass == Pass::kForward && unit.stays_gathered() && visits.ends_within(0, stays_on_purpose) &&
@@ -166,7 +168,7 @@ const ScheduledUnit* Residency::last_of_forward(const ScheduledUnit& unit, Pass 
 
 bool Residency::stays(const ScheduledUnit& unit) const { return unit.awaits_use() || visited_ == &unit; }
 
-// While visits go on as they were expected to, a unit that was expected still is until it is visited.
+// While visits go on as expected, a unit that was expected stays expected until it is visited.
 std::vector<ScheduledUnit*> Residency::unexpected(const ScheduledUnit& unit, Pass pass) {
   const VisitHistory& visits = history(pass);
   if (!visits.goes_on()) {
@@ -205,13 +207,13 @@ std::vector<ScheduledUnit*> Residency::unrelated(const ScheduledUnit& unit) cons
 
 bool Residency::needs_no_room(const ScheduledUnit* unit) { return unit->stays_gathered() && unit->list_; }
 
-// Among units that are gathered or are to be.
+// Whether a unit that is gathered, or will be, takes room.
 bool Residency::takes_room(const ScheduledUnit& unit) const {
   const ScheduledUnit* visited = visited_;
   return !unit.stays_gathered() && !unit.awaits_use() && !(visited && unit.is_ancestor_of(*visited));
 }
 
-// For how many more.
+// Returns how many more units there is room for.
 size_t Residency::room() const {
   if (max_gathered_units_ == kNoLimit) {
     return kNoLimit;

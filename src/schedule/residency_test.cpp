@@ -1,4 +1,4 @@
-// Which units stay gathered and which are gathered ahead, on made-up units: sequences in, decisions out.
+// Tests of which units stay gathered and which are gathered ahead, on made-up units: sequences in, decisions out.
 #include "schedule/residency.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 using testing::text;
 
-// Does what is decided, as the engine does, and writes it down: "+a" gathered, "*a" gathered ahead, "-a" released.
+// Carries out the decisions, as the engine does, and logs them: "+a" gathered, "*a" gathered ahead, "-a" released.
 class Actor {
  public:
   explicit Actor(size_t max_gathered_units) : residency(max_gathered_units) {}
@@ -31,7 +31,7 @@ class Actor {
     unit.note_used();
     return log_;
   }
-  // A pass over `letters`; returns the log of its last visit.
+  // Runs a pass over `letters` and returns the log of its last visit.
   std::string pass(const std::string& letters, Pass pass = Pass::kForward) {
     std::string log;
     for (char letter : letters) log = use(letter, pass);
@@ -155,8 +155,8 @@ TEST(Residency, AUnitThatTheUserAskedForStaysUntilItsUse) {
   EXPECT_NE(actor.gathered().find('d'), std::string::npos);
 }
 
-// The decision as it reads: of all units that are gathered, those go that are neither in use, nor above the unit in
-// use, nor among the next ones.
+// Compares with the plain definition: every gathered unit is released that is neither in use, nor an ancestor of the
+// unit in use, nor among the next units.
 class AgainstAllUnits : public ::testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Limits, AgainstAllUnits, ::testing::Values(1, 2, 3, 5, kNoLimit));
 
@@ -166,7 +166,7 @@ TEST_P(AgainstAllUnits, LookingAtCandidatesAloneDecidesTheSame) {
   for (int round = 0; round < 300; ++round) {
     Residency residency(limit);
     testing::MadeUpUnits units;
-    VisitHistory history;  // the same once more
+    VisitHistory history;  // a second copy of the history
     std::map<char, bool> here;
     std::string order;
     for (int i = 0; i < 12; ++i) order += static_cast<char>('a' + random() % 6);

@@ -1,4 +1,4 @@
-// A unit as decisions see it: its place in the tree of modules, and why it is gathered. No tensors.
+// A unit as decisions see it: its place in the tree of modules, and why it is gathered. Contains no tensors.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace fsdp::schedule {
 // Facts are set before the unit's first use and change only between passes. Threads: as each part says.
 class ScheduledUnit {
  public:
-  // `modules`: the FQNs of the modules that it was made for; several are siblings. `automatic`: it was made of
-  // parameters below that module, by the order of their use (Options::auto_units).
+  // `modules`: the FQNs of the modules that it was made for; several modules are siblings. `automatic`: whether it was
+  // made of parameters below that module, by the order of their use (Options::auto_units).
   ScheduledUnit(std::vector<std::string> modules, bool automatic)
       : modules_(std::move(modules)), automatic_(automatic) {}
   ScheduledUnit(const ScheduledUnit&) = delete;
@@ -25,14 +25,14 @@ class ScheduledUnit {
   bool automatic() const { return automatic_; }
   // Whether it stays gathered after forward on purpose: the root, and units whose options say so.
   bool stays_gathered() const { return stays_gathered_; }
-  // Whether its modules run inside a module of this one.
+  // Whether the modules of `other` run inside a module of this unit.
   bool is_ancestor_of(const ScheduledUnit& other) const;
   bool is_related_to(const ScheduledUnit& other) const { return is_ancestor_of(other) || other.is_ancestor_of(*this); }
 
   // -- why it is gathered; safe from any thread --
-  // The user asked for it, and nothing has used it since: uses of other units do not release it.
+  // Whether the user asked for it, and nothing has used it since. Uses of other units then do not release it.
   bool awaits_use() const { return awaits_use_; }
-  // It is expected to be used soon, and nothing has used it since.
+  // Whether it was gathered because it is expected to be used soon, and nothing has used it since.
   bool prefetched() const { return prefetched_; }
   void note_requested() { awaits_use_ = true; }
   void note_prefetched() { prefetched_ = true; }
@@ -40,7 +40,7 @@ class ScheduledUnit {
     awaits_use_ = false;
     prefetched_ = false;
   }
-  // It is being released. Returns whether it was gathered ahead in vain.
+  // Notes that it is being released. Returns whether it was gathered ahead in vain.
   bool note_released() {
     awaits_use_ = false;
     return prefetched_.exchange(false);
@@ -60,8 +60,8 @@ class ScheduledUnit {
   bool stays_gathered_ = false;
   std::atomic<bool> awaits_use_{false};
   std::atomic<bool> prefetched_{false};
-  // While it is gathered: the list of Residency's that it is in, null otherwise, and its place there; and its place
-  // among the candidates for release. Under Residency's mutex.
+  // The list of Residency that contains the unit while it is gathered (otherwise null), its place there, and its place
+  // among the candidates for release. Guarded by Residency's mutex.
   Units* list_ = nullptr;
   Units::iterator place_;
   std::optional<Units::iterator> candidate_;

@@ -7,8 +7,8 @@
 namespace fsdp::schedule {
 namespace {
 
-constexpr int64_t kUnits = 32;           // where no target is given
-constexpr int64_t kRootCostDivisor = 4;  // a root may take this part more than no root
+constexpr int64_t kUnits = 32;           // the number of units if no target is given
+constexpr int64_t kRootCostDivisor = 4;  // a plan with a root may be larger by 1 / this
 
 using Units = std::vector<std::vector<size_t>>;
 
@@ -31,7 +31,7 @@ class Cutter {
   }
 
  private:
-  // Smaller and smaller units, until they fit the bound or each is a single parameter.
+  // Tries smaller and smaller units, until they fit the bound or each is a single item.
   UnitCut cut(const std::vector<size_t>& root, const std::vector<size_t>& chain) const {
     UnitCut result;
     for (int64_t target = first_target();; target -= std::max<int64_t>(1, target / 8)) {
@@ -62,7 +62,7 @@ class Cutter {
     return std::max<int64_t>(1, rules_.target_nbytes.value_or(std::min(share, rules_.max_target_nbytes)));
   }
 
-  // Pieces of the chain between uses of parameters of others.
+  // Splits the chain where parameters of others were used in between.
   Units runs_of(const std::vector<size_t>& chain) const {
     Units runs;
     for (size_t i : chain) {
@@ -74,11 +74,11 @@ class Cutter {
     return runs;
   }
 
-  // As few units as `target` allows, the largest of them as small as possible: the smallest limit that still gives so
-  // few is searched for.
+  // Returns as few units as `target` allows, with the largest of them as small as possible. Searches for the smallest
+  // limit that still gives so few units.
   Units balanced(const std::vector<size_t>& run, int64_t target) const {
     Units units = greedy(run, target);
-    int64_t low = 0, high = target;  // of limits: high is enough
+    int64_t low = 0, high = target;  // limits; high is enough
     while (low < high) {
       int64_t middle = low + (high - low) / 2;
       Units tried = greedy(run, middle);
@@ -112,7 +112,7 @@ class Cutter {
            planned_gradients(root, units);
   }
 
-  // While a unit's gradients are copied to their buffer, the root's wait for theirs.
+  // While a unit's gradients are copied to their buffer, the root's gradients wait for their buffer.
   int64_t planned_gradients(const std::vector<size_t>& root, const Units& units) const {
     int64_t most = largest_window(units, rules_.gradients_at_a_time, &CutItem::gradient_nbytes);
     for (const std::vector<size_t>& unit : units) {
@@ -121,7 +121,7 @@ class Cutter {
     return std::max(sum(root, &CutItem::gradient_nbytes) + most, with_copy(root));
   }
 
-  // The gradients of a unit, and the buffer that they are copied to.
+  // Returns the bytes of a unit's gradients and of the buffer that they are copied to, if they are copied.
   int64_t with_copy(const std::vector<size_t>& unit) const {
     const bool adopts = unit.size() == 1 && items_[unit.front()].adopts;
     return (adopts ? 1 : 2) * sum(unit, &CutItem::gradient_nbytes);

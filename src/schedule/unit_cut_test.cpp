@@ -66,7 +66,8 @@ TEST(UnitCut, ParametersOfOthersInBetweenEndAUnit) {
   EXPECT_THAT(cut_into_units(items, {.target_nbytes = 10}).units, ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
 }
 
-// As many units as greedy filling needs, which is the least, and of all such cuts the smallest largest unit.
+// The cut has as many units as greedy filling needs, which is the least, and of all such cuts the smallest largest
+// unit.
 TEST(UnitCut, IsTheBestOfAllCuts) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
@@ -139,7 +140,7 @@ TEST(UnitCut, WhatReturnsIsTheRootWhereThatCostsLittle) {
   EXPECT_TRUE(cut.has_root);
   EXPECT_THAT(cut.units, ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3), ElementsAre(4)));
   EXPECT_EQ(cut.planned_nbytes, 2 * (40 + 20));
-  // Beside larger units it would take 3/2 as much.
+  // With larger units a root would take 3/2 as much.
   auto large = items_of({40, 40, 40, 40});
   large[0].returns = true;
   EXPECT_FALSE(cut_into_units(large, {.target_nbytes = 40}).has_root);

@@ -44,7 +44,7 @@ void UseRecord::visit_in_given_order() {
   }
 }
 
-// The median: several forwards before the first backward visit everything as often.
+// Returns the median, because several forwards before the first backward visit every member several times.
 int64_t UseRecord::usual_visits() const {
   std::vector<int64_t> visits;
   for (const Member& member : members_) {

@@ -12,29 +12,30 @@ namespace fsdp::schedule {
 
 class ScheduledUnit;
 
-// Each member is a unit of one parameter. Threads: the caller's lock.
+// Each member is a unit of one parameter. Threads: guarded by the caller's lock.
 class UseRecord {
  public:
   explicit UseRecord(AutoUnits options) : options_(std::move(options)) {}
   const AutoUnits& options() const { return options_; }
 
-  // In module order. `fqns`: all names of its parameter.
+  // Adds a member, in module order. `fqns`: all names of its parameter.
   void add(ScheduledUnit* member, std::vector<std::string> fqns);
   const ScheduledUnit* first() const { return members_.front().unit; }
-  // An operator on this unit, a member or not, comes after one on another; `together`: the same operator.
+  // Notes that an operator uses this unit, a member or not, after a use of another unit. `together`: the same operator
+  // uses both.
   void visit(const ScheduledUnit* unit, bool together);
-  // As AutoUnits::order says.
+  // Notes the visits that AutoUnits::order lists.
   void visit_in_given_order();
 
   // Members that one operator used together, or one member.
   struct Use {
     std::vector<ScheduledUnit*> units;
-    bool returns = false;  // used more often than most, with others in between
-    bool joins = false;    // follows the use before it, without a unit that is not a member in between
+    bool returns = false;  // used more often than most, with other uses in between
+    bool joins = false;    // no unit that is not a member was used since the previous use
   };
-  // Every member, in the order of first use; those without a use last, in module order.
+  // Returns every member, in the order of first use. Members without a use come last, in module order.
   std::vector<Use> order() const;
-  // The same as a text that another rank can read.
+  // Returns order() as a text that another rank can read with order_from().
   std::string order_text() const;
   std::vector<Use> order_from(const std::string& text) const;
 
@@ -43,9 +44,9 @@ class UseRecord {
     ScheduledUnit* unit;
     std::vector<std::string> fqns;
     int64_t visits = 0;
-    int64_t first_visit = 0;  // which visit of any member was its first
+    int64_t first_visit = 0;  // number of its first visit, counting the first visits of all members
     int64_t others_before = 0;
-    bool together = false;  // with the member first used before it
+    bool together = false;  // used together with the member first used before it
   };
   std::vector<const Member*> in_order() const;
   int64_t usual_visits() const;

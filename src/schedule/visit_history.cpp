@@ -44,7 +44,7 @@ void VisitHistory::add(ScheduledUnit* unit) {
   visits_.push_back(unit);
 }
 
-// Visits of units that have become one unit are one visit.
+// Successive visits of units that have become one unit become one visit.
 void VisitHistory::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& successor) {
   const std::vector<ScheduledUnit*> before = std::exchange(visits_, {});
   places_.clear();
@@ -83,7 +83,7 @@ void VisitHistory::find_place() {
   size_t candidates = kCandidates;
   for (auto it = places.rbegin() + 1; it != places.rend() && best < kContext && candidates > 0; ++it, --candidates) {
     if (!place_ && before_pass != ends.rend() && *it < *before_pass) {
-      best = 0;  // from here on passes that have ended
+      best = 0;  // from here on, places in passes that have ended
     }
     if (size_t matches = matching(*it); matches > best) {
       best = matches;
@@ -92,7 +92,7 @@ void VisitHistory::find_place() {
   }
 }
 
-// How many visits up to `place` equal the latest ones.
+// Returns how many visits up to `place` equal the latest ones.
 size_t VisitHistory::matching(size_t place) const {
   size_t latest = visits_.size() - 1;
   size_t count = 0;
@@ -119,7 +119,7 @@ VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) co
   const ScheduledUnit* current = visits_.back();
   std::vector<ScheduledUnit*> units;
   std::unordered_set<const ScheduledUnit*>
-      known;  // where so many are asked for that looking through `units` would be slow
+      known;  // used if `count` is so large that a search through `units` would be slow
   size_t passed_over = 0;
   size_t i = *place_ + 1;
   for (; i < visits_.size() && visits_[i] && units.size() < count && passed_over < kLookAhead; ++i) {

@@ -1,4 +1,4 @@
-// Predictions from sequences of visits, on made-up units.
+// Tests of predictions from sequences of visits, on made-up units.
 #include "schedule/visit_history.h"
 
 #include <gtest/gtest.h>
@@ -15,13 +15,13 @@ using testing::text;
 
 const VisitHistory::Ignore kNone = [](const ScheduledUnit*) { return false; };
 
-// Units are letters, which live as long as the program.
+// Returns the unit of a letter. Units live as long as the program.
 ScheduledUnit* unit(char letter) {
   static testing::MadeUpUnits units;
   return &units[letter];
 }
 
-// Lower-case letters are visits, a point ends a pass.
+// Returns the history after `visits`: lower-case letters are visits, a period ends a pass.
 VisitHistory after(const std::string& visits) {
   VisitHistory history;
   for (char c : visits) {
@@ -120,7 +120,7 @@ TEST(VisitHistory, ExpectsUnitsUntilTheirLastVisitOfThePass) {
   }
 }
 
-// a and b become x; c stays.
+// Units a and b become x; c stays.
 TEST(VisitHistory, VisitsOfUnitsThatBecameOneAreOne) {
   VisitHistory history = after("abacb.");
   history.replace([](ScheduledUnit* old) { return old == unit('c') ? old : unit('x'); });

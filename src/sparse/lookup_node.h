@@ -1,4 +1,4 @@
-// The node of the autograd graph that stands for a lookup.
+// The autograd node that represents a lookup.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -10,8 +10,8 @@
 
 namespace fsdp::sparse {
 
-// Sends the gradient of a lookup's rows to their owners and hands this rank's own to `take`. Nothing goes on to the
-// next node, whose tensor only says that a gradient is wanted.
+// Sends the gradient of a lookup's rows to their owners and passes the gradient of this rank's own rows to `take`.
+// Passes nothing to the next node, whose tensor only indicates that a gradient is required.
 class LookupNode : public torch::autograd::Node {
  public:
   LookupNode(std::shared_ptr<RowExchange> exchange, int64_t width, std::function<void(SparseRows)> take);
@@ -21,7 +21,7 @@ class LookupNode : public torch::autograd::Node {
   std::string name() const override { return "fsdp::EmbeddingLookup"; }
 
  private:
-  std::shared_ptr<RowExchange> exchange_;  // null: released
+  std::shared_ptr<RowExchange> exchange_;  // null once released
   int64_t width_;
   std::function<void(SparseRows)> take_;
 };

@@ -30,7 +30,7 @@ SplitCounts reversed(const SplitCounts& counts) { return {counts.receive, counts
 RowExchange::RowExchange(std::shared_ptr<const RowGroup> group, uint64_t number, const at::Tensor& ids)
     : group_(std::move(group)), number_(number) {
   const RowAddress address = group_->split.address_of(ids);
-  // One number for owner and place: sorted, it puts rows in the order of their owners.
+  // Encodes owner and place in one number: sorting it orders rows by their owners.
   const int64_t most = group_->split.most_rows();
   const at::Tensor keys = (address.owner * most + address.place).reshape(-1);
   auto [unique, use, unused] = at::_unique2(keys, /*sorted=*/true, /*return_inverse=*/true);

@@ -23,7 +23,7 @@ using std::filesystem::path;
 
 std::string file_name(int rank, int size) { return c10::str("rows-", rank, "-of-", size, ".safetensors"); }
 
-// What is kept of each table: rows, and for some optimizers squares.
+// A kind of state that is saved for each table: rows, and for some optimizers squares.
 struct StateKind {
   const char* suffix;
   std::vector<EmbeddingPiece> pieces;
@@ -49,7 +49,7 @@ int64_t number_in(const SafetensorsFile& file, const std::string& key) {
   return value;
 }
 
-// N of the files rows-R-of-N.safetensors in the folder.
+// Returns N of the files rows-R-of-N.safetensors in the folder.
 int ranks_that_saved(const path& folder) {
   std::optional<std::string> size;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -81,7 +81,8 @@ std::vector<SafetensorsFile> open_files(const path& folder) {
   return files;
 }
 
-// The stored tensor must have as many numbers in a row as the piece.
+// Checks that the stored tensor has as many numbers in each row as the piece, and that both belong to tables with the
+// same number of rows.
 void check_stored(const SafetensorsFile& file, const std::string& name, const EmbeddingPiece& piece) {
   TORCH_CHECK(file.contains(name), file.path().string(), " has no tensor ", name);
   std::vector<int64_t> expected = piece.values.sizes().vec();
@@ -94,7 +95,7 @@ void check_stored(const SafetensorsFile& file, const std::string& name, const Em
               c10::Join(", ", expected), "]");
 }
 
-// Reads the rows that both have; returns how many.
+// Reads the rows that both the file and the piece contain. Returns their number.
 int64_t read_overlap(const SafetensorsFile& file, const std::string& name, const EmbeddingPiece& piece) {
   check_stored(file, name, piece);
   const int64_t stored_begin = number_in(file, piece.name + ".begin");

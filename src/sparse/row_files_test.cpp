@@ -1,4 +1,4 @@
-// Rows saved by some ranks and loaded by others.
+// Tests rows that are saved by some ranks and loaded by others.
 #include "sparse/row_files.h"
 
 #include "checkpoint/test_files.h"
@@ -81,7 +81,7 @@ TEST_F(BadFolders, AreNamed) {
   EXPECT_THAT(error_of_loading(), HasSubstr("has no files rows-R-of-N.safetensors"));
 }
 
-// A file in the place of another one: its rows are there twice, others not at all.
+// One file replaces another one: its rows exist twice, other rows not at all.
 TEST_F(BadFolders, RowsThatAreInNoFileAreCounted) {
   const auto replace = std::filesystem::copy_options::overwrite_existing;
   std::filesystem::copy_file(folder_ / "rows-0-of-2.safetensors", folder_ / "rows-1-of-2.safetensors", replace);

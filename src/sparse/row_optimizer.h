@@ -19,24 +19,24 @@ enum class RowRule : uint8_t {
 struct RowOptimizerOptions {
   RowRule rule = RowRule::kRowWiseAdagrad;
   double learning_rate = 0.01;  // not negative
-  double eps = 1e-8;            // not negative; of Adagrad
+  double eps = 1e-8;            // not negative; for Adagrad only
 };
 
-// Rows without a gradient stay as they are, and so does what belongs to them: equal to a dense optimizer of the same
+// Rows without a gradient and their state stay unchanged. The result equals that of a dense optimizer with the same
 // rule, for which a gradient of zeros changes nothing either. Not collective.
 class RowOptimizer {
  public:
   RowOptimizer(std::shared_ptr<SplitEmbedding> embedding, const RowOptimizerOptions& options);
 
-  // Applies gradient_scale times embedding.gradient(), which stays. Does nothing without one. Arithmetic is fp32 (fp64
-  // for fp64 rows).
+  // Applies gradient_scale times embedding.gradient(), and keeps that gradient. Does nothing without a gradient. The
+  // arithmetic is fp32 (fp64 for fp64 rows).
   void step(double gradient_scale = 1.0);
-  // Forgets the gradient: call it between steps.
+  // Drops the gradient; call it between steps.
   void zero_grad() { embedding_->clear_gradient(); }
 
   double learning_rate() const { return options_.learning_rate; }
   void set_learning_rate(double learning_rate);
-  // s of each row that this rank holds [n]; undefined for SGD. SplitEmbedding::pieces_of names its parts.
+  // The value s of each row that this rank holds [n]; undefined for SGD. SplitEmbedding::pieces_of names its parts.
   const at::Tensor& squares() const { return squares_; }
 
  private:

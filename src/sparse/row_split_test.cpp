@@ -3,7 +3,7 @@
 namespace fsdp::sparse::row_split_test {
 namespace {
 
-// Every row of every table on one rank, at the place that its address says.
+// Every row of every table is on one rank, at the place that its address names.
 TEST(RowSplit, AddressesAreWhereRowsAreHeld) {
   const models::EmbeddingTables tables{{1, 3, 12, 31, 2}, 4, 0};
   for (int size : {1, 2, 3, 4, 7, 40}) {
@@ -33,7 +33,7 @@ TEST(RowSplit, AddressesAreWhereRowsAreHeld) {
   }
 }
 
-// 768 billion numbers: nothing is allocated for rows, and products do not overflow.
+// Tables with 768 billion numbers: nothing is allocated for rows, and products do not overflow.
 TEST(RowSplit, OfTablesThatFitNowhere) {
   const models::EmbeddingTables tables{{3'000'000'000, 3'000'000'001}, 128, 0};
   const RowSplit split(tables, 512);

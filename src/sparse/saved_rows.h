@@ -1,4 +1,4 @@
-// What a training checkpoint keeps of split embedding tables.
+// The part of split embedding tables that a training checkpoint saves.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace fsdp::sparse {
 
-// For CheckpointedRun::split: this rank's rows of each table, "EMBEDDING.table.T" with the embedding's name
-// (SplitEmbeddingOptions::name), and, for an optimizer that keeps any, their squares. `optimizer` of this embedding;
-// null: none. Views of what both hold, good for saving and loading as long as both live. Not in them: the optimizer's
-// rule, learning rate and eps.
+// Returns tensors for CheckpointedRun::split: this rank's rows of each table, "EMBEDDING.table.T" with the embedding's
+// name (SplitEmbeddingOptions::name), and, for an optimizer that keeps any, their squares. `optimizer` must belong to
+// this embedding; null if there is none. The tensors are views of the memory of both and can be saved and loaded as
+// long as both live. Not included: the optimizer's rule, learning rate and eps.
 std::vector<SplitTensor> rows_to_save(const SplitEmbedding& embedding, const RowOptimizer* optimizer = nullptr);
 
 }  // namespace fsdp::sparse

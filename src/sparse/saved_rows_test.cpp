@@ -1,4 +1,4 @@
-// Split tables as a checkpoint sees them; tests/dhen_checkpoint_test.cpp saves and loads them.
+// Tests split tables as a checkpoint sees them; tests/dhen_checkpoint_test.cpp saves and loads them.
 #include "sparse/saved_rows.h"
 
 #include "support/thread_ranks.h"

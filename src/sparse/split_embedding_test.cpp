@@ -1,4 +1,5 @@
-// Embedding tables split over ranks against whole tables in one process: rows, gradients, optimizer steps.
+// Tests embedding tables that are split over ranks against whole tables in one process: rows, gradients, optimizer
+// steps.
 #include "sparse/split_embedding.h"
 
 #include "comm/recording_communicator.h"
@@ -15,16 +16,16 @@ using ::testing::Combine;
 using ::testing::HasSubstr;
 using ::testing::Values;
 
-// A table smaller than the group, one that divides evenly, one that does not.
+// Returns a table smaller than the group, one that divides evenly and one that does not.
 models::EmbeddingTables small_tables() { return {{2, 12, 31}, 5, 17}; }
 
-// Ids of one rank's batch at a step: with repetitions, and with rows that several ranks need.
+// Returns the ids of one rank's batch at a step, with repetitions and with rows that several ranks need.
 at::Tensor ids_of(int rank, int step, int64_t batch) {
   const auto numbers = torch::arange(batch * 3).view({batch, 3}) * (7 + step) + rank * 5 + step;
   return numbers.remainder(torch::tensor({2, 12, 31}));
 }
 
-// Differs for each sample, so that each use of a row has another gradient.
+// Returns a loss that differs for each sample, so that each use of a row has another gradient.
 at::Tensor loss_of(const at::Tensor& rows, int rank) {
   const auto factors =
       torch::arange(rows.numel()).view(rows.sizes()).remainder(11).add(rank + 1).to(rows.scalar_type());
@@ -41,7 +42,7 @@ models::WholeEmbedding whole(at::ScalarType dtype = at::kDouble) {
   return models::WholeEmbedding(small_tables(), at::TensorOptions(dtype));
 }
 
-// Where a piece lies in the whole tables, one behind another.
+// Returns the part of the whole tables, which are stored one after another, that corresponds to a piece.
 at::Tensor part_of_whole(const at::Tensor& whole, const std::vector<EmbeddingPiece>& pieces, size_t table) {
   int64_t first = 0;
   for (size_t i = 0; i < table; ++i) first += pieces[i].rows;
@@ -85,7 +86,8 @@ TEST_P(SplitSizes, RowsAreThoseOfWholeTables) {
   });
 }
 
-// The mean over ranks, as data-parallel training has it; batches of other sizes on each rank, one of them empty.
+// Gradients are the mean over ranks, as in data-parallel training. The batch size differs between ranks, and one batch
+// is empty.
 TEST_P(SplitSizes, GradientsAreTheMeanOverRanks) {
   auto reference = whole();
   const int size = GetParam();
@@ -100,7 +102,7 @@ TEST_P(SplitSizes, GradientsAreTheMeanOverRanks) {
   run_ranks(size, [&](std::shared_ptr<Communicator> comm) {
     const auto embedding = split_over(comm);
     const int rank = comm->rank();
-    // Both lookups before the first backward, and gradients of both added up.
+    // Both lookups come before the first backward, and the gradients of both are added up.
     const auto first = embedding->forward(ids_of(rank, 0, batch_of(rank)));
     const auto second = embedding->forward(ids_of(rank, 1, batch_of(rank)));
     EXPECT_FALSE(embedding->gradient().defined());
@@ -115,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SplitSizes, Values(1, 2, 3, 4));
 
 class RowRules : public ::testing::TestWithParam<std::tuple<int, RowRule>> {};
 
-// The same rule over the whole matrix.
+// Applies the same rule to the whole matrix.
 void dense_step(const at::Tensor& weight, const at::Tensor& gradient, at::Tensor& squares, RowRule rule) {
   const torch::NoGradGuard no_grad;
   if (rule == RowRule::kSgd) {
@@ -191,13 +193,13 @@ TEST(RowOptimizer, RefusesNegativeRates) {
   EXPECT_THAT(error_of([&] { optimizer.set_learning_rate(-2); }), HasSubstr("learning rate of -2"));
 }
 
-// Each row once, whatever the batch needs; and never a table.
+// Each row is sent once, however often the batch needs it, and a table never.
 TEST(SplitEmbedding, SendsEachRowOnce) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     const auto embedding = split_over(comm, at::kFloat);
     const auto before = comm->bytes_sent();
     const torch::NoGradGuard no_grad;
-    // Rank 1's batch: 100 times the rows 0, 0, 0, all of rank 0; rank 0's: its own rows.
+    // Both batches contain 100 times the rows 0, 0, 0, which all lie on rank 0: rank 0 looks up its own rows only.
     embedding->forward(torch::zeros({100, 3}, at::kLong));
     const auto sent = comm->bytes_sent() - before;
     const uint64_t count = sizeof(int64_t);

@@ -1,4 +1,4 @@
-// What the ranks together make of what is to be loaded.
+// Agreement of all ranks on a load report.
 #pragma once
 
 #include <functional>
@@ -9,12 +9,12 @@
 
 namespace fsdp {
 
-// Adds what one report says to another one.
+// Adds the entries of one report to another report.
 void append(LoadReport from, LoadReport& to);
 
-// Runs `match` on each rank: what would be loaded, and what not. Returns all of it together: a name is loaded when
-// every rank can load it. What `match` throws, all ranks throw. With `strict` an incomplete report is an
-// ErrorOfAllRanks, which begins with `name`. Collective.
+// Runs `match`, which reports what would be loaded and what would not, on each rank. Returns the merged report: a name
+// is loaded if every rank can load it. If `match` throws on any rank, all ranks throw. With `strict`, an incomplete
+// report throws ErrorOfAllRanks, whose message begins with `name`. Collective.
 LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
                  const std::function<LoadReport()>& match);
 

@@ -19,7 +19,7 @@ constexpr const char* kBusy = "0";
 
 }  // namespace
 
-// A step in a thread of its own, and what it came to. Destroyed, it waits for the thread.
+// Runs a step in its own thread and stores its outcome. The destructor waits for the thread.
 class AsyncSave::Task {
  public:
   explicit Task(std::function<std::string()> step)

@@ -1,4 +1,4 @@
-// Saving while training goes on.
+// Saving while training continues.
 #pragma once
 
 #include <filesystem>
@@ -13,28 +13,29 @@
 
 namespace fsdp {
 
-// One save. Its constructor copies what this rank writes to host memory, after which the state may change; a thread of
-// its own writes it. The ranks take each step of the save together, in the thread that trains: advance() looks whether
-// all of them can. So no other thread ever uses the communicator.
+// One asynchronous save. The constructor copies what this rank writes to host memory; after that the state may change.
+// A separate thread writes the copies to disk. The ranks take each step of the save together, in the training thread:
+// advance() checks whether all ranks are ready for the next step. Therefore no other thread ever uses the communicator.
 //
 //   kWriting     each rank's thread writes its file
-//   kCommitting  all files are there: rank 0's thread writes the manifest and gives the folder its name
-//   kEnded       complete, or failed, which advance() or finish() has thrown
+//   kCommitting  all files are written: rank 0's thread writes the manifest and gives the folder its name
+//   kEnded       the save is complete, or it failed and advance() or finish() threw the error
 class AsyncSave {
  public:
-  // As save_training_state. `copies`: the memory to copy to, which no other save may use until this one has ended. Both
-  // `world` and `state.model` are used during the call and advance(), finish() only. Collective.
+  // As save_training_state. `copies` is the memory to copy to; no other save may use it until this one has ended.
+  // `world` and `state.model` are used only during this call and in advance() and finish(). Collective.
   AsyncSave(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user,
             std::shared_ptr<Communicator> world, std::shared_ptr<HostCopies> copies);
-  // Waits for this rank's thread. A save that is not complete is given up: the folder is as it was before.
+  // Waits for this rank's thread. An incomplete save is discarded: the folder is as it was before.
   ~AsyncSave();
   AsyncSave(const AsyncSave&) = delete;
   AsyncSave& operator=(const AsyncSave&) = delete;
 
-  // Whether the save has ended; waits for no disk. Throws, on all ranks and once, if it failed. Collective: to be
-  // called at the same points of all ranks' programs, such as once a training step; costs one small exchange.
+  // Takes the next step of the save if all ranks are ready, and returns whether the save has ended. Does not wait for
+  // the disk. If the save failed, throws once, on all ranks. Collective: must be called at the same points of every
+  // rank's program, such as once in each training step. Costs one small exchange.
   bool advance();
-  // Waits for the end. Errors as advance(). Collective.
+  // Waits for the end of the save. Errors as in advance(). Collective.
   void finish();
 
   const std::filesystem::path& folder() const { return target_.folder(); }
@@ -53,7 +54,7 @@ class AsyncSave {
   nlohmann::json groups_;
   SaveTarget target_;
   Stage stage_ = Stage::kWriting;
-  std::unique_ptr<Task> task_;  // of the stage, on this rank; destroyed before what it uses
+  std::unique_ptr<Task> task_;  // this rank's task of the stage; destroyed before the members it uses
 };
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Saves while training goes on: what they hold, and what becomes of them when something fails.
+// Saves while training continues: their contents, and their outcome after failures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,13 +18,13 @@ namespace fsdp::async_save_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Nothing is written before it is opened.
+// A file system that blocks writes until its gate is opened.
 class GatedFileSystem final : public checkpoint::FileSystem {
  public:
   ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override {
@@ -186,7 +186,7 @@ TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
         ++failed;
         EXPECT_THAT(error, AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("it failed")));
         EXPECT_FALSE(saver.is_saving());
-        run.step();  // training goes on
+        run.step();  // training continues
         world->barrier({"over", 0, Pass::kUser});
       });
     }

@@ -13,7 +13,7 @@ void AsyncSaver::save(const std::filesystem::path& folder, const TrainingState& 
   save_ = std::make_unique<AsyncSave>(folder, state, std::move(user), world_, copies_);
 }
 
-// A save that fails is no longer under way.
+// A save that fails is no longer in progress.
 std::optional<std::filesystem::path> AsyncSaver::advance() {
   if (!save_) return std::nullopt;
   std::unique_ptr<AsyncSave> save = std::move(save_);

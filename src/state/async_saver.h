@@ -11,9 +11,9 @@
 
 namespace fsdp {
 
-// What AsyncCheckpointer (fsdp/checkpoint.h) is made of. The memory for copies is kept from save to save, as long as
-// this object: a copy into memory that is there already takes a fraction of the time. All functions are collective, and
-// throw on all ranks when a save has failed (once; the saver can be used on).
+// The implementation of AsyncCheckpointer (fsdp/checkpoint.h). Keeps the memory for copies from save to save, as long
+// as this object lives: copying into memory that is already allocated takes a fraction of the time. All functions are
+// collective. If a save failed, they throw once, on all ranks; the saver remains usable.
 class AsyncSaver {
  public:
   explicit AsyncSaver(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait)
@@ -23,16 +23,16 @@ class AsyncSaver {
   void save(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user);
 
   bool is_saving() const { return save_ != nullptr; }
-  // The folder of the save under way if it has ended by now; see AsyncSave::advance.
+  // Returns the folder of the save in progress if it has ended by now; see AsyncSave::advance.
   std::optional<std::filesystem::path> advance();
-  // Waits for the save under way and returns its folder; none: there is none.
+  // Waits for the save in progress and returns its folder. Returns nothing if no save is in progress.
   std::optional<std::filesystem::path> finish();
 
  private:
   std::shared_ptr<Communicator> world_;
   SecondSave second_;
   std::shared_ptr<HostCopies> copies_ = std::make_shared<HostCopies>();
-  std::unique_ptr<AsyncSave> save_;  // that has not ended
+  std::unique_ptr<AsyncSave> save_;  // the save in progress, or null
 };
 
 }  // namespace fsdp

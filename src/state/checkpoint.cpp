@@ -19,7 +19,7 @@ nlohmann::json parsed(const std::string& user, const Communicator& world) {
   return value;
 }
 
-// Rank 0's; an error on all ranks if it is none.
+// Parses rank 0's `user`. If it is not JSON, all ranks throw.
 nlohmann::json parsed_together(const std::filesystem::path& folder, const std::string& user, Communicator& world) {
   nlohmann::json value;
   together(world, "saving the checkpoint " + folder.string(), [&] {

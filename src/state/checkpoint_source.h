@@ -12,7 +12,8 @@ namespace fsdp {
 
 class CheckpointTensors final : public TensorSource {
  public:
-  // Those whose names begin with one of `prefixes`, without it. The folder must outlive it.
+  // Provides the tensors whose names begin with one of `prefixes`, under their names without the prefix. The folder
+  // must outlive this object.
   CheckpointTensors(const checkpoint::CheckpointFolder& folder, const std::vector<std::string>& prefixes);
 
   const std::map<std::string, SourceTensor>& tensors() const override { return tensors_; }
@@ -21,10 +22,10 @@ class CheckpointTensors final : public TensorSource {
  private:
   const checkpoint::CheckpointFolder& folder_;
   std::map<std::string, SourceTensor> tensors_;
-  std::map<std::string, std::string> stored_;  // names in the folder
+  std::map<std::string, std::string> stored_;  // by name, the name in the folder
 };
 
-// Parameters by FQN, and buffers.
+// The parameters, by FQN, and the buffers.
 CheckpointTensors model_in(const checkpoint::CheckpointFolder& folder);
 SavedOptimizer optimizer_in(const checkpoint::CheckpointFolder& folder);
 

@@ -14,14 +14,14 @@
 namespace fsdp::checkpoint_test {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using enum ShardingStrategy;
 using World = std::shared_ptr<Communicator>;
 
-// The model below a module "net".
+// The model as the child "net" of another module.
 struct OuterImpl : torch::nn::Module {
   explicit OuterImpl(Net inner) : net(register_module("net", std::move(inner))) {}
   Net net;
@@ -73,7 +73,7 @@ TEST_F(PublicCheckpoints, ComeBack) {
     ShardedRun run({2, kShardGradOp, true, false}, world, 99, true);
     const torch::Tensor before = run.net->b->weight.square().sum();
     const LoadedCheckpoint loaded = load_checkpoint(path, {*run.sharded, *run.net, run.state.get()}, *world);
-    // A graph from before must not be run backward.
+    // A graph from before the load must not be run backward.
     EXPECT_THAT(error_of([&] { before.backward(); }), HasSubstr("its shards were written"));
     run.sharded->reset();
     EXPECT_EQ(loaded.user, R"({"step":1})");
@@ -110,7 +110,7 @@ TEST_F(PublicCheckpoints, NamesAreMappedAndMisfitsReported) {
     EXPECT_THAT(loaded.model.missing, ElementsAre("net.fresh"));
     EXPECT_EQ(loaded.model.renamed.at("net.norm.running_mean"), "norm.running_mean");
     EXPECT_THAT(loaded.optimizer.missing, ElementsAre("net.fresh"));
-    // Two groups there, one here.
+    // The checkpoint has two groups, the optimizer one.
     ASSERT_EQ(loaded.optimizer.mismatched.size(), 1u);
     EXPECT_EQ(loaded.optimizer.mismatched[0].name, "parameter group 0");
     PlainRun plain(true, false);

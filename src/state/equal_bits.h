@@ -1,4 +1,4 @@
-// Tensors that are the same to the bit.
+// Bitwise comparison of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,7 +6,7 @@
 
 namespace fsdp {
 
-// Of one dtype. A NaN equals itself, and zero does not equal -0.
+// Whether two tensors of the same dtype are bitwise equal. A NaN equals itself, and zero does not equal -0.
 inline bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   if (a.numel() == 0 || a.is_same(b)) return true;

@@ -1,4 +1,4 @@
-// The flat shards of a model by name, and how they are laid out.
+// The flat shards of a model by name, and their layouts.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ struct FlatShard {
 };
 std::vector<FlatShard> flat_shards(const ShardedModule& model);
 
-// In what a layout that is given differs from that here, if it does.
+// How a given layout differs from the layout here, or nothing if they are equal.
 std::optional<Mismatch> difference(const std::string& name, const FlatShardLayout& given, const FlatShardLayout& here);
 
 }  // namespace fsdp

@@ -18,7 +18,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Each tensor once, with all of its names.
+// Visits each tensor once, with all of its names.
 void visit_tensors(ShardedModule& model, const torch::nn::Module& module,
                    const std::function<void(const Names& names, const at::Tensor& full)>& visit,
                    const FullParameterOptions& options) {
@@ -54,7 +54,7 @@ FullStateDict full_state_dict(ShardedModule& model, const torch::nn::Module& mod
   visit_tensors(
       model, module,
       [&](const Names& names, const at::Tensor& full) {
-        const at::Tensor kept = options.offload_to_cpu ? full : full.clone();  // what is offloaded is a copy
+        const at::Tensor kept = options.offload_to_cpu ? full : full.clone();  // an offloaded tensor is already a copy
         for (const std::string& name : names) values[name] = kept;
       },
       options);

@@ -24,7 +24,8 @@ using nlohmann::json;
 
 // ---------------------------------------------------------------- what all ranks know
 
-// Of the parameters whose first element this rank holds: {FQN: {"scalars": {…}, "tensors": {NAME: dtype}}}.
+// Describes the state of the parameters whose first element this rank holds: {FQN: {"scalars": {…}, "tensors": {NAME:
+// dtype}}}.
 json described_here(const std::vector<HeldPart>& parts, const OptimizerState& optimizer) {
   json all = json::object();
   for (const HeldPart& part : parts) {
@@ -52,7 +53,7 @@ json described(const std::vector<HeldPart>& parts, const OptimizerState& optimiz
 
 // ---------------------------------------------------------------- gathering
 
-// One tensor of the state of all parameters of a FlatParameter that have it.
+// A state tensor, by name and dtype, of all parameters of a FlatParameter that have it.
 struct StateTensor {
   std::string name;
   std::string dtype;
@@ -74,7 +75,8 @@ bool has(const json& described, const std::string& fqn, const StateTensor& tenso
   return entry != described.end() && entry->at("tensors").value(tensor.name, "") == tensor.dtype;
 }
 
-// Laid out like the shard; zeros where a parameter does not have it. `parts`: those of the FlatParameter.
+// Returns the state tensor in the layout of the shard, with zeros for parameters that do not have it. `parts`: the
+// parts of the FlatParameter.
 at::Tensor part_of(const FlatParameter& flat, const HeldPart* parts, const OptimizerState& optimizer,
                    const StateTensor& tensor) {
   const auto dtype = checkpoint::dtype_from_safetensors(tensor.dtype).value();
@@ -91,7 +93,7 @@ at::Tensor part_of(const FlatParameter& flat, const HeldPart* parts, const Optim
 
 using VisitState = std::function<void(const std::string& fqn, const std::string& name, const at::Tensor& full)>;
 
-// Gathers one tensor of one FlatParameter after the other.
+// Gathers one tensor of one FlatParameter at a time.
 void visit_state(ShardedModule& model, const OptimizerState& optimizer, const json& described,
                  const VisitState& visit) {
   const std::vector<HeldPart> parts = held_parts(model);

@@ -1,4 +1,4 @@
-// What lies in the leaves that an optimizer of a sharded model was built on.
+// The contents of the leaves that an optimizer of a sharded model was built on.
 #pragma once
 
 #include <map>
@@ -15,13 +15,13 @@ struct HeldLeaf {
   std::vector<HeldPart> parts;
 };
 
-// Throws when a leaf of an optimizer is none of the model's.
+// Throws if an optimizer's leaf does not belong to the model.
 void check_leaf(bool is_of_model, const at::Tensor& leaf);
 
-// By parameter group. An error when the optimizer has a leaf that is none of the model's.
+// The optimizer's leaves, by parameter group. A leaf that does not belong to the model is an error.
 std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer);
 
-// With the FQNs of the parameters that lie in the leaves.
+// The optimizer's parameter groups, with the FQNs of the parameters that their leaves contain.
 std::vector<ParameterGroup> parameter_groups(const ShardedModule& model, const OptimizerState& optimizer);
 
 }  // namespace fsdp

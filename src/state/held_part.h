@@ -1,4 +1,4 @@
-// What this rank holds of a training run's state, piece by piece.
+// The part of a training run's state that this rank holds, piece by piece.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,28 +11,28 @@
 
 namespace fsdp {
 
-// Elements [begin, end) of one original parameter, in the order in which it lies in memory.
+// Elements [begin, end) of one original parameter, in the order in which they lie in memory.
 struct HeldPart {
-  std::string fqn;                 // the first of names
-  std::vector<std::string> names;  // several of a shared parameter
+  std::string fqn;                 // the first entry of `names`
+  std::vector<std::string> names;  // more than one for a shared parameter
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;  // empty: row-major
   int64_t begin = 0;
   int64_t end = 0;
   at::Tensor values;  // 1-D, a view of the shard
-  // The leaf that the optimizer has for it, and where in the leaf the part begins.
+  // The leaf that the optimizer has for the parameter, and the offset of this part in the leaf.
   at::Tensor leaf;
   int64_t leaf_offset = 0;
-  // The same elements are held by `replicas` ranks, of which this is number `replica`.
+  // `replicas` ranks hold the same elements; this rank is number `replica` of them.
   int64_t replica = 0;
   int64_t replicas = 1;
 
   int64_t numel() const { return end - begin; }
-  // The part of it that this replica writes: together replicas write each element once.
+  // The elements [begin, end) that this replica writes. Together the replicas write each element once.
   std::pair<int64_t, int64_t> to_write() const;
 };
 
-// Of all parameters of the tree, in unit order; empty parts included.
+// The parts of all parameters of the tree, in unit order, including empty parts.
 std::vector<HeldPart> held_parts(const ShardedModule& model);
 
 }  // namespace fsdp

@@ -30,7 +30,7 @@ void HostCopies::take(std::vector<Piece>& pieces) {
   }
   if (nbytes == 0) return;
   if (!memory_.defined() || memory_.numel() < nbytes || memory_.is_pinned() != on_device) {
-    memory_ = at::Tensor();  // the old one goes first
+    memory_ = at::Tensor();  // frees the old memory first
     memory_ = at::empty({nbytes}, at::TensorOptions(at::kByte).pinned_memory(on_device));
   }
   std::optional<DeviceEvent> copied;

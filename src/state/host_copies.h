@@ -12,12 +12,13 @@ namespace fsdp {
 
 class HostCopies {
  public:
-  // Makes the pieces' values copies in this object's memory, which lives as long as it or they, and is used again by
-  // the next call: those of the last one must be gone. Memory is pinned for pieces on a device. Waits for the device.
+  // Copies the pieces' values into this object's memory and makes the pieces refer to the copies. The memory lives as
+  // long as this object or the copies. The next call uses it again, so the copies of the previous call must no longer
+  // be in use. The memory is pinned if pieces are on a device. Waits for the device.
   void take(std::vector<Piece>& pieces);
 
  private:
-  at::Tensor memory_;  // of bytes
+  at::Tensor memory_;  // a tensor of bytes
 };
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Copies that are complete, and in host memory, when they are returned.
+// Copies to host memory that are complete on return.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@ namespace fsdp {
 inline at::Tensor copy_on_host(const at::Tensor& tensor) {
   return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
-// The tensor itself, if it is not to be offloaded.
+// A copy in host memory if `to_host` is set, else the tensor itself.
 inline at::Tensor offloaded(const at::Tensor& tensor, bool to_host) { return to_host ? copy_on_host(tensor) : tensor; }
 
 }  // namespace fsdp

@@ -21,7 +21,7 @@ namespace fsdp {
 
 namespace {
 
-// What is to be there beside the sharded parameters.
+// The tensors that must be loaded in addition to the sharded parameters.
 NamedTensors expected_tensors(const TrainingState& state) {
   NamedTensors tensors = unsharded_tensors(state.model, state.module);
   std::erase_if(tensors, [&](const auto& tensor) { return state.of_rank.count(tensor.first) > 0; });
@@ -34,7 +34,7 @@ std::set<std::string> names_of(const std::vector<SplitTensor>& split) {
   return names;
 }
 
-// A folder, and what is to be loaded from it.
+// A folder, and the loaders for its contents.
 struct Loading {
   Loading(const std::filesystem::path& path, const TrainingState& state, const LoadOptions& options)
       : folder(path),
@@ -69,7 +69,7 @@ struct Loading {
   std::optional<OptimizerLoader> optimizer;
 };
 
-// Rank tensors of this rank, if the folder has one file of each rank.
+// Reads the rank tensors of this rank, if the folder has one file for each rank.
 std::map<std::string, at::Tensor> read_of_rank(const checkpoint::CheckpointFolder& saved, const Communicator& world) {
   std::map<std::string, at::Tensor> tensors;
   if (saved.manifest().files.size() != static_cast<size_t>(world.size())) return tensors;

@@ -1,4 +1,4 @@
-// Loading on all ranks: first they agree on what fits, then each reads it.
+// Loading on all ranks: the ranks first agree on what fits, then each rank reads its part.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@ namespace fsdp {
 class Loader {
  public:
   virtual ~Loader() = default;
-  // What fits on this rank.
+  // Reports what fits on this rank.
   virtual LoadReport match() = 0;
-  // Reads what is named in `agreed.loaded`.
+  // Reads the tensors named in `agreed.loaded`.
   virtual void load(const LoadReport& agreed) = 0;
 };
 
-// `make` is run on each rank, and its error is one of all. Collective.
+// Runs `make` on each rank. If it throws on any rank, all ranks throw. Collective.
 inline LoadReport load_together(const Exchange& exchange, const std::string& name, bool strict,
                                 const std::function<std::unique_ptr<Loader>()>& make) {
   std::unique_ptr<Loader> loader;

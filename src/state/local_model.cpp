@@ -1,4 +1,4 @@
-// Local state dicts of models: flat shards as they lie.
+// Local state dicts of models: flat shards in their layout.
 #include <ATen/core/grad_mode.h>
 
 #include <memory>
@@ -19,11 +19,11 @@ namespace fsdp {
 
 namespace {
 
-// Notes what of `given` is there under the names that are expected, and what under others.
+// Records which of the expected names `given` contains, and which other names.
 class Expected {
  public:
   explicit Expected(LoadReport& report) : report_(report) {}
-  // Null, and noted as missing, where there is none.
+  // Returns the given value, or null, and records it as missing, if there is none.
   template <typename Map>
   const typename Map::mapped_type* find(const Map& given, const std::string& name) {
     names_.insert(name);
@@ -37,7 +37,7 @@ class Expected {
       if (names_.count(name) == 0) report_.unexpected.push_back(name);
     }
   }
-  // Notes a tensor as loaded, or as mismatched; returns whether it is loaded.
+  // Records a tensor as loaded or mismatched; returns whether it is loaded.
   bool compare(const std::string& name, const at::Tensor& given, const at::Tensor& here) {
     const bool alike = given.defined() && given.scalar_type() == here.scalar_type() && given.sizes() == here.sizes();
     if (alike) {
@@ -47,7 +47,7 @@ class Expected {
     }
     return alike;
   }
-  // Takes back that the last one is loaded.
+  // Changes the last loaded entry to a mismatch.
   void note_other_values(const std::string& name, const std::string& first) {
     report_.loaded.pop_back();
     report_.mismatched.push_back(other_values(name, first));
@@ -97,7 +97,7 @@ class LocalModelLoader final : public Loader {
   }
 
  private:
-  // Under all of its names; what is given under several must be the same.
+  // Matches a tensor under all of its names; values given under several names must be the same.
   void match(const SharedTensor& tensor, Expected& expected) const {
     const at::Tensor* first = nullptr;
     for (const std::string& name : tensor.names) {

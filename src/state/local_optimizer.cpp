@@ -1,4 +1,4 @@
-// Local state dicts of optimizers: state of leaves as it lies.
+// Local state dicts of optimizers: state of leaves in their layout.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
@@ -70,7 +70,7 @@ class LocalOptimizerLoader final : public Loader {
   }
 
  private:
-  // No leaf of a flat shard that lies otherwise fits.
+  // Compares the layouts of flat shards. If a layout differs, no leaf of the shard fits.
   void match_layouts(LoadReport& report) {
     for (const FlatShard& shard : flat_shards(model_)) {
       const auto given = state_.layouts.find(shard.name);
@@ -146,8 +146,8 @@ class LocalOptimizerLoader final : public Loader {
   const LocalOptimizerState& state_;
   std::map<const at::TensorImpl*, std::string> names_;
   std::vector<std::vector<at::Tensor>> groups_;
-  std::set<std::string> misfits_;   // leaves of flat shards that lie otherwise
-  std::set<std::string> expected_;  // leaves
+  std::set<std::string> misfits_;   // leaves of flat shards with another layout
+  std::set<std::string> expected_;  // names of leaves
   std::set<size_t> fitting_groups_;
 };
 

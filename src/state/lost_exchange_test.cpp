@@ -15,7 +15,7 @@ namespace fsdp::lost_exchange_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -36,7 +36,7 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
     saver.save(path, run.training_state(), {{"step", step}});
     saver.finish();
   }
-  // Saves step 1 while an exchange fails on one rank, which leaves then. Returns the errors of all ranks.
+  // Saves step 1 while an exchange fails on one rank, which then leaves. Returns the errors of all ranks.
   std::string save_and_lose(int64_t exchange) {
     return error_of([&] {
       run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
@@ -53,8 +53,8 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
     });
   }
 
-  // Rank 0 removes the temporary folder, but another rank may write its file into it at that moment: it cannot know
-  // that rank 0 has gone, and must not remove what rank 0 may be about to give its name.
+  // Rank 0 removes the temporary folder, but another rank may write its file into it at that moment: that rank cannot
+  // know that rank 0 has left, and must not remove a folder that rank 0 may be about to rename.
   void remove_leftovers() const {
     for (const std::string& name : folder.names()) {
       if (lost_rank() == 0 && name.rfind(".it.tmp-", 0) == 0) fs::remove_all(folder.path() / name);
@@ -67,8 +67,8 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
   const fs::path path = folder.path() / "it";
 };
 
-// The old checkpoint or the new one is there, and nothing else; no rank waits for ever, or takes the save for good
-// while another has an error before the new one was there.
+// The old or the new checkpoint is in the folder, and nothing else. No rank waits forever. No rank reports success
+// while another rank got an error before the new checkpoint was complete.
 TEST_P(LostExchanges, LeaveACheckpoint) {
   run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(kSharding, world, 17, true);

@@ -1,4 +1,4 @@
-// The order in which a tensor's elements lie in memory: row-major, or as its strides say.
+// The order in which a tensor's elements lie in memory: row-major, or as given by its strides.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,17 +8,18 @@
 
 namespace fsdp {
 
-// Strides as they are stored: empty where elements lie row-major. Those of dimensions of size 1 say nothing.
+// Returns the strides in their stored form: empty if the elements lie row-major. Strides of dimensions of size 1 are
+// ignored.
 std::vector<int64_t> stored_strides(at::IntArrayRef sizes, at::IntArrayRef strides);
 
-// All elements of a dense tensor, 1-D, in their order: a view of it. Of another tensor: a row-major copy.
+// All elements of a tensor, 1-D. If the tensor is dense, a view in the order of its memory, else a row-major copy.
 struct OrderedElements {
   at::Tensor values;
-  std::vector<int64_t> strides;  // stored_strides of the tensor that lies so
+  std::vector<int64_t> strides;  // the order of `values`, as returned by stored_strides
 };
 OrderedElements elements_of(const at::Tensor& tensor);
 
-// All elements of a tensor that lies as `from` says (stored strides), in the order that `to` says.
+// Returns all elements of a tensor whose memory order is `from`, in the order `to` (both are stored strides).
 at::Tensor reordered(const at::Tensor& values, at::IntArrayRef sizes, const std::vector<int64_t>& from,
                      const std::vector<int64_t>& to);
 

@@ -24,15 +24,15 @@ void check_part(const std::string& name, const ShardedTensor& tensor, const Tens
               ", but the values of elements [", part.begin, ", ", part.end, ") are ", part.values.scalar_type());
 }
 
-// Whether parts have the same values where both have any.
+// Whether two parts have the same values where they overlap.
 bool agree(const TensorPart& a, const TensorPart& b) {
   const int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end, b.end);
   return begin >= end ||
          equal_bits(a.values.narrow(0, begin - a.begin, end - begin), b.values.narrow(0, begin - b.begin, end - begin));
 }
 
-// Parts are in the order of their first elements: whatever earlier ones have of a part, the one that reaches furthest
-// has.
+// Parts are sorted by their first elements: if any earlier part overlaps a part, the overlap is in the earlier part
+// that extends furthest.
 void check_overlaps(const std::string& name, const std::vector<TensorPart>& parts) {
   const TensorPart* furthest = nullptr;
   for (const TensorPart& part : parts) {
@@ -53,7 +53,7 @@ WholeTensors::WholeTensors(std::map<std::string, at::Tensor> tensors) : values_(
   }
 }
 
-// All of both, which needs no copy.
+// Compares all elements of both tensors, which needs no copy.
 bool WholeTensors::same_elements(const std::string& one, const std::string& other,
                                  const WantedElements& /*wanted*/) const {
   return equal_bits(values_.at(one), values_.at(other));

@@ -22,7 +22,8 @@ class WholeTensors final : public TensorSource {
   std::map<std::string, SourceTensor> descriptions_;
 };
 
-// What this rank was given of each tensor. Parts that are no part of their tensor are an error that names it.
+// The parts of each tensor that were given to this rank. A part that does not fit its tensor is an error that names the
+// tensor.
 class TensorParts final : public TensorSource {
  public:
   explicit TensorParts(ShardedStateDict tensors);
@@ -32,7 +33,7 @@ class TensorParts final : public TensorSource {
   void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
 
  private:
-  ShardedStateDict values_;  // parts in the order of their elements
+  ShardedStateDict values_;  // parts are sorted by their elements
   std::map<std::string, SourceTensor> descriptions_;
 };
 

@@ -1,4 +1,4 @@
-// Parameters and buffers from any source of tensors.
+// Loads parameters and buffers from any source of tensors.
 #pragma once
 
 #include <map>
@@ -15,13 +15,14 @@
 
 namespace fsdp {
 
-// Before shards are written: units are released, and the device has read what it was to read of shards on the host.
+// Prepares the model for writes to its shards: releases all units, and waits until the device has finished reading
+// shards in host memory.
 void settle_shards(const ShardedModule& model);
 
 class ModelLoader final : public Loader {
  public:
-  // `unsharded`, `split`: what is to be loaded beside the sharded parameters; of split tensors those without state. The
-  // source must outlive it.
+  // `unsharded` and `split` are loaded in addition to the sharded parameters; of the split tensors only those that are
+  // not optimizer state. The source must outlive this object.
   ModelLoader(ShardedModule& model, const NamedTensors& unsharded, const TensorSource& source, const Rename& rename,
               const std::vector<SplitTensor>& split = {});
 
@@ -29,7 +30,7 @@ class ModelLoader final : public Loader {
   void load(const LoadReport& agreed) override;
 
  private:
-  // A tensor here, and what of it this rank wants.
+  // A tensor of this model, and the elements of it that this rank wants.
   struct Target {
     std::vector<std::string> names;
     SourceTensor tensor;
@@ -40,7 +41,7 @@ class ModelLoader final : public Loader {
   static Target target_of(const std::vector<std::string>& names, const at::Tensor& whole);
   static Target target_of(const SplitTensor& tensor);
   void match(const Target& target, LoadReport& report);
-  // Empty: it fits.
+  // Returns an empty vector if the target fits.
   std::vector<Mismatch> mismatches(const Target& target, const std::vector<GivenName>& found) const;
   void read(const Target& target, const at::Tensor& out) const;
 
@@ -50,7 +51,7 @@ class ModelLoader final : public Loader {
   std::vector<SplitTensor> split_;
   const TensorSource& source_;
   NameMap names_;
-  std::map<std::string, std::string> given_;  // of what fits: by the first name here, where to read it
+  std::map<std::string, std::string> given_;  // for targets that fit: by first name here, the name to read
 };
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Names of what is to be loaded, after renaming.
+// Names of the given tensors, after renaming.
 #pragma once
 
 #include <map>
@@ -11,29 +11,29 @@
 namespace fsdp {
 
 struct GivenName {
-  std::string name;   // here
-  std::string given;  // in what is loaded
+  std::string name;   // in this model
+  std::string given;  // in the source
 };
 
 class NameMap {
  public:
-  // Two that get one name are an error that names them.
+  // Two given names that are renamed to the same name are an error that names them.
   NameMap(const std::set<std::string>& given, const Rename& rename);
 
-  // What is given under these names, in their order; it is expected then.
+  // Returns the given names that match `names`, in their order, and marks `names` as expected.
   std::vector<GivenName> find(const std::vector<std::string>& names);
-  // Names of what nobody has asked for.
+  // Returns the names that no find() asked for.
   std::vector<GivenName> unexpected() const;
 
  private:
-  std::map<std::string, std::string> given_;  // by name here
+  std::map<std::string, std::string> given_;  // by the name in this model
   std::set<std::string> expected_;
 };
 
-// Says that values under a further name of a shared parameter are not those under its first.
+// The mismatch that the values under a further name of a shared parameter differ from the values under its first name.
 Mismatch other_values(const std::string& name, const std::string& first);
 
-// Adds a name to what is loaded.
+// Adds a name to the loaded names.
 void note_loaded(LoadReport& report, const std::string& name, const GivenName& found);
 
 }  // namespace fsdp

@@ -17,7 +17,8 @@ namespace {
 
 std::string shown(const Numbers& numbers) { return nlohmann::json(numbers).dump(); }
 
-// The optimizer's own tensor, if it has one that fits: loading needs no memory then, and what is not loaded stays.
+// Returns the optimizer's own tensor, if it has one that fits: loading then needs no memory, and values that are not
+// loaded remain. Otherwise returns a new tensor of zeros.
 at::Tensor tensor_for(const at::Tensor& leaf, c10::ScalarType dtype, const std::optional<LeafState>& before,
                       const std::string& name) {
   if (before) {
@@ -50,7 +51,7 @@ LoadReport OptimizerLoader::match() {
     match_options(group, report);
   }
   for (const auto& [name, given] : names_.unexpected()) {
-    // One without state, such as a frozen one in a group, brings nothing that could be lost.
+    // A parameter without state, such as a frozen one in a group, has nothing that could be lost.
     if (saved_.scalars.count(given) > 0) report.unexpected.push_back(name);
   }
   return report;
@@ -154,15 +155,15 @@ std::optional<Mismatch> OptimizerLoader::difference(const HeldPart& part, const 
   return std::nullopt;
 }
 
-// Those of the one saved group that all its parameters were in.
+// Matches the options of the one saved group that contained all parameters of this group.
 void OptimizerLoader::match_options(size_t group, LoadReport& report) {
-  std::map<std::string, std::string> fqns;  // given, here
+  std::map<std::string, std::string> fqns;  // by given name, the name here
   for (const HeldLeaf& leaf : groups_[group]) {
     for (const HeldPart& part : leaf.parts) {
       for (const GivenName& found : names_.find(part.names)) fqns.emplace(found.given, part.fqn);
     }
   }
-  std::map<const ParameterGroup*, std::string> groups;  // with one of the parameters
+  std::map<const ParameterGroup*, std::string> groups;  // each with one of its parameters
   for (const ParameterGroup& saved : saved_.groups) {
     for (const std::string& given : saved.parameters) {
       if (const auto found = fqns.find(given); found != fqns.end()) groups.emplace(&saved, found->second);
@@ -201,8 +202,8 @@ void OptimizerLoader::load(const LoadReport& agreed) {
     for (const HeldLeaf& leaf : groups_[group]) {
       if (!std::any_of(leaf.parts.begin(), leaf.parts.end(), is_loaded)) continue;
       const std::optional<LeafState> state = read(leaf, loaded);
-      // Nobody saves state of a leaf without elements, and Adagrad, which makes it in its constructor, cannot do
-      // without.
+      // State of a leaf without elements is never saved. Adagrad, which creates its state in the constructor, cannot
+      // work without it.
       if (state || leaf.leaf.numel() > 0) {
         optimizer_.set_leaf(leaf.leaf, state);
       }

@@ -1,4 +1,4 @@
-// An optimizer's state from any source.
+// Loads an optimizer's state from any source.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,7 @@ namespace fsdp {
 
 class OptimizerLoader final : public Loader {
  public:
-  // `saved` must outlive it.
-  // `with_options`: as LoadOptions::optimizer_options.
+  // `saved` must outlive this object. `with_options`: as LoadOptions::optimizer_options.
   OptimizerLoader(const ShardedModule& model, OptimizerState& optimizer, const SavedOptimizer& saved,
                   const Rename& rename, bool with_options = true);
 
@@ -29,15 +28,16 @@ class OptimizerLoader final : public Loader {
  private:
   LoadReport match(const HeldLeaf& leaf);
   void match(const HeldPart& part, const Numbers** of_leaf, LoadReport& report);
-  // Empty, or why the optimizer does not take what is saved for a leaf.
+  // Returns why the optimizer does not accept the state saved for a leaf, or an empty string if it does.
   std::string refusal(const HeldLeaf& leaf) const;
   std::optional<Mismatch> mismatch(const HeldPart& part, const std::string& given) const;
-  // What is saved for a parameter under its names here; without those that have no state where another one has some.
+  // Returns the saved entries for a parameter under its names here. If any of them have state, those without state are
+  // omitted.
   std::vector<GivenName> find(const HeldPart& part);
-  // How the state under a further name of a shared parameter differs from that under the first.
+  // Returns how the state under a further name of a shared parameter differs from the state under its first name.
   std::optional<Mismatch> difference(const HeldPart& part, const GivenName& first, const GivenName& other) const;
   void match_options(size_t group, LoadReport& report);
-  // Whether the optimizer can have these options; else notes why it cannot.
+  // Whether the optimizer can have these options. If not, adds the reason to the report.
   bool takes(size_t group, const Numbers& options, LoadReport& report) const;
   std::optional<LeafState> read(const HeldLeaf& leaf, const std::set<std::string>& loaded) const;
   void read_tensors(const HeldLeaf& leaf, const HeldPart& part, const std::optional<LeafState>& before,
@@ -49,8 +49,8 @@ class OptimizerLoader final : public Loader {
   int rank_;
   bool with_options_;
   NameMap names_;
-  std::map<std::string, std::string> given_;  // of what fits, by FQN
-  std::map<size_t, const Numbers*> options_;  // by group here
+  std::map<std::string, std::string> given_;  // for parameters that fit: by FQN, the saved name
+  std::map<size_t, const Numbers*> options_;  // by the optimizer's group
 };
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// State dicts of optimizers, beside torch::optim::AdamW on whole parameters that gets the same gradients.
+// State dicts of optimizers, compared with torch::optim::AdamW on whole parameters with the same gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,7 +11,7 @@
 namespace fsdp::optimizer_state_dict_test {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -22,7 +22,7 @@ using World = std::shared_ptr<Communicator>;
 
 class OptimizerStateDicts : public ::testing::TestWithParam<ShardingCase> {
  protected:
-  // Flat leaves hold parameters of all kinds: they are in one group.
+  // Flat leaves contain parameters of all kinds, so they are in one group.
   bool grouped() const { return GetParam().use_orig_params; }
   void on_ranks(const std::function<void(const World&)>& body) { run_ranks(GetParam().world_size, body); }
   ShardedRun trained(const World& world) const {
@@ -32,7 +32,7 @@ class OptimizerStateDicts : public ::testing::TestWithParam<ShardingCase> {
   }
   ShardedRun fresh(const World& world) const {
     ShardedRun run(GetParam(), world, 17, grouped());
-    run.step(7);  // what is loaded must take the place of this
+    run.step(7);  // the loaded state must replace this state
     return run;
   }
   PlainRun plain(int steps) const {
@@ -40,7 +40,7 @@ class OptimizerStateDicts : public ::testing::TestWithParam<ShardingCase> {
     for (int step = 0; step < steps; ++step) run.step(step);
     return run;
   }
-  // Both go on alike.
+  // Continues both runs and expects the same results.
   void expect_goes_on(ShardedRun& run, int from) const {
     PlainRun want = plain(from);
     load_full_state_dict(*run.sharded, *run.net, values_of(*want.net));
@@ -85,7 +85,7 @@ TEST_P(OptimizerStateDicts, FullGoesFromRank0ToAll) {
   });
 }
 
-// What a run without sharding kept goes on here, and back.
+// A state of a run without sharding continues in a sharded run, and the other way round.
 TEST_P(OptimizerStateDicts, OfARunWithoutShardingGoesOn) {
   on_ranks([&](const World& world) {
     PlainRun before = plain(3);
@@ -138,7 +138,7 @@ TEST_P(OptimizerStateDicts, LocalComesBackIntoTheSameLayout) {
 
 // ---------------------------------------------------------------- what does not fit
 
-// A run on two ranks whose optimizer has state, and what it kept.
+// Calls `body` with a run on two ranks whose optimizer has state, and this state.
 void with_state(bool use_orig_params, const std::function<void(ShardedRun& run, FullOptimizerState state)>& body) {
   run_ranks(2, [&](const World& world) {
     ShardedRun run({2, kFullShard, use_orig_params, false}, world, 17, /*grouped=*/use_orig_params);
@@ -182,7 +182,7 @@ TEST(LoadingOptimizerState, AnotherDtypeOrAnotherOptimizersIsRefused) {
   });
 }
 
-// What only the optimizer can refuse is found before anything is changed.
+// Errors that only the optimizer can detect are found before anything is changed.
 TEST(LoadingOptimizerState, OptionsOfAnotherOptimizerAreRefusedBefore) {
   with_state(true, [](ShardedRun& run, FullOptimizerState state) {
     const FullOptimizerState before = state;
@@ -211,7 +211,7 @@ TEST(LoadingOptimizerState, OptionsOfAnotherOptimizerAreRefusedBefore) {
   });
 }
 
-// Loading needs no memory of its own, and what is not loaded keeps its values.
+// Loading needs no memory of its own, and values that are not loaded remain.
 TEST(LoadingOptimizerState, GoesToTheTensorsThatAreThere) {
   for (const bool use_orig_params : {true, false}) {
     with_state(use_orig_params, [](ShardedRun& run, FullOptimizerState state) {

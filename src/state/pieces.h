@@ -1,4 +1,4 @@
-// What one rank writes of a training run's state.
+// The part of a training run's state that one rank writes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,27 +17,29 @@ namespace fsdp {
 
 // Elements of one tensor.
 struct Piece {
-  std::string name;  // of the tensor
+  std::string name;  // the tensor's name
   checkpoint::StoredTensor tensor;
   int64_t begin = 0;
   at::Tensor values;  // 1-D
 
   bool is_whole() const { return values.numel() == tensor.numel() && tensor.strides.empty(); }
-  // In the file: under the tensor's name and shape where all of it is there, in order.
+  // How the piece is stored in the file: under the tensor's name and shape if the piece is the whole tensor in
+  // row-major order, else 1-D under "NAME[begin:end]".
   checkpoint::TensorInfo stored() const;
 };
 
 struct RankPieces {
   std::vector<Piece> pieces;
-  // By FQN, the numbers that the optimizer keeps for a parameter: of those whose first element this rank holds.
+  // By FQN, the numbers that the optimizer keeps for each parameter whose first element this rank holds.
   nlohmann::json leaves = nlohmann::json::object();
-  nlohmann::json groups = nlohmann::json::array();  // of the optimizer; the same on all ranks
-  // By FQN, the checksum of a parameter that is not sharded: the same on all ranks, or the save fails.
+  nlohmann::json groups = nlohmann::json::array();  // the optimizer's parameter groups; the same on all ranks
+  // By FQN, the checksums of the parameters that are not sharded. They must be the same on all ranks, or the save
+  // fails.
   std::map<std::string, std::string> ignored{};
 };
 
-// The values are views of the shards. Rank 0 has the buffers and the parameters that are not sharded, too. Touches no
-// other rank.
+// Collects the pieces of this rank; their values are views of the shards. Rank 0 also has the buffers and the
+// parameters that are not sharded. Does not communicate with other ranks.
 RankPieces pieces_of(const TrainingState& state, int rank);
 
 }  // namespace fsdp

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// To the first rank of each copy of the model, and from it to the copy.
+// Broadcasts to the first rank of each copy of the model, and from it to the other ranks of the copy.
 void broadcast(const at::Tensor& tensor, const ProcessMesh& mesh, const CollectiveId& id) {
   if (mesh.world) {
     mesh.world->broadcast(tensor, 0, id)->wait();

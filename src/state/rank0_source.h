@@ -1,4 +1,4 @@
-// A source that rank 0 has and all ranks read.
+// A source that rank 0 has and that all ranks read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,21 +15,21 @@
 
 namespace fsdp {
 
-// What rank 0 makes, on all ranks; its error is one of all. Collective.
+// Returns, on all ranks, what `make` returns on rank 0. If it throws there, all ranks throw. Collective.
 nlohmann::json text_of_rank0(const Exchange& exchange, const std::string& name, const ProcessMesh& mesh,
                              const std::function<nlohmann::json()>& make);
 
-// Sends each tensor that is read, whole, to all ranks: read() is collective.
+// Sends each tensor that is read, as a whole, to all ranks: read() is collective.
 class Rank0Tensors final : public TensorSource {
  public:
-  // `own`: rank 0's, null on the others. `description`: rank 0's (describe()). Tensors travel on `device`. `mesh` must
-  // outlive it.
+  // `own`: rank 0's source, null on the other ranks. `description`: describe() of rank 0's source. Tensors are sent
+  // through `device`. `mesh` must outlive this object.
   Rank0Tensors(std::shared_ptr<const TensorSource> own, const nlohmann::json& description, const ProcessMesh& mesh,
                c10::Device device);
   static nlohmann::json describe(const TensorSource& source);
 
   const std::map<std::string, SourceTensor>& tensors() const override { return tensors_; }
-  // Rank 0 compares all of both; the others take its word.
+  // Rank 0 compares all elements of both tensors; on the other ranks the result is always true.
   bool same_elements(const std::string& one, const std::string& other, const WantedElements& wanted) const override;
   void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const override;
 

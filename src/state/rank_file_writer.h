@@ -1,4 +1,4 @@
-// The file that one rank writes of a checkpoint.
+// Writes the file of one rank in a checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -10,8 +10,8 @@
 
 namespace fsdp {
 
-// Writes the pieces; the file is complete and on the disk on return. `after_each`, if there is one, is called after
-// each piece: what it was read from may leave memory.
+// Writes the pieces; on return the file is complete and on the disk. `after_each`, if set, is called after each piece,
+// when the memory that the piece was read from may be released.
 checkpoint::RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Piece>& pieces,
                                      const std::function<void()>& after_each);
 

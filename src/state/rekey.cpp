@@ -1,4 +1,4 @@
-// Optimizer state by numbers of parameters, and by names.
+// Optimizer state by parameter number, and by parameter name.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 

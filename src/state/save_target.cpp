@@ -16,7 +16,7 @@ using nlohmann::json;
 
 namespace {
 
-// Parameters that are not sharded are written by rank 0 alone.
+// Checks that a rank has the same parameters that are not sharded as rank 0, because only rank 0 writes them.
 void check_ignored(const json& here, const json& there, size_t rank) {
   TORCH_CHECK(here.size() == there.size(), "rank 0 has ", here.size(), " parameters that are not sharded, rank ", rank,
               " has ", there.size());

@@ -15,22 +15,22 @@
 namespace fsdp {
 
 // Rank 0 makes a temporary folder; each rank writes its file there; rank 0 writes the manifest and gives the folder its
-// name. Destroyed before that, rank 0 removes the temporary folder. write and commit touch no other rank, and may be
-// called in another thread than the one that destroys it, one at a time.
+// final name. If the object is destroyed before that, rank 0 removes the temporary folder. write and commit do not
+// communicate with other ranks. They may be called in another thread than the destructor, one at a time.
 class SaveTarget {
  public:
-  // Collective; errors are those of all ranks.
+  // Collective; all ranks get the same errors.
   SaveTarget(const std::filesystem::path& folder, Communicator& world);
 
-  // For errors and the names of collectives.
+  // The description of the save in errors and in the names of collectives.
   const std::string& what() const { return what_; }
   const std::filesystem::path& folder() const { return folder_; }
 
-  // Writes this rank's file. Returns what rank 0 must know of it. `after_each`: see write_rank_file.
+  // Writes this rank's file. Returns what rank 0 must know about it. `after_each`: see write_rank_file.
   std::string write(const RankPieces& pieces, const std::function<void()>& after_each) const;
 
-  // On rank 0, with what all ranks returned of write, in rank order, and its own groups: the checkpoint is complete,
-  // and on the disk, on return. On other ranks nothing.
+  // On rank 0, takes the results of write of all ranks, in rank order, and rank 0's own groups; on return the
+  // checkpoint is complete and on the disk. On other ranks does nothing.
   void commit(const std::vector<std::string>& written, const nlohmann::json& groups, const nlohmann::json& user);
 
  private:

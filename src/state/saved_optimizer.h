@@ -1,4 +1,4 @@
-// An optimizer's state that is to be loaded, by FQN.
+// The state of an optimizer that will be loaded, by FQN.
 #pragma once
 
 #include <map>
@@ -17,12 +17,12 @@ using Numbers = std::map<std::string, double>;
 
 struct SavedOptimizer {
   std::shared_ptr<const TensorSource> tensors;  // "FQN/NAME": NAME has no slash
-  std::map<std::string, Numbers> scalars;       // of the parameters that have state
+  std::map<std::string, Numbers> scalars;       // for each parameter that has state
   std::vector<ParameterGroup> groups;
 
-  // Names of the tensors of one parameter's state.
+  // Returns the names of the tensors of one parameter's state.
   std::set<std::string> names_of(const std::string& fqn) const;
-  // Those with state, and those in groups.
+  // Returns the parameters that have state or are in a group.
   std::set<std::string> parameters() const;
 };
 

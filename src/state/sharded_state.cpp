@@ -1,4 +1,4 @@
-// Sharded state dicts: what this rank holds, by original parameter.
+// Sharded state dicts: the parts that this rank holds, by original parameter.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 

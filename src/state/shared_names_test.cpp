@@ -1,4 +1,4 @@
-// What is saved under two names and loaded into one parameter: taken where both have the same bits, else an error.
+// Values saved under two names and loaded into one parameter: accepted if both are bitwise equal, otherwise an error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,15 +19,16 @@
 namespace fsdp::shared_names_test {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using World = std::shared_ptr<Communicator>;
 
 constexpr int kRanks = 3;
-const std::string kNoError = "no error";  // of error_of
+const std::string kNoError = "no error";  // the result of error_of without an error
 
-// Two parameters, or one with two names. All values are alike, and among them is a NaN. `with_rest`: and a third one.
+// Two parameters, or one with two names. Both have the same values, including a NaN. With `with_rest`, there is a third
+// parameter.
 struct PairImpl : torch::nn::Module {
   PairImpl(bool tied, bool with_rest) {
     const torch::Tensor values = torch::arange(35, at::kDouble).view({7, 5});
@@ -40,7 +41,7 @@ struct PairImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-// One rank's run of it.
+// One rank's run of this module.
 struct PairRun {
   PairRun(const World& world, bool tied, bool sharded_too = true) : pair(tied, /*with_rest=*/!sharded_too) {
     Options options;
@@ -51,7 +52,7 @@ struct PairRun {
     optimizer = std::make_unique<torch::optim::AdamW>(sharded->parameters(), torch::optim::AdamWOptions(0.0));
     state = state_of(*optimizer);
   }
-  // A step that changes only the optimizer's state. `last`: gradient of the second parameter's last element.
+  // A step that changes only the optimizer's state. `last`: the gradient of the second parameter's last element.
   void step(double last) {
     for (const HeldPart& part : held_parts(*sharded)) {
       torch::Tensor leaf = part.leaf;
@@ -60,7 +61,7 @@ struct PairRun {
     }
     optimizer->step();
   }
-  // Its value, which one rank has.
+  // Changes the value of the second parameter's last element, which one rank has.
   void change_last() {
     for (const HeldPart& part : held_parts(*sharded)) {
       if (has_last(part)) part.values.detach()[part.numel() - 1].add_(1);
@@ -86,7 +87,7 @@ void expect_unchanged(PairRun& run, const FullStateDict& before, const FullOptim
   }
 }
 
-// What one rank alone would hold.
+// Returns the parts that a single rank would hold.
 ShardedStateDict in_parts(const std::map<std::string, torch::Tensor>& tensors) {
   ShardedStateDict parts;
   for (const auto& [name, tensor] : tensors) {
@@ -104,7 +105,7 @@ ShardedOptimizerState in_parts(const FullOptimizerState& whole) {
   return state;
 }
 
-// What of the second name differs, and how it is loaded.
+// Whether and how the second name differs, and how the state is loaded.
 enum class Differs { kNothing, kValues, kState, kSteps };
 enum class Way { kCheckpoint, kFull, kFromRank0, kSharded };
 
@@ -123,7 +124,7 @@ std::string expected_error(Differs differs) {
 
 class SecondNames : public ::testing::TestWithParam<std::tuple<Way, Differs>> {
  protected:
-  // A run of two parameters, as this case has them.
+  // Trains a run of two parameters so that they differ as `differs` says.
   static void train(PairRun& run, Differs differs) {
     run.step(differs == Differs::kState ? 2 : 1);
     if (differs == Differs::kValues) run.change_last();
@@ -189,7 +190,7 @@ TEST_P(SecondNames, LoadWhereTheyAreAlike) {
   });
 }
 
-// State under one of the names is state of the parameter, whichever it is.
+// State under one of the names is state of the parameter, whichever name it is.
 TEST(SecondNamesOfState, MayBeTheOnlyOneWithState) {
   run_ranks(kRanks, [](const World& world) {
     PairRun from(world, false), to(world, true);
@@ -203,7 +204,7 @@ TEST(SecondNamesOfState, MayBeTheOnlyOneWithState) {
   });
 }
 
-// The same bytes in another order are other values.
+// The same bytes in another memory order are different values.
 TEST(SecondNamesOfParts, AreComparedInTheOrderOfTheModel) {
   run_ranks(1, [](const World& world) {
     PairRun from(world, false), to(world, true);

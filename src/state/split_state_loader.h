@@ -1,4 +1,4 @@
-// What optimizers keep for split tensors, from a checkpoint.
+// Loads the optimizers' state of split tensors from a checkpoint.
 #pragma once
 
 #include <map>
@@ -13,10 +13,11 @@
 
 namespace fsdp {
 
-// In reports a state is NAME/STATE.
+// Reports name a state NAME/STATE.
 class SplitStateLoader final : public Loader {
  public:
-  // Of `split`, states are what is to be loaded. `saved` is of split tensors alone (take_saved), and must outlive it.
+  // Loads the entries of `split` that are optimizer state. `saved` contains only state of split tensors (take_saved),
+  // and must outlive this object.
   SplitStateLoader(const std::vector<SplitTensor>& split, const SavedOptimizer& saved, const Rename& rename);
 
   LoadReport match() override;
@@ -30,10 +31,10 @@ class SplitStateLoader final : public Loader {
   const SavedOptimizer& saved_;
   Rename rename_;
   NameMap names_;
-  std::map<std::string, std::string> given_;  // of what fits: where to read it
+  std::map<std::string, std::string> given_;  // for states that fit: by full name, the name to read
 };
 
-// Takes what is saved for parameters that have these names here out of `saved`, and returns it.
+// Removes from `saved` the state of the parameters that have these names here, and returns it.
 SavedOptimizer take_saved(SavedOptimizer& saved, const std::set<std::string>& names, const Rename& rename);
 
 }  // namespace fsdp

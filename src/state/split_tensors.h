@@ -10,17 +10,17 @@
 
 namespace fsdp {
 
-// Errors, which name the tensor: rows that are no part of it or not contiguous, a name that is missing or taken, state
-// of a tensor that is not there.
+// Checks state.split. Errors name the tensor: rows that are not a part of it or not contiguous, a name that is missing
+// or already taken, state of a tensor that is not among the split tensors.
 void check_split_tensors(const TrainingState& state);
 
-// Those that are tensors, and those that are state of an optimizer.
+// The entries that are tensors, and the entries that are optimizer state.
 std::vector<SplitTensor> without_state(const std::vector<SplitTensor>& split);
 std::vector<SplitTensor> with_state(const std::vector<SplitTensor>& split);
 
-// The name, or NAME/STATE.
+// Returns the name, or NAME/STATE for optimizer state.
 std::string full_name(const SplitTensor& tensor);
-// Elements [begin, end) of the whole tensor, row-major.
+// Returns the elements [begin, end) of the whole tensor that `tensor` holds, row-major.
 std::pair<int64_t, int64_t> held_elements(const SplitTensor& tensor);
 
 }  // namespace fsdp

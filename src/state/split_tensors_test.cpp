@@ -1,4 +1,4 @@
-// Tensors whose rows others than FSDP have split: saved by some ranks, loaded by others, and what goes wrong.
+// Tensors whose rows are split by code other than FSDP: saved by some ranks, loaded by others, and errors.
 #include "state/split_tensors.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace fsdp::split_tensors_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::Combine;
 using ::testing::ElementsAre;
@@ -36,7 +36,8 @@ struct Whole {
   at::Tensor values;
 };
 
-// Of fp32 and bf16, one with fewer rows than ranks, with a number of state for each row. Another number, other values.
+// Tables of fp32 and bf16, one with fewer rows than ranks, and state with one number for each row. Another `number`
+// gives other values.
 std::vector<Whole> tables(int number) {
   const auto values = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     return (torch::arange(c10::multiply_integers(sizes)) + 1 + 300 * number).sin().view(sizes).to(dtype);
@@ -84,7 +85,7 @@ struct TableRun {
     if (!async) return save_training_state(path, state(), {{"step", step}}, *world);
     AsyncSaver saver(world);
     saver.save(path, state(), {{"step", step}});
-    for (const SplitTensor& tensor : split) tensor.rows.fill_(-1);  // training goes on
+    for (const SplitTensor& tensor : split) tensor.rows.fill_(-1);  // training continues
     saver.finish();
   }
   LoadedTrainingState load(const fs::path& path, const LoadOptions& options = {}, bool with_optimizer = true) {
@@ -98,7 +99,7 @@ struct TableRun {
 
 class SplitTensors : public ::testing::Test {
  protected:
-  // By two ranks.
+  // Saves the tables with two ranks.
   void save_tables() {
     run_ranks(2, [&](const World& world) { TableRun(world, 17, 1).save(path, /*async=*/false); });
   }
@@ -159,7 +160,7 @@ TEST_F(SplitTensors, LieInTheFolderAsParametersDo) {
 
 // ---------------------------------------------------------------- what does not fit
 
-// Nothing is changed by a load that fails.
+// Expects a load to fail without changing anything.
 void expect_refused(TableRun& run, const fs::path& path, const ::testing::Matcher<std::string>& error) {
   const std::vector<SplitTensor> before = run.split;
   std::vector<at::Tensor> rows;
@@ -200,7 +201,7 @@ TEST_F(SplitTensors, ThatTheRunDoesNotHaveAreRefused) {
     EXPECT_THAT(none.model.unexpected, ElementsAre("embedding.table.0", "embedding.table.1"));
     EXPECT_THAT(none.optimizer.unexpected, ElementsAre("embedding.table.0", "embedding.table.1"));
 
-    run.split = without_state(all);  // another rule of the tables' optimizer
+    run.split = without_state(all);  // the tables' optimizer has other state
     expect_refused(run, path, HasSubstr("unexpected: embedding.table.1/squares"));
     run.split = {all[0], all[1], all[2]};
     expect_refused(run, path,
@@ -248,7 +249,7 @@ TEST_F(SplitTensors, AreRenamedWithTheModel) {
   });
 }
 
-// Damage is found by checksums; this is a folder that somebody else has written.
+// Checksums find damage; this is a folder that other software wrote.
 TEST_F(SplitTensors, NumbersThatNobodyTakesAreRefused) {
   save_tables();
   checkpoint::Manifest manifest = checkpoint::CheckpointFolder(path).manifest();
@@ -302,7 +303,7 @@ TEST_F(SplitTensors, WrongDescriptionsAreNamed) {
         "elements [20, 24) before them are in no file");
     expect_error([&] { table.sizes[0] = 11 + world->rank(); }, "ranks differ");
     run.split = right;
-    run.load(path);  // what was there is as it was
+    run.load(path);  // the old checkpoint is unchanged
     expect_tables(run.split, 1, *world);
   });
 }
@@ -311,7 +312,7 @@ TEST_F(SplitTensors, WrongDescriptionsAreNamed) {
 
 class SplitFaults : public SplitTensors, public ::testing::WithParamInterface<bool> {
  protected:
-  // Saves tables 2 while a call fails. Returns how many ranks got an error.
+  // Saves tables 2 while a call fails. Returns the number of ranks that got an error.
   int save_with_fault(FaultyFileSystem& faulty) {
     const checkpoint::FileSystemGuard guard(faulty);
     std::atomic<int> failed{0};

@@ -1,5 +1,5 @@
-// State dicts of models: full, sharded and local ones, beside a model in one process, and into models sharded
-// otherwise. All of it equal to the bit.
+// State dicts of models: full, sharded and local, compared with a model in one process and loaded into models with
+// other sharding. All values are bitwise equal.
 #include "fsdp/state_dict.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 namespace fsdp::state_dict_test {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -49,7 +49,7 @@ TEST_P(StateDicts, FullIsWhatThePlainModelHas) {
     expect_same(values, plain_values(17));
     EXPECT_EQ(values.at("b.weight").strides(), plain_values(17).at("b.weight").strides());
     EXPECT_TRUE(values.at("tied").is_same(values.at("a.weight")));
-    // Copies: what is written to them later goes nowhere else.
+    // They are copies: writing to them changes nothing else.
     for (const auto& [name, value] : values) torch::Tensor(value).zero_();
     expect_same(full_state_dict(*run.sharded, *run.net), plain_values(17));
   });
@@ -68,7 +68,7 @@ TEST_P(StateDicts, FullOnRank0Alone) {
     ShardedRun other = run_of(GetParam(), world, 99);
     const LoadReport report = load_full_state_dict(*other.sharded, *other.net, values, {.from_rank0 = true});
     EXPECT_TRUE(report.complete());
-    EXPECT_EQ(report.loaded.size(), plain_values(17).size() - 1);  // a shared parameter once
+    EXPECT_EQ(report.loaded.size(), plain_values(17).size() - 1);  // a shared parameter counts once
     expect_same(full_state_dict(*other.sharded, *other.net), plain_values(17));
   });
 }
@@ -78,14 +78,14 @@ TEST_P(StateDicts, FullIsTakenByEachRank) {
     ShardedRun run = run_of(GetParam(), world, 99);
     load_full_state_dict(*run.sharded, *run.net, plain_values(17));
     expect_same(full_state_dict(*run.sharded, *run.net), plain_values(17));
-    // What operators see, but for the rounding of matrix products, which depends on where a matrix lies in memory.
+    // The values that operators see, up to the rounding of matrix products, which depends on the address of a matrix.
     const torch::Tensor x = torch::sin(torch::arange(20, at::kDouble)).view({5, 4});
     Net plain = seeded([] { return Net(); }, 17);
     EXPECT_NEAR(run.net->loss(x.to(test_device())).item<double>(), plain->loss(x).item<double>(), 1e-12);
   });
 }
 
-// A unit that stays gathered must not keep what it had, and a graph from before must not be run backward.
+// A unit that stays gathered must not keep its old values, and a graph from before the load must not be run backward.
 TEST_P(StateDicts, GatheredUnitsSeeWhatIsLoaded) {
   on_ranks([&](const World& world) {
     ShardedRun run = run_of(GetParam(), world, 99);
@@ -162,7 +162,7 @@ TEST(LocalStateDicts, SayInWhatALayoutDiffers) {
     const LocalStateDict values = local_state_dict(*run.sharded, *run.net, {.offload_to_cpu = true});
     if (world->rank() == 0) of_two = values;
     world->barrier({"kept", 0, Pass::kUser});
-    // Rank 0's on rank 1.
+    // Loads the values of rank 0 on rank 1.
     const std::string error = error_of([&] { load_local_state_dict(*run.sharded, *run.net, of_two); });
     EXPECT_THAT(error, HasSubstr("differs: a.flat_param is shard 0 of 2"));
     EXPECT_THAT(error, HasSubstr("expected shard 1 of 2, of "));
@@ -185,7 +185,7 @@ TEST(LocalStateDicts, SayInWhatALayoutDiffers) {
 
 // ---------------------------------------------------------------- what does not fit
 
-// A model on two ranks, and values that were changed.
+// Calls `check` with a model on two ranks and values that `change` has changed.
 void with_changed(const std::function<void(FullStateDict&)>& change,
                   const std::function<void(ShardedRun&, const FullStateDict&)>& check) {
   run_ranks(2, [&](const World& world) {
@@ -299,7 +299,7 @@ TEST(LoadingStateDicts, PartsMustCoverWhatARankHolds) {
   run_ranks(2, [&](const World& world) {
     ShardedRun run = run_of({2, kFullShard, true, false}, world, 17);
     ShardedStateDict values = sharded_state_dict(*run.sharded, *run.net);
-    // b.weight lies by columns; given by rows, all of it is needed.
+    // b.weight has column-major order; if it is given row-major, all of it is needed.
     ShardedTensor& by_rows = values.at("b.weight");
     by_rows.strides.clear();
     EXPECT_THAT(error_of([&] { load_sharded_state_dict(*run.sharded, *run.net, values); }),
@@ -320,7 +320,7 @@ TEST(LoadingStateDicts, PartsMustCoverWhatARankHolds) {
   });
 }
 
-// Hybrid sharding over a pair of groups, without one of all ranks.
+// Hybrid sharding over a pair of groups, without a group of all ranks.
 TEST(LoadingStateDicts, WithoutAGroupOfAllRanks) {
   run_ranks(4, [&](const World& world) {
     const auto pair_only = [&](Options& options) {
@@ -381,7 +381,7 @@ void with_blocks(
   });
 }
 
-// Of both ranks together, above what they hold before.
+// Returns the peak memory of both ranks together, in addition to the memory that they hold before.
 int64_t peak_of(const World& world, CountedMemory& memory, const std::function<void()>& body) {
   world->barrier({"before", 0, Pass::kUser});
   const int64_t before = memory.current_bytes();
@@ -395,7 +395,7 @@ int64_t peak_of(const World& world, CountedMemory& memory, const std::function<v
 TEST(MemoryOfStateDicts, IsAUnitAndTheResult) {
   CountedMemory memory;
   with_blocks([&](const World& world, ShardedModule& sharded, torch::nn::Module& net, int64_t unit) {
-    for_each_full_tensor(sharded, net, [](const auto&, const auto&) {});  // what is set up once
+    for_each_full_tensor(sharded, net, [](const auto&, const auto&) {});  // one-time setup
     EXPECT_LT(peak_of(world, memory, [&] { for_each_full_tensor(sharded, net, [](const auto&, const auto&) {}); }),
               2 * unit + unit / 2);
     FullStateDict values;
@@ -406,7 +406,7 @@ TEST(MemoryOfStateDicts, IsAUnitAndTheResult) {
   });
 }
 
-// One tensor of one unit is whole at a time, on each of the two ranks, beside the part that is sent.
+// At any time, each of the two ranks holds one whole tensor of one unit, in addition to the part that is sent.
 TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
   CountedMemory memory;
   with_blocks([&](const World& world, ShardedModule& sharded, torch::nn::Module& net, int64_t unit) {
@@ -415,7 +415,7 @@ TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
     optimizer.step();
     for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::Tensor();
     const auto state = optimizer.named_state();
-    for_each_full_tensor(sharded, net, [](const auto&, const auto&) {});  // what is set up once
+    for_each_full_tensor(sharded, net, [](const auto&, const auto&) {});  // one-time setup
     FullOptimizerState values;
     EXPECT_LT(peak_of(world, memory, [&] { values = full_optimizer_state(sharded, *state, {.rank0_only = true}); }),
               16 * unit + 3 * unit + unit / 2);

@@ -1,4 +1,5 @@
-// State in and out of models on a device whose streams are late, with shards there, in host memory and in files.
+// Saves and loads state of models on a device whose streams are late, with shards on the device, in host memory and in
+// files.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,7 +16,7 @@
 namespace fsdp::state_on_device_test {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using enum ShardingStrategy;
 using World = std::shared_ptr<Communicator>;
 using Values = std::map<std::string, torch::Tensor>;
@@ -56,7 +57,7 @@ TEST_P(StateOnADevice, ComesAndGoes) {
     Values given;
     for (const auto& [name, value] : plain_values(17)) given[name] = value.clone().pin_memory();
     load_full_state_dict(*run.sharded, *run.net, given);
-    for (auto& [name, value] : given) value.zero_();  // nobody reads it any more
+    for (auto& [name, value] : given) value.zero_();  // no read of it may be pending
     run.step(0);
     PlainRun plain(true, false);
     plain.step(0);
@@ -80,7 +81,7 @@ TEST_P(StateOnADevice, ComesAndGoes) {
   });
 }
 
-// The host does not write to shards that the device is still to read.
+// The host must not write to shards that the device has yet to read.
 TEST_P(StateOnADevice, AForwardUnderWayKeepsWhatItBeganWith) {
   on_ranks(1, [&](const World& world, const auto& change) {
     ShardedRun run({1, kFullShard, true, false}, world, 99, true, change);
@@ -90,7 +91,7 @@ TEST_P(StateOnADevice, AForwardUnderWayKeepsWhatItBeganWith) {
                                 [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
     const torch::Tensor loss = run.net->loss(here).detach();
     load_full_state_dict(*run.sharded, *run.net, plain_values(17));
-    EXPECT_NEAR(loss.item<double>(), plain_loss(99, x), 1e-12);  // rounding depends on where a matrix lies
+    EXPECT_NEAR(loss.item<double>(), plain_loss(99, x), 1e-12);  // rounding depends on the address of a matrix
     EXPECT_NEAR(run.net->loss(here).item<double>(), plain_loss(17, x), 1e-12);
   });
 }

@@ -1,4 +1,4 @@
-// A model whose state is saved and loaded in tests, and runs of it.
+// For tests: a model whose state is saved and loaded, and training runs of it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@
 
 namespace fsdp::testing {
 
-// Odd sizes, one element, a shared and a frozen parameter, one in another memory format, one that never gets a
-// gradient, buffers.
+// A model with odd sizes, a one-element parameter, a shared and a frozen parameter, a parameter in another memory
+// format, a parameter that never gets a gradient, and buffers.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     a = register_module("a", torch::nn::Linear(4, 7));
@@ -47,7 +47,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// One rank's run: a sharded model and an optimizer of it.
+// One rank's run: a sharded model and its optimizer.
 struct OneRank {
   OneRank(const ShardingCase& sharding, const std::shared_ptr<Communicator>& world_, uint64_t seed, bool fused)
       : world(world_), net(seeded([] { return Net(); }, seed)) {
@@ -65,7 +65,7 @@ struct OneRank {
       state = state_of(*torchs);
     }
   }
-  // All ranks see the same batch, so that the number of ranks changes no mean by more than rounding.
+  // All ranks use the same batch, so that the number of ranks changes means only by rounding.
   void step(int number) {
     sharded->zero_grad();
     torch::manual_seed(1);
@@ -74,7 +74,7 @@ struct OneRank {
   }
   TrainingState training_state() { return {*sharded, *net, state.get()}; }
 
-  // Weights, buffers and optimizer state, whole, by name.
+  // Returns weights, buffers and optimizer state, unsharded, by name.
   std::map<std::string, torch::Tensor> everything() {
     auto all = weights_of(*sharded);
     for (const auto& buffer : net->named_buffers()) all["buffer " + buffer.key()] = copy_on_host(buffer.value());
@@ -91,16 +91,16 @@ struct OneRank {
 
 // ---------------------------------------------------------------- gradients that are given, not computed
 
-// So that what an optimizer makes of them does not depend on how ranks add: in the parameter's shape, by its first
-// name.
+// Returns a given gradient in the parameter's shape, determined by the parameter's first name, so that the optimizer's
+// results do not depend on the order in which ranks add.
 inline torch::Tensor gradient_of(const std::string& fqn, at::IntArrayRef sizes, int step) {
   const auto begin = static_cast<double>(std::hash<std::string>()(fqn) % 1000);
   return torch::cos(torch::arange(c10::multiply_integers(sizes), at::kDouble) + begin + 0.1 * step).view(sizes);
 }
-// With flat leaves, parameters without a gradient of their own have zeros.
+// Whether a parameter gets a gradient. With flat leaves, a parameter without a gradient has zeros.
 inline bool has_gradient(const std::string& fqn) { return fqn != "spare" && fqn != "frozen"; }
 
-// Of all leaves, as a backward would leave them.
+// Sets the gradients of all leaves, as a backward would leave them.
 inline void set_gradients(const ShardedModule& sharded, int step) {
   const bool flat = !sharded.engine().options().use_orig_params;
   for (const HeldPart& part : held_parts(sharded)) {
@@ -118,7 +118,7 @@ inline void set_gradients(const ShardedModule& sharded, int step) {
   }
 }
 
-// "bias" parameters, where they have a parameter group of their own.
+// Whether a parameter is in the second parameter group, if there are two: the "bias" parameters are.
 inline bool in_second_group(const std::string& fqn) { return fqn.find("bias") != std::string::npos; }
 
 inline std::unique_ptr<torch::optim::AdamW> make_adamw(
@@ -136,7 +136,7 @@ inline std::unique_ptr<torch::optim::AdamW> make_adamw(
   return std::make_unique<torch::optim::AdamW>(std::move(with_options), options);
 }
 
-// A model in one process, trained by these gradients.
+// A model in one process, trained with these gradients.
 struct PlainRun {
   PlainRun(bool grouped, bool spare_has_zeros, uint64_t seed = 17)
       : net(seeded([] { return Net(); }, seed)), zeros(spare_has_zeros) {
@@ -168,13 +168,13 @@ struct PlainRun {
 
   Net net;
   bool zeros;
-  std::vector<std::pair<std::string, torch::Tensor>> parameters;  // each once, under its first name
+  std::vector<std::pair<std::string, torch::Tensor>> parameters;  // each parameter once, under its first name
   std::unique_ptr<torch::optim::AdamW> optimizer;
   std::unique_ptr<OptimizerState> state;
   std::vector<std::string> fqns;  // in the optimizer's order
 };
 
-// One rank's part of the same.
+// One rank's part of the same run, sharded.
 struct ShardedRun {
   ShardedRun(const ShardingCase& sharding, const std::shared_ptr<Communicator>& world_, uint64_t seed, bool grouped,
              const std::function<void(Options&)>& change = {})
@@ -200,7 +200,7 @@ struct ShardedRun {
   std::unique_ptr<OptimizerState> state;
 };
 
-// Parameters under all of their names, and buffers.
+// Returns the parameters, under all of their names, and the buffers.
 inline std::map<std::string, torch::Tensor> values_of(const torch::nn::Module& module) {
   std::map<std::string, torch::Tensor> values;
   for (const auto& parameter : module.named_parameters()) values[parameter.key()] = parameter.value().detach();
@@ -230,7 +230,7 @@ inline void expect_same_state(const FullOptimizerState& got, const FullOptimizer
   }
 }
 
-// 1 to 4 ranks, all strategies, both kinds of leaves, automatic units.
+// Cases with 1 to 4 ranks, all strategies, both kinds of leaves, and automatic units.
 inline std::vector<ShardingCase> state_cases() {
   using enum ShardingStrategy;
   return {{1, kFullShard, true, false},        {2, kFullShard, false, false},

@@ -1,4 +1,4 @@
-// What is on the disk when a checkpoint gets its name.
+// The contents of the disk when a checkpoint gets its name.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,11 +19,11 @@ namespace fsdp::sync_order_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::IsEmpty;
 
-// Knows which files and folders have changed since they were synced. When a file or folder gets another name, it must
-// have been, with what is in it.
+// Records which files and folders have changed since they were synced. A file or folder must have been synced, with its
+// contents, before it is renamed.
 class SyncedNames final : public checkpoint::FileSystem {
  public:
   int open(const char* path, int flags, mode_t mode) override {
@@ -60,7 +60,7 @@ class SyncedNames final : public checkpoint::FileSystem {
   int64_t syncs = 0;
   std::vector<std::string> names_given;
   std::set<fs::path> unsynced;   // changed, and not on the disk
-  std::set<fs::path> too_early;  // that were not when their folder got its name
+  std::set<fs::path> too_early;  // not on the disk when their folder got its name
 
  private:
   template <typename... Paths>
@@ -91,7 +91,7 @@ TEST_P(SyncOrder, EverythingIsOnTheDiskBeforeTheFolderGetsItsName) {
   const checkpoint::TemporaryFolder folder;
   SyncedNames files;
   const checkpoint::FileSystemGuard guard(files);
-  for (int step : {0, 1}) {  // a new folder, and one that replaces it
+  for (int step : {0, 1}) {  // a new folder, and a folder that replaces it
     run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       OneRank run({2, ShardingStrategy::kFullShard, true, false}, world, 17, true);
       if (GetParam()) {
@@ -105,7 +105,7 @@ TEST_P(SyncOrder, EverythingIsOnTheDiskBeforeTheFolderGetsItsName) {
     EXPECT_EQ(std::count(files.names_given.begin(), files.names_given.end(), "it"), step + 1);
     EXPECT_EQ(files.names_given.back(), "it");  // after all files
     EXPECT_THAT(files.too_early, IsEmpty());
-    // The name itself, too, and nothing of the checkpoint is left to be written.
+    // The name itself is also on the disk, and nothing of the checkpoint remains to be written.
     EXPECT_EQ(files.unsynced.count(folder.path()), 0u);
     EXPECT_THAT(files.unsynced, IsEmpty());
     EXPECT_GE(files.syncs, (step + 1) * 5);  // two files, the manifest, two folders

@@ -21,7 +21,7 @@ std::string shown(const at::Tensor& tensor) {
 }
 
 bool TensorSource::same_elements(const std::string& one, const std::string& other, const WantedElements& wanted) const {
-  // Where one lies otherwise, each read needs all of it.
+  // If one of them has another memory order, each read needs the whole tensor.
   const bool alike = tensors().at(one).strides == wanted.strides && tensors().at(other).strides == wanted.strides;
   const int64_t most = alike ? int64_t{1} << 20 : wanted.end - wanted.begin;
   for (int64_t begin = wanted.begin; begin < wanted.end; begin += most) {

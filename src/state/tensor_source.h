@@ -1,4 +1,4 @@
-// Tensors by name that are to be loaded: given by the caller, by rank 0, or by a checkpoint.
+// Sources of tensors to load, by name: the caller, rank 0, or a checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,11 +18,11 @@ struct SourceTensor {
   int64_t numel() const { return c10::multiply_integers(sizes); }
 };
 
-// "F32 [3, 5]"
+// Describes dtype and shape, such as "F32 [3, 5]".
 std::string shown(const SourceTensor& tensor);
 std::string shown(const at::Tensor& tensor);
 
-// Elements [begin, end) of a tensor that lies as `strides` say where they are to go.
+// Elements [begin, end) of a tensor, in the memory order that the destination has (`strides`).
 struct WantedElements {
   int64_t begin;
   int64_t end;
@@ -34,17 +34,19 @@ class TensorSource {
   virtual ~TensorSource() = default;
 
   virtual const std::map<std::string, SourceTensor>& tensors() const = 0;
-  // Which of elements [begin, end) are not there; empty: none.
+  // Describes the elements of [begin, end) that the source does not have. Empty if it has all of them.
   virtual std::string lacking(const std::string& /*name*/, int64_t /*begin*/, int64_t /*end*/) const { return {}; }
-  // Whether this rank sees the same bits in these elements of both, which have the same shape and dtype and lack none.
-  // Touches no other rank. Reads both, a slice after the other, unless a source knows better.
+  // Whether this rank sees the same bits in these elements of both tensors, which must have the same shape and dtype
+  // and lack no elements. Does not communicate with other ranks. The default reads both tensors slice by slice; sources
+  // may override it.
   virtual bool same_elements(const std::string& one, const std::string& other, const WantedElements& wanted) const;
-  // Copies elements [begin, end), in the order in which the tensor lies, into `out`: 1-D, of its dtype, on any device.
-  // Where a source sends tensors, all ranks call it in the same order, also for no elements.
+  // Copies elements [begin, end), in the tensor's stored order, into `out`, which is 1-D, of the tensor's dtype, on any
+  // device. If a source sends tensors between ranks, all ranks must call it in the same order, even for no elements.
   virtual void read(const std::string& name, int64_t begin, int64_t end, const at::Tensor& out) const = 0;
 };
 
-// What a source lacks of them: all of the tensor is needed where it lies in another order there.
+// Describes the wanted elements that a source lacks. If the source stores the tensor in another memory order, all of
+// its elements are needed.
 std::string lacking(const TensorSource& source, const std::string& name, const WantedElements& wanted);
 void read_elements(const TensorSource& source, const std::string& name, const WantedElements& wanted,
                    const at::Tensor& out);

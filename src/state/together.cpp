@@ -52,7 +52,7 @@ Exchange exchange_over(const ProcessMesh& mesh, const std::string& name) {
 
 std::vector<std::string> agree_on(const Exchange& exchange, const std::string& name, const std::string& outcome) {
   std::vector<std::string> outcomes = exchange(outcome);
-  std::vector<std::pair<std::string, std::vector<size_t>>> failed;  // errors, each once, with the ranks that have it
+  std::vector<std::pair<std::string, std::vector<size_t>>> failed;  // each distinct error, with the ranks that have it
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].empty() || outcomes[rank].front() != kDone) add_error(outcomes[rank].substr(1), rank, failed);
     outcomes[rank].erase(0, 1);

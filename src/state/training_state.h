@@ -1,5 +1,5 @@
-// A training run's state in a folder: model, buffers, optimizer, and what the caller adds. Saved by any number of
-// ranks, with any strategy, units and leaves; loaded by any other.
+// A training run's state in a folder: model, buffers, optimizer, and the caller's additions. It may be saved and loaded
+// by different numbers of ranks, with different strategies, units and leaves.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,40 +19,42 @@
 namespace fsdp {
 
 // Tensors in the manifest (checkpoint/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
-// optimizer_state.h), "rank/RANK/NAME". Its state: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups":
-// [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user". Split tensors are as parameters; those for
-// which an optimizer keeps state are among the leaves, without numbers.
+// optimizer_state.h), "rank/RANK/NAME". State in the manifest: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups":
+// [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user". Split tensors are stored like parameters; those
+// that have optimizer state are listed among the leaves, without numbers.
 struct TrainingState {
   ShardedModule& model;
-  torch::nn::Module& module;            // of `model`: for its buffers
+  torch::nn::Module& module;            // the module of `model`: for buffers and parameters that are not sharded
   OptimizerState* optimizer = nullptr;  // null: none
-  // What this rank alone has, such as the state of its random numbers, by name (without a slash). Written by saving.
-  // Parameters that are not sharded and whose names are here are left out by saving and loading; of the others rank 0's
-  // are kept, and are alike on all ranks.
+  // Values that only this rank has, such as its random number state, by name (without a slash). Saving writes them.
+  // Saving and loading skip parameters that are not sharded and whose names are here. All other parameters that are not
+  // sharded must be the same on all ranks; the checkpoint has rank 0's.
   std::map<std::string, at::Tensor> of_rank = {};
-  // What this rank holds of tensors that are split by others than FSDP.
+  // This rank's part of the tensors that are split by code other than FSDP.
   std::vector<SplitTensor> split = {};
 };
 
-// The folder appears under its name, complete and on the disk, on all ranks' return; one that is there is replaced.
-// After an error, which all ranks get, what was there is as it was. `user`: rank 0's is kept. Each element is written
-// once, by the ranks that hold it. `world`: all ranks, which see the same file system. Collective.
+// Saves the state. When all ranks have returned, the folder is at its name, complete and on the disk; an existing
+// folder is replaced. After an error, which all ranks get, an existing folder is unchanged. `user`: rank 0's value is
+// saved. Each element is written once, by a rank that holds it. `world`: all ranks, which must see the same file
+// system. Collective.
 void save_training_state(const std::filesystem::path& folder, const TrainingState& state, const nlohmann::json& user,
                          Communicator& world);
 
-// Returns what `user` was. Each rank reads what it holds. Errors, which all ranks get: whatever CheckpointFolder finds;
-// tensors that are missing, too many, or of another shape or dtype than the model's; optimizer state that does not fit.
-// Model and optimizer hold anything after an error of reading, and are as they were after one of fitting. Collective.
+// Returns the saved `user`. Each rank reads the part that it holds. Errors, which all ranks get: all errors of
+// CheckpointFolder; tensors that are missing, unexpected, or of another shape or dtype than the model's; optimizer
+// state that does not fit. If state does not fit, model and optimizer are unchanged; after a read error their contents
+// are undefined. Collective.
 nlohmann::json load_training_state(const std::filesystem::path& folder, const TrainingState& state,
                                    Communicator& world);
 
-// The same with options, and what came of them.
+// load_training_state with options, and its results.
 struct LoadedTrainingState {
   nlohmann::json user;
-  nlohmann::json state;  // of the manifest: all that is kept beside tensors
+  nlohmann::json state;  // state of the manifest: everything except the tensors
   LoadReport model;      // parameters, buffers and split tensors
-  LoadReport optimizer;  // with state of split tensors, NAME/STATE
-  // What this rank had as TrainingState::of_rank when as many ranks as now saved the folder; empty otherwise.
+  LoadReport optimizer;  // includes state of split tensors as NAME/STATE
+  // This rank's TrainingState::of_rank, if as many ranks as now saved the folder; empty otherwise.
   std::map<std::string, at::Tensor> of_rank;
 };
 LoadedTrainingState load_training_state(const std::filesystem::path& folder, const TrainingState& state,

@@ -1,4 +1,4 @@
-// Saved by some ranks, loaded by others: weights, optimizer state and what follows are equal to the bit.
+// State saved by some ranks and loaded by others: weights, optimizer state and later steps are bitwise equal.
 #include "state/training_state.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ namespace fsdp::training_state_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace testing;  // of this project
+using namespace testing;  // this project's namespace
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -35,7 +35,7 @@ std::vector<ShardingCase> some_cases() {
           {3, kFullShard, true, false, /*automatic=*/true}};
 }
 
-// Two of them.
+// Returns two cases other than `sharding`.
 std::vector<ShardingCase> others_than(const ShardingCase& sharding) {
   const std::vector<ShardingCase> all = some_cases();
   size_t at = 0;
@@ -51,7 +51,8 @@ INSTANTIATE_TEST_SUITE_P(All, Resharding, ::testing::Combine(::testing::ValuesIn
                            return name_of(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_fused" : "_torch");
                          });
 
-// What a checkpoint holds does not depend on who saved it: loaded and saved again by others, and by these again.
+// The contents of a checkpoint do not depend on the ranks that saved it: it is loaded and saved again by other ranks,
+// and then by the first ones again.
 TEST_P(Resharding, KeepsEveryBit) {
   const auto& [sharding, fused] = GetParam();
   UnsyncedFileSystem unsynced;
@@ -88,7 +89,7 @@ TEST_P(Resharding, KeepsEveryBit) {
   }
 }
 
-// Counts what a thread, that is, a rank, reads.
+// Counts the bytes that a thread, that is, a rank, reads.
 class CountedReads final : public checkpoint::FileSystem {
  public:
   ssize_t pread(int file, void* data, size_t size, off_t offset) override {
@@ -117,8 +118,8 @@ TEST(Loading, ReadsNoMoreThanTheRankHolds) {
       }
       CountedReads::bytes = 0;
       load_training_state(folder.path() / "it", {*sharded, *net}, *world);
-      // Both tensors are one row of elements, cut in four; at its ends a rank reads and checks a whole block. Beside
-      // that the manifest and the header.
+      // Both tensors are one row of elements, divided into four parts; at the ends of its part a rank reads and checks
+      // a whole block. It also reads the manifest and the header.
       EXPECT_GE(CountedReads::bytes, 2 * kTensor / 4);
       EXPECT_LE(CountedReads::bytes, 2 * kTensor / 4 + 2 * kBlock + (int64_t{64} << 10));
     });
@@ -162,7 +163,7 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
           EXPECT_THAT(error, AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("checkpoint")));
         }
       }
-      run.step(2);  // training goes on
+      run.step(2);  // training continues
       world->barrier({"over", 0, Pass::kUser});
       OneRank other(sharding, world, 3, true);
       const auto user = load_training_state(path, other.training_state(), *world);

@@ -1,4 +1,4 @@
-// What a module has beside its sharded parameters.
+// The tensors of a module that are not sharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,17 +15,17 @@ namespace fsdp {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 NamedTensors named_buffers(const torch::nn::Module& module);
-// An error when `module` is not the one that `model` was made of.
+// The parameters that are not sharded. Throws if `module` is not the module that `model` was made from.
 NamedTensors ignored_parameters(const ShardedModule& model, const torch::nn::Module& module);
-// Both.
+// The buffers and the parameters that are not sharded.
 NamedTensors unsharded_tensors(const ShardedModule& model, const torch::nn::Module& module);
 
-// A tensor with all of its names: several where modules share it.
+// A tensor with all of its names; it has several if modules share it.
 struct SharedTensor {
   std::vector<std::string> names;
   at::Tensor value;
 };
-// Each tensor once, in the order of first names.
+// Returns each tensor once, in the order of first names.
 std::vector<SharedTensor> by_tensor(const NamedTensors& tensors);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Runs the engine's own tensor work outside whatever the caller's operator runs in.
+// Runs the engine's own tensor operations outside the dispatch modes of the caller's operator.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -7,9 +7,9 @@
 
 namespace fsdp::seams {
 
-// While it lives, operators on this thread go straight to the back end's kernels: no autograd, no version counting, no
-// inference tensors, no sharded key, no autocast, no functorch or Python mode. In-place operators do not bump version
-// counters.
+// While the guard lives, operators on this thread go straight to the back end's kernels: no autograd, no version
+// counting, no inference tensors, no sharded key, no autocast, no functorch or Python mode. In-place operators do not
+// bump version counters.
 class CleanDispatchGuard {
  public:
   CleanDispatchGuard() : inference_(false), dispatch_(clean_keys()) {}

@@ -1,7 +1,7 @@
 // The dispatch key of tensors that were computed from parameters alone, such as a weight that a module scales.
 //
-// TESTING_ONLY_GenericWrapper is declared by c10 for its tests, lies above the sharded key, and has no fallback in
-// LibTorch. Views of a tensor inherit it.
+// TESTING_ONLY_GenericWrapper is declared by c10 for its tests, has a higher priority than the sharded key, and has no
+// fallback in LibTorch. Views of a tensor inherit it.
 #pragma once
 
 #include <ATen/core/TensorBase.h>

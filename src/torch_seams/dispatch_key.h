@@ -1,7 +1,8 @@
 // The dispatch key that sharded parameters carry.
 //
-// DeferredInit is reserved by c10 for out-of-core libraries and lies above autograd, so a fallback on it sees every
-// operator on a keyed tensor, in forward and in backward. Views inherit the key, and set_data carries it over.
+// DeferredInit is reserved by c10 for out-of-core libraries and has a higher priority than autograd, so a fallback on
+// it sees every operator on a keyed tensor, in forward and in backward. Views inherit the key, and set_data carries it
+// over.
 #pragma once
 
 #include <ATen/core/TensorBase.h>

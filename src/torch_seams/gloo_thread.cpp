@@ -24,7 +24,7 @@ constexpr auto kCheckLimit = std::chrono::seconds(30);
 
 }  // namespace
 
-// Gloo's handlers have had different arguments over time, which this one does not read.
+// The arguments of Gloo's handlers have changed over time; this handler does not read them.
 class GlooThread::Queue final : public Handler {
  public:
   explicit Queue(Device& device) : device_(device), event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -72,7 +72,7 @@ GlooThread::GlooThread(std::shared_ptr<::gloo::transport::Device> device) : devi
 }
 
 GlooThread::~GlooThread() {
-  // On Gloo's thread, which then need not be waited for until it looks around the next time.
+  // Runs on Gloo's own thread: otherwise unregistering would have to wait until that thread polls the next time.
   auto gone = std::make_shared<std::promise<void>>();
   queue_->add([queue = queue_, gone] {
     queue->unregister();

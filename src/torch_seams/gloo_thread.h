@@ -1,4 +1,4 @@
-// Work on the thread that moves the bytes of a Gloo device.
+// Runs functions on the thread that moves the bytes of a Gloo device.
 #pragma once
 
 #include <functional>
@@ -11,21 +11,23 @@ class Device;
 namespace fsdp::seams {
 
 // [Note: messages are posted on Gloo's thread]
-// Gloo writes a message that the other side waits for on the thread that posts it, under the lock of the connection,
-// which for megabytes takes as many milliseconds. Meanwhile its own thread finds that it can read from the connection,
-// fails to get the lock, and asks again at once: it spins, on a processor that has something better to do, and that in
-// every collective in which both sides send. On Gloo's own thread nobody competes for the lock, and the caller, which
-// only hands over what is to be posted, goes on with its computation while the bytes are copied.
+// If the other side already waits for a message, Gloo writes it on the thread that posts it, under the lock of the
+// connection. For megabytes this takes as many milliseconds. Meanwhile Gloo's own thread finds that it can read from
+// the connection, fails to get the lock and retries at once: it spins on a processor that is needed for other work, in
+// every collective in which both sides send. If messages are posted on Gloo's own thread, there is no competition for
+// the lock, and the caller, which only hands the messages over, continues with its computation while the bytes are
+// copied.
 class GlooThread {
  public:
-  // Throws if this LibTorch's Gloo does not call back.
+  // Throws if the Gloo of this LibTorch does not call back.
   explicit GlooThread(std::shared_ptr<::gloo::transport::Device> device);
-  // Behind what was handed over before.
+  // Waits until all functions passed to run() before have run.
   ~GlooThread();
   GlooThread(const GlooThread&) = delete;
   GlooThread& operator=(const GlooThread&) = delete;
 
-  // From any thread, without blocking; in the order of the calls. `function` must not throw.
+  // Runs `function` on Gloo's thread, in the order of the calls. May be called from any thread and does not block.
+  // `function` must not throw.
   void run(std::function<void()> function);
 
  private:

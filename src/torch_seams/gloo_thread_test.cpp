@@ -81,7 +81,7 @@ TEST(GlooThread, EndsBehindWhatItWasGiven) {
   EXPECT_EQ(done, 100);
 }
 
-// Others go on using the device.
+// Other users of the device continue to use it.
 TEST(GlooThread, ADeviceOutlivesIt) {
   const auto device = make_device();
   for (int i = 0; i < 3; ++i) {

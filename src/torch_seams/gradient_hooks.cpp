@@ -11,7 +11,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Compiled autograd replays a backward as a graph of operators: what these hooks do would be lost in it.
+// Compiled autograd replays a backward pass as a graph of operators, in which the effects of these hooks would be lost.
 class EagerOnlyHook : public torch::autograd::FunctionPreHook {
  public:
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
@@ -55,7 +55,7 @@ std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor, std::functi
 }
 
 void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit) {
-  // Not add_hook, which wants to be the first.
+  // Does not use add_hook, because the tripwire must be the first hook.
   auto& hooks = torch::autograd::impl::hooks(tensor);
   hooks.insert(hooks.begin(), std::make_unique<TripwireHook>(std::move(visit)));
 }

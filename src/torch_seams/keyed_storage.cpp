@@ -25,7 +25,7 @@ at::DataPtr data_ptr_of(const StorageOwnerPtr& owner, void* data, c10::Device de
   return at::DataPtr(data, reference.release(), &release_owner, device);
 }
 
-// set_data_ptr_noswap also refreshes the storage's summary of its flags, so the flag goes first.
+// set_data_ptr_noswap also refreshes the storage's summary of its flags, so the flag must be set first.
 void set_pointer(c10::StorageImpl& storage, const StorageOwnerPtr& owner, void* data, bool throw_on_read) {
   storage.*private_member(ThrowFlag{}) = throw_on_read;
   storage.set_data_ptr_noswap(data_ptr_of(owner, data, storage.device()));
@@ -63,8 +63,8 @@ StorageOwner* storage_owner(const at::TensorBase& tensor) {
 
 at::Tensor make_keyed_tensor(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                              at::IntArrayRef strides, int64_t offset) {
-  // The view constructor takes keys as they are, so they come from a tensor that was made the ordinary way: with those
-  // of autograd.
+  // The view constructor uses the given keys unchanged, so they are taken from a tensor that was created the ordinary
+  // way, with the keys of autograd.
   at::Tensor ordinary = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
   c10::DispatchKeySet keys = ordinary.key_set();
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage),

@@ -31,7 +31,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   run_through(chain, op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptionKey), *stack);
 }
 
-// Made when the library is loaded, when no other thread dispatches. A LibTorch with a fallback of its own refuses.
+// Created when the library is loaded, when no other thread dispatches. The registration fails if LibTorch has a
+// fallback of its own.
 struct Registration {
   std::unique_ptr<torch::Library> library;
   std::string error;
@@ -56,7 +57,7 @@ struct CountSines : OperatorInterceptor {
   int count = 0;
 };
 
-// Each operator is seen once, and autograd has recorded it.
+// Checks that each operator is seen once, and that autograd has recorded it.
 bool works() {
   c10::InferenceMode no_inference(false);
   at::AutoGradMode gradients(true);

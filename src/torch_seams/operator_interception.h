@@ -1,8 +1,8 @@
-// Sees the operators that a thread calls, below autograd.
+// Intercepts the operators that a thread calls, below autograd.
 //
-// The dispatch key Fake lies between autograd and the back ends' kernels, and LibTorch up to 2.13 leaves it to others.
-// While it is included for a thread, a fallback on it sees each operator after autograd has recorded it; operators that
-// a kernel calls in turn are not seen.
+// The dispatch key Fake lies between autograd and the back ends' kernels, and LibTorch up to 2.13 does not use it
+// itself. While the key is included for a thread, a fallback on it sees each operator after autograd has recorded it.
+// It does not see the operators that a kernel calls in turn.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,14 +14,16 @@ namespace fsdp::seams {
 class OperatorInterceptor {
  public:
   virtual ~OperatorInterceptor() = default;
-  // The operator's arguments are on top of the stack, and are to be replaced by its results: by `run`, or otherwise.
+  // On entry, the operator's arguments are on top of the stack. The function must replace them by the operator's
+  // results, by calling `run` or in another way.
   virtual void intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run) = 0;
 };
 
-// Throws, with the reason, if this LibTorch keeps the key for itself.
+// Throws an error with the reason if this LibTorch uses the key itself.
 void require_interception();
 
-// While it lives, operators of this thread go through the interceptor; `run` goes on to the one installed before it.
+// While the guard lives, operators of this thread go through the interceptor; `run` passes them on to the interceptor
+// that was installed before it.
 class InterceptionGuard {
  public:
   explicit InterceptionGuard(OperatorInterceptor& interceptor);

@@ -6,7 +6,7 @@
 namespace fsdp::seams {
 namespace {
 
-// Reads the field: Tensor::grad_fn() of a view whose base was written to makes a new node.
+// Reads the field directly: for a view whose base was written to, Tensor::grad_fn() would create a new node.
 void drop_in_node_of(const at::TensorBase& tensor) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (meta && meta->grad_fn_) {

@@ -26,7 +26,7 @@ bool reading_throws(const at::Tensor& tensor) {
   }
 }
 
-// The key is excluded here: the check is about the seams, not about the engine.
+// The key is excluded here, because the check covers the seams and not the engine.
 void check_storages(at::Tensor& leaf, float* memory) {
   auto owner = c10::make_intrusive<StorageOwner>(StorageOwner::Kind::kParameter, nullptr, 0);
   c10::Storage storage = make_empty_storage(owner, 4 * sizeof(float), c10::kCPU, "self-check");

@@ -6,7 +6,7 @@
 namespace fsdp::seams {
 namespace {
 
-// Copies of it count in the same version counter, whichever one they are asked to take.
+// A tensor whose shallow copies share its version counter, regardless of the counter that is passed for them.
 class VersionedImpl final : public c10::TensorImpl {
  public:
   using c10::TensorImpl::TensorImpl;

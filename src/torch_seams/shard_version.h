@@ -1,22 +1,22 @@
-// Version counters: how the engine sees that somebody wrote to a shard, and says so to autograd.
+// Version counters, by which the engine detects writes to a shard and reports them to autograd.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace fsdp::seams {
 
-// How often the tensor, or any leaf or view made of it, was written in place.
+// Returns how often the tensor, or any leaf or view made of it, was written in place.
 uint32_t version_of(const at::Tensor& tensor);
 
-// A detached tensor that shows what `part` shows and shares its version counter, also with its .data(): torch's SGD and
-// RMSprop write through .data(), which ordinarily counts for itself.
+// Returns a detached tensor that shares the data and the version counter of `part`. Its .data() shares the counter as
+// well: torch's SGD and RMSprop write through .data(), which ordinarily has a counter of its own.
 at::Tensor make_versioned_leaf(const at::Tensor& part);
 
-// The same object as before, which make_versioned_leaf made, shows `part`, carries its dispatch keys and shares its
-// version counter: an optimizer that holds the leaf works on it.
+// Makes `leaf`, which must come from make_versioned_leaf, share the data, the dispatch keys and the version counter of
+// `part`. The leaf stays the same object, so an optimizer that holds it works on the new memory.
 void move_versioned_leaf(const at::Tensor& leaf, const at::Tensor& part);
 
-// Makes autograd refuse values of this tensor that were saved for backward so far, as after an in-place write.
+// Makes autograd reject values of this tensor that were saved for backward so far, as after an in-place write.
 void bump_version(const at::Tensor& tensor);
 
 }  // namespace fsdp::seams

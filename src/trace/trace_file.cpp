@@ -15,10 +15,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// In the order of rows. Waits lie within the ranges of computation and share their row.
+// In the order of the rows. Waits lie within the ranges of computation and share their row.
 enum class Row : int { kStep, kCompute, kGather, kLimiter, kReduce };
 constexpr std::array kRowNames = {"step", "compute", "all-gather", "held back by limit_all_gathers", "reduce"};
-constexpr int kMaxLanes = 1000;  // numbers of rows are row * kMaxLanes + lane
+constexpr int kMaxLanes = 1000;  // row numbers are row * kMaxLanes + lane + 1
 
 Row row_of(TraceTrack track) {
   switch (track) {
@@ -37,14 +37,15 @@ Row row_of(TraceTrack track) {
   TORCH_CHECK(false, "fsdp: unknown track ", static_cast<int>(track));
 }
 
-// Ranges that began earlier come first; of those that began together the longest, as it holds the others.
+// Ranges that began earlier come first. Of ranges that began together, the longest comes first, because it contains the
+// others.
 bool comes_first(const TraceRange& a, const TraceRange& b) {
   return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.end_ns > b.end_ns;
 }
 
-// One row of ranges that lie beside one another, or within one another.
+// One row of ranges that do not overlap, except that waits may lie within other ranges.
 struct Lane {
-  std::vector<int64_t> open;  // ends of the ranges that hold the latest one, the outermost first
+  std::vector<int64_t> open;  // ends of the ranges that contain the latest one, outermost first
 
   bool takes(const TraceRange& range) {
     while (!open.empty() && open.back() <= range.begin_ns) open.pop_back();
@@ -122,7 +123,7 @@ class RankEvents {
   std::vector<Json> events_;
 };
 
-// Times from the first range on, so that fractions of microseconds are not lost in a double.
+// Returns the earliest begin, from which times are counted, so that fractions of microseconds are not lost in a double.
 int64_t earliest(const std::vector<std::string>& begins) {
   int64_t first = std::numeric_limits<int64_t>::max();
   for (const std::string& begin : begins) first = std::min<int64_t>(first, std::stoll(begin));
@@ -142,7 +143,7 @@ std::string file_text(const std::vector<std::string>& events) {
   return text + "\n]}\n";
 }
 
-// What went wrong, or nothing.
+// Writes the file. Returns the error message, or an empty string on success.
 std::string write(const std::filesystem::path& path, const std::vector<std::string>& events) {
   try {
     if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());

@@ -1,4 +1,4 @@
-// Trace Event Format.
+// Writes traces in the Trace Event Format.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// What one rank has recorded as events, comma-separated without brackets: rows are named, and overlapping ranges of a
-// track go to rows of their own (to the first one that is free).
+// Returns one rank's recorded trace as events, comma-separated without brackets. Rows are named. Overlapping ranges of
+// a track are put into rows of their own (into the first row that is free).
 std::string trace_events(int rank, Trace trace);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// The events of a trace: which rows there are, and what lies where.
+// The events of a trace: its rows, and the ranges in each row.
 #include "trace/trace_file.h"
 
 #include <filesystem>
@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 Json parse(const std::string& events) { return Json::parse("[" + events + "]"); }
 
-// The rows of the ranges, by their names, as "row/lane".
+// Returns the rows (the events' "tid") of the ranges, by the ranges' names.
 std::map<std::string, int> rows_of(const std::vector<TraceRange>& ranges) {
   std::map<std::string, int> rows;
   for (const Json& event : parse(trace_events(0, {ranges, {}}))) {

@@ -20,12 +20,12 @@ struct TrainCommand {
   std::optional<int> nproc_per_node;
 };
 
-// Nothing is left to do: what was asked for (help, version) or what is wrong was printed.
+// The result if nothing is left to do: the requested help or version, or an error, was printed.
 struct Finished {
   int exit_status = 0;
 };
 
-// Prints help and version to stdout, and errors of usage (exit status 2) to stderr.
+// Parses the command line. Prints help and version to stdout, and usage errors (exit status 2) to stderr.
 std::variant<TrainCommand, ConvertCommand, InspectCommand, ReportCommand, Finished> parse_command_line(
     int argc, const char* const* argv);
 

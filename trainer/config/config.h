@@ -1,5 +1,5 @@
-// What one training run is told to do. The keys, their types, accepted values and meanings are described in
-// one table, config_schema.h; the defaults are the initialisers below.
+// The configuration of one training run. config_schema.h describes the keys, their types, accepted values and meanings
+// in one table; the defaults are the initialisers below.
 #pragma once
 
 #include <cstdint>
@@ -104,7 +104,7 @@ struct Config {
   std::vector<std::string> report_to;
   bool do_eval = false;
   bool save_final = false;
-  std::string max_shard_size = "5GB";  // parse_byte_count takes it
+  std::string max_shard_size = "5GB";  // read by parse_byte_count
   std::optional<std::string> trace_path;
   int64_t trace_first_step = 3;
   int64_t trace_steps = 2;
@@ -112,7 +112,7 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-// Whether gradients pass through fp16, so that losses are scaled.
+// Whether gradients are computed or reduced in fp16, so that losses must be scaled.
 inline bool uses_fp16(const Config& config) {
   return config.dtype == "fp16" || config.mixed_precision_reduce_dtype == "fp16";
 }

@@ -141,7 +141,7 @@ void check_devices(const Config& c) {
                              config.sharding_strategy, "\" on ", world_size, " rank(s); accepted: ", accepted));
 }
 
-// The divisors of `number` from `first` to `last`, as in "1, 2, 4".
+// Returns the divisors of `number` from `first` to `last`, as in "1, 2, 4".
 std::string divisors(int64_t number, int64_t first, int64_t last) {
   std::string list;
   for (int64_t d = first; d <= last; ++d) {
@@ -163,7 +163,8 @@ void check_sharding_factor(const Config& config, int64_t world_size) {
                c10::str(only, " or null (others need hybrid_shard or hybrid_shard_zero2)"));
 }
 
-// Shard groups of hosts are known to no rank by itself, but they divide the ranks, and so must what divides them.
+// No rank knows the shard groups of hosts by itself, but their size divides the number of ranks, so a number that
+// divides their size must divide the number of ranks, too.
 void check_reshard_group(const Config& config, int64_t world_size) {
   if (!config.reshard_after_forward) return;
   const auto* group = std::get_if<int64_t>(&*config.reshard_after_forward);

@@ -1,4 +1,4 @@
-// Keys that contradict one another, or the number of ranks.
+// Checks for keys that contradict one another or the number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace fsdp::trainer {
 
-// Throws ConfigError, naming the keys that do not go together, in quotes. Where they were given is the caller's to say.
+// Throws a ConfigError that names, in quotes, the keys that contradict one another. The caller adds where these keys
+// were given.
 void check_combinations(const Config& config);
 
-// What only shows once the number of ranks is known. Throws ConfigError, naming the key and what is accepted.
+// Checks the keys that depend on the number of ranks. Throws a ConfigError that names the key and the accepted values.
 void check_for_world_size(const Config& config, int64_t world_size);
 
 }  // namespace fsdp::trainer

@@ -12,7 +12,7 @@ namespace {
 
 std::string default_text(const ConfigKey& key) { return value_of(key, Config{}).dump(); }
 
-// `text` in lines of at most `width` characters, each after `indent` spaces.
+// Returns `text` in lines of at most `width` characters, each after `indent` spaces.
 std::string wrapped(const std::string& text, size_t indent, size_t width) {
   std::string result;
   std::string line;
@@ -29,7 +29,7 @@ std::string wrapped(const std::string& text, size_t indent, size_t width) {
   return result;
 }
 
-// Calls `begin_section` where a section starts and `key` for each key, in order.
+// Calls `begin_section` at the start of each section, and `visit_key` for each key, in order.
 template <typename BeginSection, typename Key>
 void walk(BeginSection begin_section, Key visit_key) {
   std::string section;

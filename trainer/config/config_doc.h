@@ -5,9 +5,9 @@
 
 namespace fsdp::trainer {
 
-// Every key with type, default, accepted values and meaning, for a terminal.
+// Returns every key with type, default, accepted values and meaning, for a terminal.
 std::string config_help();
-// The same as tables in Markdown, a section of keys each.
+// Returns the same text as Markdown tables, one for each section of keys.
 std::string config_markdown();
 
 }  // namespace fsdp::trainer

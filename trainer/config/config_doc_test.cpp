@@ -1,4 +1,4 @@
-// Help and documentation come from the schema and cannot fall behind it.
+// Tests that help and documentation are derived from the schema and agree with it.
 #include "config/config_doc.h"
 
 #include <gmock/gmock.h>

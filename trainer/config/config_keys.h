@@ -8,7 +8,8 @@
 
 namespace fsdp::trainer {
 
-// Each key is written with the section as a running heading, so that a table reads like its documentation.
+// Each function writes the section name with every key, like a running heading, so that a table reads like its
+// documentation.
 std::vector<ConfigKey> model_and_data_keys();
 std::vector<ConfigKey> optimization_keys();
 std::vector<ConfigKey> precision_keys();
@@ -21,7 +22,7 @@ std::vector<ConfigKey> output_keys();
 inline constexpr Range kPositive{.lower = 0, .lower_open = true};
 inline constexpr Range kAtLeastZero{.lower = 0};
 inline constexpr Range kAtLeastOne{.lower = 1};
-// Of normal positive numbers in fp32.
+// The normal positive numbers of fp32.
 inline constexpr Range kScale{.lower = std::numeric_limits<float>::min(), .upper = std::numeric_limits<float>::max()};
 inline constexpr Range kBeta{.lower = 0, .upper = 1, .upper_open = true};
 

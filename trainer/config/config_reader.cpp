@@ -60,8 +60,8 @@ void apply_file(const std::string& path, Config& config) {
   for (const auto& [name, value] : given.items()) set_value(known_key(name, path), value, path, config);
 }
 
-// The JSON value that the text of an override stands for. Lists and objects begin with their bracket: such a text must
-// be JSON, unless the key takes any string.
+// Returns the JSON value that the text of an override stands for. Lists and objects begin with their bracket: such a
+// text must be JSON, unless the key accepts any string.
 json override_value(const ConfigKey& key, const std::string& text, const std::string& where) {
   const std::string type = type_name(key);
   const bool is_text = type == "string" || type == "string or null";
@@ -88,7 +88,7 @@ void apply_override(const std::string& override, Config& config) {
   set_value(key, override_value(key, override.substr(equals + 1), where), where, config);
 }
 
-// Where the keys that a message quotes were given: the file, and overrides of them.
+// Returns the places where the keys that a message quotes were given: the file, and overrides of these keys.
 std::string places_of(const std::string& message, const std::string& path, const std::vector<std::string>& overrides) {
   std::string places = path;
   for (const std::string& override : overrides) {

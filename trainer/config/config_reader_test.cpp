@@ -1,4 +1,4 @@
-// Reading configs: values arrive, and every kind of bad input is refused with a message that says what to do.
+// Tests reading configs: values arrive, and every kind of bad input is refused with a message that says how to fix it.
 #include "config/config_reader.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ class ConfigReader : public ::testing::Test {
     }
     return "no error";
   }
-  // The error of a config in which `member` ("\"key\": value") joins "model_path".
+  // Returns the error of a config in which `member` ("\"key\": value") follows "model_path".
   std::string error_with(const std::string& member) { return error_of("{\"model_path\": \"m\",\n " + member + "}"); }
 
   testing::TemporaryFolder folder_;
@@ -357,7 +357,7 @@ TEST_F(ConfigReader, ReshardingNeedsAStrategyThatReleases) {
   }
 }
 
-// The error of a strategy with a factor on a number of ranks; empty when there is none.
+// Returns the error of a strategy with a factor on a number of ranks, or an empty string if there is none.
 std::string world_size_error(const std::string& strategy, std::optional<int64_t> factor, int64_t world_size,
                              std::optional<BoolOrInteger> reshard = std::nullopt) {
   Config c;

@@ -1,4 +1,4 @@
-// The one table of config keys. Reading, --set, --help, resolved_config.json and docs/config.md all come from
+// The only table of config keys. Reading, --set, --help, resolved_config.json and docs/config.md are all derived from
 // it.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace fsdp::trainer {
 
-// Where a key's value lives. Its type is the key's type; optional members accept null.
+// The member that stores a key's value. Its type is the key's type; optional members accept null.
 using ConfigMember = std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*,
                                   int64_t Config::*, std::optional<int64_t> Config::*, double Config::*,
                                   std::optional<double> Config::*, std::optional<BoolOrInteger> Config::*,
@@ -35,28 +35,28 @@ struct ConfigKey {
   std::string name;
   ConfigMember member;
   std::string meaning = {};
-  std::optional<Range> range = {};        // of numbers
-  std::vector<std::string> choices = {};  // of strings, also in lists; empty: any that is not empty
-  // Values that one might expect but that cannot be used, each with the reason.
+  std::optional<Range> range = {};        // for numbers
+  std::vector<std::string> choices = {};  // for strings, also in lists; empty: any non-empty string
+  // Values that a user might expect but that cannot be used, each with the reason.
   std::vector<std::pair<nlohmann::json, std::string>> unusable = {};
 };
 
 const std::vector<ConfigKey>& config_schema();
-// Null when there is no such key.
+// Returns the key with this name, or null if it does not exist.
 const ConfigKey* find_config_key(const std::string& name);
-// The known key with the smallest edit distance to `name`, unless it is so far from it (more than a third of its
-// letters) that it is hardly meant; then one that `name` is a part of, if it is only one.
+// Returns the known key with the smallest edit distance to `name`, unless that distance is so large (more than a third
+// of the key's letters) that the user hardly meant it. Then returns the key that contains `name`, if exactly one does.
 std::optional<std::string> similar_config_key(const std::string& name);
 
-// "string", "integer", "number", "boolean", "boolean or integer", "string or object", "list of strings",
-// with " or null" for optional keys.
+// Returns "string", "integer", "number", "boolean", "boolean or integer", "string or object" or "list of strings", with
+// " or null" for optional keys.
 std::string type_name(const ConfigKey& key);
-// What may be given now, in words: "an integer >= 1", "full_shard, shard_grad_op or no_shard", …
+// Returns the accepted values in words: "an integer >= 1", "full_shard, shard_grad_op or no_shard", …
 std::string accepted_values(const ConfigKey& key);
 
-// The value of a key in `config`, as JSON.
+// Returns the value of a key in `config`, as JSON.
 nlohmann::json value_of(const ConfigKey& key, const Config& config);
-// Stores `value`. An unsuitable one is a ConfigError that starts with `where` ("config.json", "--set a=b"),
+// Stores `value`. Throws a ConfigError if the value is unsuitable: it starts with `where` ("config.json", "--set a=b")
 // and names key, value and accepted values.
 void set_value(const ConfigKey& key, const nlohmann::json& value, const std::string& where, Config& config);
 

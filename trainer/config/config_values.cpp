@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The type of a member, and that of an optional one's value.
+// The type of a member; for an optional member, the type of its value.
 template <typename T>
 struct Held {
   using Type = T;
@@ -73,7 +73,7 @@ bool has_base_type(const ConfigKey& key, const json& value) {
   return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
 }
 
-// Values as in "a, b or c".
+// Joins values as in "a, b or c".
 std::string join_or(const std::vector<std::string>& words) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -105,7 +105,8 @@ bool takes_integers(const ConfigKey& key) {
   return type == "integer" || type == "boolean or integer";
 }
 
-// 1e5 and 10.0 are integers, too, for people and for other programs that write JSON.
+// Converts floating-point numbers without a fraction, such as 1e5 and 10.0, to integers: people write them, and so do
+// other programs that write JSON.
 json as_integer(const ConfigKey& key, const json& value) {
   if (!takes_integers(key) || !value.is_number_float()) return value;
   const double number = value.get<double>();

@@ -7,7 +7,7 @@
 
 namespace fsdp::trainer {
 
-// Writes all keys with their values to `path`, which appears whole or not at all. Errors name the path.
+// Writes all keys with their values to `path`. The file appears complete or not at all. Errors name the path.
 void write_config(const Config& config, const std::string& path);
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// How far a mistyped name is from a known one.
+// The distance between a mistyped name and a known one.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace fsdp::trainer {
 
-// The smallest number of characters to insert, delete, replace or swap with a neighbour that turns `a` into
-// `b`.
+// Returns the smallest number of insertions, deletions, replacements and swaps of neighboring characters that turns `a`
+// into `b`.
 size_t edit_distance(std::string_view a, std::string_view b);
 
 }  // namespace fsdp::trainer

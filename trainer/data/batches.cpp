@@ -50,7 +50,7 @@ void TrainBatches::start_epoch(int64_t epoch) {
                .indices(epoch);
 }
 
-// Of this rank's batch in this epoch, dealt out as DistributedSampler does.
+// Returns the samples of this rank's batch number `batch` in this epoch, distributed as DistributedSampler does.
 std::vector<int64_t> TrainBatches::batch_indices(int64_t batch) const {
   std::vector<int64_t> indices;
   const int64_t begin = batch * options_.global.batch_size;
@@ -60,7 +60,7 @@ std::vector<int64_t> TrainBatches::batch_indices(int64_t batch) const {
   return indices;
 }
 
-// Of the step that begins with this batch.
+// Returns the number of predictions of the step that begins with this batch.
 int64_t TrainBatches::predictions_of_step(int64_t batch) const {
   const auto begin = order_.begin() + batch * options_.global.batch_size * options_.global.world_size;
   return predictions_of(dataset_, {begin, begin + options_.global.samples()});

@@ -9,20 +9,20 @@
 
 namespace fsdp::trainer {
 
-// Samples in one optimizer step over all ranks.
+// The samples in one optimizer step of all ranks together.
 struct GlobalBatch {
-  int64_t batch_size = 1;  // of one rank and pass
+  int64_t batch_size = 1;  // of one rank in one pass
   int64_t world_size = 1;
   int64_t accumulation_steps = 1;
 
-  // Throws, naming numbers and keys, when `dataset` holds fewer samples than one global batch.
+  // Throws an error that names the numbers and keys if `dataset` has fewer samples than one global batch.
   void check_fits(const Dataset& dataset) const;
-  // batch_size * world_size * accumulation_steps; at most 2^62.
+  // Returns batch_size * world_size * accumulation_steps, at most 2^62.
   int64_t samples() const;
 };
 
-// This rank's batches of training data, epoch after epoch without end. An epoch's incomplete last global
-// batch is dropped.
+// This rank's batches of training data, epoch after epoch without end. The incomplete last global batch of an epoch is
+// dropped.
 class TrainBatches {
  public:
   struct Options {
@@ -30,30 +30,30 @@ class TrainBatches {
     int rank = 0;
     bool shuffle = true;
     uint64_t seed = 0;
-    c10::Device device = c10::kCPU;  // of the batches
+    c10::Device device = c10::kCPU;  // device of the batches
   };
   // `dataset` must outlive this object.
   TrainBatches(const Dataset& dataset, const Options& options);
 
   struct WeightedBatch {
     Batch batch;  // of batch_size samples
-    // What the mean loss of this batch counts in the mean over the batches of all ranks and passes of its step: its
-    // predictions over their mean number. So the step's loss is the mean over all predictions, and so are gradients.
+    // The factor of this batch's mean loss in the mean over the batches of all ranks and passes of its step: its number
+    // of predictions divided by their mean number. The step's loss and gradients are thus means over all predictions.
     double weight = 1.0;
   };
   WeightedBatch next();
-  // Of the batch that next() returned last, from 0.
+  // Returns the epoch, from 0, of the batch that next() returned last.
   int64_t epoch() const { return epoch_; }
 
-  // How much of the data is used: `samples` of `epoch`, by all ranks together.
+  // The position in the data: all ranks together have used `samples` samples of `epoch`.
   struct Position {
     int64_t epoch = 0;
     int64_t samples = 0;
     bool operator==(const Position&) const = default;
   };
   Position position() const;
-  // Goes on behind `position`, which may be that of a run with another global batch: then at the next multiple of this
-  // one. Returns how many samples are left out by that.
+  // Continues after `position`. If `position` comes from a run with another global batch size, continues at the next
+  // multiple of this run's. Returns how many samples are skipped for that.
   int64_t seek(const Position& position);
 
  private:
@@ -67,11 +67,11 @@ class TrainBatches {
   int64_t epoch_ = 0;
   int64_t next_batch_ = 0;
   std::vector<int64_t> order_;    // of the samples of all ranks in this epoch
-  int64_t step_predictions_ = 0;  // of all ranks in the step of the batch that next() returned last
+  int64_t step_predictions_ = 0;  // of all ranks, in the step of the last batch that next() returned
 };
 
-// This rank's batches of evaluation data: every sample is on one rank once. All ranks have the same number of
-// rounds, as sharded models need; where a rank has nothing left its batch is a filler that counts nothing.
+// This rank's batches of evaluation data: every sample is evaluated once, on one rank. All ranks have the same number
+// of rounds, as sharded models require; a rank that has no samples left gets a filler batch with 0 predictions.
 class EvalBatches {
  public:
   struct CountedBatch {

@@ -1,4 +1,4 @@
-// A checksum that tells whether a data set is another one under the same name.
+// A checksum that detects whether a data set was replaced by another one with the same name.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace fsdp::trainer {
 
-// Of all that up to 64 samples hold, which are spread evenly over the data set, the first and the last among them: 16
-// hexadecimal digits. Other samples may change without being seen.
+// Returns a checksum, 16 hexadecimal digits, of all tensors of up to 64 samples, which are spread evenly over the data
+// set and include the first and the last sample. Changes of other samples are not detected.
 std::string data_checksum(const Dataset& dataset);
 
 }  // namespace fsdp::trainer

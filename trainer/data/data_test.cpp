@@ -1,4 +1,4 @@
-// Token sources, samples, and which rank takes which.
+// Tests token sources, samples, and the distribution of samples over ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -93,7 +93,7 @@ TEST(TokenFile, IdsBeyondTheVocabularyAreNamedWithTheirPlace) {
               AllOf(HasSubstr("ids.bin"), HasSubstr("token id 10 at token 2 (byte offset 4)"), HasSubstr("size, 10")));
 }
 
-// Of a size that takes seconds to read, and nothing but a hole.
+// Uses a sparse file of a size that takes seconds to read.
 TEST(TokenFile, OpeningReadsLittleOfAFile) {
   testing::TemporaryFolder folder;
   const auto path = folder.write("large.bin", "");
@@ -106,14 +106,14 @@ TEST(TokenFile, OpeningReadsLittleOfAFile) {
   EXPECT_LT(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt, 1000);
 }
 
-// Opening looks at a part only; training sees the rest.
+// Opening reads only a part of the file; training reads the rest.
 TEST(TokenFile, IdsAreCheckedWhereTheyAreRead) {
   testing::TemporaryFolder folder;
   std::vector<uint16_t> ids(100000, 9);
   ids[50] = 10;
   EXPECT_THAT(error_of([&] { open_token_file(folder.write("first.bin", bytes_of<uint16_t>(ids)), 10); }),
               HasSubstr("at token 50"));
-  std::swap(ids[50], ids[3000]);  // between the places that opening looks at
+  std::swap(ids[50], ids[3000]);  // between the places that opening reads
   const auto file = open_token_file(folder.write("ids.bin", bytes_of<uint16_t>(ids)), 10);
   EXPECT_EQ(tokens_of(*file, 0, 3000).back(), 9);
   EXPECT_THAT(
@@ -194,7 +194,7 @@ TEST(DistributedSampler, DealsPositionsOut) {
   EXPECT_TRUE(DistributedSampler({.samples = 2, .rank = 2, .world_size = 3}).indices(0).empty());
 }
 
-// A data set of `samples` samples of two tokens, of which the first is the sample's number.
+// Returns a data set of `samples` samples of two tokens; the first token is the sample's number.
 TokenDataset numbered(int64_t samples) {
   class Numbers : public TokenSource {
    public:
@@ -242,7 +242,7 @@ TEST(TrainBatches, AccumulationIsPartOfTheGlobalBatch) {
   EXPECT_THAT(numbers_in(batches.next().batch), ElementsAre(0, 1));
 }
 
-// Whatever the number of ranks, the same samples are in each global batch: the same training.
+// Each global batch contains the same samples for any number of ranks, so training is the same.
 TEST(TrainBatches, GlobalBatchesDoNotDependOnTheNumberOfRanks) {
   const TokenDataset data = numbered(30);
   std::vector<TrainBatches> two = {train_batches(data, 3, 0, 2, 1, true), train_batches(data, 3, 1, 2, 1, true)};
@@ -290,7 +290,7 @@ TEST(EvalBatches, GiveEachSampleToOneRankOnce) {
           const auto batch = batches.batch(round);
           ASSERT_GE(batch.batch.inputs.size(0), 1);
           const auto numbers = numbers_in(batch.batch);
-          // A sample of two tokens has one to predict.
+          // A sample of two tokens has one prediction.
           seen.insert(numbers.begin(), numbers.begin() + batch.predictions);
         }
       }

@@ -1,4 +1,4 @@
-// What training and evaluation take their samples from.
+// The source of samples for training and evaluation.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,22 @@
 
 namespace fsdp::trainer {
 
-// Threads: const, so any number may read.
+// Threads: all functions are const, so any number of threads may call them at once.
 class Dataset {
  public:
   virtual ~Dataset() = default;
 
-  // For messages: "dummy:1024", a file's path.
+  // Returns a name for messages: "dummy:1024", a file's path.
   virtual std::string name() const = 0;
-  // Number of samples.
+  // Returns the number of samples.
   virtual int64_t size() const = 0;
-  // What one sample is, for messages: "9 tokens".
+  // Returns a description of one sample for messages: "9 tokens".
   virtual std::string sample_text() const = 0;
-  // These samples, on the CPU.
+  // Returns these samples, on the CPU.
   virtual Batch batch(const std::vector<int64_t>& indices) const = 0;
-  // A remark on data that look wrong but need not be; empty: there is none.
+  // Returns a remark on data that look wrong but may be right, or an empty string.
   virtual std::string remark() const { return {}; }
-  // How many predictions the mean loss of a batch with this sample counts of it; at least 1.
+  // Returns the number of this sample's predictions, at least 1: its weight in the mean loss of a batch.
   virtual int64_t predictions(int64_t index) const = 0;
 };
 

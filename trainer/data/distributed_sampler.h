@@ -1,4 +1,4 @@
-// Which samples a rank takes.
+// Selects the samples of a rank.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace fsdp::trainer {
 
-// Deals a list of samples out to the ranks: rank r of W takes positions r, r + W, r + 2W, … The list is 0, 1,
-// 2, …, or torch.randperm's permutation with a generator seeded with seed + epoch, as in
-// torch.utils.data.DistributedSampler. No sample is repeated to make the ranks' shares equal.
+// Distributes a list of samples over the ranks: rank r of W takes positions r, r + W, r + 2W, … The list is 0, 1, 2, …
+// or torch.randperm's permutation with a generator seeded with seed + epoch, as in torch.utils.data.DistributedSampler.
+// Unlike there, no sample is repeated to make the ranks' shares equal.
 class DistributedSampler {
  public:
   struct Options {
@@ -20,7 +20,7 @@ class DistributedSampler {
   };
   explicit DistributedSampler(const Options& options) : options_(options) {}
 
-  // What this rank takes in `epoch`, in order.
+  // Returns the samples of this rank in `epoch`, in order.
   std::vector<int64_t> indices(int64_t epoch) const;
 
  private:

@@ -1,4 +1,4 @@
-// Random numbers of dummy data: endless, and a function of seed, stream and position alone.
+// Random numbers for dummy data: an infinite sequence that depends on seed, stream and position only.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ class DummyNumbers {
  public:
   DummyNumbers(uint64_t seed, uint64_t stream) : key_(mix(mix(seed) + stream)) {}
 
-  // Below `bound`, which is at most 2^32.
+  // Returns a number below `bound`, which is at most 2^32.
   int64_t below(uint64_t bound, uint64_t position) const {
     // The upper half of the product maps 32 random bits to [0, bound) without a division.
     return static_cast<int64_t>(((mix(key_ + position) >> 32) * bound) >> 32);
   }
-  // In [0, 1), a multiple of 2^-24.
+  // Returns a number in [0, 1), a multiple of 2^-24.
   float fraction(uint64_t position) const { return static_cast<float>(mix(key_ + position) >> 40) * 0x1p-24f; }
 
  private:

@@ -15,7 +15,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// What file and dummy data have in common.
+// The common part of file data and dummy data.
 class ImageDataset : public Dataset {
  public:
   ImageDataset(std::string name, int64_t size, const ImageShape& shape)

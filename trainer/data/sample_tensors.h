@@ -1,4 +1,4 @@
-// Tensors of a file of samples: one for what a model reads, one for what it is to say.
+// Tensors of a file of samples: the inputs and the labels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,11 @@
 
 namespace fsdp::trainer {
 
-// An error that names file and tensor and says what it must be (`expected`) when the file has none of that name.
+// Returns the tensor `name`. If the file has no such tensor, throws an error that names file and tensor and says what
+// the tensor must be (`expected`).
 at::Tensor tensor_in(const checkpoint::SafetensorsFile& file, const std::string& name, const std::string& expected);
 
-// The tensor "labels": [samples], integers from 0 to classes - 1. Errors name the file, and the sample.
+// Returns the tensor "labels": [samples], integers from 0 to classes - 1. Errors name the file and the sample.
 at::Tensor labels_in(const checkpoint::SafetensorsFile& file, int64_t samples, int64_t classes);
 
 }  // namespace fsdp::trainer

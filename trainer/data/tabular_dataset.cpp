@@ -18,9 +18,9 @@ namespace fsdp::trainer {
 
 namespace {
 
-constexpr int64_t kSamplesAtATime = 1 << 16;  // that are checked
+constexpr int64_t kSamplesAtATime = 1 << 16;  // samples checked in one piece
 
-// What file and dummy data have in common.
+// The common part of file data and dummy data.
 class TabularDataset : public Dataset {
  public:
   TabularDataset(std::string name, int64_t size, TabularShape shape)
@@ -101,7 +101,7 @@ class DummyTable : public TabularDataset {
   DummyNumbers numbers_;
 };
 
-// [N, features] with N > 0.
+// Returns a matrix [N, features] with N > 0.
 at::Tensor matrix_in(const checkpoint::SafetensorsFile& file, const std::string& name, int64_t features,
                      bool is_floating) {
   const std::string expected =
@@ -115,7 +115,8 @@ at::Tensor matrix_in(const checkpoint::SafetensorsFile& file, const std::string&
   return matrix;
 }
 
-// Calls refuse(sample, feature) for the first element where wrong(part) is true; a part is some samples of `matrix`.
+// Calls refuse(sample, feature) for the first element for which wrong(part) is true; a part is a range of samples of
+// `matrix`.
 template <typename Wrong, typename Refuse>
 void check_elements(const at::Tensor& matrix, const Wrong& wrong, const Refuse& refuse) {
   for (int64_t begin = 0; begin < matrix.size(0); begin += kSamplesAtATime) {

@@ -13,7 +13,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// The samples of `indices`, a row each.
+// Returns the samples at `indices`, one per row.
 at::Tensor read_samples(const TokenSource& source, const std::vector<int64_t>& indices, int64_t length) {
   at::Tensor tokens = at::empty({static_cast<int64_t>(indices.size()), length}, at::kLong);
   auto* out = tokens.mutable_data_ptr<int64_t>();
@@ -69,7 +69,7 @@ Batch TokenPairDataset::batch(const std::vector<int64_t>& indices) const {
   const at::Tensor source = samples.narrow(1, 0, lengths_.source);
   at::Tensor target = samples.narrow(1, lengths_.source, lengths_.target);
   if (!padding_) return {.inputs = source, .labels = target};
-  // Also where no source is padded, so that a sample's loss does not depend on those beside it.
+  // Masks even if no source is padded, so that the loss of a sample does not depend on the other samples of its batch.
   const at::Tensor mask = source.ne(*padding_), used = mask.any(/*dim=*/1);
   for (size_t i = 0; i < indices.size(); ++i) {
     if (!used[static_cast<int64_t>(i)].item<bool>()) refuse(indices[i], "source");

@@ -13,11 +13,11 @@
 
 namespace fsdp::trainer {
 
-// For causal language models. Sample i is tokens [i*L, (i+1)*L) of the source; tokens that fill no sample are left out.
-// Inputs and labels are the same tokens, of which all but the first are predicted.
+// Samples for causal language models. Sample i is tokens [i*L, (i+1)*L) of the source; tokens after the last complete
+// sample are ignored. Inputs and labels are the same tokens; all but the first are predicted.
 class TokenDataset : public Dataset {
  public:
-  // A source that holds no whole sample is an error.
+  // Throws an error if the source has less than one sample.
   TokenDataset(std::unique_ptr<TokenSource> source, int64_t sequence_length);
 
   std::string name() const override { return source_->name(); }
@@ -32,17 +32,16 @@ class TokenDataset : public Dataset {
   int64_t sequence_length_;
 };
 
-// For sequence-to-sequence models. Sample i is S tokens of a source and T of a target that follow it, from token
-// i*(S+T) on. Inputs are the source, labels the target. Where tokens are padding the source is masked, and nothing is
-// predicted.
+// Samples for sequence-to-sequence models. Sample i starts at token i*(S+T): S tokens of the source (the inputs), then
+// T tokens of the target (the labels). Padding is masked in the source and not predicted in the target.
 class TokenPairDataset : public Dataset {
  public:
   struct Lengths {
     int64_t source = 0;
     int64_t target = 0;
   };
-  // `padding`: the token id that is padding; nothing: none is. A source that holds no whole sample is an error, and so
-  // is, where it is read, a sample whose source or target is nothing but padding.
+  // `padding`: the token id of padding; nothing: there is no padding. Throws an error if the source has less than one
+  // sample. Reading throws an error for a sample whose source or target consists of padding only.
   TokenPairDataset(std::unique_ptr<TokenSource> source, const Lengths& lengths, std::optional<int64_t> padding);
 
   std::string name() const override { return source_->name(); }
@@ -61,7 +60,7 @@ class TokenPairDataset : public Dataset {
   std::optional<int64_t> padding_;
 };
 
-// The source that `spec` names, of samples of `sample_length` tokens below vocab_size.
+// Opens the source that `spec` names, for samples of `sample_length` tokens below vocab_size.
 std::unique_ptr<TokenSource> open_tokens(const DatasetSpec& spec, int64_t sample_length, int64_t vocab_size);
 
 }  // namespace fsdp::trainer

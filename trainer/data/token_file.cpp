@@ -18,10 +18,10 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// At opening, ids are read at this many places, so that a file which is not of the model shows before ranks start.
+// Opening reads ids at this many places, so that a file that does not belong to the model is found before ranks start.
 constexpr int64_t kPlaces = 16, kIdsOfAPlace = 1024;
 
-// A regular file that is read, not mapped: one that is cut while training reads it is an error that names it.
+// A regular file that is read, not mapped: if the file is truncated during training, the error names it.
 class ReadFile {
  public:
   explicit ReadFile(const std::string& path);
@@ -30,7 +30,7 @@ class ReadFile {
   ReadFile& operator=(const ReadFile&) = delete;
 
   const std::string& path() const { return path_; }
-  int64_t bytes() const { return bytes_; }  // when it was opened
+  int64_t bytes() const { return bytes_; }  // size when it was opened
   void read(int64_t offset, char* to, size_t bytes) const;
 
  private:
@@ -40,7 +40,7 @@ class ReadFile {
 };
 
 ReadFile::ReadFile(const std::string& path)
-    // Without O_NONBLOCK a named pipe would be waited for.
+    // Without O_NONBLOCK, opening a named pipe would block.
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   TORCH_CHECK(file_ >= 0, path, ": cannot be opened: ", std::strerror(errno));
   struct stat status {};
@@ -113,7 +113,8 @@ void TokenFile<Id>::check(const std::vector<Id>& ids, int64_t begin) const {
                               : "; regenerate the file with the tokenizer of this model");
 }
 
-// Whether each second id is 0 and the others are not, as where ids of four bytes are read as two of two bytes.
+// Whether every second id is 0 and enough of the others are not, as if four-byte ids were read as pairs of two-byte
+// ids.
 template <typename Id>
 bool seems_twice_as_wide(const std::vector<Id>& ids) {
   constexpr size_t kFew = 32;

@@ -16,7 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How many processes the system has killed for want of memory since it started; nothing where it does not say.
+// Returns how many processes the system has killed since it started because it was out of memory, or nothing if the
+// system does not tell.
 std::optional<int64_t> kills_for_memory() {
   std::ifstream counters("/proc/vmstat");
   std::string name;
@@ -26,7 +27,7 @@ std::optional<int64_t> kills_for_memory() {
   return std::nullopt;
 }
 
-// Watches over the ranks until the last one has ended.
+// Supervises the ranks until the last one has ended.
 class Supervisor {
  public:
   Supervisor(const LaunchRequest& request, SignalQueue& signals)
@@ -39,7 +40,7 @@ class Supervisor {
   int signal_for_ranks(int signal);
   void note_deaths();
   void end_the_others();
-  // For the message of a death; empty where nothing is known of it.
+  // Returns the likely cause of a death for its message, or an empty string if nothing is known.
   std::string likely_cause(const RankDeath& death) const;
   std::chrono::milliseconds time_to_next_deadline() const;
 
@@ -72,7 +73,8 @@ void Supervisor::handle(int signal) {
   terminated_ = true;
 }
 
-// A terminal sends SIGINT to ranks as well, to which a second one is the end: the first is passed on as SIGTERM.
+// A terminal sends SIGINT to the ranks as well, and a second SIGINT would end them. The first one is therefore passed
+// on as SIGTERM.
 int Supervisor::signal_for_ranks(int signal) {
   if (signal != SIGINT) return signal;
   return interrupts_++ == 0 ? SIGTERM : SIGKILL;
@@ -111,7 +113,7 @@ void Supervisor::end_the_others() {
   }
 }
 
-// At most kLook: where the process has other threads, one of them may take the SIGCHLD.
+// Returns at most kLook: if the process has other threads, one of them may take the SIGCHLD.
 std::chrono::milliseconds Supervisor::time_to_next_deadline() const {
   constexpr std::chrono::milliseconds kNone(0), kLook(500);
   const auto& next = kill_at_ ? kill_at_ : terminate_at_;
@@ -133,7 +135,7 @@ std::optional<std::string> rank_variable_present() {
                            "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "PALS_RANKID",
                            "FLUX_TASK_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
     const std::string text = name;
-    const bool may_be_of_slurm = slurm && text.starts_with("PMI");  // of a step of one task
+    const bool may_be_of_slurm = slurm && text.starts_with("PMI");  // set for a step of one task
     if (env_string(text) && !may_be_of_slurm) return text;
   }
   return std::nullopt;

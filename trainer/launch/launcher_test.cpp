@@ -1,4 +1,4 @@
-// The launcher, with shell scripts as ranks.
+// Tests the launcher with shell scripts as ranks.
 #include "launch/launcher.h"
 
 #include <c10/util/StringUtil.h>
@@ -61,7 +61,7 @@ TEST_F(Launcher, GivesEachRankItsEnvironment) {
   }
 }
 
-// Each process that looks for a port finds another one, and a server can listen on it all the same.
+// Each process that looks for a port finds another one, and a server can still listen on it.
 TEST(FreePorts, AreKeptForTheServer) {
   const FreePort port;
   for (int i = 0; i < 200; ++i) EXPECT_NE(FreePort().number(), port.number());
@@ -130,7 +130,8 @@ TEST_F(Launcher, PassesSignalsOn) {
   EXPECT_EQ(read("got0") + read("got1"), "got\ngot\n");
 }
 
-// The first is passed on as SIGTERM, as ranks of a terminal have got it already; the second is not waited for.
+// The first SIGINT is passed on as SIGTERM, because ranks of a terminal have already received SIGINT; a second one
+// kills the ranks at once.
 TEST_F(Launcher, ASecondInterruptEndsAtOnce) {
   const std::string script = "trap 'echo got > " + folder_.path("got") + "' TERM; trap '' INT; echo up > " +
                              folder_.path("up") + "; while :; do sleep 0.01; done";
@@ -165,7 +166,7 @@ TEST_F(Launcher, RanksDieWithTheirParent) {
   const pid_t rank = std::stoi(read("pid"));
   kill(launcher, SIGKILL);
   waitpid(launcher, nullptr, 0);
-  // The orphan is dead, or a zombie that nobody has reaped yet.
+  // The orphan is dead, or a zombie that has not been reaped yet.
   const auto alive = [rank] {
     std::ifstream stat("/proc/" + std::to_string(rank) + "/stat");
     std::string id, name, state;
@@ -182,7 +183,7 @@ TEST_F(Launcher, SeesTheVariablesOfOtherLaunchers) {
   unsetenv("OMPI_COMM_WORLD_RANK");
 }
 
-// One task of srun may start ranks; each of several would start as many.
+// A single task of srun may start ranks; if a step had several tasks, each of them would start as many.
 TEST_F(Launcher, SeesAStepOfSlurmWithSeveralTasks) {
   const std::vector<const char*> names = {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES"};
   for (const char* name : names) setenv(name, name == names.back() ? "1" : "0", 1);

@@ -49,7 +49,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   return pointers;
 }
 
-// In the new process: only calls that are safe between fork and exec.
+// Runs in the new process; only uses calls that are safe between fork and exec.
 [[noreturn]] void become(const char* program, char* const* arguments, char* const* environment, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(EXIT_FAILURE);

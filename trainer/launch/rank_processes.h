@@ -10,29 +10,29 @@
 
 namespace fsdp::trainer {
 
-// How a rank ended.
+// The end of a rank.
 struct RankDeath {
   int rank = 0;
-  int wait_status = 0;  // of waitpid
+  int wait_status = 0;  // from waitpid
 
-  // The exit status, or 128 + the signal that killed it.
+  // Returns the exit status, or 128 + the signal that killed the rank.
   int status() const;
-  // "exited with status 1", "was killed by signal 9 (Killed)".
+  // Returns "exited with status 1" or "was killed by signal 9 (Killed)".
   std::string describe() const;
 };
 
 class RankProcesses {
  public:
-  // Starts them; what was started ends again when one cannot be.
+  // Starts the processes. If one cannot be started, ends the ones already started.
   RankProcesses(const std::string& program, const std::vector<std::string>& arguments, int ranks);
-  // Kills and reaps those that are still alive.
+  // Kills and reaps the processes that are still alive.
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   int alive() const;
   void signal_all(int signal) const;
-  // Those that ended since the last call, killed ones first. Does not block.
+  // Returns the ranks that ended since the last call, killed ones first. Does not block.
   std::vector<RankDeath> reap();
 
  private:

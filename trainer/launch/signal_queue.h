@@ -1,4 +1,4 @@
-// Signals that are waited for instead of handled.
+// A queue of signals to wait for instead of handling them.
 #pragma once
 
 #include <csignal>
@@ -8,9 +8,9 @@
 
 namespace fsdp::trainer {
 
-// Blocks the given signals in the calling thread for its lifetime, so that they queue up for wait(). Those that the
-// process ignores, such as SIGHUP under nohup, are left at that; SIGCHLD is not. A process forked meanwhile inherits
-// the blocking and must undo it.
+// Blocks the given signals in the calling thread during its lifetime, so that they queue up for wait(). Signals that
+// the process ignores, such as SIGHUP under nohup, stay ignored, except SIGCHLD. A process forked meanwhile inherits
+// the blocked signals and must unblock them.
 class SignalQueue {
  public:
   explicit SignalQueue(std::initializer_list<int> signals);
@@ -18,7 +18,7 @@ class SignalQueue {
   SignalQueue(const SignalQueue&) = delete;
   SignalQueue& operator=(const SignalQueue&) = delete;
 
-  // The next signal, or 0 when none came within `timeout`.
+  // Returns the next signal, or 0 if none came within `timeout`.
   int wait(std::chrono::milliseconds timeout);
 
  private:

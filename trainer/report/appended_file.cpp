@@ -75,7 +75,7 @@ bool AppendedFile::write_oldest() {
       continue;
     }
     const int error = written < 0 ? errno : EIO;
-    if (done > 0 && ::ftruncate(descriptor_, begin) != 0) {  // then the rest is to follow
+    if (done > 0 && ::ftruncate(descriptor_, begin) != 0) {  // then the rest must follow
       record.erase(0, done);
       kept_bytes_ -= done;
       oldest_is_begun_ = true;

@@ -1,4 +1,4 @@
-// Files that grow while a disk is full at times.
+// Tests files that grow while the disk is full from time to time.
 #include "report/appended_file.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A file on a disk of which the test says how many bytes it takes yet.
+// A file on a disk that accepts `room_` more bytes.
 class AppendedFileTest : public ::testing::Test {
  protected:
   AppendedFile open(size_t most_kept = 1000) {
@@ -63,7 +63,7 @@ TEST_F(AppendedFileTest, KeepsWhatAFullDiskDoesNotTakeAndSaysSoOnce) {
   EXPECT_EQ(text(), "one\n");
   EXPECT_THAT(said_, ElementsAre(AllOf(HasSubstr(folder_.path("f") + ": cannot write: No space left on device"),
                                        HasSubstr("training continues"))));
-  room_ = 3;  // less than is kept
+  room_ = 3;  // less than the kept records need
   file.append("four\n");
   EXPECT_EQ(text(), "one\n");
   room_ = 1000;
@@ -103,10 +103,10 @@ TEST_F(AppendedFileTest, DropsTheOldestBeyondItsBoundAndSaysHowMany) {
   EXPECT_EQ(text(), "six\nten\n");
 }
 
-// A disk may refuse to be written to altogether.
+// A disk may refuse all writes, even the removal of bytes.
 TEST_F(AppendedFileTest, GoesOnWithinARecordThatCannotBeTakenBack) {
   const std::string path = folder_.write("pipe-like", "");
-  // Opened for reading only: ftruncate fails, and the test writes by another descriptor.
+  // Opened for reading only: ftruncate fails, and the test writes through another descriptor.
   const int other = ::open(path.c_str(), O_WRONLY | O_CLOEXEC), own = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   size_t room = 5;
   AppendedFile file(path, own, [](const std::string&) {},

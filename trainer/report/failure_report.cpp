@@ -11,7 +11,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// The form in which torch.distributed.elastic records exceptions of Python workers.
+// Writes the format in which torch.distributed.elastic records exceptions of Python workers.
 void write_elastic_error_file(const char* path, const std::string& message) {
   const nlohmann::json extra = {{"py_callstack", message}, {"timestamp", std::to_string(std::time(nullptr))}};
   const nlohmann::json record = {{"message", {{"message", message}, {"extraInfo", extra}}}};
@@ -27,7 +27,7 @@ void print_line(const std::string& text) {
 
 void report_failure(int rank, const std::string& message) {
   const std::string name = "rank " + std::to_string(rank);
-  // "rank 1 cannot finish its all-gather …", "rank 0: shared memory …" (which others pass on)
+  // Such as "rank 1 cannot finish its all-gather …" or "rank 0: shared memory …", which other ranks pass on.
   const bool named = message.starts_with(name + " ") || message.starts_with(name + ":");
   print_line((named ? "" : name + ": ") + message);
   record_failure(message);
@@ -38,7 +38,7 @@ void report_failure_of_all(Communicator& ranks, int local_rank, const std::strin
   try {
     ranks.barrier({.name = "failure_report"});
   } catch (const std::exception&) {
-    // A rank that is lost by now keeps no other from its end.
+    // A rank that is already lost must not prevent the other ranks from ending.
   }
 }
 

@@ -1,4 +1,4 @@
-// output_dir/metrics.csv: what metrics.jsonl holds, as a table.
+// output_dir/metrics.csv: the content of metrics.jsonl as a table.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,23 +10,23 @@
 
 namespace fsdp::trainer {
 
-// A header line, then a row for each step and each evaluation. Cells are empty where a row has nothing to say, and
-// `nan` where a number is not finite.
+// Writes a header line, then a row for each step and each evaluation. Cells are empty if a row has no such value, and
+// `nan` if a number is not finite.
 class MetricsCsv {
  public:
-  // Writes the whole file anew, with these rows.
+  // Replaces the file by one with these rows.
   MetricsCsv(const std::string& path, const std::vector<MetricsLine>& rows, AppendedFile::Say say);
 
-  // Appends a whole row, with the keys of a line of metrics.jsonl, as AppendedFile does.
+  // Appends a complete row, with the keys of a line of metrics.jsonl, through AppendedFile.
   void write(const nlohmann::json& line);
-  // AppendedFile::finish.
+  // Calls AppendedFile::finish.
   std::string finish() { return file_.finish(); }
 
  private:
   AppendedFile file_;
 };
 
-// The keys of lines that have a column, in order.
+// Returns the keys of lines that have a column, in the order of the columns.
 const std::vector<std::string>& csv_columns();
 
 }  // namespace fsdp::trainer

@@ -17,7 +17,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// Holds the lock of the folder as long as it is open.
+// Returns a descriptor that holds the lock of the folder while it is open.
 int open_and_lock(const std::string& path) {
   const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor < 0) throw std::runtime_error(path + ": cannot create the file: " + std::strerror(errno));

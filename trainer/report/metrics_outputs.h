@@ -1,4 +1,4 @@
-// Where the metrics of a run go: metrics.jsonl, and what `report_to` names.
+// The outputs for the metrics of a run: metrics.jsonl and the outputs that `report_to` names.
 #pragma once
 
 #include <memory>
@@ -13,15 +13,16 @@ namespace fsdp::trainer {
 
 class MetricsOutputs {
  public:
-  // Opens output_dir/metrics.jsonl, and keeps other runs from output_dir (MetricsFile). `report_to`: of "csv"
-  // (output_dir/metrics.csv) and "tensorboard" (output_dir/runs).
-  // `say`: takes the messages of AppendedFile on any of them.
+  // Opens output_dir/metrics.jsonl, and locks output_dir against other runs (MetricsFile). `report_to`: any of "csv"
+  // (output_dir/metrics.csv) and "tensorboard" (output_dir/runs). `say`: receives the messages of AppendedFile for all
+  // outputs.
   MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
                  AppendedFile::Say say = say_on_stderr);
 
-  // Behind `step` steps of the run: 0 begins metrics.jsonl anew, more continues it. To be called once, before the first
-  // write. Returns what MetricsFile::start_over does, with `keeps`, where it begins anew. Errors: a line of
-  // metrics.jsonl that metrics.csv is to go on from cannot be read.
+  // Must be called once, after `step` steps of the run and before the first write: 0 begins metrics.jsonl anew, a
+  // larger number continues it. Returns the result of MetricsFile::start_over(keeps) if metrics.jsonl begins anew, and
+  // an empty string otherwise. Throws an error if metrics.csv must continue from a line of metrics.jsonl that cannot be
+  // read.
   std::string start(int64_t step, bool keeps = true);
 
   template <typename Metrics>
@@ -29,7 +30,8 @@ class MetricsOutputs {
     file_.write(metrics);
     pass_on(metrics_line(metrics));
   }
-  // Tries once more to write lines that could not be written. Says how many the files lack, and why; empty: none.
+  // Tries once more to write lines that could not be written. Returns how many lines the files lack, and why, or an
+  // empty string if they lack none.
   std::string finish();
 
  private:

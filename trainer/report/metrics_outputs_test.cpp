@@ -1,5 +1,5 @@
-// metrics.jsonl read again, and the files that report_to names. tests/python/test_report.py reads the event files with
-// TensorBoard itself.
+// Tests reading metrics.jsonl, and the files that report_to names. tests/python/test_report.py reads the event files
+// with TensorBoard itself.
 #include "report/metrics_outputs.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ TEST(Crc32c, OfTheExamplesInRfc3720) {
   EXPECT_EQ(crc32c(""), 0u);
 }
 
-// "1 2 2e" for lines of the steps 1 and 2 and an evaluation behind step 2.
+// Returns "1 2 2e" for lines of the steps 1 and 2 and an evaluation after step 2.
 std::string steps_that_count(const testing::TemporaryFolder& folder, const std::string& text) {
   std::string steps;
   for (const MetricsLine& line : read_metrics(folder.write("m", text))) {
@@ -120,7 +120,7 @@ TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs")));
 }
 
-// Also where the run did not write one before.
+// Replaces the file even if the run did not write it before.
 TEST(MetricsOutputs, CsvGoesOnFromWhatMetricsJsonlSaysUpToTheCheckpoint) {
   testing::TemporaryFolder folder;
   folder.write("metrics.jsonl", line_of(1) + line_of(2) + line_of(3) + "{\"st");

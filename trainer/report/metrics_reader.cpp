@@ -24,12 +24,12 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-// One line; errors begin with `where`, the file and the line's number.
+// Parses one line. Errors begin with `where`: the file and the line number.
 nlohmann::json parse(const std::string& text, const std::string& where) {
   try {
     return checkpoint::parse_json(text, "");
   } catch (const std::exception& error) {
-    constexpr std::string_view kFirstLine = ":1";  // of `text`: the column follows
+    constexpr std::string_view kFirstLine = ":1";  // position in `text`; the column follows
     throw std::runtime_error(where + message_of(error).substr(kFirstLine.size()));
   }
 }
@@ -51,7 +51,7 @@ MetricsLine line_of(const std::string& text, const std::string& where) {
   return line;
 }
 
-// An evaluation stands behind the line of its step.
+// Whether `line` invalidates `earlier`. The line of an evaluation follows the line of its step.
 bool takes_back(const MetricsLine& line, const MetricsLine& earlier) {
   if (earlier.step != line.step) return earlier.step > line.step;
   return earlier.is_evaluation() || !line.is_evaluation();

@@ -1,4 +1,4 @@
-// Reads output_dir/metrics.jsonl again.
+// Reads output_dir/metrics.jsonl.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace fsdp::trainer {
 
-// One line: what was reported of a step or of an evaluation.
+// One line: the report of a step or of an evaluation.
 struct MetricsLine {
   int64_t step = 0;
-  nlohmann::json values;  // the whole line: numbers, booleans, and null for what is no finite number
+  nlohmann::json values;  // the whole line: numbers, booleans, and null for numbers that are not finite
 
   bool is_evaluation() const { return values.contains("eval_loss"); }
 };
 
-// The lines that count, in their order: a run that goes on from a checkpoint logs again what lies behind it, so a step
-// takes back everything that was logged of it and of later ones before. What stands behind the last line end is left
-// out, as it may be in the middle of being written. Errors (std::runtime_error, "FILE:LINE: what"): a file that cannot
-// be read, and a line that is not such an object.
+// Returns the valid lines, in order. A run that continues from a checkpoint logs the steps after it again, so the line
+// of a step invalidates all earlier lines of that step and of later steps. Ignores text after the last line end,
+// because it may be in the middle of being written. Throws std::runtime_error ("FILE:LINE: message") if the file cannot
+// be read or a line is not such an object.
 std::vector<MetricsLine> read_metrics(const std::string& path);
 
 }  // namespace fsdp::trainer

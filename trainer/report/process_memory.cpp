@@ -10,7 +10,7 @@
 
 namespace fsdp::trainer {
 
-// Not from getrusage: its maximum outlives exec and would count the process that launched this one.
+// Does not use getrusage: its maximum survives exec and would include the process that launched this one.
 ProcessMemory process_memory() {
   ProcessMemory memory;
   std::ifstream status("/proc/self/status");

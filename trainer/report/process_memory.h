@@ -1,26 +1,26 @@
-// Memory of this process on the host.
+// The memory of this process on the host.
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp::trainer {
 
-// Bytes of this process that are in memory.
+// Bytes of this process that are in physical memory.
 struct ProcessMemory {
-  int64_t own = 0;     // anonymous pages, and those that it shares with other ranks
+  int64_t own = 0;     // anonymous pages, and pages shared with other ranks
   int64_t mapped = 0;  // pages of mapped files: the system may drop them and read them again
-  int64_t peak = 0;    // the largest sum of the two, since the process began or PeakMemory has looked away from it
+  int64_t peak = 0;    // the largest sum of the two since the process began or PeakMemory::restart()
 };
 ProcessMemory process_memory();
 
-// The largest ProcessMemory::own. The system counts peaks of the sum alone: what lies between two looks is known only
-// as far as the sum's peak exceeds all that was mapped. Not thread-safe.
+// Tracks the largest ProcessMemory::own. The system only counts peaks of the sum, so a peak between two calls of look()
+// is known only as far as the sum's peak exceeds the largest `mapped`. Not thread-safe.
 class PeakMemory {
  public:
-  // Looks, and leaves the sum's peak so far out of account: files that were mapped until now, such as a model's
-  // weights, are part of it.
+  // Calls look() and restarts the system's peak of the sum, which includes files that were mapped until now, such as a
+  // model's weights.
   void restart();
-  // Looks. Returns the largest so far.
+  // Measures the memory. Returns the largest values so far.
   ProcessMemory look();
 
  private:
@@ -29,10 +29,9 @@ class PeakMemory {
   bool peak_is_of_now_ = false;  // whether the sum's peak counts from restart()
 };
 
-// Keeps memory that was freed for the allocations that follow, as long as the process lives: a training step makes and
-// frees the same large tensors over and over, and by default glibc gives them back to the system, which clears each
-// page again at its next use. Has an effect with glibc's allocator only. To be called before the first large
-// allocation.
+// Keeps freed memory for later allocations for the rest of the process. A training step allocates and frees the same
+// large tensors again and again; by default, glibc returns them to the system, which clears each page again at its next
+// use. Has an effect with glibc's allocator only. Must be called before the first large allocation.
 void keep_freed_memory();
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// What a person sees of a run.
+// The progress of a run as a person sees it.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 namespace fsdp::trainer {
 
-// Shows each report of a step: on a terminal in one line that is written over, elsewhere in a line of its
-// own.
+// Shows each report of a step: on a terminal in one line that is overwritten, otherwise in a line of its own.
 class Progress {
  public:
   // `out` must outlive this object.
@@ -18,7 +17,7 @@ class Progress {
       : out_(out), is_terminal_(is_terminal), max_steps_(max_steps) {}
 
   void show(const StepMetrics& metrics);
-  // A line that stays.
+  // Prints a line that is not overwritten.
   void say(const std::string& text);
 
  private:
@@ -30,7 +29,8 @@ class Progress {
   bool line_is_open_ = false;
 };
 
-// "step 3/10 | loss 2.9613 | grad norm 1.02 | lr 4.50e-05 | 812 tokens/s | 0.66 TFLOPS | 1.2 GiB"
+// Returns a text such as
+// "step 3/10 | loss 2.9613 | grad norm 1.02 | lr 4.50e-05 | 812 tokens/s | 0.66 TFLOPS | 1.2 GiB".
 std::string progress_text(const StepMetrics& metrics, int64_t max_steps);
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// What a run writes for people and programs.
+// Tests the output of a run for people and programs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -167,7 +167,7 @@ TEST(ProcessMemory, SharedMemoryIsOwn) {
   munmap(shared, kSize);
 }
 
-// A data set or weights of any size.
+// Stands for a data set or weights of any size.
 TEST(ProcessMemory, MappedFilesAreApart) {
   constexpr int64_t kSize = int64_t{64} << 20;
   testing::TemporaryFolder folder;
@@ -208,7 +208,7 @@ TEST(ProcessMemory, FreedMemoryIsKept) {
   const auto keep = [] {
     keep_freed_memory();
     page_faults_of_a_large_block();
-    std::_Exit(page_faults_of_a_large_block() < 100 ? 0 : 1);  // other tests' threads are not in this process
+    std::_Exit(page_faults_of_a_large_block() < 100 ? 0 : 1);  // this process has no threads of other tests
   };
   EXPECT_EXIT(keep(), ::testing::ExitedWithCode(0), "");
 }

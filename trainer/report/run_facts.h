@@ -1,4 +1,4 @@
-// output_dir/run.json: what a run was told to do, and over how many ranks. For `fsdp report`.
+// output_dir/run.json: the config and the number of ranks of a run. For `fsdp report`.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace fsdp::trainer {
 
 constexpr const char* kRunFactsFile = "run.json";
 
-// Writes {"ranks": N, "config": {all keys}} to output_dir/run.json, replacing what an earlier run has left there.
+// Writes {"ranks": N, "config": {all keys}} to output_dir/run.json. Replaces the file of an earlier run.
 void write_run_facts(const Config& config, int64_t ranks);
 
 }  // namespace fsdp::trainer

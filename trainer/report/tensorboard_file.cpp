@@ -49,7 +49,7 @@ std::string bytes_field(int number, const std::string& bytes) {
   return field(number, kBytes) + varint(bytes.size()) + bytes;
 }
 
-// tensorflow.Event: its numbers of fields, and those of the messages in it.
+// Field numbers of tensorflow.Event and of the messages in it.
 constexpr int kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 constexpr int kSummaryValue = 1, kTag = 1, kSimpleValue = 2;
 constexpr int kStatus = 1, kStart = 1;
@@ -79,7 +79,7 @@ std::string scalars(const nlohmann::json& line) {
 
 // ---------------------------------------------------------------- records
 
-// Checksums are stored so that one of data that holds checksums is not itself like one.
+// Masks the checksum as TFRecord requires, so that the checksum of data that contains checksums is not one of them.
 std::string masked_checksum(const std::string& bytes) {
   const uint32_t checksum = crc32c(bytes);
   return little_endian(((checksum >> 15) | (checksum << 17)) + 0xa282ead8, 4);
@@ -92,13 +92,13 @@ std::string record(const std::string& data) {
 
 // ---------------------------------------------------------------- names
 
-// The time in the name of an event file; 0 for other files.
+// Returns the time in the name of an event file, or 0 for other files.
 int64_t stamp_of(const std::string& name) {
   if (name.compare(0, kPrefix.size(), kPrefix) != 0) return 0;
   return std::atoll(name.substr(kPrefix.size(), 10).c_str());
 }
 
-// "events.out.tfevents.SECONDS.HOST.PROCESS.0", the form of TensorFlow's own.
+// Returns "events.out.tfevents.SECONDS.HOST.PROCESS.0", the form of TensorFlow's own names.
 std::string new_name(const fs::path& folder) {
   int64_t stamp = std::time(nullptr);
   for (const auto& entry : fs::directory_iterator(folder)) {

@@ -1,4 +1,4 @@
-// Event files that TensorBoard reads: records of the TFRecord format, each one Event message of its protocol buffers.
+// Event files for TensorBoard: records of the TFRecord format, each one a serialized Event protocol buffer.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,19 @@
 
 namespace fsdp::trainer {
 
-// One event file in `folder`, which is created. Files of one folder are one run for TensorBoard, read in the order of
-// their names: this one's comes behind those that are there.
+// One event file in `folder`, which is created. TensorBoard treats the files of one folder as one run and reads them in
+// the order of their names; the name of this file sorts after all existing ones.
 class TensorBoardFile {
  public:
-  // What the folder's earlier files say of steps after `step` no longer counts, as training goes on from there.
+  // Starts the file so that TensorBoard discards events of earlier files for steps after `step`, from which training
+  // continues.
   TensorBoardFile(const std::string& folder, int64_t step, AppendedFile::Say say = say_on_stderr);
 
-  // The numbers of a line of metrics.jsonl, as scalars "train/loss", "train/grad_norm", …, "eval/loss", appended as
-  // AppendedFile does.
+  // Appends the numbers of a line of metrics.jsonl as scalars "train/loss", "train/grad_norm", …, "eval/loss", through
+  // AppendedFile.
   void write(const nlohmann::json& line);
   const std::string& path() const { return file_->path(); }
-  // AppendedFile::finish.
+  // Calls AppendedFile::finish.
   std::string finish() { return file_->finish(); }
 
  private:

@@ -1,4 +1,4 @@
-// Writing files in whole pieces.
+// Replaces whole files.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace fsdp::trainer {
 
-// Writes a whole file under another name, and gives it its own then. Errors name `path`.
+// Writes a whole file under a temporary name and then renames it to `path`. Errors name `path`.
 void replace_file(const std::string& path, std::string_view bytes);
 
 }  // namespace fsdp::trainer

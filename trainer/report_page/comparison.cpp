@@ -23,7 +23,7 @@ std::string config_text(const RunData& run, const char* key) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// Of a model without a folder the preset, or its model_type.
+// Returns the name of the model. For a model without a folder, this is the preset or its model_type.
 std::string model_name(const RunData& run) {
   const nlohmann::json model = run.config.is_object() ? run.config.value("model", nlohmann::json()) : nlohmann::json();
   const nlohmann::json type = model.is_object() ? model.value("model_type", nlohmann::json()) : nlohmann::json();
@@ -35,7 +35,7 @@ std::string model_name(const RunData& run) {
 
 struct Number {
   const char* name;
-  std::function<double(const RunData&)> of;  // NaN: none
+  std::function<double(const RunData&)> of;  // NaN: no value
   std::function<std::string(double)> text;
 };
 
@@ -103,7 +103,7 @@ Table table_of_runs(const char* head, const std::vector<RunData>& runs) {
   return table;
 }
 
-// Loss by step.
+// Returns the loss by step.
 std::map<int64_t, double> losses_of(const RunData& run) {
   const Series series = series_of(run, "loss");
   std::map<int64_t, double> losses;
@@ -185,7 +185,7 @@ Table step_table(const StepTimeline& step) {
                "reductions in progress"},
               {}};
   for (const RankTimeline& rank : step.ranks) {
-    // Waits lie within computation, or between.
+    // Waits occur during computation or between computations.
     const double waits = rank.busy_ms("wait");
     std::array<char, 32> share{};
     std::snprintf(share.data(), share.size(), "%.1f %%", step.length_ms > 0 ? 100 * waits / step.length_ms : 0.0);

@@ -1,4 +1,4 @@
-// The tables of a report: what each run came to, and how runs differ.
+// The tables of a report: the results of each run, and the differences between runs.
 #pragma once
 
 #include <string>
@@ -14,20 +14,23 @@ struct Table {
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;  // a row's name, and its other cells
 };
 
-// A column for each run; behind a number of a later run, in brackets, its ratio to that of the first one.
+// Returns a table with a column for each run. In the columns of later runs, each number is followed by its ratio to the
+// first run's number, in brackets.
 Table summary_table(const std::vector<RunData>& runs);
 
-// The keys of the configs whose values are not the same in all runs; paths of outputs are left out.
+// Returns the config keys whose values differ between runs, without the paths of outputs.
 Table config_differences(const std::vector<RunData>& runs);
 
-// For each later run, at which step that both have logged its loss is another than the first run's.
+// Returns a text for each later run: the first common step at which its loss differs from the first run's, that no loss
+// differs, or that the runs have no step in common.
 std::vector<std::string> first_loss_differences(const std::vector<RunData>& runs);
 
-// What each rank did during the step, and how much memory of each category it held at most.
+// Return the activity of each rank during the step, and the peak memory of each category.
 Table step_table(const StepTimeline& step);
 Table memory_table(const StepTimeline& step);
 
-// The middle one of the finite values; NaN of none.
+// Returns the median of the finite values (the mean of the middle two if their number is even), or NaN if there are
+// none.
 double median(std::vector<double> values);
 
 }  // namespace fsdp::trainer

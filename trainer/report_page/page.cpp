@@ -133,7 +133,7 @@ std::string title_of(const std::vector<RunData>& runs, const std::string& title)
   return names;
 }
 
-// A policy under which the page cannot load or send anything.
+// The head of the page, with a policy that prevents the page from loading or sending anything.
 constexpr const char* kHead =
     "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "

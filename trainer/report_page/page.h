@@ -8,8 +8,8 @@
 
 namespace fsdp::trainer {
 
-// One HTML page that needs nothing else: tables, and data with a script that draws it. `title`: empty for the runs'
-// names.
+// Returns one HTML page without external dependencies: tables, and data with a script that draws it. An empty `title`
+// stands for the names of the runs.
 std::string report_page(const std::vector<RunData>& runs, const std::string& title);
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// Files that the page consists of, embedded when the program is built: those in report_page/page, and dygraphs'.
+// Files of the page, embedded when the program is built: the files in report_page/page, and the files of dygraphs.
 #pragma once
 
 #include <string_view>

@@ -16,7 +16,7 @@ std::string formatted(const char* format, double value) {
 
 }  // namespace
 
-// Bytes that are no UTF-8 become U+FFFD, as browsers would read them.
+// Replaces bytes that are not UTF-8 by U+FFFD, as browsers do.
 std::string html_text(std::string_view text) {
   const std::string json = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const auto valid = nlohmann::json::parse(json).get<std::string>();
@@ -52,7 +52,7 @@ std::string script_json(const nlohmann::ordered_json& data) {
   std::string escaped;
   for (const char c : json) {
     if (c == '<') {
-      escaped += "\\u003c";  // inside a string, as JSON has it nowhere else
+      escaped += "\\u003c";  // always inside a string: JSON has no other '<'
     } else {
       escaped += c;
     }

@@ -11,7 +11,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-constexpr size_t kMostPoints = 2000;  // of a curve; a screen has no more columns
+constexpr size_t kMostPoints = 2000;  // per curve; a screen has no more columns
 constexpr double kLargestDrawn = 1e30;
 
 struct Kind {
@@ -45,7 +45,7 @@ void add_curve(Plot& plot, size_t run, Series series, bool as_dots) {
 
 bool is_drawn(double value) { return std::isfinite(value) && std::abs(value) <= kLargestDrawn; }
 
-// Seven digits are more than a plot shows.
+// Rounds to seven digits, more than a plot shows.
 nlohmann::ordered_json drawn(double value) {
   if (!is_drawn(value)) return nullptr;
   char text[32];
@@ -53,7 +53,8 @@ nlohmann::ordered_json drawn(double value) {
   return std::strtod(text, nullptr);
 }
 
-// Of each stretch of neighbours the least and the greatest, the first and last value of all, and a gap if there is one.
+// Returns the smallest and the largest value of each range of neighbors, the first and last value of the curve, and a
+// value that cannot be drawn for each range that contains one.
 std::vector<size_t> worth_drawing(const Series& series) {
   const size_t count = series.steps.size();
   std::vector<size_t> kept;
@@ -90,7 +91,7 @@ std::string value_text(const Plot& plot, double value) {
 std::vector<Plot> plots_of(const std::vector<RunData>& runs) {
   std::vector<Plot> plots;
   for (const Kind& kind : kKinds) {
-    // Samples say no more where all runs count tokens.
+    // Samples per second add no information if all runs count tokens.
     if (kind.key == std::string("samples_per_second") && all_have(runs, "tokens_per_second")) continue;
     Plot plot{kind.key, kind.title, kind.unit, kind.from_zero, {}};
     for (size_t i = 0; i < runs.size(); ++i) add_curve(plot, i, series_of(runs[i], kind.key), false);

@@ -30,7 +30,7 @@ std::string target_of(const ReportCommand& command) {
   return command.folders.size() == 1 ? (fs::path(command.folders[0]) / "report.html").string() : "report.html";
 }
 
-// A wrong path is an error, and makes no folders.
+// Throws an error if the folder of `target` does not exist; creates no folders.
 void check_folder_of(const fs::path& target) {
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
   if (fs::is_directory(folder)) return;

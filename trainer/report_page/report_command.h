@@ -1,4 +1,4 @@
-// `fsdp report`: one page that shows what one or more runs have measured.
+// `fsdp report`: writes one page with the measurements of one or more runs.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace fsdp::trainer {
 struct ReportCommand {
   std::vector<std::string> folders;  // each the output_dir of a run
   std::string out;                   // empty: see add_report
-  std::string title;                 // empty: made of the runs' names
+  std::string title;                 // empty: the names of the runs
 };
 
 // Adds the subcommand, which fills `command`.

@@ -1,4 +1,4 @@
-// What the page of `fsdp report` is made of. tests/python/test_report.py looks at it in a browser.
+// Tests the parts of the page of `fsdp report`. tests/python/test_report.py looks at it in a browser.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -270,7 +270,7 @@ TEST(StepTimeline, NeedsAStepAndATrace) {
   EXPECT_THAT(error_of(trace_file({R"({"ph": 3, "pid": 0})"})), HasSubstr("is not a trace"));
 }
 
-// What the fuzz target has found.
+// Inputs that the fuzz target has found.
 TEST(StepTimeline, NumbersThatNoTraceHasAreErrors) {
   testing::TemporaryFolder folder;
   const auto error_of = [&](const std::string& event) -> std::string {

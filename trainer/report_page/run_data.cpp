@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The file's "config" and "ranks", as far as it has them.
+// Reads "config" and "ranks" from the file, if it contains them.
 void read_facts(const fs::path& folder, RunData& run) {
   if (fs::exists(folder / kRunFactsFile)) {
     const nlohmann::json facts = checkpoint::read_json_file(folder / kRunFactsFile);
@@ -31,7 +31,7 @@ void read_facts(const fs::path& folder, RunData& run) {
   if (!run.config.is_object()) run.config = nullptr;
 }
 
-// Where the run's trace is now: where the config says or, when the folder was moved, in it.
+// Reads the run's trace from the path in the config or, if the folder was moved, from the folder itself.
 void read_trace(const fs::path& folder, RunData& run) {
   if (run.config.is_null() || !run.config.contains("trace_path") || !run.config["trace_path"].is_string()) return;
   const fs::path said = run.config["trace_path"].get<std::string>();
@@ -62,7 +62,7 @@ std::string last_part(const std::string& folder) {
   return (path.has_filename() ? path : path.parent_path()).filename().string();
 }
 
-// The last part of the path, or all that was given where others end alike.
+// Returns the last part of each path, or the whole given path if other paths end in the same part.
 std::vector<std::string> names_of(const std::vector<std::string>& folders) {
   std::multiset<std::string> parts;
   for (const std::string& folder : folders) parts.insert(last_part(folder));

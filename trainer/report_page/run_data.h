@@ -1,4 +1,4 @@
-// What a report knows of a run: read from its output_dir.
+// The data of a run for a report, read from its output_dir.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,19 @@
 namespace fsdp::trainer {
 
 struct RunData {
-  std::string name = {};                            // unlike those of the others
-  std::vector<MetricsLine> lines = {};              // that count
-  nlohmann::json config = nullptr;                  // all keys; null where the run has left none
-  std::optional<int64_t> ranks = std::nullopt;      // likewise
-  std::optional<StepTimeline> step = std::nullopt;  // of its trace
-  std::string no_step = {};                         // why there is none; empty: no trace was asked for
+  std::string name = {};                            // unique among the runs
+  std::vector<MetricsLine> lines = {};              // the valid lines (read_metrics)
+  nlohmann::json config = nullptr;                  // all keys; null if the run has left no config
+  std::optional<int64_t> ranks = std::nullopt;      // unset if unknown
+  std::optional<StepTimeline> step = std::nullopt;  // from the run's trace
+  std::string no_step = {};                         // why `step` is unset; empty: no trace was asked for
 };
 
-// Errors name the folder or file, and the line: a folder that holds no metrics.jsonl or is given twice, a file that is
-// not as the trainer writes it. A trace that was asked for and is not there (any more) is none.
+// Reads the data of runs. Errors name the folder or file, and the line: a folder has no metrics.jsonl or is given
+// twice, or a file is not as the trainer writes it. A missing trace is not an error (RunData::no_step).
 std::vector<RunData> read_runs(const std::vector<std::string>& folders);
 
-// What a run logged under one key, in order of steps. NaN where it was no finite number.
+// The values that a run logged under one key, in order of steps. NaN stands for a number that was not finite.
 struct Series {
   std::vector<int64_t> steps = {};
   std::vector<double> values = {};

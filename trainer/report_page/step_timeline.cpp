@@ -18,7 +18,7 @@ using nlohmann::json;
 
 // The whole trace of a rank; times in ms of the trace.
 struct RankTrace {
-  std::map<int64_t, TimelineRow> rows;  // by number
+  std::map<int64_t, TimelineRow> rows;  // by row number
   std::vector<std::string> categories;
   std::vector<MemorySample> memory;
 };
@@ -28,7 +28,7 @@ struct Window {
   double end;
 };
 
-constexpr size_t kMostCategories = 64;  // of memory; a trace has about ten
+constexpr size_t kMostCategories = 64;  // memory categories; a trace has about ten
 
 double ms(const json& microseconds) { return microseconds.get<double>() / 1e3; }
 
@@ -66,7 +66,7 @@ void add_event(const json& event, std::map<int64_t, RankTrace>& ranks) {
                                                     event.at("args").at("pass").get<std::string>()});
 }
 
-// From what lasts to what comes and goes; others' in the middle.
+// Orders categories from long-lived to short-lived memory; unknown ones are in the middle.
 int place_of(const std::string& category) {
   const auto begins = [&](const char* with) { return category.rfind(with, 0) == 0; };
   if (begins("parameter shards")) return 0;
@@ -121,7 +121,7 @@ std::optional<Window> last_step(const RankTrace& first_rank) {
   return Window{ends.size() > 1 ? ends[ends.size() - 2] : begin, ends.back()};
 }
 
-// What of a row lies in the window, cut at its ends.
+// Returns the part of a row that lies in the window, cut at its ends.
 TimelineRow within(const TimelineRow& row, const Window& window) {
   TimelineRow part{row.name, {}};
   for (TimelineRange range : row.ranges) {
@@ -152,7 +152,7 @@ RankTimeline within(int64_t number, const RankTrace& rank, const Window& window)
   }
   for (MemorySample sample : rank.memory) {
     if (sample.at_ms > window.end) break;
-    // What was before the window still is at its begin.
+    // The last sample before the window still applies at its beginning.
     if (sample.at_ms <= window.begin) part.memory.clear();
     sample.at_ms = std::max(0.0, sample.at_ms - window.begin);
     part.memory.push_back(std::move(sample));

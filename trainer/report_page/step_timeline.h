@@ -1,4 +1,4 @@
-// One step out of a trace that write_trace() has left (fsdp/trace.h).
+// One step of a trace that write_trace() has written (fsdp/trace.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace fsdp::trainer {
 
 struct TimelineRange {
-  double begin_ms;  // from the step's begin
+  double begin_ms;  // from the beginning of the step
   double end_ms;
   std::string kind;  // to_string(TraceTrack)
   std::string name;
@@ -25,7 +25,7 @@ struct TimelineRow {
 
 struct MemorySample {
   double at_ms = 0;
-  std::vector<double> bytes = {};  // by category, in their order
+  std::vector<double> bytes = {};  // one for each category, in the order of `categories`
 };
 
 struct RankTimeline {
@@ -33,25 +33,25 @@ struct RankTimeline {
   std::vector<TimelineRow> rows = {};
   std::vector<std::string> categories = {};
   std::vector<MemorySample> memory = {};
-  // Of "everything else" what is there during the whole step, which its category therefore leaves out: the program
-  // itself, say.
+  // The bytes of "everything else" that are present during the whole step, such as the program itself. They are not
+  // included in that category's samples.
   double constant_bytes = 0;
 
-  // How long ranges of a kind last together, in ms; those at the same time count once.
+  // Returns the total duration of the ranges of a kind, in ms; overlapping ranges count once.
   double busy_ms(const std::string& kind) const;
-  // The most bytes of a category, or of all together with what is constant.
+  // Return the peak bytes of a category, or of all categories together including the constant bytes.
   double peak_bytes(size_t category) const;
   double peak_bytes() const;
 };
 
 struct StepTimeline {
   double length_ms = 0;
-  std::vector<RankTimeline> ranks = {};  // in order
+  std::vector<RankTimeline> ranks = {};  // in order of ranks
 };
 
-// The last step that the trace holds whole: it ends with an "optimizer" of rank 0, and begins where the one before
-// ended or, without one, with the first range. None: the trace holds no such step. Errors: a file that cannot be read,
-// or is none that write_trace() has left.
+// Returns the last step that the trace contains completely, or nothing if it contains none. The step ends with an
+// "optimizer" range of rank 0, and begins where the one before ended or, if there is no such range, with the first
+// range. Throws an error if the file cannot be read or is not a trace from write_trace().
 std::optional<StepTimeline> read_step_timeline(const std::filesystem::path& path);
 
 }  // namespace fsdp::trainer

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 
-// A number as checkpoint_path writes it.
+// Returns the step in a folder name that checkpoint_path makes, or nothing for other names.
 std::optional<int64_t> step_of(std::string_view name) {
   if (name.substr(0, kPrefix.size()) != kPrefix) return std::nullopt;
   const std::string_view digits = name.substr(kPrefix.size());
@@ -33,7 +33,7 @@ std::optional<int64_t> step_of(std::string_view name) {
   return all && step > 0 && digits.front() != '0' ? std::optional(step) : std::nullopt;
 }
 
-// Names that checkpoint::temporary_sibling gives: ".checkpoint-20.tmp-4711-0".
+// Recognizes names that checkpoint::temporary_sibling makes for checkpoints: ".checkpoint-20.tmp-4711-0".
 bool is_leftover(std::string_view name) {
   const size_t end = name.find(".tmp-");
   return !name.empty() && name.front() == '.' && end != std::string_view::npos &&

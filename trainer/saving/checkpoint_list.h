@@ -16,30 +16,31 @@ struct SavedCheckpoint {
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& output_dir, int64_t step);
 
-// Those that are complete, by ascending step. Empty where the folder is not there.
+// Returns the checkpoints that have a manifest, by ascending step; none if `output_dir` does not exist.
 std::vector<SavedCheckpoint> saved_checkpoints(const std::filesystem::path& output_dir);
 
-// Folders that are named as checkpoints, but have no manifest.
+// Returns the folders that are named like checkpoints but have no manifest.
 std::vector<std::filesystem::path> folders_without_manifest(const std::filesystem::path& output_dir);
 
-// Why nothing can be loaded from a checkpoint, as far as its manifest and the sizes of its files tell; empty: it can.
+// Returns why nothing can be loaded from a checkpoint, judged by its manifest and the sizes of its files, or an empty
+// string if it is sound.
 std::string fault_of(const std::filesystem::path& checkpoint);
 
-// Of the sound ones beside `checkpoint`, the newest; for advice.
+// Returns the newest sound checkpoint beside `checkpoint`, or nothing if there is none. Errors suggest it to the user.
 std::optional<std::filesystem::path> newest_sound_beside(const std::filesystem::path& checkpoint);
 
-// Gives a damaged checkpoint another name, "damaged-checkpoint-STEP", so that it is none of the run's any more. Returns
-// it. Throws with its name and the reason.
+// Renames a damaged checkpoint to "damaged-checkpoint-STEP" (numbered if that name is taken), so that it is no longer
+// one of the run's checkpoints. Returns its new path. Throws an error with the checkpoint's name and the reason.
 std::filesystem::path set_aside(const std::filesystem::path& checkpoint);
 
-// Removes a checkpoint: it loses its name first, in one step, so that what is left of a removal that was interrupted is
-// none. Throws with its name and the reason.
+// Removes a checkpoint. Renames it first, in one step, so that the remains of an interrupted removal do not count as a
+// checkpoint. Throws an error with the checkpoint's name and the reason.
 void remove_checkpoint(const std::filesystem::path& path);
 
-// Removes all but the `limit` (at least 1) checkpoints of the last steps.
+// Keeps the `limit` (at least 1) checkpoints with the highest steps and removes the others.
 void keep_newest(const std::filesystem::path& output_dir, int64_t limit);
 
-// Removes what saves and removals that were interrupted have left. Nobody may be saving to the folder meanwhile.
+// Removes the temporary folders of interrupted saves and removals. No process may save to the folder at the same time.
 void remove_leftovers(const std::filesystem::path& output_dir);
 
 }  // namespace fsdp::trainer

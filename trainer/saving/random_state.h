@@ -1,4 +1,4 @@
-// The state of a rank's random numbers, as tensors.
+// The state of a rank's random number generators, as tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,10 +9,10 @@
 
 namespace fsdp::trainer {
 
-// Of LibTorch's default generators of the host and of `device`.
+// Returns the states of LibTorch's default generators of the CPU and of `device`.
 std::map<std::string, at::Tensor> random_state(c10::Device device);
 
-// The other way round. Those that `state` has none for stay as they are.
+// Sets the states of these generators. Generators that `state` does not contain keep their state.
 void set_random_state(const std::map<std::string, at::Tensor>& state, c10::Device device);
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// Runs that are interrupted and resumed leave what runs that were not interrupted leave, to the bit.
+// Tests that interrupted and resumed runs end with the same results as uninterrupted runs, bit by bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ struct Variant {
   std::function<void(Config&)> change;
 };
 
-// Six steps, which is more than one epoch with 3 ranks.
+// Returns a config of six steps, which is more than one epoch with 3 ranks.
 Config long_run(const testing::TemporaryFolder& folder) {
   write_tiny_llama(folder.path("model"), /*tied=*/true, /*seed=*/11);
   Config config = small_run(folder);
@@ -74,7 +74,7 @@ TEST_P(Resuming, IsAsIfNothingHadHappened) {
     EXPECT_THAT(names_of_checkpoints(folder, "saving" + number),
                 ElementsAre("checkpoint-2", "checkpoint-4", "checkpoint-6"));
 
-    // A run that is killed between step 4 and 6, and one that goes on elsewhere.
+    // A run that is killed between steps 4 and 6, and one that continues in another folder.
     fs::remove_all(checkpoint_path(folder.path("saving" + number), 6));
     saving.resume_from_checkpoint = "latest";
     expect_same(run_whole(saving, folder, "saving" + number, world_size), want);
@@ -153,7 +153,7 @@ TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
               AllOf(HasSubstr("dataset: \"dummy:30\", was \"dummy:29\""), HasSubstr("continues at its first sample")));
 }
 
-// Nothing in a Llama draws: the generators end as the checkpoint has them, whatever the config's seed is now.
+// A Llama draws no random numbers, so the generators end in the state of the checkpoint, whatever the config's seed is.
 TEST(ResumingWithTheSameRanks, RestoresRandomNumbers) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
@@ -217,7 +217,7 @@ TEST_F(Starting, ReplacesWhatAnEarlierRunLeftOnlyWhenToldTo) {
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-1, checkpoint-2, checkpoint-3, final"), HasSubstr("latest"),
                              HasSubstr("overwrite_output_dir")));
-  config_.save_steps = std::nullopt;  // also of a run without checkpoints of its own
+  config_.save_steps = std::nullopt;  // also for a run that saves no checkpoints
   EXPECT_THAT(error(), HasSubstr("checkpoint-3"));
   config_.overwrite_output_dir = true;
   ::testing::internal::CaptureStdout();
@@ -276,7 +276,7 @@ TEST_F(Starting, TheNewestSoundCheckpointIsTheLatest) {
   flip_a_byte(path(4) / kOneFile);
   fs::remove(path(3) / "manifest.json");
   config_.resume_from_checkpoint = "latest";
-  EXPECT_EQ(choose_start(config_).checkpoint, path(4));  // it shows when it is read
+  EXPECT_EQ(choose_start(config_).checkpoint, path(4));  // the damage is found when the file is read
   EXPECT_TRUE(fs::exists(path(5)));
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(run_whole(config_, folder_, "out", 2).metrics.size(), want.metrics.size());
@@ -349,7 +349,7 @@ TEST(Leaving, SavesAtTheStepOfTheSignal) {
     const std::string name = async ? "async" : "sync";
     config.async_save = async;
     config.resume_from_checkpoint = std::nullopt;
-    // The handler of this process, as a run that is not interested in it would not outlive it.
+    // An outer handler of this process, because the signal comes before the run's own handler exists.
     const StopSignal outer;
     std::raise(SIGTERM);
     const Left left = run_whole(config, folder, name, 2);
@@ -413,7 +413,7 @@ TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
   }
 }
 
-// The first write fails, after a while: training has come to the next save by then.
+// Fails the first write, after a delay in which training reaches the next save.
 class LateFault final : public checkpoint::FileSystem {
  public:
   ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override {
@@ -427,7 +427,7 @@ class LateFault final : public checkpoint::FileSystem {
   std::atomic<bool> has_failed_{false};
 };
 
-// The failure of one asynchronous save is found when the next one begins: that one is made all the same.
+// The failure of one asynchronous save is found when the next one begins, which is saved nevertheless.
 TEST(FailedSaves, CostNoOtherSave) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);

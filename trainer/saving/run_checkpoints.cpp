@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Draws of a run that goes on over another number of ranks repeat none of those before.
+// Returns a seed such that a run that continues with another number of ranks repeats no earlier random numbers.
 uint64_t fresh_seed(const Config& config, int rank, int64_t step) {
   return static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(rank) + (static_cast<uint64_t>(step) << 32);
 }
@@ -39,7 +39,7 @@ TrainingState RunCheckpoints::state() const {
 // ---------------------------------------------------------------- loading
 
 int64_t RunCheckpoints::load(const fs::path& checkpoint) {
-  // The config's options are in force, also where they were others when the checkpoint was saved.
+  // The config's optimizer options apply, even if they were different when the checkpoint was saved.
   const LoadedTrainingState loaded =
       load_training_state(checkpoint, state(), *parts_.communicator, {.optimizer_options = false});
   const RunRecord record = read_run_record(loaded.state, checkpoint.string());
@@ -130,7 +130,7 @@ void RunCheckpoints::save(int64_t step) {
   const fs::path path = checkpoint_path(parts_.config.output_dir, step);
   TrainingState saved = state();
   saved.of_rank = random_state(parts_.device);
-  finish();  // if that one failed, this one may succeed
+  finish();  // if the previous save failed, this one may still succeed
   attempt([&] {
     if (parts_.config.async_save) {
       saver_.save(path, saved, to_json(record(step)));
@@ -161,7 +161,7 @@ void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
   }
 }
 
-// Of rank 0, so that all ranks judge alike.
+// Uses the checksum of rank 0, so that all ranks decide alike.
 const std::string& RunCheckpoints::data_checksum_of_rank_0() {
   if (data_checksum_.empty()) {
     data_checksum_ = together(*parts_.communicator, "looking at the training data", [&] {

@@ -1,4 +1,4 @@
-// The checkpoints of a run while it trains: loads one, saves others, removes old ones, leaves on signals.
+// The checkpoints of a run while it trains: loads one, saves others, removes old ones, stops the run on signals.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@
 
 namespace fsdp::trainer {
 
-// What a checkpoint is made of, on this rank.
+// The parts of a run on this rank that a checkpoint is made of.
 struct RunParts {
   const Config& config;
   torch::nn::Module& model;
@@ -36,35 +36,37 @@ struct RunParts {
 // All functions are collective.
 class RunCheckpoints {
  public:
-  // What `parts` refers to must outlive this object.
+  // The objects that `parts` refers to must outlive this object.
   explicit RunCheckpoints(const RunParts& parts);
 
-  // Model, optimizer, schedule, loss scaling, data, random numbers. Returns the step that the checkpoint was saved
-  // after, and says what differs from then. Errors: those of load_training_state; model and optimizer then hold
-  // anything.
+  // Restores model, optimizer, schedule, loss scaling, data position and random numbers. Returns the step after which
+  // the checkpoint was saved, and reports the differences between that run and this one. Throws the errors of
+  // load_training_state; model and optimizer are then in an undefined state.
   int64_t load(const std::filesystem::path& checkpoint);
 
-  // After each step, with save_steps: saves if it is time to. Whether to leave, as a rank was sent a StopSignal; a
-  // checkpoint of this step is there then. A save that fails is said, and training goes on.
+  // Must be called after each step. With save_steps, saves a checkpoint if one is due. Returns whether the run must
+  // stop because a rank received a signal (StopSignal); a checkpoint of this step then exists. A failed save is
+  // reported, and training continues.
   bool after_step(int64_t step);
 
-  // Behind the last step: waits for the save that is under way.
+  // Must be called after the last step. Waits for a save that is under way.
   void finish();
-  // Why the newest checkpoint that was to be saved is not there; empty: it is.
+  // Returns why the newest checkpoint that was due is missing, or an empty string if it was saved.
   const std::string& failure() const { return last_failure_; }
 
  private:
-  // Its name; empty: no rank has got one.
+  // Returns the name of a signal that a rank has received, or an empty string if no rank has received one.
   std::string signal_of_any_rank();
   void save(int64_t step);
   void note_saved(const std::filesystem::path& path);
-  // Runs it; a save that failed is noted, other errors are thrown.
+  // Runs `part_of_save`. Notes a failed save and lets other errors through.
   void attempt(const std::function<void()>& part_of_save);
   TrainingState state() const;
   RunRecord record(int64_t step);
   const std::string& data_checksum_of_rank_0();
   void restore(const RunRecord& record);
-  // Of a checkpoint of another program. `options`: of its parameter groups.
+  // Initializes the state that a checkpoint of another program does not contain. `options`: the options of the
+  // checkpoint's parameter groups.
   void begin_rest(const RunRecord& record, const std::string& options);
   void seed_anew(const RunRecord& record);
   void restore_random_state(const RunRecord& record, const std::map<std::string, at::Tensor>& state);
@@ -73,8 +75,8 @@ class RunCheckpoints {
   std::unique_ptr<OptimizerState> optimizer_;
   AsyncSaver saver_;
   std::optional<StopSignal> stop_signal_;
-  std::string data_checksum_;  // empty: nobody has asked for it
-  std::string last_failure_;   // of the newest save; empty: it did not fail
+  std::string data_checksum_;  // empty: not computed yet
+  std::string last_failure_;   // of the newest save; empty: it has not failed
 };
 
 }  // namespace fsdp::trainer

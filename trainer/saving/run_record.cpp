@@ -82,7 +82,7 @@ RunRecord own_record(const json& user, const std::string& source) {
   return record;
 }
 
-// Keys that say that this program wrote the record.
+// Recognizes records of this program by their keys.
 bool is_own(const json& user) {
   return user.is_object() && (user.contains("updates") || user.contains("data") || user.contains("config"));
 }
@@ -94,7 +94,7 @@ const json& optimizer_part(const json& state, const char* key) {
   return optimizer->at(key);
 }
 
-// The most that a parameter has: one without gradients in some steps has fewer.
+// Uses the largest number of steps of any parameter: a parameter without gradients in some steps has fewer.
 RunRecord foreign_record(const json& state, const std::string& source) {
   const json& leaves = optimizer_part(state, "leaves");
   TORCH_CHECK(!leaves.empty(), source,

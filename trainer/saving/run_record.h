@@ -1,4 +1,4 @@
-// The record of a training run that a checkpoint keeps beside tensors.
+// The record of a training run that a checkpoint stores in addition to tensors.
 #pragma once
 
 #include <cstdint>
@@ -13,33 +13,35 @@
 namespace fsdp::trainer {
 
 struct RunRecord {
-  int64_t step = 0;           // steps that were taken
-  int64_t updates = 0;        // of them, those that were not skipped: where the learning-rate schedule is
-  int64_t skipped_steps = 0;  // the others
+  int64_t step = 0;           // number of steps taken
+  int64_t updates = 0;        // steps that were not skipped: the position in the learning-rate schedule
+  int64_t skipped_steps = 0;  // step - updates
   std::optional<GradScalerState> loss_scaling = std::nullopt;
   TrainBatches::Position position = {};
   int64_t dataset_samples = 0;
-  std::string data_checksum = {};  // data/data_checksum.h; empty: an older checkpoint, which does not have it
+  std::string data_checksum = {};  // data/data_checksum.h; empty: an older checkpoint without a checksum
   int64_t world_size = 1;
-  nlohmann::json config = {};  // all keys with their values
-  // Another program trained, such as one of PyTorch's (`fsdp convert`): of the run, only how many steps its optimizer
-  // took is known, as step and updates.
+  nlohmann::json config = {};  // all config keys with their values
+  // Whether another program, such as PyTorch, trained the model (`fsdp convert`). The checkpoint then only tells how
+  // many steps the optimizer took; they are stored as `step` and `updates`.
   bool is_foreign = false;
 };
 
 nlohmann::json to_json(const RunRecord& record);
-// Of a checkpoint, whose Manifest::state this is. An error begins with `source`, and names the part that is missing or
-// wrong: a record of this program that is not whole, or, of another program, no state of an optimizer.
+// Reads the record from `state`, the Manifest::state of a checkpoint. An error begins with `source` and names the part
+// that is missing or wrong: an incomplete record of this program or, for another program, missing optimizer state.
 RunRecord read_run_record(const nlohmann::json& state, const std::string& source);
 
-// The options of the parameter groups in Manifest::state, for people: the objects, each once, separated by ", ".
+// Returns the options of the parameter groups in Manifest::state as text for people: each distinct JSON object once,
+// separated by ", ".
 std::string options_of_groups(const nlohmann::json& state);
 
-// The keys whose values differ, for people: "learning_rate: 5e-05, was 0.0001", separated by ", ".
-// resume_from_checkpoint is none of them.
+// Returns the keys whose values differ as text for people, such as "learning_rate: 5e-05, was 0.0001", separated by ",
+// ". Leaves out resume_from_checkpoint.
 std::string changed_keys(const RunRecord& then, const Config& now);
 
-// Why the record's position means other samples in this data set, read as `config` says; empty: it means the same.
+// Returns why the record's position refers to other samples in this data set, read as `config` says, or an empty string
+// if it refers to the same samples.
 std::string data_difference(const RunRecord& record, const Config& config, int64_t dataset_samples,
                             const std::string& data_checksum);
 

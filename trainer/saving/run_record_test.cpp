@@ -1,4 +1,4 @@
-// Records of runs, and the errors of those that are none.
+// Tests records of runs, and the errors for invalid records.
 #include "saving/run_record.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ TEST(RunRecord, OfThisProgramMustBeWhole) {
   }
 }
 
-// The steps of an optimizer are those of the run; a parameter that got no gradient in some of them has fewer.
+// The run has taken as many steps as the optimizer; a parameter without gradients in some steps has fewer.
 TEST(RunRecord, OfAnotherProgramHasTheStepsOfTheOptimizer) {
   const json leaves = {{"a", {{"step", 3.0}}}, {"b", {{"step", 7.0}}}, {"table", json::object()}};
   for (const json& user : {json(), json{{"step", 99}}, json("text")}) {

@@ -26,7 +26,7 @@ constexpr const char* kLatest = "latest";
                     what);
 }
 
-// As a further sentence of an error about a checkpoint.
+// Returns advice that is appended to an error about a checkpoint.
 std::string advice_on(const fs::path& checkpoint) {
   const auto sound = newest_sound_beside(checkpoint);
   return sound ? "; " + sound->string() + " next to it is intact" : "";
@@ -52,14 +52,14 @@ void check_nothing_later(const Config& config, int64_t step) {
                   "resumes from it, or another output_dir; or remove it"));
 }
 
-// Links resolved, however the path is written.
+// Whether `checkpoint` lies directly in `folder`, with links resolved, however the paths are written.
 bool is_in(const fs::path& folder, const fs::path& checkpoint) {
   std::error_code ignored;
   return fs::equivalent(folder, fs::canonical(checkpoint).parent_path(), ignored);
 }
 
-// For a run that is not that of output_dir: what an earlier one has left there is replaced or removed only when the
-// config says so.
+// Handles a run that does not continue the run in output_dir: results of an earlier run there are replaced or removed
+// only if the config says so.
 void clear_output_dir(const Config& config, StartPoint& start) {
   std::vector<std::string> found;
   for (const SavedCheckpoint& saved : saved_checkpoints(config.output_dir)) {
@@ -83,7 +83,7 @@ void note_folders_without_manifest(const Config& config, StartPoint& start) {
   }
 }
 
-// The newest that is sound.
+// Starts at the newest sound checkpoint.
 StartPoint start_at_latest(const Config& config) {
   StartPoint start;
   note_folders_without_manifest(config, start);
@@ -113,7 +113,7 @@ StartPoint start_at_latest(const Config& config) {
   return start;
 }
 
-// By rank 0, before anything of this run is written.
+// Called on rank 0, before this run writes anything.
 void make_room(StartPoint& start) {
   for (const fs::path& damaged : start.damaged) {
     start.texts.push_back(damaged.string() + " is set aside as " + set_aside(damaged).string());

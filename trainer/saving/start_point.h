@@ -1,4 +1,4 @@
-// Where a run begins: with the pretrained model, or with a checkpoint.
+// The start of a run: the pretrained model or a checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -14,24 +14,26 @@ namespace fsdp::trainer {
 
 struct StartPoint {
   std::optional<std::filesystem::path> checkpoint = std::nullopt;  // none: the pretrained model
-  std::vector<std::string> texts = {};                             // to be said of it
-  // Checkpoints in output_dir that are damaged, and newer than this one: to be set aside.
+  std::vector<std::string> texts = {};                             // messages for the user
+  // Damaged checkpoints in output_dir that are newer than `checkpoint` and must be set aside.
   std::vector<std::filesystem::path> damaged = {};
-  // Those of an earlier run that are to be removed, as the config says.
+  // Checkpoints of an earlier run that must be removed, because the config says so.
   std::vector<std::filesystem::path> overwritten = {};
 };
 
-// What "resume_from_checkpoint" means with what is in output_dir now. A ConfigError: a path that is no checkpoint, or a
-// damaged one; `latest` where all are damaged; a run that would replace, or mix with its own, what another one has left
-// in output_dir, unless the config has "overwrite_output_dir". Changes nothing.
+// Resolves "resume_from_checkpoint" against the current content of output_dir. Throws a ConfigError if the path is not
+// a checkpoint or a damaged one, if `latest` finds only damaged checkpoints, or if the run would replace the results of
+// another run in output_dir, or mix its own with them, unless the config has "overwrite_output_dir". Changes nothing.
 StartPoint choose_start(const Config& config);
 
-// What rank 0 finds, on all ranks; errors too. Rank 0 sets damaged checkpoints aside and removes those that are to be
-// overwritten: this run must have the folder for itself. Collective.
+// Runs choose_start on rank 0 and returns the result, or throws its error, on all ranks. Rank 0 sets damaged
+// checkpoints aside and removes the checkpoints to be overwritten, so this run must have the folder for itself.
+// Collective.
 StartPoint agree_on_start(const Config& config, Communicator& communicator);
 
-// After `error`, which all ranks got while they read `checkpoint`: with `latest`, if that turns out to be damaged, the
-// newest sound one instead. Otherwise throws `error`, with the newest sound one as advice. Collective.
+// Handles `error`, which all ranks got while they read `checkpoint`. With `latest`, if the checkpoint turns out to be
+// damaged, returns the newest sound one instead. Otherwise throws `error`, with the newest sound checkpoint as advice.
+// Collective.
 StartPoint agree_on_start_instead(const Config& config, Communicator& communicator,
                                   const std::filesystem::path& checkpoint, const StepFailed& error);
 

@@ -13,7 +13,7 @@ constexpr std::array kSignals = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 volatile std::sig_atomic_t received_signal = 0;  // 0: none
 volatile std::sig_atomic_t interrupts = 0;
-std::mutex mutex;  // of the rest
+std::mutex mutex;  // guards `users` and `before`
 int users = 0;
 std::array<struct sigaction, kSignals.size()> before{};
 

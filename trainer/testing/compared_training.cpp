@@ -29,7 +29,7 @@ TrainBatches batches_of(const Config& config, const Dataset& dataset, int rank, 
            .seed = static_cast<uint64_t>(config.seed)}};
 }
 
-// Each parameter once: LibTorch lists a shared one under each of its names.
+// Returns each parameter once: LibTorch lists a shared one under each of its names.
 std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
   std::vector<at::Tensor> result;
   for (const at::Tensor& parameter : model.parameters()) {
@@ -43,7 +43,7 @@ std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
 // Embedding tables in one process: whole, with a dense gradient.
 class PlainTables {
  public:
-  // Becomes the embedding of `model` if it is one of tabular data.
+  // Creates the embedding of `model` if it is a model of tabular data.
   PlainTables(models::PretrainedModel& model, const Config& config) : config_(config) {
     auto* tabular = dynamic_cast<models::TabularModel*>(&model);
     if (tabular == nullptr) return;
@@ -53,7 +53,7 @@ class PlainTables {
     tabular->set_embedding(embedding.ptr());
   }
   bool has(const at::Tensor& parameter) const { return rows_.defined() && rows_.is_same(parameter); }
-  // `factor`: of the learning rate.
+  // Takes a step. `factor`: of the learning rate.
   void step(double factor) {
     if (!rows_.defined()) return;
     const at::NoGradGuard no_grad;
@@ -72,7 +72,7 @@ class PlainTables {
 
 using Pieces = std::vector<sparse::EmbeddingPiece>;
 
-// What this rank holds of split tables, copied.
+// Returns copies of this rank's pieces of the split tables.
 Pieces pieces_of(const models::PretrainedModel& model) {
   const auto* tabular = dynamic_cast<const models::TabularModel*>(&model);
   if (tabular == nullptr) return {};
@@ -81,7 +81,7 @@ Pieces pieces_of(const models::PretrainedModel& model) {
   return pieces;
 }
 
-// As WholeEmbedding has them.
+// Joins the pieces of all ranks to the table that WholeEmbedding has.
 at::Tensor whole_tables(const std::vector<Pieces>& ranks) {
   std::vector<at::Tensor> parts;
   for (size_t table = 0; table < ranks[0].size(); ++table) {
@@ -90,7 +90,7 @@ at::Tensor whole_tables(const std::vector<Pieces>& ranks) {
   return at::cat(parts);
 }
 
-// A forward and backward for each of the ranks' batches.
+// Runs a forward and a backward for each batch of each rank.
 double pass_by_pass(const TrainedModel& model, std::vector<TrainBatches>& ranks, int64_t passes) {
   const double share = 1.0 / static_cast<double>(passes * static_cast<int64_t>(ranks.size()));
   double sum = 0;
@@ -104,15 +104,15 @@ double pass_by_pass(const TrainedModel& model, std::vector<TrainBatches>& ranks,
   return sum;
 }
 
-// One forward and backward for the global batch.
+// Runs one forward and one backward for the global batch.
 double all_at_once(const TrainedModel& model, TrainBatches& batches) {
   const at::Tensor loss = model.loss(batches.next().batch);
   loss.backward();
   return loss.item<double>();
 }
 
-// What a loss depends on. Softmax takes no notice of a number added to all scores of a query, so the gradient of a bias
-// of keys is nothing but rounding errors, which AdamW makes steps of.
+// Returns the part of a weight that affects the loss. Softmax ignores a number added to all scores of a query, so the
+// gradient of a key bias consists of rounding errors only, which AdamW turns into steps.
 at::Tensor what_counts(const std::string& name, const at::Tensor& weight) {
   if (!name.ends_with("c_attn.bias") && !name.ends_with("qkv.bias")) return weight;
   const auto parts = weight.chunk(3);

@@ -1,4 +1,4 @@
-// For tests: the same training by this trainer, with ranks as threads, and plainly, with LibTorch's optimizer.
+// For tests: trains a model twice, with this trainer (ranks as threads), and plainly, with LibTorch's optimizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,32 +17,34 @@
 
 namespace fsdp::trainer {
 
-// What is trained.
+// The model and data to train.
 struct Subject {
   std::function<std::shared_ptr<models::PretrainedModel>()> make_model;  // the same each time; fp32, on the CPU
   std::string dataset = "dummy:29";
-  // Samples are not independent: those that one rank has in a pass share a mean and a variance (batch norm).
+  // Whether samples influence each other: the samples of one rank in one pass share a mean and a variance (batch norm).
   bool has_batch_statistics = false;
 };
 
 struct Training {
-  std::vector<double> losses;  // mean over the global batch
+  std::vector<double> losses;  // means over the global batch
   std::vector<double> grad_norms;
   std::map<std::string, at::Tensor> weights;
   std::vector<StepResult> steps;  // of rank 0
   EngineStats stats;
 };
 
-// Six steps of two warm-up ones in fp32, with clipping and weight decay.
+// Returns a config of six steps, two of them for warm-up, in fp32, with clipping and weight decay.
 Config compared_config();
 
-// No code of this project but the model and the choice of samples. Learning rates are those of compared_config.
+// Trains without code of this project except the model and the choice of samples. The learning rates are those of
+// compared_config.
 Training train_plainly(const Config& config, int world_size, const Subject& subject);
 
-// All ranks must agree on norms; what rank 0 has is returned.
+// Trains with this trainer. Expects the same norms on all ranks, and returns the results of rank 0, with losses
+// averaged over ranks.
 Training train_in_shards(const Config& config, int world_size, const Subject& subject);
 
-// Losses, norms and weights up to `tolerance`, relative.
+// Expects the same losses, norms and weights, up to a relative `tolerance`.
 void expect_same(const Training& actual, const Training& expected, double tolerance = 1e-5);
 
 }  // namespace fsdp::trainer

@@ -6,12 +6,12 @@
 namespace fsdp::trainer {
 
 struct ProgramResult {
-  int status = -1;  // 124 when it was ended after five minutes
+  int status = -1;  // 124 if it was ended after five minutes
   std::string out;
   std::string err;
 };
 
-// Runs a line of shell in which $FSDP is the program, with the variables of other launchers unset.
+// Runs a shell command line in which $FSDP is the program, with the variables of other launchers unset.
 ProgramResult run_shell(const std::string& line);
 
 }  // namespace fsdp::trainer

@@ -1,11 +1,11 @@
-// For tests: a Llama small enough to train in milliseconds, with sizes that divide by nothing.
+// For tests: a Llama small enough to train in milliseconds, with sizes that do not divide evenly.
 #pragma once
 
 #include "testing/tiny_model.h"
 
 namespace fsdp::trainer {
 
-// As in a Hugging Face config.json.
+// Returns the content of a Hugging Face config.json.
 nlohmann::json tiny_llama_config(bool tied);
 // See tiny_model.h.
 std::shared_ptr<models::PretrainedModel> make_tiny_llama(bool tied, uint64_t seed);

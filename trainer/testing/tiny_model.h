@@ -13,10 +13,10 @@ namespace fsdp::trainer {
 
 constexpr int64_t kTinyVocabulary = 131;
 
-// With fp32 parameters on the CPU, drawn from `seed`.
+// Makes a model with fp32 parameters on the CPU, drawn from `seed`.
 std::shared_ptr<models::PretrainedModel> make_tiny_model(const nlohmann::json& config, uint64_t seed);
-// Writes that model's config.json, model.safetensors and a tokenizer.json to `folder`, which is created. Tensors get
-// the names that `stored_name` has for their FQNs.
+// Writes this model's config.json, model.safetensors and a tokenizer.json to `folder`, which is created. `stored_name`
+// maps the FQN of a tensor to its name in the file.
 void write_tiny_model(
     const std::string& folder, const nlohmann::json& config, uint64_t seed,
     const std::function<std::string(const std::string&)>& stored_name = [](const std::string& fqn) { return fqn; });

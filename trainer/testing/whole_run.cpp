@@ -48,7 +48,7 @@ Left run_whole(Config config, const testing::TemporaryFolder& folder, const std:
                const std::function<c10::Device(int rank)>& device_of) {
   config.output_dir = folder.path(name);
   Left left;
-  // One after the other: opening a model that is drawn anew seeds generators, which threads share.
+  // Opens the inputs one after the other: opening a model with new weights seeds generators, which threads share.
   std::vector<TrainingInputs> inputs;
   for (int rank = 0; rank < world_size; ++rank) inputs.push_back(open_training_inputs(config, world_size));
   testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> world) {

@@ -11,20 +11,20 @@
 
 namespace fsdp::trainer {
 
-// Four steps of a tiny Llama in folder/model, evaluated and saved. The folder must have the model
-// (testing/tiny_llama.h).
+// Returns a config of four steps of the tiny Llama in folder/model, evaluated and saved. The folder must contain the
+// model (testing/tiny_llama.h).
 Config small_run(const testing::TemporaryFolder& folder);
 
-// What a run leaves.
+// The results of a run.
 struct Left {
-  // By step, "eval" last: the line of metrics.jsonl that counts (the last one of the step), without what depends on
+  // By step, "eval" last: the valid line of metrics.jsonl (the last one of the step), without values that depend on
   // time or memory.
   std::map<std::string, std::string> metrics;
-  std::string weights;  // of the final model, the file's bytes
+  std::string weights;  // the bytes of the final model's file
   RunEnd end = RunEnd::kFinished;
 };
 
-// Runs `config` with output_dir folder/name.
+// Runs `config` with folder/name as output_dir.
 Left run_whole(
     Config config, const testing::TemporaryFolder& folder, const std::string& name, int world_size,
     const std::function<c10::Device(int rank)>& device_of = [](int) { return c10::Device(c10::kCPU); });

@@ -57,7 +57,7 @@ convert::ConvertOptions options_of(const ConvertCommand& command, FolderKind kin
 CLI::App* add_convert(CLI::App& app, ConvertCommand& command) {
   CLI::App* convert = app.add_subcommand(
       "convert", "Convert between Hugging Face folders, training checkpoints and torch.distributed.checkpoint folders");
-  convert->footer("");  // not the config's keys
+  convert->footer("");  // without the config's keys
   convert->add_option("source", command.source, "The folder to read; its kind is detected from its files")->required();
   convert->add_option("target", command.target, "The folder to write")->required();
   convert->add_option("--to", command.to, "The target's kind; default: fsdp if the source is of kind hf, else hf")

@@ -1,4 +1,4 @@
-// `fsdp convert`: a model or checkpoint folder of one kind as one of another kind.
+// `fsdp convert`: converts a model or checkpoint folder to another kind.
 #pragma once
 
 #include <optional>
@@ -25,7 +25,7 @@ struct ConvertCommand {
 // Adds the subcommand, which fills `command`.
 CLI::App* add_convert(CLI::App& app, ConvertCommand& command);
 
-// Returns the exit status; prints what was written and what was left out, and errors to stderr.
+// Runs the command and returns the exit status. Prints what was written and what was left out, and errors to stderr.
 int run_convert_command(const ConvertCommand& command);
 
 }  // namespace fsdp::trainer

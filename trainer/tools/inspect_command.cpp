@@ -24,7 +24,7 @@ std::string tensor_line(const json& tensor) {
   return line + "\n";
 }
 
-// Every key of an object on a line of its own.
+// Prints every key of an object on its own line.
 std::string section(const json& description, const char* key, const char* title) {
   if (!description.contains(key) || description[key].is_null()) return "";
   const json& value = description[key];
@@ -36,7 +36,7 @@ std::string section(const json& description, const char* key, const char* title)
   return text;
 }
 
-// The problems, and how many.
+// Returns the problems and their number.
 std::string verdict(const std::vector<std::string>& problems) {
   std::string text;
   for (const std::string& problem : problems) text += "problem: " + problem + "\n";
@@ -61,7 +61,7 @@ std::string description_text(const json& description) {
 
 CLI::App* add_inspect(CLI::App& app, InspectCommand& command) {
   CLI::App* inspect = app.add_subcommand("inspect", "Print what a model or checkpoint folder holds");
-  inspect->footer("");  // not the config's keys
+  inspect->footer("");  // without the config's keys
   inspect->add_option("folder", command.folder, "The folder; its kind is detected from its files")->required();
   inspect->add_flag("--verify", command.verify, "Read and check everything; exit status 1 when anything is wrong");
   inspect->add_flag("--json", command.json, "Print one JSON object");

@@ -1,4 +1,4 @@
-// `fsdp inspect`: what a model or checkpoint folder holds, and whether it is sound.
+// `fsdp inspect`: prints the content of a model or checkpoint folder and checks whether it is sound.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,10 +19,11 @@ struct InspectCommand {
 // Adds the subcommand, which fills `command`.
 CLI::App* add_inspect(CLI::App& app, InspectCommand& command);
 
-// Returns the exit status: not 0 when the folder cannot be read or, with `verify`, anything is wrong with it.
+// Runs the command and returns the exit status, which is not 0 if the folder cannot be read or, with `verify`, if
+// anything is wrong with it.
 int run_inspect_command(const InspectCommand& command);
 
-// For people, of what convert::describe returns.
+// Formats the result of convert::describe for people.
 std::string description_text(const nlohmann::json& description);
 
 }  // namespace fsdp::trainer

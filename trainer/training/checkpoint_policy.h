@@ -1,4 +1,4 @@
-// From config values to the policy of activation checkpointing.
+// Converts config values to the policy of activation checkpointing.
 #pragma once
 
 #include "config/config.h"
@@ -6,7 +6,7 @@
 
 namespace fsdp::trainer {
 
-// An operator that cannot be kept is a ConfigError.
+// Throws a ConfigError for an operator whose result cannot be kept.
 CheckpointPolicy checkpoint_policy(const Config& config);
 
 }  // namespace fsdp::trainer

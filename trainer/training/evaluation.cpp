@@ -9,7 +9,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// Those of a model are rank 0's: running statistics, say, which come from each rank's own samples.
+// Copies rank 0's buffers to all ranks. Running statistics, for example, come from each rank's own samples.
 void take_buffers_of_rank_0(const torch::nn::Module& module, Communicator& communicator) {
   for (const auto& buffer : module.named_buffers()) {
     const at::Tensor flat = buffer.value().contiguous().view(-1);
@@ -31,7 +31,7 @@ double evaluate(const TrainedModel& model, const Dataset& dataset, int64_t batch
   for (int64_t round = 0; round < batches.rounds(); ++round) {
     const EvalBatches::CountedBatch counted = batches.batch(round);
     const double loss = model.loss(counted.batch).item<double>();
-    // The filler's loss counts nothing, not even when it is infinite.
+    // The loss of the filler is ignored, even if it is infinite.
     if (counted.predictions > 0) loss_sum += loss * static_cast<double>(counted.predictions);
     predictions += static_cast<double>(counted.predictions);
   }

@@ -1,4 +1,4 @@
-// Numbers that ranks tell one another.
+// Exchanges numbers between ranks.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace fsdp::trainer {
 
-// Every rank's `values`, in rank order. All ranks pass the same number of values. Collective; blocks.
+// Returns every rank's `values`, in rank order. All ranks must pass the same number of values. Collective; blocks.
 std::vector<std::vector<double>> gather_values(Communicator& communicator, const std::vector<double>& values,
                                                const CollectiveId& id);
 

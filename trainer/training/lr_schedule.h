@@ -11,8 +11,8 @@ class LrSchedule {
   // type: "constant", "linear" or "cosine".
   LrSchedule(const std::string& type, double base, int64_t warmup_steps, int64_t max_steps);
 
-  // The rate of optimizer step `step`, counted from 0. During warm-up base * step / warmup_steps (so 0 at
-  // first).
+  // Returns the learning rate of optimizer step `step`, counted from 0. During warm-up it is base * step /
+  // warmup_steps, so 0 at first.
   double at(int64_t step) const;
 
  private:

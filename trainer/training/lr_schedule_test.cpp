@@ -1,4 +1,4 @@
-// Learning rates, against values computed by hand from transformers' formulas.
+// Compares learning rates with values computed by hand from transformers' formulas.
 #include "training/lr_schedule.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST(LrSchedule, WarmupOfTheWholeRunNeverFalls) {
   EXPECT_DOUBLE_EQ(schedule.at(4), 0.0);
 }
 
-// A short trial of a config that was written for a long run, as in Hugging Face's trainer.
+// A short trial run of a config for a long run, as in Hugging Face's trainer.
 TEST(LrSchedule, WarmupMayOutlastTheRun) {
   const LrSchedule schedule("cosine", 1.0, 10, 4);
   EXPECT_DOUBLE_EQ(schedule.at(3), 0.3);

@@ -18,7 +18,7 @@ struct Sizes {
   int64_t largest = 0;
 };
 
-// In elements; a parameter that several modules share counts once.
+// Counts in elements; a parameter that several modules share counts once.
 Sizes sizes_of(const models::PretrainedModel& model) {
   Sizes sizes;
   std::set<const void*> seen;
@@ -32,7 +32,7 @@ Sizes sizes_of(const models::PretrainedModel& model) {
 
 int64_t bytes_of(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
 
-// How many times the ranks of one host hold the whole model, all of them together.
+// Returns how many copies of the whole model all ranks of one host hold together.
 double copies_on_host(const Config& config, const HostRanks& ranks) {
   const auto local = static_cast<double>(ranks.local);
   if (config.sharding_strategy == "no_shard") return local;
@@ -64,7 +64,7 @@ std::string figures(const MemoryNeeds& needs) {
                   needs.gathered > 0 ? ", the largest gathered parameter " + gibibytes(needs.gathered) : "");
 }
 
-// The permutation is made beside the list of the samples to take.
+// The permutation exists at the same time as the list of samples made from it.
 int64_t order_bytes(const Config& config, const Dataset& train, const HostRanks& ranks) {
   const auto bytes = static_cast<int64_t>(sizeof(int64_t)) * (config.shuffle ? 2 : 1) * ranks.local;
   return train.size() > INT64_MAX / bytes ? INT64_MAX : train.size() * bytes;

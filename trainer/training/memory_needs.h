@@ -1,4 +1,4 @@
-// Whether a run can fit into the memory of a host, known before any of it is taken.
+// Estimates whether a run fits into the memory of a host, before any of that memory is allocated.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,27 +12,27 @@
 
 namespace fsdp::trainer {
 
-// The ranks of one host among all.
+// The number of ranks on one host and in the whole run.
 struct HostRanks {
   int64_t local = 1;
   int64_t world = 1;
   c10::Device device = c10::kCPU;
 };
 
-// Bytes that all ranks of one host hold at the end of a backward, at least: no activations, no buffers. What is on a
-// GPU or in files of offload_path is not among them, and neither are embedding tables that are split over ranks.
+// A lower bound on the bytes that all ranks of one host together hold at the end of a backward. It excludes
+// activations, buffers, memory on a GPU, files of offload_path, and embedding tables that are split over ranks.
 struct MemoryNeeds {
   int64_t parameters = 0;
   int64_t gradients = 0;
   int64_t optimizer_state = 0;
-  int64_t gathered = 0;  // the largest parameter, in the dtype of compute; 0 where the shards themselves are that
+  int64_t gathered = 0;  // the largest parameter, in the compute dtype; 0: shards have it, or it is on a GPU
   int64_t total() const { return parameters + gradients + optimizer_state + gathered; }
 };
 MemoryNeeds memory_needs(const Config& config, const models::PretrainedModel& model, const HostRanks& ranks);
 
-// A ConfigError, with the figures, where these needs, or the order of the samples of `train`, are more than `headroom`
-// and the free swap space leave. Says nothing with the key `check_memory` false. To be called before ranks of this run
-// take memory.
+// Throws a ConfigError with the figures if these needs, or the order of the samples of `train`, exceed `headroom` plus
+// the free swap space. Does nothing if the key `check_memory` is false. Must be called before ranks of this run
+// allocate memory.
 void check_memory(const Config& config, const models::PretrainedModel& model, const Dataset& train,
                   const HostRanks& ranks, const MemoryHeadroom& headroom = memory_headroom());
 

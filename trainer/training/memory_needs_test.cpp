@@ -1,4 +1,4 @@
-// The least that a run needs, and the refusal of one that cannot fit.
+// Tests the lower bound on a run's memory, and the refusal of runs that cannot fit.
 #include "training/memory_needs.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ class MemoryNeedsTest : public ::testing::Test {
       check_memory(config_, opened.model->module(), *opened.train, ranks, {.nbytes = bytes, .limit = "a test"});
     });
   }
-  // Elements of the model, each once.
+  // Returns the number of elements of the model, each counted once.
   int64_t elements() const {
     int64_t sum = 0;
     for (const at::Tensor& parameter : inputs().model->module().parameters()) sum += parameter.numel();

@@ -28,7 +28,7 @@ std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded, con
   return tensors;
 }
 
-// Into rank 0's folder, before it gets its name.
+// Writes into rank 0's folder while it still has its temporary name.
 void save_separate(const SeparateParameters& separate, const fs::path& folder_of_rank_0, Communicator& ranks) {
   const auto folder = ranks.all_gather_bytes(folder_of_rank_0.string(), {.name = "final_folder"}).at(0);
   together(ranks, "saving the model", [&] {
@@ -62,7 +62,7 @@ void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Mod
 }
 
 void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options) {
-  // What each module holds under the parameter's first name.
+  // The parameters of each module, each under its first name only.
   std::unordered_map<const torch::nn::Module*, std::vector<std::pair<std::string, at::Tensor>>> parameters;
   std::unordered_set<const at::TensorImpl*> known;
   for (const auto& module : model.named_modules("", /*include_self=*/false)) {

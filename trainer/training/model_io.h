@@ -1,4 +1,4 @@
-// Weights from a Hugging Face folder into shards, and back.
+// Loads weights from a Hugging Face folder into shards, and saves them.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,24 @@
 
 namespace fsdp::trainer {
 
-// Throws when save_folder would refuse to replace what is at `path`: a file, or a folder with content that is
-// no model. To be called before training, so that hours of it do not end in this error.
+// Throws if save_folder would refuse to replace the content of `path`: a file, or a non-empty folder that is not a
+// model. Must be called before training, so that the error does not come after hours of training.
 void check_can_save(const std::filesystem::path& path);
 
-// Fills this rank's shards. Reads only what this rank holds; touches no other rank.
+// Fills this rank's shards. Reads only the parts that this rank holds, and does not communicate.
 void load_into_shards(const models::PretrainedWeights& weights, const ShardedModule& sharded);
 
-// Fills the buffers of the model that was sharded, whole.
+// Fills all buffers of the sharded model, whole.
 void load_buffers(const models::PretrainedWeights& weights, const torch::nn::Module& model);
 
-// The same with rank 0 reading, whole parameters, a unit at a time, and sending them to the others: lets fully_shard of
-// `model`, whose parameters are on the meta device, do it. `weights` must outlive that.
+// Sets `options` so that fully_shard of `model`, whose parameters are on the meta device, loads the weights: rank 0
+// reads whole parameters, one unit at a time, and sends them to the other ranks. `weights` must outlive the call of
+// fully_shard.
 void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::Module& model, Options& options);
 
-// Writes `path`, a Hugging Face folder: the weights of `model`, gathered one unit at a time, in the dtype of the
-// shards, and its buffers, with this config.json. Collective over `ranks`, of which rank 0 writes; files of separate
-// parameters are written by every rank, which must all reach the folder.
+// Writes `path`, a Hugging Face folder with this config.json, the weights of `model`, gathered one unit at a time, in
+// the dtype of the shards, and its buffers. Collective over `ranks`: rank 0 writes; every rank writes its own files of
+// separate parameters, so all ranks must be able to access the folder.
 void save_folder(const std::filesystem::path& path, const nlohmann::json& config, const TrainedModel& model,
                  ShardedModule& sharded, Communicator& ranks, const checkpoint::HfFolderWriterOptions& options);
 

@@ -1,4 +1,4 @@
-// Whole runs of models that are trained from the beginning, of every kind.
+// Tests whole runs of models of every kind that are trained from the beginning.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -114,7 +114,7 @@ TEST_P(NewModels, TrainInLowPrecisionAndWithRecomputation) {
   c.activation_checkpointing = true;
   const Left recomputed = run_whole(c, folder_, "recomputed", 2);
   if (GetParam().name == "t5") {
-    // A first forward needs no gradients of T5's position bias, and takes another kernel of attention.
+    // The first forward needs no gradients of T5's position bias, and therefore uses another attention kernel.
     for (size_t i = 0; i < 4; ++i)
       EXPECT_NEAR(losses_of(recomputed)[i], losses_of(exact)[i], 1e-6 * losses_of(exact)[i]);
   } else {
@@ -166,11 +166,11 @@ TEST(ModelKey, NamesAPreset) {
   EXPECT_EQ(inputs.model_config.at("n_embd"), 768);
   int64_t count = 0;
   for (const at::Tensor& parameter : inputs.model->module().parameters()) count += parameter.numel();
-  EXPECT_EQ(count - 50257 * 768, 124439808);  // the head is the embedding, and listed twice
+  EXPECT_EQ(count - 50257 * 768, 124439808);  // the head is the embedding, so it is listed twice
   EXPECT_FALSE(inputs.weights);
 }
 
-// No more than the records of 175 billion parameters.
+// Creates only the records of 175 billion parameters.
 TEST(ModelKey, TakesModelsThatNoMachineHolds) {
   Config config;
   config.model = "mingpt-175b";

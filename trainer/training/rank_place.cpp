@@ -14,7 +14,7 @@ std::string counted(int number, const char* singular, const char* plural) {
   return c10::str(number, " ", number == 1 ? singular : plural);
 }
 
-// "2 ranks on this host and 1 GPU"
+// Returns a text such as "2 ranks on this host and 1 GPU".
 std::string ranks_and_gpus(const RankEnvironment& environment, const PlacesAvailable& available) {
   return counted(environment.local_world_size, "rank", "ranks") + " on this host and " +
          (available.gpus == 0 ? "no GPU that LibTorch can use" : counted(available.gpus, "GPU", "GPUs"));

@@ -1,4 +1,4 @@
-// Where a rank computes, and how it talks to the others.
+// The device on which a rank computes, and its communicator.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,27 +14,29 @@ namespace fsdp::trainer {
 struct RankPlace {
   c10::Device device = c10::kCPU;
   std::shared_ptr<Communicator> communicator;
-  std::string text;  // of the choice, for the log of rank 0; may be empty
+  std::string text;  // describes the choice for the log of rank 0; may be empty
 };
 
-// What the keys `device` and `comm_backend` come to.
+// The choice that follows from the keys `device` and `comm_backend`.
 struct PlaceChoice {
   c10::Device device = c10::kCPU;
-  std::string backend;  // "gloo", "nccl", "shm", or "auto", on the CPU, where ranks find out when they meet
-  std::string text;     // what was chosen, and why where the config left it open
+  std::string backend;  // "gloo", "nccl", "shm", or (on the CPU) "auto": decided when the ranks meet
+  std::string text;     // the choice, and its reason if the config left it open
 };
 
-// What there is to choose from: `gpus`, those that this process can use; `nccl`, whether the program was built with it.
+// The available choices. `gpus`: the number of GPUs that this process can use. `nccl`: whether the program was built
+// with NCCL.
 struct PlacesAvailable {
   int gpus = 0;
   bool nccl = false;
 };
 PlacesAvailable places_available();
 
-// For the rank of `environment`. A ConfigError where the config asks for what is not available. Touches no other rank.
+// Chooses for the rank of `environment`. Throws a ConfigError if the config asks for something that is not available.
+// Does not communicate.
 PlaceChoice choose_place(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available);
 
-// Meets the other ranks.
+// Connects to the other ranks.
 RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environment);
 
 }  // namespace fsdp::trainer

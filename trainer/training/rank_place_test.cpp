@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Of the second of two ranks on one host.
+// Returns the choice for the second of two ranks on one host.
 PlaceChoice choose(const char* device, const char* backend, const PlacesAvailable& available) {
   Config config;
   config.device = device;

@@ -1,4 +1,4 @@
-// The figures of a run: gathered from all ranks, shown and written by rank 0.
+// The measurements of a run: gathered from all ranks, shown and written by rank 0.
 #pragma once
 
 #include <chrono>
@@ -14,30 +14,31 @@
 
 namespace fsdp::trainer {
 
-// The work of one optimizer step over all ranks.
+// The work of one optimizer step on all ranks together.
 struct StepWork {
   int64_t samples = 0;
-  SampleWork sample;        // of each
-  bool recomputes = false;  // whether there is activation checkpointing
+  SampleWork sample;        // of each sample
+  bool recomputes = false;  // whether activation checkpointing is on
 };
 
 class RunReport {
  public:
-  // On rank 0 creates output_dir and metrics.jsonl in it (and what report_to names), and keeps other runs from them.
-  // `device`: where training runs. `config` and `communicator` must outlive this object.
+  // Creates, on rank 0, output_dir with metrics.jsonl (and the outputs that report_to names), and locks them against
+  // other runs. `device`: the device of the training. `config` and `communicator` must outlive this object.
   RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device = c10::kCPU);
 
-  // Behind `step` steps of this run: 0 empties metrics.jsonl, more continues it. Starts the clock of the first report.
+  // Must be called after `step` steps of this run: 0 empties metrics.jsonl, a larger number continues it. Starts the
+  // clock of the first report.
   void start(int64_t step);
-  // To be called after every step (counted from 1) on all ranks; reports every logging_steps and the last.
+  // Must be called after every step (counted from 1) on all ranks. Reports every logging_steps steps and the last step.
   void after_step(int64_t step, const StepResult& result);
   void after_evaluation(int64_t step, double eval_loss);
   int64_t skipped_steps() const { return skipped_steps_; }
   void set_skipped_steps(int64_t skipped_steps) { skipped_steps_ = skipped_steps; }
-  // A line of text, on rank 0.
+  // Prints a line of text on rank 0.
   void say(const std::string& text);
-  // After the last line. What metrics.jsonl and the files of report_to lack, as they could not be written; empty: they
-  // are whole, or this is not rank 0.
+  // Must be called after the last line. Returns which lines could not be written to metrics.jsonl and the files of
+  // report_to, or an empty string if the files are complete or this is not rank 0.
   std::string finish() { return file_ ? file_->finish() : ""; }
 
  private:

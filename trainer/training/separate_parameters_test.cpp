@@ -1,4 +1,4 @@
-// What a training run does with parameters that are not in shards.
+// Tests how a training run handles parameters that are not in shards.
 #include "training/separate_parameters.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Notes what it is told to do.
+// Records the calls of its functions.
 struct Noted : SeparateParameters {
   void make(const std::shared_ptr<Communicator>&, c10::Device, const std::optional<std::filesystem::path>&) override {}
   void save(const std::filesystem::path&) const override {}
@@ -53,7 +53,7 @@ class WithSeparate : public TrainedModel {
   SeparateParameters& separate_;
 };
 
-// Two ranks of a tiny Llama; `check` gets rank 0's steps.
+// Runs two ranks of a tiny Llama and passes rank 0's steps to `check`.
 void run(const Config& config, std::vector<double> norms,
          const std::function<void(const std::vector<StepResult>&, const Noted&)>& check) {
   std::vector<std::shared_ptr<models::PretrainedModel>> models;
@@ -91,7 +91,7 @@ TEST(SeparateParameters, StepByTheScheduleOfTheirOwnRate) {
   });
 }
 
-// Their norm counts in the whole one, by which all gradients are clipped.
+// The norm of separate parameters is part of the total norm, by which all gradients are clipped.
 TEST(SeparateParameters, AreClippedWithTheOthers) {
   Config config = small_config();
   config.clip_grad_norm = 2;
@@ -102,7 +102,8 @@ TEST(SeparateParameters, AreClippedWithTheOthers) {
   });
 }
 
-// Theirs alone is not finite in the second step: all skip it, the scale goes down, the schedule stays.
+// Only the norm of separate parameters is not finite in the second step: all parameters skip it, the scale is reduced,
+// and the schedule does not advance.
 TEST(SeparateParameters, AreUnscaledAndDecideAboutSteps) {
   Config config = small_config();
   config.dtype = "fp16";

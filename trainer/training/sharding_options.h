@@ -1,4 +1,4 @@
-// From config values to the engine's options.
+// Converts config values to the engine's options.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,13 +14,13 @@
 
 namespace fsdp::trainer {
 
-// "fp32", "bf16", "fp16".
+// Accepts "fp32", "bf16" and "fp16".
 c10::ScalarType scalar_type(const std::string& dtype);
 
-// How `model`, without memory and with parameters of master_dtype, is to be sharded, for ranks on `device`. A name
-// in wrap_classes or full_precision_classes that no module of the model has is a ConfigError that lists those it has.
-// Collective with a hybrid strategy and a sharding_factor, which make groups of ranks; `communicator` may be null to
-// check only.
+// Returns the options for sharding `model`, which has parameters of master_dtype without memory, over ranks on
+// `device`. Throws a ConfigError if no module of the model has a class named in wrap_classes or full_precision_classes;
+// the error lists the model's classes. Collective with a hybrid strategy and a sharding_factor, because groups of ranks
+// are created then; `communicator` may be null to check the config only.
 Options sharding_options(const Config& config, const models::PretrainedModel& model,
                          std::shared_ptr<Communicator> communicator, c10::Device device = c10::kCPU);
 

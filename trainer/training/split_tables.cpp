@@ -15,7 +15,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-constexpr double kDefaultLearningRate = 0.01;  // sparse_learning_rate: null
+constexpr double kDefaultLearningRate = 0.01;  // used if sparse_learning_rate is null
 
 sparse::RowRule row_rule(const std::string& name) {
   if (name == "row_wise_adagrad") return sparse::RowRule::kRowWiseAdagrad;
@@ -43,7 +43,7 @@ SplitTables::SplitTables(models::TabularModel& model, const Config& config)
                .learning_rate = config.sparse_learning_rate.value_or(kDefaultLearningRate)},
       divide_factor_(config.gradient_divide_factor) {}
 
-// Lookups take place while the engine uses the ranks: hence a group of their own.
+// Lookups communicate while the engine uses the ranks, so they need their own group.
 void SplitTables::make(const std::shared_ptr<Communicator>& ranks, c10::Device device,
                        const std::optional<std::filesystem::path>& folder) {
   auto group = ranks->subgroup(all_ranks(*ranks), {.name = "embedding"});

@@ -19,7 +19,7 @@ class SplitTables final : public SeparateParameters {
   // The model must outlive this object.
   SplitTables(models::TabularModel& model, const Config& config);
 
-  // Becomes the embedding of the model, with rows of master_dtype and a group of ranks of its own.
+  // Creates the embedding of the model, with rows of master_dtype and its own group of ranks.
   void make(const std::shared_ptr<Communicator>& ranks, c10::Device device,
             const std::optional<std::filesystem::path>& folder) override;
   void save(const std::filesystem::path& folder) const override;
@@ -35,10 +35,10 @@ class SplitTables final : public SeparateParameters {
   models::TabularModel& model_;
   at::ScalarType dtype_;
   sparse::RowOptimizerOptions options_;
-  std::optional<double> divide_factor_;  // nothing: the number of ranks
+  std::optional<double> divide_factor_;  // unset: the number of ranks
   std::shared_ptr<sparse::SplitEmbedding> embedding_;
   std::optional<sparse::RowOptimizer> optimizer_;
-  double mean_scale_ = 1.0;  // what makes the mean over ranks a gradient
+  double mean_scale_ = 1.0;  // turns the mean over ranks into the gradient
 };
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// Records the steps that the config asks to be traced.
+// Records the steps that the config asks to trace.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,29 @@
 
 namespace fsdp::trainer {
 
-// Collective: all ranks call the same.
+// All functions are collective.
 class StepTrace {
  public:
-  // For a run of `steps` steps from here. `memory`: what the run holds beside what `sharded` holds. All other arguments
-  // must outlive this object, and what `memory` refers to must outlive the steps.
+  // Traces a run of `steps` further steps. `memory`: returns the memory that the run holds in addition to that of
+  // `sharded`. All other arguments must outlive this object, and the objects that `memory` refers to must outlive the
+  // steps.
   StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator, int64_t steps,
             std::function<std::vector<MemoryCategory>()> memory);
 
-  // Whether any step is traced: the config asks for it, and there are as many steps.
+  // Whether any step is traced: the config asks for a trace, and the run is long enough.
   bool traces() const { return config_.trace_path && config_.trace_first_step <= last_step_; }
 
   // Steps are counted from 1.
   void before_step(int64_t step);
-  // After the last step to be traced, writes the file. Something to say of it, or nothing; a file that cannot be
-  // written ends no run.
+  // Writes the file after the last traced step. Returns a message for the user, or an empty string. A file that cannot
+  // be written does not end the run.
   std::string after_step(int64_t step);
-  // After the last step of the run: tries once more to write a trace that could not be written. Why it cannot be;
-  // empty: the file is there, or none was asked for.
+  // Must be called after the last step of the run. Tries once more to write a trace that could not be written. Returns
+  // the reason if it cannot be written, or an empty string if the file exists or no trace was asked for.
   std::string finish();
 
  private:
-  // Why the file was not written; empty: it was.
+  // Returns why the file was not written, or an empty string if it was.
   std::string write();
 
   const Config& config_;

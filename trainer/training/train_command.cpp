@@ -29,7 +29,7 @@ int status_of(const std::exception& error) {
   return dynamic_cast<const ConfigError*>(&error) ? kExitUsage : kExitFailure;
 }
 
-// The command line of a rank: the same without --nproc-per-node.
+// Returns the command line of a rank: the same without --nproc-per-node.
 std::vector<std::string> rank_arguments(const TrainCommand& command) {
   std::vector<std::string> arguments = {"train", "--config-path", command.config_path};
   if (command.save_config) arguments.emplace_back("--save-config");
@@ -37,7 +37,7 @@ std::vector<std::string> rank_arguments(const TrainCommand& command) {
   return arguments;
 }
 
-// Checks everything that can be checked before ranks exist, so that a mistake is one message and not one a
+// Checks everything that can be checked before ranks exist, so that a mistake causes one message instead of one per
 // rank.
 int launch(const TrainCommand& command) {
   const int ranks = *command.nproc_per_node;
@@ -62,8 +62,8 @@ RankEnvironment read_rank_environment() {
   }
 }
 
-// Peers may be waiting for this rank, and threads of the communicator for them: the process ends without
-// tearing anything down, which closes its connections and so wakes the peers.
+// Ends the process without any cleanup: other ranks may be waiting for this rank, and this rank's communicator threads
+// for them. The end closes the connections and thereby wakes the other ranks.
 [[noreturn]] void end_failed_rank(int rank, const std::exception& error) {
   std::fflush(stdout);
   if (dynamic_cast<const ReportedFailure*>(&error)) {

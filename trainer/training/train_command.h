@@ -1,12 +1,12 @@
-// `fsdp train`: as one rank of several, or as the parent that starts them.
+// `fsdp train`: runs one rank, or starts the ranks of this host as their parent.
 #pragma once
 
 #include "config/cli.h"
 
 namespace fsdp::trainer {
 
-// Runs the command and returns the exit status. Errors are printed to stderr. As a rank that failed while its
-// peers wait, it ends the process at once instead of returning.
+// Runs the command and returns the exit status. Prints errors to stderr. In a rank that failed while other ranks wait
+// for it, ends the process at once instead of returning.
 int run_train_command(const TrainCommand& command);
 
 }  // namespace fsdp::trainer

@@ -42,7 +42,7 @@ class RankRun {
   RunEnd train();
   void evaluate_model();
   void save_model();
-  // Throws when the last checkpoint, metrics or a trace could not be written.
+  // Throws an error if the last checkpoint, metrics or a trace could not be written.
   void check_written();
 
  private:
@@ -53,7 +53,7 @@ class RankRun {
   void make_separate_parameters();
   void make_automatic_units();
   RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints);
-  // Runs `part`. When memory is wanting in it, the error says what holds how much.
+  // Runs `part`. Appends a memory report to out-of-memory errors.
   template <typename Part, typename Memory>
   auto explained(const Part& part, const Memory& memory) const;
   models::PretrainedModel& module() const { return inputs_.model->module(); }
@@ -65,7 +65,7 @@ class RankRun {
   std::shared_ptr<Communicator> communicator_;
   RunReport report_;
   StartPoint start_;
-  std::vector<std::string> unwritten_;  // why the last checkpoint or a trace is not there
+  std::vector<std::string> unwritten_;  // why the last checkpoint or a trace is missing
   std::shared_ptr<ShardedModule> sharded_;
 };
 
@@ -104,7 +104,7 @@ RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& p
   module().train();
 }
 
-// This run holds the lock of the folder by now.
+// At this point, this run holds the lock of the folder.
 void RankRun::choose_start() {
   start_at(agree_on_start(config_, *communicator_));
   if (!is_first()) return;
@@ -120,7 +120,7 @@ void RankRun::start_at(StartPoint start) {
   for (const std::string& text : start_.texts) report_.say(text);
 }
 
-// A checkpoint that turns out to be damaged while it is read gives way to the newest sound one.
+// If a checkpoint turns out to be damaged while it is read, loads the newest sound one instead.
 int64_t RankRun::load_checkpoint(RunCheckpoints& checkpoints) {
   while (true) {
     try {
@@ -156,7 +156,7 @@ void RankRun::make_separate_parameters() {
   separate->make(communicator_, device_, folder);
 }
 
-// Optimizer state cannot be loaded before there are units, which come from a forward.
+// Runs a forward to create the units: optimizer state cannot be loaded before they exist.
 void RankRun::make_automatic_units() {
   const at::NoGradGuard no_grad;
   inputs_.model->loss(inputs_.train->batch({0}).to(device_));
@@ -221,7 +221,7 @@ void RankRun::save_model() {
   report_.say("saved the model to " + path.string());
 }
 
-// A checkpoint that is not there is an error of all ranks, of which the first may have more to tell.
+// A missing checkpoint is an error of all ranks; rank 0 may have more to report.
 void RankRun::check_written() {
   const bool of_all = !unwritten_.at(0).empty();
   unwritten_.push_back(report_.finish());
@@ -236,7 +236,7 @@ void RankRun::check_written() {
 RunEnd train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
   const PlaceChoice choice = choose_place(config, environment, places_available());
   TrainingInputs inputs = open_training_inputs(config, environment.world_size);
-  // For their errors, before ranks wait for one another, and before any of them takes memory.
+  // Checked here so that errors come before ranks wait for one another and before any rank allocates memory.
   check_memory(config, inputs.model->module(), *inputs.train,
                {environment.local_world_size, environment.world_size, choice.device});
   choose_start(config);
@@ -250,7 +250,7 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
 }
 
 RunEnd train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request) {
-  // Random operators of the model (dropout) differ from rank to rank, as the samples do.
+  // Random operators of the model (dropout) draw different numbers on each rank, just as ranks take different samples.
   at::manual_seed(static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(place.communicator->rank()));
   RankRun run(config, std::move(inputs), place);
   if (request.save_config) run.save_config();

@@ -1,4 +1,4 @@
-// Whole runs of ranks as threads: on a device they give what they give on the CPU.
+// Tests whole runs with ranks as threads: the results on a device are the same as on the CPU.
 #include "training/train_rank.h"
 
 #include <gtest/gtest.h>

@@ -10,7 +10,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// For keys that are never null: what is not the default is refused.
+// Refuses values other than the default. Used for keys that are never null.
 void refuse_unless_default(const char* key, const Config& config, const char* kind) {
   const nlohmann::json only = value_of(*find_config_key(key), Config{});
   if (value_of(*find_config_key(key), config) == only) return;

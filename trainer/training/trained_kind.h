@@ -1,4 +1,4 @@
-// What the kinds of trained models have in common.
+// Code shared by the kinds of trained models.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace fsdp::trainer {
 
-// The kinds hold their model under its own type.
+// Stores the model of a kind under its own type.
 template <typename Model>
 class TrainedKind : public TrainedModel {
  public:
@@ -24,13 +24,14 @@ class TrainedKind : public TrainedModel {
   std::shared_ptr<Model> model_;
 };
 
-// A ConfigError about the value that `config` has for this key.
+// Throws a ConfigError about the value that `config` has for this key.
 [[noreturn]] void refuse_value(const char* key, const Config& config, const std::string& why);
-// The same where a key is set that the kind of the model has no use for. `kind`: "an image classifier".
+// Throws a ConfigError if a key is set that does not apply to this kind of model. `kind`: such as "an image
+// classifier".
 void refuse_unless_null(const char* key, const Config& config, const char* kind);
-// max_seq_length, max_target_length and fused_loss.
+// Refuses max_seq_length, max_target_length and fused_loss unless they have their defaults.
 void refuse_keys_of_language_models(const Config& config, const char* kind);
-// sparse_learning_rate and sparse_optimizer.
+// Refuses sparse_learning_rate and sparse_optimizer unless they have their defaults.
 void refuse_keys_of_tables(const Config& config, const char* kind);
 
 }  // namespace fsdp::trainer

@@ -17,7 +17,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// Height and width of dummy images for a model that takes any.
+// Height and width of dummy images for a model that accepts any size.
 constexpr int64_t kAnyImageSize = 224;
 
 class TrainedCausalLM : public TrainedKind<models::CausalLM> {
@@ -59,7 +59,7 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
   }
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
-    // Every token of dummy data is one to predict.
+    // All tokens of dummy data are predicted.
     const std::optional<int64_t> padding = spec.is_dummy() ? std::nullopt : std::optional(model().pad_token_id());
     auto tokens = open_tokens(spec, lengths_.source + lengths_.target, model().vocab_size());
     return std::make_unique<TokenPairDataset>(std::move(tokens), lengths_, padding);

@@ -1,4 +1,4 @@
-// A model and what its kind means for training.
+// A model with the data, loss and cost that its kind implies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,11 +15,11 @@
 
 namespace fsdp::trainer {
 
-// What one sample costs.
+// The cost of one sample.
 struct SampleWork {
-  int64_t tokens = 0;           // that the model reads; 0: its samples are not made of tokens
-  double flops = 0;             // of forward and backward, recomputation not counted
-  double recomputed_flops = 0;  // what activation checkpointing computes again
+  int64_t tokens = 0;           // tokens that the model reads; 0: samples are not made of tokens
+  double flops = 0;             // of forward and backward, without recomputation
+  double recomputed_flops = 0;  // flops that activation checkpointing computes again
 };
 
 class TrainedModel {
@@ -27,18 +27,18 @@ class TrainedModel {
   virtual ~TrainedModel() = default;
 
   virtual models::PretrainedModel& module() const = 0;
-  // The data that `spec` names, as this model takes them. Errors say what does not fit.
+  // Opens the data that `spec` names, in the form that this model takes. Errors say what does not fit.
   virtual std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const = 0;
-  // Of such data: the mean over predictions (Dataset::predictions).
+  // Returns the loss of a batch of such data, averaged over predictions (Dataset::predictions).
   virtual at::Tensor loss(const Batch& batch) const = 0;
-  // Of each sample of such data.
+  // Returns the work for each sample of such a batch.
   virtual SampleWork sample_work(const Batch& batch) const = 0;
-  // Those of its parameters that fully_shard does not see; null: there are none.
+  // Returns the parameters that fully_shard does not manage, or null if the model has none.
   virtual SeparateParameters* separate_parameters() const { return nullptr; }
 };
 
-// `model` must be of a kind that is trained here: a causal or sequence-to-sequence language model, an image
-// classifier or a model of tabular data. A config whose keys do not fit the kind or the model is a ConfigError.
+// Wraps `model`, which must be a causal or sequence-to-sequence language model, an image classifier or a model of
+// tabular data. Throws a ConfigError if keys of the config do not fit the kind or the model.
 std::unique_ptr<TrainedModel> make_trained_model(std::shared_ptr<models::PretrainedModel> model, const Config& config);
 
 }  // namespace fsdp::trainer

@@ -1,4 +1,4 @@
-// Every kind of model that the trainer trains: in shards as in one process, and the data that it takes.
+// Tests every kind of model that the trainer trains: training in shards as in one process, and the data of the kind.
 #include "training/trained_model.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSource = 7, kTarget = 5, kPairs = 31;
 
-// Samples of a source and a target, each of which is padding from a place of its own on.
+// Writes samples of a source and a target, each padded from a different position on.
 std::string padded_pairs(const testing::TemporaryFolder& folder) {
   std::string tokens;
   for (int64_t sample = 0; sample < kPairs; ++sample) {
@@ -62,7 +62,7 @@ Config config_for(const Kind& kind) {
   } else if (kind.model["model_type"] == "regnet") {
     config.image_size = 37;
   } else {
-    // Adam's steps are as long for gradients that are nothing but rounding errors.
+    // Adam takes steps of the same length for gradients that consist of rounding errors only.
     config.adam_epsilon = 1e-3;
   }
   return config;
@@ -178,7 +178,7 @@ TEST(TokenPairs, AreCutMaskedAndCounted) {
   EXPECT_THAT(error_of([&] { open("\1\2"s); }), AllOf(HasSubstr("holds 2 tokens"), HasSubstr("max_target_length = 2")));
 }
 
-// Every token of dummy data is one to predict, token id 0 too.
+// All tokens of dummy data are predicted, including token id 0.
 TEST(TokenPairs, OfDummyDataHaveNoPadding) {
   const auto model = trained(models::small_t5(), Config{});
   const auto data = model->open_dataset({.text = "dummy:3"});

@@ -11,7 +11,7 @@ namespace fsdp::trainer {
 
 class TrainedTabularModel final : public TrainedKind<models::TabularModel> {
  public:
-  // Keys of other kinds, and those of training checkpoints, which would lack the tables, are ConfigErrors.
+  // Throws a ConfigError for keys that apply to other kinds of models only.
   TrainedTabularModel(std::shared_ptr<models::TabularModel> model, const Config& config);
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override;

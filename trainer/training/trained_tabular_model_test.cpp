@@ -1,4 +1,4 @@
-// Models of tabular data in the trainer: dense layers in shards, tables split over ranks, as in one process.
+// Tests models of tabular data in the trainer: dense layers in shards and tables split over ranks, as in one process.
 #include "training/trained_tabular_model.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ Config tabular_config() {
   Config config = compared_config();
   config.train_batch_size = 3;
   config.sparse_learning_rate = 0.05;
-  // Adam's steps are as long for gradients that are nothing but rounding errors.
+  // Adam takes steps of the same length for gradients that consist of rounding errors only.
   config.adam_epsilon = 1e-3;
   return config;
 }
@@ -96,7 +96,7 @@ TEST(TabularTraining, WithOtherOptions) {
   expect_same_as_plain(config, 2);
 }
 
-// The sum of what the ranks have is divided by this number: the whole gradient, rows included, doubles.
+// The sum over ranks is divided by this number: the whole gradient, including rows, doubles.
 TEST(TabularTraining, DividesGradientsAsItIsTold) {
   Config config = tabular_config();
   config.sparse_optimizer = "sgd";
@@ -116,7 +116,7 @@ TEST(TabularTraining, DividesGradientsAsItIsTold) {
   EXPECT_TRUE(at::allclose(got, want, 1e-5, 1e-6));
 }
 
-// SGD, as Adagrad takes no notice of a factor.
+// Uses SGD, because Adagrad ignores a factor of the gradient.
 Config low_precision(const char* dtype) {
   Config config = tabular_config();
   config.dtype = dtype;
@@ -127,7 +127,7 @@ Config low_precision(const char* dtype) {
 
 struct Precision {
   const char* dtype;
-  double norm_tolerance, row_tolerance;  // relative; the latter to how far rows move
+  double norm_tolerance, row_tolerance;  // relative; row_tolerance: to the distance that rows move
 };
 
 class LowPrecision : public ::testing::TestWithParam<Precision> {};
@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, LowPrecision,
                          ::testing::Values(Precision{"bf16", 0.25, 0.4}, Precision{"fp16", 0.04, 0.05}),
                          [](const auto& info) { return std::string(info.param.dtype); });
 
-// Each step overflows: nothing moves, rows included.
+// Each step overflows, so nothing changes, including rows.
 TEST(TabularTraining, SkippedStepsLeaveRowsAlone) {
   Config config = low_precision("fp16");
   config.fp16_init_scale = 1e38;
@@ -179,7 +179,7 @@ class WholeTabularRuns : public ::testing::Test {
     return nlohmann::json::parse(left.metrics.at("eval")).at("eval_loss").get<double>();
   }
   std::filesystem::path final_of(const std::string& name) const { return folder_.path(name + "/final"); }
-  // Of the final folder of a run, in one process.
+  // Returns the model in the final folder of a run, in one process.
   std::shared_ptr<models::TabularModel> saved(const std::string& name) const {
     auto model =
         models::load_pretrained<models::TabularModel>(checkpoint::HfFolder(final_of(name)), at::kFloat, at::kCPU);
@@ -208,7 +208,7 @@ TEST_F(WholeTabularRuns, SaveWhatTheyEvaluated) {
   EXPECT_FALSE(at::equal(rows_of("run"), initial));
 }
 
-// The same, whatever the number of ranks and whoever draws.
+// The result is the same for any number of ranks, and whichever rank draws the weights.
 TEST_F(WholeTabularRuns, DoNotDependOnTheRanks) {
   Config c = config();
   c.train_batch_size = 6;
@@ -233,7 +233,7 @@ TEST_F(WholeTabularRuns, MayRecomputeLayers) {
   EXPECT_TRUE(at::equal(rows_of("recomputed"), rows_of("plain")));
 }
 
-// Over another number of ranks; nothing moves, so what is saved again is what was loaded.
+// Continues with another number of ranks; the learning rates are 0, so the saved values are the loaded ones.
 TEST_F(WholeTabularRuns, GoOnFromAFinalFolder) {
   Config c = config();
   const Left first = run_whole(c, folder_, "first", 2);

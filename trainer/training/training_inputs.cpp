@@ -44,7 +44,7 @@ OpenedModel open_pretrained(const Config& config) {
   return opened;
 }
 
-// Records how the weights are drawn: on the CPU, so that they do not depend on the device.
+// Records how the weights are initialized: on the CPU, so that they do not depend on the device.
 OpenedModel begin_anew(const Config& config) {
   OpenedModel opened;
   try {

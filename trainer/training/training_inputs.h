@@ -1,4 +1,4 @@
-// What a run starts from: the model and the data, opened and checked.
+// The inputs of a run: the model and the data, opened and checked.
 #pragma once
 
 #include <filesystem>
@@ -14,22 +14,23 @@
 namespace fsdp::trainer {
 
 struct TrainingInputs {
-  nlohmann::json model_config;                       // as in config.json
-  std::optional<models::PretrainedWeights> weights;  // nothing: the model has recorded how its weights are drawn
-  // With parameters of master_dtype and no memory: on the meta device, or deferred where there are no weights.
+  nlohmann::json model_config;                       // the content of config.json
+  std::optional<models::PretrainedWeights> weights;  // unset: the model has recorded how to initialize its weights
+  // Has parameters of master_dtype without memory: on the meta device or, without weights, with deferred
+  // initialization.
   std::unique_ptr<TrainedModel> model;
   std::unique_ptr<Dataset> train;
   std::unique_ptr<Dataset> eval;  // null without do_eval
 };
 
-// Where save_final puts the model.
+// Returns the folder to which save_final writes the model.
 std::filesystem::path final_folder(const Config& config);
 
-// Opens what `config` names and checks that it fits together: weights that the model has, data that it takes, one
-// global batch for `world_size` ranks, classes to wrap. Needs no other rank, so that every mistake shows before ranks
-// wait for one another. Reads headers of weights, a few token ids and all
-// classes of images. With the key `model` it
-// seeds the default generators with `seed`, and draws nothing yet.
+// Opens the model and data that `config` names and checks that they fit together: the weights match the model, the
+// model accepts the data, the training data holds a global batch for `world_size` ranks, classes to wrap exist. Does
+// not communicate, so every mistake is found before ranks wait for one another. Reads headers of weights, a few token
+// ids, all classes of images and all tabular data. With the key `model`, seeds the default generators with `seed`; no
+// weights are drawn yet.
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size);
 
 }  // namespace fsdp::trainer

@@ -15,12 +15,12 @@
 
 namespace fsdp::trainer {
 
-// What one optimizer step measured.
+// The results of one optimizer step.
 struct StepResult {
-  double loss = 0;       // this rank's part of the mean over the global batch: the mean over ranks is that
+  double loss = 0;       // this rank's part: its mean over ranks is the mean over the global batch
   double grad_norm = 0;  // over all ranks, before clipping
   double learning_rate = 0;
-  std::optional<double> loss_scale = std::nullopt;  // of this step, with fp16
+  std::optional<double> loss_scale = std::nullopt;  // used by this step; only with fp16
   bool skipped = false;  // a gradient overflowed: weights, AdamW's state and the schedule stay as they are
 };
 
@@ -30,31 +30,32 @@ class TrainingRun {
   // All arguments must outlive this object.
   TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches);
 
-  // The next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW,
-  // and the optimizer of separate parameters.
+  // Runs the next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW, and the
+  // optimizer of separate parameters.
   StepResult step();
 
-  // What a checkpoint keeps of it beside the optimizer's state.
+  // The state that a checkpoint stores in addition to the optimizer's state.
   struct Progress {
     int64_t updates = 0;                                         // steps that were not skipped
     std::optional<GradScalerState> loss_scaling = std::nullopt;  // with fp16: scale and growth tracker count
   };
-  // What of the model is not in its shards (SeparateParameters::split_tensors).
+  // Returns the tensors of the model that are not in its shards (SeparateParameters::split_tensors).
   std::vector<SplitTensor> split_tensors() const;
   Progress progress() const { return {updates_, scaler_.state_dict()}; }
-  // Without loss_scaling, or with no fp16 now: that starts as the config says.
+  // Restores the progress. Without loss_scaling, or if this run does not use fp16, loss scaling starts as the config
+  // says.
   void set_progress(const Progress& progress);
-  // Refers to this object, which must outlive it.
+  // Returns state that refers to this object, which must outlive it.
   std::unique_ptr<OptimizerState> optimizer_state() { return optimizer_.named_state(); }
 
-  // What it holds beside what `sharded` holds.
+  // Returns the memory that this object holds in addition to that of `sharded`.
   std::vector<MemoryCategory> memory() const;
 
  private:
   double accumulate_gradients();
-  // Over all parameters, unscaled. Collective.
+  // Returns the norm of the unscaled gradients of all parameters. Collective.
   double unscaled_grad_norm();
-  // AdamW on the shards, and what separate parameters bring.
+  // Runs AdamW on the shards and the optimizer of separate parameters.
   void update(double clipping);
   at::Tensor forward(const Batch& batch);
   BackwardOptions backward_options(int64_t pass) const;

@@ -1,4 +1,4 @@
-// Steps of sharded training, with ranks as threads, against plain training with LibTorch's optimizer.
+// Compares steps of sharded training, with ranks as threads, with plain training with LibTorch's optimizer.
 #include "training/training_run.h"
 
 #include <gmock/gmock.h>
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"full_shard", "transformer", false, true, 3, {}, {}, make_tiny_gpt2},
         Case{"hybrid_shard", "auto_units", true, true, 4, 2, {}, make_tiny_gpt2}));
 
-// A copy of the model lies on sharding_factor ranks, and reshard_after_forward decides what is gathered again.
+// sharding_factor ranks share one copy of the model, and reshard_after_forward decides which units are gathered again.
 TEST(TrainingRun, FactorAndReshardingReachTheEngine) {
   Config config = base_config();
   const auto gathers = [&](std::optional<BoolOrInteger> reshard) {
@@ -161,11 +161,11 @@ TEST(TrainingRun, GradientsAreDividedByTheFactor) {
   const Training mean = sharded(config, 2, false);
   config.gradient_divide_factor = 8;
   const Training divided = sharded(config, 2, false);
-  // Until the third step AdamW has seen no rate but 0, so the weights are the same; 2 / 8 changes no bit of a sum.
+  // The learning rate of the first step is 0, so both steps use the same weights; a factor of 2 / 8 is exact.
   for (size_t step : {0, 1}) EXPECT_DOUBLE_EQ(divided.grad_norms[step], mean.grad_norms[step] / 4);
 }
 
-// Of AdamW's first updates; fp16 rounds by 5e-4 of a value.
+// Compares losses and norms of AdamW's first updates; fp16 rounds by 5e-4 of a value.
 TEST(TrainingRun, Fp16TrainsWithGradientsOfTheTrueSize) {
   Config config = base_config();
   config.train_batch_size = 2;
@@ -274,7 +274,8 @@ TEST(TrainingRun, DivergenceKeysReachTheEngine) {
             (CollectiveCheck{.level = CollectiveCheckLevel::kSampled, .first_steps = 5, .every = 0}));
 }
 
-// Any class of the model: those whose results differ in dtype from what follows, too. The last one is the whole model.
+// Accepts any class of the model, also classes whose results differ in dtype from the input of the following module.
+// The last class is the whole model.
 void expect_classes_train_in_full_precision(MakeModel make_model, const std::vector<std::string>& classes) {
   Config config = base_config();
   config.train_batch_size = 2;
@@ -309,7 +310,7 @@ TEST(TrainingRun, ZeroMeansNoClipping) {
   expect_same(training, reference(config, 2, false));
 }
 
-// Blocks that the opened model recomputes, counted in the graph of a loss.
+// Returns the number of blocks that the opened model recomputes, counted in the graph of a loss.
 int64_t recomputed_blocks(const Config& config) {
   const auto model = open_training_inputs(config, 1).model;
   const Options options = sharding_options(config, model->module(), make_fake_communicator(0, 1));
@@ -346,7 +347,7 @@ TEST(TrainingRun, RecomputesTheBlocksOfTheConfig) {
   EXPECT_THROW(checkpoint_policy(config), ConfigError);
 }
 
-// The embedding and the head become units of their own: names come from wrap_classes.
+// The embedding and the head become their own units: their names come from wrap_classes.
 TEST(TrainingRun, WrapClassesMakeUnits) {
   Config config = base_config();
   const auto units = [&](std::vector<std::string> classes) {
@@ -383,7 +384,7 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
   }
 }
 
-// Each rank's shards, read by itself or sent by rank 0.
+// Returns each rank's shards, read by the rank itself or sent by rank 0.
 Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>& world, bool from_rank_0) {
   checkpoint::HfFolder folder(*config.model_path);
   const auto model = models::make_uninitialized<models::PretrainedModel>(
@@ -398,7 +399,7 @@ Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>&
   return shards;
 }
 
-// The folder at config.model_path, of the model that `model` is.
+// Expects the weights of `model`; the folder at config.model_path contains the same model.
 void expect_shards_hold_the_weights(Config config, const models::PretrainedModel& model) {
   const auto parameters = model.named_parameters();
   for (const char* policy : {"transformer", "none", "auto_units"}) {

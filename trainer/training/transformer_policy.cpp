@@ -7,7 +7,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-// Large modules that lie in no block: embeddings and heads.
+// Large modules that are not part of a block: embeddings and heads.
 class LargeOutsideBlocks {
  public:
   explicit LargeOutsideBlocks(const models::PretrainedModel& model) : blocks_(model.block_class_names()) {

@@ -9,9 +9,9 @@
 
 namespace fsdp::trainer {
 
-// A unit for each of the model's blocks, each module of `more_classes`, and each large module outside of blocks
-// (embeddings, heads), which the root would hold gathered from the first layer to the last. A weight that two of these
-// share is the root's all the same.
+// Makes a unit of each of the model's blocks, each module of `more_classes`, and each large module outside of blocks
+// (embeddings, heads), which the root would otherwise keep gathered from the first layer to the last. A weight that two
+// of these modules share still belongs to the root.
 WrapPolicy transformer_policy(const models::PretrainedModel& model, const std::vector<std::string>& more_classes = {});
 
 }  // namespace fsdp::trainer
