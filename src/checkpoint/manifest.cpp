@@ -291,7 +291,8 @@ void check(const Manifest& manifest, const std::string& source) {
   }
   std::vector<Extent> extents;
   for (const auto& [name, tensor] : manifest.tensors) {
-    check_parts(name, tensor, manifest, extents, [&] { return source + ": tensor " + quoted_name(name); });
+    check_parts(name, tensor, manifest, extents,
+                [&, &name = name] { return source + ": tensor " + quoted_name(name); });
   }
   check_extents(std::move(extents), manifest, source);
 }
