@@ -27,6 +27,25 @@ function(fsdp_add_precompiled_headers)
   fsdp_set_options(fsdp_pch)
 endfunction()
 
+# Examples, benchmarks and tools include all of LibTorch's C++ interface: one precompiled header serves them all, with the
+# code generation of a program.
+function(fsdp_add_torch_pch)
+  add_library(fsdp_torch_pch OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp")
+  target_link_libraries(fsdp_torch_pch PRIVATE LibTorch::LibTorch)
+  target_precompile_headers(fsdp_torch_pch PRIVATE <torch/torch.h>)
+  set_target_properties(fsdp_torch_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(fsdp_torch_pch PRIVATE -fPIE)
+  fsdp_set_options(fsdp_torch_pch)
+endfunction()
+
+# fsdp_set_program_options(PROGRAM...)
+function(fsdp_set_program_options)
+  foreach(program ${ARGN})
+    target_precompile_headers(${program} REUSE_FROM fsdp_torch_pch)
+    fsdp_set_options(${program})
+  endforeach()
+endfunction()
+
 function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
 endfunction()
