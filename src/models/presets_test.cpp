@@ -134,7 +134,7 @@ TEST(Preset, DeepViTCountedByHand) {
 
 TEST(Preset, ImageRunsOfThePaper) {
   const auto check = [](const char* name, int64_t image, int64_t batch, int64_t batch_on_more) {
-    const Preset& preset = find_preset(name);
+    const Preset preset = find_preset(name);
     EXPECT_EQ(preset.runs->image_size, image);
     EXPECT_THAT(preset.runs->batch_sizes, ElementsAre(batch, batch_on_more));
     EXPECT_THAT(preset.runs->gpus, ElementsAre(16, 32));
@@ -145,16 +145,16 @@ TEST(Preset, ImageRunsOfThePaper) {
 }
 
 TEST(Preset, RunsOfThePaper) {
-  const Preset& preset = find_preset("mingpt-175b");
+  const Preset preset = find_preset("mingpt-175b");
   EXPECT_EQ(preset.runs->sequence_length, 2048);
   EXPECT_THAT(preset.runs->batch_sizes, ElementsAre(1, 2));
   EXPECT_THAT(preset.runs->gpus, ElementsAre(128, 192, 256, 384, 512));
   EXPECT_THAT(preset.source, HasSubstr("PyTorch FSDP"));
-  const Preset& dhen = find_preset("dhen-550m");
+  const Preset dhen = find_preset("dhen-550m");
   EXPECT_THAT(dhen.runs->batch_sizes, ElementsAre(1024));
   EXPECT_THAT(dhen.runs->gpus, ElementsAre(8, 512));
   for (const char* without : {"gpt2", "t5-611m", "t5-2b"}) EXPECT_FALSE(find_preset(without).runs) << without;
-  const Preset& t5 = find_preset("t5-11b");
+  const Preset t5 = find_preset("t5-11b");
   EXPECT_EQ(t5.runs->sequence_length, 512);
   EXPECT_THAT(t5.runs->batch_sizes, ElementsAre(8, 16));
   EXPECT_THAT(t5.runs->gpus, ElementsAre(8, 16, 32, 64, 128, 256, 512));
