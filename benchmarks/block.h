@@ -1,11 +1,11 @@
-// The block of which benchmarks build their models: six parameters. torch_block.py is PyTorch's side.
+// The block from which benchmarks build their models. It has six parameters. PyTorch's side is torch_block.py.
 #pragma once
 
 #include <torch/torch.h>
 
 namespace fsdp::benchmarks {
 
-// A normalisation and two linear layers around a residual connection.
+// A normalisation and two linear layers with a residual connection around them.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(int64_t width, int64_t hidden)
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),

@@ -1,4 +1,4 @@
-// c10d's ProcessGroupGloo, which PyTorch's Python calls, for benchmarks beside this library's communicator.
+// c10d's ProcessGroupGloo, which PyTorch uses from Python, for comparison with this library's communicator.
 #pragma once
 
 #ifndef USE_DISTRIBUTED
@@ -18,7 +18,7 @@
 
 namespace fsdp::benchmarks {
 
-// The group of all ranks. It meets at the same port as this library's own, under `name`.
+// Makes the group of all ranks. It uses the same port as this library's own group, under the prefix `name`.
 inline c10::intrusive_ptr<c10d::ProcessGroupGloo> make_c10d_group(const RankEnvironment& place,
                                                                   const std::string& name) {
   c10d::TCPStoreOptions options;

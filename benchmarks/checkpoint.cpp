@@ -1,6 +1,7 @@
-// What saving and loading a training state costs, beside plain writes of as many bytes. Started by
-// benchmarks/checkpoint.py, once for each rank, with the environment of torchrun.
-// Usage: checkpoint_bench FOLDER LAYERS WIDTH TURNS; prints, on rank 0, seconds and bytes of the slowest rank by turn.
+// Measures the cost of saving and loading a training state, compared with plain writes of the same number of bytes.
+// benchmarks/checkpoint.py starts it once for each rank, with the environment of torchrun.
+// Usage: checkpoint_bench FOLDER LAYERS WIDTH TURNS. Rank 0 prints the seconds and the memory of every rank by turn,
+// and the bytes of its own state, as JSON.
 #include <fcntl.h>
 #include <malloc.h>
 #include <torch/torch.h>
@@ -34,15 +35,15 @@ int64_t memory_of(const char* name) {
   return 0;
 }
 
-// The most that `part` needs beside what there is, and how long it takes.
+// The duration of a part, and the most memory that it needs in addition to the memory resident before it.
 struct Cost {
   double seconds = 0;
   int64_t memory = 0;
 };
 template <typename Part>
 Cost cost_of(const Part& part) {
-  ::malloc_trim(0);                             // what was freed before is not there for the taking
-  std::ofstream("/proc/self/clear_refs") << 5;  // the high-water mark becomes what is resident now
+  ::malloc_trim(0);                             // otherwise, `part` could reuse freed memory
+  std::ofstream("/proc/self/clear_refs") << 5;  // resets the high-water mark to the memory resident now
   const int64_t before = memory_of("VmRSS:");
   const auto start = Clock::now();
   part();
@@ -91,7 +92,7 @@ class Bench {
     remove();
   }
 
-  // The slowest rank's, by turn.
+  // The measurements of all ranks, by turn, and the bytes of this rank's state.
   nlohmann::json results() const {
     nlohmann::json all = nlohmann::json::array();
     for (const std::string& text : world_->all_gather_bytes(results_.dump(), {"results", 0, fsdp::Pass::kUser})) {
@@ -125,7 +126,7 @@ class Bench {
     std::vector<at::Tensor> all;
     for (const at::Tensor& leaf : sharded_->parameters()) {
       all.push_back(leaf.detach());
-      // Leaves without elements on this rank have none.
+      // A leaf without elements on this rank has no optimizer state.
       const auto kept = state_->leaf(leaf).value_or(fsdp::LeafState{});
       for (const auto& [name, tensor] : kept.tensors) all.push_back(tensor);
     }

@@ -1,7 +1,9 @@
-// Time and local cost of the collectives of this library, over Gloo (loopback) and through shared memory, against those
-// of c10d's ProcessGroupGloo and a copy of the same size. All take turns. Usage, in one shell for each rank:
+// Measures the time and the processor time of this library's collectives, over Gloo (loopback) and through shared
+// memory, compared with c10d's ProcessGroupGloo and with a copy of the same size. All of them take turns. Usage, in one
+// shell for each rank:
 //   RANK=r WORLD_SIZE=n MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 comm_bench [MiB...]
-// Rank 0 prints one JSON array: of each row what it is, MiB, the seconds of each turn, and those of its processor.
+// Rank 0 prints one JSON array with one object for each row: name, MiB, seconds of each turn, and processor seconds of
+// a turn on average.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -23,13 +25,13 @@ namespace {
 
 using fsdp::benchmarks::process_cpu_seconds;
 
-// What is measured, turn by turn with the others of its size.
+// One measured action. Rows of the same size take turns.
 struct Row {
   std::string what;
   double mebibytes = 0;
   std::function<void()> action;
   std::vector<double> seconds = {};
-  double cpu_seconds = 0;  // of this process, all threads, over all turns that count
+  double cpu_seconds = 0;  // of this process, all threads, summed over all turns that count
 };
 
 class Bench {
@@ -90,14 +92,14 @@ class Bench {
     rows_.push_back({what, mebibytes, std::move(action)});
   }
 
-  // As an engine does: what is to be reduced was written to memory that others read.
+  // Reduces like the engine: the input was written directly to memory that other ranks read.
   void reduce_in_place(const at::Tensor& output, size_t nbytes) {
     const at::Tensor input = shm_->reduction_input(static_cast<int64_t>(nbytes)).view(at::kFloat);
     shm_->reduce_scatter(output, input, {0.5}, next("scatter"))->wait();
   }
 
   void measure() {
-    constexpr int kTurns = 16;  // of which the first does not count
+    constexpr int kTurns = 16;  // the first turn does not count
     for (int turn = 0; turn < kTurns; ++turn) {
       for (Row& row : rows_) {
         gloo_->barrier(next("barrier"));

@@ -1,7 +1,8 @@
-// All-gathers of a fixed total against the size of one collective: this library's communicator beside c10d's
-// ProcessGroupGloo, which PyTorch's Python calls. One rank of benchmarks/compare's first experiment, with the
-// environment of torchrun. Usage: compare_gathers TOTAL SEED SIZE…: elements (fp32) of all gathers of one form
-// together, and of the output of one gather. Prints, on rank 0, seconds by form and size, as JSON.
+// Times all-gathers of a fixed total size, split into collectives of different sizes: this library's communicator and
+// c10d's ProcessGroupGloo, which PyTorch uses from Python. This program is one rank of the first experiment of
+// benchmarks/compare, with the environment of torchrun. Usage: compare_gathers TOTAL SEED SIZE…, where TOTAL is the
+// number of fp32 elements in all gathers of one form together, and SIZE that in the output of one gather. Rank 0 prints
+// seconds by form and size, as JSON.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -20,7 +21,7 @@
 
 namespace {
 
-// The tensors of gathers of one size, and the forms in which they are gathered.
+// The tensors for gathers of one size, and the forms in which they are gathered.
 class Gathers {
  public:
   struct Form {
@@ -59,7 +60,7 @@ class Gathers {
       list_[static_cast<size_t>(rank)].copy_(full_.narrow(0, part_ * rank, part_));
     }
   }
-  // `moved` elements of rank 1 are rank 0's instead.
+  // Adds gathers of uneven shards: `moved` elements move from rank 1 to rank 0.
   void add_uneven(std::vector<Form>& all, int64_t moved) {
     if (moved >= part_ || ranks_ < 2) return;
     const std::string by = " uneven by " + std::to_string(moved);

@@ -1,5 +1,5 @@
 // This library's side of the training runs of benchmarks/compare: one rank, with the environment of torchrun.
-// Usage: compare_ours JOB, a file with the JSON of training_job.h; prints one JSON object.
+// Usage: compare_ours JOB, where JOB is a file with the JSON of training_job.h. Prints one JSON object.
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
@@ -37,14 +37,14 @@ using fsdp::trainer::Config;
 using fsdp::trainer::TrainedModel;
 using nlohmann::json;
 
-// The samples that the rank trains on, step by step; they begin again when all were used.
+// The samples that this rank trains on, step by step. They start again from the first when all were used.
 class Samples {
  public:
   Samples(const TrainingJob& job, const fsdp::Communicator& ranks)
       : file_(job.samples), batch_(job.batch), rank_(ranks.rank()), size_(ranks.size()) {}
 
-  // Images and classes, a table and its labels, or tokens and what is predicted from them: themselves where the file
-  // has nothing else.
+  // Returns images and classes, a table and its labels, or tokens and their labels. If the file has no labels, the
+  // inputs are the labels.
   Batch batch(int64_t step) const {
     if (are_tabular()) {
       return {.inputs = of("numeric", step), .labels = of("labels", step), .categorical = of("categorical", step)};
@@ -52,7 +52,7 @@ class Samples {
     const at::Tensor inputs = of(are_images() ? "pixel_values" : "input_ids", step);
     return {.inputs = inputs, .labels = file_.contains("labels") ? of("labels", step) : inputs};
   }
-  // What the trainer is told of such samples.
+  // The trainer's config for these samples.
   Config config() const {
     Config config;
     if (are_tabular()) return config;
@@ -69,7 +69,7 @@ class Samples {
  private:
   bool are_tabular() const { return file_.contains("categorical"); }
   bool are_images() const { return file_.contains("pixel_values"); }
-  // Of this tensor of the file, in this step.
+  // Returns this rank's batch of tensor `name` for a step.
   at::Tensor of(const char* name, int64_t step) const {
     const at::Tensor all = file_.tensor(name);
     TORCH_CHECK(all.size(0) >= batch_ * size_, file_.path().string(), ": ", all.size(0),
@@ -149,12 +149,12 @@ class Training {
 
   const json& parts() const { return parts_; }
   const std::vector<double>& losses() const { return losses_; }
-  // Of forward and backward over one batch, recomputation not counted, and what that adds.
+  // The FLOPs of forward and backward over one batch without recomputation, and the FLOPs that recomputation adds.
   double flops() const { return static_cast<double>(job_.batch) * work().flops; }
   double recomputed_flops() const { return static_cast<double>(job_.batch) * work().recomputed_flops; }
   int64_t parameters() const { return parameters_; }
   fsdp::EngineStats stats() const { return sharded_->stats(); }
-  // Peaks of what the engine holds, and the optimizer's state; in bytes.
+  // The engine's peaks by category, and the size of the optimizer's state, in bytes.
   json memory() const {
     json peaks{{"optimizer state", optimizer_->state_nbytes()}};
     for (const fsdp::MemoryCategory& category : sharded_->memory()) peaks[category.name] = category.peak;
@@ -174,7 +174,7 @@ class Training {
   TrainingJob job_;
   Samples samples_;
   std::unique_ptr<TrainedModel> model_;
-  fsdp::trainer::SeparateParameters* separate_ = nullptr;  // null: the model has none
+  fsdp::trainer::SeparateParameters* separate_ = nullptr;  // null if the model has none
   std::shared_ptr<fsdp::ShardedModule> sharded_;
   std::unique_ptr<fsdp::FusedAdamW> optimizer_;
   std::vector<double> losses_;
@@ -182,8 +182,8 @@ class Training {
   json parts_;
 };
 
-// Of the process, beside what it has once it has trained something small, as torch_training.py has it; returns that, or
-// nothing where there is no limit.
+// Limits the memory of the process to job.memory_limit bytes in addition to its memory after a small training step,
+// like torch_training.py. Returns the memory after that step, or null if there is no limit.
 json limit_memory(const TrainingJob& job, fsdp::Communicator& communicator) {
   if (!job.memory_limit) return nullptr;
   const at::Tensor weight = at::ones({64}).requires_grad_();

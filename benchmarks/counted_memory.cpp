@@ -1,4 +1,4 @@
-// The counting allocator for a process of Python, through ctypes.
+// Makes the counting allocator available to a Python process, through ctypes.
 #include "support/counting_allocator.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// The device that a benchmark runs on, by LibTorch's interfaces for any device: works with builds for CPUs and for
-// CUDA.
+// The device that a benchmark runs on, through LibTorch's interfaces for any device. Works with CPU and CUDA builds of
+// LibTorch.
 #pragma once
 
 #include <ATen/DeviceAccelerator.h>
@@ -13,7 +13,8 @@
 
 namespace fsdp::benchmarks {
 
-// "cpu" or "cuda"; the device of that kind and index, made current. An error where there is none.
+// Returns the device of this kind ("cpu" or "cuda") and index, and makes it the current one. Throws if it does not
+// exist.
 inline c10::Device use_device(const std::string& kind, int index = 0) {
   const c10::Device device(kind);
   if (device.is_cpu()) return device;
@@ -24,18 +25,18 @@ inline c10::Device use_device(const std::string& kind, int index = 0) {
   return {device.type(), static_cast<c10::DeviceIndex>(index)};
 }
 
-// Waits until the device has done all that was enqueued.
+// Waits until the device has finished all enqueued work.
 inline void synchronize(c10::Device device) {
   if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
 }
 
-// What the caching allocator of a device did since begin(). The allocator of the CPU counts nothing.
+// The work of a device's caching allocator since begin(). There is no report for the CPU.
 class AllocatorUse {
  public:
   struct Report {
-    int64_t peak_allocated = 0;  // bytes, of tensors at a time
-    int64_t peak_reserved = 0;   // bytes, taken from the device
-    int64_t retries = 0;         // how often the device had no more, so that the cache was given back
+    int64_t peak_allocated = 0;  // bytes of tensors alive at the same time
+    int64_t peak_reserved = 0;   // bytes taken from the device
+    int64_t retries = 0;         // how often the device was out of memory, so that the cache was released
     int64_t device_allocs = 0;   // calls of the device's own allocator (cudaMalloc)
   };
 

@@ -1,4 +1,5 @@
-// Head and loss of a language model in forward and backward, plain and fused: time and peak memory, measured in turns.
+// Measures time and peak memory of a language model's head and loss in forward and backward. The plain and the fused
+// version take turns.
 // Usage: fused_loss TOKENS WIDTH VOCABULARY DTYPE [TURNS]; DTYPE is fp32 or bf16. Prints two lines of a Markdown table.
 #include <torch/torch.h>
 
@@ -23,7 +24,7 @@ struct Inputs {
 
 struct Measured {
   std::vector<double> seconds;
-  int64_t peak = 0;  // bytes beside the inputs
+  int64_t peak = 0;  // bytes in addition to the inputs
   double loss = 0;
 };
 

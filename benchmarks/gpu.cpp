@@ -1,6 +1,6 @@
-// Training steps of a decoder on one device, sharded or not: time, host time, and what the device's allocator did.
-// Started by benchmarks/gpu.py; gpu_torch.py is PyTorch's side.
-// Usage: gpu SETTINGS, a JSON object that both sides take; prints one, on rank 0.
+// Measures training steps of a decoder on one device, sharded or not: time, host time, and the work of the device's
+// allocator. benchmarks/gpu.py starts it. PyTorch's side is gpu_torch.py.
+// Usage: gpu SETTINGS, a JSON object that both sides take. Rank 0 prints a JSON object.
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
@@ -59,7 +59,7 @@ fsdp::Options options_of(const json& settings) {
   return options;
 }
 
-// A model, its optimizer and its input, and the times of its steps in milliseconds.
+// A model, its optimizer and its input, and the durations of its steps in milliseconds.
 class Training {
  public:
   Training(const json& settings, c10::Device device) : device_(device) {
@@ -119,7 +119,7 @@ json measure(const json& settings, int local_rank) {
   const c10::Device device = fsdp::benchmarks::use_device(settings.at("device"), local_rank);
   Training training(settings, device);
   AllocatorUse use(device);
-  use.give_back_cache();  // of the whole model
+  use.give_back_cache();  // which held the whole model
   const int warm_up = settings.at("warm_up"), steps = settings.at("steps");
   for (int step = 0; step < warm_up + steps; ++step) {
     if (step == warm_up) use.begin();

@@ -1,5 +1,6 @@
 // Times one job of growth_jobs.h at one size.
-// Usage: growth JOB SIZE; prints {what: milliseconds}. Without arguments: the names of the jobs.
+// Usage: growth JOB SIZE. Prints the milliseconds of each part of the job as a JSON object. Without arguments, prints
+// the names of the jobs.
 #include <ATen/Parallel.h>
 
 #include <algorithm>

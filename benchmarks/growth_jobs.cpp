@@ -24,8 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kWidth = 8;
-constexpr int kRanks = 4;  // of which this process is one
-constexpr int kSteps = 4;  // the first of which is measured apart
+constexpr int kRanks = 4;  // this process is one of them
+constexpr int kSteps = 4;  // the first step is measured separately
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t parameters) {
@@ -47,7 +47,7 @@ torch::nn::Sequential chain(int64_t blocks, int64_t parameters) {
   return model;
 }
 
-// A block that holds the next one, `depth` deep, beside a block of its own.
+// A block of its own and the next NestImpl, `depth` levels deep.
 struct NestImpl : torch::nn::Module {
   explicit NestImpl(int64_t depth) : own(register_module("own", Block(1))) {
     if (depth > 1) inner = register_module("inner", std::make_shared<NestImpl>(depth - 1));
@@ -60,7 +60,8 @@ struct NestImpl : torch::nn::Module {
   std::shared_ptr<NestImpl> inner;
 };
 
-// Where a checkpoint stays, for others to read; else it is made in the temporary folder, and removed.
+// Names the environment variable with the folder in which a checkpoint is kept for other programs. If it is unset, the
+// checkpoint is made in the temporary folder and removed.
 constexpr const char* kKeptFolder = "FSDP_GROWTH_FOLDER";
 fs::path kept_folder() {
   const char* folder = std::getenv(kKeptFolder);
@@ -83,7 +84,8 @@ void train(Model& model, const std::string& name, const Meter& meter, const std:
   }
 }
 
-// A step of the same model that is not sharded: LibTorch's own part grows with its caches.
+// Trains the same model without sharding, for comparison: LibTorch's own cost also grows when a model exceeds the
+// processor's caches.
 void train_plain(torch::nn::SequentialImpl& model, const Meter& meter) {
   train(model, "plain step", meter, [&] { model.zero_grad(); });
 }
@@ -99,7 +101,7 @@ void units(int64_t count, int64_t parameters, const Options& options, const Mete
   meter("memory_summary", [&] { sharded->memory_summary(); });
   meter("full_state_dict", [&] { full_state_dict(*sharded, *model); });
   sharded->start_trace();
-  model->forward(torch::ones({kWidth})).sum().backward();  // samples of memory depend on time: only the file counts
+  model->forward(torch::ones({kWidth})).sum().backward();  // memory samples depend on time: only the file counts
   const fs::path file = fs::temp_directory_path() / ("growth-trace-" + std::to_string(getpid()) + ".json");
   const auto own = make_fake_communicator(0, 1);
   meter("trace", [&] { write_trace(file, *own, sharded->stop_trace()); });
@@ -134,7 +136,7 @@ void one_unit(int64_t parameters, const Meter& meter) {
   units(parameters, 1, options, meter);
 }
 
-// Each block by a call of its own, then the whole.
+// Calls fully_shard for each block, then for the whole model.
 void units_by_hand(int64_t count, const Meter& meter) {
   torch::nn::Sequential model = chain(count, 1);
   const Options options = options_for(kRanks, {});

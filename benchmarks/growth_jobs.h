@@ -1,5 +1,5 @@
-// What is to cost in proportion to a model's size: jobs for benchmarks/growth.py, which times them, and for
-// tests/growth, which counts the steps of the library in them.
+// Jobs whose cost must be proportional to a model's size. benchmarks/growth.py times them, and tests/growth counts the
+// library's steps in them.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,18 @@
 
 namespace fsdp::growth {
 
-// Runs `action`, times it or counts its steps, and keeps the smallest figure of each `what`.
+// Runs `action`, measures its time or its steps, and keeps the smallest result for each `what`.
 using Meter = std::function<void(const std::string& what, const std::function<void()>& action)>;
 
 struct Job {
   std::string name;
-  std::string size;  // the unit in which `run` counts
+  std::string size;  // the unit of `size`
   std::function<void(int64_t size, const Meter& meter)> run;
 };
 
-// Of one rank, but for "checkpoint", which runs on all that a launcher has started. Files are made in the temporary
-// folder and removed, but for the checkpoint where the environment variable FSDP_GROWTH_FOLDER names its folder.
+// Jobs run on one rank, except for "checkpoint", which runs on all ranks that a launcher has started. Jobs make files
+// in the temporary folder and remove them. If the environment variable FSDP_GROWTH_FOLDER names a folder, the
+// checkpoint is kept there.
 const std::vector<Job>& jobs();
 
 }  // namespace fsdp::growth

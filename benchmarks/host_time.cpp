@@ -1,8 +1,8 @@
-// Host time that one unit adds to forward and backward: a chain of small blocks, plain and sharded over a
-// fake group of eight ranks. The time of a unit is the slope between a short and a long chain, so that what a
-// step costs once falls out. Steps of all variants take turns. On a device the time ends when backward returns, not
-// when the device is done, which is waited for between steps. Prints one JSON object a line; host_time.py is PyTorch's
-// side. Usage: host_time [STEPS [cpu|cuda]]
+// Measures the host time that one unit adds to forward and backward, with a chain of small blocks, plain and sharded
+// over a fake group of eight ranks. The time of a unit is the slope between a short and a long chain, so that the fixed
+// cost of a step cancels out. Steps of all variants take turns. On a device, the time ends when backward returns, not
+// when the device has finished; the program waits for the device between steps. Prints one JSON object for each line.
+// PyTorch's side is host_time.py. Usage: host_time [STEPS [cpu|cuda]]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -33,7 +33,7 @@ struct Variant {
   bool use_orig_params = true;
 };
 
-// A chain of blocks of one variant, and the times of its steps.
+// A chain of blocks of one variant, and the durations of its steps.
 class Chain {
  public:
   Chain(const Variant& variant, int units, c10::Device device) : device_(device) {

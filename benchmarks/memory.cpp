@@ -1,6 +1,6 @@
-// Peak memory of a training step on one rank, beside what it has to be. Started by benchmarks/memory.py, once for each
-// rank, with the environment of torchrun.
-// Usage: memory VARIANT LAYERS WIDTH VOCABULARY BATCH LENGTH; prints bytes on rank 0, as JSON.
+// Measures the peak memory of a training step on one rank, compared with the memory that the step needs at least.
+// benchmarks/memory.py starts it once for each rank, with the environment of torchrun.
+// Usage: memory VARIANT LAYERS WIDTH VOCABULARY BATCH LENGTH. Rank 0 prints bytes, as JSON.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -33,8 +33,8 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-// What forward and backward need beside parameters and their gradients: the plain model's peak while gradients of
-// activations alone are computed.
+// Returns the memory that forward and backward need in addition to parameters and their gradients: the plain model's
+// peak while only gradients of activations are computed.
 int64_t activation_bytes(CountedMemory& memory, Model& model, const torch::Tensor& tokens) {
   torch::Tensor x = model->embed(tokens).detach().requires_grad_();
   const int64_t before = memory.current_bytes() - static_cast<int64_t>(x.nbytes());

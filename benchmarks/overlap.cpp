@@ -1,6 +1,7 @@
-// How much of communication and computation hides behind the other: one step of a row of linear layers, each a unit,
-// and what it consists of. Started by benchmarks/overlap.py, once for each rank, with the environment of torchrun.
-// Usage: overlap VARIANT LAYERS WIDTH BATCH STEPS; prints the seconds of each step on rank 0, as JSON.
+// Measures how well communication and computation overlap: one step of a chain of linear layers, each of which is a
+// unit, and the parts of that step. benchmarks/overlap.py starts it once for each rank, with the environment of
+// torchrun.
+// Usage: overlap VARIANT LAYERS WIDTH BATCH STEPS. Rank 0 prints the seconds of each step, as JSON.
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -41,7 +42,7 @@ fsdp::Options options_for(const Setting& setting, const std::shared_ptr<fsdp::Co
   return options;
 }
 
-// Forward and backward of the sharded row.
+// Runs forward and backward of the sharded chain.
 std::function<void()> make_step(const Setting& setting, const std::shared_ptr<fsdp::Communicator>& communicator) {
   torch::manual_seed(0);
   torch::nn::Sequential row;
@@ -57,7 +58,7 @@ std::function<void()> make_step(const Setting& setting, const std::shared_ptr<fs
   };
 }
 
-// The collectives of such a step, in the engine's order, with nothing in between.
+// Runs the collectives of such a step in the engine's order, without computation between them.
 class Collectives {
  public:
   Collectives(const Setting& setting, std::shared_ptr<fsdp::Communicator> communicator)

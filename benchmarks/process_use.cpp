@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kStackBytes = size_t{1} << 20;
 
-// Seconds that the calling thread has run or waited for a processor.
+// Returns the seconds that the calling thread has run or was ready to run.
 double busy_seconds() {
   std::ifstream file("/proc/thread-self/schedstat");
   double run = 0, ready = 0;
@@ -55,7 +55,7 @@ uint64_t network_bytes_sent() {
     if (colon == std::string::npos) continue;
     std::istringstream columns(line.substr(colon + 1));
     uint64_t value = 0;
-    for (int column = 0; column < 9; ++column) columns >> value;  // eight of what was received, then bytes sent
+    for (int column = 0; column < 9; ++column) columns >> value;  // eight columns of received data, then bytes sent
     sum += value;
   }
   return sum;

@@ -1,6 +1,6 @@
-// What ranks ask of the store, of connections and of memory until a sharded model has trained for two steps. Ranks are
-// threads over a store in memory, which counts.
-// Usage: start_up_costs gloo|shm|join RANKS...; prints a table, whose numbers are averages of a rank.
+// Counts the store requests, the open files (such as connections) and the memory that ranks need until a sharded model
+// has trained for two steps. Ranks are threads over a counting store in memory.
+// Usage: start_up_costs gloo|shm|join RANKS... Prints a table with averages for one rank.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ namespace {
 using testing::CountingStore;
 using Point = std::shared_ptr<MeetingPoint>;
 
-// Of the whole process.
+// Resources that the whole process has used.
 struct Use {
   int64_t our_requests, looks, gloo_requests, our_bytes, gloo_bytes, files, memory;
 };
@@ -81,7 +81,7 @@ void measure(const std::string& backend, int ranks) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
       Use before = use_of(*store);
-      // All ranks take the stage; then one of them looks at it while the others wait.
+      // Runs `body` on all ranks. Then rank 0 prints the stage's costs while the other ranks wait.
       const auto stage = [&](const char* name, const std::function<void()>& body) {
         meet.arrive_and_wait();
         body();

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Takes values out of the object, so that what is left over can be named.
+// Takes values from a JSON object and remembers their keys, so that finish() can report the unknown ones.
 class Keys {
  public:
   explicit Keys(const json& object) : object_(object) {}

@@ -1,4 +1,4 @@
-// A decoder of attention blocks, made on a device and in a dtype. torch_transformer.py is PyTorch's side.
+// A decoder of attention blocks, made on a given device and in a given dtype. PyTorch's side is torch_transformer.py.
 #pragma once
 
 #include <torch/torch.h>
@@ -32,7 +32,7 @@ struct NormImpl : torch::nn::Module {
 };
 TORCH_MODULE(Norm);
 
-// Causal attention and two linear layers, each behind a normalisation and around a residual connection.
+// Causal attention and two linear layers, each with a normalisation before it and a residual connection around it.
 struct DecoderBlockImpl : torch::nn::Module {
   DecoderBlockImpl(const TransformerSizes& sizes, const at::TensorOptions& options)
       : heads(sizes.heads),
@@ -68,7 +68,7 @@ struct TransformerImpl : torch::nn::Module {
       blocks.push_back(register_module("block" + std::to_string(i), DecoderBlock(sizes, options)));
   }
 
-  // The loss of predicting the tokens themselves: what it is does not matter here.
+  // Returns the loss of predicting the input tokens themselves. The task does not matter for the benchmark.
   at::Tensor forward(const at::Tensor& tokens) {
     at::Tensor x = at::embedding(embedding, tokens);
     for (DecoderBlock& block : blocks) x = block(x);

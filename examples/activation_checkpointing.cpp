@@ -1,12 +1,12 @@
-// Activation checkpointing: blocks keep their inputs instead of their activations and run again in backward; with
-// selected operators, the results of these are kept as well, so that only the cheap rest is repeated:
+// Activation checkpointing: forward keeps only the input of each block, and backward runs the block again. With
+// selected operators, the results of these operators are kept as well, so that only the cheaper operators run again:
 //   torchrun --no-python --nproc-per-node 2 build/activation_checkpointing
 #include "example.h"
 #include "fsdp/activation_checkpoint.h"
 
 using namespace example;
 
-// Counts the bytes of tensors that are alive.
+// Counts the bytes of all tensors that are alive.
 struct LiveBytes : c10::MemoryReportingInfoBase {
   int64_t bytes = 0;
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += size; }
@@ -21,7 +21,7 @@ at::Tensor forward(Net& net, const fsdp::CheckpointPolicy& policy, at::Tensor x)
 }
 
 struct Outcome {
-  int64_t kept = 0;  // bytes that forward leaves for backward
+  int64_t kept = 0;  // bytes that forward keeps for backward
   at::Tensor gradients;
 };
 
@@ -52,8 +52,8 @@ int main() {
 
     const auto none = fsdp::CheckpointPolicy();
     const auto full = fsdp::CheckpointPolicy::full();
-    const auto selected = fsdp::CheckpointPolicy::selected_operators({"aten::addmm"});  // what Linear calls
-    forward_and_backward(net, *sharded, none, input);                                   // buffers are allocated once
+    const auto selected = fsdp::CheckpointPolicy::selected_operators({"aten::addmm"});  // Linear calls this operator
+    forward_and_backward(net, *sharded, none, input);                                   // warm-up: allocates buffers
     const Outcome plain = forward_and_backward(net, *sharded, none, input);
     const Outcome recomputed = forward_and_backward(net, *sharded, full, input);
     const Outcome partly = forward_and_backward(net, *sharded, selected, input);

@@ -1,13 +1,13 @@
-// Units without a wrap policy: the first forward shows in which order the model uses its parameters, and that order is
-// cut into units, within a bound on memory.
+// Units without a wrap policy: the engine records the order in which the first forward uses the parameters, and cuts
+// this order into units that respect a memory bound:
 //   torchrun --no-python --nproc-per-node 2 build/auto_units
 #include "example.h"
 
 using namespace example;
 
-// Weights after three steps of AdamW, one after the other.
+// Trains for three steps with AdamW and returns all weights, concatenated.
 at::Tensor train(Net& net, fsdp::ShardedModule& sharded, int rank) {
-  torch::optim::AdamW optimizer(sharded.parameters());  // made before the units are, and good after
+  torch::optim::AdamW optimizer(sharded.parameters());  // created before the units, and valid after they are made
   for (int step = 0; step < 3; ++step) {
     sharded.zero_grad();
     loss_of(*net, make_input(rank, step)).backward();
@@ -43,7 +43,8 @@ int main() {
     require(torch::allclose(got, want, 1e-4, 1e-5), "which units there are changes no number but for rounding");
     require(peak <= kBound, "the bound is kept");
 
-    // With the order of the run before, units are there from the start: before optimizer state is loaded, say.
+    // Given the order of an earlier run, fully_shard itself makes the units. This is needed, for example, to load
+    // optimizer state before the first backward.
     options.auto_units->order = sharded->execution_order();
     Net again = make_net();
     auto resumed = fsdp::fully_shard(again, options);

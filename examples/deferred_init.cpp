@@ -1,5 +1,5 @@
-// A model that fits on no single device: it is built without memory, and its initialisation is replayed unit by unit
-// into the shards, with the values that ordinary construction gives.
+// A model that is too large for any single device: it is built without memory. Its initialisation is then replayed unit
+// by unit into the shards, with the same values as ordinary construction:
 //   torchrun --no-python --nproc-per-node 2 build/deferred_init
 #include "fsdp/deferred_init.h"
 
@@ -7,7 +7,7 @@
 
 using namespace example;
 
-// The weights of a model of which each rank holds a part, one after the other.
+// Returns the whole weights of a sharded model, concatenated.
 at::Tensor weights_of(fsdp::ShardedModule& sharded) {
   std::map<std::string, at::Tensor> weights;
   sharded.for_each_full_parameter(
@@ -17,7 +17,7 @@ at::Tensor weights_of(fsdp::ShardedModule& sharded) {
   return torch::cat(all);
 }
 
-// As transformers initialise their layers, after PyTorch has done so in its own way.
+// Initialises layers again, after PyTorch's own initialisation, as the transformers library does.
 void init_weights(torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
   if (auto* linear = module.as<torch::nn::Linear>()) {
@@ -36,7 +36,7 @@ int main() {
   return run([] {
     const fsdp::Options options = make_options();
     torch::manual_seed(0);
-    Net whole = build();  // what a large model has no room for
+    Net whole = build();  // a large model does not fit into memory like this
     const at::Tensor want = weights_of(*fsdp::fully_shard(whole, options));
 
     torch::manual_seed(0);
@@ -49,7 +49,8 @@ int main() {
       std::cout << got.numel() << " parameters initialised in shards\n";
     }
 
-    // Instead of what was recorded: an initialisation of one's own, unit by unit, on rank 0 for all.
+    // Initialises the parameters with a custom function instead of the recorded operations: unit by unit, on rank 0 for
+    // all ranks.
     fsdp::Options own = options;
     own.sync_module_states = true;
     own.param_init_fn = [](torch::nn::Module& module) {
@@ -60,7 +61,7 @@ int main() {
     const at::Tensor sent = weights_of(*fsdp::fully_shard(other, own));
     require(sent.isfinite().all().item<bool>() && !torch::equal(sent, want), "rank 0's values are everyone's");
 
-    // A part that is not to be sharded: it stays as it is on each rank.
+    // Leaves one part of the model unsharded. Each rank keeps that part whole.
     fsdp::Options some = options;
     Net partly = fsdp::deferred_init(build);
     some.ignored_modules = {partly->head.ptr()};

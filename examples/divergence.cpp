@@ -1,5 +1,5 @@
-// Ranks that diverge: rank 1 leaves out a layer. Every rank gets an error that names ranks and units, and leaves its
-// last collectives in a file; a rank that is late is named while the others still wait. On two ranks or more:
+// Ranks that diverge: rank 1 leaves out a layer. Every rank gets an error that names ranks and units, and writes its
+// last collectives to a file. A late rank is named while the other ranks still wait. Needs two ranks or more:
 //   torchrun --no-python --nproc-per-node 2 build/divergence
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@ using namespace example;
 
 constexpr const char* kSeen = "rank 1 was seen to be late";
 
-// The last rank to do this removes the folder.
+// Removes the files of this rank. The last rank that does so also removes the folder.
 void remove_own_files(const std::filesystem::path& folder, int rank) {
   std::error_code ignored;
   std::filesystem::remove(folder / ("collectives_rank" + std::to_string(rank) + ".txt"), ignored);
@@ -32,7 +32,7 @@ int main() {
     std::filesystem::remove_all(seen);
     std::filesystem::create_directories(folder);
 
-    // Gloo compares every collective. Other backends compare fingerprints: in the first 3 steps and every 100th.
+    // Gloo compares every collective. Other backends compare fingerprints in the first 3 steps and in every 100th step.
     options.debug.collective_check.level = fsdp::CollectiveCheckLevel::kSampled;
     options.debug.dump_folder = folder;
     options.debug.watchdog_warning = std::chrono::seconds(1);
@@ -44,11 +44,11 @@ int main() {
     auto sharded = fsdp::fully_shard(*net, options);
     for (int step = 0; step < 2; ++step) loss_of(*net, make_input(rank, step)).backward();
 
-    // Rank 1 is busy with something else, until rank 0 has said that it is late. Then all goes on.
+    // Rank 1 is busy with other work until rank 0 has reported that rank 1 is late. Then training continues.
     while (rank == 1 && !std::filesystem::exists(seen)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     loss_of(*net, make_input(rank, 2)).backward();
 
-    // Rank 1 forgets a block.
+    // Rank 1 leaves out a block.
     if (rank == 1) net->blocks.erase(net->blocks.begin() + 1);
     std::string error;
     try {

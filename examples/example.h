@@ -1,4 +1,4 @@
-// What the examples share: a small model, options that shard it, random batches, a check and the frame of main().
+// Code that the examples share: a small model, options that shard it, random batches, a check, and the frame of main().
 #pragma once
 
 #include <torch/torch.h>
@@ -39,13 +39,14 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The same weights on every rank.
+// Makes a model that has the same weights on every rank.
 inline Net make_net() {
   torch::manual_seed(0);
   return Net();
 }
 
-// The ranks that torchrun or mpirun started (one, if nothing did); each Block becomes a unit, the head the root unit.
+// Options for the ranks that torchrun or mpirun started (a single rank without a launcher). Each Block becomes a unit.
+// The head belongs to the root unit.
 inline fsdp::Options make_options(const std::shared_ptr<fsdp::Communicator>& communicator =
                                       fsdp::make_cpu_communicator(fsdp::rank_environment()).communicator) {
   fsdp::Options options;
@@ -54,7 +55,7 @@ inline fsdp::Options make_options(const std::shared_ptr<fsdp::Communicator>& com
   return options;
 }
 
-// Inputs of one rank at one step. The model is to learn the sine of the first column.
+// Returns the inputs of one rank for one step. The model learns the sine of the first column.
 inline at::Tensor make_input(int rank, int step) {
   torch::manual_seed(1 + 1000 * step + rank);
   return torch::randn({16, 64});
@@ -64,7 +65,7 @@ at::Tensor loss_of(Model& model, const at::Tensor& input) {
   return torch::mse_loss(model.forward(input), input.narrow(1, 0, 1).sin());
 }
 
-// All gradients that this rank holds, one after the other.
+// Returns all gradients that this rank holds, concatenated.
 inline at::Tensor gradients_of(const fsdp::ShardedModule& sharded) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& leaf : sharded.parameters()) {
@@ -77,7 +78,7 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("this does not hold: " + what);
 }
 
-// Runs `body`; an error is printed and makes the program exit with status 1.
+// Runs `body` and returns the exit status of the program. If `body` throws, prints the error and returns 1.
 inline int run(const std::function<void()>& body) {
   try {
     body();

@@ -1,5 +1,5 @@
-// fp16 with dynamic loss scaling: losses are scaled up so that small gradients survive fp16; a step in which a gradient
-// of any rank overflows is skipped by all ranks, and lowers the scale:
+// fp16 with dynamic loss scaling: losses are scaled up so that small gradients do not vanish in fp16. If a gradient
+// overflows on any rank, all ranks skip the step, and the scale is lowered:
 //   torchrun --no-python --nproc-per-node 2 build/fp16_with_scaler
 #include <limits>
 
@@ -20,7 +20,7 @@ int main() {
 
     fsdp::GradScalerOptions scaling;
     scaling.init_scale = 65536.0;
-    scaling.growth_interval = 10;  // ten good steps in a row double the scale
+    scaling.growth_interval = 10;  // the scale doubles after ten good steps in a row
     fsdp::ShardedGradScaler scaler(scaling);
 
     constexpr int kBadStep = 20;
@@ -32,12 +32,12 @@ int main() {
       const at::Tensor loss = torch::mse_loss(net->forward(input).to(torch::kFloat), input.narrow(1, 0, 1).sin());
       (step == 0 ? first : last) = loss.item<float>();
       scaler.scale(loss).backward();
-      if (step == kBadStep && rank == last_rank) {  // what an overflow on one rank looks like
+      if (step == kBadStep && rank == last_rank) {  // simulates an overflow on one rank
         for (const at::Tensor& leaf : sharded->parameters()) {
           if (leaf.grad().defined()) leaf.mutable_grad().fill_(std::numeric_limits<float>::infinity());
         }
       }
-      scaler.unscale_(*sharded);  // before anything that looks at gradients
+      scaler.unscale_(*sharded);  // must come before any other use of the gradients
       sharded->clip_grad_norm_(1.0);
       const double scale = scaler.scale();
       const bool stepped = scaler.step(*sharded, optimizer);

@@ -1,5 +1,5 @@
-// Gradient accumulation: several backward passes for one optimizer step. Inside no_sync() gradients are added up on
-// each rank without communication, and the first backward after it reduces the sum:
+// Gradient accumulation: several backward passes for one optimizer step. Inside no_sync(), each rank adds up its
+// gradients without communication. The first backward after no_sync() reduces the sum:
 //   torchrun --no-python --nproc-per-node 2 build/gradient_accumulation
 #include "example.h"
 
@@ -16,13 +16,13 @@ int main() {
     auto loss = [&](int pass) { return loss_of(*net, make_input(rank, pass)) / kPasses; };
     auto reductions = [&] { return sharded->stats().reduce_scatters + sharded->stats().all_reduces; };
 
-    // Every pass reduces: the least memory, the most communication.
+    // Every pass reduces its gradients: least memory, most communication.
     int64_t before = reductions();
     for (int pass = 0; pass < kPasses; ++pass) loss(pass).backward();
     const int64_t in_every_pass = reductions() - before;
     const at::Tensor expected = gradients_of(*sharded);
 
-    // Only the last pass reduces; meanwhile each rank holds whole gradients.
+    // Only the last pass reduces. Until then, each rank holds whole gradients.
     sharded->zero_grad();
     before = reductions();
     {
@@ -33,7 +33,7 @@ int main() {
     const int64_t in_last_pass = reductions() - before;
     require(torch::allclose(gradients_of(*sharded), expected, 1e-4, 1e-7), "no_sync() brings the same gradients");
 
-    // The same with options of one backward instead of a scope.
+    // BackwardOptions do the same for a single backward, without a scope.
     sharded->zero_grad();
     for (int pass = 0; pass < kPasses; ++pass) {
       fsdp::BackwardOptions backward;

@@ -1,24 +1,24 @@
-// Gradient compression: a communication hook reduces gradients in the engine's place. This one sends them in bf16, half
-// the bytes of fp32, while everything else stays in fp32:
+// Gradient compression: a communication hook reduces gradients instead of the engine. This hook sends gradients in
+// bf16, half the bytes of fp32, while everything else stays in fp32:
 //   torchrun --no-python --nproc-per-node 2 build/gradient_compression
 #include "example.h"
 
 using namespace example;
 
-// `unsharded` holds the whole gradient of a unit as this rank has computed it; `reduced` is to be filled with this
-// rank's part of the sum over ranks, times `scale`.
+// `unsharded` holds the whole gradient of a unit, as computed on this rank. The hook fills `reduced` with this rank's
+// part of the sum over all ranks, times `scale`.
 void reduce_in_bf16(const fsdp::ReduceRequest& request) {
   const at::Tensor low = request.unsharded.to(torch::kBFloat16);
   at::Tensor part = low;
   double scale = request.scale;
-  if (request.shard) {  // null when parameters are not sharded
+  if (request.shard) {  // null if parameters are not sharded
     const int ranks = request.shard->size();
     part = torch::empty({request.reduced.numel()}, low.options());
     const fsdp::CollectiveId id{request.unit + ", bf16", 0, fsdp::Pass::kUser};
     request.shard->reduce_scatter(part, low, {1.0 / ranks}, id)->wait();
     scale *= ranks;
   }
-  if (request.replicate) {  // null when there are no replicas (hybrid strategies and NO_SHARD have them)
+  if (request.replicate) {  // null without replicas (hybrid strategies and NO_SHARD have replicas)
     const fsdp::CollectiveId id{request.unit + ", bf16, replicas", 0, fsdp::Pass::kUser};
     request.replicate->all_reduce(request.reduced, part, {scale}, id)->wait();
   } else {
@@ -32,7 +32,8 @@ int main() {
     const fsdp::Communicator& world = *options.communicator;
     Net net = make_net();
     auto sharded = fsdp::fully_shard(*net, options);
-    // The bytes that one backward sends, without its gathers.
+    // Runs forward and backward. Returns the bytes that the backward sends, without gathers: the parameters are
+    // gathered before it.
     auto backward = [&] {
       sharded->zero_grad();
       const at::Tensor loss = loss_of(*net, make_input(world.rank(), 0));

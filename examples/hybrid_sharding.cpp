@@ -1,5 +1,5 @@
-// Hybrid sharding: parameters are sharded inside groups of ranks (a host, say) and replicated between the groups, so
-// that gathers stay inside a group. Needs an even number of ranks:
+// Hybrid sharding: parameters are sharded inside groups of ranks (for example, one group for each host) and replicated
+// between the groups, so that gathers stay inside a group. Needs an even number of ranks:
 //   torchrun --no-python --nproc-per-node 4 build/hybrid_sharding
 #include "example.h"
 #include "fsdp/mesh.h"
@@ -7,7 +7,7 @@
 using namespace example;
 
 struct Outcome {
-  uint64_t inside = 0, between = 0;  // bytes that this rank has sent to ranks of its own group, and to others
+  uint64_t inside = 0, between = 0;  // bytes that this rank has sent to ranks of its own group, and to other ranks
   at::Tensor weight;
 };
 
@@ -22,7 +22,7 @@ Outcome train(fsdp::Options options, const fsdp::ProcessMesh& mesh) {
     loss_of(*net, make_input(mesh.rank(), step)).backward();
     optimizer.step();
   }
-  Outcome outcome;  // collectives of the two groups, then those of all ranks
+  Outcome outcome;  // counts the collectives of the two groups, then those over all ranks
   outcome.inside = mesh.shard->bytes_sent() - shard_before;
   outcome.between = mesh.replicate->bytes_sent() - replicate_before;
   const std::vector<uint64_t> world_after = mesh.world->bytes_sent_to();
@@ -31,18 +31,18 @@ Outcome train(fsdp::Options options, const fsdp::ProcessMesh& mesh) {
     (same_group ? outcome.inside : outcome.between) += world_after[rank] - world_before[rank];
   }
   torch::NoGradGuard no_grad;
-  outcome.weight = net->blocks[0]->up->weight + 0;  // reading a parameter gathers it, here for a copy
+  outcome.weight = net->blocks[0]->up->weight + 0;  // reading a parameter gathers it; `+ 0` copies it
   return outcome;
 }
 
 int main() {
   return run([] {
-    // What ranks send over Gloo is what they would send between hosts; through memory a gather sends nothing.
+    // Over Gloo, the ranks send the same bytes as between hosts. Over shared memory, a gather would send nothing.
     fsdp::Options options = make_options(fsdp::make_gloo_communicator(fsdp::rank_environment()));
     const int size = options.communicator->size();
     if (size % 2 != 0) throw std::runtime_error("hybrid_sharding needs an even number of ranks");
 
-    // Two groups. On several hosts, make_mesh_of_hosts(options.communicator) makes one group of each host.
+    // Makes two groups. On several hosts, make_mesh_of_hosts(options.communicator) makes one group for each host.
     const fsdp::ProcessMesh mesh = fsdp::make_mesh(options.communicator, size / 2);
     const Outcome flat = train(options, mesh);  // FULL_SHARD over all ranks
     options.mesh = mesh;

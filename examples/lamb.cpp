@@ -1,4 +1,4 @@
-// LAMB, an optimizer that needs norms of whole parameters and of their updates, while everything else of it works
+// LAMB, an optimizer that needs the norms of whole parameters and of their updates. All its other computations work
 // element by element on shards:
 //   torchrun --no-python --nproc-per-node 2 build/lamb
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 using namespace example;
 
-// Adam's direction with weight decay, for a parameter or a part of one.
+// Adam's update direction with weight decay, for a whole parameter or a part of one.
 struct Direction {
   at::Tensor mean, square;
   int steps = 0;
@@ -27,7 +27,7 @@ double step_size(double weight_norm, double update_norm) {
   return 0.01 * (weight_norm > 0 && update_norm > 0 ? weight_norm / update_norm : 1.0);
 }
 
-// With use_orig_params (the default), leaves and norms have the same order: one for each parameter.
+// With use_orig_params (the default), there is one leaf and one norm for each parameter, in the same order.
 void lamb_step(fsdp::ShardedModule& sharded, std::vector<Direction>& directions) {
   torch::NoGradGuard no_grad;
   std::vector<at::Tensor> leaves = sharded.parameters(), updates(leaves.size());
@@ -41,7 +41,7 @@ void lamb_step(fsdp::ShardedModule& sharded, std::vector<Direction>& directions)
   }
 }
 
-void lamb_step(Net& net, std::vector<Direction>& directions) {  // in one process
+void lamb_step(Net& net, std::vector<Direction>& directions) {  // for a model in one process
   torch::NoGradGuard no_grad;
   std::vector<at::Tensor> parameters = net->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {

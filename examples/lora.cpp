@@ -1,5 +1,5 @@
-// LoRA: a transformer whose weights are frozen, with small trainable matrices beside them. Each unit then has a frozen
-// and a trainable FlatParameter, and gradients and optimizer state exist for the trainable one only:
+// LoRA: a transformer with frozen weights, and small trainable matrices added to them. Each unit then has a frozen and
+// a trainable FlatParameter. Only the trainable one has gradients and optimizer state:
 //   torchrun --no-python --nproc-per-node 2 build/lora
 #include <cmath>
 
@@ -9,7 +9,7 @@ using namespace example;
 
 constexpr int64_t kVocabulary = 64, kWidth = 64, kRank = 4, kLength = 16;
 
-// y = x W^T + x A^T B^T; B begins as zeros.
+// Computes y = x W^T + x A^T B^T. B is initialised with zeros.
 struct LoraLinearImpl : torch::nn::Module {
   LoraLinearImpl(int64_t in, int64_t out)
       : weight(register_parameter("weight", torch::randn({out, in}) / std::sqrt(in))),
@@ -46,7 +46,7 @@ struct TransformerImpl : torch::nn::Module {
         layer1(register_module("layer1", Layer())) {
     torch::nn::init::normal_(embed->weight, 0.0, 0.1);
   }
-  // The loss of predicting each next token.
+  // Returns the loss of predicting each next token.
   at::Tensor forward(const at::Tensor& ids) {
     const at::Tensor x = layer1(layer0(embed(ids.narrow(1, 0, kLength - 1))));
     const at::Tensor logits = torch::linear(torch::layer_norm(x, {kWidth}), embed->weight);
@@ -103,7 +103,7 @@ void print(const char* what, const Outcome& outcome) {
             << "; loss " << outcome.first << " -> " << outcome.last << "\n";
 }
 
-// Bytes of the LoRA matrices of the whole model.
+// Returns the bytes of all LoRA matrices of the model.
 int64_t lora_bytes() {
   int64_t bytes = 0;
   Transformer model;
@@ -121,7 +121,8 @@ int main() {
     }
     require(!lora.frozen_changed && lora.last < lora.first, "frozen weights stay, and the loss falls all the same");
     require(lora.stats.peak_gradient_buffer_bytes <= lora_bytes(), "gradient buffers hold LoRA's gradients only");
-    // One rank has nothing to reduce: its gradients are captured where the optimizer finds them.
+    // A single rank has no gradient buffers, because it reduces nothing: gradients are captured directly into the
+    // leaves' gradients.
     const bool buffers = options.communicator->size() > 1;
     require(!buffers || all.stats.peak_gradient_buffer_bytes > lora_bytes(), "without freezing they hold more");
   });

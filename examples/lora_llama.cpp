@@ -1,8 +1,8 @@
-// LoRA on a frozen Llama: what it costs in memory, beside training all of it. With the folder of a Hugging Face Llama,
-// or without one on a small random Llama:
+// LoRA on a frozen Llama: compares its memory with the memory for training all parameters. Takes the folder of a
+// Hugging Face Llama; without one, uses a small random Llama:
 //   torchrun --no-python --nproc-per-node 2 build/lora_llama [FOLDER]
-// Frozen and trainable parameters of a block are two FlatParameters of one unit: gathered together, but only the
-// trainable one has gradients, gradient buffers and optimizer state.
+// The frozen and the trainable parameters of a block are two FlatParameters of one unit. They are gathered together,
+// but only the trainable one has gradients, gradient buffers and optimizer state.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -41,7 +41,7 @@ double megabytes(double bytes) { return bytes / 1e6; }
 
 bool is_named(const fsdp::ShardSlice& slice, const char* name) { return slice.fqn.find(name) != std::string::npos; }
 
-// Each rank fills what it holds. With lora_B zero the adapters change nothing at first.
+// Each rank fills its own shards. Because lora_B is zero, the adapters change nothing at first.
 void fill(const fsdp::ShardedModule& sharded, const std::optional<fsdp::checkpoint::HfFolder>& folder) {
   torch::NoGradGuard no_grad;
   torch::manual_seed(1);
@@ -78,7 +78,7 @@ Memory train(const std::optional<fsdp::checkpoint::HfFolder>& folder, bool lora,
     const double bytes = static_cast<double>(leaf.nbytes());
     memory.shards += megabytes(bytes);
     memory.gradients += leaf.grad().defined() ? megabytes(bytes) : 0;
-    memory.optimizer += leaf.grad().defined() ? 2 * megabytes(bytes) : 0;  // AdamW's two means
+    memory.optimizer += leaf.grad().defined() ? 2 * megabytes(bytes) : 0;  // the two averages of AdamW
   }
   memory.gradient_buffers = megabytes(static_cast<double>(sharded->stats().peak_gradient_buffer_bytes));
   memory.gathered = megabytes(static_cast<double>(sharded->stats().peak_gathered_bytes));
@@ -106,6 +106,6 @@ int main(int argc, char** argv) {
     print("LoRA", lora);
   }
   const bool cheaper = lora.gradients < all.gradients / 10 && lora.optimizer < all.optimizer / 10 &&
-                       lora.gradient_buffers <= all.gradient_buffers / 5;  // one rank needs none
+                       lora.gradient_buffers <= all.gradient_buffers / 5;  // a single rank needs none
   return cheaper && lora.last_loss < lora.first_loss ? 0 : 1;
 }

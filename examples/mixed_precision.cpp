@@ -1,5 +1,5 @@
-// Mixed precision: parameters are gathered and used in bf16, gradients are reduced in fp32, the optimizer works on
-// fp32 shards, LayerNorm stays in fp32, and so does evaluation:
+// Mixed precision: parameters are gathered and used in bf16, gradients are reduced in fp32, and the optimizer works on
+// fp32 shards. LayerNorm and evaluation stay in fp32:
 //   torchrun --no-python --nproc-per-node 2 build/mixed_precision
 #include "example.h"
 #include "fsdp/fsdp.h"
@@ -14,10 +14,10 @@ int main() {
     options.reduce_dtype = torch::kFloat;
     options.full_precision_classes = {"LayerNorm"};
 
-    // The wrapper adds what needs to see forward(), train() and eval().
+    // The wrapper adds the features that depend on calls of forward(), train() and eval().
     fsdp::WrapperOptions wrapper;
     wrapper.output_dtype = torch::kFloat;   // the loss is computed in fp32
-    wrapper.full_precision_in_eval = true;  // eval() switches to fp32, train() back
+    wrapper.full_precision_in_eval = true;  // eval() switches to fp32, train() switches back
     fsdp::FullyShardedDataParallel<Net> model(make_net(), options, wrapper);
     torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3));
 
@@ -48,7 +48,7 @@ int main() {
       (step == 0 ? first : last) = loss.item<float>();
     }
     for (const at::Tensor& leaf : model.parameters()) {
-      const at::Tensor& gradient = leaf.grad();  // undefined where this rank holds nothing of a parameter
+      const at::Tensor& gradient = leaf.grad();  // undefined if this rank holds no part of the parameter
       require(leaf.scalar_type() == torch::kFloat, "shards are fp32");
       require(!gradient.defined() || gradient.scalar_type() == torch::kFloat, "their gradients are fp32");
     }

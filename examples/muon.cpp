@@ -1,5 +1,5 @@
-// Muon, an optimizer that needs whole matrices: it makes each update orthogonal. Every parameter is updated on one
-// rank, its owner, which alone keeps its state:
+// Muon, an optimizer that needs whole matrices because it orthogonalises each update. Each parameter is updated on one
+// rank, its owner. Only the owner keeps the optimizer state of the parameter:
 //   torchrun --no-python --nproc-per-node 2 build/muon
 #include <map>
 
@@ -19,7 +19,7 @@ at::Tensor orthogonalised(const at::Tensor& matrix) {
   return tall ? x.t() : x;
 }
 
-// Matrices by Muon, the rest by gradient descent with momentum.
+// Updates matrices with Muon and all other parameters with gradient descent with momentum.
 class Muon {
  public:
   void update(const std::string& name, at::Tensor value, const at::Tensor& gradient) {
@@ -51,7 +51,7 @@ int main() {
       });
     }
 
-    Net alone = make_net();  // the same in one process, on the batches of all ranks
+    Net alone = make_net();  // the same training in one process, on the batches of all ranks
     Muon muon_alone;
     for (int step = 0; step < kSteps; ++step) {
       alone->zero_grad();

@@ -1,7 +1,7 @@
-// Offload: shards and optimizer state in files, as on a machine whose memory they do not fit; the numbers stay the
-// same.
+// Offload: shards and optimizer state lie in files, for models that do not fit into the machine's memory. The results
+// are the same:
 //   torchrun --no-python --nproc-per-node 2 build/offload
-// Options::cpu_offload alone keeps them in host memory, while a device computes.
+// With Options::cpu_offload alone, they lie in host memory instead, while a device computes.
 #include <filesystem>
 
 #include "example.h"
@@ -17,7 +17,7 @@ at::Tensor train(const fsdp::Options& options) {
     sharded->zero_grad();
     loss = loss_of(*net, make_input(options.communicator->rank(), step));
     loss.backward();
-    sharded->with_offloaded_memory([&] { optimizer.step(); });  // its state is made in files
+    sharded->with_offloaded_memory([&] { optimizer.step(); });  // the optimizer's state is created in files
   }
   if (options.communicator->rank() == 0) std::cout << sharded->memory_summary();
   return loss.detach();

@@ -1,5 +1,5 @@
-// The optimizer runs inside backward: as soon as a unit's gradients are reduced, its part of the optimizer steps and
-// clears them, so that the gradients of several units never wait side by side:
+// The optimizer runs inside backward: as soon as the gradients of a unit are reduced, a hook updates the unit's
+// parameters and clears their gradients. The gradients of several units therefore never exist at the same time:
 //   torchrun --no-python --nproc-per-node 2 build/optimizer_in_backward
 #include <algorithm>
 #include <map>
@@ -18,7 +18,7 @@ int main() {
     const fsdp::Options options = make_options();
     const int rank = options.communicator->rank();
 
-    Net late_net = make_net();  // for comparison: one step after backward
+    Net late_net = make_net();  // for comparison: one optimizer step after backward
     auto late = fsdp::fully_shard(*late_net, options);
     Sgd optimizer(late->parameters(), sgd_options());
     for (int step = 0; step < kSteps; ++step) {

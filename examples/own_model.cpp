@@ -1,6 +1,7 @@
-// A language model of your own, as src/models/ has them: built from a config, without memory, and trained in shards.
+// A language model of your own, written like the models in src/models/: built from a config, without memory, and
+// trained in shards:
 //   torchrun --no-python --nproc-per-node 2 build/own_model
-// docs/models.md explains the class; one line in src/models/registry.cpp makes `fsdp train` know it.
+// docs/models.md explains the class. One line in src/models/registry.cpp makes it known to `fsdp train`.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -98,7 +99,7 @@ namespace {
 
 using fsdp::models::AverageLM;
 
-// What the registry does with {"model_type": "average", …}.
+// Builds the model as the registry does for {"model_type": "average", …}.
 AverageLM make_model() {
   const nlohmann::json config{{"vocab_size", 61}, {"hidden_size", 48}, {"num_hidden_layers", 3}};
   AverageLM model(fsdp::models::parse_average_config(config), torch::kFloat);
@@ -106,7 +107,7 @@ AverageLM make_model() {
   return model;
 }
 
-// Sentences that count on from a random token.
+// Makes sequences that count up from a random token.
 at::Tensor make_tokens(int rank, int step) {
   torch::manual_seed(1000 * step + rank);
   return (torch::randint(61, {8, 1}) + torch::arange(16)) % 61;

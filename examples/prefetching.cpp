@@ -1,11 +1,11 @@
-// Prefetching: gathers of units are issued before they are needed, so that they travel while others are computed. By
-// itself the engine expects the order of the pass before; a list, or a call, says it by hand:
+// Prefetching: units are gathered before they are needed, while other units compute. By default, the engine expects the
+// order of the previous pass. A list of modules, or a call, sets the order by hand:
 //   torchrun --no-python --nproc-per-node 2 build/prefetching [TRACE.json]
 #include "example.h"
 
 using namespace example;
 
-// What three steps of training led to, and how many gathers were issued ahead.
+// The result of three training steps, and the number of gathers that were issued ahead of their use.
 struct Outcome {
   at::Tensor loss;
   int64_t ahead = 0;
@@ -38,7 +38,7 @@ void prefetch_by_lists(Net& net, fsdp::ShardedModule& sharded) {
   }
 }
 
-// Inference with the next block's gather issued by a call.
+// Runs inference, and issues the gather of the next block by a call.
 at::Tensor forward_by_hand(Net& net, fsdp::ShardedModule& sharded, at::Tensor x) {
   torch::NoGradGuard no_grad;
   const size_t count = net->blocks.size();
@@ -52,7 +52,7 @@ at::Tensor forward_by_hand(Net& net, fsdp::ShardedModule& sharded, at::Tensor x)
 int main(int argc, char** argv) {
   return run([&] {
     fsdp::Options options = make_options();
-    const bool alone = options.communicator->size() == 1;  // then nothing has to be gathered
+    const bool alone = options.communicator->size() == 1;  // a single rank gathers nothing
     const Outcome automatic = train(options, {}, argc > 1 ? argv[1] : "");
 
     options.forward_prefetch = false;

@@ -1,5 +1,5 @@
-// State in and out of a sharded model: whole on rank 0 for a model that is not sharded, from a run without sharding,
-// and a checkpoint on disk that another kind of sharding loads:
+// State in and out of a sharded model: loads the state of a run without sharding, collects whole values on rank 0, and
+// saves a checkpoint that a differently sharded model loads:
 //   torchrun --no-python --nproc-per-node 2 build/state_dict
 #include "fsdp/state_dict.h"
 
@@ -23,13 +23,13 @@ void train(Model& model, torch::optim::Optimizer& optimizer, int first, int last
 
 int main() {
   return run([] {
-    // A run without sharding; its optimizer numbers its parameters.
+    // Trains without sharding. This optimizer identifies its parameters by number.
     Net plain = make_net();
     torch::optim::AdamW plain_optimizer(plain->parameters(), kLearningRate);
     train(*plain, plain_optimizer, 0, 3);
     std::vector<std::string> names = plain->named_parameters().keys();
 
-    // It goes on with sharded parameters: each rank takes its parts.
+    // Continues the run with sharded parameters. Each rank loads its parts of the state.
     const fsdp::Options options = make_options();
     fsdp::Communicator& world = *options.communicator;
     Net net = make_net();
@@ -44,14 +44,14 @@ int main() {
     train(*net, optimizer, 3, 6);
     train(*plain, plain_optimizer, 3, 6);
 
-    // Whole values on rank 0 alone, gathered unit by unit.
+    // Gathers the values unit by unit, and collects whole tensors on rank 0 only.
     const auto full = fsdp::full_state_dict(*sharded, *net, {.rank0_only = true, .offload_to_cpu = true});
     for (const auto& item : plain->named_parameters()) {
       require(world.rank() != 0 || torch::allclose(full.at(item.key()), item.value(), 1e-4, 1e-6),
               "sharded training goes on like the other: " + item.key());
     }
 
-    // On disk, and into a model whose units and names are others.
+    // Saves a checkpoint, and loads it into a model with other units and other names.
     const auto folder = std::filesystem::temp_directory_path() / "fsdp-example-state-dict";
     fsdp::save_checkpoint(folder, {*sharded, *net, state.get()}, R"({"step": 6})", world);
     torch::nn::Sequential outer(make_net());

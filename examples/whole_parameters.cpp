@@ -1,5 +1,5 @@
-// Whole parameters in the middle of training: initialising a sharded model, looking at it, and clipping the gradient of
-// one parameter by its own norm:
+// Whole parameters in the middle of training: initialises a sharded model, reads its parameters, and clips the gradient
+// of one parameter by its own norm:
 //   torchrun --no-python --nproc-per-node 2 build/whole_parameters
 #include <cmath>
 
@@ -22,7 +22,7 @@ int main() {
     fsdp::FullyShardedDataParallel<Net> model(make_net(), options);
     const at::Tensor& weight = model->blocks[0]->up->weight;
 
-    // Runs on every module while parameters may be written; all ranks draw the same numbers.
+    // Calls `initialise` for every module while its parameters may be written. All ranks draw the same random numbers.
     torch::manual_seed(7);
     model.apply(initialise);
     Net plain = make_net();
@@ -36,7 +36,7 @@ int main() {
     loss_of(model, make_input(rank, 0)).backward();
     fsdp::SummonOptions summon;
     summon.with_grads = true;
-    model.summon_full_params(summon, [&] {  // weights and gradients are whole; what is written goes to the shards
+    model.summon_full_params(summon, [&] {  // weights and gradients are whole; writes go back to the shards
       torch::NoGradGuard no_grad;
       at::Tensor gradient = weight.grad();
       if (rank == 0) {
@@ -45,12 +45,13 @@ int main() {
       }
       gradient.mul_(0.001 / gradient.norm());
     });
-    summon.writeback = false;  // only to look at them
+    summon.writeback = false;  // only reads them
     model.summon_full_params(summon, [&] {
       require(std::abs(weight.grad().norm().item<double>() - 0.001) < 1e-6, "the gradient of the shards was clipped");
     });
 
-    // One parameter after the other, for a file, say: never more than one unit is gathered.
+    // Visits one whole parameter after the other, for example to write them to a file. At most one unit is gathered at
+    // a time.
     int64_t elements = 0;
     model.sharded().for_each_full_parameter(
         [&](const std::string&, const at::Tensor& full) { elements += full.numel(); });

@@ -9,7 +9,7 @@ namespace {
 
 using namespace checkpoint::zip;
 
-constexpr size_t kAlignment = 64;  // of records' data, see ZipWriter
+constexpr size_t kAlignment = 64;  // alignment of the data of records, see ZipWriter
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -29,7 +29,7 @@ class Packer {
   void finish() { zip_.finish(); }
 
  private:
-  // Where the data of the next record begin.
+  // Returns the offset of the next record's data.
   size_t data_of(const std::string& name) const { return round_up(end_ + kLocalBytes + name.size() + 4, kAlignment); }
 
   checkpoint::ZipWriter zip_;

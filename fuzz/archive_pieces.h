@@ -1,5 +1,5 @@
-// Archives of torch.save that targets pack from pieces of their input: mutations then need not guess checksums and
-// places.
+// torch.save archives that fuzz targets pack from pieces of their input, so that mutations need not guess checksums and
+// offsets.
 #pragma once
 
 #include <filesystem>
@@ -14,13 +14,15 @@ struct ArchivePieces {
   std::string version = "3\n";
 };
 
-// The length of an archive is a multiple of it: what names the archive's place stays right when a piece grows a little.
+// The length of an archive is a multiple of this number. A stored offset or length of an archive therefore stays right
+// when a piece grows a little.
 constexpr size_t kArchiveUnit = 2048;
 
-// A file of one archive with these records or, where `pickle` begins as a zip archive does, with those bytes.
+// Writes a file with one archive of these records. If `pickle` begins like a zip archive, the file contains exactly
+// those bytes instead.
 void write_archive(const std::filesystem::path& path, const ArchivePieces& pieces);
 
-// The pieces of the archive in a file.
+// Returns the pieces of the archive in a file.
 ArchivePieces read_pieces(const std::filesystem::path& path);
 
 }  // namespace fsdp::fuzz

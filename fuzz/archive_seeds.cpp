@@ -27,7 +27,7 @@ std::string integers(const Sizes& values) {
   return tuple(items);
 }
 
-// The data.pkl of a tensor in a storage of this many elements, or bytes where `dtype` is given.
+// Returns the data.pkl of a tensor. The storage has `storage_numel` elements, or as many bytes if `dtype` is given.
 std::string tensor_pickle(const std::string& type, int64_t storage_numel, int64_t offset, const Sizes& sizes,
                           const Sizes& strides, const std::string& dtype = "") {
   const std::string storage =
@@ -44,7 +44,8 @@ std::string row_major(const std::string& type, const Sizes& sizes) {
   return tensor_pickle(type, TensorInfo{"", at::kByte, sizes}.numel(), 0, sizes, {strides.begin(), strides.end()});
 }
 
-// A list that holds a list twice, and so on: the reader refuses what would take much memory.
+// Returns a pickle of a list that contains the same list twice, and so on, `times` levels deep. Many levels would take
+// much memory: the reader refuses them.
 std::string doubled_pickle(char times) {
   std::string opcodes = text("x");
   for (char place = 0; place < times; ++place) {
@@ -66,8 +67,8 @@ std::string written(const std::function<void(OutputFile&)>& write) {
   return read_file(folder / "x", uint64_t{1} << 20);
 }
 
-// The archive of a single record without bytes, whose place is in a 64-bit field, and whose sizes only the directory
-// has.
+// Returns an archive with a single empty record. The record's offset is in a 64-bit field, and only the directory has
+// its sizes.
 std::string archive_of_one_record() {
   std::string bytes = written([](OutputFile& file) {
     ZipWriter zip(file, 0);
@@ -88,7 +89,7 @@ DcpTensor tensor(const std::string& name, c10::ScalarType dtype, const Sizes& sh
   return {{name, dtype, shape}, std::move(chunks)};
 }
 
-// Columns of a matrix, of which the second ones, in an archive of these sizes, lie transposed in their storage.
+// A matrix in two chunks of columns. The second chunk has these sizes in its archive, and is stored transposed.
 std::string columns_seed(const Sizes& sizes) {
   const DcpMetadata metadata{
       {{"t", tensor("t", at::kFloat, {2, 6},
@@ -100,7 +101,7 @@ std::string columns_seed(const Sizes& sizes) {
                      tensor_pickle("FloatStorage", 7, 1, sizes, {1, 2}), "abcdefghijklmnopqrstuvwxyz01"});
 }
 
-// Truth values that are neither 0 nor 1, and values that are no tensors.
+// Booleans that are neither 0 nor 1, and values that are not tensors.
 std::string values_seed() {
   const DcpMetadata metadata{{{"b", tensor("b", at::kBool, {4}, {{{0}, {4}, whole_file(kFirstFile)}})}},
                              {{"optim.lr", whole_file(kSecondFile)}, {"again", whole_file(kFirstFile)}},
@@ -110,7 +111,8 @@ std::string values_seed() {
                      pieces_of(kValueHex).pickle, ""});
 }
 
-// Boxes of three dimensions that are all read from one archive, the last of them here, and a tensor without elements.
+// Three-dimensional chunks that are all read from one archive, the last one at the offsets `last`, and a tensor without
+// elements.
 std::string boxes_seed(const Sizes& last) {
   std::vector<DcpChunk> boxes;
   for (const Sizes& offsets : {Sizes{0, 0, 0}, {0, 0, 2}, {0, 3, 0}, last}) {
@@ -126,7 +128,7 @@ std::string boxes_seed(const Sizes& last) {
                      row_major("LongStorage", {0, 4}), ""});
 }
 
-// Archives one after the other in a file, as they are written.
+// A file with several archives one after the other, as the writers produce it.
 std::string whole_file_seed() {
   DcpMetadata metadata{{}, {}, {}, "1.0.0"};
   const std::string bytes = written([&](OutputFile& file) {
@@ -168,7 +170,7 @@ std::vector<std::string> torch_archive_seeds() {
   return seeds;
 }
 
-// Two are refused: an archive of other sizes than its chunk's, and boxes that overlap.
+// Two seeds are refused: an archive with other sizes than its chunk, and chunks that overlap.
 std::vector<std::string> dcp_folder_seeds() {
   return {columns_seed({2, 3}),  columns_seed({3, 2}),  values_seed(),
           boxes_seed({0, 3, 2}), boxes_seed({0, 2, 2}), whole_file_seed()};

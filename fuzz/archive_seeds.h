@@ -1,4 +1,4 @@
-// Inputs for the readers of archives of torch.save, and of checkpoints made of them.
+// Seeds for the readers of torch.save archives, and of checkpoints that consist of such archives.
 #pragma once
 
 #include <string>

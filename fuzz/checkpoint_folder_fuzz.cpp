@@ -1,4 +1,4 @@
-// A checkpoint: the input holds the content of the manifest and two files.
+// Reads a checkpoint. The input contains the content of the manifest, and two files.
 #include <ATen/ops/empty.h>
 
 #include "checkpoint/checkpoint_folder.h"

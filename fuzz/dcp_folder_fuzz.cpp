@@ -1,5 +1,5 @@
-// A checkpoint of torch.distributed.checkpoint: the input holds .metadata and, for each of two files, data.pkl and the
-// storage of the archive in it, or the whole file and something that is ignored.
+// Reads a checkpoint of torch.distributed.checkpoint. The input contains .metadata and, for each of two files, either
+// the data.pkl and the storage of its archive, or the whole file and a part that is ignored.
 #include "checkpoint/dcp_folder.h"
 
 #include <ATen/ops/empty.h>
@@ -18,7 +18,7 @@ using checkpoint::DcpChunk;
 using checkpoint::DcpFolder;
 using checkpoint::DcpTensor;
 
-// A tensor that .metadata describes may have any size; of a large one both ends are read.
+// Limits the elements that are read: a tensor in .metadata may have any size. Both ends of a larger tensor are read.
 constexpr int64_t kMaxElements = 2048;
 
 std::string read(const DcpFolder& folder, const DcpTensor& tensor, int64_t begin, int64_t end) {
@@ -27,7 +27,7 @@ std::string read(const DcpFolder& folder, const DcpTensor& tensor, int64_t begin
   return {static_cast<const char*>(out.const_data_ptr()), out.nbytes()};
 }
 
-// A chunk's elements, read without the folder's reader.
+// Reads the elements of a chunk without the folder's reader.
 std::string read_alone(const DcpFolder& folder, const DcpTensor& tensor, const DcpChunk& chunk) {
   const checkpoint::InputFile file(folder.path() / chunk.location.path);
   const checkpoint::TorchArchive archive(file, static_cast<uint64_t>(chunk.location.offset),
@@ -42,7 +42,7 @@ std::string read_alone(const DcpFolder& folder, const DcpTensor& tensor, const D
   return bytes;
 }
 
-// Where in the tensor an element of a chunk lies.
+// Returns the position in the tensor of an element of a chunk.
 int64_t place_of(const DcpTensor& tensor, const DcpChunk& chunk, int64_t element) {
   int64_t place = 0, stride = 1;
   for (size_t i = chunk.sizes.size(); i-- > 0;) {

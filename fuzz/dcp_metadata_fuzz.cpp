@@ -1,4 +1,4 @@
-// The .metadata file of torch.distributed.checkpoint.
+// Reads the .metadata file of torch.distributed.checkpoint.
 #include "checkpoint/dcp_metadata.h"
 #include "reader_check.h"
 

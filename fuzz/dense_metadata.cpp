@@ -10,7 +10,7 @@ namespace {
 
 using namespace checkpoint::pickled;
 
-// Gives a value's opcodes where it is first used, and those that recall it from the memo from then on.
+// Returns the opcodes that make a value at its first use, and opcodes that take it from the memo at later uses.
 class Sharing {
  public:
   std::string operator()(const std::string& what, const std::function<std::string()>& opcodes) {
@@ -27,7 +27,7 @@ class Sharing {
   std::string type(const std::string& module, const std::string& name) {
     return (*this)("type " + name, [&] { return checkpoint::pickled::name(module, name); });
   }
-  // Sixty-four times `size`.
+  // Returns a torch.Size that contains `size` sixty-four times.
   std::string sizes(int64_t size) {
     return (*this)("sizes " + std::to_string(size), [&] {
       const std::string callable = type("torch", "Size");
@@ -41,7 +41,8 @@ class Sharing {
 
 const std::string kModule = "torch.distributed.checkpoint.metadata";
 
-// An object whose attributes are `items`, which are made after the class as the pickle has them after it.
+// Returns an object with the attributes `items`. They are made after the class, in the order in which the pickle
+// contains them.
 std::string attributes(Sharing& share, const std::string& module, const std::string& type,
                        const std::vector<std::pair<std::string, std::function<std::string()>>>& items) {
   const std::string callable = share.type(module, type);

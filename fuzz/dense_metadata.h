@@ -1,12 +1,12 @@
-// A .metadata file that makes its reader keep much for few bytes.
+// A .metadata file of few bytes that makes its reader keep much memory.
 #pragma once
 
 #include <string>
 
 namespace fsdp::fuzz {
 
-// `names` tensors of 64 dimensions in one chunk each, which share all that a pickle can share: the shape, the chunk and
-// a place in a file with a path of `path_bytes`.
+// Returns a .metadata file with `names` tensors of 64 dimensions, each in one chunk. They share all that a pickle can
+// share: the shape, the chunk and the place in a file, whose path has `path_bytes` bytes.
 std::string dense_metadata(int names, size_t path_bytes);
 
 }  // namespace fsdp::fuzz

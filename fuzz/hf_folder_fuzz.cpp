@@ -1,4 +1,4 @@
-// A Hugging Face folder: the input holds config.json, the index and two shards.
+// Reads a Hugging Face folder. The input contains config.json, the index and two shards.
 #include <ATen/ops/empty.h>
 
 #include "checkpoint/hf_folder.h"

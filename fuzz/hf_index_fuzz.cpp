@@ -1,4 +1,4 @@
-// The index of a Hugging Face folder, beside files, folders and links that it may name.
+// Reads the index of a Hugging Face folder that contains files, folders and links which the index may name.
 #include "checkpoint/hf_index.h"
 #include "reader_check.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Shards, and links within the folder and out of it.
+// A model folder with shards, and with links to targets inside and outside the folder.
 struct Folder {
   Folder() {
     for (const char* name : {"model/one", "model/sub/two", "outside/three"}) parent.write(name, "");

@@ -1,4 +1,4 @@
-// JSON text, as all readers of JSON take it.
+// Reads JSON text with the parser that all JSON readers use.
 #include "checkpoint/json_text.h"
 #include "reader_check.h"
 

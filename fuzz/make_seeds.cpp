@@ -1,4 +1,5 @@
-// make_seeds FOLDER: writes inputs that the readers accept into FOLDER/TARGET, for the fuzz targets to begin with.
+// make_seeds FOLDER: writes inputs to FOLDER/TARGET, as the initial corpus of each fuzz target. The readers accept most
+// of them.
 #include <cstdio>
 
 #include "archive_seeds.h"
@@ -37,7 +38,7 @@ struct File {
   std::string name, header, data;
 
   std::string bytes() const { return checkpoint::safetensors_bytes(header, data); }
-  std::string parts() const { return header + "\n" + data; }  // see safetensors_file
+  std::string parts() const { return header + "\n" + data; }  // input form of safetensors_file
   uint64_t header_bytes() const { return bytes().size() - data.size(); }
 };
 
@@ -55,13 +56,15 @@ checkpoint::StoredFile stored(const File& file) {
   return {file.name, bytes.size(), file.header_bytes(), checksum_of(bytes.substr(0, file.header_bytes()))};
 }
 
-// Elements [begin, end) of a tensor of floats, which are bytes [from, from + 4 * (end - begin)) of the file's data.
+// Describes elements [begin, end) of a float tensor, stored in bytes [from, from + 4 * (end - begin)) of the file's
+// data.
 checkpoint::StoredPart part(const File& file, int64_t begin, int64_t end, size_t from) {
   const std::string bytes = file.data.substr(from, static_cast<size_t>(end - begin) * 4);
   return {begin, end, 0, file.header_bytes() + from, {checksum_of(bytes)}};
 }
 
-// A tensor that two ranks hold, and one in another memory format.
+// Describes a rank's file. The tensor "t" has another memory format; other tensors, such as "u", may be spread over
+// ranks.
 checkpoint::RankFile rank_file(const File& file, const std::map<std::string, checkpoint::StoredPart>& parts) {
   checkpoint::RankFile rank{stored(file), {}};
   for (const auto& [name, stored_part] : parts) {
@@ -147,7 +150,7 @@ void add_archives(const Seeds& seeds) {
   for (const std::string& input : dcp_folder_seeds()) seeds.add("dcp_folder_fuzz", input);
 }
 
-// All keys, so that mutations meet them.
+// The config contains all keys, so that mutations reach them.
 void add_trainer(const Seeds& seeds) {
   trainer::Config config;
   config.model_path = "m";

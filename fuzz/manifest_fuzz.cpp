@@ -1,4 +1,5 @@
-// The manifest of a checkpoint: the input is the whole file, or its content, which then gets its checksum.
+// Reads the manifest of a checkpoint. The input is the whole file, or only its content, to which the target adds the
+// checksum.
 #include "checkpoint/checksum.h"
 #include "checkpoint/manifest.h"
 #include "reader_check.h"

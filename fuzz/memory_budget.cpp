@@ -11,10 +11,10 @@ namespace fsdp::fuzz {
 namespace {
 
 std::atomic<bool> watching{false};
-std::atomic<int64_t> in_use{0};  // of what was allocated while watching; less than 0 where older memory was freed
+std::atomic<int64_t> in_use{0};  // memory allocated while watching; negative if older memory was freed
 std::atomic<int64_t> budget{0};
 
-// The sanitizer calls these within malloc and free.
+// The sanitizer calls on_malloc and on_free inside malloc and free.
 void on_malloc(const volatile void*, size_t size) {
   if (!watching) {
     return;

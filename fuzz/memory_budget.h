@@ -1,12 +1,12 @@
-// How much memory a reader may have at a time.
+// A limit on the memory that a reader may use at a time.
 #pragma once
 
 #include <cstddef>
 
 namespace fsdp::fuzz {
 
-// While it lives, the process is ended, with a message, when more than `bytes` allocated since then are in use at a
-// time. One at a time; all threads count.
+// Ends the process with a message if more than `bytes` bytes that were allocated during the lifetime of this object are
+// in use at the same time. Counts all threads. Only one object may exist at a time.
 class MemoryBudget {
  public:
   explicit MemoryBudget(size_t bytes);

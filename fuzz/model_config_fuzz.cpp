@@ -1,4 +1,4 @@
-// A model's config.json, as that of each architecture.
+// Reads a model's config.json as the config of each architecture.
 #include "checkpoint/json_text.h"
 #include "models/deepvit_config.h"
 #include "models/dhen_config.h"

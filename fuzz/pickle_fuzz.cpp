@@ -1,4 +1,4 @@
-// A pickle, with the globals of .metadata files allowed.
+// Reads a pickle that may use the globals of .metadata files.
 #include "checkpoint/dcp_globals.h"
 #include "checkpoint/pickle_reader.h"
 #include "reader_check.h"

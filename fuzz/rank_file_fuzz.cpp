@@ -1,4 +1,5 @@
-// What a rank says of its file; the input holds what two ranks say, which go into one manifest.
+// Reads the descriptions that ranks give of their files. The input contains the descriptions of two ranks, which are
+// added to one manifest.
 #include <optional>
 
 #include "checkpoint/manifest.h"

@@ -13,8 +13,8 @@
 namespace fsdp::fuzz {
 namespace {
 
-// Pickles share values: a name in a .metadata file takes some thirty bytes, but may have the longest path and sizes of
-// 64 dimensions.
+// The factor is large because pickles share values: a name takes about thirty bytes in a .metadata file, but may have
+// the longest path and sizes of 64 dimensions.
 constexpr size_t kBaseBytes = size_t{1} << 18, kBytesPerByte = 512;
 
 constexpr std::string_view kSeparator = "\n%%%%\n";

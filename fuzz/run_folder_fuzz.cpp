@@ -1,4 +1,4 @@
-// What `fsdp report` reads of a run: the input holds metrics.jsonl, run.json and a trace.
+// Reads a run for `fsdp report`. The input contains metrics.jsonl, run.json and a trace.
 #include "config/errors.h"
 #include "reader_check.h"
 #include "report_page/comparison.h"
@@ -9,7 +9,7 @@ using namespace fsdp;
 
 namespace {
 
-// All that a page shows of a run, but for its frame. The run is compared with itself.
+// Makes everything that a page shows of a run, except for the page's frame. The run is the only one on its page.
 void describe(const std::vector<trainer::RunData>& runs) {
   for (const trainer::Plot& plot : trainer::plots_of(runs)) {
     trainer::html_text(trainer::plot_summary(plot, runs));

@@ -1,4 +1,4 @@
-// A safetensors file on disk, all of whose tensors are read.
+// Reads all tensors of a safetensors file on disk.
 #include <ATen/ops/empty.h>
 
 #include "checkpoint/safetensors.h"

@@ -1,4 +1,4 @@
-// The header of a safetensors file.
+// Reads the header of a safetensors file.
 #include "checkpoint/safetensors_header.h"
 #include "reader_check.h"
 

@@ -1,4 +1,4 @@
-// A file of tokens; the first byte of the input says of which kind.
+// Reads a file of tokens. The first byte of the input selects the kind of file.
 #include "data/token_source.h"
 #include "reader_check.h"
 

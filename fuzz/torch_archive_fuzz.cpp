@@ -1,4 +1,4 @@
-// An archive of torch.save: the input holds data.pkl, the storage, byte order and version, or the whole archive.
+// Reads a torch.save archive. The input contains data.pkl, storage, byte order and version, or the whole archive.
 #include "checkpoint/torch_archive.h"
 
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 using checkpoint::PickleValue;
 using checkpoint::StoredArray;
 
-// By the names in data.pkl.
+// Compares the array's dtype with the names in data.pkl.
 void check_dtype(const PickleValue& tensor, const StoredArray& array) {
   const auto& arguments = tensor.arguments->items;
   const std::string& type = arguments[0]->arguments->items[1]->text;
@@ -27,7 +27,7 @@ void check_dtype(const PickleValue& tensor, const StoredArray& array) {
   }
 }
 
-// The element's place in the storage.
+// Returns the position of an element in the storage.
 int64_t place_of(const StoredArray& array, int64_t element) {
   int64_t place = array.offset;
   for (size_t i = array.sizes.size(); i-- > 0;) {

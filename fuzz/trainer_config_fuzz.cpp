@@ -1,4 +1,4 @@
-// The trainer's config file.
+// Reads the trainer's config file.
 #include "config/config_reader.h"
 #include "reader_check.h"
 

@@ -1,4 +1,4 @@
-// A zip archive, in the middle of a file.
+// Reads a zip archive in the middle of a file.
 #include "checkpoint/zip_archive.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ using namespace fsdp;
 
 namespace {
 
-constexpr uint64_t kAround = 100;  // bytes of the file before and behind the archive
+constexpr uint64_t kAround = 100;  // bytes of the file before and after the archive
 
 void check_places(const checkpoint::ZipArchive& zip, uint64_t bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> places;

@@ -1,4 +1,5 @@
-// Gradient accumulation: with and without communication, for replicas only, and what hooks on reductions see.
+// Gradient accumulation with communication, without it, and with it in the shard group only; and the hooks on
+// reductions.
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "support/models.h"
@@ -23,7 +24,7 @@ using Weights = std::map<std::string, torch::Tensor>;
 constexpr int kSteps = 3;
 constexpr int kPasses = 3;
 
-// The reference: one process, the mean over all ranks' batches, kPasses of them a step.
+// The reference: one process trains on the mean loss over all ranks' batches, with kPasses passes in each step.
 Weights train_alone(int world_size) {
   TinyLM model = make_tiny_lm({}, at::kDouble);
   for (int step = 0; step < kSteps; ++step) {
@@ -45,7 +46,7 @@ void expect_close(const Weights& got, const Weights& want) {
   }
 }
 
-// How the passes of a step are run.
+// The way in which the passes of a step are run.
 enum class Way { kSyncEach, kNoSync, kPerCall, kSwitch, kReplicasLater, kWaitLater, kNoSyncThenReplicas };
 const char* to_string(Way way) {
   const char* names[] = {
@@ -108,7 +109,7 @@ Options options_for(const Ranks& world, ShardingStrategy strategy, bool use_orig
   return options;
 }
 
-// Reductions that a step issues: as if there were one pass only, where passes are added up without communication.
+// Checks the number of reductions that a step issues. Passes that accumulate without communication add none.
 void expect_counts(const Case& c, const ShardedModule& sharded, const EngineStats& before, const EngineStats& after) {
   const int64_t units = static_cast<int64_t>(sharded.engine().units().size());
   const ShardGroups& groups = sharded.engine().units().front()->groups();
@@ -248,8 +249,8 @@ struct Thrown : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A backward that throws in the middle of an accumulation takes earlier passes with it. That is said, once somebody
-// goes on.
+// If a backward throws in the middle of an accumulation, the gradients of earlier passes are lost too. The next
+// backward reports this.
 TEST(NoSync, LostAccumulationIsAnError) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
@@ -281,7 +282,8 @@ TEST(NoSync, LostAccumulationIsAnError) {
 
 // ---------------------------------------------------------------- hooks on reductions
 
-// p -= g / 16 inside backward, unit by unit, ends with the same weights; and no unit's gradient outlives its update.
+// Optimizer steps (p -= g / 16) inside backward, unit by unit, give the same weights as one step after it. No unit's
+// gradient outlives its update.
 TEST(UnitReducedHook, StepsOptimizersInsideBackward) {
   for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard}) {
     for (bool orig : {true, false}) {
@@ -335,8 +337,8 @@ TEST(UnitReducedHook, IsNotCalledBeforeTheStepIsComplete) {
   });
 }
 
-// Runs a module in a backward of its own inside the outer one, as reentrant checkpointing does: its parameters get
-// their gradients there, before those of uses outside.
+// Runs a module in a nested backward inside the outer one, as reentrant checkpointing does. The module's parameters get
+// their gradients there, before the gradients from other uses.
 struct Reentrant : torch::autograd::Function<Reentrant> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, int64_t module) {
     torch::NoGradGuard no_grad;
@@ -353,7 +355,7 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
   }
 };
 
-// A unit that is reduced, and then gets more gradients in the same backward: the optimizer would step on half of them.
+// A unit gets more gradients after it was reduced in the same backward: the optimizer would step on partial gradients.
 TEST(UnitReducedHook, SteppingTooEarlyIsAnError) {
   run_ranks(2, [](Ranks world) {
     auto net = testing::seeded([] {
@@ -372,10 +374,10 @@ TEST(UnitReducedHook, SteppingTooEarlyIsAnError) {
       return Reentrant::apply(x, reinterpret_cast<int64_t>(layer(0)));
     };
     torch::Tensor x = torch::ones({1, 3}, torch::requires_grad());
-    // Its last gradient comes first where it was used first: that is waited for.
+    // The nested use comes last in forward, so its gradient arrives first. The engine waits for that of the first use.
     x = in_a_backward_of_its_own(layer(2)->forward(layer(1)->forward(layer(0)->forward(x))));
     EXPECT_NO_THROW(x.sum().backward());
-    // Nobody has seen this use in forward.
+    // The engine has not seen this use in forward.
     x = torch::ones({1, 3}, torch::requires_grad());
     x = layer(0)->forward(layer(2)->forward(layer(1)->forward(in_a_backward_of_its_own(x))));
     expect_error([&] { x.sum().backward(); }, {"unit '0'", "more gradients arrived after", "too early"});
@@ -398,7 +400,7 @@ TEST(GradientHook, ChangesWhatTheOptimizerSees) {
       model->loss(batch_of(world->rank(), 0)).backward();
       EXPECT_NEAR(sharded->grad_norm().item<double>(), 2 * norm, 1e-12 * norm);
       EXPECT_EQ(fqns.size(), sharded->shard_slices().size());
-      // Accumulated gradients are hooked one by one: 2 (g + g).
+      // The hook runs on each reduced gradient before it is added: 2 g + 2 g.
       model->loss(batch_of(world->rank(), 0)).backward();
       EXPECT_NEAR(sharded->grad_norm().item<double>(), 4 * norm, 1e-12 * norm);
       sharded->set_gradient_hook({});
@@ -409,7 +411,7 @@ TEST(GradientHook, ChangesWhatTheOptimizerSees) {
   }
 }
 
-// A user's compression: gradients go over the ranks in bf16, whatever the engine's dtypes.
+// A user's compression hook: gradients travel between ranks in bf16, whatever dtypes the engine uses.
 void reduce_compressed(const ReduceRequest& request) {
   torch::Tensor low = request.unsharded.to(at::kBFloat16);
   torch::Tensor part = low;
@@ -447,9 +449,9 @@ TEST(CommunicationHook, ReplacesTheEnginesReduction) {
       torch::Tensor got = gradients();
       EXPECT_TRUE(torch::allclose(got, want, 2e-2, 1e-4));
       EXPECT_FALSE(torch::equal(got, want));
-      if (strategy == kNoShard && world->backend() != "shm+gloo") {  // among hosts, sums of bf16 travel in fp32
-        // Beside the gradients, a word for each unit to each other rank: which parameters were captured; and, with and
-        // without a hook, a byte at the end.
+      if (strategy == kNoShard && world->backend() != "shm+gloo") {  // between hosts, sums of bf16 travel in fp32
+        // In addition to the gradients, the hook run sends one word per unit to each other rank, which says which
+        // parameters were captured. With and without the hook, one byte per unit follows at the end.
         const uint64_t words = 4 * 3 * sizeof(uint64_t), agreement = 4 * 3;
         EXPECT_EQ(world->bytes_sent() - before - plain - agreement, (plain - agreement) / 2 + words);
       }

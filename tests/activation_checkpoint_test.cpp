@@ -1,5 +1,5 @@
-// Sharded training with blocks recomputed equals sharded training without, to the bit, in the strictest release mode,
-// and gathers no more units at a time.
+// Sharded training with recomputed blocks equals sharded training without recomputation, to the bit, in the strictest
+// release mode, and never has more units gathered at a time.
 #include "fsdp/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,7 +21,7 @@ using testing::TinyLM;
 using testing::TinyLMImpl;
 using torch::Tensor;
 
-// How the blocks of a TinyLM are called.
+// The way to call the blocks of a TinyLM.
 using CallBlock = std::function<Tensor(int64_t index, Block block, const Tensor& x)>;
 
 CallBlock by_policy(const CheckpointPolicy& policy) {
@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(All, Recomputed,
                                             ::testing::Bool()),
                          case_name);
 
-// Each rank has a generator of its own, as each process has; the numbers differ from rank to rank.
+// Each rank has its own generator, as each process has, and draws different numbers.
 TEST(RecomputedDropout, DiffersPerRankAndRepeats) {
   run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
     std::vector<Trained> trained;
@@ -164,7 +164,7 @@ TEST(RecomputedDropout, DiffersPerRankAndRepeats) {
   });
 }
 
-// One region over the whole model, and regions in it: no unit is touched before the nested backward.
+// One region covers the whole model and contains others: no unit is used in the outer backward before the nested one.
 TEST(RecomputedWhole, RegionsNestOverUnits) {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const auto train_whole = [&](bool recompute, const CheckpointPolicy& inner) {

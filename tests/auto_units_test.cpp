@@ -1,6 +1,6 @@
-// Units that are cut from the order in which parameters are used. That training is right with them, with control flow
-// that changes, several forwards, recomputation and frozen parts, is tested by the cases `automatic` of autograd_test,
-// autograd_failures_test and accumulation_test; here: which units are made, when, and what stays.
+// Units that are cut from the order in which parameters are used: which units are made, when, and what is kept. The
+// `automatic` cases of autograd_test, autograd_failures_test and accumulation_test check that training is correct with
+// them, including changing control flow, several forwards, recomputation and frozen parts.
 #include "fsdp/activation_checkpoint.h"
 
 #include <torch/optim/adagrad.h>
@@ -62,7 +62,8 @@ TEST(AutoUnits, AreCutWhenTheFirstBackwardBegins) {
   EXPECT_EQ(names_of(*sharded).size(), 11);
   EXPECT_TRUE(sharded->execution_order().empty());
   loss.backward();
-  // What was used comes in that order, the siblings c and a part of another module together; side and spare were not.
+  // Used parameters come in the order of use, with a and the root's scale in one unit. The parameters of side and
+  // spare, which were not used, come last.
   EXPECT_THAT(names_of(*sharded),
               ElementsAre("a.bias..scale", "b.bias..b.weight", "c.bias..c.weight", "side.weight..spare.bias"));
   EXPECT_EQ(sharded->execution_order(), (ExecutionOrder{{"a.bias", "a.weight"},
@@ -94,7 +95,8 @@ TEST(AutoUnits, ATiedWeightIsTheRoot) {
   EXPECT_EQ(order.back(), std::vector<std::string>{"embed.weight"});
 }
 
-// The same number of uses for all is no return, however often forward runs before backward.
+// If all parameters are used equally often, none counts as used again after others, even with several forwards before
+// backward.
 TEST(AutoUnits, SeveralForwardsBeforeBackwardAreNotReturns) {
   BranchedNet net;
   auto sharded = fully_shard(net, automatic(one_rank()));
@@ -143,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(All, AutoUnitsMemory,
                          ::testing::Values(std::pair(2, 5248), std::pair(2, 8 * 1088), std::pair(3, 12 * 1100),
                                            std::pair(4, 5248), std::pair(8, 24 * 1088)));
 
-// What is gathered and captured at a time, after the parameters were cut.
+// Bounds the memory gathered and captured at a time, after the parameters were cut.
 TEST_P(AutoUnitsMemory, StaysBelowTheBound) {
   auto [ranks, bound] = GetParam();
   testing::run_ranks_over_gloo(ranks, [bound = bound](std::shared_ptr<Communicator> communicator) {
@@ -168,7 +170,7 @@ TEST(AutoUnits, ABoundThatIsTooSmallSaysWhatIsNeeded) {
     options.auto_units->memory_bound = 2000;
     auto sharded = fully_shard(net, options);
     torch::Tensor loss = net.forward(torch::ones({2, 16}));
-    // Two layers, gathered and captured: what one operator uses is not parted.
+    // Two layers, gathered and captured. Parameters that one operator uses together are not split.
     expect_error([&] { loss.backward(); }, {"memory_bound of 2000 bytes", "take 5248 bytes at a time"});
   });
 }
@@ -183,7 +185,7 @@ Step step_of(const std::shared_ptr<Optimizer>& optimizer) {
   return [optimizer] { optimizer->step(); };
 }
 
-// State by tensor, all of it made in the constructor.
+// An optimizer with state per tensor, all of it allocated in the constructor.
 class OwnOptimizer {
  public:
   explicit OwnOptimizer(const std::vector<torch::Tensor>& parameters) : parameters_(parameters) {
@@ -238,7 +240,8 @@ const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers = {
      }},
     {"own", [](const auto& p) { return step_of(std::make_shared<OwnOptimizer>(p)); }}};
 
-// An optimizer made before the first forward works on the leaves after the cut: the same objects with other parts.
+// An optimizer made before the first forward keeps working after the cut: the leaves are the same objects with other
+// parts.
 void expect_as_in_one_process(int ranks, const MakeOptimizer& make_optimizer) {
   auto make = [] { return testing::seeded([] { return BranchedNet(); }); };
   auto x = [](int rank, int step) { return torch::sin(input() * 7 + rank + 3 * step); };
@@ -281,7 +284,7 @@ TEST(AutoUnits, OptimizersMadeBeforeTheFirstForwardGoOn) {
   }
 }
 
-// State that has values of its own would have to be gathered.
+// State that already has values would have to be gathered, so it is an error.
 TEST(AutoUnits, StateWrittenBeforeTheCutIsAnError) {
   run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
     BranchedNet net;
@@ -297,7 +300,8 @@ TEST(AutoUnits, StateWrittenBeforeTheCutIsAnError) {
   });
 }
 
-// Values move in the dtype of the shards, not in that of compute; frozen ones and those in full precision stay apart.
+// The cut moves values in the dtype of the shards, not in the compute dtype. Frozen parameters and those in full
+// precision stay in separate FlatParameters.
 TEST(AutoUnits, ShardsKeepTheirPrecision) {
   for (int ranks : {1, 3}) {
     run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -319,7 +323,7 @@ TEST(AutoUnits, ShardsKeepTheirPrecision) {
 
 // ---------------------------------------------------------------- other moments
 
-// A model that only infers, and one that is evaluated first.
+// Covers models that only run inference or are evaluated before training.
 TEST(AutoUnits, CanBeCutWithoutABackward) {
   run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
     BranchedNet net = testing::seeded([] { return BranchedNet(); });
@@ -390,7 +394,7 @@ TEST(AutoUnits, AKnownOrderCutsAtOnce) {
   expect_same(weights[1], weights[0]);
 }
 
-// Without gathers, ranks may use parameters in different orders in forward: all cut as rank 0 does.
+// If nothing is gathered, ranks may use parameters in different orders in forward. All ranks then cut as rank 0 does.
 TEST(AutoUnits, RanksThatDifferFollowRank0) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     auto two = torch::nn::ModuleList(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
@@ -439,7 +443,7 @@ TEST(AutoUnits, AreNotCutWhileInUse) {
   EXPECT_EQ(names_of(*sharded).size(), 4);
 }
 
-// Units that will be gone can be neither end of an explicit prefetch.
+// Units that the cut will replace can be neither the source nor the target of an explicit prefetch.
 TEST(AutoUnits, AreNotPrefetchedByListsBeforeTheyAreMade) {
   BranchedNet net;
   Options plain;
@@ -462,7 +466,7 @@ TEST(AutoUnits, DifferentOptionsOnRanks) {
   });
 }
 
-// Whichever of its collectives fails, the shards have all values afterwards.
+// The shards keep all values, whichever collective of the cut fails.
 TEST(AutoUnits, AFailureWhileCuttingLosesNothing) {
   for (int64_t index : {1, 2, 6, 12}) {
     run_ranks(2,
@@ -484,7 +488,7 @@ TEST(AutoUnits, AFailureWhileCuttingLosesNothing) {
                 auto leaves = sharded->named_parameters();
                 ASSERT_EQ(slices.size(), leaves.size());
                 for (size_t i = 0; i < slices.size(); ++i) EXPECT_TRUE(leaves[i].second.is_set_to(slices[i].data));
-                // Units that were made, and those that were not, are still there.
+                // Both the units that were made and those that were not still exist.
                 for (auto& entry : net->named_parameters()) {
                   expect_error([&] { (void)entry.value().sum(); }, {"rank"});
                 }

@@ -1,4 +1,4 @@
-// What goes wrong in forward or backward, and the clean step after it; what ranks that do different things are told.
+// Failures in forward or backward and the clean step after them, and the errors of ranks whose behavior differs.
 #include "engine/engine.h"
 #include "fsdp/activation_checkpoint.h"
 #include "support/branched_net.h"
@@ -26,7 +26,7 @@ torch::Tensor fail_in_backward(const torch::Tensor& x) {
   return y;
 }
 
-// How the user goes on after an error.
+// The way in which the user recovers from an error.
 enum class Recovery { kReset, kZeroGrad, kZeroGradOnModule };
 void recover(Recovery recovery, BranchedNetImpl& net, ShardedModule& sharded) {
   switch (recovery) {
@@ -49,7 +49,7 @@ using Failure = std::function<void(BranchedNetImpl&, const RankStep&)>;
 
 class AutogradFailures : public ::testing::TestWithParam<ShardingCase> {
  protected:
-  // In each step all ranks fail, twice; the step after that must be as if they had not.
+  // Lets all ranks fail twice in each step. The pass after that must give the same results as without the failures.
   void expect_clean_step_after(const Failure& fail) {
     for (Recovery recovery : {Recovery::kReset, Recovery::kZeroGrad, Recovery::kZeroGradOnModule}) {
       SCOPED_TRACE(static_cast<int>(recovery));
@@ -75,7 +75,7 @@ TEST_P(AutogradFailures, InForward) {
   });
 }
 
-// c is reduced or on its way, b is captured, a is not.
+// When the hook throws, c is reduced or being reduced, b is captured, and a is not captured.
 TEST_P(AutogradFailures, InBackward) {
   expect_clean_step_after([](BranchedNetImpl& net, const RankStep& rank) {
     torch::Tensor loss = mean_square(net.decode(fail_in_backward(net.encode(rank.x(1)))));
@@ -83,7 +83,7 @@ TEST_P(AutogradFailures, InBackward) {
   });
 }
 
-// Everything but a is reduced.
+// When the hook throws, all units except a are reduced.
 TEST_P(AutogradFailures, AtTheEndOfBackward) {
   expect_clean_step_after([](BranchedNetImpl& net, const RankStep& rank) {
     torch::Tensor h = torch::tanh(fail_in_backward(net.a(rank.x(1)))) * net.scale;
@@ -104,7 +104,7 @@ TEST_P(AutogradFailures, InARecomputedRegion) {
   });
 }
 
-// What was accumulated before is lost with it, and said to be.
+// Gradients accumulated before are lost too, and an error reports this.
 TEST_P(AutogradFailures, InAnAccumulatedBackward) {
   expect_clean_step_after([](BranchedNetImpl& net, const RankStep& rank) {
     {
@@ -127,7 +127,7 @@ TEST_P(AutogradFailures, CreateGraphIntoGrad) {
   });
 }
 
-// A pass inside backward fails, and the function around it goes on without it.
+// A pass inside backward fails, and the surrounding function continues without it.
 struct Forgiving : torch::autograd::Function<Forgiving> {
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& h, BranchedNetImpl* net, double share) {
     context->save_for_backward({h});
@@ -171,7 +171,7 @@ void scale_weights(BranchedNetImpl& net, const RankStep& rank) {
 TEST_P(AutogradFailures, WritesToShardsAreSeenByTheNextForward) {
   expect_as_in_one_process(GetParam(), make_net, [](BranchedNetImpl& net, RankStep rank) {
     if (rank.sharded) {
-      (void)net.forward(rank.x(1));  // which leaves units gathered, with some strategies
+      (void)net.forward(rank.x(1));  // leaves units gathered with some strategies
     }
     if (rank.sharded || rank.rank == 0) {
       scale_weights(net, rank);
@@ -200,7 +200,7 @@ TEST_P(AutogradFailures, WritesToShardsBetweenForwardAndBackward) {
 
 // ---------------------------------------------------------------- ranks that do different things
 
-// What the loss of the last rank leaves out, and those of the others use.
+// The part that the last rank's loss leaves out and the other ranks' losses use.
 enum class LeftOut { kOutput, kInput, kWeights, kRootParameter };
 const char* to_string(LeftOut part) {
   const char* names[] = {"output", "input", "weights", "root"};
@@ -220,8 +220,8 @@ torch::Tensor loss_without(LeftOut part, BranchedNetImpl& net, const torch::Tens
 using UnevenCase = std::tuple<ShardingCase, LeftOut>;
 class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
  protected:
-  // Adds up the gradients of three passes, in the second of which the last rank leaves something out, and descends;
-  // returns what each rank has seen go wrong after the first.
+  // Accumulates the gradients of three passes and descends. The last rank leaves a part out in the second pass. Returns
+  // the error that each rank has seen after the first pass, or an empty string.
   std::vector<std::string> errors() {
     const ShardingCase sharding = std::get<0>(GetParam());
     const LeftOut part = std::get<1>(GetParam());
@@ -260,7 +260,7 @@ class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
     return testing::weights_of(*net);
   }
 };
-// Automatic units join what is left out with what is not, so that the ranks need not differ.
+// Excludes automatic units: they join parts that are left out with parts that are not, so the ranks need not differ.
 std::vector<ShardingCase> cases_of_several_ranks() {
   std::vector<ShardingCase> cases = testing::sharding_cases();
   std::erase_if(cases, [](const ShardingCase& sharding) { return sharding.world_size == 1 || sharding.automatic; });
@@ -274,9 +274,9 @@ INSTANTIATE_TEST_SUITE_P(All, UnevenRanks,
                            return testing::name_of(std::get<0>(info.param)) + "_" + to_string(std::get<1>(info.param));
                          });
 
-// No rank hangs or goes on with other numbers: the result is right where all ranks first use the same units in the same
-// order, which is so where single parameters are left out; else each gets an error that names ranks and units, and at
-// least one what to do.
+// No rank hangs or continues with wrong numbers. The result is right if all ranks first use the same units in the same
+// order, as they do if only single parameters are left out. Otherwise each rank gets an error that names ranks and
+// units, and at least one error says what to do.
 TEST_P(UnevenRanks, AreRightOrGetAnErrorThatSaysWhatToDo) {
   std::string all;
   const std::vector<std::string> seen = errors();

@@ -1,5 +1,5 @@
-// Whatever a plain model may do with autograd, a sharded one may do: for every strategy, each of these equals the same
-// in a single process over all ranks' batches. (What goes wrong is in autograd_failures_test.cpp.)
+// A sharded model allows everything that autograd allows with a plain model: for every strategy, each test equals the
+// same steps in a single process over all ranks' batches. Failures are tested in autograd_failures_test.cpp.
 #include <thread>
 
 #include "engine/engine.h"
@@ -45,7 +45,8 @@ TEST_P(Autograd, AModuleUsedInTheSecondStepOnly) {
   });
 }
 
-// Zero there, and the ranks stay in step. (Until automatic units are cut each parameter is one.)
+// The gradient is zero on odd ranks, and the ranks stay in step. (Until automatic units are cut, each parameter is a
+// unit.)
 TEST_P(Autograd, AParameterUnusedOnOddRanks) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
     torch::Tensor h = torch::tanh(net.b(net.encode(rank.x())));
@@ -54,7 +55,7 @@ TEST_P(Autograd, AParameterUnusedOnOddRanks) {
   });
 }
 
-// The way for a whole module, as the error of autograd_failures_test.cpp says.
+// The way to leave out a whole module, as the error in autograd_failures_test.cpp recommends.
 TEST_P(Autograd, AModuleThatContributesZeroOnOddRanks) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
     torch::Tensor h = net.encode(rank.x());
@@ -104,8 +105,8 @@ TEST_P(Autograd, DetachedUses) {
 
 // ---------------------------------------------------------------- gradients that others hold
 
-// The gradient of a sum is one tensor for both of its terms, and a hook on the other term writes to it before the unit
-// is reduced.
+// The gradient of a sum is one tensor shared by both terms. A hook on the other term writes to it before the unit is
+// reduced.
 TEST_P(Autograd, GradientsThatOthersWriteLater) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
     torch::Tensor y = net.decode(net.encode(rank.x()));
@@ -116,7 +117,7 @@ TEST_P(Autograd, GradientsThatOthersWriteLater) {
   });
 }
 
-// Somebody keeps a gradient from a hook and writes to it while backward goes on.
+// A hook keeps a gradient, and another one writes to it while backward continues.
 TEST_P(Autograd, GradientsThatAHookKeeps) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
     auto kept = std::make_shared<torch::Tensor>();
@@ -175,7 +176,7 @@ TEST_P(Autograd, EvaluationInBetween) {
 
 MATCHER(HasNoGradient, "") { return !arg.grad().defined(); }
 
-// Local gradients, not reduced and not kept; backward afterwards is as ever.
+// autograd::grad returns local gradients, which are neither reduced nor kept. A later backward is unaffected.
 TEST_P(Autograd, GradientsOfSomeParametersAndOfInputs) {
   expect_alike([](BranchedNetImpl& net, RankStep rank) {
     torch::Tensor x = rank.x().requires_grad_();
@@ -210,7 +211,7 @@ TEST_P(Autograd, GradientPenalty) {
   });
 }
 
-// y = b(h), whose gradient is found by a pass inside the outer one: with respect to h alone, or to b as well.
+// y = b(h). A pass inside the outer one computes its gradient, either with respect to h alone or to b as well.
 struct NestedLayer : torch::autograd::Function<NestedLayer> {
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& h, BranchedNetImpl* net, bool train_b) {
     context->save_for_backward({h});
@@ -275,7 +276,8 @@ TEST_P(Autograd, RecomputedRegions) {
 
 // ---------------------------------------------------------------- shared weights
 
-// The weight of the first layer is that of the last one too; a middle layer is called twice, with others in between.
+// A net whose first and last layers share a weight, and whose middle layer is called twice with other layers in
+// between.
 struct TiedLinearImpl : torch::nn::LinearImpl {
   explicit TiedLinearImpl(const torch::Tensor& shared) : LinearImpl(shared.size(1), shared.size(0)) {
     weight = parameters_["weight"] = shared;
@@ -338,8 +340,8 @@ TEST_P(Autograd, FrozenModelsPassGradientsToTheirInputs) {
   });
 }
 
-// Two FlatParameters, of which the frozen one has no gradient and no buffer for it.
-// Automatic units have what is not used in a unit of its own.
+// Expects two FlatParameters, of which the frozen one has no gradient and no buffer for it. Automatic units put unused
+// parameters into a unit of their own.
 void expect_one_frozen_part(ShardedModule& sharded, bool automatic) {
   ASSERT_EQ(sharded.engine().units().size(), automatic ? 2 : 1);
   int64_t trainable = 5 + 18 + (automatic ? 0 : 12 + 8);
@@ -350,7 +352,7 @@ void expect_one_frozen_part(ShardedModule& sharded, bool automatic) {
     EXPECT_EQ(root.gradient(i) != nullptr, flat.requires_grad());
     EXPECT_EQ(flat.layout().unpadded_numel(), flat.requires_grad() ? trainable : 25 + 30);
     if (flat.requires_grad()) {
-      // As captured, and copied to the buffer.
+      // The captured gradients and their copies in the buffer.
       int64_t elements = flat.layout().unpadded_numel() + flat.layout().padded_numel();
       EXPECT_LE(sharded.stats().peak_gradient_buffer_bytes, elements * 8);
     }

@@ -1,4 +1,4 @@
-// Rule R8: ranks that do different things get errors that say so on every rank: never mixed data, never a hang.
+// Rule R8: if ranks do different things, every rank gets an error that says so. Data is never mixed, and no rank hangs.
 #include <mutex>
 
 #include "engine/engine.h"
@@ -20,7 +20,7 @@ Options options_for(const std::shared_ptr<Communicator>& communicator) {
   return options;
 }
 
-// The errors of all ranks; every rank must have one.
+// Returns the errors of all ranks. Every rank must have one.
 std::vector<std::string> errors_of_ranks(int world_size,
                                          const std::function<void(std::shared_ptr<Communicator>)>& body) {
   std::vector<std::string> errors(world_size);
@@ -84,7 +84,7 @@ TEST(CollectiveIdentity, ARankThatTouchesAlone) {
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     sharded->verify_plan();
     if (communicator->rank() == 0) {
-      (void)net.a->weight.norm();  // a log line on one rank
+      (void)net.a->weight.norm();  // such as a log line on one rank
     }
     net.b(torch::ones({1, 4})).sum().backward();
   });
@@ -97,7 +97,7 @@ TEST(CollectiveIdentity, ARankThatEndsEarly) {
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     net.a(torch::ones({1, 4})).sum().backward();
     if (communicator->rank() == 1) {
-      throw std::runtime_error("rank 1 gives up");  // but its communicator lives on: the other one has to wait
+      throw std::runtime_error("rank 1 gives up");  // its communicator lives on, so the other rank has to wait
     }
     net.a(torch::ones({1, 4})).sum().backward();
   });
@@ -165,7 +165,7 @@ TEST(CollectiveIdentity, TwoModelsInTurns) {
         ExpertsImpl teacher, student;
         Options options = options_for(communicator);
         options.auto_wrap_policy = {};
-        fully_shard(*student.a, options);  // bottom-up: inner annotations do not count as models
+        fully_shard(*student.a, options);  // bottom-up: annotated inner modules do not count as models
         auto second = testing::shard_strictly(student, options);
         auto first = testing::shard_strictly(teacher, options);
         for (int step = 0; step < 2; ++step) {
@@ -194,7 +194,7 @@ struct PlanCase {
   const char* name;
   // Shards something on this rank and touches it.
   void (*body)(const std::shared_ptr<Communicator>& communicator, bool odd);
-  std::vector<const char*> parts;  // of every rank's message
+  std::vector<const char*> parts;  // of the message of every rank
 };
 
 void shard_and_touch(torch::nn::Module& module, const Options& options) {

@@ -1,4 +1,4 @@
-// Rule R2: operators that are not ATen's may hide parameters, take them in any container, or run a backward inside.
+// Rule R2: operators outside ATen may hide parameters, take them in any container, or run a backward inside.
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -18,7 +18,7 @@ using testing::gradients_of;
 using testing::same_bits;
 using testing::shard_strictly;
 
-// What the operators below use without being given it.
+// State that the operators below use although they do not get it as an argument.
 torch::Tensor hidden;
 std::function<void()> inside;
 
@@ -49,7 +49,7 @@ torch::Tensor sum_optionals(const c10::List<std::optional<torch::Tensor>>& tenso
   }
   return sum;
 }
-torch::Tensor raw_sum(const torch::Tensor& w) {  // no operator at all on w
+torch::Tensor raw_sum(const torch::Tensor& w) {  // runs no operator on w
   torch::Tensor result = torch::zeros({});
   const float* data = w.const_data_ptr<float>();
   for (int64_t i = 0; i < w.numel(); ++i) {
@@ -108,7 +108,7 @@ class CustomOperators : public ::testing::Test {
     for (torch::Tensor& value : values) {
       bags.push_back(Bag(std::vector<torch::Tensor>{value.clone()}));
     }
-    // Three units, so that a touch of one gathers no other.
+    // Three units, so that using one gathers no other.
     for (Bag& bag : bags) {
       all->push_back(bag.ptr());
     }
@@ -132,7 +132,7 @@ TEST_F(CustomOperators, AKernelThatHidesAnotherParameter) {
   torch::Tensor x = torch::ones({2, 4});
   using Signature = torch::Tensor(const torch::Tensor&, const torch::Tensor&);
   EXPECT_TRUE(same_bits(call<Signature>("hidden_mm", x, p(0)), x.mm(values[0]).mm(values[1])));
-  hidden = p(0);  // the argument itself, once more
+  hidden = p(0);  // the same tensor as the argument
   EXPECT_TRUE(same_bits(call<Signature>("hidden_mm", x, p(0)), x.mm(values[0]).mm(values[0])));
   EXPECT_EQ(sharded->stats().gathered_units, 0);
 }
@@ -192,12 +192,12 @@ TEST_F(CustomOperators, ArgumentsInContainers) {
   EXPECT_TRUE(same_bits(call_boxed("sum_optionals", {optionals, c10::IValue()}), values[0].sum()));
 }
 
-// The kernel reads raw memory: all that it was given is gathered while it runs.
+// The kernel reads raw memory, so all of its arguments are gathered while it runs.
 TEST_F(CustomOperators, RawReadsOfArguments) {
   torch::NoGradGuard no_grad;
   torch::Tensor want = raw_sum(values[0]);
   EXPECT_TRUE(same_bits(call_boxed("raw_sum", {p(0)}), want));
-  // The dispatcher does not look at arguments of type Any, so nobody sees this touch: an error, not a wrong number.
+  // The dispatcher does not inspect arguments of type Any, so this use is not seen. It is an error, not a wrong number.
   expect_error([&] { call_boxed("raw_sum_of_any", {p(0)}); }, {"'0.p0'", "ShardedModule::pin"});
 }
 
@@ -223,7 +223,7 @@ TEST_F(CustomOperators, TouchesInWorkerThreads) {
   EXPECT_EQ(sharded->stats().gathered_units, 0);
 }
 
-// A unit whose operator is in flight stays gathered, whatever is asked meanwhile (rule R3).
+// A unit whose operator is running stays gathered, whatever is requested meanwhile (rule R3).
 TEST_F(CustomOperators, ReleasingInsideAnOperatorLeavesItsUnits) {
   torch::NoGradGuard no_grad;
   inside = [&] {
@@ -245,7 +245,7 @@ TEST_F(CustomOperators, AnOperatorThatThrowsUnpins) {
   EXPECT_TRUE(same_bits(p(2).sum(), values[2].sum()));
 }
 
-// Operators come and go; what was learned of one must not be used for another that took its place.
+// Operators may be removed and replaced. Facts cached about one must not be used for an operator that replaces it.
 TEST_F(CustomOperators, SchemasOfOperatorsThatWereReplaced) {
   torch::NoGradGuard no_grad;
   for (int round = 0; round < 4; ++round) {
@@ -279,7 +279,7 @@ struct NetImpl : torch::nn::Module {
 
 constexpr int kThreads = 4;
 
-// Runs `body(thread)` in several threads at once; their exceptions come out.
+// Runs `body(thread)` in several threads at once and expects no exceptions.
 void in_threads(const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   std::vector<std::string> errors(kThreads);
@@ -332,7 +332,7 @@ TEST_P(Threads, InferenceOnOneModel) {
   EXPECT_EQ(sharded->stats().gathered_units, 0);
 }
 
-// Gradients of whole numbers add up without rounding: each lost or doubled one shows.
+// Gradients of whole numbers add up without rounding, so each lost or doubled gradient shows.
 TEST_P(Threads, ParallelBackwardsLoseNoGradient) {
   struct LayersImpl : torch::nn::Module {
     LayersImpl() {
@@ -393,7 +393,7 @@ TEST_P(Threads, InferenceBesideBackward) {
   expect_same(gradients_of(*sharded), gradients_of(*plain));
 }
 
-// While one thread is inside an operator of a unit, others release and touch.
+// While one thread is inside an operator of a unit, other threads release and use the unit.
 TEST_P(Threads, AnOperatorInFlightPinsItsUnit) {
   Bag bag(std::vector<torch::Tensor>{torch::arange(16).to(torch::kFloat)});
   auto sharded = shard(*bag);

@@ -1,4 +1,4 @@
-// Start-up on a device with streams: however a module comes to its device, it trains as on the CPU, to the bit.
+// Start-up on a device with streams: however a module gets to its device, it trains as on the CPU, to the bit.
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "support/branched_net.h"
@@ -8,7 +8,7 @@
 namespace fsdp {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // fsdp::testing, not GoogleTest's
 
 struct NetImpl : testing::BranchedNetImpl {
   NetImpl() : offset(register_buffer("offset", torch::rand({5}, at::kDouble))) {}
@@ -25,7 +25,7 @@ void run_step(NetImpl& net, const RankStep& step) {
   step.backward(loss);
 }
 
-// Makes a rank's module, before fully_shard with these options.
+// Makes a rank's module, and may change the options, before fully_shard.
 using Make = std::function<Net(int rank, Options& options)>;
 
 std::vector<Outcome> train(const ShardingCase& sharding, const Make& make) {
@@ -33,7 +33,7 @@ std::vector<Outcome> train(const ShardingCase& sharding, const Make& make) {
   run_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
     Options options = options_of(sharding, world);
     Net net = make(world->rank(), options);
-    // Replays draw from the generator, which threads share.
+    // Replays draw from the generator, which all ranks (threads) share.
     world->barrier({"all modules are made", 0, Pass::kSetup});
     auto sharded = shard(*net, sharding, options);
     EXPECT_EQ(net->a->weight.device(), test_device());
@@ -43,7 +43,7 @@ std::vector<Outcome> train(const ShardingCase& sharding, const Make& make) {
   return outcomes;
 }
 
-// Reduced over Gloo on both sides, in the same order.
+// Both runs reduce over Gloo in the same order, so results are the same to the bit.
 void expect_same(const std::vector<Outcome>& got, const std::vector<Outcome>& want) {
   for (size_t rank = 0; rank < want.size(); ++rank) {
     testing::expect_same(got[rank].weights, want[rank].weights);
@@ -95,7 +95,7 @@ TEST_P(DeviceStartUp, ADeferredModuleOfTheHost) {
   });
 }
 
-// Random numbers are drawn on the host and copied: those of the simulated device are the host's.
+// Random numbers of the simulated device are those of the host: they are drawn on the host and copied.
 TEST_P(DeviceStartUp, ADeferredModuleThatMovesItself) {
   expect_as_on_the_cpu([](int, Options&) {
     return seeded([] {

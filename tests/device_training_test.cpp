@@ -1,5 +1,5 @@
-// The engine on a device with streams: gathers, reductions and computation run on streams of their own, late, and are
-// ordered by events only. What comes out is what the same ranks compute on the CPU.
+// The engine on a device with streams: gathers, reductions and computation run late on streams of their own and are
+// ordered by events only. The results equal those that the same ranks compute on the CPU.
 #include <chrono>
 #include <thread>
 
@@ -45,7 +45,7 @@ Outcome train(const ShardingCase& sharding, const std::shared_ptr<Communicator>&
   return outcome;
 }
 
-// What each rank gets on the CPU, over Gloo.
+// Returns the outcome of each rank on the CPU, over Gloo.
 std::vector<Outcome> train_on_cpu(const ShardingCase& sharding, const Step& step, const Change& change) {
   std::vector<Outcome> outcomes(sharding.world_size);
   testing::run_ranks(sharding.world_size, [&](const std::shared_ptr<Communicator>& world) {
@@ -54,7 +54,8 @@ std::vector<Outcome> train_on_cpu(const ShardingCase& sharding, const Step& step
   return outcomes;
 }
 
-// To the bit with one rank and two; with more, whose contributions are scaled or added in another order, to 1e-12.
+// Expects equality to the bit with one or two ranks. With more ranks, contributions are scaled or added in another
+// order, so it allows 1e-12.
 void expect_same_outcome(const Outcome& got, const Outcome& want, int ranks) {
   const auto alike = [&](const torch::Tensor& a, const torch::Tensor& b) {
     return ranks <= 2 ? same_bits(a, b) : torch::allclose(a, b, 1e-12, 1e-12);
@@ -69,14 +70,14 @@ void expect_same_outcome(const Outcome& got, const Outcome& want, int ranks) {
   }
 }
 
-// The last models' communicators live until another model is sharded: nothing is said about what is left behind.
+// Does not check for leaked NCCL communicators: those of the last model live until another model is sharded.
 class DeviceTraining : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
     testing::fresh_fake_nccl();
   }
-  // `change` is for the run on the device, `change_both` for both.
+  // Applies `change` to the run on the device only, `change_both` to both runs.
   void expect_as_on_cpu(const ShardingCase& sharding, const Step& step, const Change& change_both = {},
                         const Change& change = {}) {
     const std::vector<Outcome> want = train_on_cpu(sharding, step, change_both);
@@ -193,7 +194,7 @@ TEST_P(EveryWay, TrainsAsOnTheCpu) {
 
 enum class Held { kGather, kReduce, kAllReduce, kComputation };
 
-// The stream does nothing for a while, behind what was enqueued on it so far.
+// Blocks the stream for a while, after the work that was enqueued on it so far.
 void hold_back(const c10::Stream& stream) {
   if (!has_streams(stream.device())) return;
   testing::enqueue_on_simulated_stream(native_stream(stream),
@@ -208,7 +209,7 @@ c10::Stream stream_of(const ShardedModule& sharded, Held held) {
                                     : current_stream(testing::test_device());
 }
 
-// A step in which the stream falls behind again and again: before forward, in forward, before backward, after it.
+// A step in which the stream falls behind repeatedly: before forward, in it, before backward and after it.
 Step step_with(Held held) {
   return [held](BranchedNetImpl& net, const RankStep& rank) {
     const auto fall_behind = [&] { hold_back(stream_of(*rank.sharded, held)); };
@@ -256,7 +257,7 @@ TEST_F(DeviceTraining, ASmallerGroupWhileAStreamIsHeld) {
   }
 }
 
-// The gradient of a parameter that is alone in its unit is reduced where autograd left it.
+// The gradient of a parameter that is alone in its unit is reduced in the memory where autograd left it.
 TEST_F(DeviceTraining, UnitsOfOneParameterWhileAStreamIsHeld) {
   for (Held held : {Held::kGather, Held::kReduce, Held::kComputation}) {
     for (bool keep : {false, true}) {
@@ -303,7 +304,7 @@ TEST_F(DeviceTraining, PartOfTheModelOnAnotherStream) {
 TEST_F(DeviceTraining, GradientHooksSeeTheReducedGradient) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
     rank.sharded->set_gradient_hook([](const ReducedGradient& reduced) {
-      hold_back(current_stream(reduced.gradient.device()));  // autograd runs hooks in threads of its own
+      hold_back(current_stream(reduced.gradient.device()));  // autograd runs hooks in its own threads
       reduced.gradient.mul_(0.5);
     });
     plain_step(net, rank);
@@ -314,7 +315,7 @@ TEST_F(DeviceTraining, GradientHooksSeeTheReducedGradient) {
   }
 }
 
-// Autograd wakes the thread that called a failed backward before it lets go of the pass.
+// If backward fails, autograd wakes the calling thread before it releases the pass.
 TEST_F(DeviceTraining, FailedBackwardPassesAreNoticedAlikeOnAllRanks) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
     for (int failure = 0; failure < 6; ++failure) {

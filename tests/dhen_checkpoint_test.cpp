@@ -1,5 +1,5 @@
-// Checkpoints of a DHEN whose tables are split over ranks: training goes on from them to the bit, other ranks load
-// them, and tools show and convert them.
+// Checkpoints of a DHEN whose tables are split over ranks: training resumes from them to the bit, other numbers of
+// ranks load them, and tools show and convert them.
 #include "models/dhen.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ models::DhenConfig small_config() {
                                     {"initializer_range", 0.3}});
 }
 
-// One rank. Another seed, other weights and rows.
+// The run of one rank. Different seeds give different weights and rows.
 class DhenRun {
  public:
   DhenRun(const World& world, const ShardingCase& sharding, at::ScalarType rows, uint64_t seed)
@@ -64,7 +64,7 @@ class DhenRun {
         embedding_, sparse::RowOptimizerOptions{sparse::RowRule::kRowWiseAdagrad, 0.1});
   }
 
-  // The loss.
+  // Runs a training step and returns its loss.
   at::Tensor step(int number) {
     sharded_->zero_grad();
     row_optimizer_->zero_grad();
@@ -80,7 +80,7 @@ class DhenRun {
   CheckpointedRun to_checkpoint() {
     return {*sharded_, *model_, adam_state_.get(), {}, sparse::rows_to_save(*embedding_, row_optimizer_.get())};
   }
-  // Dense weights, and the rows and squares that this rank holds. Collective.
+  // Returns the dense weights, and the rows and squares that this rank holds. Collective.
   std::map<std::string, at::Tensor> everything() {
     std::map<std::string, at::Tensor> all = testing::weights_of(*sharded_);
     all["rows"] = embedding_->weight().detach().clone();
@@ -120,7 +120,7 @@ ShardingCase over(int ranks) { return {ranks, kFullShard, true, false}; }
 
 class DhenCheckpoints : public ::testing::Test {
  protected:
-  // After two steps of `ranks` ranks.
+  // Saves a checkpoint after two steps of `ranks` ranks.
   void save(int ranks, at::ScalarType rows = at::kFloat) {
     run_ranks(ranks, [&](const World& world) {
       DhenRun run(world, over(ranks), rows, 1);
@@ -154,7 +154,7 @@ TEST_P(DhenResume, IsTheUninterruptedRun) {
     }
     checkpointer.finish();
     DhenRun resumed(world, sharding, rows, 2);
-    resumed.step(7);  // has squares of its own, which are to be replaced
+    resumed.step(7);  // creates squares, which load_checkpoint must replace
     EXPECT_TRUE(load_checkpoint(path, resumed.to_checkpoint(), *world).optimizer.complete());
     for (int step : {2, 3}) EXPECT_TRUE(same_bits(resumed.step(step), losses[static_cast<size_t>(step)])) << step;
     testing::expect_same(resumed.everything(), whole.everything());
@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(All, DhenResume,
 
 // ---------------------------------------------------------------- other ranks
 
-// Rows and squares of all ranks, by name.
+// Returns the rows and squares of all ranks, by name.
 std::map<std::string, at::Tensor> whole_tables(const fs::path& path) {
   const checkpoint::CheckpointFolder saved(path);
   std::map<std::string, at::Tensor> tables;
@@ -196,7 +196,7 @@ TEST_P(DhenReshards, KeepsRowsAndSquares) {
     DhenRun run(world, over(ranks.second), rows, 2);
     EXPECT_EQ(load_checkpoint(path, run.to_checkpoint(), *world).user, R"({"step":2})");
     save_checkpoint(folder / "again", run.to_checkpoint(), "{}", *world);
-    run.step(2);  // what follows is training
+    run.step(2);  // training works after loading
     for (const SplitTensor& tensor : run.to_checkpoint().split) {
       const Part part = part_of(tensor.sizes[0], world->rank(), world->size());
       EXPECT_EQ(tensor.begin, part.begin);
@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(All, DhenReshards,
                                   dtype_of(std::get<1>(info.param));
                          });
 
-// What is in the folder is what the ranks held, not only what they load again.
+// The folder contains what the ranks held, not merely what they load again.
 TEST_F(DhenCheckpoints, HaveTheTablesOfOneProcess) {
   run_ranks(3, [&](const World& world) {
     DhenRun run(world, over(3), at::kFloat, 1);

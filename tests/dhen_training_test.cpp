@@ -1,5 +1,5 @@
-// A DHEN whose dense layers are under fully_shard and whose tables are split over ranks, in one training loop: losses,
-// dense weights and rows are those of one process with whole tables.
+// A DHEN in one training loop, with dense layers under fully_shard and tables split over ranks. Losses, dense weights
+// and rows equal those of one process with whole tables.
 #include "models/dhen.h"
 
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ using testing::seeded;
 using testing::ShardingCase;
 
 constexpr int64_t kBatch = 6;
-constexpr double kRate = 1.0 / 16;  // of testing::descend, too
+constexpr double kRate = 1.0 / 16;  // also that of testing::descend
 
 DhenConfig small_config() {
   return models::parse_dhen_config({{"num_numeric_features", 3},

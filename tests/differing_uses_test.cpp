@@ -1,5 +1,5 @@
-// Ranks that use different parameters of the same units, other ones from step to step: what a rank uses decides neither
-// when units are gathered and released nor in which order gradients are reduced.
+// Ranks use different parameters of the same units, and the parameters change from step to step. A rank's uses
+// determine neither when units are gathered and released nor the order in which gradients are reduced.
 #include <gmock/gmock.h>
 
 #include "support/error_of.h"
@@ -14,7 +14,8 @@ using testing::RankStep;
 using testing::ShardingCase;
 using enum ShardingStrategy;
 
-// w x, and b on some ranks in some steps; c in the middle of a child's work, d before it ends.
+// Multiplies x by w and calls the child, if nested. Some ranks then add b or scale by c in some steps; the child gets
+// these two flags swapped.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(bool nested = false) {
     const auto values = torch::TensorOptions(at::kDouble);
@@ -55,7 +56,7 @@ TORCH_MODULE(Net);
 
 class DifferingUses : public ::testing::TestWithParam<ShardingCase> {};
 
-// As many steps as let every rank use what it has left out before, and the other way round.
+// Enough passes for every rank to use parameters that it left out before, and to leave out parameters that it used.
 constexpr int kTimes = 4;
 
 void forward_and_backward(NetImpl& net, const RankStep& at, int time) {
@@ -84,7 +85,7 @@ TEST_P(DifferingUses, OtherParametersFromStepToStep) {
   }
 }
 
-// What a loss reads of parameters comes first in backward, before the modules that use them.
+// Parameters that a loss reads directly come first in backward, before the modules that use them.
 TEST_P(DifferingUses, ParametersThatOnlySomeRanksAddToTheLoss) {
   expect_as_in_one_process(
       GetParam(), [] { return Net(true); },
@@ -105,7 +106,7 @@ TEST_P(DifferingUses, ParametersThatOnlySomeRanksAddToTheLoss) {
       });
 }
 
-// A unit that has all its gradients on one rank and not on another stays on both until the next one is used.
+// A unit that has all its gradients on one rank but not on another stays on both until the next unit is used.
 TEST_P(DifferingUses, InSeveralGraphsOfOneBackward) {
   expect_as_in_one_process(
       GetParam(), [] { return Net(false); },
@@ -123,7 +124,7 @@ TEST_P(DifferingUses, InSeveralGraphsOfOneBackward) {
       });
 }
 
-// Gradients of passes that do not communicate differ between ranks, too.
+// Gradients of passes that do not communicate also differ between ranks.
 TEST_P(DifferingUses, AcrossAccumulatedPasses) {
   expect_as_in_one_process(
       GetParam(), [] { return Net(false); },
@@ -141,7 +142,7 @@ TEST_P(DifferingUses, AcrossAccumulatedPasses) {
       });
 }
 
-// Shards a net over the ranks, each of its modules a unit.
+// Shards a net over the ranks, with each of its modules as a unit.
 std::shared_ptr<ShardedModule> shard_each_module(Net& net, const std::shared_ptr<Communicator>& world) {
   Options options;
   options.communicator = world;
@@ -149,7 +150,7 @@ std::shared_ptr<ShardedModule> shard_each_module(Net& net, const std::shared_ptr
   return fully_shard(*net, options);
 }
 
-// autograd::grad reduces nothing, also beside a backward that does.
+// autograd::grad reduces nothing, even next to a backward that does.
 TEST(ReductionsOfAutogradGrad, AreNone) {
   testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     Net net(false);
@@ -168,7 +169,7 @@ TEST(ReductionsOfAutogradGrad, AreNone) {
   });
 }
 
-// What cannot work: refused in the first step, on both ranks, with the units, the ranks and the parameter.
+// A case that cannot work is refused in the first step, on both ranks, with the units, the ranks and the parameter.
 TEST(AUnitThatARankLeavesOut, IsNamed) {
   std::vector<std::string> errors(2);
   testing::run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {

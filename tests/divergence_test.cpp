@@ -1,4 +1,5 @@
-// Sharded training over a backend that checks nothing itself: ranks that diverge are stopped and named, late ones too.
+// Sharded training over a backend that checks nothing itself: diverging ranks are stopped and named, and late ranks are
+// named.
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
@@ -34,7 +35,7 @@ Options options_for(const Group& communicator, CollectiveCheckLevel level = Coll
   return options;
 }
 
-// The errors of all ranks.
+// Returns the errors of all ranks.
 std::vector<std::string> errors_of(int ranks, const std::function<void(const Group&)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   run_unchecked_ranks(ranks, [&](const Group& communicator) {
@@ -47,7 +48,7 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(const Gro
   return errors;
 }
 
-// Two experts of equal size: 1s and 2s.
+// Two experts of equal size, with weights of 1 and of 2.
 struct ExpertsImpl : torch::nn::Module {
   ExpertsImpl() {
     torch::NoGradGuard no_grad;
@@ -81,12 +82,12 @@ TEST(Divergence, ASwapOfEqualShapesStopsAllRanks) {
   }
 }
 
-// What the check is for: without it rank 1 computes with one half of the other expert's weights.
+// The reason for the check: without it, rank 1 computes with one half of the other expert's weights.
 TEST(Divergence, WithoutChecksMixesParameters) {
   const auto errors = errors_of(2, [](const Group& communicator) {
     double result = 0;
     swap_experts(communicator, CollectiveCheckLevel::kOff, &result);
-    EXPECT_EQ(result, 24);  // 16 on rank 0 and 32 on rank 1 would be right
+    EXPECT_EQ(result, 24);  // correct would be 16 on rank 0 and 32 on rank 1
   });
   EXPECT_EQ(errors[0] + errors[1], "");
 }
@@ -103,8 +104,8 @@ TEST(Divergence, ASkippedLayerStopsAllRanks) {
   }
 }
 
-// Reductions go through the twin; what is compared first is what the ranks say at the end of backward. Their order is
-// that of first uses, here without a gather that would tell.
+// Reductions go through the twin. The first data compared is what the ranks report at the end of backward. Reductions
+// follow the order of first uses, and no gather here would reveal that the orders differ.
 TEST(Divergence, AReductionOfAnotherUnitStopsAllRanks) {
   const auto errors = errors_of(2, [](const Group& communicator) {
     ExpertsImpl net;
@@ -139,7 +140,7 @@ TEST(Divergence, InOneShardGroupStopsTheOther) {
 
 // ---- healthy runs
 
-// Losses of `steps` steps of gradient descent on the concatenated batches, in one process.
+// Returns the losses of `steps` steps of gradient descent on the concatenated batches, in one process.
 std::vector<double> losses_alone(int ranks, int steps) {
   auto model = make_tiny_lm({});
   std::vector<double> losses;
@@ -202,7 +203,7 @@ TEST_P(CheckedTraining, EqualsOneProcess) {
   }
 }
 
-// Only what communicates counts as a step.
+// Only a backward that communicates counts as a step.
 TEST(CollectiveSteps, AreBackwardPassesThatReduce) {
   run_ranks(2, [](const Group& communicator) {
     ExpertsImpl net;
@@ -237,7 +238,7 @@ TEST(CollectiveLog, HasTheLastCollectives) {
   });
 }
 
-// Gloo finds the difference by itself; the dump comes from the record.
+// Gloo detects the difference itself. The dump contains the record of collectives.
 TEST(CollectiveLog, IsDumpedWhenACollectiveFails) {
   const testing::TemporaryFolder folder;
   std::vector<std::string> errors(2);
@@ -260,7 +261,7 @@ TEST(CollectiveLog, IsDumpedWhenACollectiveFails) {
   }
 }
 
-// What watchdogs say; they may say it after the ranks have ended.
+// The lines that watchdogs log, possibly after the ranks have ended.
 struct Said {
   std::mutex mutex;
   std::condition_variable changed;
@@ -271,7 +272,7 @@ struct Said {
     lines += line + "\n";
     changed.notify_all();
   }
-  // Gives up after a time that no machine needs.
+  // Times out after longer than any machine needs.
   bool wait_for(const std::string& part) {
     std::unique_lock lock(mutex);
     return changed.wait_for(lock, std::chrono::seconds(20), [&] { return lines.find(part) != std::string::npos; });

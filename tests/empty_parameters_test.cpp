@@ -1,4 +1,4 @@
-// Parameters without elements: alone in their unit, alone of their dtype, beside others; on every communicator.
+// Parameters without elements, alone in their unit, alone with their dtype, or beside others; on every communicator.
 #include "fsdp/fsdp.h"
 #include "fsdp/state_dict.h"
 #include "support/sharding.h"
@@ -98,7 +98,7 @@ TEST_P(EmptyParameters, HaveGradientsWhereTheyAreSummoned) {
                      {.communicator = GetParam().communicator});
 }
 
-// Its constructor makes state for each leaf, and its step wants it for each gradient.
+// Adagrad's constructor makes state for each leaf, and its step needs state for each gradient.
 TEST_P(EmptyParameters, KeepAdagradsStateWhenStateIsLoaded) {
   testing::run_ranks(GetParam().ranks,
                      [&](const std::shared_ptr<Communicator>& world) {

@@ -1,4 +1,4 @@
-// The fused head and loss of every language model: equal to the plain loss, alone and in shards.
+// The fused head and loss of every language model equals the plain loss, unsharded and sharded.
 #include <algorithm>
 
 #include "fsdp/fsdp.h"
@@ -12,7 +12,7 @@
 namespace fsdp {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // fsdp::testing, not GoogleTest's
 using models::LanguageModel;
 using models::LanguageModelOutput;
 using nlohmann::json;
@@ -70,7 +70,7 @@ void expect_near(const std::map<std::string, torch::Tensor>& got, const std::map
   for (const auto& [name, tensor] : want) EXPECT_LE(relative_error(got.at(name), tensor), tolerance) << name;
 }
 
-// Of a batch with ignored labels: the loss and all gradients.
+// Returns the loss and all gradients for a batch with ignored labels.
 std::map<std::string, torch::Tensor> results(LanguageModel& model) {
   torch::Tensor labels = ids(3, 7, 5).clone();
   labels.index_put_({1, 3}, -100);
@@ -118,7 +118,7 @@ TEST_P(FusedLoss, AHeadWithAnAdapterIsAnError) {
   forward(*model, ids(2, 5, 3), ids(2, 5, 3));
 }
 
-// Every unit is released as soon as an operator on it ends: chunks gather the head again and again.
+// Every unit is released as soon as an operator on it ends, so the chunks gather the head again and again.
 TEST_P(FusedLoss, TrainsInTheStrictestModeAsItDoesAlone) {
   const auto loss_of = [&](const auto& model) { return forward(*model, ids(2, 9, 7), ids(2, 9, 5)).loss; };
   for (const bool is_tied : {false, true}) {
@@ -149,7 +149,7 @@ double evaluated(LanguageModel& model) {
   return forward(model, ids(2, kLength, 11), ids(2, kLength, 2)).loss.item<double>();
 }
 
-// The reference: one process and the plain loss of all ranks' batches.
+// The reference: one process trains with the plain loss on all ranks' batches.
 Trained train_plain(LanguageModel& model, int ranks) {
   for (int step = 0; step < kSteps; ++step) {
     model.zero_grad();
@@ -164,7 +164,7 @@ Trained train_plain(LanguageModel& model, int ranks) {
   return {weights_of(model), evaluated(model)};
 }
 
-// Each step accumulates over passes, the first of which reduces nothing with `no_sync`.
+// Accumulates over several passes in each step. With `no_sync`, only the last pass reduces gradients.
 Trained train_sharded(LanguageModel& model, const Options& options, bool no_sync) {
   const auto sharded = fully_shard(model, options);
   for (int step = 0; step < kSteps; ++step) {

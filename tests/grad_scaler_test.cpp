@@ -1,5 +1,5 @@
-// ShardedGradScaler over ranks: training with it equals training without, and all ranks decide alike wherever a number
-// is not finite.
+// ShardedGradScaler over ranks: training with it equals training without it, and all ranks decide alike if a number is
+// not finite on any of them.
 #include "fsdp/grad_scaler.h"
 
 #include <cmath>
@@ -46,10 +46,10 @@ class GradScalerRanks : public ::testing::TestWithParam<Case> {
 };
 
 constexpr int kSteps = 7;
-// In these steps the loss of one rank overflows.
+// Whether the loss of one rank overflows in this step.
 bool overflows(int step) { return step == 2 || step == 5; }
 
-// Trains with clipping. Without a scaler the steps that overflow are left out.
+// Trains with clipping. Without a scaler, skips the steps that overflow.
 Weights train(const Options& options, ShardedGradScaler* scaler) {
   TinyLM model = make_tiny_lm({}, torch::kDouble);
   auto sharded = fully_shard(*model, options);
@@ -73,7 +73,7 @@ Weights train(const Options& options, ShardedGradScaler* scaler) {
   return weights_of(*sharded);
 }
 
-// Powers of two as scales change no bit of a gradient in fp64.
+// Scales that are powers of two change no bit of a gradient in fp64.
 TEST_P(GradScalerRanks, TrainsAsWithoutScaling) {
   run_ranks(world_size(), [&](std::shared_ptr<Communicator> communicator) {
     ShardedGradScaler scaler({.init_scale = 1024, .growth_interval = 2});
@@ -84,14 +84,14 @@ TEST_P(GradScalerRanks, TrainsAsWithoutScaling) {
   });
 }
 
-// Every leaf of the rank that holds anything gets this gradient.
+// Sets the gradient of each nonempty leaf of this rank to `value`.
 void set_gradients(ShardedModule& sharded, double value) {
   for (const torch::Tensor& leaf : sharded.parameters()) {
     if (leaf.numel() > 0) leaf.mutable_grad() = torch::full_like(leaf, value).detach();
   }
 }
 
-// The last element that the rank holds; false if it holds none.
+// Sets the first element of this rank's first nonempty gradient. Returns false if the rank holds no elements.
 bool spoil_gradient(ShardedModule& sharded, double value) {
   const auto slices = sharded.shard_slices();
   if (std::none_of(slices.begin(), slices.end(), [](const ShardSlice& slice) { return slice.end > slice.begin; })) {
@@ -106,7 +106,7 @@ bool spoil_gradient(ShardedModule& sharded, double value) {
   return false;
 }
 
-// Fewer elements than ranks: some shards hold nothing but padding.
+// A model with fewer elements than ranks, so that some shards contain nothing but padding.
 Bag small_bag() { return Bag(std::vector<torch::Tensor>{numbers({1}), numbers({2})}); }
 
 TEST_P(GradScalerRanks, OneRankIsEnoughToSkip) {
@@ -121,7 +121,7 @@ TEST_P(GradScalerRanks, OneRankIsEnoughToSkip) {
         const bool offends = communicator->rank() == offender;
         set_gradients(*sharded, 1);
         const bool spoilt = offends && spoil_gradient(*sharded, value) && !std::isfinite(value);
-        // Told from a gather, not from the scaler.
+        // Comes from a gather, not from the scaler.
         const auto said = communicator->all_gather_bytes(spoilt ? "y" : "n", {"spoilt", 0, Pass::kUser});
         const bool bad = std::find(said.begin(), said.end(), "y") != said.end();
         const bool holds_all = !shards() || offender < 3;
@@ -175,7 +175,7 @@ TEST_P(GradScalerRanks, ModelsDecideApart) {
   });
 }
 
-// Shards in fp16: a scale that is too large for the gradients goes down until they fit, on all ranks alike.
+// Shards in fp16: a scale that is too large for the gradients decreases on all ranks alike until they fit.
 TEST_P(GradScalerRanks, FindsAScaleThatFitsFp16) {
   run_ranks(world_size(), [&](std::shared_ptr<Communicator> communicator) {
     Bag model(std::vector<torch::Tensor>{numbers({5, 3}).to(torch::kHalf)});
@@ -185,7 +185,8 @@ TEST_P(GradScalerRanks, FindsAScaleThatFitsFp16) {
     while (stepped == 0 && skipped < 20) {
       sharded->zero_grad();
       const torch::Tensor weight = model->named_parameters()["p0"];
-      // The gradient of one element is 40, of the others 0.25; 40 * 1024 is in the range of fp16, 40 * 2048 is not.
+      // The gradient of one element is 40, that of the others 0.25. 40 * 1024 is in the range of fp16, 40 * 2048 is
+      // not.
       torch::Tensor factors = torch::full({5, 3}, 0.25);
       factors[3][1] = 40;
       scaler.scale((weight.to(torch::kFloat) * factors).sum()).backward();
@@ -215,7 +216,7 @@ std::vector<Case> all_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, GradScalerRanks, ::testing::ValuesIn(all_cases()), case_name);
 
-// Gradients are scaled down by then: nothing may step on them, nor scale them down again.
+// The gradients are already unscaled: no optimizer may step on them, and they must not be unscaled again.
 TEST(GradScalerErrors, NothingStepsAfterAFailedExchange) {
   Options options = testing::one_rank_options_for_lists();
   options.communicator =

@@ -1,4 +1,4 @@
-// Rule R5: gradients follow the graph task: whatever kind of backward brings them, none is lost, doubled or stale.
+// Rule R5: gradients follow the graph task: with any kind of backward, none is lost, doubled or stale.
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include "engine/engine.h"
@@ -58,7 +58,7 @@ class GradientLifetime : public ::testing::TestWithParam<Grouping> {
     result->engine().set_strict_release(GetParam().strict);
     return result;
   }
-  // The same done to both, then gradients compared; nothing may stay behind in the engine.
+  // Does the same with both models and compares their gradients. The engine must not hold anything afterwards.
   template <typename Body>
   void expect_alike(Body body) {
     body(*plain);
@@ -182,7 +182,7 @@ TEST_P(GradientLifetime, AParameterAsTheLossItself) {
   expect_alike([](NetImpl& m) { m.c->bias.backward(torch::arange(4).to(torch::kFloat)); });
 }
 
-// The gradient that reaches one parameter is (a view of) another one.
+// The gradient that reaches one parameter is another parameter, or a view of one.
 TEST_P(GradientLifetime, AParameterAsGradientOfAnother) {
   expect_alike([](NetImpl& m) { (m.a->weight * m.b->weight).sum().backward(); });
   clear();
@@ -215,7 +215,7 @@ TEST_P(GradientLifetime, AThrowingBackwardLeavesNothing) {
   }
 }
 
-// Without clearing, what was left half captured must not be part of the next backward.
+// Even without clearing, gradients captured by a failed backward must not become part of the next one.
 TEST_P(GradientLifetime, HalfCapturedGradientsAreDiscarded) {
   auto broken = [](NetImpl& m) {
     torch::Tensor h = Bomb::apply(m.a(m.x));
@@ -239,7 +239,7 @@ TEST_P(GradientLifetime, AThrowingTensorHook) {
 
 using Segment = std::function<torch::Tensor(const torch::Tensor&)>;
 
-// Reentrant checkpointing: forward without a graph, and a backward inside the backward.
+// Reentrant checkpointing: runs forward without a graph, and a backward inside backward.
 struct Reentrant : torch::autograd::Function<Reentrant> {
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& x, const Segment* segment) {
     context->save_for_backward({x});
@@ -278,7 +278,7 @@ TEST_P(GradientLifetime, NestedReentrantCheckpoints) {
   });
 }
 
-// The same layer captured in the outer pass and in two inner ones: three captures that add up.
+// The same layer is captured in the outer pass and in two inner ones. The three captures add up.
 TEST_P(GradientLifetime, TiedLayerInReentrantCheckpoints) {
   expect_alike([](NetImpl& m) {
     Segment a = [&](const torch::Tensor& x) { return torch::tanh(m.a(x)); };
@@ -300,7 +300,7 @@ TEST_P(GradientLifetime, AnInnerBackwardThatThrowsIsCaught) {
   expect_alike([](NetImpl& m) { m.loss().backward(); });
 }
 
-// Non-reentrant recomputation: a saved value is dropped and computed again when backward unpacks it.
+// Non-reentrant recomputation: drops a saved value, and computes it again when backward unpacks it.
 class Recompute : public torch::autograd::SavedVariableHooks {
  public:
   explicit Recompute(std::function<torch::Tensor()> again) : again_(std::move(again)) {}
@@ -365,7 +365,7 @@ INSTANTIATE_TEST_SUITE_P(All, LifetimeOnRanks,
                          ::testing::Values(RanksCase{"one_unit", true}, RanksCase{"units", false}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Rank r's loss; on odd ranks c's bias takes no part.
+// Returns the loss of a rank. On odd ranks, c's bias is not used.
 torch::Tensor uneven_loss(NetImpl& m, int rank) {
   torch::Tensor h = torch::tanh(m.b(torch::tanh(m.a(m.x * (rank + 1)))));
   torch::Tensor y = rank % 2 ? torch::linear(h, m.c->weight) : m.c(h);

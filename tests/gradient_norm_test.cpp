@@ -1,5 +1,5 @@
-// The norm is that of the gradients as they are now, whatever has been done to them since their reduction; and the one
-// that reductions have seen is the same, where nobody has written them since.
+// The norm is that of the current gradients, whatever was done to them since their reduction. The norm computed by
+// reductions is the same as long as the gradients were not written since.
 #include <functional>
 #include <limits>
 
@@ -45,7 +45,7 @@ void backward(testing::TinyLM& model, int rank, int64_t step = 0) {
   model->forward(batch_of(rank, step)).to(at::kFloat).pow(2).mean().backward();
 }
 
-// How many of the rank's gradients are known from their reductions.
+// Returns how many of the rank's gradients have a norm known from their reductions, and how many gradients it has.
 std::pair<int, int> known_of_all(ShardedModule& sharded) {
   int known = 0, all = 0;
   for (const auto& unit : sharded.engine().units()) {
@@ -76,8 +76,8 @@ double norm_of_leaves(ShardedModule& sharded, Communicator& world, bool replicat
 
 class GradientNorm : public ::testing::TestWithParam<std::tuple<int, Setting>> {
  protected:
-  // Behind a backward on all ranks. `change`: what is done to the gradients. In a backward before, nobody has asked
-  // reductions for norms.
+  // Checks the norms after a backward on all ranks and after `change`, which modifies the gradients. Before that, runs
+  // a backward in which reductions are not asked for norms.
   void expect_true_norm_after(const std::function<void(ShardedModule&, testing::TinyLM&, int rank)>& change) {
     const auto& [ranks, setting] = GetParam();
     testing::run_ranks(ranks, [&](Ranks world) {
@@ -86,7 +86,7 @@ class GradientNorm : public ::testing::TestWithParam<std::tuple<int, Setting>> {
       backward(model, world->rank());
       EXPECT_EQ(known_of_all(*sharded).first, 0);
       const double first = sharded->grad_norm().item<double>();
-      EXPECT_EQ(sharded->reduced_grad_norm().item<double>(), first);  // they are read
+      EXPECT_EQ(sharded->reduced_grad_norm().item<double>(), first);  // reads the gradients
       sharded->zero_grad();
       sharded->set_reductions_see_norm(true);
       backward(model, world->rank());
@@ -164,7 +164,7 @@ TEST_P(GradientNorm, BehindAHook) {
   });
 }
 
-// One rank's gradient is infinite: no rank steps.
+// If one rank's gradient is infinite, no rank steps.
 TEST_P(GradientNorm, ThatIsInfiniteStopsTheScaler) {
   const auto& [ranks, setting] = GetParam();
   testing::run_ranks(ranks, [&](Ranks world) {
@@ -179,10 +179,10 @@ TEST_P(GradientNorm, ThatIsInfiniteStopsTheScaler) {
       scaler.scale(loss).backward();
       const double norm = sharded->reduced_grad_norm().item<double>();
       EXPECT_EQ(std::isfinite(norm), step != 1) << "step " << step;
-      if (step != 0) {  // step() unscales by itself, or finds gradients as they are
+      if (step != 0) {  // in step 0, step() unscales; later it leaves gradients as they are
         const double unscaled = scaler.unscaled_grad_norm(*sharded);
         EXPECT_TRUE(unscaled == norm / scaler.scale() || step == 1);
-        expect_all_known(*sharded);  // nobody has written them
+        expect_all_known(*sharded);  // the gradients were not written
       }
       bool stepped = false;
       scaler.step(*sharded, [&] { stepped = true; });

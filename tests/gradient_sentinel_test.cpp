@@ -1,5 +1,5 @@
-// Rule R7: what stays on the module as grad() after a capture raises when it is used, and its removal clears the
-// shards' gradient.
+// Rule R7: the grad() that stays on the module after a capture raises an error when it is used, and removing it clears
+// the shards' gradient.
 #include "engine/engine.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
@@ -30,7 +30,8 @@ class GradientSentinel : public ::testing::TestWithParam<bool> {
     options.use_orig_params = GetParam();
     sharded = shard_strictly(*net, options);
   }
-  // Gradient of each leaf, flattened, in the order of units; what plain training would have there.
+  // Returns the gradient of each leaf, flattened and in the order of units (zeros if undefined), to compare with plain
+  // training.
   static std::vector<torch::Tensor> leaf_gradients(const std::vector<torch::Tensor>& leaves) {
     std::vector<torch::Tensor> result;
     for (const torch::Tensor& leaf : leaves) {
@@ -64,7 +65,7 @@ TEST_P(GradientSentinel, OptimizersOnTheModuleRaiseAtTheirFirstStep) {
   optimizers.emplace_back("RMSprop", std::make_unique<torch::optim::RMSprop>(parameters, 0.1));
   for (auto& [name, optimizer] : optimizers) {
     SCOPED_TRACE(name);
-    for (int step = 0; step < 2; ++step) {  // zero_grad removes the sentinel; the next capture puts it back
+    for (int step = 0; step < 2; ++step) {  // zero_grad removes the sentinel; the next capture restores it
       optimizer->zero_grad();
       net->loss().backward();
       expect_error([&, &optimizer = optimizer] { optimizer->step(); }, {"ShardedModule::"});
@@ -108,7 +109,7 @@ TEST_P(GradientSentinel, ClippingTheModuleRaises) {
   expect_error([&] { torch::nn::utils::clip_grad_value_(net->parameters(), 0.1); }, {"ShardedModule::"});
 }
 
-// Gradients pile up over backwards until the module's are cleared, whichever way.
+// Gradients accumulate over several backwards until the module's gradients are cleared, in whichever way.
 TEST_P(GradientSentinel, ZeroGradOnTheModuleClearsTheShards) {
   for (bool set_to_none : {true, false}) {
     SCOPED_TRACE(set_to_none);
@@ -129,7 +130,7 @@ TEST_P(GradientSentinel, ZeroGradOnTheModuleClearsTheShards) {
   }
 }
 
-// Nothing of a cleared gradient reaches an optimizer, even without a backward in between.
+// No part of a cleared gradient reaches an optimizer, even without a backward in between.
 TEST_P(GradientSentinel, ZeroGradOnTheModuleClearsBeforeTheNextStep) {
   for (bool set_to_none : {true, false}) {
     SCOPED_TRACE(set_to_none);
@@ -167,7 +168,8 @@ TEST_P(GradientSentinel, ForeachZeroClearsAlsoBesideOtherTensors) {
   expect_gradients_of_plain();
 }
 
-// Half a sentinel cannot be cleared: an error, or half of the gradient, but never all of it.
+// A part of a sentinel cannot be cleared: zeroing a view may raise an error or clear that part, but never clears it
+// all.
 TEST_P(GradientSentinel, ZeroingAViewOfItDoesNotClearTheRest) {
   net->loss().backward();
   torch::Tensor before = torch::cat(leaf_gradients(sharded->parameters()));
@@ -194,7 +196,7 @@ TEST_P(GradientSentinel, AnAssignedGradientIsRefused) {
   expect_error([&] { net->loss().backward(); }, {"a gradient was assigned", "'first.weight'"});
 }
 
-// A gradient that somebody kept does not change under him when the next backward comes.
+// A gradient that the user kept does not change in the next backward.
 TEST_P(GradientSentinel, KeptShardGradientsStayAsTheyWere) {
   net->loss().backward();
   torch::Tensor kept = sharded->parameters()[0].grad();
@@ -236,7 +238,7 @@ TEST_P(GradientSentinel, ClearsGradientsThatCameFromOtherRanks) {
         with_gradients.writeback = false;
         sharded->summon_full_params(with_gradients, [&] {
           for (const auto& parameter : reference.named_parameters()) {
-            const torch::Tensor& got = model->named_parameters()[parameter.key()].grad();
+            const torch::Tensor got = model->named_parameters()[parameter.key()].grad();
             const torch::Tensor& want = parameter.value().grad();
             if (GetParam()) {
               ASSERT_EQ(got.defined(), want.defined()) << parameter.key() << ", step " << step;
@@ -266,7 +268,7 @@ TEST_P(GradientSentinel, AFlatLeafLosesItsGradientWithTheLastOfItsParameters) {
   }
 }
 
-// Evaluation in full precision between backward and step.
+// The model is evaluated in full precision between backward and step.
 TEST_P(GradientSentinel, GradientsOutliveASwitchToFullPrecision) {
   auto model = testing::seeded([] { return std::make_shared<NetImpl>(); });
   Options options = testing::one_rank_options();

@@ -1,5 +1,5 @@
-// Hybrid sharding: what it sends where, how meshes are given, and how its two stages follow one another. That it trains
-// as one process does is training_test's.
+// Hybrid sharding: how much it sends where, how meshes are given, and how its two stages follow each other.
+// training_test checks that it trains as one process does.
 #include "comm/recording_communicator.h"
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
@@ -33,11 +33,12 @@ Options options_on(const ProcessMesh& mesh, ShardingStrategy strategy) {
 // ---------------------------------------------------------------- bytes
 
 struct Sent {
-  uint64_t inside = 0;  // to ranks of the same host
+  uint64_t inside = 0;  // to ranks on the same host
   uint64_t across = 0;
 };
 
-// By all groups so far; `hosts` of G ranks each, neighbours in `world`, which are the shard groups as well.
+// Returns the bytes sent by all groups so far. Each host has G ranks that are neighbors in `world` and form a shard
+// group.
 Sent sent_by(const ProcessMesh& mesh, int G) {
   Sent sent;
   const std::vector<uint64_t> bytes = mesh.world->bytes_sent_to();
@@ -49,7 +50,7 @@ Sent sent_by(const ProcessMesh& mesh, int G) {
   return sent;
 }
 
-// A chain of equal units, so that sizes divide and nothing is left for the root.
+// A chain of equal units, so that sizes divide evenly and no parameter is left for the root.
 constexpr int64_t kWidth = 16;
 constexpr int kLayers = 3;
 constexpr uint64_t M = kLayers * (kWidth * kWidth + kWidth) * sizeof(float);
@@ -64,11 +65,11 @@ torch::nn::Sequential make_chain() {
   });
 }
 
-// At the end of backward a byte for each layer goes to each rank of the groups in which gradients are reduced: what
-// this one has captured.
+// At the end of backward, each rank sends one byte per layer to each rank of the groups over which gradients are
+// reduced. The byte says what this rank has captured.
 constexpr uint64_t kAgreement = kLayers;
 
-// Without what the ranks tell one another.
+// Returns the bytes sent in one step, without the kAgreement bytes.
 Sent sent_in_one_step(const Ranks& world, int G, ShardingStrategy strategy) {
   ProcessMesh mesh = make_mesh(world, G);
   auto chain = make_chain();
@@ -83,23 +84,23 @@ Sent sent_in_one_step(const Ranks& world, int G, ShardingStrategy strategy) {
   return {after.inside - before.inside - kAgreement * (G - 1), after.across - before.across - kAgreement * others};
 }
 
-// What the algorithms send, per rank and step. Each sends every byte straight to where it is needed, so that the totals
-// are those of rings: (W-1)/W of the data for a gather or a reduce-scatter, twice that for an all-reduce.
+// The bytes that the algorithms send, per rank and step. Each sends every byte directly to the rank that needs it, so
+// the totals equal those of rings: (W-1)/W of the data for a gather or a reduce-scatter, twice that for an all-reduce.
 //
-//   NO_SHARD       2M(W-1)/W            the paper's: one all-reduce
-//   FULL_SHARD     3M(W-1)/W            the paper's: two gathers (forward, backward) and a reduce-scatter
+//   NO_SHARD       2M(W-1)/W            as in the paper: one all-reduce
+//   FULL_SHARD     3M(W-1)/W            as in the paper: two gathers (forward, backward) and a reduce-scatter
 //   SHARD_GRAD_OP  2M(W-1)/W            one gather less
 //   HYBRID_SHARD   3M(G-1)/G  inside    a host, and across hosts an all-reduce of M/G over W/G replicas:
 //                  2M(W-G)/(GW) across
 //
-// Where the paper has 3M we send (3 - 1/L)M with L units: the one that forward used last stays gathered for backward,
-// which begins with it.
+// Instead of the paper's 3M, the engine sends (3 - 1/L)M with L units: backward begins with the unit that forward used
+// last, which therefore stays gathered.
 //
-// Section 3.2.2 of the paper has 2M(W-1)/(GW) for that last one. It counts the all-reduce of M/G as if it went over W
-// ranks; over the W/G that take part, (W/G-1)/(W/G) = (W-G)/W takes the place of (W-1)/W, so that with one host (W = G)
-// nothing is sent. The paper's figure is the larger one, by 2M(G-1)/(GW).
+// For the last term, section 3.2.2 of the paper has 2M(W-1)/(GW). It counts the all-reduce of M/G as if it went over W
+// ranks. Over the W/G ranks that take part, (W/G-1)/(W/G) = (W-G)/W replaces (W-1)/W, so that nothing is sent with one
+// host (W = G). The paper's figure is larger by 2M(G-1)/(GW).
 //
-// Of what goes over all ranks, (W-G)/W goes to the W-G ranks on other hosts out of W-1.
+// Of the traffic over all ranks, with its factor (W-1)/W, the part with (W-G)/W goes to the W-G ranks on other hosts.
 constexpr uint64_t kThreeM = 3 * M - M / kLayers;
 
 TEST(HybridBytes, AreThoseOfTheAlgorithms) {
@@ -120,7 +121,7 @@ TEST(HybridBytes, AreThoseOfTheAlgorithms) {
       Sent hybrid = sent_in_one_step(world, G, kHybridShard);
       EXPECT_EQ(hybrid.inside, kThreeM * (G - 1) / G);
       EXPECT_EQ(hybrid.across, 2 * M * elsewhere / (G * W));
-      EXPECT_LE(hybrid.across, 2 * M * (W - 1) / (G * W));  // the paper's
+      EXPECT_LE(hybrid.across, 2 * M * (W - 1) / (G * W));  // the figure of the paper
 
       Sent zero2 = sent_in_one_step(world, G, kHybridShardZero2);
       EXPECT_EQ(zero2.inside, 2 * M * (G - 1) / G);
@@ -129,7 +130,7 @@ TEST(HybridBytes, AreThoseOfTheAlgorithms) {
   }
 }
 
-// In bf16 every collective moves half the bytes, the second stage's too.
+// In bf16 every collective sends half the bytes, including the second stage.
 TEST(HybridBytes, HalveInLowPrecision) {
   testing::run_ranks_over_gloo(4, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
@@ -169,7 +170,7 @@ TEST(HybridMesh, MayBeAPairOfGroupsOrOneHostEach) {
     ProcessMesh hosts = make_mesh_of_hosts(world, world->rank() < 2 ? "first" : "second");
     expect_same(weights_after_steps(world, options_on(hosts, kHybridShard)), want);
 
-    // Threads of one machine: a single shard group, so the same as FULL_SHARD.
+    // Ranks are threads on one machine: they form a single shard group, so the result equals FULL_SHARD.
     Options by_host = options_on(mesh, kHybridShard);
     by_host.mesh.reset();
     by_host.communicator = world;
@@ -229,7 +230,7 @@ TEST(HybridMesh, OfInnerUnitsMustBeTheSame) {
     fully_shard(*model->blocks[0], inner);
     expect_error([&] { fully_shard(*model, options_on(make_mesh(world, 1), kHybridShard)); },
                  {"mesh (shard group)", "annotated with another one"});
-    // Plain units beside hybrid ones shard over the world of the same mesh.
+    // Units with FULL_SHARD beside hybrid ones shard over the world of the same mesh.
     Options outer;
     outer.communicator = world;
     auto sharded = fully_shard(*model, outer);
@@ -238,7 +239,7 @@ TEST(HybridMesh, OfInnerUnitsMustBeTheSame) {
   });
 }
 
-// Strategies may differ from unit to unit; norms add up over each unit's own group.
+// Strategies may differ from unit to unit. The norm adds up over each unit's own group.
 TEST(HybridMesh, StrategiesMix) {
   run_ranks(4, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
@@ -266,8 +267,8 @@ TEST(HybridMesh, StrategiesMix) {
 
 // ---------------------------------------------------------------- order
 
-// The all-reduce over replicas is issued when the next unit's reduce-scatter is about to be, and waited for one unit
-// later: it has the computation of a whole unit to hide behind.
+// The all-reduce over replicas is issued just before the next unit's reduce-scatter and waited for one unit later, so
+// the computation of a whole unit can hide it.
 TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
   run_ranks(4, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
@@ -278,7 +279,7 @@ TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*chain, options);
     torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
-    std::vector<std::string> seen;  // what is in flight when each unit's gradient is on its way
+    std::vector<std::string> seen;  // collectives in flight when each unit's gradient arrives
     auto in_flight = [](const RecordingCommunicator& group, CollectiveKind kind) {
       std::vector<std::string> names;
       for (const CollectiveEvent& event : group.events()) {
@@ -289,7 +290,7 @@ TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
       return c10::Join(",", names);
     };
     for (int layer = 0; layer < kLayers; ++layer) {
-      // A leaf's own hook runs just before its gradient is captured.
+      // A hook on a leaf runs just before its gradient is captured.
       chain[layer]->as<torch::nn::Linear>()->bias.register_hook([&, layer](torch::Tensor) {
         seen.push_back(c10::str(layer, ": ", in_flight(*shard, CollectiveKind::kReduceScatter), " | ",
                                 in_flight(*replicate, CollectiveKind::kAllReduce)));
@@ -346,10 +347,10 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
     EXPECT_EQ(pair.size(), 2);
     EXPECT_EQ(pair.bytes_sent(), (M - M / kLayers) / 2);
   };
-  run_ranks(8, body, {.communicator = "gloo"});  // over shared memory nothing is sent, nor kept of what was gathered
+  run_ranks(8, body, {.communicator = "gloo"});  // over shared memory, nothing is sent or parked
 }
 
-// What was released to the smaller group is not used once the shards have changed.
+// Parts parked for the smaller group are not used after the shards have changed.
 TEST(ReshardToASmallerGroup, ForgetsStaleParameters) {
   run_ranks(4, [](Ranks world) {
     auto model = make_tiny_lm({});

@@ -1,5 +1,5 @@
-// A worked example of an optimizer that needs norms of whole parameters: LAMB (You et al., 2020) over shards equals
-// LAMB on the whole model in one process.
+// An example of an optimizer that needs the norms of whole parameters: LAMB (You et al., 2020) over shards equals LAMB
+// on the whole model in one process.
 #include <cmath>
 
 #include "fsdp/shard_norms.h"
@@ -19,7 +19,7 @@ using Weights = std::map<std::string, torch::Tensor>;
 constexpr double kRate = 0.02, kBeta1 = 0.9, kBeta2 = 0.99, kEpsilon = 1e-6, kDecay = 0.1;
 constexpr int kSteps = 6;
 
-// Adam's direction with weight decay, for one tensor, whole or a part of it: elementwise, so it needs no other rank.
+// Adam's direction with weight decay for one tensor or a part of it. It is elementwise and needs no other rank.
 struct Direction {
   torch::Tensor operator()(const torch::Tensor& weight, const torch::Tensor& gradient) {
     if (!mean.defined()) mean = torch::zeros_like(weight), square = torch::zeros_like(weight);
@@ -33,12 +33,12 @@ struct Direction {
   int steps = 0;
 };
 
-// How far a parameter moves along its direction.
+// Returns the factor by which a parameter moves along its direction.
 double step_size(double weight_norm, double direction_norm) {
   return kRate * (weight_norm > 0 && direction_norm > 0 ? weight_norm / direction_norm : 1.0);
 }
 
-// LAMB over what this rank holds.
+// LAMB over the shards of this rank.
 class ShardedLamb {
  public:
   explicit ShardedLamb(ShardedModule& sharded) : sharded_(sharded), directions_(sharded.parameters().size()) {}
@@ -62,7 +62,7 @@ class ShardedLamb {
   }
 
  private:
-  // The part of the updates that belongs to a slice: leaves and slices share the memory of the shard.
+  // Returns the part of the updates that belongs to a slice. Leaves and slices share the memory of the shard.
   static torch::Tensor part_of(const ShardSlice& slice, const std::vector<torch::Tensor>& leaves,
                                const std::vector<torch::Tensor>& updates) {
     for (size_t i = 0; i < leaves.size(); ++i) {
@@ -78,7 +78,7 @@ class ShardedLamb {
   std::vector<Direction> directions_;
 };
 
-// One process, the mean loss of all ranks' batches.
+// Trains in one process on the mean loss over all ranks' batches.
 Weights train_alone(int world_size) {
   TinyLM model = make_tiny_lm({}, torch::kDouble);
   const auto parameters = model->parameters();

@@ -1,4 +1,4 @@
-// The models of src/models in the engine: built without memory, and trained in shards, they are those of one process.
+// The models of src/models in the engine: built without memory and trained in shards, they equal those of one process.
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "models/causal_lm.h"
@@ -8,12 +8,12 @@
 namespace fsdp {
 namespace {
 
-using namespace testing;  // of this project
+using namespace testing;  // fsdp::testing, not GoogleTest's
 using models::SmallModel;
 
 class LanguageModels : public ::testing::TestWithParam<SmallModel> {
  protected:
-  // With dropout, so that random operators have to repeat, too.
+  // Makes models with dropout, so that random operators must repeat their numbers, too.
   static auto maker(bool tied) {
     nlohmann::json changes = {{"tie_word_embeddings", tied}};
     for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.2;

@@ -1,5 +1,5 @@
-// Every pair of values of strategy, precision, accumulation, frozen parameters, use_orig_params, recomputation and
-// number of ranks occurs in one of these runs, each compared with one process.
+// Covers every pair of values of strategy, precision, accumulation, frozen parameters, use_orig_params, recomputation
+// and number of ranks in at least one run. Each run is compared with one process.
 #include <array>
 #include <set>
 
@@ -34,7 +34,7 @@ enum class Accumulation { kNone, kSyncEach, kNoSync, kReplicasLater };
 enum class Frozen { kNothing, kBiases, kBlocks };
 enum class Recomputation { kNone, kFull, kEverySecond, kSelected };
 
-// One run: an index into the values of each factor.
+// A run: for each factor, the index of its value.
 using Choice = std::array<int, 7>;
 constexpr Choice kSizes = {5, 5, 4, 3, 2, 4, 5};
 
@@ -64,8 +64,8 @@ struct Case {
                                                                                          : master();
   }
   at::ScalarType reduce() const { return precision == Precision::kBf16ReducedInFp32 ? at::kFloat : compute(); }
-  // Of the change of the weights. fp64 and fp32: sums in another order. Low precision: gradients are rounded to 8
-  // (bf16) or 11 (fp16) bits once more or once less on their way than in the reference.
+  // Tolerance of the change of the weights. In fp64 and fp32, sums are in another order. In low precision, gradients
+  // are rounded to 8 (bf16) or 11 (fp16) bits once more or once less often than in the reference.
   double tolerance() const {
     switch (precision) {
       case Precision::kFp64:
@@ -111,7 +111,7 @@ int64_t count_new(const Choice& choice, const std::set<Pair>& missing) {
   return std::count_if(pairs.begin(), pairs.end(), [&](const Pair& pair) { return missing.count(pair) > 0; });
 }
 
-// The next choice: starts from a missing pair and sets factor after factor to what covers most.
+// Returns the next choice: starts from a missing pair and sets each other factor to the value that covers most pairs.
 Choice cover(const std::set<Pair>& missing) {
   const Pair& first = *missing.begin();
   Choice choice;
@@ -191,8 +191,8 @@ torch::Tensor loss_of(TinyLM& model, const torch::Tensor& ids, const CheckpointP
 
 torch::Tensor batch(const Case& c, int rank, int step, int pass) { return batch_of(rank, step * c.passes() + pass); }
 
-// One process, masters in full precision, each rank's passes on a copy in the compute dtype; no sharding, no
-// recomputation.
+// Trains in one process with masters in full precision. Each rank's passes run on a copy in the compute dtype, without
+// sharding and recomputation.
 Tensors train_alone(const Case& c) {
   TinyLM master = make_tiny_lm({}, c.master());
   freeze(master, c.frozen);

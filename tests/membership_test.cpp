@@ -1,4 +1,4 @@
-// Rule R6: parameters that leave the engine, or would be in two units, are errors that name them.
+// Rule R6: a parameter that leaves the engine, or would be in two units, raises an error that names it.
 #include <sstream>
 
 #include "engine/engine.h"
@@ -25,7 +25,7 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 
-// As code does that bypasses the dispatcher.
+// Replaces the data without the dispatcher, as some code does.
 void replace_data(const torch::Tensor& tensor, const torch::Tensor& data) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
 }
@@ -71,7 +71,7 @@ TEST_P(Membership, TheWholeModuleIsReplaced) {
   EXPECT_TRUE(message.find("'first.") != std::string::npos || message.find("'second.") != std::string::npos);
 }
 
-// What replaces data is refused, also where nothing is trained afterwards, and the module stays as it was.
+// Replacing a parameter's data is refused, even if no training follows, and the module stays unchanged.
 TEST_P(Membership, ReplacingDataIsRefused) {
   torch::NoGradGuard inference;
   const torch::Tensor loss = net->loss();
@@ -105,7 +105,7 @@ TEST_P(Membership, ReplacingTheDataOfCopiesIsNot) {
   train();
 }
 
-// The shards would keep what they had: nothing may pass that over in silence.
+// The shards would keep the old values, so no call of the handle may silently ignore the replacement.
 TEST_P(Membership, WhatTheHandleDoesNoticesToo) {
   for (torch::Tensor& parameter : net->parameters()) {
     replace_data(parameter, torch::ones(parameter.sizes()));
@@ -162,7 +162,7 @@ TEST_P(Membership, AKeyedTensorWithAForeignStorage) {
   expect_error([&] { (void)keyed.sum(); }, {"[4, 4]", "not their storage", "aten::sum"});
 }
 
-// An optimizer that is built on the leaves would go on with a copy.
+// An optimizer built on the leaves would continue with a copy.
 TEST_P(Membership, AShardLeafThatWasReplaced) {
   sharded->parameters()[0].set_data(torch::zeros({16}));
   expect_error([&] { train(); }, {"'first.weight'", "shard"});
@@ -181,7 +181,7 @@ TEST(MembershipAtAnnotation, NeighboursInOneAllocation) {
   Bag bag(std::vector<torch::Tensor>{memory.narrow(0, 0, 6), memory.narrow(0, 6, 6)});
   auto sharded = shard_strictly(*bag);
   EXPECT_EQ(bag->parameters()[1].sum().item<float>(), 51);
-  EXPECT_EQ(memory.sum().item<float>(), 66);  // the caller's own memory is left alone
+  EXPECT_EQ(memory.sum().item<float>(), 66);  // the caller's own memory is unchanged
 }
 
 TEST(MembershipAtAnnotation, WhatCannotBeSharded) {

@@ -1,4 +1,4 @@
-// What memory the engine takes, and when.
+// The memory that the engine allocates, and when.
 #include <atomic>
 #include <map>
 #include <optional>
@@ -18,7 +18,7 @@ using testing::expect_same;
 using testing::run_ranks;
 using testing::weights_of;
 
-// Layers of different sizes, which can be run in any order, between parameters of the root. Each is a unit.
+// Layers of different sizes, each a unit, which can run in any order, between parameters of the root.
 struct UnevenImpl : torch::nn::Module {
   UnevenImpl() {
     for (int64_t width : {31, 211, 17, 97, 301, 61, 151}) {
@@ -91,12 +91,12 @@ std::vector<Case> all_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, MemoryPlan, ::testing::ValuesIn(all_cases()), case_name);
 
-// At which all ranks meet.
+// Returns a function in which all ranks meet.
 auto meeting_of(Communicator& communicator) {
   return [&communicator, n = uint64_t{0}]() mutable { communicator.all_gather_bytes("", {"meet", n++, Pass::kUser}); };
 }
 
-// How often all ranks together ask for memory in `step`, counted on rank 0.
+// Returns how often all ranks together allocate memory in `step`, counted on rank 0.
 int64_t allocations_of_all(Communicator& communicator, const std::function<void()>& step) {
   auto meet = meeting_of(communicator);
   meet();
@@ -113,8 +113,8 @@ int64_t allocations_of_all(Communicator& communicator, const std::function<void(
   return allocations;
 }
 
-// With keep_memory a step of the sharded model asks for memory no more often than a step of the plain one: the engine
-// does not. What the communicator keeps for sums of all-reduces settles one step later.
+// With keep_memory, a step of the sharded model allocates no more often than a step of the plain one: the engine itself
+// does not allocate. The memory that the communicator keeps for sums of all-reduces settles one step later.
 TEST_P(MemoryPlan, KeptAfterTheFirstStepTheEngineAllocatesNothing) {
   Uneven plain = make_uneven(GetParam().frozen);
   auto plain_step = [&] {
@@ -145,7 +145,7 @@ TEST_P(MemoryPlan, KeptAfterTheFirstStepTheEngineAllocatesNothing) {
 }
 
 struct Largest {
-  int64_t root = 0, first = 0, second = 0;  // of the root, and of the two largest of others
+  int64_t root = 0, first = 0, second = 0;  // of the root and of the two largest other units
 };
 template <typename Bytes>
 Largest largest(ShardedModule& sharded, Bytes bytes) {
@@ -201,7 +201,7 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
       EXPECT_LE(buffers.peak, buffers.reserved);
       EXPECT_EQ(buffers.current, 0);
       if (GetParam().strategy == kFullShard && !aliases) {
-        // Where memory is not kept, a unit's gradients are copied to its buffer while those of the root wait.
+        // If memory is not kept, a unit's gradients are copied to its buffer while those of the root wait.
         Largest captured = largest(*sharded, gradient_bytes);
         EXPECT_LE(buffers.reserved, captured.root + captured.first + (keep ? captured.second : captured.first));
       }
@@ -209,8 +209,7 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
   }
 }
 
-// A layer without bias is a unit: its gradient is large, and becomes the buffer that is reduced, if it needs no
-// padding.
+// A layer without bias is a unit. Its gradient is large, and becomes the buffer that is reduced if it needs no padding.
 TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
   for (const auto& [ranks, outputs, fits] :
        {std::tuple(2, 600, true), std::tuple(3, 600, true), std::tuple(3, 601, false)}) {
@@ -246,7 +245,8 @@ TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
   }
 }
 
-// What the communicators hold beside headers when backward has ended: contributions of other ranks that were summed.
+// Returns the bytes that the communicators hold in addition to headers after backward: summed contributions of other
+// ranks.
 int64_t staging_after_backward(bool keep_memory) {
   int64_t nbytes = 0;
   testing::run_ranks_over_gloo(3, [&](std::shared_ptr<Communicator> communicator) {
@@ -276,7 +276,7 @@ int64_t staging_after_backward(bool keep_memory) {
 }
 
 TEST(MemoryPlanOfTheCommunicator, ContributionsOfOthersAreGivenBackBehindBackward) {
-  const int64_t contributions = 17 * 60000 * 4 / 3 * 2;  // of two ranks to the part of one
+  const int64_t contributions = 17 * 60000 * 4 / 3 * 2;  // of two ranks, for the part of one
   EXPECT_LT(staging_after_backward(/*keep_memory=*/false), contributions / 4);
   EXPECT_GE(staging_after_backward(/*keep_memory=*/true), 3 * contributions) << "of each rank";
 }
@@ -307,15 +307,15 @@ TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
   expect_same(weights[0], weights[1]);
 }
 
-// What all ranks together hold, from the step on that all memory is planned in.
+// The memory that all ranks together hold, from the step on in which all memory is planned.
 struct Held {
   int64_t at_most = 0;
   int64_t between_steps = 0;
-  // As each rank says; before gradients are cleared, and at most.
+  // Sums of what each rank reports: gradients before they are cleared, and the memory reserved for gathered parameters.
   std::atomic<int64_t> gradients = 0, gathered = 0;
 };
 
-// On rank 0 writes what is counted there.
+// Trains, and stores the counted memory in `held` on rank 0.
 void train_counted(const Options& options, Uneven& net, Held& held) {
   Communicator& communicator = *options.communicator;
   auto meet = meeting_of(communicator);
@@ -363,7 +363,8 @@ TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack)
   EXPECT_LE(given_back.between_steps, kept.between_steps - kept.gradients - (stays ? kept.gathered / 2 : 0));
 }
 
-// A plan is for the order that was seen. In another one every number stays, and memory comes from elsewhere if need be.
+// A plan is made for the order that was seen. In another order all numbers stay the same, and memory comes from
+// elsewhere if necessary.
 TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
   const std::vector<std::vector<size_t>> orders = {{0, 2, 5}, {0, 2, 5}, {4, 1, 6}, {1, 1, 4}, {6, 5, 4, 3, 2, 1, 0},
                                                    {}};
@@ -377,7 +378,7 @@ TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
       Options with = options(communicator);
       with.keep_memory = way.keep_memory;
       auto sharded = fully_shard(net, with);
-      sharded->engine().set_strict_release(way.strict);  // without a plan
+      sharded->engine().set_strict_release(way.strict);  // if strict, there is no plan
       for (const auto& order : orders) {
         sharded->zero_grad();
         net->forward(input(communicator->rank()), order).backward();

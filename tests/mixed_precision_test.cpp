@@ -1,4 +1,4 @@
-// Mixed precision: what is rounded where, against the same rounding done by hand in one process; memory; casts.
+// Mixed precision: which values are rounded where, compared with rounding by hand in one process; memory; casts.
 #include <ATen/record_function.h>
 
 #include "engine/engine.h"
@@ -47,7 +47,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
                   c10::toString(c.reduce), c.use_orig_params ? "_orig" : "_flat");
 }
 
-// The sum of the parts in rank order, in fp32, times the scale.
+// Returns the sum of the parts in rank order, in fp32, times `scale`.
 torch::Tensor mean_of(const std::vector<torch::Tensor>& parts, float scale) {
   torch::Tensor sum = parts[0].to(at::kFloat);
   for (size_t i = 1; i < parts.size(); ++i) {
@@ -56,8 +56,8 @@ torch::Tensor mean_of(const std::vector<torch::Tensor>& parts, float scale) {
   return sum * scale;
 }
 
-// What reaches the shards: the mean in the shard group, rounded to the reduce dtype if there are replicas; the mean
-// over them, which travels in the reduce dtype.
+// Returns the gradient that reaches the shards: the mean in the shard group; if there are replicas, rounded to the
+// reduce dtype, then the mean over replicas, which travels in the reduce dtype.
 torch::Tensor reduced(const Case& c, const std::vector<torch::Tensor>& gradients) {
   const int F = c.factor(), replicas = c.world_size / F;
   std::vector<torch::Tensor> groups;
@@ -77,7 +77,7 @@ torch::Tensor reduced(const Case& c, const std::vector<torch::Tensor>& gradients
   return mean_of(groups, 1.0f / replicas).to(c.reduce).to(at::kFloat);
 }
 
-// fp32 masters; forward and backward on a copy in the compute dtype.
+// Trains fp32 masters, with forward and backward on a copy in the compute dtype.
 Tensors train_by_hand(const Case& c, int steps) {
   TinyLM master = make_tiny_lm({});
   for (int step = 0; step < steps; ++step) {
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(All, MixedPrecision, ::testing::ValuesIn(all_cases()), 
 
 // ---------------------------------------------------------------- dividing gradients
 
-// One parameter of 5 elements; the gradient of each is `values`.
+// Returns the reduced gradient of one parameter with 5 elements. The gradient of each rank is `values`.
 torch::Tensor reduced_gradient(const Ranks& world, ShardingStrategy strategy, const torch::Tensor& values) {
   testing::Bag bag(std::vector<torch::Tensor>{torch::ones({5})});
   Options options = options_for(world, {world->size(), strategy, at::kHalf, at::kHalf, true});
@@ -173,13 +173,13 @@ torch::Tensor reduced_gradient(const Ranks& world, ShardingStrategy strategy, co
     const ShardSlice slice = sharded->shard_slices()[0];
     whole.slice(0, slice.begin, slice.end).copy_(leaf.grad());
   }
-  // Replicas hold the same part: each rank's part counts once for each of them.
+  // Replicas hold the same part, so the sum over all ranks contains each part once per replica.
   const int64_t replicas = strategy == kNoShard ? world->size() : is_hybrid(strategy) ? 2 : 1;
   world->all_reduce(whole, whole, {1.0 / replicas}, {"whole", 0, Pass::kUser})->wait();
   return whole;
 }
 
-// 8 ranks' sum of 40000 is far above fp16's 65504, and an eighth of its smallest number is 0.
+// The sum of 40000 over 8 ranks is far above fp16's maximum of 65504, and an eighth of fp16's smallest number is 0.
 TEST(DividedGradients, NeitherOverflowNorUnderflowInFp16) {
   for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
     run_ranks(8, [strategy](Ranks world) {
@@ -205,7 +205,7 @@ torch::nn::Sequential make_chain(int64_t layers) {
   });
 }
 
-// FSDP paper, section 4.4: K_full * psi / F for the shards, and K_low * max psi_i for what is gathered.
+// FSDP paper, section 4.4: K_full * psi / F bytes for the shards, and K_low * max psi_i for the gathered parameters.
 TEST(Memory, FollowsThePapersFormula) {
   for (auto [low, K_low] : {std::pair{at::kFloat, 4}, {at::kBFloat16, 2}}) {
     testing::run_ranks_over_gloo(3, [low = low, K_low = K_low](Ranks world) {
@@ -215,7 +215,7 @@ TEST(Memory, FollowsThePapersFormula) {
       options.param_dtype = low;
       options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
       auto sharded = fully_shard(*chain, options);
-      int64_t psi = 0, largest = 0, shards = 0;  // elements, padding included
+      int64_t psi = 0, largest = 0, shards = 0;  // elements with padding; `shards` in bytes
       for (const auto& unit : sharded->engine().units()) {
         for (const auto& flat : unit->flat_parameters()) {
           psi += flat->layout().padded_numel();
@@ -295,7 +295,7 @@ void expect_same_in_low_precision(Make make, Run run) {
   expect_same(testing::gradients_of(*sharded), gradients);
 }
 
-// Activations in fp32 meet parameters in bf16: as if the input had been cast.
+// With fp32 activations and bf16 parameters, the result is as if the input had been cast.
 TEST(InputCasts, HappenAtOperatorsThatCannotMix) {
   using namespace torch::nn;
   auto plain = [](auto& module, const torch::Tensor& x) { return module->forward(x); };
@@ -337,13 +337,13 @@ TEST(InputCasts, LeaveIntegersAndPromotionsAlone) {
   torch::nn::Embedding embedding(5, 3);
   fully_shard(*embedding, low_on_one_rank());
   EXPECT_EQ(embedding->forward(torch::tensor({1, 2})).scalar_type(), at::kBFloat16);
-  // A product of elements promotes, as it does in plain torch.
+  // An elementwise product promotes, as in plain torch.
   EXPECT_EQ((embedding->weight * torch::ones({3})).scalar_type(), at::kFloat);
 }
 
 // ---------------------------------------------------------------- tensors derived from parameters
 
-// What a linear layer makes of its parameters before it uses them.
+// A linear layer that computes its weight from its parameters before it uses it.
 struct DerivingImpl : torch::nn::Module {
   using Derive = std::function<torch::Tensor(const DerivingImpl&)>;
   explicit DerivingImpl(Derive derive) : derive_(std::move(derive)) {
@@ -400,7 +400,7 @@ TEST(InputCasts, OfDerivedTensorsCanBeTurnedOff) {
   EXPECT_THROW(module->forward(numbers({4, 6})), c10::Error);
 }
 
-// Operators on them would cost more.
+// Activations do not get the derived key, because it would make operators on them more expensive.
 TEST(InputCasts, ActivationsAreNotDerived) {
   torch::nn::Embedding embedding(5, 3);
   torch::nn::Linear linear(3, 3);
@@ -415,7 +415,7 @@ TEST(InputCasts, ActivationsAreNotDerived) {
   EXPECT_TRUE(seams::has_derived_key(linear->weight * 2));
 }
 
-// Where operators are not asked, the module's boundary does.
+// If operators do not cast their inputs, the wrapper casts at the module's boundary.
 TEST(WrapperCasts, ReachProductsWithDerivedTensors) {
   for (const DerivingImpl::Derive& derive : kDerivations) {
     Options options = low_on_one_rank();
@@ -447,7 +447,7 @@ TEST(FullPrecisionClasses, KeepTheirParametersInTheShardsDtype) {
   });
 }
 
-// The statistics are those of fp32; the result has the dtype of what went in (FSDP1's treatment of such modules).
+// Statistics are computed in fp32, and the result has the dtype of the input, as in FSDP1.
 TEST(FullPrecisionClasses, NormalisationsReturnTheInputsDtype) {
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({6}));
   torch::NoGradGuard no_grad;
@@ -527,7 +527,7 @@ TEST(FullPrecision, EvaluatesAsIfNothingWereCast) {
       EXPECT_TRUE(torch::equal(model->forward(batch_of(0, 0)), plain->forward(batch_of(0, 0))));
     }
     expect_error([&] { stale.backward(); }, {"modified by an inplace operation"});
-    // Gradients too are those of fp32, reduced in fp32.
+    // Gradients are also computed and reduced in fp32.
     const double full = train(0);
     plain->zero_grad();
     ((plain->loss(batch_of(0, 0)) + plain->loss(batch_of(1, 0))) / 2).backward();
@@ -584,7 +584,7 @@ TEST(WrapperCasts, LookIntoContainers) {
   auto [y, list, map, optional, factor] =
       model.forward(inputs, std::map<std::string, torch::Tensor>{{"x", torch::ones({1})}}, 2);
   EXPECT_EQ(model.module()->seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kLong, at::kBFloat16}));
-  EXPECT_EQ(inputs[0].scalar_type(), at::kFloat);  // the caller's own
+  EXPECT_EQ(inputs[0].scalar_type(), at::kFloat);  // the caller's own tensor is unchanged
   for (const torch::Tensor& tensor : {y, list[0], map.at("y"), *optional}) {
     EXPECT_EQ(tensor.scalar_type(), at::kDouble);
   }

@@ -1,4 +1,4 @@
-// Ordinary layers and modules train sharded as they do plain, to the bit, in the strictest mode.
+// Ordinary layers and modules train as sharded models as they do as plain ones, to the bit, in the strictest mode.
 #include "engine/engine.h"
 #include "support/sharding.h"
 
@@ -14,7 +14,7 @@ using testing::seeded;
 using testing::shard_strictly;
 using testing::weights_of;
 
-// A module made of one layer and the way to call it.
+// Trains a module that consists of one layer, which `forward` calls.
 template <typename Layer>
 void expect_layer_trains_alike(const std::function<Layer()>& make,
                                const std::function<torch::Tensor(Layer&)>& forward) {
@@ -280,7 +280,7 @@ TEST(Modules, DropoutWithTheSameSeed) {
       });
 }
 
-// Evaluation between the steps, in every way, does not disturb training; and it sees the current weights.
+// Evaluation between steps, in every way, does not disturb training and sees the current weights.
 TEST(Modules, EvaluationBetweenSteps) {
   for (bool strict : {true, false}) {
     SCOPED_TRACE(strict);
@@ -375,7 +375,7 @@ TEST(Modules, Fp32ReductionAddsBf16GradientsExactly) {
   for (int i = 0; i < 3; ++i) {
     model->forward(torch::full({1, 3}, i == 0 ? 256.0 : 1.0, torch::kBFloat16)).sum().backward();
   }
-  // 256 + 1 + 1 is no bf16 number on the way.
+  // The intermediate sums of 256 + 1 + 1 are not rounded to bf16.
   EXPECT_TRUE(torch::equal(gradients_of(*sharded).at("weight"), torch::full({1, 3}, 258.0)));
 }
 

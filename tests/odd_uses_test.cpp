@@ -1,5 +1,5 @@
-// Views, indexing, conversions, linear algebra: whatever is done with a parameter, training sharded gives what plain
-// training gives, to the bit, in the strictest mode.
+// Tests unusual uses of parameters (views, indexing, conversions, linear algebra): in the strictest mode, sharded
+// training gives the same bits as plain training.
 #include "engine/engine.h"
 #include "support/sharding.h"
 
@@ -147,7 +147,7 @@ TEST_P(OddUse, TrainsAlikeInOneUnit) {
   expect_trains_alike([] { return std::make_shared<MatrixImpl>(); }, [](auto& m) { return GetParam().loss(*m); });
 }
 
-// Each parameter in a unit of its own: operators that take two of them pin two units.
+// Puts each parameter into its own unit, so that operators on two parameters pin two units.
 TEST_P(OddUse, GradientsWithAUnitForEachParameter) {
   MatrixImpl plain;
   struct OneImpl : torch::nn::Module {

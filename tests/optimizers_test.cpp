@@ -1,4 +1,4 @@
-// Any torch::optim optimizer over the shards trains as over the plain module.
+// Tests that any torch::optim optimizer trains over shards as it does over the plain module.
 #include "engine/engine.h"
 #include "optim/fused_adamw.h"
 #include "support/models.h"
@@ -37,7 +37,7 @@ const std::vector<Case> kOptimizers = {
 
 constexpr int kSteps = 4;
 
-// The mean loss of all ranks' batches, one process.
+// Trains in one process on the mean loss of all ranks' batches.
 std::map<std::string, torch::Tensor> train_alone(int world_size, const MakeOptimizer& make) {
   TinyLM model = make_tiny_lm({}, torch::kDouble);
   auto optimizer = make(model->parameters());
@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(All, Optimizers,
                                            std::get<2>(info.param) ? "orig" : "flat");
                          });
 
-// An evaluation stands between backward and step: units that stayed gathered must not hide the step.
+// Runs an evaluation between backward and step: units that stay gathered must not hide the step.
 TEST_P(Optimizers, TrainAsAlone) {
   const auto& [optimizer_case, world_size, use_orig_params] = GetParam();
   auto want = train_alone(world_size, optimizer_case.make);
@@ -95,7 +95,7 @@ TEST_P(Optimizers, TrainAsAlone) {
   });
 }
 
-// With one leaf for each parameter, groups are made by name: no decay for norms and gates.
+// With one leaf for each parameter, groups can be made by name: no weight decay for norms, gates and biases.
 TEST(ParameterGroups, NoWeightDecayByName) {
   auto make_groups = [](const std::vector<std::pair<std::string, torch::Tensor>>& named) {
     std::vector<torch::Tensor> decayed, others;
@@ -140,9 +140,8 @@ TEST(ParameterGroups, NoWeightDecayByName) {
   });
 }
 
-// More ranks than a unit has elements: some hold nothing of it, and still take part.
-// Units that stay gathered, as those of SHARD_GRAD_OP do after a forward without backward, are gathered again when an
-// optimizer has written their shards.
+// Units that stay gathered, as in SHARD_GRAD_OP after a forward without backward, are gathered again after an optimizer
+// has written their shards.
 template <typename Optimizer>
 void expect_to_follow(const std::function<Optimizer(std::vector<torch::Tensor>)>& make) {
   for (bool orig : {true, false}) {
@@ -175,6 +174,7 @@ TEST(UnitsThatStayGathered, FollowEveryOptimizer) {
   expect_to_follow<FusedAdamW>([](auto p) { return FusedAdamW(std::move(p), {.learning_rate = 0.1}); });
 }
 
+// With more ranks than a unit has elements, some ranks hold no part of the unit, and still take part.
 TEST(EmptyShards, SeveralSteps) {
   struct DustImpl : torch::nn::Module {
     DustImpl() {
@@ -216,7 +216,7 @@ TEST(EmptyShards, SeveralSteps) {
           EXPECT_GT(sharded->clip_grad_norm_(1e9).item<double>(), 0);
           {
             torch::NoGradGuard no_grad;
-            (void)model->loss(1);  // leaves units gathered: all ranks must see the step alike
+            (void)model->loss(1);  // leaves units gathered; all ranks must detect the step alike
           }
           sharded_optimizer->step();
         }

@@ -1,4 +1,5 @@
-// When memory is wanting, the error says for what, and who holds how much.
+// Tests out-of-memory errors: they name the purpose of the memory, and list how much memory each part of the engine
+// holds.
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -20,7 +21,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int64_t kAbsurd = int64_t{1} << 50;  // bytes: more than an address space has
+constexpr int64_t kAbsurd = int64_t{1} << 50;  // bytes: more than the address space
 
 void allocate_absurdly() { (void)torch::empty({kAbsurd}, torch::kByte); }
 
@@ -66,7 +67,7 @@ TEST(OutOfMemory, ElsewhereIsExplainedOnRequest) {
               AllOf(HasSubstr(std::to_string(kAbsurd)), HasSubstr("parameter shards"),
                     HasSubstr("optimizer state                 3.00        4.00"), HasSubstr("gathered units: none")));
   EXPECT_EQ(sharded->explain_out_of_memory(std::runtime_error("something else")), "something else");
-  // What has been explained is not explained again.
+  // An error that has been explained is not explained again.
   const std::runtime_error explained(text);
   EXPECT_EQ(sharded->explain_out_of_memory(explained), text);
 }
@@ -88,7 +89,7 @@ void limit_memory_to(int64_t more) {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// Prints the error of `body`, which runs when 16 MiB are left, and ends the process.
+// Runs `body` with 16 MiB of address space left, prints its error, and ends the process.
 [[noreturn]] void run_out_of_memory(const std::function<void()>& prepare, const std::function<void()>& body) {
   at::set_num_threads(1);
   prepare();

@@ -1,4 +1,5 @@
-// Gathers that are issued ahead: which, when, how many, and that a wrong prediction changes no number.
+// Tests prefetching: which gathers are issued ahead, when and how many, and that a wrong prediction does not change
+// results.
 #include "comm/recording_communicator.h"
 #include "engine/engine.h"
 #include "support/over_gloo.h"
@@ -44,7 +45,7 @@ Row make_row() {
   return testing::seeded([] { return Row(kDepth); });
 }
 
-// The layers are units; the first layer is part of the root.
+// Makes each of l0, l1, … a unit; the layer `first` is part of the root.
 Options options_for(const std::shared_ptr<Communicator>& communicator) {
   Options options;
   options.communicator = communicator;
@@ -60,7 +61,8 @@ void step(Row& row, ShardedModule& sharded, int rank, const std::vector<int>& or
   testing::descend(sharded.parameters());
 }
 
-// "g2" where the gather of unit l2 is issued, "w2" where it is waited for, "r2" where its reduction is issued.
+// Returns the log of collectives: "g2" if the gather of unit l2 is issued, "w2" if it is waited for, "r2" if the
+// reduction of l2 is issued.
 std::string log_of(const RecordingCommunicator& communicator) {
   std::string log;
   for (const CollectiveEvent& event : communicator.events()) {
@@ -74,7 +76,7 @@ std::string log_of(const RecordingCommunicator& communicator) {
   return log;
 }
 
-// The log of the second step on rank 0.
+// Returns the log of the second step on rank 0.
 std::string log_of_second_step(const std::function<void(Options&)>& configure) {
   std::string log;
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -110,14 +112,15 @@ TEST(Prefetch, None) {
   EXPECT_EQ(log_of_second_step(configure), "g0 w0 g1 w1 g2 w2 g3 w3 g4 w4 r4 g3 w3 r3 g2 w2 r2 g1 w1 r1 g0 w0 r0");
 }
 
-// Nothing waits for the one in use to end: all are issued as soon as they are expected.
+// No gather waits until the unit in use is released: all are issued as soon as they are predicted.
 TEST(Prefetch, Unlimited) {
   auto configure = [](Options& options) { options.limit_all_gathers = false; };
   EXPECT_EQ(log_of_second_step(configure), "g0 g1 g2 g3 g4 w0 w1 w2 w3 w4 g3 g2 g1 g0 r4 w3 r3 w2 r2 w1 r1 w0 r0");
 }
 
-// With one communicator a gather stands behind the reductions that were issued before it (the paper's figure 6b): with
-// BACKWARD_PRE none is, as the logs above show, without prefetching the unit before. With two it does not matter.
+// With one communicator, a gather waits for the reductions that were issued before it (the paper's figure 6b). As the
+// logs above show, BACKWARD_PRE issues the next gather before the reduction of the current unit; without prefetching,
+// it is issued after that reduction. With two communicators, this order does not matter.
 TEST(Prefetch, ReductionsHaveACommunicatorOfTheirOwn) {
   for (bool one : {false, true}) {
     run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -134,7 +137,7 @@ TEST(Prefetch, ReductionsHaveACommunicatorOfTheirOwn) {
   }
 }
 
-// Weights after steps with a new order of layers each time equal those of one process and those without prefetching.
+// Steps with changing orders of layers give the same weights with and without prefetching.
 TEST(Prefetch, AChangedOrderCostsTimeOnly) {
   const std::vector<std::vector<int>> orders = {
       kInOrder, kInOrder, {4, 3, 2, 1, 0}, {0, 2, 4}, {1, 1, 3, 1}, {0, 1, 2, 3, 4}, {}, {2}, kInOrder, kInOrder};
@@ -163,7 +166,7 @@ TEST(Prefetch, AChangedOrderCostsTimeOnly) {
   }
 }
 
-// What no step has used yet is released again, unused.
+// Prefetched units that the step does not use are released unused.
 TEST(Prefetch, CountsWhatWasWasted) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     Row row = make_row();
@@ -215,7 +218,7 @@ TEST(Limit, HoldsForGathersAheadToo) {
   EXPECT_EQ(peak_units(0), kDepth) << "no limit";
 }
 
-// A layer is released when the next one begins: until then a rank may use a parameter that it has not used before.
+// A layer is released when the next one begins: until then, the rank may use parameters of it for the first time.
 TEST(Limit, UnitsAreReleasedWhenTheNextOneBegins) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     Row row = make_row();
@@ -255,7 +258,7 @@ TEST(Limit, ListsOfTheUserGoBeyondIt) {
 
 // ---------------------------------------------------------------- the trace
 
-// The units of one track, in order of time.
+// Returns the units of one track in a pass, in order of time.
 std::string units_of(const std::vector<TraceRange>& ranges, TraceTrack track, Pass pass) {
   std::string units;
   for (const TraceRange& range : ranges) {
@@ -306,7 +309,7 @@ TEST(Trace, ShowsComputationGathersReductionsAndWaits) {
   }
 }
 
-// The memory of a category over the third step, without repetitions.
+// Returns the memory of a category over the third step on rank 0, without repetitions.
 std::vector<int64_t> bytes_over_a_step(const std::string& category) {
   std::vector<int64_t> bytes;
   testing::run_ranks_over_gloo(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -330,10 +333,12 @@ std::vector<int64_t> bytes_over_a_step(const std::string& category) {
   return bytes;
 }
 
-// A layer has 7 * 7 + 7 doubles; the root, which stays gathered, 7 * 5 + 7 + 7, and one more that fills the last shard.
+// A layer has 7 * 7 + 7 doubles. The root, which stays gathered, has 7 * 5 + 7 + 7 and one more as padding of the last
+// shard.
 constexpr int64_t kLayer = 56 * 8, kRoot = 50 * 8;
 
-// The root alone, then with one unit more and with two, as units come and go `times` times, and back to nothing.
+// Returns the expected bytes: none, the root alone, one more unit, two more units; then, `times` times, one and two
+// more units as units are released and gathered; then one more unit, the root alone, none.
 std::vector<int64_t> two_at_a_time(int times) {
   const int64_t one = kRoot + kLayer, two = kRoot + 2 * kLayer;
   std::vector<int64_t> bytes = {0, kRoot, one, two};
@@ -342,9 +347,10 @@ std::vector<int64_t> two_at_a_time(int times) {
   return bytes;
 }
 
-// The root's last parameter has its gradient first. A layer's gradients wait beside the buffer of the one before, with
-// a bias at their head, until it is reduced; those of l0, which backward ends with, until those of the root's first
-// layer have come. Only the root's buffer is padded.
+// Returns the expected bytes of gradient buffers. The root's parameter `last` gets its gradient first. The gradients of
+// a layer, beginning with a bias, are held together with the buffer of the previous layer until that buffer is reduced.
+// The gradients of l0, with which backward ends, are held until the gradients of the root's first layer have arrived.
+// Only the root's buffer is padded.
 std::vector<int64_t> gradients_that_wait() {
   const int64_t bias = 7 * 8, last = 7 * 8, first = (7 * 5 + 7) * 8;
   std::vector<int64_t> bytes = {0, last, last + bias, last + kLayer};
@@ -360,12 +366,12 @@ std::vector<int64_t> gradients_that_wait() {
 TEST(Trace, KnowsTheMemoryOfEachCategory) {
   const std::vector<int64_t> shards = {(kDepth * kLayer + kRoot) / 2};
   EXPECT_EQ(bytes_over_a_step("parameter shards"), shards);
-  std::vector<int64_t> gradients = {shards[0], 0};  // of the step before, which are cleared
+  std::vector<int64_t> gradients = {shards[0], 0};  // gradients of the previous step, which are cleared
   for (int i = 0; i < kDepth; ++i) gradients.push_back(gradients.back() + kLayer / 2);
   gradients.push_back(shards[0]);
   EXPECT_EQ(bytes_over_a_step("gradient shards"), gradients);
   EXPECT_EQ(bytes_over_a_step("optimizer state"), std::vector<int64_t>{77});
-  // l2, l3 and l4 take the places of others in forward, and l3, l2, l1 and l0 in backward.
+  // In forward, l2, l3 and l4 replace other units; in backward, l3, l2, l1 and l0 do.
   EXPECT_EQ(bytes_over_a_step("unsharded parameters"), two_at_a_time(3 + 4));
   EXPECT_EQ(bytes_over_a_step("gradient buffers"), gradients_that_wait());
 }

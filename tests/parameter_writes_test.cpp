@@ -1,6 +1,6 @@
-// Rule R4: writes to parameters are seen in the schema: errors outside of with_full_params, and inside it only what was
-// written goes back to the shards. Writes to shards are seen by the next forward, and refused between forward and
-// backward.
+// Tests rule R4: writes to parameters are detected from the operator schema. Outside with_full_params they are errors;
+// inside it, only written elements are copied back to the shards. Writes to shards are seen by the next forward, and
+// refused between forward and backward.
 #include <limits>
 
 #include "engine/engine.h"
@@ -99,7 +99,7 @@ TEST_P(ParameterWrite, WorksInsideTheScope) {
   expect_error([&] { GetParam().apply(*linear); }, {"was written"});
 }
 
-// The same without the test mode, where with one rank the shard itself serves as the unsharded buffer.
+// Does the same without the test mode. With one rank, the shard itself then serves as the unsharded buffer.
 TEST_P(ParameterWrite, WorksInsideTheScopeWhereShardsServe) {
   auto plain = make_linear(), linear = make_linear();
   auto sharded = fully_shard(*linear, testing::one_rank_options());
@@ -170,7 +170,7 @@ class WritesInLowPrecision : public ::testing::Test {
   std::shared_ptr<ShardedModule> sharded;
 };
 
-// A write-back through bf16 would round every element; only those that were written may change.
+// A write-back through bf16 would round every element, but only written elements may change.
 TEST_F(WritesInLowPrecision, UntouchedElementsKeepTheirBits) {
   ASSERT_FALSE(torch::equal(original["weight"].to(at::kBFloat16).to(at::kFloat), original["weight"]));
   sharded->with_full_params([&] {
@@ -252,8 +252,8 @@ void step(ShardedModule& sharded) {
 
 class ShardWrite : public ::testing::TestWithParam<Case> {
  protected:
-  // Not in the strictest mode: units stay gathered where the engine keeps them, and bf16 keeps the shard from serving
-  // as the unsharded buffer.
+  // Does not use the strictest mode: the engine may keep units gathered, and bf16 prevents the shard from serving as
+  // the unsharded buffer.
   void SetUp() override {
     linear = make_linear();
     Options options = testing::one_rank_options();
@@ -331,7 +331,7 @@ TEST(ShardWrites, WithFullParamsInvalidatesSavedValues) {
   expect_error([&] { loss.backward(); }, {"modified by an inplace operation"});
 }
 
-// The write-back would undo a step that was taken inside.
+// The write-back would undo an optimizer step that is taken inside the scope.
 TEST(ShardWrites, AStepInsideWithFullParamsRaises) {
   auto linear = make_linear();
   auto sharded = shard_strictly(*linear);

@@ -1,4 +1,5 @@
-// Rule R1: released storage throws, naming parameter and unit; code that needs raw memory pins.
+// Tests rule R1: access to released storage throws an error that names parameter and unit; code that needs raw memory
+// pins the unit.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <sstream>
@@ -77,7 +78,7 @@ TEST_F(ReleasedStorage, NamesFollowAnOuterAnnotation) {
   expect_error([&] { (void)inner->first->weight.data_ptr(); }, {"'net.first.weight'", "unit 'net.first'"});
 }
 
-// A kernel that the dispatcher did not announce reads nothing: each raises.
+// Kernels that the dispatcher did not announce to the engine read no released memory: each of them throws.
 TEST_F(ReleasedStorage, UnseenKernelsThrow) {
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({8}));
   torch::nn::Embedding embedding(8, 8);
@@ -127,7 +128,7 @@ TEST_F(ReleasedStorage, PinnedMemoryMayBeReadRaw) {
     for (int64_t i = 0; i < weight.numel(); ++i) {
       ASSERT_EQ(data[i], original.const_data_ptr<float>()[i]);
     }
-    (void)weight.sum();  // an operator inside does not release what is pinned
+    (void)weight.sum();  // an operator inside does not release the pinned unit
     ASSERT_EQ(data, weight.const_data_ptr<float>());
     sharded->reshard();
     ASSERT_EQ(data[5], original.const_data_ptr<float>()[5]);
@@ -173,7 +174,7 @@ TEST_F(ReleasedStorage, SerializationThrowsUnlessPinned) {
   EXPECT_TRUE(same_bits(loaded.detach(), original));
 }
 
-// What goes through the dispatcher is right, and does not belong to the engine.
+// Copies made through the dispatcher are correct, and are plain tensors that do not belong to the engine.
 TEST_F(ReleasedStorage, CopiesAreRightAndPlain) {
   torch::NoGradGuard no_grad;
   const torch::Tensor& weight = net->first->weight;

@@ -1,4 +1,4 @@
-// How much is gathered at a time, and how often: nesting, strategies and options of single units.
+// Tests how much is gathered at a time and how often, with nested units, strategies and options of single units.
 #include "engine/engine.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
@@ -9,7 +9,7 @@ namespace {
 using testing::run_ranks;
 using testing::weights_of;
 
-// A tree: each node has a layer of its own before and after its children.
+// A tree in which each node has a layer that runs before its children and a parameter that is used after them.
 struct NodeImpl : torch::nn::Module {
   NodeImpl(int depth, int fan_out) {
     before = register_module("before", torch::nn::Linear(5, 5));
@@ -77,7 +77,8 @@ std::shared_ptr<NodeImpl> plain_gradients(int depth, int fan_out) {
   return plain;
 }
 
-// Four levels of units below one another: ancestors stay while a descendant works, as ranks may come back to them.
+// Nests units up to four levels below the root. Ancestors stay gathered while a descendant runs, because execution may
+// return to them.
 TEST(Residency, DeepNesting) {
   for (auto [depth, fan_out] : {std::pair{4, 1}, std::pair{3, 2}}) {
     SCOPED_TRACE(depth);
@@ -103,7 +104,7 @@ struct Modes {
   std::vector<ShardingStrategy> strategies;  // of units c0, c1, c2 below the root
   std::vector<std::optional<bool>> reshard;
   int64_t kept;         // units that stay gathered after forward, the root included
-  int64_t all_gathers;  // of a step
+  int64_t all_gathers;  // in one step
 };
 class MixedUnits : public ::testing::TestWithParam<Modes> {};
 constexpr auto kFull = ShardingStrategy::kFullShard;
@@ -137,7 +138,7 @@ TEST_P(MixedUnits, GatherAsOftenAsTheyShould) {
       sharded->zero_grad();
       EngineStats before = sharded->stats();
       torch::Tensor loss = tree->forward(input(communicator->rank())).pow(2).sum();
-      // What comes last in forward may stay as well: two units, until the next one needs room.
+      // The last two units of forward may stay gathered as well, until the next unit needs room.
       EXPECT_GE(sharded->stats().gathered_units, modes.kept);
       EXPECT_LE(sharded->stats().gathered_units, modes.kept + 2);
       loss.backward();
@@ -193,7 +194,7 @@ TEST(Residency, UnshardGathersEveryUnit) {
   }
 }
 
-// Memory of the engine does not grow from step to step.
+// The memory of the engine does not grow from step to step.
 TEST(Residency, NoAllocationAfterTheSecondStep) {
   run_ranks(kRanks, [](std::shared_ptr<Communicator> communicator) {
     auto tree = make_tree(2, 2);

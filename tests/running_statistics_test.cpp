@@ -1,4 +1,4 @@
-// Statistics that a normalisation's kernel updates, under mixed precision: they are updated in their own dtype,
+// Tests running statistics of normalisations under mixed precision: the kernels update them in their own dtype,
 // whatever the dtype of parameters and inputs.
 #include "fsdp/fsdp.h"
 #include "support/sharding.h"
@@ -8,7 +8,7 @@ namespace {
 
 using testing::numbers;
 
-// Makes a normalisation over 4 channels, and an input for it.
+// A normalisation over 4 channels, and the sizes of an input for it.
 struct Kind {
   const char* name;
   std::function<torch::nn::AnyModule()> make;
@@ -36,7 +36,7 @@ struct NetImpl : torch::nn::Module {
 };
 
 struct Case {
-  at::ScalarType model, param;  // dtype of parameters and buffers, and of use
+  at::ScalarType model, param;  // dtypes: of parameters and buffers; of computation
   std::optional<at::ScalarType> buffer;
   double tolerance;
 };

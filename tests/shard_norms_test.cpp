@@ -1,4 +1,4 @@
-// Norms of whole parameters from shards, against norms of whole tensors.
+// Tests norms of whole parameters that are computed from shards, against norms of whole tensors.
 #include "fsdp/shard_norms.h"
 
 #include <cmath>
@@ -43,7 +43,7 @@ class ShardNorms : public ::testing::TestWithParam<Case> {
   int world_size() const { return GetParam().world_size; }
 };
 
-// The mean gradient of all ranks' batches, by FQN, in one process.
+// Returns the mean gradients of all ranks' batches by FQN, computed in one process.
 std::map<std::string, torch::Tensor> gradients_alone(TinyLM& model, int world_size) {
   for (int rank = 0; rank < world_size; ++rank) {
     (model->loss(testing::batch_of(rank, 0)) / world_size).backward();
@@ -91,12 +91,13 @@ TEST_P(ShardNorms, EqualNormsOfWholeTensors) {
     }
     std::vector<torch::Tensor> held;
     for (const torch::Tensor& parameter : model->parameters()) held.push_back(parameter.grad());
-    model->zero_grad();  // seen in the shards
+    model->zero_grad();  // also seen in the shards
     EXPECT_THAT(parameter_norms(*sharded, NormOf::kGradient), ::testing::Each(0.0));
   });
 }
 
-// More ranks than elements, a frozen parameter, one of integers, one without elements, and a NaN on one rank.
+// Tests more ranks than elements, a frozen parameter, an integer parameter, a parameter without elements, and a NaN on
+// one rank.
 TEST_P(ShardNorms, OddParameters) {
   run_ranks(world_size(), [&](std::shared_ptr<Communicator> communicator) {
     const at::ScalarType dtype = GetParam().dtype;

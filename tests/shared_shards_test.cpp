@@ -1,5 +1,5 @@
-// Shards that lie end to end in memory that ranks share: gathers move nothing, results are those of ranks that send,
-// and nobody writes what another rank still reads.
+// Tests shards that lie end to end in memory that ranks share: gathers move no data, results equal those of ranks that
+// send, and no rank writes data that another rank still reads.
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -86,7 +86,7 @@ const std::vector<Setting> kSettings = {
 
 class SharedShards : public ::testing::TestWithParam<std::tuple<int, Setting>> {};
 
-// Both add in the order of ranks, so that results are equal to the bit with any number of them.
+// Both communicators add in rank order, so results are bit-equal for any number of ranks.
 TEST_P(SharedShards, TrainAsRanksThatSend) {
   const auto& [ranks, setting] = GetParam();
   expect_same(weights_after_training("shm", ranks, setting.set), weights_after_training("gloo", ranks, setting.set));
@@ -104,7 +104,7 @@ TEST(SharedShardsMemory, ParametersAreReadWhereTheShardsLie) {
   with_shared_memory(3, [](Ranks world) {
     auto model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_over(world));
-    sharded->pin({}, [] {});  // shares them
+    sharded->pin({}, [] {});  // shares the shards
     const uint64_t sent = world->bytes_sent();
     sharded->pin({}, [&] {
       for (const auto& unit : sharded->engine().units()) {
@@ -132,7 +132,7 @@ TEST(SharedShardsMemory, AShardKeepsNoMoreThanItself) {
   });
 }
 
-// 128 GiB, of which no rank has anything yet. The error comes before the first gather.
+// The parameter has 128 GiB, of which no rank has allocated anything yet. The error is thrown before the first gather.
 TEST(SharedShardsMemory, ThatIsWantingIsAnErrorAtTheStart) {
   struct LargeImpl : torch::nn::Module {
     LargeImpl() { register_parameter("weight", torch::empty({1 << 18, 1 << 17}, torch::kMeta)); }
@@ -149,7 +149,7 @@ TEST(SharedShardsMemory, ThatIsWantingIsAnErrorAtTheStart) {
 
 // ---------------------------------------------------------------- lower precision
 
-// Each rank casts its part, and all read the same memory.
+// Each rank casts its part, and all ranks read the same memory.
 TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
   with_shared_memory(3, [](Ranks world) {
     auto model = make_tiny_lm({});
@@ -157,7 +157,7 @@ TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
     Options options = options_over(world);
     options.param_dtype = at::kBFloat16;
     auto sharded = fully_shard(*model, options);
-    sharded->pin({}, [] {});  // ranks compare what they do once
+    sharded->pin({}, [] {});  // ranks compare their operations once, here
     const uint64_t sent = world->bytes_sent();
     sharded->pin({}, [&] {
       for (const auto& unit : sharded->engine().units()) {
@@ -179,7 +179,7 @@ TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
 
 // ---------------------------------------------------------------- writes
 
-// Takes its time between the uses of its two parameters.
+// A layer that sleeps for `delay` between the uses of its two parameters.
 struct SlowLayerImpl : torch::nn::Module {
   SlowLayerImpl() {
     weight = register_parameter("weight", testing::numbers({5, 5}));
@@ -195,7 +195,7 @@ struct SlowLayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(SlowLayer);
 
-// Rank 1 is still in its last layer when the others write: what it computes is of before.
+// Rank 1 is still in its last layer when the others write: it must compute with the values from before the writes.
 void expect_unharmed(const std::function<void(ShardedModule&)>& write) {
   with_shared_memory(3, [&](Ranks world) {
     torch::NoGradGuard no_grad;
@@ -290,7 +290,7 @@ TEST(SharedShardsWrites, WhileAUnitIsPinnedAreErrors) {
   });
 }
 
-// Through a pointer, which no operator sees: DebugOptions::read_only_parameters.
+// Writes through a pointer, which no operator sees; DebugOptions::read_only_parameters detects the write.
 TEST(SharedShardsDeathTest, AWriteThatBypassesTheDispatcherEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const std::optional<at::ScalarType> dtype : {std::optional<at::ScalarType>(), {at::kBFloat16}}) {
@@ -301,7 +301,7 @@ TEST(SharedShardsDeathTest, AWriteThatBypassesTheDispatcherEndsTheProcess) {
         options.param_dtype = dtype;
         options.debug.read_only_parameters = true;
         auto sharded = fully_shard(*model, options);
-        sharded->with_full_params([&] { static_cast<char*>(model->head->weight.data_ptr())[0] = 1; });  // may
+        sharded->with_full_params([&] { static_cast<char*>(model->head->weight.data_ptr())[0] = 1; });  // allowed
         sharded->reshard();
         sharded->pin({}, [&] {
           if (world->rank() == 1) {
@@ -327,7 +327,7 @@ TEST(SharedShardsWrites, OfARunWithReadOnlyParametersGoOn) {
               weights_after_training("gloo", 3, [](Options& options) { options.param_dtype = at::kBFloat16; }));
 }
 
-// Rank 1 is still in its layer when the others, whose shards are their own, gather the next values.
+// Rank 1 is still in its layer when the others, whose shards are not shared, gather the next values.
 TEST(PublishedParameters, AreNotWrittenWhileOthersReadThem) {
   with_shared_memory(3, [](Ranks world) {
     torch::NoGradGuard no_grad;
@@ -353,7 +353,7 @@ TEST(PublishedParameters, AreNotWrittenWhileOthersReadThem) {
   });
 }
 
-// A leaf that outlives the module, and its ranks, is an ordinary tensor.
+// A leaf that outlives the module and its ranks is an ordinary tensor.
 TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
   std::vector<torch::Tensor> leaves;
   with_shared_memory(2, [&](Ranks world) {
@@ -368,7 +368,8 @@ TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
   EXPECT_TRUE(leaves.front().eq(5).all().item<bool>());
 }
 
-// As an optimizer does that passes over leaves without elements: each rank writes first what the other still reads.
+// Writes leaves in different orders, as an optimizer does that skips leaves without elements: each rank first writes
+// what the other rank still reads.
 TEST(SharedShardsWrites, InDifferentOrdersDoNotWaitForEachOther) {
   with_shared_memory(2, [](Ranks world) {
     torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));

@@ -1,4 +1,5 @@
-// Training on the simulated device gives what the CPU gives, to the bit: modules, optimizers, dtypes.
+// Tests that training on the simulated device gives the same bits as on the CPU, for several modules, optimizers and
+// dtypes.
 #include "support/simulated_device.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ namespace nn = torch::nn;
 
 const c10::Device kCpu(c10::kCPU);
 
-// A module and its loss at a step. Inputs are made on the CPU and copied.
+// A module and its loss at a step. Inputs are created on the CPU and copied.
 struct Net {
   std::shared_ptr<nn::Module> module;
   std::function<at::Tensor(c10::Device device, int step)> loss;
@@ -91,7 +92,7 @@ Net odd_operators() {
             const auto rows = torch::tensor({4, 0, 2}).to(device);
             auto picked = torch::cat({x.index({rows}), x.gather(0, rows.view({3, 1}).expand({3, 6}))});
             auto best = std::get<0>(torch::sort(picked, 1)).cumsum(0);
-            auto positive = x.masked_select(x > 0);  // of a size that depends on data
+            auto positive = x.masked_select(x > 0);  // its size depends on data
             x = x.clone().index_put_({rows}, torch::zeros({6}, x.options()));
             return best.var() + positive.norm() + torch::where(x > 0.1, x, 2 * x).logsumexp(0).mean();
           }};
@@ -105,9 +106,9 @@ Net dropout() {
           }};
 }
 
-// What two steps leave behind.
+// The results of two steps.
 struct Outcome {
-  std::vector<at::Tensor> seen;  // losses, norms, gradients of each step, then the weights
+  std::vector<at::Tensor> seen;  // losses, norms, gradients of each step; then weights and buffers
 };
 
 template <typename Optimizer, typename OptimizerOptions>
@@ -176,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
                       TrainingCase{"dropout", dropout}),
     [](const auto& info) { return info.param.name; });
 
-// On one device, and on its default stream.
+// Threads train on the same device and on its default stream.
 TEST(SimulatedThreads, TrainSideBySide) {
   const auto make = [] { return language_model(true, at::kFloat); };
   const torch::optim::SGDOptions options(0.1);

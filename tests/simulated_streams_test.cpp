@@ -1,4 +1,4 @@
-// What runs on streams of the simulated device is late, and ordered by nothing but streams and events.
+// Tests that work on streams of the simulated device runs late, and is ordered only by streams and events.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,8 +23,8 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::simulated_device;
 
-// Holds a stream up until it is opened. A host that waits for the stream before that would wait for ever: it is let
-// through after a while, and the test fails.
+// Holds a stream up until the gate is opened. A host that waits for the stream before that would wait forever, so the
+// stream continues after 20 s, and the test fails.
 class Gate {
  public:
   explicit Gate(const c10::Stream& stream) {
@@ -50,7 +50,7 @@ class Gate {
 
 at::TensorOptions on_device() { return at::TensorOptions().device(simulated_device()); }
 
-// A stream of the test's own, current in its thread.
+// Each test has its own stream, which is current in its thread.
 class SimulatedStreams : public ::testing::Test {
  protected:
   const c10::Device device = simulated_device();
@@ -146,7 +146,7 @@ TEST_F(SimulatedStreams, BackwardRunsOnTheStreamOfForward) {
   Gate gate(stream);
   {
     const CurrentStreamGuard guard(other);
-    loss.backward();  // whose stream waits for the gradients in the end
+    loss.backward();  // at its end, the current stream waits for the gradients
     DeviceEvent done;
     done.record(stream);
     EXPECT_FALSE(done.reached());
@@ -168,11 +168,11 @@ TEST_F(SimulatedStreams, MemoryGoesInTheOrderOfItsStream) {
       sum = made.view({10, 100}).sum();
     }
     if (recorded) made.record_stream(other);
-    made.reset();  // without the recording, nothing makes its stream wait for the reader
+    made.reset();  // without record_stream, its stream does not wait for the reader
     DeviceEvent freed;
     freed.record_current(device);
     if (!recorded) freed.synchronize();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // for a wrong order to show
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // lets a wrong order show
     EXPECT_EQ(freed.reached(), !recorded);
     gate.open();
     const CurrentStreamGuard guard(other);
@@ -207,7 +207,7 @@ TEST_F(SimulatedStreams, ErrorsShowAtTheNextSynchronisation) {
   after.record_current(device);
   EXPECT_THAT(error_of([&] { after.synchronize(); }), HasSubstr("index"));
   EXPECT_THAT(error_of([&] { picked.cpu(); }), HasSubstr("index"));
-  EXPECT_TRUE(torch::equal(table.cpu(), torch::ones({3, 2})));  // told once
+  EXPECT_TRUE(torch::equal(table.cpu(), torch::ones({3, 2})));  // the error is reported once
   EXPECT_THAT(error_of([&] { table.add(torch::ones({7}, on_device())); }), HasSubstr("must match the size"));
   EXPECT_THAT(error_of([&] { table.add(torch::ones({3, 2})); }), HasSubstr("same device"));
   EXPECT_THAT(error_of([&] { table.add(torch::ones({3, 2}, simulated_device(1))); }), HasSubstr("same device"));

@@ -1,5 +1,5 @@
-// What gathers units between backward and the optimizer's step must not bring old values into the steps after it, with
-// parameters released to a smaller group (ReshardAfterForward) as well as without.
+// Tests that units gathered between backward and the optimizer's step do not carry old values into later steps, both
+// with parameters that are released to a smaller group (ReshardAfterForward) and without.
 #include "fsdp/fsdp.h"
 #include "support/sharding.h"
 #include "support/test_device.h"
@@ -28,7 +28,7 @@ struct NetImpl : torch::nn::Module {
 
 torch::Tensor input() { return numbers({5, 4}).to(at::kDouble); }
 
-// Does something to a model in training between backward and step.
+// An action on a model in training between backward and step.
 struct Between {
   const char* name;
   std::function<void(NetImpl&, ShardedModule&)> act;

@@ -1,5 +1,5 @@
-// Start-up: modules built without memory, initialised or received unit by unit, or partly ignored, train as the same
-// module made in one process.
+// Tests start-up: modules that are built without memory, initialised or received unit by unit, or partly ignored, train
+// as the same module made in one process.
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "support/counting_allocator.h"
@@ -12,7 +12,8 @@ namespace {
 
 using namespace testing;  // of this project
 
-// Initialised twice, one layer from another one; a buffer, and a table that no list of the module's knows.
+// A module whose parameters are initialised twice, one layer from another, with a buffer and with a table that is not
+// registered with the module.
 struct NetImpl : torch::nn::Module {
   NetImpl()
       : first(register_module("first", torch::nn::Linear(4, 67))),
@@ -44,7 +45,7 @@ void run_step(NetImpl& net, const RankStep& step) {
   step.backward(loss);
 }
 
-// Makes this rank's module while no other rank draws from the generator, which threads share.
+// Makes this rank's module while no other rank draws from the generator, which the threads share.
 Net make_in_turn(Communicator& world, const std::function<Net(int rank)>& make) {
   Net net = make(world.rank());
   world.barrier({"all modules are made", 0, Pass::kSetup});
@@ -53,7 +54,7 @@ Net make_in_turn(Communicator& world, const std::function<Net(int rank)>& make) 
 
 using Change = std::function<void(Options& options, torch::nn::Module& net, int rank)>;
 
-// Trains `make(rank)`, sharded, and compares with make_net() trained in one process.
+// Trains `make(rank)` sharded, and compares the results with make_net() trained in one process.
 void expect_trains_as_in_one_process(const ShardingCase& sharding, const std::function<Net(int rank)>& make,
                                      const Change& change = {}) {
   Net plain = seeded(make_net);
@@ -174,7 +175,7 @@ TEST(DeferredShards, AreEqualToTheBitHoweverUnitsAreMade) {
           Options options;
           options.communicator = make_fake_communicator(rank, size);
           options.param_dtype = compute;
-          options.sharding_strategy = ShardingStrategy::kShardGradOp;  // for which one unit is no cause for a warning
+          options.sharding_strategy = ShardingStrategy::kShardGradOp;  // does not warn about a single unit
           Net eager = seeded(make_net), net = deferred_net();
           auto want = units.shard(eager, options), got = units.shard(net, options);
           SCOPED_TRACE(c10::str(units.name, ", rank ", rank, " of ", size));
@@ -186,7 +187,7 @@ TEST(DeferredShards, AreEqualToTheBitHoweverUnitsAreMade) {
   }
 }
 
-// One operator on a sharded parameter and on a table that the module keeps by itself.
+// Applies one operator to a sharded parameter and to a table that only the module itself holds.
 TEST(DeferredShards, MeetDeferredTensorsInOperators) {
   struct Scaled : torch::nn::Module {
     Scaled() {
@@ -234,7 +235,7 @@ TEST(DeferredShards, OfTensorsOverOneMemoryAreRefused) {
 
 // ---------------------------------------------------------------- memory
 
-// One layer is a unit: `width` x `width` numbers of 4 bytes.
+// Each layer is a unit of `width` x `width` numbers of 4 bytes.
 struct DeepImpl : torch::nn::Module {
   explicit DeepImpl(int64_t layers, int64_t width) {
     for (int64_t i = 0; i < layers; ++i) {
@@ -249,7 +250,7 @@ struct DeepImpl : torch::nn::Module {
 };
 TORCH_MODULE(Deep);
 
-// The engines of modules that are gone go when the next one is made.
+// Frees the engines of modules that were destroyed, which happens when the next engine is made.
 void forget_modules_that_are_gone() {
   torch::nn::Linear linear(1, 1);
   fully_shard(linear, one_rank_options());
@@ -269,7 +270,7 @@ TEST(StartUpMemory, IsTheShardsAndOneUnit) {
   constexpr int64_t kShards = kLayers * kUnit / kRanks;
   EXPECT_GE(memory.current_bytes(), kShards);
   EXPECT_LT(memory.current_bytes(), kShards + kUnit / 8);
-  EXPECT_LT(memory.peak_bytes(), kShards + kUnit + kUnit / 4);  // a quarter: the states of the generator
+  EXPECT_LT(memory.peak_bytes(), kShards + kUnit + kUnit / 4);  // a quarter for generator states
 }
 
 TEST(StartUpMemory, OfAWholeModuleGoesUnitByUnit) {

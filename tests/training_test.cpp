@@ -1,5 +1,5 @@
-// Sharded training equals single-process training on the concatenated batches, for every strategy, number of ranks,
-// policy and use_orig_params; and it gathers no more, and no more often, than it should.
+// Tests that sharded training equals single-process training on the concatenated batches, for every strategy, number of
+// ranks, policy and use_orig_params, and that it gathers no more, and no more often, than it should.
 #include <atomic>
 
 #include "engine/engine.h"
@@ -19,8 +19,8 @@ using testing::TinyLM;
 using testing::TinyLMImpl;
 
 constexpr int kSteps = 10;
-// Clips in most steps. With one rank nothing is clipped: the norm is summed in another order than torch's norm of
-// norms, and everything else must be equal to the bit.
+// The norm limit, which clips in most steps. With one rank nothing is clipped, because the norm is summed in a
+// different order than torch's norm of norms, and all other results must be bit-equal.
 double max_norm(int world_size) { return world_size == 1 ? 1e9 : 0.5; }
 
 struct Trained {
@@ -32,7 +32,7 @@ struct Trained {
 
 torch::optim::AdamWOptions adamw() { return torch::optim::AdamWOptions(1e-2).weight_decay(0.1); }
 
-// Each parameter once, under its first name (named_parameters() repeats shared ones).
+// Returns each parameter once, under its first name (named_parameters() repeats shared ones).
 std::vector<std::pair<std::string, torch::Tensor>> distinct_parameters(const torch::nn::Module& module) {
   std::vector<std::pair<std::string, torch::Tensor>> result;
   for (const auto& entry : module.named_parameters()) {
@@ -45,7 +45,7 @@ std::vector<std::pair<std::string, torch::Tensor>> distinct_parameters(const tor
   return result;
 }
 
-// The reference: one process, the mean over all ranks' batches.
+// Trains the reference in one process, on the mean over all ranks' batches.
 Trained train_alone(const TinyLMImpl::Config& config, at::ScalarType dtype, int world_size) {
   TinyLM model = make_tiny_lm(config, dtype);
   const auto parameters = distinct_parameters(*model);
@@ -92,7 +92,7 @@ WrapPolicy wrap_policy(Policy policy) {
   return {};
 }
 
-// Assembles whole tensors laid out like the shards (gradients) on every rank.
+// Assembles whole gradients from their shards on every rank.
 std::map<std::string, torch::Tensor> assemble(ShardedModule& sharded) {
   std::map<std::string, torch::Tensor> whole;
   for (const auto& unit : sharded.engine().units()) {
@@ -143,7 +143,7 @@ struct Case {
   bool use_orig_params;
   at::ScalarType dtype;
   bool tied;
-  int factor = 0;  // of hybrid strategies
+  int factor = 0;  // ranks of a shard group, in hybrid strategies
 
   int shards() const { return is_hybrid(strategy) ? factor : strategy == ShardingStrategy::kNoShard ? 1 : world_size; }
   int replicas() const { return world_size / shards(); }
@@ -159,7 +159,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 
 class Training : public ::testing::TestWithParam<Case> {};
 
-// No more gathers and reductions than the algorithm needs, and no more than the root and two units gathered at once.
+// Expects no more gathers and reductions than the algorithm needs, and at most the root and two units gathered at once.
 void expect_economical(const Case& c, ShardedModule& sharded, const EngineStats& before, const EngineStats& after) {
   int64_t units = static_cast<int64_t>(sharded.engine().units().size());
   int64_t gathers = after.all_gathers - before.all_gathers;

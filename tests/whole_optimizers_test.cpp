@@ -1,5 +1,5 @@
-// Optimizers that need whole parameters (Muon, Shampoo, Adafactor): run by the owners of sharded parameters they equal
-// the same optimizer on the whole model in one process, and the owners share the state out among them.
+// Tests optimizers that need whole parameters (Muon, Shampoo, Adafactor): run by the owners of sharded parameters, they
+// equal the same optimizer on the whole model in one process, and the owners divide the state among themselves.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -27,13 +27,13 @@ using torch::Tensor;
 using enum ShardingStrategy;
 using Tensors = std::map<std::string, Tensor>;
 
-// In fp64. Sums over ranks are made in another order than in one process, which the optimizers' roots and quotients
-// magnify: to 1e-13 at most.
+// The tolerance in fp64. Sums over ranks are added in a different order than in one process. The optimizers' roots and
+// quotients magnify the difference, to 1e-13 at most.
 constexpr double kTolerance = 1e-12;
 
 // ---------------------------------------------------------------- the optimizers
 
-// What an optimizer keeps of one parameter.
+// The state that an optimizer keeps for one parameter.
 struct State {
   int steps = 0;
   std::vector<Tensor> tensors;
@@ -69,7 +69,7 @@ Tensor orthogonalised(const Tensor& matrix) {
   return tall ? x.t() : x;
 }
 
-// Algorithm 2 of the same section for matrices; other parameters by gradient descent with momentum.
+// Algorithm 2 of the same section for matrices; gradient descent with momentum for other parameters.
 class Muon : public WholeOptimizer {
   void step(Tensor value, const Tensor& gradient, State& state) const override {
     if (state.steps == 1) state.tensors = {torch::zeros_like(gradient)};
@@ -79,14 +79,15 @@ class Muon : public WholeOptimizer {
   }
 };
 
-// A symmetric positive definite matrix to the power of `exponent`, by its eigenvalues in fp64.
+// Returns a symmetric positive definite matrix to the power of `exponent`, by its eigenvalues in fp64.
 Tensor power_of(const Tensor& matrix, double exponent) {
   const auto [values, vectors] = at::linalg_eigh(matrix.to(torch::kDouble));
   return (vectors * values.pow(exponent)).mm(vectors.t()).to(matrix.scalar_type());
 }
 
 // Gupta, Koren and Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization" (2018): section 1.1, Algorithm 1,
-// for matrices; anything else is a tensor of order k = 1, with one preconditioner to the power of -1/2 (section 4).
+// for matrices. Any other parameter is a tensor of order k = 1, with one preconditioner to the power of -1/2 (section
+// 4).
 class Shampoo : public WholeOptimizer {
   void step(Tensor value, const Tensor& gradient, State& state) const override {
     const bool matrix = gradient.dim() == 2;
@@ -108,9 +109,9 @@ class Shampoo : public WholeOptimizer {
 double rms(const Tensor& tensor) { return tensor.square().mean().sqrt().item<double>(); }
 
 // Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018), Algorithm 4 for matrices
-// and 5 for the rest: second moments from those of rows and columns (section 3), clipped updates (section 6), a decay
-// that increases (section 7) and steps relative to the parameter's scale (section 8). Constants as in Algorithm 6, but
-// for larger steps. Means stand for the sums: the quotient below is the same.
+// and Algorithm 5 for other parameters: second moments from moments of rows and columns (section 3), clipped updates
+// (section 6), an increasing decay (section 7), and steps relative to the scale of the parameter (section 8). Constants
+// are as in Algorithm 6, except for larger steps. Means replace the sums; the quotient below is the same.
 class Adafactor : public WholeOptimizer {
   void step(Tensor value, const Tensor& gradient, State& state) const override {
     const bool matrix = gradient.dim() == 2;
@@ -133,7 +134,7 @@ Tensor random(at::IntArrayRef sizes) {
   return seeded([&] { return torch::randn(sizes, torch::kDouble); });
 }
 
-// What an optimizer subtracts from a parameter.
+// Returns the difference that an optimizer subtracts from a parameter.
 Tensor update_of(WholeOptimizer&& optimizer, const Tensor& value, const std::vector<Tensor>& gradients) {
   const Tensor updated = value.clone();
   for (const Tensor& gradient : gradients) optimizer.update("p", updated, gradient);
@@ -160,7 +161,7 @@ TEST_P(OnShape, MuonMakesStepsNearlyOrthogonal) {
 }
 
 TEST_P(OnShape, ShampooWhitensTheFirstGradient) {
-  const Tensor gradient = 1e3 * random(GetParam());  // beside which the initial preconditioners are nothing
+  const Tensor gradient = 1e3 * random(GetParam());  // makes the initial preconditioners negligible
   const auto [u, s, vt] = at::linalg_svd(gradient, /*full_matrices=*/false);
   expect_close(update_of(Shampoo(), torch::zeros_like(gradient), {gradient}) / 0.05, u.mm(vt), 1e-8, "matrix");
   const Tensor vector = gradient.flatten();
@@ -169,11 +170,11 @@ TEST_P(OnShape, ShampooWhitensTheFirstGradient) {
 }
 
 TEST_P(OnShape, AdafactorDividesByFactoredMomentsAndClips) {
-  const Tensor rank_1 = random({GetParam()[0], 1}).mm(random({1, GetParam()[1]}));  // whose moments factor exactly
+  const Tensor rank_1 = random({GetParam()[0], 1}).mm(random({1, GetParam()[1]}));  // its moments factor exactly
   for (const Tensor& gradient : {rank_1, rank_1.flatten()}) {
     const Tensor value = torch::full_like(gradient, 2.0);
     expect_close(update_of(Adafactor(), value, {gradient}), 2 * 5e-2 * gradient.sign(), 1e-12, "relative to the scale");
-    // The second gradient is too large for the moments of both: 10 / sqrt(0.43 + 0.57 * 100) = 1.3.
+    // The second gradient is too large for the moments of both gradients: 10 / sqrt(0.43 + 0.57 * 100) = 1.3.
     expect_close(update_of(Adafactor(), torch::zeros_like(gradient), {gradient, 10 * gradient}),
                  2 * 1e-3 * 5e-2 * gradient.sign(), 1e-12, "clipped");
   }
@@ -187,7 +188,7 @@ TEST_P(OnShape, AdafactorDividesByFactoredMomentsAndClips) {
 
 constexpr int kSteps = 5;
 
-// Prime widths, biases of 7, 3 and 1 elements, a scalar of the root, and a branch that only odd steps use.
+// A model with prime widths, biases of 7, 3 and 1 elements, a scalar of the root, and a branch that only odd steps use.
 struct PrimeNetImpl : torch::nn::Module {
   PrimeNetImpl() {
     wide = register_module("wide", torch::nn::Linear(5, 13));
@@ -198,7 +199,7 @@ struct PrimeNetImpl : torch::nn::Module {
     gain = register_parameter("gain", torch::tensor(1.5));
     to(torch::kDouble);
   }
-  // Each rank fits another function on other points, the same in all steps.
+  // Each rank fits a different function on different points, which are the same in all steps.
   Tensor loss(int rank, int step) {
     const Tensor x = torch::sin(torch::arange(55, torch::kDouble) * (0.7 + 0.2 * rank) + rank).view({11, 5});
     const Tensor hidden = torch::tanh(tall(torch::tanh(wide(x))));
@@ -248,7 +249,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const Kind& kind : {kind_of<Muon>("Muon"), kind_of<Shampoo>("Shampoo"), kind_of<Adafactor>("Adafactor")}) {
     for (const auto& [world_size, factor, strategy] : shardings) {
-      const bool both = world_size < 4, next = cases.size() % 2 == 0;  // many ranks: one of both
+      const bool both = world_size < 4, next = cases.size() % 2 == 0;  // with many ranks: only one of the two
       for (bool orig : {true, false}) {
         if (both || orig == next) cases.push_back({kind, world_size, factor, strategy, orig});
       }
@@ -278,7 +279,7 @@ struct Training {
   Tensors weights;
 };
 
-// With flat leaves, parameters of a unit that were not used have a gradient of zeros.
+// Trains in one process. With flat leaves, unused parameters of a unit have a gradient of zeros.
 Training train_alone(WholeOptimizer& optimizer, int world_size, bool orig) {
   PrimeNet net = make_net();
   Training training{torch::zeros({kSteps, world_size}, torch::kDouble), {}};
@@ -306,26 +307,27 @@ Training train_sharded(WholeOptimizer& optimizer, PrimeNet& net, ShardedModule& 
     const Tensor loss = net->loss(rank, step);
     loss.backward();
     training.losses[step] = loss.item<double>();
-    if (step % 2) sharded.unshard();  // what was gathered before the update must not be used after it
+    if (step % 2) sharded.unshard();  // units gathered before the update must not be used after it
     sharded.update_whole_parameters([&](const WholeParameter& p) { optimizer.update(p.fqn, p.value, p.gradient); });
   }
   training.weights = weights_of(sharded);
   return training;
 }
 
-// That the training in one process is worth comparing with: every parameter moves, and the loss falls.
+// Checks that the training in one process is a meaningful reference: every parameter moves, and the loss falls.
 void expect_learns(const Training& training) {
   const Tensors before = weights_of(*make_net());
   EXPECT_EQ(training.weights.size(), 11U);
   for (const auto& [name, weight] : training.weights) {
     EXPECT_GT((weight - before.at(name)).norm().item<double>(), 1e-3 * before.at(name).norm().item<double>()) << name;
   }
-  const Tensor means = training.losses.mean(1);  // those of even steps are without the branch
+  const Tensor means = training.losses.mean(1);  // even steps do not use the branch
   EXPECT_LT(means[2].item<double>(), 0.95 * means[0].item<double>()) << means;
   EXPECT_LT(means[4].item<double>(), 0.95 * means[2].item<double>()) << means;
 }
 
-// Who keeps the state of which parameter, and who holds elements of the smallest one; by shard group.
+// Records, for each shard group, which rank keeps the state of which parameter, and the number of ranks that hold
+// elements of the smallest parameter.
 class Census {
  public:
   explicit Census(const Case& c) : factor_(c.factor), groups_(c.world_size / c.factor) {}
@@ -339,7 +341,7 @@ class Census {
     }
   }
 
-  // Each state lies on exactly one rank of every group, and every rank has some; their values are those of one process.
+  // Expects each state on exactly one rank of every group, some states on every rank, and the values of one process.
   void expect_spread(const std::map<std::string, State>& alone) const {
     for (const Group& group : groups_) {
       EXPECT_EQ(group.states.size(), alone.size());

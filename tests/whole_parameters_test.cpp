@@ -1,4 +1,4 @@
-// Parameters used whole: summoned, gathered by hand, updated by optimizers that cannot work on shards.
+// Tests uses of whole parameters: summoned, gathered by hand, and updated by optimizers that cannot work on shards.
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
 #include "support/models.h"
@@ -63,7 +63,8 @@ std::vector<Case> all_cases() {
 
 class Whole : public ::testing::TestWithParam<Case> {
  protected:
-  // Runs `body` on each rank with a sharded model that has gradients, and those of one process.
+  // Runs `body` on each rank with a sharded model that has gradients and with a plain model that has the gradients of
+  // one process.
   void with_gradients(const std::function<void(const Ranks&, TinyLM&, ShardedModule&, const TinyLM&)>& body) {
     const Case& c = GetParam();
     run_ranks(c.world_size, [&](Ranks world) {
@@ -106,7 +107,7 @@ TEST_P(Whole, GradientsAreSummonedAndWrittenBack) {
     for (const auto& [name, leaf] : sharded.named_parameters()) {
       EXPECT_FALSE(name == "head.weight" && leaf.grad().defined());
     }
-    // Outside, reading a gradient on the module is refused again.
+    // Outside the scope, reading a gradient on the module is refused again.
     EXPECT_THROW(model->norm->weight.grad().sum(), c10::Error);
     sharded.summon_full_params({.writeback = false, .with_grads = true}, [&] {
       torch::NoGradGuard no_grad;
@@ -166,7 +167,7 @@ TEST_P(Whole, OnRank0OnlyTheOthersAreToldSo) {
   with_gradients([](const Ranks& world, TinyLM& model, ShardedModule& sharded, const TinyLM&) {
     expect_error([&] { sharded.summon_full_params({.rank0_only = true}, [] {}); }, {"rank0_only", "writeback"});
     double sum = 0;
-    const bool offload = testing::test_device().is_cpu();  // of other devices summon_full_params does not
+    const bool offload = testing::test_device().is_cpu();  // an error on other devices
     sharded.summon_full_params({.writeback = false, .rank0_only = true, .offload_to_cpu = offload}, [&] {
       torch::NoGradGuard no_grad;
       if (world->rank() == 0) {
@@ -278,12 +279,12 @@ TEST(Unshard, AsynchronouslyIssuesGathersAndWaitsAtFirstUse) {
     };
     EXPECT_EQ(finished(), 0);
     EXPECT_EQ(sharded->stats().gathered_units, units) << "their memory is taken";
-    model->norm->weight.sum();  // waits for its own unit
+    model->norm->weight.sum();  // waits for its own unit only
     EXPECT_EQ(finished(), 1);
     handle.wait();
     handle.wait();
     EXPECT_EQ(finished(), units);
-    // Units that were asked for stay until they have been used.
+    // Units that were unsharded on request stay gathered until they have been used.
     torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::equal(model->forward(batch_of(0, 0)), make_tiny_lm({})->forward(batch_of(0, 0))));
     EXPECT_EQ(sharded->stats().all_gathers, units);

@@ -1,4 +1,5 @@
-// A project that uses the installed library: shards its own module over one rank and checks that training moves it.
+// A project that uses the installed library: shards its own module over one rank and checks that training lowers the
+// loss.
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 

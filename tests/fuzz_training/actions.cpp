@@ -41,7 +41,7 @@ void unshard(ShardedRun& run) { run.sharded().unshard(); }
 void unshard_async(ShardedRun& run) { run.sharded().unshard(/*async_op=*/true); }
 void reshard(ShardedRun& run) { run.sharded().reshard(); }
 
-// Parameters are noted in the dtype in which they are used here.
+// Records the parameters in the dtype in which they are used.
 void note_parameters(ShardedRun& run) {
   for (const auto& [name, parameter] : sharded_parameters_of(run.net())) run.note(name, parameter);
 }

@@ -1,4 +1,4 @@
-// What all ranks may do together between the parts of a step, by name.
+// Named actions that all ranks can perform together between the parts of a step.
 #pragma once
 
 #include <string>
@@ -11,16 +11,16 @@ class OneProcessRun;
 
 struct Action {
   std::string name;
-  std::string call;  // for readers: what it does, about as C++
-  // Whether it may stand between a forward and its backward: it writes neither parameters nor gradients.
+  std::string call;  // C++ code that shows readers approximately what the action does
+  // Whether the action may come between a forward and its backward: it writes neither parameters nor gradients.
   bool keeps_graphs;
-  bool needs_gradients;  // stands between the last backward and the optimizer's step only
+  bool needs_gradients;  // allowed only between the last backward and the optimizer's step
   void (*sharded)(ShardedRun& run);
   void (*in_one_process)(OneProcessRun& run);
 };
 
 const std::vector<Action>& all_actions();
-// Throws where there is none of this name.
+// Throws if there is no action of this name.
 const Action& action_of(const std::string& name);
 
 }  // namespace fsdp::fuzz

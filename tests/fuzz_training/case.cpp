@@ -6,7 +6,8 @@
 namespace fsdp::fuzz {
 namespace {
 
-// A description of a struct's fields serves both directions: Writer leaves out defaults, Reader refuses unknown names.
+// One description of a struct's fields serves both directions: Writer leaves out defaults, and Reader refuses unknown
+// names.
 class Writer {
  public:
   template <typename T>

@@ -1,4 +1,5 @@
-// The fuzzer itself: what it draws stays the same, and a failure is seen, told from others and made small.
+// Tests of the fuzzer itself: cases drawn from a seed stay the same, and a failure is detected, distinguished from
+// others and made small.
 #include <gtest/gtest.h>
 
 #include "fuzz_training/actions.h"
@@ -75,7 +76,7 @@ TEST(FuzzTraining, AMissingGradientANanAndATensorNotSeenAreDifferences) {
   EXPECT_TRUE(first_difference({}, 0, want, {}, 1e-10));
 }
 
-// By hand: the smallest case that has these, among much else.
+// The expected result was determined by hand: the smallest case that contains an LSTM and a read.
 TEST(FuzzTraining, AFailureIsMadeSmall) {
   const RunCase fails_with_lstm_and_reads = [](const Case& training) -> Verdict {
     bool has_lstm = false;

@@ -12,7 +12,7 @@
 namespace fsdp::fuzz {
 namespace {
 
-// The standard's distributions differ between libraries; its engines do not.
+// Draws with the standard's engine only: its distributions differ between standard libraries, its engines do not.
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}

@@ -7,7 +7,8 @@
 
 namespace fsdp::fuzz {
 
-// The case of this seed, always the same one, to which no rule objects. `known_defects`: also those that meet one.
+// Returns the case of this seed, always the same one, to which no rule objects. known_defects: cases that meet a known
+// defect may be returned too.
 Case case_of_seed(uint64_t seed, bool known_defects);
 
 }  // namespace fsdp::fuzz

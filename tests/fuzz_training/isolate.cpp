@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a child leaves on stdout and stderr is dropped: the watchdog of a communicator may write there.
+// Drops the output of a child on stdout and stderr: a communicator's watchdog may write there.
 void silence() {
   const int null = open("/dev/null", O_WRONLY);
   dup2(null, STDOUT_FILENO);
@@ -41,7 +41,7 @@ void silence() {
   _exit(written ? 0 : 1);
 }
 
-// A process that runs a case.
+// A child process that runs one case.
 class Child {
  public:
   Child(const Case& training, std::chrono::seconds limit) : begun_(Clock::now()), limit_(limit) {
@@ -63,7 +63,7 @@ class Child {
 
   int output() const { return output_; }
 
-  // Takes what can be read; whether the child has ended, by itself or because its time is over.
+  // Reads available output. Returns whether the child has ended, by itself or because its time is over.
   bool advance(bool readable) {
     char buffer[4096];
     if (readable) {
@@ -95,7 +95,7 @@ class Child {
     return status;
   }
 
-  testing::TemporaryFolder folder_;  // a child that is killed leaves its files there
+  testing::TemporaryFolder folder_;  // for files that remain when a child is killed
   pid_t pid_ = 0;
   int output_ = -1;
   Clock::time_point begun_;
@@ -110,7 +110,7 @@ struct Running {
   Running(const Job& job, std::chrono::seconds limit) : job(job), child(job.training, limit) {}
 };
 
-// Blocks until a child can be read, or a moment has passed; removes and reports those that have ended.
+// Waits until a child's output can be read or a moment has passed. Reports and removes the children that have ended.
 void wait_for_some(std::list<Running>& running, const Report& report) {
   std::vector<pollfd> files;
   for (const Running& one : running) files.push_back({one.child.output(), POLLIN, 0});

@@ -1,4 +1,4 @@
-// Runs cases in processes of their own, so that a crash or a hang is the failure of one case.
+// Runs cases in separate processes, so that a crash or a hang is the failure of one case.
 #pragma once
 
 #include <chrono>
@@ -9,11 +9,13 @@
 
 namespace fsdp::fuzz {
 
-// This process must not have used LibTorch's operators, whose threads a fork does not copy.
-// A case that lasts longer than `limit` is a failure; a collective has a sixth of it.
+// Runs one case in a child process. The calling process must not have used LibTorch's operators, because a fork does
+// not copy their threads. A case that lasts longer than `limit` fails. The timeout of a collective is a sixth of
+// `limit`.
 Verdict run_isolated(const Case& training, std::chrono::seconds limit);
 
-// The next case, if there is one, and what became of it. Verdicts come in any order.
+// Runs up to `processes` cases at a time. `next` provides the next case, or returns false if there is none. `report`
+// gets the verdicts, in any order.
 struct Job {
   uint64_t seed = 0;
   Case training;

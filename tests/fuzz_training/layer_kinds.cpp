@@ -41,7 +41,7 @@ Function conv2d(Holder& holder, const Layer& spec, Builder&) {
   };
 }
 
-// With a weight that does not lie row by row.
+// A convolution whose weight is not contiguous (channels last).
 Function conv2d_last(Holder& holder, const Layer& spec, Builder&) {
   auto layer = holder.register_module("layer", nn::Conv2d(nn::Conv2dOptions(2, spec.size, {2, 3}).padding({1, 1})));
   layer->weight.set_data(layer->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
@@ -148,7 +148,7 @@ Function bare(Holder& holder, const Layer&, Builder& builder) {
   return [scale, shift](const Tensor& x, const Call&) { return x * scale + shift; };
 }
 
-// Of which one is read in pieces.
+// One parameter that is read in two pieces.
 Function views(Holder& holder, const Layer&, Builder& builder) {
   Tensor weight = parameter(holder, "weight", {2, builder.width(), builder.width()});
   return [weight](const Tensor& x, const Call&) {
@@ -157,7 +157,7 @@ Function views(Holder& holder, const Layer&, Builder& builder) {
   };
 }
 
-// A product with a tensor that was made of a parameter.
+// Multiplies by a tensor that is computed from a parameter.
 Function derived(Holder& holder, const Layer&, Builder& builder) {
   Tensor weight = parameter(holder, "weight", {builder.width(), builder.width()});
   return [weight](const Tensor& x, const Call&) { return x.mm((weight * 2).t()); };
@@ -190,7 +190,7 @@ Function empty_beside(Holder& holder, const Layer&, Builder& builder) {
   return [none, shift](const Tensor& x, const Call&) { return x + shift + none.sum(); };
 }
 
-// Shares the weight of an earlier linear layer.
+// Shares the weight of an earlier linear layer, or has its own weight if there is none.
 Function tied(Holder& holder, const Layer&, Builder& builder) {
   Tensor weight = builder.shared_weight({});
   if (!weight.defined()) weight = torch::empty({builder.width(), builder.width()});
@@ -209,7 +209,7 @@ Function unused_beside(Holder& holder, const Layer&, Builder& builder) {
   return [scale](const Tensor& x, const Call&) { return x * scale; };
 }
 
-// `extra` is used where `use` says, `scale` always.
+// Always uses `scale`, and uses `extra` only if `use` returns true.
 Function sometimes(Holder& holder, Builder& builder, bool (*use)(const Call&)) {
   Tensor scale = parameter(holder, "scale", {builder.width()});
   Tensor extra = parameter(holder, "extra", {builder.width()});
@@ -226,7 +226,7 @@ Function by_rank_and_step(Holder& holder, const Layer&, Builder& builder) {
   return sometimes(holder, builder, [](const Call& call) { return (call.rank + call.step) % 2 == 0; });
 }
 
-// A statistic of its own, kept in a buffer, and a constant one.
+// Keeps a running mean and a count in buffers, and has a constant buffer.
 Function buffered(Holder& holder, const Layer&, Builder& builder) {
   Tensor scale = parameter(holder, "scale", {builder.width()});
   Tensor mean = holder.register_buffer("mean", torch::zeros({builder.width()}));

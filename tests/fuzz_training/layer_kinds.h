@@ -1,4 +1,4 @@
-// How each kind of layer is made.
+// Makes layers of each kind.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace fsdp::fuzz {
 
-// What layers that are built one after the other share.
+// Builds layers one after the other, and holds the state that they share.
 class Builder {
  public:
   explicit Builder(int64_t width) : width_(width) {}
@@ -17,7 +17,8 @@ class Builder {
   std::shared_ptr<LayerImpl> make(const Layer& spec);
   const std::vector<std::shared_ptr<LayerImpl>>& made() const { return made_; }
 
-  // The first square weight that was offered, for layers that share it; `own` where there is none.
+  // shared_weight returns the first square weight that was offered, for layers that share it, or `own` if there is
+  // none.
   void offer_weight(const torch::Tensor& weight) { weights_.push_back(weight); }
   torch::Tensor shared_weight(const torch::Tensor& own) const { return weights_.empty() ? own : weights_.front(); }
 
@@ -27,7 +28,8 @@ class Builder {
   std::vector<std::shared_ptr<LayerImpl>> made_;
 };
 
-// Registers in `holder` what a layer of this kind has; returns its forward. Throws where the kind is unknown.
+// Registers the parameters, buffers and modules of this kind of layer in `holder` and returns its forward. Throws if
+// the kind is unknown.
 SingleImpl::Function make_kind(torch::nn::Module& holder, const Layer& spec, Builder& builder);
 
 }  // namespace fsdp::fuzz

@@ -1,11 +1,11 @@
-// fuzz_training: trains random models in random ways, sharded and in one process, and compares.
+// fuzz_training: trains random models in random ways, sharded and in one process, and compares the results.
 //
 //   fuzz_training --seeds 1..300            these seeds
-//   fuzz_training --seed 17                 one
-//   fuzz_training --seconds 600             seeds from a first one, which is printed, for so long
+//   fuzz_training --seed 17                 one seed
+//   fuzz_training --seconds 600             consecutive seeds from 1, or from --first, for this long
 //   fuzz_training --case '{"steps": …}'     a case as it was printed
 //
-// The last line reads "N passed, M failed"; the exit status is 0 only when nothing failed.
+// The last line is "N passed, M failed". The exit status is 0 only if nothing failed.
 #include <charconv>
 #include <chrono>
 #include <cstring>
@@ -36,7 +36,7 @@ constexpr const char* kUsage =
 struct Arguments {
   uint64_t first = 1;
   uint64_t last = UINT64_MAX;
-  std::chrono::seconds duration{0};  // 0: until `last`
+  std::chrono::seconds duration{0};  // 0: no limit, runs until `last`
   std::string case_text;
   int jobs = 2;
   std::chrono::seconds reduce_limit{60};
@@ -103,10 +103,10 @@ Arguments parse(int count, char** texts) {
   return arguments;
 }
 
-// A case that hangs hangs often while it is made small.
+// Uses a short limit, because a hanging case hangs again and again while it is reduced.
 Verdict run_shortly(const Case& training) { return run_isolated(training, std::chrono::seconds(18)); }
 
-// Counts verdicts, and shows failures when they are small.
+// Counts verdicts, reduces failures and prints them.
 class Results {
  public:
   explicit Results(const Arguments& arguments) : arguments_(arguments) {}
@@ -118,7 +118,7 @@ class Results {
     }
     ++failed_;
     Case training = job.training;
-    // Of failures of one way the first is made small: the others are most often the same defect.
+    // Reduces only the first failure of each kind: the others usually have the same cause.
     if (++ways_[verdict.way] == 1 && arguments_.reduce_limit.count() > 0) {
       training = reduce(training, verdict, run_shortly, arguments_.reduce_limit);
     }

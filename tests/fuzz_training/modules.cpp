@@ -8,7 +8,8 @@
 namespace fsdp::fuzz {
 namespace {
 
-// Numbers that follow from the name, so that ranks and the reference begin alike without a generator.
+// Returns values that depend only on the name and the size, so that ranks and the reference start alike without random
+// numbers.
 torch::Tensor values_for(const std::string& name, const torch::Tensor& parameter) {
   double phase = 0;
   for (char c : name) phase = phase * 0.7 + c;
@@ -92,7 +93,7 @@ torch::Tensor NetImpl::forward(torch::Tensor x, const Call& call) {
 }
 
 std::vector<std::pair<std::string, torch::Tensor>> sharded_parameters_of(const NetImpl& net) {
-  std::vector<torch::Tensor> passed;  // ignored, or seen
+  std::vector<torch::Tensor> passed;  // parameters that are ignored or already listed
   for (const auto& layer : net.all_layers()) {
     if (!layer->spec().ignored) continue;
     for (const auto& parameter : layer->parameters()) passed.push_back(parameter);

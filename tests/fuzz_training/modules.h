@@ -13,7 +13,7 @@
 
 namespace fsdp::fuzz {
 
-// Who calls forward, and with what beside the activations.
+// The rank and the step of a forward, and inputs in addition to the activations.
 struct Call {
   int64_t rank = 0;
   int64_t step = 0;
@@ -23,7 +23,7 @@ struct Call {
 class LayerImpl : public torch::nn::Module {
  public:
   explicit LayerImpl(const Layer& spec) : spec_(spec) {}
-  // What the layer does, without what its options add: repetitions, the residual, recomputation, steps left out.
+  // Computes the layer without the effects of its options: repetitions, residual, recomputation, skipped steps.
   virtual torch::Tensor run(const torch::Tensor& x, const Call& call) = 0;
   torch::Tensor forward(const torch::Tensor& x, const Call& call);
   const Layer& spec() const { return spec_; }
@@ -60,7 +60,7 @@ class NetImpl final : public torch::nn::Module {
   explicit NetImpl(const Model& model);
   torch::Tensor forward(torch::Tensor x, const Call& call);
 
-  // Those of the root, and all in the order of for_each_layer.
+  // The layers of the root, and all layers in the order of for_each_layer.
   const std::vector<std::shared_ptr<LayerImpl>>& layers() const { return layers_; }
   const std::vector<std::shared_ptr<LayerImpl>>& all_layers() const { return all_layers_; }
 
@@ -70,12 +70,12 @@ class NetImpl final : public torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Kinds of layers, without "group".
+// Returns the kinds of layers, without "group".
 const std::vector<std::string>& layer_kinds();
 
-// Each parameter once, under its first name, with those that are not sharded left out.
+// Returns each sharded parameter once, under its first name.
 std::vector<std::pair<std::string, torch::Tensor>> sharded_parameters_of(const NetImpl& net);
-// Those that require a gradient among them.
+// Returns the sharded parameters that require a gradient.
 std::vector<torch::Tensor> trainable_parameters_of(const NetImpl& net);
 
 }  // namespace fsdp::fuzz

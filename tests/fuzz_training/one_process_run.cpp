@@ -14,7 +14,7 @@ std::map<std::string, at::Tensor> copy_buffers(const NetImpl& net) {
   return copies;
 }
 
-// Without gradients recomputed: the reference knows nothing of the library.
+// Returns the case without activation checkpointing, because the reference uses no feature of the library.
 Case plain(Case training) {
   for_each_layer(training.model.layers, [](Layer& layer, int) { layer.checkpoint = false; });
   return training;
@@ -83,7 +83,7 @@ void OneProcessRun::zero(const std::string& how) {
   optimizer_->zero_grad(how != "sharded_zeros" && how != "module_zeros");
 }
 
-// As on ranks, all of which come to the end of the forward before an action and the backward.
+// Like ranks, completes the forwards of all ranks before the actions and the backward.
 void OneProcessRun::run_pass(int64_t pass) {
   const Pass& plan = training_.steps[step_].passes[pass];
   std::vector<std::unique_ptr<RankPass>> runs;

@@ -1,5 +1,5 @@
-// The same case in one process, in fp64 and without sharding: each rank's passes one after the other, their gradients
-// averaged. Each rank has its own buffers.
+// The same case in one process, in fp64 and without sharding. It runs the passes of one rank after the other, and
+// averages their gradients. Each rank has its own buffers.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace fsdp::fuzz {
 
-// What the ranks of a run should see: each for itself, and all alike.
+// The expected records of a run: of each rank by itself, and values that are the same on all ranks.
 struct Expected {
   std::vector<Record> of_rank;
   Record of_all;
@@ -24,11 +24,11 @@ struct Expected {
 
 class OneProcessRun {
  public:
-  // `leaves`: which parameters share a leaf: such a leaf has a gradient when one of its parameters has.
+  // `leaves`: which parameters share a leaf. Such a leaf has a gradient if one of its parameters has one.
   OneProcessRun(const Case& training, const LeafNames& leaves);
 
   void run_step(int64_t step);
-  // Goes on with another number of ranks, which have rank 0's buffers and no gradients.
+  // Continues with another number of ranks, all of which start with rank 0's buffers and without gradients.
   void move_to(int64_t ranks);
   void note_whole_parameters(const std::string& when);
   const Expected& expected() const { return expected_; }
@@ -37,17 +37,17 @@ class OneProcessRun {
   const Case& training() const { return training_; }
   NetImpl& net() { return *net_; }
   int64_t step() const { return step_; }
-  // Runs `body` as each rank, with its buffers.
+  // Runs `body` once for each rank, with the rank's buffers.
   void as_each_rank(const std::function<void(int64_t rank)>& body);
   void note(int64_t rank, const std::string& name, const at::Tensor& value) {
     expected_.of_rank[rank].add(action_ + ": " + name, value);
   }
-  // For all ranks alike.
+  // Notes the same value for all ranks.
   void note(const std::string& name, const at::Tensor& value) {
     for (int64_t rank = 0; rank < ranks_; ++rank) note(rank, name, value);
   }
   double gradient_norm(double type) const;
-  // parameter -= gradient / 64
+  // Subtracts gradient / 64 from each parameter.
   void descend();
 
  private:

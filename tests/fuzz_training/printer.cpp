@@ -7,7 +7,7 @@
 namespace fsdp::fuzz {
 namespace {
 
-// As an initialiser of C++: {.kind = "linear", .children = {{}}}.
+// Returns a value as a C++ initialiser: {.kind = "linear", .children = {{}}}.
 std::string initialiser(const Json& value) {
   if (!value.is_structured()) return value.dump();
   std::ostringstream text;
@@ -47,7 +47,7 @@ std::string pass_text(const Pass& pass) {
   return text + "; ";
 }
 
-// What a rank calls, in one line.
+// Returns the calls of a rank in one line.
 std::string step_text(const Step& step) {
   std::string text = zero_text(step.zero) + actions_text(step.before);
   for (const Pass& pass : step.passes) text += pass_text(pass);

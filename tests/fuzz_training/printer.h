@@ -1,4 +1,4 @@
-// Shows cases and what became of them.
+// Prints failed cases and their verdicts.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace fsdp::fuzz {
 
-// What failed, the case as a test in C++ with the calls of each step, and how to run it again.
+// Returns the failure, the case as a C++ test with the calls of each step, and the command that runs it again.
 std::string failure_text(uint64_t seed, const Case& training, const Verdict& verdict);
 
 }  // namespace fsdp::fuzz

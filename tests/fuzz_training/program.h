@@ -1,4 +1,4 @@
-// What both runs, sharded and in one process, do alike: batches, losses, backward passes of one rank.
+// Code that the sharded run and the run in one process share: batches, losses, backward passes of one rank.
 #pragma once
 
 #include <torch/torch.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::fuzz {
 
-// Where in a run something happens, for one rank.
+// A position in one rank's run.
 struct Place {
   int64_t rank = 0;
   int64_t step = 0;
@@ -21,11 +21,11 @@ struct Place {
   std::string name() const { return "step " + std::to_string(step) + ", pass " + std::to_string(pass); }
 };
 
-// One rank's forwards of a pass; then, when finish() is called, its backward.
+// The forwards of one rank's pass and, when finish() is called, its backward.
 class RankPass {
  public:
   using Backward = std::function<void(const torch::Tensor& loss, bool retain_graph)>;
-  // Runs the forwards and notes outputs and losses.
+  // Runs the forwards and records outputs and losses.
   RankPass(const Case& training, NetImpl& net, const Place& place, Record& record);
   void finish(const Backward& backward);
 
@@ -41,10 +41,10 @@ class RankPass {
   std::vector<torch::Tensor> losses_;
 };
 
-// A forward without gradients; its output.
+// Runs a forward without gradients and returns its output.
 torch::Tensor forward_alone(const Case& training, NetImpl& net, int64_t rank, int64_t step);
 
-// An optimizer of the case's kind. Options are such that rounding errors are not amplified.
+// Makes an optimizer of the case's kind, with options that do not amplify rounding errors.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& training, const std::vector<torch::Tensor>& leaves);
 
 void note_buffers(const NetImpl& net, const std::string& when, Record& record);

@@ -31,7 +31,7 @@ bool is_close(const torch::Tensor& got, const torch::Tensor& want, double tolera
   if (got.numel() == 0) return true;
   const torch::Tensor a = got.to(at::kDouble).flatten(), b = want.to(at::kDouble).flatten();
   const double distance = (a - b).abs().max().item<double>();
-  return distance <= tolerance * std::max(1.0, b.abs().max().item<double>());  // false where one is no number
+  return distance <= tolerance * std::max(1.0, b.abs().max().item<double>());  // false if a value is NaN
 }
 
 std::string difference_text(const Seen& got, const torch::Tensor& want) {

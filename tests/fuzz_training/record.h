@@ -1,4 +1,4 @@
-// What a run has shown: tensors by name, whole or the part that a rank holds.
+// The tensors that a run has produced, by name: whole tensors, or the part that a rank holds.
 #pragma once
 
 #include <torch/torch.h>
@@ -12,12 +12,12 @@
 namespace fsdp::fuzz {
 
 struct Seen {
-  torch::Tensor value;  // undefined: there was none, such as no gradient
-  // Which elements of the whole these are, in the order in which they lie in memory; unset: all.
+  torch::Tensor value;  // undefined if there was none, such as no gradient
+  // The range of elements of the whole tensor that `value` contains, in memory order. Unset: all elements.
   struct Part {
     int64_t begin = 0;
     int64_t end = 0;
-    std::vector<int64_t> strides{};  // of the whole
+    std::vector<int64_t> strides{};  // strides of the whole tensor
   };
   std::optional<Part> part;
   int64_t order = 0;
@@ -25,7 +25,7 @@ struct Seen {
 
 class Record {
  public:
-  // The last value counts where a name comes again.
+  // If a name is added again, the last value counts.
   void add(const std::string& name, const torch::Tensor& value);
   void add_part(const std::string& name, const torch::Tensor& value, const Seen::Part& part);
   const std::map<std::string, Seen>& seen() const { return seen_; }
@@ -35,14 +35,14 @@ class Record {
 };
 
 struct Difference {
-  std::string name;  // of the tensor: "step 1: gradient of layer0.weight"
+  std::string name;  // name of the tensor: "step 1: gradient of layer0.weight"
   int64_t rank = 0;
   std::string text;  // the values
 };
 
-// The earliest difference between what a rank has seen and what it should have seen, which is in `of_rank` or, where
-// all ranks see the same, in `of_all`. Values differ when they are further apart than `tolerance`, and `tolerance`
-// times the largest value.
+// Returns the earliest difference between a rank's record and the expected one. A tensor's expected value is in
+// `of_rank`, or in `of_all` if it is the same on all ranks. Values differ if their distance exceeds `tolerance` times
+// the largest value, or `tolerance` if that is more.
 std::optional<Difference> first_difference(const Record& got, int64_t rank, const Record& of_rank, const Record& of_all,
                                            double tolerance);
 

@@ -11,13 +11,13 @@ namespace {
 using Place = Json::json_pointer;
 using Clock = std::chrono::steady_clock;
 
-// Works on the JSON, in which every field and every element that can be left out is a step of its own.
+// Works on the JSON, in which each field and each element can be removed separately.
 class Reducer {
  public:
   Reducer(const Case& training, const Verdict& failure, const RunCase& run_case, std::chrono::seconds limit)
       : best_(to_json(training)), failure_(failure), run_case_(run_case), end_(Clock::now() + limit) {}
 
-  // Until nothing more can be left out.
+  // Reduces the case until nothing more can be removed.
   Case run() {
     bool smaller = true;
     while (smaller && Clock::now() < end_) {
@@ -31,7 +31,7 @@ class Reducer {
   const Verdict& failure() const { return failure_; }
 
  private:
-  // Takes the candidate when it fails in the same way.
+  // Takes the candidate if it fails in the same way.
   bool try_case(const Json& candidate) {
     if (candidate == best_ || Clock::now() >= end_) return false;
     const Case training = case_from_json(candidate);
@@ -49,9 +49,9 @@ class Reducer {
     return try_case(candidate);
   }
 
-  // Leaves out what is at this place, or else parts of it. Later elements first, so that indices stay valid.
+  // Removes the value at this place, or else parts of it. Removes later elements first, so that indices stay valid.
   bool shrink(const Place& place) {
-    if (!best_.contains(place)) return false;  // what is left became the default
+    if (!best_.contains(place)) return false;  // the rest became the default
     bool smaller = false;
     const Json here = best_.at(place);
     if (here.is_object()) {
@@ -90,7 +90,7 @@ class Reducer {
     return false;
   }
 
-  // Puts the layers of a group of the root in its place.
+  // Replaces a group of the root with the group's layers.
   bool lift_groups() {
     const Json layers = best_.contains(Place("/model/layers")) ? best_["model"]["layers"] : Json::array();
     for (size_t i = 0; i < layers.size(); ++i) {

@@ -1,4 +1,4 @@
-// Makes a failing case small.
+// Makes a failing case smaller.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,9 @@ namespace fsdp::fuzz {
 
 using RunCase = std::function<Verdict(const Case& training)>;
 
-// Leaves out layers, steps, passes, actions and ranks, and sets options to their defaults, as long as the case fails in
-// the same way (Verdict::way). `failure` becomes that of the result. After `limit` it ends with what it has.
+// Removes layers, steps, passes, actions and ranks, and sets options to their defaults, as long as the case fails in
+// the same way (Verdict::way). Returns the smallest case found, and sets `failure` to its verdict. Stops after `limit`
+// with the result so far.
 Case reduce(const Case& training, Verdict& failure, const RunCase& run_case, std::chrono::seconds limit);
 
 }  // namespace fsdp::fuzz

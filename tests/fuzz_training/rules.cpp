@@ -9,7 +9,7 @@
 namespace fsdp::fuzz {
 namespace {
 
-// A text, or null: none.
+// A text, or null if there is no objection.
 using Objection = const char*;
 
 template <typename Predicate>
@@ -39,7 +39,7 @@ bool is_low(const Case& training) {
 const std::set<std::string> kWithStatistics = {"batch_norm1d", "batch_norm2d", "instance_norm", "buffered"};
 const std::set<std::string> kNormalisations = {"batch_norm1d", "batch_norm2d", "instance_norm",
                                                "layer_norm",   "group_norm",   "encoder"};
-// How many of them one forward calls, of which one after another amplify the rounding errors of the first.
+// Returns how many normalisations one forward calls. Each one amplifies the rounding errors of those before it.
 int64_t normalisations(const std::vector<Layer>& layers) {
   int64_t sum = 0;
   for (const Layer& layer : layers) {
@@ -119,7 +119,7 @@ Objection object_to_layer(const Case& training, const Layer& layer) {
   return nullptr;
 }
 
-// Whether one of the layers certainly has a gradient in each step.
+// Whether at least one of the layers certainly has a gradient in each step.
 bool trains_always(const std::vector<Layer>& layers) {
   static const std::set<std::string> kinds = {"linear", "mlp", "layer_norm", "bare", "views", "conv1d", "lstm"};
   return std::any_of(layers.begin(), layers.end(), [](const Layer& layer) {
@@ -197,7 +197,7 @@ Objection object_to(const Case& training) {
   return object_to_actions(training);
 }
 
-// None is known.
+// Returns null, because no defect is known.
 Objection defect_met(const Case&) { return nullptr; }
 
 std::optional<std::string> text_of(Objection objection) {

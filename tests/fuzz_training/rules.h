@@ -1,4 +1,4 @@
-// Which cases make sense.
+// Rules that decide which cases make sense.
 #pragma once
 
 #include <optional>
@@ -8,16 +8,18 @@
 
 namespace fsdp::fuzz {
 
-// Why this is no case to run: the library refuses it on purpose (docs/limitations.md), or plain LibTorch does, or one
-// process would do something else by design. None: ranks have to do as one process does.
+// Returns why this case cannot be run: the library refuses it on purpose (docs/limitations.md), or plain LibTorch does,
+// or one process computes something else by design. Returns nothing if the ranks must produce the same results as one
+// process.
 std::optional<std::string> objection(const Case& training);
 
-// How far values may be from those of one process, absolutely and in proportion to the largest of a tensor: sums in
-// another order, which a normalisation of few and nearly equal values amplifies, or a narrower dtype.
+// Returns how far values may differ from those of one process, absolutely and in proportion to a tensor's largest
+// value. The reasons for differences are sums in another order, which normalisations of few and nearly equal values
+// amplify, and narrower dtypes.
 double tolerance(const Case& training);
 
-// The defect that is known and is met by this case, if there is one. Such cases are left out for the time being, so
-// that others are seen. Empty in a state that is to be released.
+// Returns the known defect that this case meets, if there is one. Such cases are left out until the defect is fixed, so
+// that other defects are found. No defect may be listed in a release.
 std::optional<std::string> known_defect(const Case& training);
 
 }  // namespace fsdp::fuzz

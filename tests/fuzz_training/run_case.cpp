@@ -17,14 +17,14 @@
 namespace fsdp::fuzz {
 namespace {
 
-// What ranks leave for those that compare.
+// The results of the ranks, for the comparison.
 struct Outcome {
   std::vector<Record> of_rank;
   LeafNames leaves;
   ExecutionOrder order;
 };
 
-// How a case is run.
+// The parameters of a sharded run.
 struct Run {
   const Case& training;
   std::string folder;
@@ -33,7 +33,7 @@ struct Run {
   testing::RankOptions rank_options() const { return {.timeout = timeout, .communicator = training.communicator}; }
 };
 
-// The steps before the run moves to other ranks, and whether it does.
+// Returns the number of steps before the run moves to other ranks, or of all steps if it does not move.
 int64_t steps_before(const Case& training) {
   const int64_t all = training.steps.size();
   return training.move_after > 0 ? std::min(training.move_after, all) : all;
@@ -94,7 +94,8 @@ Expected run_in_one_process(const Case& training, const LeafNames& leaves) {
   return run.expected();
 }
 
-// MKL chooses its vector functions at the first call; several threads that come first together may get coarse ones.
+// Calls MKL's vector functions once. MKL chooses their implementation at the first call, and may choose less accurate
+// ones if several threads make that call at the same time.
 void settle_math_library() {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     const at::Tensor x = at::linspace(0.1, 0.9, 64, dtype);
@@ -103,7 +104,7 @@ void settle_math_library() {
   }
 }
 
-// The kind of tensor in a name such as "step 1: gradient of layer0.weight".
+// Returns the kind of tensor in a name such as "step 1: gradient of layer0.weight", or the action that recorded it.
 std::string kind_of(const std::string& name) {
   const size_t colon = name.rfind(": ");
   const size_t action = name.find('(');
@@ -123,7 +124,8 @@ Verdict compare(const Case& training, const Outcome& outcome, const Expected& ex
   return {true, "", ""};
 }
 
-// An error's message without what differs from run to run: numbers and names in quotes.
+// Returns an error message without the parts that differ from run to run: digits, and everything from the first quoted
+// name on.
 std::string way_of_error(const std::string& message) {
   std::string way;
   for (char c : message.substr(0, 160)) {

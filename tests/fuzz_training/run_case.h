@@ -1,4 +1,4 @@
-// Runs a case both ways and compares.
+// Runs a case sharded and in one process, and compares the results.
 #pragma once
 
 #include <chrono>
@@ -10,13 +10,13 @@ namespace fsdp::fuzz {
 
 struct Verdict {
   bool passed = false;
-  // Of a failure: by this, failures are told apart ("difference: gradient", "error: …", "crash: signal 11", "hang").
+  // Distinguishes kinds of failures ("difference: gradient", "error: …", "crash: signal 11", "hang").
   std::string way;
   std::string text;
 };
 
-// In this process, with ranks as threads. Errors of a run are failures, and so is a collective that does not end within
-// `timeout`.
+// Runs a case in this process, with ranks as threads. Errors of a run are failures, and so is a collective that does
+// not end within `timeout`.
 Verdict run_case(const Case& training, std::chrono::milliseconds timeout);
 
 }  // namespace fsdp::fuzz

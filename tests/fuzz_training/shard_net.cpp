@@ -88,7 +88,7 @@ bool has_sharded_parameters(const LayerImpl& layer) {
   return !layer.spec().ignored && !layer.named_parameters().is_empty();
 }
 
-// Whether units below have all of the module's parameters.
+// Whether the units below the module have all of its parameters.
 bool has_none_of_its_own(const torch::nn::Module& module) {
   std::set<const void*> left;
   for (const at::Tensor& parameter : module.parameters()) left.insert(parameter.unsafeGetTensorImpl());
@@ -100,7 +100,8 @@ bool has_none_of_its_own(const torch::nn::Module& module) {
   return left.empty();
 }
 
-// A call that would apply to nothing is refused where its options differ from those of the units below.
+// Resets the options to their defaults, because a call that applies to no parameters is refused if its options differ
+// from those of the units below.
 Options without_choices(Options options) {
   options.sharding_strategy = ShardingStrategy::kFullShard;
   options.reshard_after_forward = std::nullopt;
@@ -109,7 +110,7 @@ Options without_choices(Options options) {
   return options;
 }
 
-// Children before their parents.
+// Shards children before their parents.
 void shard_by_hand(const NetImpl& net, const Options& options) {
   std::vector<std::pair<std::shared_ptr<LayerImpl>, Options>> units;
   for (const auto& layer : net.all_layers()) {

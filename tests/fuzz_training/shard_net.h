@@ -1,4 +1,4 @@
-// The sharded model of a case: options, and how units are chosen.
+// Makes the sharded model of a case: its options and its units.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace fsdp::fuzz {
 
-// The model before it is sharded. With Sharding::sync_states only rank 0's values are those of the case.
+// Makes the model before it is sharded. With Sharding::sync_states, only rank 0 has the values of the case.
 Net make_net(const Case& training, int64_t rank);
 
 std::shared_ptr<ShardedModule> shard_net(const Case& training, NetImpl& net, const std::shared_ptr<Communicator>& world,

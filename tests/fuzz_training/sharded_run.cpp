@@ -9,7 +9,8 @@
 namespace fsdp::fuzz {
 namespace {
 
-// What lies in this rank's leaf at the place of a slice: of the leaf's gradient, say.
+// The leaf that contains a slice, and the slice's offset in it. in() returns the same range of another tensor, such as
+// the leaf's gradient.
 struct Located {
   at::Tensor leaf;
   int64_t offset;

@@ -1,4 +1,4 @@
-// A case, run sharded: one object for each rank.
+// The sharded run of a case: one object for each rank.
 #pragma once
 
 #include <memory>
@@ -14,12 +14,12 @@
 
 namespace fsdp::fuzz {
 
-// Names of the parameters that lie in one leaf together.
+// The names of the parameters in each leaf.
 using LeafNames = std::vector<std::vector<std::string>>;
 
 class ShardedRun {
  public:
-  // `order`: of the units of an earlier run with automatic units.
+  // `order`: execution order of an earlier run, for automatic units.
   ShardedRun(const Case& training, const std::shared_ptr<Communicator>& world, const ExecutionOrder& order,
              Record& record);
 

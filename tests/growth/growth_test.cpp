@@ -1,4 +1,5 @@
-// Costs are in proportion to a model's size: counted in basic blocks of the library, of four times as much as before.
+// Checks that costs are proportional to a model's size. Costs are counted in basic blocks of the library, for one size
+// and for a size four times as large.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -13,11 +14,11 @@
 namespace fsdp::growth {
 namespace {
 
-// Of the steps as a power of the size. Sorting adds a logarithm.
+// Largest accepted exponent of the steps as a power of the size. It is above 1, because sorting adds a logarithm.
 constexpr double kLargestExponent = 1.2;
 constexpr int64_t kSize = 400;
 constexpr int64_t kFactor = 4;
-// Fewer are not compared: fixed costs and chance would decide.
+// Smaller costs are not compared, because fixed costs and chance would decide.
 constexpr int64_t kFewSteps = 2000;
 
 using Steps = std::map<std::string, int64_t>;
@@ -56,7 +57,7 @@ TEST_P(Growth, IsInProportionToTheSize) {
   }
 }
 
-// The counter counts: a job has more steps than it has units.
+// The counter works: a job takes more steps than it has units.
 TEST(Growth, StepsAreCounted) {
   for (const auto& [what, steps] : steps_of(jobs().front(), kSize)) {
     if (what == "fully_shard" || what == "step") {

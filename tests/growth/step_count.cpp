@@ -13,5 +13,5 @@ void count_step() { ++steps; }
 
 }  // namespace fsdp::growth
 
-// The compiler calls it at each basic block (-fsanitize-coverage=trace-pc).
+// Called by compiler-generated code at each basic block (-fsanitize-coverage=trace-pc).
 extern "C" void __sanitizer_cov_trace_pc() { fsdp::growth::count_step(); }

@@ -1,12 +1,12 @@
-// Counts what the library does instead of how long it takes: basic blocks that run on this thread, in the layers that
-// are compiled for it (tests/growth/CMakeLists.txt).
+// Counts steps of the library instead of measuring time. A step is a basic block that runs on this thread, in the
+// layers that are compiled for counting (tests/growth/CMakeLists.txt).
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp::growth {
 
-// Since the thread began.
+// Returns the steps of this thread since it began.
 int64_t steps_of_this_thread();
 
 }  // namespace fsdp::growth

@@ -1,11 +1,11 @@
-// A model whose forward can leave parts out: what tests of autograd train.
+// A model whose forward can leave parts out, for tests of autograd.
 #pragma once
 
 #include <torch/torch.h>
 
 namespace fsdp::testing {
 
-// Three layers in a row with a parameter of the root after the first, a head beside the last, and a spare layer.
+// Three layers in a row, a parameter of the root after the first, a head beside the last, and a spare layer.
 struct BranchedNetImpl : torch::nn::Module {
   BranchedNetImpl() {
     a = register_module("a", torch::nn::Linear(4, 5));

@@ -1,5 +1,5 @@
-// Ranks as processes of their own: a child process is the test program again, told by FSDP_TEST_CHILD what to do in its
-// test ChildProcess.DISABLED_Main.
+// Ranks as separate processes: a child process runs the test program again, and its test ChildProcess.DISABLED_Main
+// reads its role from FSDP_TEST_CHILD.
 #pragma once
 
 #include <arpa/inet.h>
@@ -37,7 +37,7 @@ class Listener {
   int port_ = 0;
 };
 
-// A process of this program that does what its role says and whose output can be read.
+// A process of this program that plays a given role and whose output can be read.
 class Child {
  public:
   Child(const std::string& role, int rank, int size, int port) {
@@ -65,7 +65,7 @@ class Child {
 
   void signal(int number) { kill(pid_, number); }
 
-  // What it wrote, once it has ended.
+  // Waits until the process has ended and returns its output.
   std::string finish() {
     std::string text;
     char buffer[4096];
@@ -75,7 +75,7 @@ class Child {
   }
   int status() const { return status_; }
 
-  // Blocks until it has written one line.
+  // Blocks until the process has written one line; returns the line.
   std::string read_line() {
     std::string line;
     for (char c = 0; read(output_, &c, 1) == 1 && c != '\n';) line += c;
@@ -83,7 +83,8 @@ class Child {
   }
 
  private:
-  // Between fork and exec only what is safe in a process with threads.
+  // Runs between fork and exec in a process with threads: glibc keeps malloc usable there, and no other thread of these
+  // tests changes the environment.
   [[noreturn]] static void run(const std::string& role, int rank, int size, int port) {
     setenv("FSDP_TEST_CHILD", role.c_str(), 1);
     setenv("RANK", std::to_string(rank).c_str(), 1);

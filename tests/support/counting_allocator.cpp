@@ -18,7 +18,7 @@ struct Block {
   c10::DataPtr data;
   int64_t bytes;
 };
-// By address: kernels that ask for raw memory free it by its address alone.
+// Blocks are keyed by address, because kernels that allocate raw memory free it by its address alone.
 std::mutex blocks_mutex;
 std::unordered_map<void*, Block>& blocks() {
   static auto* map = new std::unordered_map<void*, Block>;
@@ -34,7 +34,7 @@ void free_block(void* memory) {
   if (block) {
     current -= block.mapped().bytes;
   } else {
-    before->raw_deallocate(memory);  // it is from before counting began
+    before->raw_deallocate(memory);  // allocated before counting began
   }
 }
 

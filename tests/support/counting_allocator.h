@@ -1,11 +1,11 @@
-// The CPU's allocator, watched: how often memory is asked for, and how much is held.
+// Counts allocations by LibTorch's CPU allocator and the bytes that are allocated.
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp::testing {
 
-// While an object of this class lives, all tensors' memory on the CPU is counted, of all threads.
+// While an object of this class lives, the memory of all CPU tensors of all threads is counted.
 class CountedMemory {
  public:
   CountedMemory();
@@ -13,7 +13,7 @@ class CountedMemory {
   CountedMemory(const CountedMemory&) = delete;
   CountedMemory& operator=(const CountedMemory&) = delete;
 
-  // Of more than no bytes, so far.
+  // Returns the number of allocations so far; allocations of 0 bytes do not count.
   int64_t allocations() const;
   int64_t current_bytes() const;
   int64_t peak_bytes() const;

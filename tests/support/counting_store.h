@@ -1,4 +1,4 @@
-// A store in memory that counts what is asked of it: by this library, and by Gloo as it connects its ranks.
+// An in-memory store that counts the requests of this library and those of Gloo while it connects its ranks.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -13,8 +13,8 @@ namespace fsdp::testing {
 
 class CountingStore : public c10d::HashStore {
  public:
-  // Of all ranks together. Looks (`check`), which ranks repeat until the others have come, are counted apart: how many
-  // they are depends on time, which keys they are for does not.
+  // Counts over all ranks. Looks (`check`), which ranks repeat until the others have arrived, are counted separately:
+  // their number depends on timing, but the set of keys does not.
   struct Counts {
     std::atomic<int64_t> requests = 0, looks = 0, bytes = 0;
   };

@@ -1,4 +1,4 @@
-// What goes wrong in something that a test does.
+// Captures the error of an action in a test.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,7 +9,7 @@
 
 namespace fsdp::testing {
 
-// The message of the error that `action` throws, without a backtrace; "no error" if it throws none.
+// Returns the message of the error that `action` throws, without a backtrace, or "no error" if it throws none.
 inline std::string error_of(const std::function<void()>& action) {
   try {
     action();

@@ -7,11 +7,12 @@
 
 namespace {
 
-std::atomic<int> longest_tick{-1};  // milliseconds; below 0: as asked for
+std::atomic<int> longest_tick{-1};  // milliseconds; if negative, timeouts stay as requested
 
 }  // namespace
 
-// The program's own function comes before that of the C library, for all libraries in it.
+// Replaces the C library's function for all libraries in the program, because the program's own definition takes
+// precedence.
 extern "C" int epoll_wait(int epoll, epoll_event* events, int count, int timeout) {
   const int longest = longest_tick.load(std::memory_order_relaxed);
   const bool shorten = longest >= 0 && timeout > 0;

@@ -1,13 +1,13 @@
-// Gloo's event loops in a test program: how long each sleeps when nothing happens.
+// Shortens the time that Gloo's event loops sleep in a test program when no event arrives.
 #pragma once
 
 #include <chrono>
 
 namespace fsdp::testing {
 
-// From now on epoll_wait in this program returns after `tick` at the latest. Gloo asks for 10 ms, and whoever closes a
-// connection waits until the loop comes round: 8 ranks with three groups spend 0.2 s of each test so. No loop can tell:
-// returning without an event is what a signal does, too.
+// Makes epoll_wait in this program return after at most `tick` from now on. Gloo asks for 10 ms, and a thread that
+// closes a connection waits for the next iteration of the loop: 8 ranks with three groups spend 0.2 s of each test on
+// this. No loop can notice the difference, because a signal also makes epoll_wait return without an event.
 void shorten_event_loop_ticks(std::chrono::milliseconds tick);
 
 }  // namespace fsdp::testing

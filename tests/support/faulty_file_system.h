@@ -1,4 +1,4 @@
-// The system's files, of which some calls go wrong.
+// A file system in which some calls fail.
 #pragma once
 
 #include <atomic>
@@ -8,24 +8,24 @@
 
 namespace fsdp::testing {
 
-// What happens instead of a call that can fail: all but close, unlink and rmdir.
+// The fault that replaces a call that can fail. All calls can fail, except close, unlink and rmdir.
 struct FileFault {
   enum class Kind : uint8_t {
-    kError,  // it fails with `error`
-    kShort,  // pwrite and pread do half of their bytes; other calls are as ever
+    kError,  // the call fails with `error`
+    kShort,  // pwrite and pread transfer half of their bytes; other calls are unchanged
   };
   Kind kind = Kind::kError;
   int error = 0;
-  int64_t first = 0;   // the call it happens to, counted from 1
-  bool lasts = false;  // and to all calls after it
+  int64_t first = 0;   // the call that is affected, counted from 1
+  bool lasts = false;  // whether all later calls are affected too
 };
 
-// Threads: safe.
+// Thread-safe.
 class FaultyFileSystem final : public checkpoint::FileSystem {
  public:
   explicit FaultyFileSystem(const FileFault& fault) : fault_(fault) {}
 
-  // Calls that can fail, so far.
+  // Returns the number of calls so far that can fail.
   int64_t calls() const { return calls_; }
 
   int open(const char* path, int flags, mode_t mode) override;
@@ -39,14 +39,14 @@ class FaultyFileSystem final : public checkpoint::FileSystem {
 
  private:
   bool strikes();
-  // Whether this call fails; then errno is set.
+  // Counts this call and returns whether it fails; if so, errno is set.
   bool fails();
 
   const FileFault fault_;
   std::atomic<int64_t> calls_{0};
 };
 
-// Waits for no disk.
+// A file system whose fsync does not wait for a disk.
 class UnsyncedFileSystem final : public checkpoint::FileSystem {
  public:
   int fsync(int) override { return 0; }

@@ -1,4 +1,4 @@
-// Streams of the simulated device that fall behind when a test says so.
+// Streams of the simulated device that a test can hold up.
 #pragma once
 
 #include <torch/torch.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::testing {
 
-// A stream that does nothing until it is let go.
+// A stream that does no work until it is released by let_go().
 class HeldStream {
  public:
   HeldStream() : stream_(take_stream(simulated_device())), go_(gate_.get_future().share()) {
@@ -32,7 +32,7 @@ class HeldStream {
   bool held_ = true;
 };
 
-// The host waits for it: any stream may use it at once.
+// Returns a tensor on the device. The host waits until it is filled, so any stream may use it at once.
 inline at::Tensor filled(int64_t numel, double value) {
   at::Tensor tensor = torch::full({numel}, value).to(simulated_device());
   current_stream(simulated_device()).synchronize();
@@ -42,7 +42,7 @@ inline at::Tensor ones_on_device(int64_t numel) { return filled(numel, 1); }
 inline at::Tensor zeros_on_device(int64_t numel) { return filled(numel, 0); }
 inline double first_of(const at::Tensor& tensor) { return tensor.cpu()[0].item<double>(); }
 
-// Whether the stream comes to its end while the other one is held.
+// Whether the stream finishes its work (within 2 s) while another stream is held.
 inline bool goes_on(const c10::Stream& stream) {
   DeviceEvent here;
   here.record(stream);

@@ -8,7 +8,7 @@ namespace fsdp::testing {
 
 namespace {
 
-// A head that registers a parameter that another module registers too.
+// A head that registers a parameter that another module registers as well.
 struct TiedHeadImpl : torch::nn::LinearImpl {
   explicit TiedHeadImpl(const torch::Tensor& shared)
       : LinearImpl(torch::nn::LinearOptions(shared.size(1), shared.size(0)).bias(false)) {

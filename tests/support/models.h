@@ -39,10 +39,11 @@ struct TinyLMImpl : torch::nn::Module {
 };
 TORCH_MODULE(TinyLM);
 
-// The same weights each time and in each thread, whatever else draws random numbers.
+// Returns a model on test_device() with the same weights each time and in each thread, regardless of other draws of
+// random numbers.
 TinyLM make_tiny_lm(const TinyLMImpl::Config& config, at::ScalarType dtype = at::kFloat);
 
-// The batch that `rank` sees at `step`: [2, 5] token ids.
+// Returns the batch that `rank` sees at `step`: [2, 5] token ids.
 torch::Tensor batch_of(int64_t rank, int64_t step, int64_t vocabulary = 13);
 
 }  // namespace fsdp::testing

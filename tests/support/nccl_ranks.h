@@ -14,7 +14,7 @@
 
 namespace fsdp::testing {
 
-// Its functions, found at run time: the communicator opens the same file.
+// Functions of the fake library, looked up at run time, because the communicator opens the same file.
 struct FakeNccl {
   decltype(&::fake_nccl_fail_next) fail_next;
   decltype(&::fake_nccl_set_async_error) set_async_error;
@@ -26,10 +26,11 @@ struct FakeNccl {
 
 std::string fake_nccl_path();
 
-// Opens it, for streams of the simulated device too, and makes it forget what a test before set.
+// Opens the fake library, lets it enqueue work on streams of the simulated device too, and resets the state that an
+// earlier test set.
 FakeNccl fresh_fake_nccl();
 
-// A test that needs the library, and leaves nothing in it.
+// A test that needs the fake library, and checks that no communicators or operators are left in it.
 class WithFakeNccl : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -44,13 +45,13 @@ class WithFakeNccl : public ::testing::Test {
   FakeNccl fake{};
 };
 
-// Runs `body` once for each rank, each a thread with a communicator over the fake library for tensors on `device`: the
-// CPU, where collectives block, or the simulated device, with a stream of its own as the current one. Errors as
-// run_ranks.
+// Runs `body` once for each rank, each in its own thread, with a communicator over the fake library for tensors on
+// `device`. The device is the CPU, where collectives block, or the simulated device; each rank has its own stream as
+// the current one there. Errors are reported as by run_ranks.
 void run_nccl_ranks(int size, c10::Device device, const std::function<void(std::shared_ptr<Communicator>)>& body,
                     const NcclOptions& options = {});
 
-// The same with a simulated device for each rank, as ranks need that train.
+// Does the same as run_nccl_ranks, with a separate simulated device for each rank, which ranks that train need.
 void run_nccl_ranks_on_own_devices(int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
 
 }  // namespace fsdp::testing

@@ -1,4 +1,4 @@
-// Sharded training beside the same training in one process: a step is written once and run on both.
+// Compares sharded training with the same training in one process: a step is written once and run both ways.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace fsdp::testing {
 
-// How a model is sharded, over how many ranks.
+// The way a model is sharded, and the number of ranks.
 struct ShardingCase {
   int world_size;
   ShardingStrategy strategy;
@@ -25,45 +25,48 @@ struct ShardingCase {
   bool automatic = false;  // units are cut from the execution order
 };
 std::string name_of(const ShardingCase& sharding);
-// 1 to 4 ranks and 8, all strategies, both use_orig_params, automatic units; about half of them strict.
+// Returns cases with 1 to 4 and 8 ranks, all strategies, both values of use_orig_params, and automatic units; about
+// half of them are strict.
 std::vector<ShardingCase> sharding_cases();
-// With a unit for each module that has parameters of its own, or automatic units of about two parameters.
+// Returns options with a unit for each module that has parameters of its own, or with automatic units of about two
+// parameters.
 Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communicator>& world);
 std::shared_ptr<ShardedModule> shard(torch::nn::Module& module, const ShardingCase& sharding, const Options& options);
 
-// What a rank may do in a step that both run; in one process the ranks follow one after the other.
+// The interface of a step that both trainings run. In one process, the ranks run one after the other.
 struct RankStep {
   ShardedModule* sharded;  // null in one process
   int rank;
   int step;
-  double share;                      // of this rank in the mean over all ranks
-  std::vector<torch::Tensor>& seen;  // values that must be the same on both
+  double share;                      // factor of this rank's loss: 1 / world_size in one process, else 1
+  std::vector<torch::Tensor>& seen;  // values that must be the same in both trainings
 
   bool first_in_one_process() const { return !sharded && rank == 0; }
-  // A batch [3, 4], another one for each rank, step and number.
+  // Returns a batch [3, 4] that differs between ranks, steps and numbers.
   torch::Tensor x(int number = 0) const;
   void backward(const torch::Tensor& loss, bool retain_graph = false) const;
   void see(const torch::Tensor& value) const { seen.push_back(value.detach().cpu().clone()); }
 };
 
-// Whether the leaf of these parameters got a gradient.
+// Whether the leaf of the given parameters has a gradient.
 struct LeafGradient {
   std::vector<std::string> parameters;
   bool defined;
 };
 
-// What must be the same: weights after all steps, which leaves got a gradient in each, and what was seen.
+// The results that must be the same: the weights after all steps, the leaves with a gradient in each step, and the
+// values that were seen.
 struct Outcome {
   std::map<std::string, torch::Tensor> weights;
   std::vector<std::vector<LeafGradient>> gradients;  // by step
-  std::vector<std::vector<torch::Tensor>> seen;      // by step, and in one process by rank within it
+  std::vector<std::vector<torch::Tensor>> seen;      // by step; in one process, by step and rank
 };
 
 std::vector<LeafGradient> leaf_gradients(const torch::nn::Module& module);
-// Of this rank's leaves that have elements.
+// Returns one entry for each leaf of this rank. With use_orig_params, leaves without elements are left out.
 std::vector<LeafGradient> leaf_gradients(const ShardedModule& sharded);
-// Equal to the bit with one rank; to 1e-12 with several, whose sums are made in another order. A flat leaf has a
-// gradient when one of its parameters has.
+// Expects bit-equal results with one rank, and results equal to 1e-12 with several ranks, which add in a different
+// order. A flat leaf must have a gradient if one of its parameters has one.
 void expect_same_outcome(const Outcome& got, const Outcome& want, const ShardingCase& sharding, int rank);
 
 constexpr int kSteps = 2;
@@ -98,9 +101,9 @@ Outcome train_sharded(Net& net, ShardedModule& sharded, const Step& run_step, in
   return outcome;
 }
 
-// Runs steps of plain gradient descent on both. `make` returns a module holder; run_step(module, RankStep) runs forward
-// and backward.
 void run_on_ranks(int world_size, const std::function<void(const std::shared_ptr<Communicator>&)>& body);
+// Runs steps of plain gradient descent in one process and sharded, and compares the results. `make` returns a module
+// holder; run_step(module, RankStep) runs forward and backward.
 template <typename Make, typename Step>
 void expect_as_in_one_process(const ShardingCase& sharding, const Make& make, const Step& run_step,
                               const std::function<void(Options&)>& change_options = {}) {

@@ -35,7 +35,7 @@ bool has_masks(const c10::IValue& indices) {
   return found;
 }
 
-// Sizes of what indexing returns depend on data with masks only.
+// Whether the sizes of the results depend on data. For indexing, they do so only if an index is a mask.
 bool depends_on_data(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const std::string& name = op.schema().name();
   if (name == "aten::index") return has_masks(arguments.at(1));

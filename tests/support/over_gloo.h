@@ -1,4 +1,4 @@
-// Ranks that send what they exchange, whichever way the other tests go: for figures of what is sent, copied or held.
+// Runs ranks over Gloo, whichever communicator the other tests use, for tests that measure bytes sent, copied or held.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Where tests find what is no test's own.
+// Paths of the project's source and build folders.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What tests of the engine share: models sharded in the strictest mode, gradients and errors compared.
+// Helpers for tests of the engine: shard models in the strictest mode, compare gradients and errors.
 #pragma once
 
 #include <torch/torch.h>
@@ -15,50 +15,52 @@
 
 namespace fsdp::testing {
 
-// A group of one rank.
+// Returns a group of one rank.
 std::shared_ptr<Communicator> one_rank();
 
-// Makes a unit of every module that holds parameters of its own.
+// Returns a policy that makes a unit of every module that has parameters of its own.
 WrapPolicy every_module();
 
-// Options for one rank with every_module().
+// Returns options for one rank with every_module().
 Options one_rank_options();
-// The same without a policy, as lists of modules need them.
+// Returns options for one rank without a policy, as lists of modules require.
 Options one_rank_options_for_lists();
 
-// fully_shard, with each unit released as soon as the outermost operator on it ends, its memory overwritten with NaN
-// and refilled at another address.
+// Calls fully_shard in the strictest mode: each unit is released as soon as the outermost operator on it ends, its
+// memory is overwritten with NaN, and the next gather uses another address.
 std::shared_ptr<ShardedModule> shard_strictly(torch::nn::Module& module, const Options& options = one_rank_options());
 std::shared_ptr<ShardedModule> shard_strictly(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
                                               const Options& options);
 
-// Numbers between -1 and 1 that do not repeat soon, always the same.
+// Returns numbers between -1 and 1 that repeat only after a long time, the same in each call.
 torch::Tensor numbers(at::IntArrayRef sizes);
 
-// A module that holds the given tensors as parameters p0, p1, …: what operators are tried on.
+// A module that has the given tensors as parameters p0, p1, …, for tests of operators.
 struct BagImpl : torch::nn::Module {
   explicit BagImpl(const std::vector<torch::Tensor>& tensors);
 };
 TORCH_MODULE(Bag);
 
-// Expects an error whose message has all `parts`; returns the message.
+// Expects an error whose message contains all `parts`; returns the message.
 std::string expect_error(const std::function<void()>& body, std::initializer_list<const char*> parts);
 
-// Whole gradients by FQN, for one rank and use_orig_params; undefined where a leaf has none.
+// Returns whole gradients by FQN, for one rank and use_orig_params. A gradient is undefined if the leaf has none.
 std::map<std::string, torch::Tensor> gradients_of(const ShardedModule& sharded);
-// Whole parameters by FQN, copied, in the dtype of the shards. Collective.
+// Returns copies of the whole parameters by FQN, in the dtype of the shards. Collective.
 std::map<std::string, torch::Tensor> weights_of(ShardedModule& sharded);
-// The same of a module that is not sharded; each shared parameter under its first name.
+// Return the gradients and weights of a module that is not sharded; each shared parameter has its first name.
 std::map<std::string, torch::Tensor> gradients_of(const torch::nn::Module& module);
 std::map<std::string, torch::Tensor> weights_of(const torch::nn::Module& module);
 
 torch::Tensor copy_on_host(const torch::Tensor& tensor);
 
-// The same names, each both undefined or equal to the bit (a NaN equals itself), on whatever devices.
+// Expects the same names, and for each name two undefined tensors or two bit-equal tensors (a NaN equals itself), on
+// any devices.
 void expect_same(const std::map<std::string, torch::Tensor>& got, const std::map<std::string, torch::Tensor>& want);
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b);
 
-// Seeds the global generator, which the threads of run_ranks share, while it makes something.
+// Seeds the global generator and returns make(). The threads of run_ranks share the generator, so a mutex admits one
+// thread at a time.
 std::mutex& seed_mutex();
 template <typename Make>
 auto seeded(Make make, uint64_t seed = 17) {
@@ -67,11 +69,11 @@ auto seeded(Make make, uint64_t seed = 17) {
   return make();
 }
 
-// p -= p.grad / 16, for each distinct tensor that has a gradient.
+// Sets p -= p.grad / 16 for each distinct tensor that has a gradient.
 void descend(const std::vector<torch::Tensor>& parameters);
 
-// Two steps of plain gradient descent on the same model, plain and sharded with `options` in the strictest mode:
-// losses, gradients and weights must be equal to the bit.
+// Runs two steps of plain gradient descent on the same model, plain and sharded with `options` in the strictest mode.
+// Losses, gradients and weights must be bit-equal.
 template <typename Make, typename Loss>
 void expect_trains_alike(Make make, Loss loss_of, const Options& options = one_rank_options(),
                          const std::function<void(torch::nn::Module&)>& convert_plain = {}) {

@@ -86,15 +86,16 @@ struct SimulatedHooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
 };
 
-// When the program is loaded: autograd counts devices once, when it first runs backward.
+// The guard is registered when the program is loaded, because autograd counts devices only once, when it first runs
+// backward.
 const bool guard_is_registered = [] {
   c10::impl::registerDeviceGuard(c10::kPrivateUse1, new SimulatedGuard);
   return true;
 }();
 
 void register_device() {
-  // The hooks before the name: once a device of this kind has a name, other threads take it for the accelerator and ask
-  // for its hooks.
+  // The hooks must be registered before the name: once a device type has a name, other threads treat it as the
+  // accelerator and ask for its hooks.
   at::RegisterPrivateUse1HooksInterface(new SimulatedHooks);
   c10::register_privateuse1_backend("simulated");
   register_simulated_operators();

@@ -65,7 +65,8 @@ class Call {
   c10::Device device() const { return with_current_index(device_.value_or(c10::Device(c10::kPrivateUse1))); }
   SimulatedStream& stream() const { return current_simulated_stream(device()); }
 
-  // Arguments as the host sees them at the time of the work: the device's memory, and copies of what the host has now.
+  // Returns the arguments for the host at the time the work runs: views of device memory, and copies of the present
+  // contents of host tensors.
   Stack on_host() const {
     HostViews views;
     auto view = [&](const at::Tensor& tensor) {
@@ -82,7 +83,7 @@ class Call {
     return host;
   }
 
-  // The argument that a result is, or null.
+  // Returns the argument that the result aliases, or null if the result is a new tensor.
   const c10::IValue* written_as(const c10::Argument& result) const {
     TORCH_CHECK(!result.alias_info() || result.alias_info()->isWrite(), schema().name(),
                 ": the simulated device has no kernel for this view operator");
@@ -94,7 +95,7 @@ class Call {
     TORCH_CHECK(false, schema().name(), ": a result that is written is no argument");
   }
 
-  // Outputs given by the caller get the geometry that the operator gives them.
+  // Gives outputs that the caller passed the geometry that the operator gives them.
   void resize_outputs(const Rehearsal& rehearsal) const {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       if (!is_written(schema().arguments()[i]) || !arguments_[i].isTensor() || !arguments_[i].toTensor().defined()) {
@@ -115,7 +116,7 @@ class Call {
                : empty_simulated(result.sizes(), std::nullopt, result.scalar_type(), device());
   }
 
-  // What the caller gets in place of `results`, which were made elsewhere.
+  // Returns the results for the caller instead of `results`, which were computed elsewhere.
   Stack on_device(const Stack& results, std::vector<at::Tensor>& allocated) const {
     Stack own;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -128,7 +129,7 @@ class Call {
     return own;
   }
 
-  // Those of `results` that are not arguments.
+  // Returns the tensors of `results` that are not arguments.
   static std::vector<at::Tensor> fresh(const c10::FunctionSchema& schema, const Stack& results) {
     std::vector<at::Tensor> found;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -204,7 +205,7 @@ bool returns_view(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// Composite operators too that look at the device to choose what they are composed of.
+// Whether the operator runs as a whole. This includes composite operators that choose their parts by the device.
 bool is_done_as_a_whole(const c10::OperatorHandle& op) {
   static const std::set<std::string> chosen_by_device = {"aten::convolution", "aten::convolution_backward"};
   const std::string& name = op.schema().name();
@@ -215,8 +216,8 @@ bool is_done_as_a_whole(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-// One fallback would not do: LibTorch prefers what an operator is composed of to a fallback, and composes what the CPU
-// does as a whole.
+// A single fallback is not enough: LibTorch prefers the composite implementation of an operator to a fallback, and
+// would decompose operators that the CPU runs as a whole.
 void register_simulated_fallback() {
   static torch::Library& whole =
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);

@@ -25,7 +25,7 @@ Current& current() {
   return value;
 }
 
-// Memory and the stream whose order decides when it is given back.
+// Memory, and the stream in whose order it is released.
 struct Block {
   void* data;
   size_t nbytes;
@@ -99,7 +99,7 @@ class PinnedMemory final : public c10::Allocator {
   }
 
   std::mutex mutex_;
-  std::map<char*, char*> ends_;  // by beginning
+  std::map<char*, char*> ends_;  // by begin address
 };
 
 }  // namespace

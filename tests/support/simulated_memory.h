@@ -14,7 +14,7 @@
 
 namespace fsdp::testing {
 
-// This thread's current device and, on each device, stream.
+// The current device of this thread, and its current stream on each device.
 c10::DeviceIndex& current_index();
 c10::StreamId& current_stream_id(c10::Device device);
 c10::Device with_current_index(c10::Device device);
@@ -22,17 +22,17 @@ inline SimulatedStream& current_simulated_stream(c10::Device device) {
   return simulated_stream(with_current_index(device).index(), current_stream_id(device));
 }
 
-// Memory of a device that is given back in the order of the stream that is current now. It is aligned as LibTorch
-// aligns the CPU's, on which the bits of results may depend.
+// Allocates memory of a device, which is released in the order of the stream that is current now. It is aligned like
+// LibTorch's CPU memory, because the bits of results may depend on the alignment.
 c10::DataPtr allocate_simulated(size_t nbytes, c10::Device device);
-// It is not given back before what is enqueued on `stream` when it is let go is done.
+// Delays the release of the memory until the work that is enqueued on `stream` when the owner frees it is done.
 void record_use_on_stream(const c10::DataPtr& data, SimulatedStream& stream);
 at::Tensor empty_simulated(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, c10::Device device);
 at::Tensor empty_simulated(at::IntArrayRef sizes, std::optional<at::MemoryFormat> format, at::ScalarType dtype,
                            c10::Device device);
 
-// Host tensors over the memory of tensors of the device. They do not keep it alive, just as a kernel does not. Tensors
-// that share a storage, or are the same, do so on the host.
+// Host tensors over the memory of device tensors. They do not keep it alive, just as a kernel does not. Tensors that
+// share a storage, or are the same, do so on the host too.
 class HostViews {
  public:
   at::Tensor of(const at::Tensor& tensor);
@@ -41,7 +41,7 @@ class HostViews {
   std::vector<std::pair<const c10::TensorImpl*, at::Tensor>> tensors_;
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages_;
 };
-// A host tensor over `storage`, `offset` in elements.
+// Returns a host tensor over `storage`; `offset` is in elements.
 at::Tensor host_tensor(c10::Storage storage, const at::Tensor& geometry, int64_t offset);
 
 c10::Allocator* pinned_memory_allocator();

@@ -39,7 +39,7 @@ at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std:
   return empty_simulated(size, format, c10::dtype_or_default(dtype), device_or_current(device));
 }
 
-// What the storage holds stays, as far as it fits: it is copied when the stream is there.
+// Enlarges a storage. Its contents are kept: they are copied when the stream reaches the copy.
 void grow(const c10::Storage& storage, size_t nbytes) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   if (nbytes <= impl.nbytes()) return;
@@ -95,15 +95,16 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage_part(self, nothing.storage(), 0, {0}, {1});
 }
 
-// What is enqueued on `second` from now on waits for what is on `first`.
+// Makes work enqueued on `second` from now on wait for the work on `first`.
 void order(SimulatedStream& first, SimulatedStream& second) {
   auto reached = std::make_shared<SimulatedEvent>();
   SimulatedEvent::record(reached, first);
   SimulatedEvent::block(reached, second);
 }
 
-// Host memory is read and written when the stream is there where that is allowed: non_blocking, and when it is read, it
-// must be pinned. It is kept alive until then, as the caching allocator of pinned memory does.
+// Reads and writes host memory when the stream reaches the copy, if that is allowed: the copy must be non_blocking and,
+// if host memory is read, that memory must be pinned. Host memory is kept alive until then, as by the caching allocator
+// of pinned memory.
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   SimulatedStream& stream = current_simulated_stream(self.is_cpu() ? source.device() : self.device());
   HostViews views;
@@ -125,8 +126,8 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   record_use_on_stream(self.storage().data_ptr(), simulated_stream(stream));
 }
 
-// Module::to gives a parameter memory on another device by set_data. LibTorch allows that among its own devices, all of
-// which have ordinary tensors.
+// Module::to moves a parameter to another device by set_data. LibTorch allows this among its own devices, all of which
+// have ordinary tensors.
 bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
   auto ordinary = [](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && (tensor.is_cpu() || tensor.device().type() == c10::kPrivateUse1);
@@ -134,7 +135,7 @@ bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
   return ordinary(self) && ordinary(from);
 }
 
-// Which attention LibTorch takes: that of the CPU.
+// Chooses the same attention implementation as on the CPU.
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double dropout, bool causal,
                          std::optional<double> scale, bool grouped) {

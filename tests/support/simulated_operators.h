@@ -1,9 +1,9 @@
-// Kernels of the simulated device that deal with memory: allocation, views, copies.
+// Kernels of the simulated device for memory: allocation, views, copies.
 #pragma once
 
 namespace fsdp::testing {
 
-// Once in a process, before the fallback.
+// Registers the kernels. Must be called only once in a process, before the fallback is registered.
 void register_simulated_operators();
 
 }  // namespace fsdp::testing

@@ -30,7 +30,7 @@ const char* what_of(const std::exception_ptr& error) {
   }
 }
 
-// All streams of the process. Never destroyed: tensors may outlive them, and give back their memory on a stream.
+// All streams of the process. Never destroyed, because tensors may outlive them and release their memory on a stream.
 class Streams {
  public:
   SimulatedStream& at(c10::DeviceIndex device, c10::StreamId id) {
@@ -103,7 +103,7 @@ bool SimulatedStream::is_late(const Item& item) {
   return item.lateness == Lateness::kAlways || ++seen_now_and_then_ % kOneLateOf == 1;
 }
 
-// What the item holds is let go before it counts as done.
+// Runs an item. It is passed by value, so that its captured objects are freed before it counts as done.
 void SimulatedStream::perform(Item item) {
   if (is_late(item)) std::this_thread::sleep_for(kLateness);
   try {

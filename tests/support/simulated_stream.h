@@ -1,4 +1,4 @@
-// Streams and events of the simulated device: threads that do, in order, what was enqueued, a little late.
+// Streams and events of the simulated device: threads that run the enqueued work in order, a little late.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,25 +15,25 @@
 
 namespace fsdp::testing {
 
-// Whether a stream lets time pass before it does an item.
+// Whether a stream sleeps before it runs an item.
 enum class Lateness : uint8_t {
-  kAlways,     // what orders streams, or moves data between them: copies, fills, events, collectives
-  kNowAndThen  // whatever there is much of: every 16th such item of a stream
+  kAlways,     // work that orders streams or moves data between them: copies, fills, events, collectives
+  kNowAndThen  // frequent work: every 16th such item of a stream sleeps
 };
 
-// Threads: safe. Items run outside autograd, each operator on one thread.
+// Thread-safe. Items run outside autograd, each operator on one thread.
 class SimulatedStream {
  public:
   SimulatedStream() : thread_([this] { run(); }) {}
 
   void enqueue(std::function<void()> work, Lateness lateness = Lateness::kAlways);
-  // Whether all that was enqueued is done.
+  // Whether all enqueued work is done.
   bool idle();
-  // Blocks until what was enqueued before is done. Throws what an item has thrown, once.
+  // Blocks until all work enqueued before is done. Throws the exception of a failed item, once.
   void synchronize();
-  // What an item has thrown that nobody was told; called by items of this stream.
+  // Returns the exception of a failed item that has not been reported yet. Called by items of this stream.
   std::exception_ptr error();
-  // Blocks until what was enqueued before is done, and returns what synchronize() would throw.
+  // Blocks until all work enqueued before is done, and returns the exception that synchronize() would throw, or null.
   std::exception_ptr drain();
 
  private:
@@ -55,13 +55,13 @@ class SimulatedStream {
   std::thread thread_;
 };
 
-// A point in the work of a stream. Threads: safe.
+// A point in the work of a stream. Thread-safe.
 class SimulatedEvent {
  public:
   static void record(const std::shared_ptr<SimulatedEvent>& event, SimulatedStream& stream);
   static void block(const std::shared_ptr<SimulatedEvent>& event, SimulatedStream& stream);
   bool is_reached();
-  // Throws what an item of the recorded stream had thrown before.
+  // Throws the exception of an item that failed on the recorded stream before the point.
   void synchronize();
 
  private:
@@ -76,15 +76,15 @@ class SimulatedEvent {
   std::exception_ptr error_;
 };
 
-constexpr int kSimulatedStreams = 97;  // of each device: the default one and a pool
+constexpr int kSimulatedStreams = 97;  // of each device: the default stream and a pool
 
-// Made at their first use. What is enqueued on them when the process ends is done before; an error that nobody was told
-// ends the process with its message.
+// Returns a stream, which is created at its first use. Work that is still enqueued at the end of the process is
+// finished first; an error that has not been reported ends the process with its message.
 SimulatedStream& simulated_stream(c10::DeviceIndex device, c10::StreamId id);
 inline SimulatedStream& simulated_stream(const c10::Stream& stream) {
   return simulated_stream(stream.device_index(), stream.id());
 }
-// Blocks until what was enqueued on the device's streams is done.
+// Blocks until all work enqueued on the device's streams is done.
 void synchronize_simulated_streams(c10::DeviceIndex device);
 
 }  // namespace fsdp::testing

@@ -12,7 +12,7 @@
 
 namespace fsdp::testing {
 
-// Makes an empty folder in the temporary folder of the system, and removes it with all that is in it at the end of its
+// Creates an empty folder in the system's temporary folder, and removes it with all its contents at the end of the
 // scope.
 class TemporaryFolder {
  public:
@@ -29,18 +29,18 @@ class TemporaryFolder {
   std::string path(const std::string& name) const { return (path_ / name).string(); }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 
-  // Writes a file, with the folders above it; returns its path.
+  // Writes a file and creates the folders above it; returns its path.
   std::string write(const std::string& name, const std::string& bytes) const {
     std::filesystem::create_directories((path_ / name).parent_path());
     std::ofstream(path_ / name, std::ios::binary) << bytes;
     return path(name);
   }
-  // Returns a file's bytes; empty if it is not there.
+  // Returns a file's bytes, or an empty string if the file does not exist.
   std::string read(const std::string& name) const {
     std::ifstream file(path_ / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // Returns the names of its entries.
+  // Returns the names of the entries in the folder.
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename());

@@ -44,7 +44,7 @@ void skip_without_devices(int world_size) {
   }
   const std::string why = std::to_string(world_size) + " ranks need as many devices";
   [&] { GTEST_SKIP() << why; }();
-  // Ends the test from here, too; GoogleTest takes it for what was reported already.
+  // Ends the test from here as well. GoogleTest takes the exception for the skip that was reported already.
   throw ::testing::AssertionException(
       ::testing::TestPartResult(::testing::TestPartResult::kSkip, __FILE__, __LINE__, why.c_str()));
 }
@@ -72,8 +72,9 @@ std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted, const
   return make_staged_communicator(std::move(chosen.communicator));
 }
 
-// Lets MKL, which chooses its kernels at the first call, choose them on one thread. Of two threads that call it first
-// at the same time one may compute with others, whose last bits differ: 1 in 100 runs of a program on a busy machine.
+// Makes MKL choose its kernels, which it does at its first call, on one thread. If two threads make the first call at
+// the same time, one of them may compute with other kernels, whose last bits differ: this happens in 1 of 100 runs of a
+// program on a busy machine.
 void choose_kernels_of_mkl() {
   static const bool chosen = [] {
     const torch::Tensor ones = torch::ones({16, 16});

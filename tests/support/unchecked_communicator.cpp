@@ -22,7 +22,7 @@
 
 namespace fsdp::testing {
 
-// What each rank has put down for each collective stays, so that nobody has to wait for slow readers.
+// Keeps the contributions of all ranks to all collectives, so that no rank has to wait for slow readers.
 class UncheckedHub {
  public:
   struct Part {
@@ -98,7 +98,7 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// As many bytes as there are, from `begin` on; the rest stays.
+// Copies bytes from `begin` on, as many as are available; the rest of the tensor is unchanged.
 void fill(const at::Tensor& tensor, const std::string& bytes, size_t begin = 0) {
   const size_t available = bytes.size() > begin ? bytes.size() - begin : 0;
   if (const size_t count = std::min<size_t>(available, tensor.nbytes())) {
@@ -161,7 +161,7 @@ class UncheckedCommunicator final : public Communicator {
                  [tensor, root](const Parts& parts) { fill(tensor, parts[static_cast<size_t>(root)].bytes); });
   }
 
-  // Each rank puts down all that it sends, with the counts as flags.
+  // Each rank stores all data that it sends, with the counts as flags.
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId&) override {
     const uint64_t number = next_number_++;
@@ -217,7 +217,7 @@ class UncheckedCommunicator final : public Communicator {
     return std::make_unique<UncheckedWork>(hub_, number, flags, std::move(finish));
   }
 
-  // In fp32 for bf16 and fp16 contributions, in rank order.
+  // Returns a function that adds the contributions in rank order, in fp32 for bf16 and fp16.
   static std::function<void(const Parts&)> sum_into(at::Tensor output, at::ScalarType dtype, double scale,
                                                     size_t begin) {
     return [=](const Parts& parts) {

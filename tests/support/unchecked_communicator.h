@@ -1,5 +1,6 @@
-// A communicator without any check of what ranks issue, as device backends are: ranks are threads, the k-th collective
-// of each rank meets the k-th of the others, and what they send is mixed in silence, whatever it is.
+// A communicator that does not check the collectives that ranks issue, as is the case for device backends. Ranks are
+// threads; the k-th collective of each rank is matched with the k-th of the others, and their data is mixed without an
+// error, whatever it is.
 #pragma once
 
 #include <chrono>
@@ -11,17 +12,17 @@
 namespace fsdp::testing {
 
 struct UncheckedOptions {
-  // After this long a collective that does not end is an error, which names nobody.
+  // The time after which an unfinished collective is an error; the error names no rank.
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
   bool has_meeting_point = true;
 };
 
-// Where the ranks of one group meet, and the memory through which they exchange.
+// The meeting point of the ranks of one group, and the memory through which they exchange data.
 class UncheckedHub;
 std::shared_ptr<UncheckedHub> make_unchecked_hub(int size, const UncheckedOptions& options = {});
 std::shared_ptr<Communicator> make_unchecked_communicator(const std::shared_ptr<UncheckedHub>& hub, int rank);
 
-// run_ranks with such communicators.
+// Does the same as run_ranks, with unchecked communicators.
 void run_unchecked_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& body,
                          const UncheckedOptions& options = {});
 

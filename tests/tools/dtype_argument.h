@@ -1,4 +1,4 @@
-// The dtypes that the tools take as an argument.
+// Parses the dtype argument of the tools.
 #pragma once
 
 #include <c10/core/ScalarType.h>

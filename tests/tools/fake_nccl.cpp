@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace {
+namespace fake_nccl {
 
 struct Settings {
   std::mutex mutex;
@@ -38,7 +38,7 @@ std::atomic<int> live_operators = 0;
 
 enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast };
 
-// What one rank gives to a collective.
+// One rank's contribution to a collective.
 struct Part {
   const void* send;
   void* receive;
@@ -49,7 +49,7 @@ struct Part {
   int root = 0;
 };
 
-// One collective of all ranks: the last to come does it for all of them.
+// One collective of all ranks. The last rank to arrive carries it out for all of them.
 struct Meeting {
   std::vector<std::optional<Part>> parts;
   size_t come = 0;
@@ -103,7 +103,7 @@ size_t bytes_of(ncclDataType_t dtype) {
   }
 }
 
-// As NCCL does: each product and each sum is rounded to the dtype.
+// Like NCCL, rounds each product and each sum to the dtype.
 template <typename T>
 void add_range(const std::vector<std::optional<Part>>& parts, size_t begin, size_t count, T* out) {
   std::vector<T> sum(count);
@@ -123,7 +123,7 @@ void reduce(Meeting& meeting) {
   auto& parts = meeting.parts;
   const size_t count = parts[0]->count;
   if (parts[0]->kind == Kind::kReduceScatter) {
-    // All sums before any result: one rank's result may lie in its contribution.
+    // Computes all sums before it writes any result, because a rank's result may overlap its contribution.
     std::vector<std::vector<T>> sums(parts.size(), std::vector<T>(count));
     for (size_t rank = 0; rank < parts.size(); ++rank) add_range<T>(parts, rank * count, count, sums[rank].data());
     for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -206,8 +206,8 @@ struct Transfer {
   size_t bytes;
 };
 
-// Puts down all that is sent, takes all that is received, and waits for the receivers. A rank that is gone matters to
-// those alone who still wait for it.
+// Puts down all outgoing messages, takes all incoming ones, and waits until the receivers have taken theirs. A rank
+// that has left is an error only for ranks that still wait for it.
 ncclResult_t transfer(Clique& clique, int rank, const std::vector<Transfer>& transfers) {
   std::unique_lock lock(clique.mutex);
   const auto is_gone = [&](int peer) { return clique.left.count(peer) + clique.left.count(rank) > 0; };
@@ -238,7 +238,9 @@ ncclResult_t transfer(Clique& clique, int rank, const std::vector<Transfer>& tra
   return ncclSuccess;
 }
 
-}  // namespace
+}  // namespace fake_nccl
+
+using namespace fake_nccl;
 
 struct ncclComm {
   std::shared_ptr<Clique> clique;
@@ -247,12 +249,12 @@ struct ncclComm {
   uint64_t issued = 0;
   std::shared_ptr<std::atomic<int>> async_result = std::make_shared<std::atomic<int>>(ncclSuccess);
   int polls_left = 0;
-  std::vector<double> factors;  // of operators, by position
+  std::vector<double> factors;  // factors of operators, by position
 };
 
 namespace {
 
-// The failure that a test wants of this call.
+// Returns and clears the failure that a test requested for this call.
 std::optional<ncclResult_t> injected(const char* function, int rank) {
   std::lock_guard lock(settings().mutex);
   const auto found = settings().failures.find({function, rank});
@@ -298,7 +300,7 @@ thread_local OpenGroup open_group;
 
 ncclResult_t add_transfer(const char* function, const Transfer& one, ncclComm_t comm, cudaStream_t stream) {
   if (const auto result = injected(function, comm->rank)) return *result;
-  if (!open_group.open) return ncclInvalidUsage;  // alone, it would wait for its peer's call
+  if (!open_group.open) return ncclInvalidUsage;  // outside a group, it would wait for its peer's call
   open_group.comm = comm;
   open_group.stream = stream;
   open_group.transfers.push_back(one);
@@ -427,7 +429,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
     std::lock_guard lock(comm->clique->mutex);
-    // What all ranks have come to is done; the rest never will be.
+    // Collectives that all ranks have joined are done. The others will never complete.
     comm->clique->aborted = true;
     comm->clique->left.insert(comm->rank);
     comm->clique->changed.notify_all();

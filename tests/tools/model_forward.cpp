@@ -1,10 +1,10 @@
-// model_forward FOLDER DTYPE INPUT OUTPUT [eval|fused]: runs a Hugging Face folder's model, in training mode or with
-// "eval" in evaluation mode, on what the safetensors file INPUT holds, and writes "loss", "logits", "grad.NAME" for
-// every parameter and "buffer.NAME" for every buffer to the safetensors file OUTPUT. With "fused" a language model
-// computes head and loss together, and there are no logits. DTYPE is fp32, fp64 or bf16. INPUT has for language models
-// "input_ids" (int64 [batch, sequence]), "labels" (optional, else the input_ids) and, for sequence-to-sequence models,
-// "attention_mask" (optional); for image classifiers "pixel_values" and "labels", and OUTPUT then has also "flops",
-// those of an image.
+// model_forward FOLDER DTYPE INPUT OUTPUT [eval|fused]: runs the model of a Hugging Face folder on the tensors of the
+// safetensors file INPUT, in training mode or, with "eval", in evaluation mode. Writes "loss", "logits", "grad.NAME"
+// for every parameter and "buffer.NAME" for every buffer to the safetensors file OUTPUT. With "fused", a language model
+// computes head and loss together, and OUTPUT has no logits. DTYPE is fp32, fp64 or bf16. For language models, INPUT
+// contains "input_ids" (int64 [batch, sequence]), "labels" (optional, default: the input_ids) and, for
+// sequence-to-sequence models, "attention_mask" (optional). For image classifiers, INPUT contains "pixel_values" and
+// "labels", and OUTPUT also contains "flops", the FLOPs for one image.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>

@@ -1,5 +1,5 @@
-// model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads a Hugging Face folder's model in DTYPE (fp32, fp64
-// or bf16) and saves it, with the tokenizer's files, as the folder TARGET.
+// model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads the model of a Hugging Face folder in DTYPE (fp32, fp64 or
+// bf16) and saves it, with the files of the tokenizer, as the folder TARGET.
 #include <c10/util/Exception.h>
 
 #include <cstdio>

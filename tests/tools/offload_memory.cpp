@@ -1,7 +1,8 @@
-// Trains a model and prints how much memory of this process is resident, for tests/python/test_offload.py. Started once
+// Trains a model and prints the resident memory of this process, for tests/python/test_offload.py, which starts it once
 // for each rank, with the environment of torchrun.
 // Usage: offload_memory FOLDER|none adamw|fused LAYERS WIDTH
-// Prints the loss, and the resident MiB: after a step, and at most in forward, backward and the step.
+// Prints the loss and three numbers of resident MiB: after the last step, the peak in forward, and the peak in the
+// optimizer's step (0 with adamw).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -45,7 +46,7 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-// AdamW, LibTorch's or that over shards.
+// AdamW: LibTorch's, or the fused one over shards.
 class Optimizer {
  public:
   Optimizer(const std::string& which, fsdp::ShardedModule& sharded) : sharded_(sharded) {

@@ -1,5 +1,5 @@
-// safetensors_dump FILE: one line "NAME DTYPE [SHAPE] HASH" for each tensor (FNV-1a of its bytes), or the
-// error and exit status 1.
+// safetensors_dump FILE: prints one line "NAME DTYPE [SHAPE] HASH" for each tensor, where HASH is the FNV-1a hash of
+// its bytes. If the file is refused, prints the error and exits with status 1.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Shards and trains a model under a limit on this process's data, for tests/python/test_start_up.py. Started once for
-// each rank, with the environment of torchrun.
+// Shards and trains a model under a limit on the data segment of this process (RLIMIT_DATA), for
+// tests/python/test_start_up.py, which starts it once for each rank, with the environment of torchrun.
 // Usage: start_up_memory deferred|eager LAYERS WIDTH LIMIT_MIB
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -49,7 +49,7 @@ rlim_t data_bytes() {
   throw std::runtime_error("/proc/self/status has no VmData");
 }
 
-// What this process may take beside what it has.
+// Limits the memory of this process to its current size plus `bytes`.
 void limit_data(rlim_t bytes) {
   const rlim_t most = data_bytes() + bytes;
   const rlimit limit{most, most};

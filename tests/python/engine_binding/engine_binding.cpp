@@ -1,4 +1,4 @@
-// torch.classes.fsdp_test.Engine: the engine on plain tensors and names, one rank, for the Python tests.
+// torch.classes.fsdp_test.Engine for the Python tests: the engine on plain tensors and names, with one rank.
 #include <torch/custom_class.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ std::optional<at::ScalarType> dtype_of(std::optional<int64_t> code) {
   return code ? std::optional(static_cast<at::ScalarType>(*code)) : std::nullopt;
 }
 
-// Tensors come and go through methods of a class, not through operators: those would be touches.
+// Passes tensors through methods of a class instead of operators, which the engine would see as uses of the parameters.
 class EngineForPython : public torch::CustomClassHolder {
  public:
   explicit EngineForPython(bool strict_release) {
@@ -52,10 +52,10 @@ class EngineForPython : public torch::CustomClassHolder {
     options.mesh.world = make_fake_communicator(0, 1);
     engine_ = std::make_shared<Engine>(options);
     engine_->set_strict_release(strict_release);
-    register_engine(engine_);  // as fully_shard does: parameters keep their engine alive
+    register_engine(engine_);  // like fully_shard: parameters keep their engine alive
   }
 
-  // `compute` and `reduce` are codes of dtypes.
+  // `compute` and `reduce` are codes of at::ScalarType.
   void add_unit(std::vector<at::Tensor> parameters, std::vector<std::string> fqns, const std::string& module_fqn,
                 std::optional<int64_t> compute, std::optional<int64_t> reduce) {
     UnitOptions options;
@@ -66,7 +66,7 @@ class EngineForPython : public torch::CustomClassHolder {
     unit.set_root(module_fqn.empty());
   }
 
-  // Of each parameter that has one: whole, in the dtype of the shards.
+  // Returns the whole gradient of each parameter that has one, in the dtype of the shards.
   c10::Dict<std::string, at::Tensor> gradients() {
     c10::Dict<std::string, at::Tensor> result;
     for (const auto& [fqn, leaf] : ShardedModule(engine_).named_parameters()) {
@@ -85,7 +85,7 @@ class EngineForPython : public torch::CustomClassHolder {
     return result;
   }
 
-  // What an optimizer is to be built on, by FQN.
+  // Returns the tensors for the optimizer, by FQN.
   c10::Dict<std::string, at::Tensor> leaves() {
     c10::Dict<std::string, at::Tensor> result;
     for (const auto& [fqn, leaf] : ShardedModule(engine_).named_parameters()) {
@@ -114,7 +114,7 @@ class EngineForPython : public torch::CustomClassHolder {
   void open_pin(std::vector<at::Tensor> parameters) {
     open([this, parameters](const auto& body) { ShardedModule(engine_).pin(parameters, body); });
   }
-  // Ends what was opened last.
+  // Closes the scope that was opened last.
   void close() {
     TORCH_CHECK(!scopes_.empty(), "no scope is open");
     std::unique_ptr<ScopeThread> scope = std::move(scopes_.back());

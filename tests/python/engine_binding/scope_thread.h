@@ -7,18 +7,18 @@
 
 namespace fsdp::testing {
 
-// The scope runs on a thread of its own, whose body does nothing but wait for close(). Scopes of the engine belong to
-// units, not to threads, so the caller's thread works inside it.
+// Runs the scope on a separate thread, where its body only waits for close(). Scopes of the engine belong to units, not
+// to threads, so the caller's thread works inside the scope.
 class ScopeThread {
  public:
   using Scope = std::function<void(const std::function<void()>& body)>;
 
-  // Returns once the body runs; throws what the scope throws before that.
+  // Returns once the body runs. Throws the scope's error if it fails before that.
   explicit ScopeThread(Scope scope);
-  // Closes without reporting errors.
+  // Closes the scope if it is open, without reporting errors.
   ~ScopeThread();
 
-  // Ends the body, waits for the end of the scope and throws what it threw.
+  // Ends the body, waits for the end of the scope, and throws the scope's error if there was one.
   void close();
 
  private:
