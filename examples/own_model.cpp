@@ -26,7 +26,7 @@ inline AverageConfig parse_average_config(const nlohmann::json& json) {
           config.positive_integer("num_hidden_layers", 2)};
 }
 
-// Each position sees the mean of what stands before it.
+// Each position sees the mean of the positions up to and including itself.
 class AverageBlockImpl : public torch::nn::Module {
  public:
   AverageBlockImpl(int64_t width, const at::TensorOptions& options)
