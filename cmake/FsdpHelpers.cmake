@@ -50,10 +50,10 @@ function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
 endfunction()
 
-# fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library fsdp_NAME, and
-# src/NAME/*_test.cpp as the sources of the test program NAME_test (built in tests/). A layer sees its own headers and
-# those of the layers that it depends on through links in layers/ of the build folder: an include of any other layer, or
-# of LibTorch in a layer without it, does not compile.
+# fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library
+# fsdp_NAME, and src/NAME/*_test.cpp as the sources of the test program NAME_test (built in tests/). A layer sees its own
+# headers and those of the layers that it depends on through links in layers/ of the build folder: an include of any other
+# layer, or of LibTorch in a layer without it, does not compile.
 function(fsdp_add_layer name)
   cmake_parse_arguments(arg "WITHOUT_LIBTORCH" "" "DEPENDS;EXCEPT" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")

@@ -164,10 +164,6 @@ class ValueBuilder {
   json* value_of_key_ = nullptr;
 };
 
-}  // namespace
-
-namespace {
-
 json parse(std::string_view text, const std::string& source, const std::string& key, MemberReader* reader) {
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would stop there
     TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not allow");
