@@ -48,6 +48,8 @@ endfunction()
 
 function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas -Winvalid-pch -fpch-preprocess)
+  # Clang checks which mutex guards what: base/mutex.h.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang,AppleClang>:-Werror=thread-safety>)
 endfunction()
 
 # fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library

@@ -75,7 +75,7 @@ Trained train(const Setting& setting, const std::shared_ptr<Communicator>& commu
   options.param_dtype = setting.param_dtype;
   options.auto_wrap_policy = module_class_policy<BlockImpl>();
   auto sharded = fully_shard(*model, options);
-  sharded->engine().set_strict_release(setting.strict);
+  sharded->engine().gatherer().set_strict(setting.strict);
   Trained trained;
   for (int step = 0; step < 3; ++step) {
     sharded->zero_grad();

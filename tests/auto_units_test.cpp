@@ -43,7 +43,7 @@ Options automatic(const std::shared_ptr<Communicator>& communicator, int64_t tar
 
 std::vector<std::string> names_of(const ShardedModule& sharded) {
   std::vector<std::string> names;
-  for (const Unit* unit : sharded.engine().all_units()) {
+  for (const Unit* unit : sharded.engine().tree().all()) {
     names.push_back(unit->name() + (unit->is_root() ? " (root)" : ""));
   }
   return names;

@@ -307,7 +307,7 @@ class Threads : public ::testing::TestWithParam<bool> {
     Options options = testing::one_rank_options();
     options.auto_wrap_policy = module_class_policy<torch::nn::TransformerEncoderLayerImpl, torch::nn::LinearImpl>();
     auto sharded = fully_shard(module, options);
-    sharded->engine().set_strict_release(GetParam());
+    sharded->engine().gatherer().set_strict(GetParam());
     return sharded;
   }
 };

@@ -55,7 +55,7 @@ class GradientLifetime : public ::testing::TestWithParam<Grouping> {
       options.auto_wrap_policy = {};
     }
     auto result = fully_shard(module, options);
-    result->engine().set_strict_release(GetParam().strict);
+    result->engine().gatherer().set_strict(GetParam().strict);
     return result;
   }
   // Does the same with both models and compares their gradients. The engine must not hold anything afterwards.

@@ -343,7 +343,9 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
     EXPECT_EQ(world->bytes_sent() - setup, 2 * gather + 7 * kAgreement);
     EXPECT_EQ(sharded->stats().all_gathers, 2 * kLayers - 1);
     EXPECT_EQ(sharded->stats().gathered_bytes, 0);
-    const Communicator& pair = *sharded->engine().units().front()->park_group;
+    Unit& first = *sharded->engine().units().front();
+    MutexLock lock(first.mutex);
+    const Communicator& pair = *first.buffers.park_group();
     EXPECT_EQ(pair.size(), 2);
     EXPECT_EQ(pair.bytes_sent(), (M - M / kLayers) / 2);
   };

@@ -35,7 +35,7 @@ class Membership : public ::testing::TestWithParam<bool> {
   void SetUp() override {
     net = testing::seeded([] { return std::make_shared<NetImpl>(); });
     sharded = fully_shard(*net, testing::one_rank_options());
-    sharded->engine().set_strict_release(GetParam());
+    sharded->engine().gatherer().set_strict(GetParam());
   }
   void train() {
     net->loss().backward();

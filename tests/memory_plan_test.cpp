@@ -151,7 +151,7 @@ template <typename Bytes>
 Largest largest(ShardedModule& sharded, Bytes bytes) {
   Largest found;
   std::vector<int64_t> others = {0, 0};
-  for (Unit* unit : sharded.engine().all_units()) {
+  for (Unit* unit : sharded.engine().tree().all()) {
     (unit->is_root() ? found.root : others.emplace_back()) = bytes(*unit);
   }
   std::sort(others.rbegin(), others.rend());
@@ -191,8 +191,10 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
       bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
                      sharded->engine().units().front()->groups().shard->size() == 1;
       auto unsharded = category(*sharded, "unsharded parameters");
-      Largest blocks =
-          largest(*sharded, [](Unit& unit) { return schedule::BlockPlaces::rounded(unit.block_nbytes()); });
+      Largest blocks = largest(*sharded, [](Unit& unit) {
+        MutexLock lock(unit.mutex);
+        return schedule::BlockPlaces::rounded(unit.buffers.block_nbytes());
+      });
       EXPECT_LE(unsharded.reserved,
                 aliases ? schedule::BlockPlaces::kGranularity : blocks.root + blocks.first + blocks.second);
       EXPECT_LE(unsharded.peak, unsharded.reserved);
@@ -378,7 +380,7 @@ TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
       Options with = options(communicator);
       with.keep_memory = way.keep_memory;
       auto sharded = fully_shard(net, with);
-      sharded->engine().set_strict_release(way.strict);  // if strict, there is no plan
+      sharded->engine().gatherer().set_strict(way.strict);  // if strict, there is no plan
       for (const auto& order : orders) {
         sharded->zero_grad();
         net->forward(input(communicator->rank()), order).backward();

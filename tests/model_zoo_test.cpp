@@ -292,7 +292,7 @@ TEST(Modules, EvaluationBetweenSteps) {
     Options options = testing::one_rank_options();
     options.param_dtype = torch::kFloat;
     auto sharded = fully_shard(*model, options);
-    sharded->engine().set_strict_release(strict);
+    sharded->engine().gatherer().set_strict(strict);
     torch::optim::SGD want(plain->parameters(), 0.1), got(sharded->parameters(), 0.1);
     auto evaluate = [&] {
       torch::Tensor expected = plain->forward(numbers({4, 8})).detach();

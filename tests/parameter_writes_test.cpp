@@ -112,7 +112,7 @@ TEST_P(ParameterWrite, IsForgottenWithoutWriteback) {
   for (bool strict : {true, false}) {
     auto plain = make_linear(), linear = make_linear();
     auto sharded = fully_shard(*linear, testing::one_rank_options());
-    sharded->engine().set_strict_release(strict);
+    sharded->engine().gatherer().set_strict(strict);
     sharded->with_full_params([&] { GetParam().apply(*linear); }, /*writeback=*/false);
     expect_same(weights_of(*sharded), weights_of(*plain));
     torch::Tensor x = torch::ones({2, 8});
@@ -124,7 +124,7 @@ TEST_P(ParameterWrite, IsForgottenWhenTheScopeThrows) {
   for (bool strict : {true, false}) {
     auto plain = make_linear(), linear = make_linear();
     auto sharded = fully_shard(*linear, testing::one_rank_options());
-    sharded->engine().set_strict_release(strict);
+    sharded->engine().gatherer().set_strict(strict);
     auto body = [&] {
       GetParam().apply(*linear);
       throw std::runtime_error("thrown inside");

@@ -274,8 +274,11 @@ TEST(Unshard, AsynchronouslyIssuesGathersAndWaitsAtFirstUse) {
     UnshardHandle handle = sharded->unshard(/*async_op=*/true);
     EXPECT_EQ(sharded->stats().all_gathers, units);
     auto finished = [&] {
-      std::vector<Unit*> all = sharded->engine().all_units();
-      return std::count_if(all.begin(), all.end(), [](const Unit* unit) { return unit->gathered(); });
+      std::vector<Unit*> all = sharded->engine().tree().all();
+      return std::count_if(all.begin(), all.end(), [](const Unit* unit) {
+        MutexLock lock(unit->mutex);
+        return unit->buffers.gathered();
+      });
     };
     EXPECT_EQ(finished(), 0);
     EXPECT_EQ(sharded->stats().gathered_units, units) << "their memory is taken";

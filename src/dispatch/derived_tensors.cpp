@@ -19,8 +19,7 @@ namespace {
 // inputs.
 bool is_low_parameter(const at::Tensor& tensor) {
   const seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-  auto* unit =
-      owner && owner->kind == seams::StorageOwner::Kind::kParameter ? static_cast<Unit*>(owner->unit.load()) : nullptr;
+  Unit* unit = owner && owner->kind == seams::StorageOwner::Kind::kParameter ? unit_of(*owner) : nullptr;
   if (!unit || !unit->options().cast_forward_inputs) {
     return false;
   }

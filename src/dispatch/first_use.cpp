@@ -14,7 +14,6 @@
 #include "dispatch/leaf_likeness.h"
 #include "dispatch/operator_info.h"
 #include "engine/engine.h"
-#include "engine/out_of_memory.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
@@ -23,8 +22,8 @@ namespace {
 
 using seams::StorageOwner;
 
-Unit& unit_of(const StorageOwner& owner) {
-  auto* unit = static_cast<Unit*>(owner.unit.load());
+Unit& live_unit_of(const StorageOwner& owner) {
+  Unit* unit = unit_of(owner);
   TORCH_CHECK(unit, "fsdp: a sharded parameter was used after its sharded module was destroyed");
   return *unit;
 }
@@ -36,7 +35,7 @@ class PinnedUnits {
   PinnedUnits(const PinnedUnits&) = delete;
   ~PinnedUnits() {
     for (Unit* unit : units_) {
-      unit->engine->leave(*unit);
+      unit->engine().gatherer().unpin(*unit);
     }
   }
   // `parameter` is the index of the parameter in the unit.
@@ -46,15 +45,14 @@ class PinnedUnits {
         return;
       }
     }
-    unit.engine->enter(unit, parameter);
+    unit.engine().enter(unit, parameter);
     units_.push_back(&unit);
   }
   // Call if an operator on the units has failed: explains out-of-memory errors.
   void explain(c10::Error& error, const c10::OperatorHandle& op) const {
     if (!units_.empty()) {
       const Unit& unit = *units_.front();
-      unit.engine->explain_out_of_memory(error,
-                                         c10::str(op.schema().name(), " on parameters of unit '", unit.name(), "'"));
+      unit.engine().memory().explain(error, c10::str(op.schema().name(), " on parameters of unit '", unit.name(), "'"));
     }
   }
   // Call after the operator has succeeded. Releasing units may throw.
@@ -62,7 +60,7 @@ class PinnedUnits {
     while (!units_.empty()) {
       Unit* unit = units_.back();
       units_.pop_back();
-      unit->engine->leave(*unit);
+      unit->engine().gatherer().unpin(*unit);
     }
   }
 
@@ -102,15 +100,15 @@ void prepare_writes_to_shards(const OperatorInfo& info, const torch::jit::Stack&
     }
     visit_tensors(arguments[argument.position], [](const at::Tensor& tensor) {
       const StorageOwner* owner = owner_of_shard(tensor);
-      if (auto* unit = owner ? static_cast<Unit*>(owner->unit.load()) : nullptr) {
-        unit->engine->prepare_write_to_shards(*unit);
+      if (Unit* unit = owner ? unit_of(*owner) : nullptr) {
+        unit->engine().gatherer().prepare_write_to_shards(*unit);
       }
     });
   }
 }
 
 [[noreturn]] void refuse_sentinel(const StorageOwner& owner, const c10::OperatorHandle& op) {
-  Unit& unit = unit_of(owner);
+  Unit& unit = live_unit_of(owner);
   TORCH_CHECK(false, "fsdp: ", unit.where(), ": the gradient of parameter '", unit.parameter(owner.index).fqn,
               "' was used on the module by ", op.schema().name(),
               ". It lives in the shards: build optimizers on ShardedModule::parameters() and clip with "
@@ -118,7 +116,8 @@ void prepare_writes_to_shards(const OperatorInfo& info, const torch::jit::Stack&
 }
 
 void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
-  TORCH_CHECK(unit.write_scopes > 0, "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
+  MutexLock lock(unit.mutex);
+  TORCH_CHECK(unit.use.writable(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
               "' was written by ", op.schema().name(),
               " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
               "inside that scope, or to shard_slices(); build optimizers on ShardedModule::parameters()");
@@ -140,12 +139,12 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
       refuse_sentinel(owner, op);
     }
     if (argument.written) {
-      check_write(unit_of(owner), owner, op);
+      check_write(live_unit_of(owner), owner, op);
     }
-    if (unit_of(owner).to_be_cut) {
-      unit_of(owner).engine->cut_before_backward(unit_of(owner));
+    if (live_unit_of(owner).pending_cut()) {
+      live_unit_of(owner).engine().cut_before_backward(live_unit_of(owner));
     }
-    pinned.add(unit_of(owner), owner.index);
+    pinned.add(live_unit_of(owner), owner.index);
   });
 }
 
@@ -153,8 +152,8 @@ void enter_view(const OperatorInfo& info, const torch::jit::Stack& stack) {
   visit_sharded_arguments(info, stack, [](const at::Tensor& tensor, const OperatorInfo::Argument&) {
     const StorageOwner* owner = seams::storage_owner(tensor);
     if (owner && owner->kind == StorageOwner::Kind::kParameter && owner->unit.load()) {
-      Unit& unit = unit_of(*owner);
-      unit.engine->enter_view(unit);
+      Unit& unit = live_unit_of(*owner);
+      unit.engine().gatherer().note_view(unit);
     }
   });
 }
@@ -165,9 +164,9 @@ bool is_pinned(const at::Tensor& tensor) {
   if (!owner || owner->kind != StorageOwner::Kind::kParameter) {
     return false;
   }
-  Unit& unit = unit_of(*owner);
-  std::lock_guard lock(unit.mutex);
-  return unit.pins > 0;
+  Unit& unit = live_unit_of(*owner);
+  MutexLock lock(unit.mutex);
+  return unit.use.pinned();
 }
 
 bool is_sentinel(const at::Tensor& tensor) {
@@ -177,7 +176,7 @@ bool is_sentinel(const at::Tensor& tensor) {
 
 void zero_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op) {
   const StorageOwner& owner = *seams::storage_owner(sentinel);
-  Unit::Place place = unit_of(owner).place(owner.index);
+  Unit::Place place = live_unit_of(owner).place(owner.index);
   if (sentinel.numel() != place.flat.layout().numel(place.parameter)) {
     refuse_sentinel(owner, op);  // a part of it: the caller works on gradients
   }
@@ -227,7 +226,7 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
   visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument&) {
     const StorageOwner* owner = seams::storage_owner(tensor);
     if (!dtype && tensor.is_floating_point() && owner && owner->unit.load() &&
-        unit_of(*owner).options().cast_forward_inputs) {
+        live_unit_of(*owner).options().cast_forward_inputs) {
       dtype = tensor.scalar_type();
     }
   });
@@ -240,7 +239,7 @@ const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
   if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) {
     return nullptr;
   }
-  const ShardedParameter& parameter = unit_of(*owner).parameter(owner->index);
+  const ShardedParameter& parameter = live_unit_of(*owner).parameter(owner->index);
   return parameter.tensor.is_same(tensor) ? &parameter : nullptr;
 }
 
@@ -250,7 +249,7 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   redispatch(op, keys, stack, /*exclude=*/true);
   const ShardedParameter* parameter = stack->back().toBool() ? parameter_that_is(tensor) : nullptr;
   TORCH_CHECK(!parameter || seams::storage_owner(data) == parameter->owner.get(),
-              "fsdp: ", unit_of(*parameter->owner).where(), ": parameter '", parameter->fqn,
+              "fsdp: ", live_unit_of(*parameter->owner).where(), ": parameter '", parameter->fqn,
               "' would leave the engine: its data cannot be replaced after fully_shard (assignment to .data, a "
               "conversion of the module with to(), double() or half(), or a state dict loaded by assignment). Convert "
               "and load before fully_shard, or write inside ShardedModule::with_full_params");

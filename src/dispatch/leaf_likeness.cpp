@@ -13,10 +13,9 @@ namespace {
 // Returns the unit of a leaf if it will be cut together with others and the tensor is the whole leaf; otherwise null.
 Unit* unit_to_be_cut(const at::Tensor& tensor) {
   const seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-  auto* unit =
-      owner && owner->kind == seams::StorageOwner::Kind::kShard ? static_cast<Unit*>(owner->unit.load()) : nullptr;
-  const bool whole =
-      unit && unit->to_be_cut && tensor.sizes() == unit->flat_parameters().front()->original_leaves().front().sizes();
+  Unit* unit = owner && owner->kind == seams::StorageOwner::Kind::kShard ? unit_of(*owner) : nullptr;
+  const bool whole = unit && unit->pending_cut() &&
+                     tensor.sizes() == unit->flat_parameters().front()->original_leaves().front().sizes();
   return whole ? unit : nullptr;
 }
 
@@ -74,7 +73,7 @@ void LeafLikeness::note(const torch::jit::Stack& stack) {
   const FlatParameter& flat = *unit_->flat_parameters().front();
   const at::Tensor& made = stack.back().toTensor();
   if (made.sizes() == flat.original_leaves().front().sizes()) {
-    unit_->companions.note(made, std::move(likeness_), seams::version_of(flat.shard()));
+    unit_->pending_cut()->companions.note(made, std::move(likeness_), seams::version_of(flat.shard()));
   }
 }
 

@@ -49,29 +49,35 @@ void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
   if (id == -1) {
     callers_->wait_for(std::this_thread::get_id());
   }
-  std::lock_guard lock(mutex_);
-  if (forget_abandoned() && open_.empty()) {
+  if (forget_abandoned()) {
     events_.abandoned();
   }
   last_seen_ = id;
   if (id == -1) {
     return;
   }
-  for (const std::weak_ptr<Token>& open : open_) {
-    std::shared_ptr<Token> token = open.lock();
+  if (const std::shared_ptr<Token> token = open(id)) {
+    seams::at_end_of_backward([this, owner, token] { finish(token); });
+    events_.opened();
+  }
+}
+
+std::shared_ptr<BackwardTracker::Token> BackwardTracker::open(int id) {
+  MutexLock lock(mutex_);
+  for (const std::weak_ptr<Token>& known : open_) {
+    const std::shared_ptr<Token> token = known.lock();
     if (token && (token->id == id || token->thread == std::this_thread::get_id())) {
-      return;  // a known pass, or inside one
+      return nullptr;
     }
   }
   auto token = std::make_shared<Token>(id, last_outside_, callers_);
   open_.push_back(token);
-  seams::at_end_of_backward([this, owner, token] { finish(token); });
-  events_.opened();
+  return token;
 }
 
 bool BackwardTracker::is_outermost() {
   const int id = seams::current_backward();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::any_of(open_.begin(), open_.end(), [&](const std::weak_ptr<Token>& open) {
     const std::shared_ptr<Token> token = open.lock();
     return token && token->id == id;
@@ -79,16 +85,21 @@ bool BackwardTracker::is_outermost() {
 }
 
 bool BackwardTracker::forget_abandoned() {
-  return std::erase_if(open_, [](const std::weak_ptr<Token>& open) { return open.expired(); }) > 0;
+  MutexLock lock(mutex_);
+  const auto abandoned = [](const std::weak_ptr<Token>& known) { return known.expired(); };
+  return std::erase_if(open_, abandoned) > 0 && open_.empty();
 }
 
 void BackwardTracker::finish(const std::shared_ptr<Token>& token) {
-  std::lock_guard lock(mutex_);
-  std::erase_if(open_, [&](const std::weak_ptr<Token>& open) { return open.lock() == token; });
+  bool is_last = false;
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(open_, [&](const std::weak_ptr<Token>& known) { return known.expired() || known.lock() == token; });
+    is_last = open_.empty();
+  }
   token->end();
-  forget_abandoned();
   last_seen_ = -1;
-  if (open_.empty()) {
+  if (is_last) {
     events_.finished();
   }
 }

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
+
 namespace fsdp {
 
 // [Note: backward passes]
@@ -32,6 +34,7 @@ class BackwardTracker {
     std::function<void()> finished;   // the last outermost pass has ended
     std::function<void()> abandoned;  // a pass threw, and no other pass is open
   };
+  // The events are called without any lock, so they may lead to further touches.
   explicit BackwardTracker(Events events) : events_(std::move(events)) {}
 
   // Whether this thread runs a different pass (or none) than the last one seen, so that observe() must be called.
@@ -68,15 +71,18 @@ class BackwardTracker {
     const std::thread::id caller;
     std::shared_ptr<Callers> callers;
   };
-  bool forget_abandoned();
-  void finish(const std::shared_ptr<Token>& token);
+  // Opens the pass that this thread runs; null if it is open already, or runs inside one that is.
+  std::shared_ptr<Token> open(int id) FSDP_EXCLUDES(mutex_);
+  // Forgets abandoned passes. Returns whether there were any and no other pass is open.
+  bool forget_abandoned() FSDP_EXCLUDES(mutex_);
+  void finish(const std::shared_ptr<Token>& token) FSDP_EXCLUDES(mutex_);
 
   Events events_;
   std::atomic<int> last_seen_{-1};
   mutable std::atomic<std::thread::id> last_outside_{};  // the thread of the last touch outside of passes
   const std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
-  std::recursive_mutex mutex_;
-  std::vector<std::weak_ptr<Token>> open_;
+  Mutex mutex_;
+  std::vector<std::weak_ptr<Token>> open_ FSDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp

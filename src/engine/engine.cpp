@@ -1,12 +1,15 @@
 #include "engine/engine.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <numeric>
 
-#include "base/allocation_scope.h"
+#include "base/finally.h"
 #include "comm/checked_communicator.h"
-#include "engine/out_of_memory.h"
-#include "engine/plan.h"
+#include "comm/collective_monitor.h"
+#include "engine/agreement.h"
 #include "flat/shardable.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
@@ -27,89 +30,21 @@ std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& m
   return monitors;
 }
 
-// Returns the memory of a group whose ranks read each other's gradients in place, or an empty source if there is none.
-BufferPool::Source source_of_gradient_buffers(const EngineOptions& options) {
-  for (const auto& group : {options.mesh.world, options.mesh.shard, options.mesh.replicate}) {
-    if (group && group->reads_in_place() && options.memory.compute_device().is_cpu()) {
-      return [group](int64_t nbytes) { return group->reduction_input(nbytes); };
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 Engine::Engine(const EngineOptions& options)
-    : options_(options),
-      streams_(device(), options.overlap.high_priority_streams ? StreamPriority::kHigh : StreamPriority::kNormal),
-      parameter_pool_(device(), options.keep_memory),
-      reducer_(streams_,
-               {.keep_memory = options.keep_memory,
-                .to_host = options.memory.apart(),
-                .source = source_of_gradient_buffers(options)},
-               trace_),
+    : context_(*this, options),
+      tree_(context_),
+      memory_(context_, tree_),
+      gatherer_(context_, tree_, memory_, trace_),
+      gradients_(context_, tree_, memory_, trace_),
+      cutter_(context_, tree_, memory_, gatherer_, gradients_),
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
-      residency_(options.overlap.max_gathered_units),
       monitors_(monitors_of(options.mesh)) {}
 
-Engine::~Engine() {
-  streams_.bring_home();
-  // Parameters may outlive the engine. From now on, a touch of one throws an error that says so.
-  for (auto& unit : units_) {
-    for (auto& flat : unit->flat_parameters()) {
-      for (ShardedParameter& parameter : flat->parameters()) {
-        if (flat->attached()) {
-          seams::empty_storage(parameter.storage(), parameter.owner);
-        }
-        parameter.owner->unit = nullptr;
-        if (seams::StorageOwnerPtr sentinel = parameter.sentinel_owner.lock()) {
-          sentinel->unit = nullptr;
-        }
-      }
-    }
-  }
-}
+Engine::~Engine() { context_.streams.bring_home(); }
 
 // ---------------------------------------------------------------- building
-
-namespace {
-
-// The hooks hold the owner instead of the unit, because they may outlive the unit.
-void hook_capture(ShardedParameter& parameter) {
-  seams::StorageOwnerPtr owner = parameter.owner;
-  parameter.capture_hook = seams::add_gradient_capture(parameter.tensor, [owner](const at::Tensor& gradient) {
-    auto* unit = static_cast<Unit*>(owner->unit.load());
-    TORCH_CHECK(
-        unit,
-        "fsdp: a gradient arrived at a parameter whose sharded module was destroyed: keep it until backward has ended");
-    if (unit->to_be_cut) {
-      unit->engine->cut_before_backward(*unit);
-      unit = static_cast<Unit*>(owner->unit.load());
-    }
-    unit->engine->capture(*unit, owner->index, gradient);
-  });
-}
-
-void add_tripwire(const ShardedParameter& parameter) {
-  seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner] {
-    if (auto* unit = static_cast<Unit*>(owner->unit.load())) {
-      unit->check_membership(unit->parameter(owner->index));
-    }
-  });
-}
-
-// Calls `visit` with each parameter that gets gradients.
-void for_each_trainable(Unit& unit, const std::function<void(ShardedParameter&)>& visit) {
-  for (auto& flat : unit.flat_parameters()) {
-    for (ShardedParameter& parameter : flat->parameters()) {
-      if (flat->requires_grad()) {
-        visit(parameter);
-      }
-    }
-  }
-}
-
-}  // namespace
 
 Unit& Engine::add_unit(UnitOrigin origin, const UnitOptions& options,
                        std::vector<std::vector<ShardedParameter>> groups) {
@@ -118,67 +53,29 @@ Unit& Engine::add_unit(UnitOrigin origin, const UnitOptions& options,
       check_shardable(parameter.tensor, parameter.fqn);
     }
   }
-  units_.push_back(std::make_unique<Unit>(*this, std::move(origin), options));
-  Unit& unit = *units_.back();
+  Unit& unit = tree_.add(std::make_unique<Unit>(context_, std::move(origin), options));
   for (std::vector<ShardedParameter>& group : groups) {
-    explaining_out_of_memory(
-        *this, [] { return "making the shards of a unit"; }, [&] { unit.add(std::move(group)); });
+    memory_.explaining([] { return "making the shards of a unit"; }, [&] { unit.add(std::move(group)); });
   }
   unit.name_it();
   for (const auto& flat : unit.flat_parameters()) {
     flat->memory().page_out(flat->shard());
   }
-  for_each_trainable(unit, [](ShardedParameter& parameter) {
-    hook_capture(parameter);
-    add_tripwire(parameter);
-  });
   prepared_ = false;
   return unit;
 }
 
-void Engine::set_full_precision(bool on) {
-  if (full_precision_ == on) {
-    return;
-  }
-  TORCH_CHECK(seams::current_backward() == -1, "fsdp: full precision cannot be switched during backward");
-  reshard();
-  reducer_.finish_all();
-  for (auto& unit : units_) {
-    std::lock_guard lock(unit->mutex);
-    TORCH_CHECK(
-        !unit->gathered(), "fsdp: ", unit->where(),
-        ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      FlatGradient* gradient = unit->gradient(i);
-      TORCH_CHECK(!gradient || !gradient->accumulating(), "fsdp: ", unit->where(),
-                  ": full precision cannot be switched while gradients are accumulated without communication");
-    }
-    unit->invalidate_saved_values();
-    unit->set_full_precision(on);
-    for_each_trainable(*unit, hook_capture);
-  }
-  for (const CastBuffer& cast : buffers_) {
-    at::NoGradGuard no_grad;
-    cast.buffer.set_data(cast.buffer.to(on ? cast.original : cast.low));
-  }
-  full_precision_ = on;
-}
-
 void Engine::absorb(Engine& inner) {
   inner.set_full_precision(false);
-  inner.reshard();
-  for (auto& unit : inner.units_) {
-    unit->engine = this;
-    unit->set_root(false);
-    units_.push_back(std::move(unit));
-  }
-  inner.units_.clear();
-  park_groups_.merge(inner.park_groups_);
-  roots_.insert(roots_.end(), inner.roots_.begin(), inner.roots_.end());
+  inner.gatherer_.reshard_all();
+  tree_.absorb(inner.tree_);
+  cutter_.absorb(inner.cutter_);
   buffers_.insert(buffers_.end(), inner.buffers_.begin(), inner.buffers_.end());
-  std::move(inner.use_records_.begin(), inner.use_records_.end(), std::back_inserter(use_records_));
-  std::move(inner.execution_order_.begin(), inner.execution_order_.end(), std::back_inserter(execution_order_));
-  std::move(inner.retired_units_.begin(), inner.retired_units_.end(), std::back_inserter(retired_units_));
+  {
+    MutexLock lock(preparing_);
+    MutexLock lock_inner(inner.preparing_);
+    park_groups_.merge(inner.park_groups_);
+  }
   inner.absorbed_into_ = shared_from_this();
   prepared_ = false;
 }
@@ -191,68 +88,28 @@ Engine& Engine::current() {
   return *engine;
 }
 
-void Engine::order_gathers_behind_writes() {
-  streams_.order_gathers_behind_writes();
-  for (auto& unit : units_) {
-    unit->ordered_version = unit->shard_version();
-  }
-}
-
-void Engine::with_offloaded_memory(const std::function<void()>& body) {
-  const std::shared_ptr<MappedFiles>& files = options_.memory.files();
-  if (!files) {
-    return body();
-  }
-  {
-    AllocationScope scope(files);
-    body();
-  }
-  files->trim();
-  files->page_out();
-}
-
-std::string Engine::collective_log() const {
-  std::string text;
-  for (const auto& monitor : monitors_) {
-    text += monitor->record().text();
-  }
-  return text;
-}
-
-bool Engine::unused() const {
-  for (const auto& unit : units_) {
-    for (const auto& flat : unit->flat_parameters()) {
-      for (const ShardedParameter& parameter : flat->parameters()) {
-        // The engine's own references: the parameter, and its gradient accumulator's.
-        size_t own = parameter.capture_hook ? 2 : 1;
-        if (parameter.tensor.use_count() > own) {
-          return false;
-        }
-      }
-    }
-  }
-  return true;
-}
-
-// ---------------------------------------------------------------- preparing
-
 void Engine::prepare() {
-  std::lock_guard lock(prepare_mutex_);
+  MutexLock lock(preparing_);
   if (!prepared_) {
-    compare_plans(*this);
-    share_shards();
+    compare_sharding(*this);
+    memory_.share_shards();
     make_park_groups();
-    make_reduce_groups();
-    for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.stays = unit.is_root(); });
+    gradients_.make_groups();
     prepared_ = true;
   }
 }
 
+void Engine::compare_again() {
+  prepared_ = false;
+  prepare();
+}
+
 void Engine::make_park_groups() {
-  for (auto& unit : units_) {
-    std::optional<int> size =
-        unit->options().reshard_after_forward ? unit->options().reshard_after_forward->group_size() : std::nullopt;
-    if (!size || unit->park_group) {
+  for (const auto& unit : tree_.units()) {
+    const std::optional<ReshardAfterForward>& reshard = unit->options().reshard_after_forward;
+    const std::optional<int> size = reshard ? reshard->group_size() : std::nullopt;
+    MutexLock lock(unit->mutex);
+    if (!size || unit->buffers.park_group()) {
       continue;
     }
     const std::shared_ptr<Communicator>& group = unit->groups().shard;
@@ -262,34 +119,225 @@ void Engine::make_park_groups() {
       std::iota(members.begin(), members.end(), group->rank() / *size * *size);
       smaller = group->subgroup(members, {"reshard_after_forward", static_cast<uint64_t>(*size), Pass::kSetup});
     }
-    unit->park_group = smaller;
+    unit->buffers.set_park_group(smaller);
   }
 }
 
-void Engine::make_reduce_groups() {
-  reducing_groups_.clear();
-  const auto add = [this](const std::shared_ptr<Communicator>& group) {
-    bool known = std::find(reducing_groups_.begin(), reducing_groups_.end(), group.get()) != reducing_groups_.end();
-    if (group && group->size() > 1 && !known) {
-      reducing_groups_.push_back(group.get());
-    }
-  };
-  for (auto& unit : units_) {
-    if (const std::shared_ptr<Communicator>& group = unit->groups().shard; group && unit->trains()) {
-      unit->set_reduce_group(options_.overlap.one_communicator ? group : group->twin());
-      add(group);
-    }
+// ---------------------------------------------------------------- uses
+
+void Engine::observe_backward() {
+  if (backward_.changed()) {
+    backward_.observe(shared_from_this());
   }
-  for (auto& unit : units_) {
-    if (unit->trains()) {
-      add(unit->groups().replicate);
+}
+
+void Engine::enter(Unit& unit, int64_t parameter) {
+  if (!prepared_) {
+    prepare();
+  }
+  observe_backward();
+  try {
+    if (!gatherer_.visits(unit)) {
+      memory_.explaining([&] { return c10::str("gathering unit '", unit.name(), "'"); }, [&] { begin_visit(unit); });
+    }
+    gatherer_.pin(unit);
+  } catch (c10::Error& error) {
+    error.add_context(
+        c10::str(unit.where(), ": the operator that came next uses parameter '", unit.parameter(parameter).fqn, "'"));
+    throw;
+  }
+}
+
+void Engine::begin_visit(Unit& unit) {
+  cutter_.note_use(unit);
+  gatherer_.end_visit();
+  gradients_.note_use(unit);
+  const bool counts = gatherer_.begin_visit(unit);
+  gradients_.reduce_before(unit);
+  if (counts) {
+    gatherer_.gather_for_visit(unit);
+  }
+}
+
+void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
+  observe_backward();
+  TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
+              "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
+              "torch::autograd::grad, which returns local gradients");
+  // A gradient that is a view of a sharded parameter is read through the dispatcher, before this unit is locked.
+  const at::Tensor copy = seams::has_sharded_key(gradient) ? gradient.clone() : at::Tensor();
+  const bool complete = memory_.explaining(
+      [&] { return c10::str("capturing the gradient of '", unit.parameter(index).fqn, "', unit '", unit.name(), "'"); },
+      [&] {
+        if (!gatherer_.visits(unit) && !unit.captures()) {
+          gradients_.reduce_before(unit);
+        }
+        return gradients_.capture(unit, index, copy.defined() ? copy : gradient);
+      });
+  // The rest of this backward does not use the unit, unless it has frozen parameters, or the backward runs inside
+  // another one, which may come back to it. In all other cases a unit stays gathered until the next one is used,
+  // because other ranks may still wait for gradients of it.
+  if (complete && options().overlap.backward_prefetch == BackwardPrefetch::kPost) {
+    if (!unit.has_frozen() && backward_.is_outermost() && !gradients_.stays_gathered_after_backward(unit)) {
+      gatherer_.release_after_last_use(unit);
+    }
+    gatherer_.prefetch();
+  }
+}
+
+// ---------------------------------------------------------------- backward passes
+
+void Engine::begin_backward() {
+  gatherer_.end_pass(Pass::kForward);
+  gradients_.begin_backward();
+  if (options().overlap.backward_prefetch == BackwardPrefetch::kPre) {
+    gatherer_.prefetch();  // during the backward of the loss and of the root's last layers
+  }
+}
+
+void Engine::finish_backward() {
+  memory_.explaining([] { return "reducing gradients at the end of backward"; }, [&] { gradients_.finish_backward(); });
+  gatherer_.release_after_backward([this](const Unit& unit) { return gradients_.stays_gathered_after_backward(unit); });
+  gatherer_.end_pass(Pass::kBackward);
+  memory_.reserve(std::max(gatherer_.largest_window(Pass::kForward), gatherer_.largest_window(Pass::kBackward)),
+                  gradients_.reducer().largest_window());
+  if (gradients_.reducer().current().requires_gradient_sync) {
+    for (const auto& monitor : monitors_) {
+      monitor->next_step();
     }
   }
 }
 
-void Engine::verify_plan() {
-  prepared_ = false;
+void Engine::discard_captures() {
+  gatherer_.end_pass(Pass::kBackward);
+  gradients_.discard_captures();
+}
+
+// ---------------------------------------------------------------- cutting units
+
+void Engine::cut_units(const schedule::UseRecord* only) {
+  const auto records = cutter_.records(only);
+  if (records.empty()) {
+    return;
+  }
   prepare();
+  gatherer_.end_pass(Pass::kForward);
+  cutter_.check_ready();
+  gatherer_.reshard_all();
+  gradients_.reducer().finish_all();
+  for (const auto& record : records) {
+    cutter_.cut(record);
+  }
+  compare_again();
+}
+
+void Engine::cut_before_backward(const Unit& unit) {
+  const auto written = [&] {
+    MutexLock lock(unit.mutex);
+    return unit.versions.written();
+  };
+  if (seams::in_backward() && !written()) {
+    cut_units();
+  }
+}
+
+// ---------------------------------------------------------------- what the user asks
+
+void Engine::unshard(const std::vector<Unit*>& units, bool async_op) {
+  prepare();
+  observe_backward();
+  gatherer_.unshard(units);
+  if (!async_op) {
+    gatherer_.wait_for(units);
+  }
+}
+
+void Engine::pin(const std::vector<Unit*>& units, const std::function<void()>& body) {
+  std::vector<Unit*> entered;
+  Finally unpin([&] {
+    for (Unit* unit : entered) {
+      gatherer_.unpin(*unit);
+    }
+  });
+  for (Unit* unit : units) {
+    prepare();
+    observe_backward();
+    gatherer_.hold(*unit);
+    entered.push_back(unit);
+  }
+  body();
+}
+
+void Engine::check_may_switch_precision(Unit& unit) const {
+  MutexLock lock(unit.mutex);
+  TORCH_CHECK(
+      !unit.buffers.gathered(), "fsdp: ", unit.where(),
+      ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
+  for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
+    const FlatGradient* gradient = unit.gradient(i);
+    TORCH_CHECK(!gradient || !gradient->accumulating(), "fsdp: ", unit.where(),
+                ": full precision cannot be switched while gradients are accumulated without communication");
+  }
+}
+
+void Engine::set_full_precision(bool on) {
+  if (context_.full_precision == on) {
+    return;
+  }
+  TORCH_CHECK(!seams::in_backward(), "fsdp: full precision cannot be switched during backward");
+  gatherer_.reshard_all();
+  gradients_.reducer().finish_all();
+  for (const auto& unit : tree_.units()) {
+    check_may_switch_precision(*unit);
+  }
+  for (const auto& unit : tree_.units()) {
+    MutexLock lock(unit->mutex);
+    unit->versions.invalidate_saved_values();
+    unit->set_full_precision(on);
+  }
+  for (const CastBuffer& cast : buffers_) {
+    at::NoGradGuard no_grad;
+    cast.buffer.set_data(cast.buffer.to(on ? cast.original : cast.low));
+  }
+  context_.full_precision = on;
+}
+
+void Engine::settle_gradients() {
+  backward_.observe(shared_from_this());
+  gradients_.settle();
+}
+
+void Engine::forget_accumulated() {
+  backward_.observe(shared_from_this());
+  gradients_.notice_cleared();
+  gradients_.forget_accumulated();
+}
+
+void Engine::reset() {
+  discard_captures();
+  backward_.observe(shared_from_this());
+  gradients_.forget_accumulated();
+  gatherer_.reshard_all();
+}
+
+EngineStats Engine::stats() const {
+  EngineStats stats;
+  stats.units = static_cast<int64_t>(units().size());
+  gatherer_.count(stats);
+  gradients_.reducer().count(stats);
+  stats.gathered_bytes = memory_.parameters().in_use_bytes();
+  stats.peak_gathered_bytes = memory_.parameters().peak_bytes();
+  stats.gradient_buffer_bytes = memory_.gradients().in_use_bytes();
+  stats.peak_gradient_buffer_bytes = memory_.gradients().peak_bytes();
+  return stats;
+}
+
+std::string Engine::collective_log() const {
+  std::string text;
+  for (const auto& monitor : monitors_) {
+    text += monitor->record().text();
+  }
+  return text;
 }
 
 }  // namespace fsdp

@@ -33,7 +33,7 @@ class EngineStreams {
 
   // Makes all gathers that are issued from now on wait for the writes to shards that were issued so far: on the current
   // stream, and by optimizers that step while gradients are reduced.
-  void order_gathers_behind_writes() const {
+  void order_gathers_after_writes() const {
     order_streams(current_stream(device), gather);
     order_streams(reduce, gather);
     order_streams(all_reduce, gather);

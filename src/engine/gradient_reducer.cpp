@@ -8,47 +8,71 @@
 namespace fsdp {
 
 void GradientReducer::begin_backward() {
-  std::lock_guard lock(mutex_);
-  current_ = options;
+  MutexLock lock(mutex_);
+  current_ = settings_.backward;
   ++backward_;
   issued_in_backward_ = 0;
   last_issued_ = nullptr;
   passing_.clear();
+  if (in_flight_.empty()) {
+    reported_.clear();
+  }
+}
+
+// ---------------------------------------------------------------- issuing
+
+void GradientReducer::make_room() {
+  while (std::optional<InFlight> oldest = take_for_room()) {
+    finish(*oldest);
+  }
+}
+
+std::optional<GradientReducer::InFlight> GradientReducer::take_for_room() {
+  MutexLock lock(mutex_);
+  if (in_flight_.size() > 1 || (!in_flight_.empty() && !advance(in_flight_.back()))) {
+    return pop_oldest();
+  }
+  return std::nullopt;
+}
+
+ReduceCall GradientReducer::call_for(Unit& unit) const {
+  const ShardGroups& groups = unit.groups();
+  return {groups,
+          context_.streams,
+          settings_.divide_factor.value_or(static_cast<double>(groups.ranks())),
+          current_.requires_all_reduce,
+          unit.next_id(Pass::kReduce),
+          settings_.communication_hook,
+          settings_.sees_norm};
 }
 
 void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
-  std::lock_guard lock(mutex_);
-  while (in_flight_.size() > 1) {
-    InFlight oldest = take_oldest();
-    finish(oldest);
+  MutexLock issuing(issuing_);
+  const ReduceCall call = call_for(unit);
+  ++(call.groups.shard ? reduce_scatters_ : all_reduces_);
+  int64_t backward = 0;
+  {
+    MutexLock lock(mutex_);
+    backward = backward_;
+    note_issue(unit, gradient);
   }
-  if (!in_flight_.empty() && !advance(in_flight_.back())) {
-    InFlight oldest = take_oldest();
-    finish(oldest);
+  const int64_t issued = trace_.now();
+  auto reduction = gradient.issue(call, pool_);
+  {
+    MutexLock lock(mutex_);
+    in_flight_.push_back({&unit, &gradient, std::move(reduction), backward, issued});
   }
-  const ShardGroups& groups = unit.groups();
-  ReduceCall call{groups,
-                  streams_,
-                  divide_factor.value_or(static_cast<double>(groups.ranks())),
-                  current_.requires_all_reduce,
-                  unit.next_id(Pass::kReduce),
-                  communication_hook,
-                  sees_norm};
-  ++(groups.shard ? reduce_scatters_ : all_reduces_);
-  for (const auto& group : {groups.reduce, groups.replicate}) {
-    if (group) {
-      used_groups_.insert(group);
-    }
-  }
-  note_issue(unit, gradient);
-  int64_t issued = trace_.now();
-  in_flight_.push_back({&unit, &gradient, gradient.issue(call, pool_), backward_, issued});
   trace_.sample_memory();
 }
 
 void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient) {
+  for (const auto& group : {unit.groups().reduce, unit.groups().replicate}) {
+    if (group) {
+      used_groups_.insert(group);
+    }
+  }
   ++issued_in_backward_;
-  if (!gradient.stays) {
+  if (!gradient.stays()) {
     if (last_issued_ != &unit || passing_.empty()) {
       passing_.push_back(0);
     }
@@ -57,9 +81,147 @@ void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient)
   last_issued_ = &unit;
 }
 
+// Advances a reduction while the next unit's is issued. Returns false if the reduction must be finished now.
+bool GradientReducer::advance(InFlight& latest) {
+  if (latest.reduction->stage() == Reduction::Stage::kFirstOfTwo) {
+    latest.gradient->issue_second_stage(*latest.reduction, latest.unit->next_id(Pass::kReduce),
+                                        context_.streams.all_reduce);
+    ++all_reduces_;
+    return true;
+  }
+  if (latest.reduction->over_shard_group()) {
+    return false;
+  }
+  latest.reduction->advance();
+  return true;
+}
+
+GradientReducer::InFlight GradientReducer::pop_oldest() {
+  InFlight oldest = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  return oldest;
+}
+
+std::optional<GradientReducer::InFlight> GradientReducer::take_oldest() {
+  MutexLock lock(mutex_);
+  return in_flight_.empty() ? std::nullopt : std::optional<InFlight>(pop_oldest());
+}
+
+// ---------------------------------------------------------------- finishing
+
+void GradientReducer::finish(InFlight& oldest) {
+  if (oldest.reduction->stage() == Reduction::Stage::kFirstOfTwo) {
+    MutexLock lock(mutex_);
+    advance(oldest);
+  }
+  std::function<void(const at::Tensor&)> hook;
+  if (settings_.gradient_hook) {
+    hook = [&](const at::Tensor& gradient) {
+      std::vector<std::string> fqns;
+      for (const ShardedParameter& parameter : oldest.gradient->flat().parameters()) {
+        fqns.push_back(parameter.fqn);
+      }
+      settings_.gradient_hook({oldest.unit->name(), fqns, gradient});
+    };
+  }
+  const int64_t waiting = trace_.now();
+  oldest.gradient->finish(*oldest.reduction, hook, pool_);
+  trace_.record(TraceTrack::kWait, oldest.unit->name(), Pass::kReduce, waiting);
+  trace_.record(TraceTrack::kReduce, oldest.unit->name(), Pass::kReduce, oldest.issued);
+  trace_.sample_memory();
+  oldest.unit->sentinels.install_missing(oldest.gradient->flat(), oldest.reduction->captured());
+  if (settings_.unit_reduced_hook && oldest.reduction->stage() != Reduction::Stage::kLeftToLater &&
+      oldest.reduction->any()) {
+    report_unit(oldest);
+  }
+}
+
+void GradientReducer::report_unit(InFlight& finished) {
+  int64_t before = 0;
+  {
+    MutexLock lock(mutex_);
+    before = std::exchange(reported_[finished.gradient], finished.backward);
+  }
+  TORCH_CHECK(before != finished.backward, "fsdp: ", finished.unit->where(),
+              ": more gradients arrived after the unit-reduced hook had been called for this unit in the same backward "
+              "(parameters used again by units that come earlier in forward): its optimizer has stepped too early. Put "
+              "the modules that share these parameters into one unit, or step after backward");
+  CurrentStreamGuard on_stream(finished.reduction->stream());
+  settle_on_host();
+  settings_.unit_reduced_hook(finished.unit->name(), finished.gradient->leaves().leaves());
+  finished.gradient->trim();
+}
+
+void GradientReducer::finish_all() {
+  {
+    MutexLock lock(mutex_);
+    for (InFlight& one : in_flight_) {
+      advance(one);
+    }
+  }
+  while (std::optional<InFlight> oldest = take_oldest()) {
+    finish(*oldest);
+  }
+  context_.streams.await_reductions();
+  settle_on_host();
+  trim_groups();
+}
+
+// The contributions of other ranks are not needed until the next backward.
+void GradientReducer::trim_groups() {
+  std::set<std::shared_ptr<Communicator>> groups;
+  {
+    MutexLock lock(mutex_);
+    groups.swap(used_groups_);
+  }
+  if (!pool_.keeps_memory()) {
+    for (const auto& group : groups) {
+      group->trim();
+    }
+  }
+}
+
+// After this returns, gradients are in host memory and all reads of shards in host memory are done, so an optimizer may
+// write the shards.
+void GradientReducer::settle_on_host() const {
+  if (!context_.options.memory.apart()) {
+    return;
+  }
+  const EngineStreams& streams = context_.streams;
+  for (const c10::Stream& stream : {streams.gather, streams.reduce, streams.all_reduce}) {
+    DeviceEvent done;
+    done.record(stream);
+    done.synchronize();
+  }
+}
+
+void GradientReducer::drop_current() {
+  int64_t current = 0;
+  {
+    MutexLock lock(mutex_);
+    current = backward_;
+  }
+  while (std::optional<InFlight> oldest = take_oldest()) {
+    if (oldest->backward == current) {
+      oldest->gradient->drop(*oldest->reduction);
+    } else {
+      finish(*oldest);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- words and numbers
+
+std::string GradientReducer::describe_backward() const {
+  MutexLock lock(mutex_);
+  const std::string last = last_issued_ ? c10::str(", the last one of '", last_issued_->name(), "'") : "";
+  return c10::str("end of backward after ", issued_in_backward_, " reductions", last);
+}
+
 // Counts the unit being captured and the units in flight: [Note: reductions in flight].
-int64_t GradientReducer::passing_nbytes() const {
-  size_t window = all_reduces_ > 0 ? 3 : 2;
+int64_t GradientReducer::largest_window() const {
+  MutexLock lock(mutex_);
+  const size_t window = all_reduces_ > 0 ? 3 : 2;
   int64_t most = 0, sum = 0;
   for (size_t i = 0; i < passing_.size(); ++i) {
     sum += passing_[i] - (i >= window ? passing_[i - window] : 0);
@@ -68,116 +230,9 @@ int64_t GradientReducer::passing_nbytes() const {
   return most;
 }
 
-std::string GradientReducer::describe_backward() const {
-  std::string last = last_issued_ ? c10::str(", the last one of '", last_issued_->name(), "'") : "";
-  return c10::str("end of backward after ", issued_in_backward_, " reductions", last);
-}
-
-// Advances a reduction while the next unit's is issued. Returns false if the reduction must be finished now.
-bool GradientReducer::advance(InFlight& latest) {
-  if (latest.gradient->issue_second_stage(*latest.reduction, latest.unit->next_id(Pass::kReduce), streams_.all_reduce,
-                                          pool_)) {
-    ++all_reduces_;
-    return true;
-  }
-  if (latest.reduction->shard) {
-    return false;
-  }
-  latest.reduction->work->advance();
-  return true;
-}
-
-GradientReducer::InFlight GradientReducer::take_oldest() {
-  InFlight oldest = std::move(in_flight_.front());
-  in_flight_.pop_front();
-  return oldest;
-}
-
-void GradientReducer::finish(InFlight& oldest) {
-  if (oldest.reduction->second_stage_ahead) {
-    advance(oldest);
-  }
-  std::function<void(const at::Tensor&)> hook;
-  if (gradient_hook) {
-    hook = [&](const at::Tensor& gradient) {
-      std::vector<std::string> fqns;
-      for (const ShardedParameter& parameter : oldest.gradient->flat().parameters()) {
-        fqns.push_back(parameter.fqn);
-      }
-      gradient_hook({oldest.unit->name(), fqns, gradient});
-    };
-  }
-  int64_t waiting = trace_.now();
-  oldest.gradient->finish(*oldest.reduction, hook, pool_);
-  trace_.record(TraceTrack::kWait, oldest.unit->name(), Pass::kReduce, waiting);
-  trace_.record(TraceTrack::kReduce, oldest.unit->name(), Pass::kReduce, oldest.issued);
-  trace_.sample_memory();
-  oldest.unit->show_gradients(*oldest.gradient, oldest.reduction->captured);
-  if (unit_reduced_hook && !oldest.reduction->leaves_out_replicas && oldest.reduction->captured.count() > 0) {
-    unit_reduced(oldest);
-  }
-}
-
-void GradientReducer::unit_reduced(InFlight& finished) {
-  int64_t& last = finished.gradient->reported_in_backward;
-  TORCH_CHECK(last != finished.backward, "fsdp: ", finished.unit->where(),
-              ": more gradients arrived after the unit-reduced hook had been called for this unit in the same backward "
-              "(parameters used again by units that come earlier in forward): its optimizer has stepped too early. Put "
-              "the modules that share these parameters into one unit, or step after backward");
-  last = finished.backward;
-  CurrentStreamGuard on_stream(finished.reduction->stream);
-  settle_on_host();
-  unit_reduced_hook(finished.unit->name(), finished.gradient->leaves().leaves());
-  finished.gradient->trim();
-}
-
-void GradientReducer::finish_all() {
-  std::lock_guard lock(mutex_);
-  for (InFlight& one : in_flight_) {
-    advance(one);
-  }
-  while (!in_flight_.empty()) {
-    InFlight oldest = take_oldest();
-    finish(oldest);
-  }
-  streams_.await_reductions();
-  settle_on_host();
-  trim_groups();
-}
-
-// The contributions of other ranks are not needed until the next backward.
-void GradientReducer::trim_groups() {
-  if (!pool_.keeps_memory()) {
-    for (const auto& group : used_groups_) {
-      group->trim();
-    }
-  }
-  used_groups_.clear();
-}
-
-// After this returns, gradients are in host memory and all reads of shards in host memory are done, so an optimizer may
-// write the shards.
-void GradientReducer::settle_on_host() const {
-  if (!to_host_) {
-    return;
-  }
-  for (const c10::Stream& stream : {streams_.gather, streams_.reduce, streams_.all_reduce}) {
-    DeviceEvent done;
-    done.record(stream);
-    done.synchronize();
-  }
-}
-
-void GradientReducer::drop_current() {
-  std::lock_guard lock(mutex_);
-  while (!in_flight_.empty()) {
-    InFlight oldest = take_oldest();
-    if (oldest.backward == backward_) {
-      oldest.gradient->drop(*oldest.reduction, pool_);
-    } else {
-      finish(oldest);
-    }
-  }
+void GradientReducer::count(EngineStats& stats) const {
+  stats.reduce_scatters = reduce_scatters_;
+  stats.all_reduces = all_reduces_;
 }
 
 }  // namespace fsdp

@@ -2,22 +2,33 @@
 // result.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/trace_recorder.h"
 #include "engine/buffer_pool.h"
-#include "engine/engine_streams.h"
 #include "engine/unit.h"
 #include "fsdp/fully_shard.h"
 
 namespace fsdp {
+
+// The user's settings of reductions: see ShardedModule. They change only while no backward runs.
+struct ReductionSettings {
+  BackwardOptions backward{};
+  std::optional<double> divide_factor{};  // instead of the number of ranks that contribute to a gradient
+  bool sees_norm = false;                 // set_reductions_see_norm
+  GradientHook gradient_hook{};
+  CommunicationHook communication_hook{};
+  UnitReducedHook unit_reduced_hook{};
+};
 
 // [Note: reductions in flight]
 // A reduction runs while backward computes the next unit's gradients. A reduce-scatter is finished when the next unit's
@@ -26,56 +37,38 @@ namespace fsdp {
 // is also finished one unit later, because it has two steps itself (sums to their owners, and back). In both cases
 // three buffers are in use at a time.
 //
-// Threads: safe; takes its own lock after the unit's.
+// Threads: safe. The user's hooks for gradients and units are called without any lock of the reducer, so they may call
+// the sharded module. Reductions are issued one at a time.
 class GradientReducer {
  public:
-  struct Memory {
-    bool keep_memory = false;        // see Options
-    bool to_host = false;            // the shards' gradients lie in host memory, and the device writes to it
-    BufferPool::Source source = {};  // of gradient buffers
-  };
-  GradientReducer(const EngineStreams& streams, const Memory& memory, TraceRecorder& trace)
-      : streams_(streams),
-        to_host_(memory.to_host),
-        pool_(streams.device, memory.keep_memory, memory.source),
-        trace_(trace) {}
+  GradientReducer(const UnitContext& context, BufferPool& pool, TraceRecorder& trace)
+      : context_(context), pool_(pool), trace_(trace) {}
 
-  BufferPool& pool() { return pool_; }
-  const BufferPool& pool() const { return pool_; }
-
-  // The user's options for the backward passes that begin from now on.
-  BackwardOptions options;
-  // The divisor of gradients, instead of the number of ranks that contribute.
-  std::optional<double> divide_factor;
-  // See ShardedModule::set_reductions_see_norm.
-  bool sees_norm = false;
-  // See ShardedModule.
-  GradientHook gradient_hook;
-  CommunicationHook communication_hook;
-  UnitReducedHook unit_reduced_hook;
+  ReductionSettings& settings() { return settings_; }
+  const ReductionSettings& settings() const { return settings_; }
 
   // The options of the backward that began last.
   const BackwardOptions& current() const { return current_; }
-  void begin_backward();
+  void begin_backward() FSDP_EXCLUDES(mutex_);
 
+  // Finishes the reductions that the next one leaves no room for, and continues the others. Call before issue(),
+  // without holding the lock of a unit, because hooks are called.
+  void make_room() FSDP_EXCLUDES(mutex_);
   // Passes the gradients that a unit has captured to the communicators. Called under unit.mutex.
-  void issue(Unit& unit, FlatGradient& gradient);
+  void issue(Unit& unit, FlatGradient& gradient) FSDP_EXCLUDES(mutex_);
   // Waits for all reductions in flight and adds their results to the leaves' gradients. These may then be used on the
   // current stream.
-  void finish_all();
+  void finish_all() FSDP_EXCLUDES(mutex_);
   // Waits for the current backward's reductions in flight and drops their results. Finishes older reductions.
-  void drop_current();
+  void drop_current() FSDP_EXCLUDES(mutex_);
 
   // Describes which reductions were issued in this backward: "end of backward after 3 reductions, the last one of
   // 'l0'".
-  std::string describe_backward() const;
-
-  // Returns the largest number of bytes of passing gradient buffers that were in use at a time in this backward.
-  int64_t passing_nbytes() const;
-
-  // The numbers of collectives that were issued.
-  int64_t reduce_scatters() const { return reduce_scatters_; }
-  int64_t all_reduces() const { return all_reduces_; }
+  std::string describe_backward() const FSDP_EXCLUDES(mutex_);
+  // Returns how many bytes of passing gradient buffers this backward needed at a time, by the order of its reductions.
+  int64_t largest_window() const FSDP_EXCLUDES(mutex_);
+  // Adds the numbers of collectives that were issued.
+  void count(EngineStats& stats) const;
 
  private:
   struct InFlight {
@@ -86,29 +79,39 @@ class GradientReducer {
     int64_t issued;  // for the trace
   };
 
-  void note_issue(const Unit& unit, const FlatGradient& gradient);
-  InFlight take_oldest();
-  void finish(InFlight& oldest);
-  bool advance(InFlight& latest);
-  void unit_reduced(InFlight& finished);
-
+  ReduceCall call_for(Unit& unit) const;
+  void note_issue(const Unit& unit, const FlatGradient& gradient) FSDP_REQUIRES(mutex_);
+  // Returns the oldest reduction if it must be finished before the next one is issued.
+  std::optional<InFlight> take_for_room() FSDP_EXCLUDES(mutex_);
+  // Takes the oldest reduction out. Empty: none is in flight.
+  std::optional<InFlight> take_oldest() FSDP_EXCLUDES(mutex_);
+  InFlight pop_oldest() FSDP_REQUIRES(mutex_);
+  bool advance(InFlight& latest) FSDP_REQUIRES(mutex_);
+  void finish(InFlight& oldest) FSDP_EXCLUDES(mutex_);
+  void report_unit(InFlight& finished) FSDP_EXCLUDES(mutex_);
   void settle_on_host() const;
-  void trim_groups();
+  void trim_groups() FSDP_EXCLUDES(mutex_);
 
-  const EngineStreams& streams_;
-  const bool to_host_;
-  BufferPool pool_;
+  const UnitContext& context_;
+  BufferPool& pool_;
   TraceRecorder& trace_;
-  BackwardOptions current_;
-  std::recursive_mutex mutex_;
-  std::deque<InFlight> in_flight_;
-  int64_t backward_ = 0;
-  int64_t issued_in_backward_ = 0;
-  const Unit* last_issued_ = nullptr;
-  std::set<std::shared_ptr<Communicator>> used_groups_;  // groups used since memory was last trimmed
-  std::vector<int64_t> passing_;  // bytes of each unit whose reduction was issued in this backward
-  int64_t reduce_scatters_ = 0;
-  int64_t all_reduces_ = 0;
+  ReductionSettings settings_;
+  BackwardOptions current_;  // changes only when a backward begins
+
+  Mutex issuing_;  // held while a reduction is issued; taken before mutex_
+  mutable Mutex mutex_;
+  std::deque<InFlight> in_flight_ FSDP_GUARDED_BY(mutex_);
+  int64_t backward_ FSDP_GUARDED_BY(mutex_) = 0;
+  int64_t issued_in_backward_ FSDP_GUARDED_BY(mutex_) = 0;
+  const Unit* last_issued_ FSDP_GUARDED_BY(mutex_) = nullptr;
+  // The bytes of each unit whose reduction was issued in this backward.
+  std::vector<int64_t> passing_ FSDP_GUARDED_BY(mutex_);
+  // The last backward in which the hook for reduced units was called.
+  std::unordered_map<const FlatGradient*, int64_t> reported_ FSDP_GUARDED_BY(mutex_);
+  // Groups used since memory was last trimmed.
+  std::set<std::shared_ptr<Communicator>> used_groups_ FSDP_GUARDED_BY(mutex_);
+  std::atomic<int64_t> reduce_scatters_{0};
+  std::atomic<int64_t> all_reduces_{0};
 };
 
 }  // namespace fsdp

@@ -47,6 +47,13 @@ const at::Tensor& LeafGradients::memory() {
   return memory_;
 }
 
+void LeafGradients::give_back(at::Tensor& buffer, BufferPool& pool) const {
+  if (buffer.defined() && !is_memory(buffer)) {
+    pool.release(buffer);
+  }
+  buffer.reset();
+}
+
 void LeafGradients::drop_memory() {
   if (memory_.defined()) {
     order_streams(current_stream(home_.device()), home_);

@@ -61,6 +61,8 @@ class LeafGradients {
   const at::Tensor& fresh_memory();
   // Whether `tensor` lies in the memory of the leaves' gradients.
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
+  // Releases a buffer to the pool, unless it is memory(), and resets it.
+  void give_back(at::Tensor& buffer, BufferPool& pool) const;
   // Frees the memory, after the reads on the current stream.
   void drop_memory();
   // Threads: safe.

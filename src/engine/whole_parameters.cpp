@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "engine/engine.h"
 #include "torch_seams/clean_dispatch.h"
 
 namespace fsdp {
@@ -47,9 +46,8 @@ SummonedGradients::SummonedGradients(Unit& unit) : unit_(unit) {
 void SummonedGradients::show(size_t index) {
   FlatParameter& flat = *unit_.flat_parameters()[index];
   for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
-    ShardedParameter& parameter = flat.parameters()[k];
-    parameter.sentinel_installed = false;  // its removal here must not clear the shard's gradient
-    parameter.tensor.mutable_grad() =
+    unit_.sentinels.forget(flat, k);
+    flat.parameters()[k].tensor.mutable_grad() =
         gradients_[index].defined.test(k) ? flat.view_in(gradients_[index].flat, k) : at::Tensor();
   }
 }
@@ -100,7 +98,7 @@ SummonedGradients::~SummonedGradients() {
     for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
       flat.parameters()[k].tensor.mutable_grad().reset();
       if (gradients_[i].defined.test(k)) {
-        unit_.install_sentinel(flat, k);
+        unit_.sentinels.install(flat, k);
       }
     }
   }

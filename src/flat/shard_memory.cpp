@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "base/allocation_scope.h"
+
 namespace fsdp {
 namespace {
 
@@ -36,6 +38,18 @@ void ShardMemory::page_out(const at::Tensor& shard) const {
   if (files_) {
     files_->page_out(shard.const_data_ptr(), shard.nbytes());
   }
+}
+
+void ShardMemory::with_offloaded_memory(const std::function<void()>& body) const {
+  if (!files_) {
+    return body();
+  }
+  {
+    AllocationScope scope(files_);
+    body();
+  }
+  files_->trim();
+  files_->page_out();
 }
 
 std::string ShardMemory::where() const { return files_ ? " (files)" : apart() ? " (host)" : ""; }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -32,6 +33,9 @@ class ShardMemory {
   const std::shared_ptr<MappedFiles>& files() const { return files_; }
   // Removes a shard that lies in files from resident memory. Does nothing for other shards.
   void page_out(const at::Tensor& shard) const;
+
+  // Runs `body` such that host memory that it allocates lies in files, if the shards lie in files.
+  void with_offloaded_memory(const std::function<void()>& body) const;
 
   // Returns a suffix for tables: "", " (host)" or " (files)".
   std::string where() const;

@@ -61,7 +61,7 @@ std::string ShardedModule::describe_units() const {
       << "use_orig_params " << (current.options().use_orig_params ? "true" : "false") << "\n";
   for (const auto& unit : current.units()) {
     out << "unit '" << unit->name() << "' " << to_string(unit->options().strategy) << (unit->is_root() ? " (root)" : "")
-        << (unit->to_be_cut ? ", to be cut with others" : "")
+        << (unit->pending_cut() ? ", to be cut with others" : "")
         << (unit->stays_gathered() ? ", gathered from forward to backward" : "") << "\n";
     for (const auto& flat : unit->flat_parameters()) {
       describe_flat(out, *flat);

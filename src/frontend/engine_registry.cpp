@@ -35,7 +35,7 @@ void register_engine(std::shared_ptr<Engine> engine) {
   auto& engines = registry().engines;
   if (engines.size() < kFewEngines || engines.size() >= registry().next_sweep) {
     for (auto it = engines.begin(); it != engines.end();) {
-      const bool in_use = it->second.use_count() > 1 || !it->second->unused();
+      const bool in_use = it->second.use_count() > 1 || !it->second->tree().unused();
       if (!in_use) {
         dropped.push_back(std::move(it->second));
       }

@@ -133,7 +133,7 @@ void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options
                                                   is_root_of_others ? kLargeInRoot : kNoneIsLarge));
     unit.set_root(plan.is_root);
     if (record) {
-      engine.cut_later(unit, record);
+      engine.cutter().cut_later(unit, record);
     }
   }
   if (record && !options.auto_units->order.empty()) {
@@ -160,7 +160,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   const auto& ranks = shared.mesh.world ? shared.mesh.world : shared.mesh.shard;
   shared.model = surveyed.inner.empty() ? number_of_model(unwatched(ranks)) : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<Engine>(shared);
-  engine->ignore(surveyed.ignored);
+  engine->tree().ignore(surveyed.ignored);
   InitialValues values(root, options, shared.mesh, shared.memory.compute_device());
   PathSet except(annotated_paths(surveyed));
   except.add(surveyed.ignored_paths);
@@ -210,7 +210,7 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
                    ? assign_singly(module, surveyed.unassigned)
                    : assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
   auto sharded = build(module, plans, surveyed, options);
-  sharded->engine().add_root(&module);
+  sharded->engine().tree().add_root(&module);
   warn_if_one_unit(sharded->engine(), &module);
   return sharded;
 }

@@ -114,7 +114,7 @@ TEST(UnitRule, ManualAnnotationBottomUpEqualsThePolicy) {
 
   options.auto_wrap_policy = [](const WrapCandidate& c) { return c.fqn == "a" || c.fqn == "a.left"; };
   EXPECT_EQ(units_of(*fully_shard(*by_policy, options)), units_of(*outer));
-  outer->engine().set_strict_release(true);
+  outer->engine().gatherer().set_strict(true);
   manual->forward(kX).pow(2).sum().backward();
   plain->forward(kX).pow(2).sum().backward();
   expect_same(testing::gradients_of(*inner), testing::gradients_of(*plain));
@@ -157,7 +157,7 @@ TEST(UnitRule, Siblings) {
   EXPECT_THAT(units_of(*pair),
               ElementsAre("0+1: 0.scale 0.left.weight 0.left.bias 0.right.weight 0.right.bias 1.scale 1.left.weight "
                           "1.left.bias 1.right.weight 1.right.bias"));
-  pair->engine().set_strict_release(true);
+  pair->engine().gatherer().set_strict(true);
   net->forward(kX).sum().backward();
   net->zero_grad();
   auto outer = testing::shard_strictly(*net, options);

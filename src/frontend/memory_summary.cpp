@@ -4,12 +4,11 @@
 #include "base/error_message.h"
 #include "base/out_of_memory.h"
 #include "engine/engine.h"
-#include "engine/out_of_memory.h"
 #include "fsdp/fully_shard.h"
 
 namespace fsdp {
 
-std::vector<MemoryCategory> ShardedModule::memory() const { return engine().memory(); }
+std::vector<MemoryCategory> ShardedModule::memory() const { return engine().memory().categories(); }
 
 std::string ShardedModule::memory_summary(const std::vector<MemoryCategory>& more) const {
   std::vector<MemoryCategory> categories = memory();
@@ -24,7 +23,7 @@ std::string ShardedModule::explain_out_of_memory(const std::exception& error,
     return text;
   }
   if (!has_memory_report(text)) {
-    return c10::str(text, "\n", memory_report(engine(), more));
+    return c10::str(text, "\n", engine().memory().report(more));
   }
   return more.empty() ? text : c10::str(text, "\n", memory_summary(more));
 }

@@ -3,7 +3,9 @@
 
 #include <torch/optim/lbfgs.h>
 
+#include "base/finally.h"
 #include "engine/engine.h"
+#include "engine/full_parameters.h"
 #include "fsdp/fully_shard.h"
 #include "torch_seams/keyed_storage.h"
 
@@ -50,7 +52,6 @@ std::vector<ShardSlice> ShardedModule::shard_slices() const {
 }
 
 void ShardedModule::zero_grad(bool set_to_none) {
-  engine().notice_cleared_gradients();
   engine().forget_accumulated();
   for (const at::Tensor& leaf : parameters()) {
     at::Tensor& gradient = leaf.mutable_grad();
@@ -60,56 +61,62 @@ void ShardedModule::zero_grad(bool set_to_none) {
       gradient.zero_();
     }
   }
-  engine().trim_gradients();
+  engine().gradients().trim();
 }
 
 ShardedModule::NoSync::NoSync(ShardedModule& sharded)
-    : engine_(sharded.engine().shared_from_this()), before_(engine_->reducer().options.requires_gradient_sync) {
-  engine_->reducer().options.requires_gradient_sync = false;
+    : engine_(sharded.engine().shared_from_this()),
+      before_(engine_->gradients().settings().backward.requires_gradient_sync) {
+  engine_->gradients().settings().backward.requires_gradient_sync = false;
 }
 
-ShardedModule::NoSync::~NoSync() { engine_->reducer().options.requires_gradient_sync = before_; }
+ShardedModule::NoSync::~NoSync() { engine_->gradients().settings().backward.requires_gradient_sync = before_; }
 
-void ShardedModule::set_requires_gradient_sync(bool on) { engine().reducer().options.requires_gradient_sync = on; }
-void ShardedModule::set_requires_all_reduce(bool on) { engine().reducer().options.requires_all_reduce = on; }
-void ShardedModule::set_is_last_backward(bool on) { engine().reducer().options.is_last_backward = on; }
-BackwardOptions ShardedModule::backward_options() const { return engine().reducer().options; }
+void ShardedModule::set_requires_gradient_sync(bool on) {
+  engine().gradients().settings().backward.requires_gradient_sync = on;
+}
+void ShardedModule::set_requires_all_reduce(bool on) {
+  engine().gradients().settings().backward.requires_all_reduce = on;
+}
+void ShardedModule::set_is_last_backward(bool on) { engine().gradients().settings().backward.is_last_backward = on; }
+BackwardOptions ShardedModule::backward_options() const { return engine().gradients().settings().backward; }
 
 void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph) {
   std::shared_ptr<Engine> engine = this->engine().shared_from_this();
-  struct Restore {
-    GradientReducer& reducer;
-    BackwardOptions before;
-    ~Restore() { reducer.options = before; }
-  } restore{engine->reducer(), engine->reducer().options};
-  engine->reducer().options = options;
+  BackwardOptions& current = engine->gradients().settings().backward;
+  Finally restore([&current, before = current] { current = before; });
+  current = options;
   loss.backward({}, retain_graph);
 }
 
 std::string ShardedModule::collective_log() const { return engine().collective_log(); }
 
-void ShardedModule::wait_for_gradients() { engine().reducer().finish_all(); }
+void ShardedModule::wait_for_gradients() { engine().gradients().reducer().finish_all(); }
 
 void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
   TORCH_CHECK(!factor || *factor > 0, "fsdp: set_gradient_divide_factor: ", *factor, " must be positive");
-  engine().reducer().divide_factor = factor;
+  engine().gradients().settings().divide_factor = factor;
 }
-void ShardedModule::set_reductions_see_norm(bool on) { engine().reducer().sees_norm = on; }
-void ShardedModule::set_gradient_hook(GradientHook hook) { engine().reducer().gradient_hook = std::move(hook); }
+void ShardedModule::set_reductions_see_norm(bool on) { engine().gradients().settings().sees_norm = on; }
+void ShardedModule::set_gradient_hook(GradientHook hook) {
+  engine().gradients().settings().gradient_hook = std::move(hook);
+}
 void ShardedModule::set_communication_hook(CommunicationHook hook) {
-  engine().reducer().communication_hook = std::move(hook);
+  engine().gradients().settings().communication_hook = std::move(hook);
 }
 void ShardedModule::set_unit_reduced_hook(UnitReducedHook hook) {
-  engine().reducer().unit_reduced_hook = std::move(hook);
+  engine().gradients().settings().unit_reduced_hook = std::move(hook);
 }
 
 void ShardedModule::for_each_full_parameter(
     const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit,
     const FullParameterOptions& options) {
-  engine().for_each_full_parameter(visit, options);
+  fsdp::for_each_full_parameter(engine(), visit, options);
 }
 
-void ShardedModule::with_offloaded_memory(const std::function<void()>& body) { engine().with_offloaded_memory(body); }
+void ShardedModule::with_offloaded_memory(const std::function<void()>& body) {
+  engine().options().memory.with_offloaded_memory(body);
+}
 
 void ShardedModule::page_out() const {
   if (const auto& files = engine().options().memory.files()) {
@@ -118,15 +125,15 @@ void ShardedModule::page_out() const {
 }
 
 void ShardedModule::summon_full_params(const SummonOptions& options, const std::function<void()>& body) {
-  engine().summon_full_params(options, body);
+  fsdp::summon_full_params(engine(), options, body);
 }
 
 void ShardedModule::with_full_params(const std::function<void()>& body, bool writeback) {
-  engine().summon_full_params({.writeback = writeback}, body);
+  fsdp::summon_full_params(engine(), {.writeback = writeback}, body);
 }
 
 void ShardedModule::update_whole_parameters(const std::function<void(const WholeParameter& parameter)>& update) {
-  engine().update_whole_parameters(update);
+  fsdp::update_whole_parameters(engine(), update);
 }
 
 void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) {
@@ -142,28 +149,28 @@ void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::fu
     const seams::StorageOwner* owner = seams::storage_owner(parameter);
     TORCH_CHECK(owner && owner->unit && owner->kind == seams::StorageOwner::Kind::kParameter,
                 "fsdp: pin: a tensor of shape ", parameter.sizes(), " is not a sharded parameter or a view of one");
-    units.push_back(static_cast<Unit*>(owner->unit.load()));
+    units.push_back(unit_of(*owner));
   }
-  engine().pin(parameters.empty() ? engine().all_units() : units, body);
+  engine().pin(parameters.empty() ? engine().tree().all() : units, body);
 }
 
 UnshardHandle ShardedModule::unshard(bool async_op) {
-  engine().unshard(engine().all_units(), async_op);
-  return {engine().shared_from_this(), engine().all_units()};
+  engine().unshard(engine().tree().all(), async_op);
+  return {engine().shared_from_this(), engine().tree().all()};
 }
 UnshardHandle ShardedModule::unshard(const torch::nn::Module& module, bool async_op) {
-  std::vector<Unit*> units = engine().units_of(&module);
+  std::vector<Unit*> units = engine().tree().made_for(&module);
   engine().unshard(units, async_op);
   return {engine().shared_from_this(), units};
 }
 namespace {
 
 void set_prefetch(Engine& engine, const torch::nn::Module& module, const ShardedModule::ModuleList& modules,
-                  std::vector<Unit*> Unit::*list) {
+                  Pass pass) {
   auto units_of = [&](const torch::nn::Module& one) {
-    std::vector<Unit*> units = engine.units_of(&one);
+    std::vector<Unit*> units = engine.tree().made_for(&one);
     for (const Unit* unit : units) {
-      TORCH_CHECK(!unit->to_be_cut, "fsdp: ", unit->where(),
+      TORCH_CHECK(!unit->pending_cut(), "fsdp: ", unit->where(),
                   ": prefetching cannot be set before its units are made (Options::auto_units). Call cut_units first");
     }
     return units;
@@ -174,22 +181,24 @@ void set_prefetch(Engine& engine, const torch::nn::Module& module, const Sharded
     targets.insert(targets.end(), units.begin(), units.end());
   }
   for (Unit* unit : units_of(module)) {
-    unit->*list = targets;
+    unit->prefetch(pass, targets);
   }
 }
 
 }  // namespace
 
 void ShardedModule::set_modules_to_forward_prefetch(const torch::nn::Module& module, const ModuleList& modules) {
-  set_prefetch(engine(), module, modules, &Unit::forward_prefetch);
+  set_prefetch(engine(), module, modules, Pass::kForward);
 }
 
 void ShardedModule::set_modules_to_backward_prefetch(const torch::nn::Module& module, const ModuleList& modules) {
-  set_prefetch(engine(), module, modules, &Unit::backward_prefetch);
+  set_prefetch(engine(), module, modules, Pass::kBackward);
 }
 
 void ShardedModule::start_trace(std::function<std::vector<MemoryCategory>()> more) {
-  engine().start_trace(std::move(more));
+  engine().trace().start([&memory = engine().memory(), more = std::move(more)] {
+    return memory.now(more ? more() : std::vector<MemoryCategory>());
+  });
 }
 Trace ShardedModule::stop_trace() { return engine().trace().stop(); }
 
@@ -203,12 +212,14 @@ ShardedModule::TraceScope::~TraceScope() {
   engine_->trace().sample_memory();
 }
 
-void ShardedModule::reshard() { engine().reshard(); }
-void ShardedModule::reshard(const torch::nn::Module& module) { engine().reshard(engine().units_of(&module)); }
+void ShardedModule::reshard() { engine().gatherer().reshard_all(); }
+void ShardedModule::reshard(const torch::nn::Module& module) {
+  engine().gatherer().reshard(engine().tree().made_for(&module));
+}
 
 void UnshardHandle::wait() {
   if (engine_) {
-    engine_->wait_for(units_);
+    engine_->gatherer().wait_for(units_);
   }
   engine_.reset();
 }
@@ -217,8 +228,8 @@ bool ShardedModule::full_precision() const { return engine().full_precision(); }
 void ShardedModule::reset() { engine().reset(); }
 EngineStats ShardedModule::stats() const { return engine().stats(); }
 void ShardedModule::cut_units() { engine().cut_units(); }
-ExecutionOrder ShardedModule::execution_order() const { return engine().execution_order(); }
-void ShardedModule::verify_plan() { engine().verify_plan(); }
+ExecutionOrder ShardedModule::execution_order() const { return engine().cutter().execution_order(); }
+void ShardedModule::verify_plan() { engine().compare_again(); }
 
 Engine& ShardedModule::engine() const { return engine_->current(); }
 

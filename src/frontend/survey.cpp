@@ -24,9 +24,9 @@ std::string quoted_list(const std::vector<std::string>& names) {
   return names.size() > kShown ? c10::str(text, " and ", names.size() - kShown, " more") : text;
 }
 
-Unit* unit_of(const at::Tensor& tensor) {
+Unit* unit_holding(const at::Tensor& tensor) {
   seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-  return owner ? static_cast<Unit*>(owner->unit.load()) : nullptr;
+  return owner ? unit_of(*owner) : nullptr;
 }
 
 // Finds the parameters that the options name, and the parameters below the modules that they name.
@@ -44,8 +44,8 @@ void find_ignored(const Options& options, Survey& result) {
   for (const at::Tensor& parameter : result.ignored) {
     TORCH_CHECK(parameter.defined(), "fsdp: a tensor of Options::ignored_parameters is undefined");
     const FoundParameter* found = result.tree.find(parameter);
-    TORCH_CHECK(!unit_of(parameter), "fsdp: parameter '", found ? found->fqn() : "",
-                "' is to be ignored, but belongs to unit '", unit_of(parameter)->name(),
+    TORCH_CHECK(!unit_holding(parameter), "fsdp: parameter '", found ? found->fqn() : "",
+                "' is to be ignored, but belongs to unit '", unit_holding(parameter)->name(),
                 "' already: ignore it in the first fully_shard call above it");
   }
 }
@@ -53,10 +53,10 @@ void find_ignored(const Options& options, Survey& result) {
 void find_inner(Survey& result) {
   std::unordered_set<const Engine*> known;
   for (const FoundParameter& parameter : result.tree.parameters) {
-    Unit* unit = unit_of(parameter.tensor);
-    if (unit && known.insert(unit->engine).second) {
-      result.inner.push_back(unit->engine);
-      const std::vector<at::Tensor>& ignored = unit->engine->ignored();
+    Unit* unit = unit_holding(parameter.tensor);
+    if (unit && known.insert(&unit->engine()).second) {
+      result.inner.push_back(&unit->engine());
+      const std::vector<at::Tensor>& ignored = unit->engine().tree().ignored();
       result.ignored.insert(result.ignored.end(), ignored.begin(), ignored.end());
     }
   }
@@ -74,7 +74,7 @@ Survey survey(const torch::nn::Module& root, const Options& options) {
     ignored.insert(parameter.unsafeGetTensorImpl());
   }
   for (const FoundParameter& parameter : result.tree.parameters) {
-    if (unit_of(parameter.tensor) || ignored.count(parameter.tensor.unsafeGetTensorImpl())) {
+    if (unit_holding(parameter.tensor) || ignored.count(parameter.tensor.unsafeGetTensorImpl())) {
       continue;
     }
     TORCH_CHECK(!seams::has_sharded_key(parameter.tensor) || deferred::find(parameter.tensor), "fsdp: parameter '",
@@ -98,7 +98,8 @@ std::unordered_set<const void*> annotated_modules(const Survey& surveyed) {
 
 void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module) {
   const auto was_called_on = [&](const Engine* engine) {
-    return std::find(engine->roots().begin(), engine->roots().end(), &module) != engine->roots().end();
+    return std::find(engine->tree().roots().begin(), engine->tree().roots().end(), &module) !=
+           engine->tree().roots().end();
   };
   if (annotated_modules(surveyed).count(&module) == 0 &&
       std::none_of(surveyed.inner.begin(), surveyed.inner.end(), was_called_on)) {
@@ -127,7 +128,7 @@ std::vector<std::string> annotated_paths(const Survey& surveyed) {
 void check_inner_units(const Survey& surveyed) {
   const ModuleTree& tree = surveyed.tree;
   for (const FoundParameter& parameter : tree.parameters) {
-    Unit* unit = unit_of(parameter.tensor);
+    Unit* unit = unit_holding(parameter.tensor);
     if (!unit) {
       continue;
     }
@@ -226,7 +227,7 @@ void check_no_overlap(const std::vector<FoundParameter>& parameters, const torch
     add_range(parameter.tensor, parameter.fqn(), /*is_parameter=*/true, ranges);
   }
   for (const auto& buffer : root.named_buffers()) {
-    if (buffer.value().defined() && !unit_of(buffer.value())) {
+    if (buffer.value().defined() && !unit_holding(buffer.value())) {
       add_range(buffer.value(), buffer.key(), /*is_parameter=*/false, ranges);
     }
   }

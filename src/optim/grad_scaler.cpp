@@ -56,7 +56,7 @@ bool unscale_gradients(ShardedModule& sharded, double scale) {
 
 void check_none_stepped(ShardedModule& sharded) {
   TORCH_CHECK(
-      !sharded.engine().reducer().unit_reduced_hook,
+      !sharded.engine().gradients().settings().unit_reduced_hook,
       "fsdp: ShardedGradScaler: optimizers that step inside "
       "backward (set_unit_reduced_hook) have used gradients that were still scaled; remove that hook or the scaler");
 }

@@ -25,9 +25,9 @@ std::set<std::string> names_of(const TensorSource& source) {
 
 void settle_shards(const ShardedModule& model) {
   Engine& engine = model.engine();
-  engine.reshard();
-  for (Unit* unit : engine.all_units()) {
-    engine.prepare_write_to_shards(*unit);
+  engine.gatherer().reshard_all();
+  for (Unit* unit : engine.tree().all()) {
+    engine.gatherer().prepare_write_to_shards(*unit);
   }
   if (engine.options().memory.apart()) {
     DeviceEvent gathered;

@@ -149,7 +149,6 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
       world->barrier({"begin", 0, Pass::kUser});
       {
         const std::string error = [&] {
-          static std::mutex mutex;
           static std::unique_ptr<checkpoint::FileSystemGuard> guard;
           if (world->rank() == 0) guard = std::make_unique<checkpoint::FileSystemGuard>(faulty);
           world->barrier({"guarded", 0, Pass::kUser});

@@ -21,6 +21,7 @@ void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit
 
 // Returns the id of the backward pass that runs on this thread, or -1.
 int current_backward();
+inline bool in_backward() { return current_backward() != -1; }
 // Whether that pass keeps its graph for another one (retain_graph). Call only inside a node's apply.
 bool backward_keeps_graph();
 

@@ -158,7 +158,7 @@ std::shared_ptr<ShardedModule> shard_net(const Case& training, NetImpl& net, con
   if (wrap == "auto") options.auto_units = AutoUnits{.target_bytes = 300, .order = order};
   options.auto_wrap_policy = policy_of(wrap);
   auto sharded = fully_shard(net, is_empty_root ? without_choices(options) : options);
-  sharded->engine().set_strict_release(training.sharding.strict);
+  sharded->engine().gatherer().set_strict(training.sharding.strict);
   if (training.sharding.divide > 0) sharded->set_gradient_divide_factor(double(training.sharding.divide));
   sharded->set_reductions_see_norm(training.sharding.see_norm);
   return sharded;

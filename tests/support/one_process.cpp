@@ -81,7 +81,7 @@ Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communica
 
 std::shared_ptr<ShardedModule> shard(torch::nn::Module& module, const ShardingCase& sharding, const Options& options) {
   auto sharded = fully_shard(module, options);
-  sharded->engine().set_strict_release(sharding.strict);
+  sharded->engine().gatherer().set_strict(sharding.strict);
   return sharded;
 }
 

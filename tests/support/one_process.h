@@ -21,7 +21,7 @@ struct ShardingCase {
   int world_size;
   ShardingStrategy strategy;
   bool use_orig_params;
-  bool strict;             // Engine::set_strict_release
+  bool strict;             // Gatherer::set_strict
   bool automatic = false;  // units are cut from the execution order
 };
 std::string name_of(const ShardingCase& sharding);

@@ -12,7 +12,7 @@ namespace fsdp::testing {
 namespace {
 
 std::shared_ptr<ShardedModule> strict(std::shared_ptr<ShardedModule> sharded) {
-  sharded->engine().set_strict_release(true);
+  sharded->engine().gatherer().set_strict(true);
   return sharded;
 }
 

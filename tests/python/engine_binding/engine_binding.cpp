@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/full_parameters.h"
 #include "frontend/engine_registry.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
@@ -51,7 +52,7 @@ class EngineForPython : public torch::CustomClassHolder {
     EngineOptions options;
     options.mesh.world = make_fake_communicator(0, 1);
     engine_ = std::make_shared<Engine>(options);
-    engine_->set_strict_release(strict_release);
+    engine_->gatherer().set_strict(strict_release);
     register_engine(engine_);  // like fully_shard: parameters keep their engine alive
   }
 
@@ -80,8 +81,8 @@ class EngineForPython : public torch::CustomClassHolder {
 
   c10::Dict<std::string, at::Tensor> full_parameters() {
     c10::Dict<std::string, at::Tensor> result;
-    engine_->for_each_full_parameter(
-        [&](const std::string& fqn, const at::Tensor& full) { result.insert(fqn, full.clone()); });
+    fsdp::for_each_full_parameter(
+        *engine_, [&](const std::string& fqn, const at::Tensor& full) { result.insert(fqn, full.clone()); });
     return result;
   }
 
@@ -101,15 +102,15 @@ class EngineForPython : public torch::CustomClassHolder {
 
   void zero_grad(bool set_to_none) { ShardedModule(engine_).zero_grad(set_to_none); }
   double clip_grad_norm_(double max_norm) { return ShardedModule(engine_).clip_grad_norm_(max_norm).item<double>(); }
-  void unshard() { engine_->unshard(engine_->all_units(), /*async_op=*/false); }
-  void reshard() { engine_->reshard(); }
+  void unshard() { engine_->unshard(engine_->tree().all(), /*async_op=*/false); }
+  void reshard() { engine_->gatherer().reshard_all(); }
   void reset() { engine_->reset(); }
-  void check_membership() { engine_->check_membership(); }
+  void check_membership() { engine_->tree().check_membership(); }
   int64_t gathered_units() { return engine_->stats().gathered_units; }
   int64_t gradient_buffer_bytes() { return engine_->stats().gradient_buffer_bytes; }
 
   void open_full_params(bool writeback) {
-    open([this, writeback](const auto& body) { engine_->summon_full_params({.writeback = writeback}, body); });
+    open([this, writeback](const auto& body) { fsdp::summon_full_params(*engine_, {.writeback = writeback}, body); });
   }
   void open_pin(std::vector<at::Tensor> parameters) {
     open([this, parameters](const auto& body) { ShardedModule(engine_).pin(parameters, body); });

@@ -1,15 +1,14 @@
-// Makes units from the order in which parameters were used (Options::auto_units).
+#include "engine/unit_cutter.h"
+
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <tuple>
 
 #include "base/finally.h"
-#include "engine/engine.h"
 #include "engine/whole_parameters.h"
 #include "schedule/unit_cut.h"
-#include "schedule/use_record.h"
 #include "torch_seams/clean_dispatch.h"
-#include "torch_seams/gradient_hooks.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp {
@@ -81,9 +80,10 @@ FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPositi
 void follow_leaves(const std::vector<Unit*>& members) {
   for (const Unit* member : members) {
     const FlatParameter& flat = *member->flat_parameters().front();
-    if (!member->companions.empty()) {
-      member->engine->with_offloaded_memory(
-          [&] { member->companions.follow(flat.original_leaves().front(), seams::version_of(flat.shard())); });
+    const LeafCompanions& companions = member->pending_cut()->companions;
+    if (!companions.empty()) {
+      member->context().options.memory.with_offloaded_memory(
+          [&] { companions.follow(flat.original_leaves().front(), seams::version_of(flat.shard())); });
     }
   }
 }
@@ -100,8 +100,7 @@ CutRules cut_rules(const AutoUnits& options, const Unit& member, const OverlapOp
 }
 
 void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member) {
-  TORCH_CHECK(cut.fits, "fsdp: rank ", member.engine->mesh().rank(), ": auto_units: memory_bound of ",
-              *options.memory_bound,
+  TORCH_CHECK(cut.fits, "fsdp: rank ", member.context().rank(), ": auto_units: memory_bound of ", *options.memory_bound,
               " bytes is too small: even with the smallest units (the parameters of one operator), "
               "gathered parameters and gradient buffers take ",
               cut.planned_nbytes, " bytes at a time. Raise memory_bound, or lower Options::max_gathered_units");
@@ -124,93 +123,122 @@ std::vector<std::vector<Unit*>> group_members(const std::vector<Unit*>& members)
 
 }  // namespace
 
-void Engine::cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record) {
-  unit.to_be_cut = record;
-  unit.flat_parameters().front()->watch_shard(&unit);
+UnitCutter::UnitCutter(UnitContext& context, UnitTree& tree, MemoryAccount& memory, Gatherer& gatherer,
+                       GradientFlow& gradients)
+    : context_(context), tree_(tree), memory_(memory), gatherer_(gatherer), gradients_(gradients) {}
+
+void UnitCutter::cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record) {
+  unit.cut_later(record);
   const ShardedParameter& parameter = unit.parameter(0);
   std::vector<std::string> fqns = {parameter.fqn};
   fqns.insert(fqns.end(), parameter.other_fqns.begin(), parameter.other_fqns.end());
+  MutexLock lock(mutex_);
   record->add(&unit, std::move(fqns));
-  if (std::find(use_records_.begin(), use_records_.end(), record) == use_records_.end()) {
-    use_records_.push_back(record);
+  if (std::find(records_.begin(), records_.end(), record) == records_.end()) {
+    records_.push_back(record);
   }
+  has_records_ = true;
 }
 
-void Engine::cut_units(const UseRecord* only) {
-  auto concerned = [&](const std::shared_ptr<UseRecord>& record) { return !only || record.get() == only; };
-  auto first = std::stable_partition(use_records_.begin(), use_records_.end(), std::not_fn(concerned));
-  std::vector<std::shared_ptr<UseRecord>> records(first, use_records_.end());
-  if (records.empty()) {
+void UnitCutter::absorb(UnitCutter& inner) {
+  MutexLock lock(mutex_);
+  MutexLock lock_inner(inner.mutex_);
+  std::move(inner.records_.begin(), inner.records_.end(), std::back_inserter(records_));
+  inner.records_.clear();
+  has_records_ = !records_.empty();
+  std::move(inner.execution_order_.begin(), inner.execution_order_.end(), std::back_inserter(execution_order_));
+  inner.execution_order_.clear();
+}
+
+std::vector<std::shared_ptr<UseRecord>> UnitCutter::records(const UseRecord* only) const {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<UseRecord>> found;
+  std::copy_if(records_.begin(), records_.end(), std::back_inserter(found),
+               [&](const auto& record) { return !only || record.get() == only; });
+  return found;
+}
+
+// An operator pins all units that it uses before it runs. So if the previous unit is still pinned, the same operator
+// uses both, except in a scope of the user's pin(), which pins this unit as well.
+void UnitCutter::note_use(Unit& unit) {
+  if (!has_records_) {
     return;
   }
-  prepare();
-  end_pass(Pass::kForward);
-  check_ready_to_cut();
-  reshard();
-  reducer_.finish_all();
-  for (const std::shared_ptr<UseRecord>& record : records) {
-    cut(*record);
-    std::erase(use_records_, record);
-  }
-  verify_plan();
-}
-
-void Engine::cut_before_backward(const Unit& unit) {
-  if (seams::current_backward() != -1 && !unit.shards_written()) {
-    cut_units();
+  const auto is_pinned = [](Unit& one) {
+    MutexLock lock(one.mutex);
+    return one.use.pinned();
+  };
+  const bool same_operator = gatherer_.last_visited_is_pinned() && !is_pinned(unit);
+  MutexLock lock(mutex_);
+  for (const std::shared_ptr<UseRecord>& record : records_) {
+    record->visit(&unit, same_operator);
   }
 }
 
-void Engine::check_ready_to_cut() {
-  for (auto& unit : units_) {
-    if (!unit->to_be_cut) {
+// ---------------------------------------------------------------- cutting
+
+void UnitCutter::check_ready() const {
+  for (const auto& unit : tree_.units()) {
+    if (!unit->pending_cut()) {
       continue;
     }
-    std::lock_guard lock(unit->mutex);
-    TORCH_CHECK(unit->pins == 0 && unit->write_scopes == 0, "fsdp: ", unit->where(),
+    MutexLock lock(unit->mutex);
+    TORCH_CHECK(!unit->use.pinned() && !unit->use.writable(), "fsdp: ", unit->where(),
                 ": auto_units cuts units when the first backward begins, but this one began inside pin(), "
                 "summon_full_params or an operator that uses the unit. Call ShardedModule::cut_units first");
     const std::vector<at::Tensor>& leaves = unit->flat_parameters().front()->original_leaves();
     TORCH_CHECK(!leaves.front().grad().defined(), "fsdp: ", unit->where(),
                 ": auto_units cuts units when the first backward begins, but a gradient was assigned to a leaf before. "
                 "Assign it after ShardedModule::cut_units");
-    unit->companions.check_unwritten(unit->where());
+    unit->pending_cut()->companions.check_unwritten(unit->where());
   }
 }
 
-void Engine::cut(UseRecord& record) {
-  const std::vector<UseRecord::Use> order = record.order_from(text_of_rank_0(mesh(), record.order_text()));
+void UnitCutter::cut(const std::shared_ptr<UseRecord>& record) {
+  const ProcessMesh& mesh = context_.options.mesh;
+  const std::vector<UseRecord::Use> order = record->order_from(text_of_rank_0(mesh, record->order_text()));
   std::vector<CutItem> items;
   std::transform(order.begin(), order.end(), std::back_inserter(items), cut_item);
-  UnitCut cut = cut_into_units(items, cut_rules(record.options(), as_unit(*record.first()), options_.overlap));
-  check_fits(cut, record.options(), as_unit(*record.first()));
+  const Unit& first = as_unit(*record->first());
+  const UnitCut cut = cut_into_units(items, cut_rules(record->options(), first, context_.options.overlap));
+  check_fits(cut, record->options(), first);
   note_order(order);
-  std::vector<ScheduledUnit*> united_in_order;
-  {
-    Successors successors;
-    Finally forget_members([&] { forget(successors); });
-    for (size_t i = 0; i < cut.units.size(); ++i) {
-      std::vector<Unit*> members;
-      for (size_t item : cut.units[i]) {
-        std::transform(order[item].units.begin(), order[item].units.end(), std::back_inserter(members),
-                       [](ScheduledUnit* member) { return &as_unit(*member); });
-      }
-      units_.push_back(unite(members));
-      follow_leaves(members);
-      units_.back()->set_root(cut.has_root && i == 0);
-      united_in_order.push_back(units_.back().get());
-      for (Unit* member : members) {
-        member->retire(parameter_pool_);  // here, because the next unit needs the memory
-        successors[member] = units_.back().get();
-      }
+  gradients_.reorder(make_units(cut, order));  // the order of rank 0
+  MutexLock lock(mutex_);
+  std::erase(records_, record);
+  has_records_ = !records_.empty();
+}
+
+std::vector<ScheduledUnit*> UnitCutter::make_units(const UnitCut& cut, const std::vector<UseRecord::Use>& order) {
+  std::vector<ScheduledUnit*> made;
+  Successors successors;
+  // Called once for all of them, because it walks over all units.
+  Finally forget_members([&] {
+    gatherer_.replace(successors);
+    gradients_.replace(successors);
+    tree_.retire(successors);
+  });
+  for (size_t i = 0; i < cut.units.size(); ++i) {
+    std::vector<Unit*> members;
+    for (size_t item : cut.units[i]) {
+      std::transform(order[item].units.begin(), order[item].units.end(), std::back_inserter(members),
+                     [](ScheduledUnit* member) { return &as_unit(*member); });
+    }
+    Unit& united = tree_.add(unite(members));
+    follow_leaves(members);
+    united.set_root(cut.has_root && i == 0);
+    made.push_back(&united);
+    for (Unit* member : members) {
+      member->retire(memory_.parameters());  // here, because the next unit needs the memory
+      successors[member] = &united;
     }
   }
-  reduction_order_.reorder(united_in_order);  // the order of rank 0
+  return made;
 }
 
 // Makes one unit of the members. If this fails, the members stay as they were, and units made before stay as well.
-std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
-  auto united = std::make_unique<Unit>(*this, UnitOrigin{members.front()->modules(), /*automatic=*/true},
+std::unique_ptr<Unit> UnitCutter::unite(const std::vector<Unit*>& members) {
+  auto united = std::make_unique<Unit>(context_, UnitOrigin{members.front()->modules(), /*automatic=*/true},
                                        members.front()->options());
   std::vector<FlatParameter::Moved> groups;
   for (const std::vector<Unit*>& group : group_members(members)) {
@@ -220,47 +248,18 @@ std::unique_ptr<Unit> Engine::unite(const std::vector<Unit*>& members) {
     united->add(std::move(group));
   }
   united->name_it();
-  for (Unit* member : members) {
-    united->used_outside_backward |= member->used_outside_backward;
-    if (member->shards_written()) {
-      member->invalidate_saved_values();
-    }
-    if (member->stamp) {
-      united->stamp = united->shard_version();
-    }
+  MutexLock lock(united->mutex);
+  for (const Unit* member : members) {
+    MutexLock lock_member(member->mutex);
+    united->versions.take_over(member->versions);
   }
   return united;
 }
 
-// Replaces retired units by the units that have their parameters now. Called once for all of them, because it walks
-// over all units.
-void Engine::forget(const Successors& successors) {
-  const auto successor = [&](ScheduledUnit* unit) {
-    const auto found = successors.find(unit);
-    return found == successors.end() ? unit : found->second;
-  };
-  residency_.replace(successor);
-  reduction_order_.replace(successor);
-  auto is_retired = [&](const std::unique_ptr<Unit>& unit) { return successors.count(unit.get()) > 0; };
-  auto first = std::stable_partition(units_.begin(), units_.end(), std::not_fn(is_retired));
-  std::move(first, units_.end(), std::back_inserter(retired_units_));
-  units_.erase(first, units_.end());
-}
+// ---------------------------------------------------------------- the order of uses
 
-// An operator pins all units that it uses before it runs. So if the previous unit is still pinned, the same operator
-// uses both, except in a scope of the user's pin(), which pins this unit as well.
-void Engine::note_use(const Unit& unit) {
-  if (use_records_.empty()) {
-    return;
-  }
-  const ScheduledUnit* before = residency_.visited();
-  std::lock_guard lock(records_mutex_);
-  for (const std::shared_ptr<UseRecord>& record : use_records_) {
-    record->visit(&unit, before && as_unit(*before).pins > 0 && unit.pins == 0);
-  }
-}
-
-void Engine::note_order(const std::vector<UseRecord::Use>& order) {
+void UnitCutter::note_order(const std::vector<UseRecord::Use>& order) {
+  MutexLock lock(mutex_);
   for (const UseRecord::Use& use : order) {
     OrderedUse& ordered = execution_order_.emplace_back();
     ordered.returns = use.returns;
@@ -271,12 +270,13 @@ void Engine::note_order(const std::vector<UseRecord::Use>& order) {
   }
 }
 
-ExecutionOrder Engine::execution_order() const {
+ExecutionOrder UnitCutter::execution_order() const {
+  MutexLock lock(mutex_);
   ExecutionOrder order, again;
   for (const OrderedUse& use : execution_order_) {
     std::vector<std::string> fqns;
     for (const seams::StorageOwnerPtr& owner : use.owners) {
-      fqns.push_back(static_cast<Unit*>(owner->unit.load())->parameter(owner->index).fqn);
+      fqns.push_back(unit_of(*owner)->parameter(owner->index).fqn);
     }
     if (!use.joins && !order.empty()) {
       order.emplace_back();

@@ -1,4 +1,4 @@
-#include "engine/plan.h"
+#include "engine/agreement.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -67,7 +67,7 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-std::string plan_text(const Engine& engine) {
+std::string describe_sharding(const Engine& engine) {
   std::ostringstream out;
   const ProcessMesh& mesh = engine.mesh();
   out << "world size " << mesh.size() << (mesh.is_2d() ? c10::str(", shard groups of ", mesh.shard->size()) : "")
@@ -80,8 +80,8 @@ std::string plan_text(const Engine& engine) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "
         << reshard_text(options.reshard_after_forward) << "\n";
-    if (unit->to_be_cut) {
-      const AutoUnits& cut = unit->to_be_cut->options();
+    if (const PendingCut* pending = unit->pending_cut()) {
+      const AutoUnits& cut = pending->record->options();
       out << "  auto_units target_bytes " << bytes_text(cut.target_bytes) << ", memory_bound "
           << bytes_text(cut.memory_bound) << "\n";
     }
@@ -116,9 +116,9 @@ void compare_over(Communicator& group, const std::string& text, int own_rank, co
 
 }  // namespace
 
-void compare_plans(Engine& engine) {
+void compare_sharding(Engine& engine) {
   const ProcessMesh& mesh = engine.mesh();
-  std::string text = plan_text(engine);
+  std::string text = describe_sharding(engine);
   if (mesh.world) {
     compare_over(*mesh.world, text, mesh.rank(), [](int rank) { return rank; });
     return;

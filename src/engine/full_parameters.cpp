@@ -1,0 +1,237 @@
+#include "engine/full_parameters.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "base/finally.h"
+#include "engine/whole_parameters.h"
+#include "torch_seams/clean_dispatch.h"
+#include "torch_seams/shard_version.h"
+
+namespace fsdp {
+namespace {
+
+void check(const SummonOptions& options, const Engine& engine) {
+  TORCH_CHECK(!options.rank0_only || !options.writeback,
+              "fsdp: summon_full_params: rank0_only cannot be combined with ",
+              "writeback: the other ranks would not see what rank 0 has written. Set writeback to false");
+  TORCH_CHECK(!options.offload_to_cpu || engine.device().is_cpu(),
+              "fsdp: summon_full_params: offload_to_cpu: ", "the module's parameters are on ", engine.device(),
+              "; use for_each_full_parameter with offload_to_cpu, which hands out copies on the host");
+}
+
+// Chooses the rank of the shard group that updates each parameter: the rank with the least to do so far.
+class Owners {
+ public:
+  explicit Owners(int64_t ranks) : load_(ranks, 0) {}
+  int64_t next(int64_t numel) {
+    auto least = std::min_element(load_.begin(), load_.end());
+    *least += numel;
+    return least - load_.begin();
+  }
+
+ private:
+  std::vector<int64_t> load_;
+};
+
+// [Note: updates by owners]
+// Each parameter is updated on one rank of the shard group, its owner. The other ranks need parts of the result. It
+// travels as a reduce-scatter to which all ranks but the owner contribute zeros: sums of one value and zeros are exact,
+// and each rank receives its shard and nothing else. Owners depend only on sizes, so they stay the same from step to
+// step, as optimizer state requires.
+
+// Gives every rank its part of the values that the owners have computed.
+void share_values(Unit& unit, FlatParameter& flat, const at::Tensor& values) {
+  seams::CleanDispatchGuard clean;
+  const FlatLayout& layout = flat.layout();
+  unit.engine().gatherer().prepare_write_to_shards(unit);
+  const at::Tensor shard = flat.shard().detach();
+  if (flat.position().factor > 1) {
+    const at::Tensor part = flat.memory().apart() ? at::empty(shard.sizes(), values.options()) : shard;
+    values.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
+    unit.groups().shard->reduce_scatter(part, values, {}, unit.next_id(Pass::kUser))->wait();
+    if (flat.memory().apart()) {
+      shard.copy_(part);
+    }
+  } else if (flat.memory().apart()) {
+    shard.copy_(values);
+  }
+  seams::bump_version(flat.shard());
+}
+
+void update_flat(Unit& unit, size_t index, Owners& owners, const std::function<void(const WholeParameter&)>& update) {
+  FlatParameter& flat = *unit.flat_parameters()[index];
+  WholeGradient gradient = gather_gradient(unit, index);
+  at::Tensor values = gather_values(unit, flat);
+  for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
+    bool mine = owners.next(flat.layout().numel(i)) == flat.position().rank;
+    at::Tensor value = flat.view_in(values, i);
+    if (mine && gradient.defined.test(i)) {
+      update({flat.parameters()[i].fqn, value, flat.view_in(gradient.flat, i)});
+    } else if (!mine) {
+      seams::CleanDispatchGuard clean;
+      value.zero_();
+    }
+  }
+  share_values(unit, flat, values);
+}
+
+// Returns the bit patterns of the elements. A comparison of these tells -0 from 0, and finds a NaN equal to itself.
+at::Tensor bits_of(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    default:
+      return tensor.view(at::kLong);
+  }
+}
+
+// Copies back only elements that were written. If an unsharded value still is the rounded shard value, the shard keeps
+// its full precision.
+void write_back_flat(const FlatParameter& flat, const at::Tensor& full) {
+  const int64_t n = flat.layout().shard_numel();
+  const at::Tensor own = full.narrow(0, flat.position().rank * n, n).to(flat.shard().device());
+  const at::Tensor written = bits_of(own).ne(bits_of(flat.shard().to(flat.dtypes().compute)));
+  flat.shard().copy_(at::where(written, own.to(flat.dtypes().shard), flat.shard()));
+}
+
+// Copies what was written to the gathered parameters of a pinned unit to its shards.
+void write_back(Engine& engine, Unit& unit) {
+  MutexLock lock(unit.mutex);
+  TORCH_CHECK(unit.versions.up_to_date(), "fsdp: ", unit.where(),
+              ": its shards were written inside with_full_params (an optimizer step?), and writing back its parameters "
+              "would overwrite them. Write to the shards or to the parameters, not to both");
+  seams::CleanDispatchGuard clean;
+  unit.await_readers();
+  for (const auto& flat : unit.flat_parameters()) {
+    if (const at::Tensor& full = unit.buffers.of(*flat); full.defined()) {
+      write_back_flat(*flat, full);
+    }
+    seams::bump_version(flat->shard());
+  }
+  unit.versions.invalidate_saved_values();
+  unit.buffers.unpark(engine.memory().parameters());
+  unit.versions.note_seen();
+}
+
+// Runs `body` while the units' parameters may be written, and then writes them back if `writeback`.
+void run_in_write_scope(Engine& engine, const std::vector<Unit*>& units, bool writeback,
+                        const std::function<void()>& body) {
+  // Writes that are dropped in the end (no write-back, or an exception) must not go to the shards themselves.
+  Gatherer& gatherer = engine.gatherer();
+  const bool may_alias = gatherer.may_alias();
+  Finally restore([&] { gatherer.set_may_alias(may_alias); });
+  gatherer.reshard_all();
+  gatherer.set_may_alias(false);
+  engine.pin(units, [&] {
+    bool keep = false;  // whether to keep what was written; false after an exception
+    for (Unit* unit : units) {
+      MutexLock lock(unit->mutex);
+      unit->use.open_write_scope();
+    }
+    Finally close([&] {
+      for (Unit* unit : units) {
+        MutexLock lock(unit->mutex);
+        unit->use.close_write_scope();
+        if (!keep) {
+          unit->use.release_when_unpinned();
+        }
+      }
+    });
+    body();
+    if (writeback) {
+      for (Unit* unit : units) {
+        write_back(engine, *unit);
+      }
+      keep = true;
+    }
+  });
+}
+
+void forbid_uses(const std::vector<Unit*>& units, bool on) {
+  for (Unit* unit : units) {
+    MutexLock lock(unit->mutex);
+    unit->use.forbid(on);
+  }
+}
+
+// The other ranks take part in the gathers, in the same order. Afterwards nothing may be touched.
+void run_on_rank_0(Engine& engine, const std::vector<Unit*>& units, const std::function<void()>& body) {
+  if (engine.mesh().rank() == 0) {
+    run_in_write_scope(engine, units, /*writeback=*/false, body);
+    return;
+  }
+  run_in_write_scope(engine, units, /*writeback=*/false, [] {});
+  forbid_uses(units, true);
+  Finally allow([&] { forbid_uses(units, false); });
+  body();
+}
+
+}  // namespace
+
+void summon_full_params(Engine& engine, const SummonOptions& options, const std::function<void()>& body) {
+  check(options, engine);
+  engine.settle_gradients();
+  std::vector<Unit*> units = engine.tree().all();
+  if (!options.recurse) {
+    std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
+  }
+  std::deque<SummonedGradients> gradients;
+  if (options.with_grads) {
+    engine.prepare();
+    for (Unit* unit : units) {
+      gradients.emplace_back(*unit);
+    }
+  }
+  const auto run = [&] {
+    body();
+    if (options.writeback) {
+      for (SummonedGradients& of_unit : gradients) {
+        of_unit.write_back();
+      }
+    }
+  };
+  options.rank0_only ? run_on_rank_0(engine, units, run) : run_in_write_scope(engine, units, options.writeback, run);
+}
+
+void for_each_full_parameter(Engine& engine, const std::function<void(const std::string&, const at::Tensor&)>& visit,
+                             const FullParameterOptions& options) {
+  engine.prepare();
+  const bool visits = !options.rank0_only || engine.mesh().rank() == 0;
+  for (const auto& unit : engine.units()) {
+    unit->check_membership();
+    for (const auto& flat : unit->flat_parameters()) {
+      at::Tensor full = gather_values(*unit, *flat);
+      for (size_t i = 0; visits && i < flat->parameters().size(); ++i) {
+        at::Tensor whole = flat->view_in(full, static_cast<int64_t>(i));
+        visit(flat->parameters()[i].fqn,
+              options.offload_to_cpu ? whole.to(at::kCPU, whole.scalar_type(), false, true) : whole);
+      }
+    }
+  }
+}
+
+void update_whole_parameters(Engine& engine, const std::function<void(const WholeParameter&)>& update) {
+  engine.prepare();
+  engine.settle_gradients();
+  std::map<int64_t, Owners> owners;  // by the size of the shard group
+  for (const auto& unit : engine.units()) {
+    unit->check_membership();
+    for (size_t f = 0; f < unit->flat_parameters().size(); ++f) {
+      if (unit->flat_parameters()[f]->requires_grad()) {
+        int64_t factor = unit->flat_parameters()[f]->position().factor;
+        update_flat(*unit, f, owners.try_emplace(factor, factor).first->second, update);
+      }
+    }
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,110 @@
+// Gathers units before they are used or ahead of it, and releases them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "base/trace_recorder.h"
+#include "engine/memory_account.h"
+#include "engine/unit_tree.h"
+#include "schedule/residency.h"
+
+namespace fsdp {
+
+// schedule::Residency decides what to gather ahead and what to release; the Gatherer acts.
+class Gatherer {
+ public:
+  Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace);
+
+  // -- visits --
+  // Whether the unit is the one that was used last.
+  bool visits(const Unit& unit) const { return residency_.visited() == &unit; }
+  // Whether the unit that was used last is still pinned: the same operator then uses the next one as well.
+  bool last_visited_is_pinned() const;
+  // Begins a visit and makes room for its unit. Returns whether the visit counts ([Note: visits that count]).
+  bool begin_visit(Unit& unit);
+  // Issues the gather of the unit of a visit that counts, and of units that come next.
+  void gather_for_visit(Unit& unit);
+  void end_visit();
+  void end_pass(Pass pass);
+  // Issues gathers of units that are expected after the unit that was used last.
+  void prefetch();
+  // Replaces units that no longer exist.
+  void replace(const Successors& successors);
+
+  // -- uses --
+  // Gathers and pins a unit.
+  void pin(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  void unpin(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  // pin() for a scope of the user; not a visit.
+  void hold(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  // Must be called before a view of one of the unit's parameters is made. Gathers nothing, because a view reads no
+  // values.
+  void note_view(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+
+  // -- gathering and releasing on request --
+  // Issues the gathers of these units, which then stay gathered until they are used.
+  void unshard(const std::vector<Unit*>& units);
+  void wait_for(const std::vector<Unit*>& units);
+  // Releases units that are not pinned, and drops what is parked of them.
+  void reshard(const std::vector<Unit*>& units);
+  void reshard_all();
+  // Releases a unit that this backward does not use again; if it is pinned, once it is not.
+  void release_after_last_use(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  // At the end of a backward: releases all units but those that `stays` selects, and lets other ranks finish reading.
+  void release_after_backward(const std::function<bool(const Unit&)>& stays);
+  // Prepares a write to the unit's shards: releases gathered parameters that are read in place from the shards, and
+  // waits until no other rank reads the shards. Every write to a shard must go through this function, by the shard's
+  // dispatch key or by an explicit call.
+  void prepare_write_to_shards(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+
+  // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
+  // memory is overwritten with NaN and refilled at other addresses, and shards never serve as unsharded buffers.
+  void set_strict(bool on);
+  // Whether shards may serve as unsharded buffers.
+  bool may_alias() const { return may_alias_; }
+  void set_may_alias(bool on) { may_alias_ = on; }
+
+  // Returns how many bytes the units of the last pass needed that were gathered at the same time.
+  int64_t largest_window(Pass pass) const;
+  // Adds what it has counted.
+  void count(EngineStats& stats) const;
+
+ private:
+  void make_room_for(Unit& unit, std::optional<Pass> pass);
+  bool begin_prefetch(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  void note_held_back(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  void release_if_idle(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+  void end_reading(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+
+  // Whether the running backward may use values of the unit that an earlier forward saved. A forward inside backward
+  // (in a function whose backward runs modules) does not use them if the unit was used only inside backward passes.
+  bool backward_relies_on(const Unit& unit) const FSDP_REQUIRES(unit.mutex);
+  void notice_shard_writes(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void drop_stale(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void gather_to_use(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void ensure_issued(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void ensure_gathered(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void issue_gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void finish_gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void release(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void forget(Unit& unit);
+
+  template <typename Gather>
+  void explaining(const Unit& unit, const Gather& gather);
+
+  const UnitContext& context_;
+  UnitTree& tree_;
+  MemoryAccount& memory_;
+  TraceRecorder& trace_;
+  schedule::Residency residency_;
+  std::atomic<bool> may_alias_{true};
+  bool strict_ = false;
+  std::atomic<int64_t> all_gathers_{0};
+  std::atomic<int64_t> prefetches_{0};
+  std::atomic<int64_t> prefetches_wasted_{0};
+};
+
+}  // namespace fsdp

@@ -1,0 +1,33 @@
+#include "engine/gradient_hooks.h"
+
+#include "engine/engine.h"
+#include "torch_seams/gradient_hooks.h"
+
+namespace fsdp {
+
+// The hooks hold the owner instead of the unit, because they may outlive the unit.
+void hook_capture(ShardedParameter& parameter) {
+  parameter.capture_hook =
+      seams::add_gradient_capture(parameter.tensor, [owner = parameter.owner](const at::Tensor& gradient) {
+        Unit* unit = unit_of(*owner);
+        TORCH_CHECK(unit,
+                    "fsdp: a gradient arrived at a parameter whose sharded module was destroyed: keep it until "
+                    "backward has ended");
+        if (unit->pending_cut()) {
+          unit->engine().cut_before_backward(*unit);
+          unit = unit_of(*owner);
+        }
+        unit->engine().capture(*unit, owner->index, gradient);
+      });
+}
+
+void hook_gradients(ShardedParameter& parameter) {
+  hook_capture(parameter);
+  seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner] {
+    if (Unit* unit = unit_of(*owner)) {
+      unit->check_membership(unit->parameter(owner->index));
+    }
+  });
+}
+
+}  // namespace fsdp

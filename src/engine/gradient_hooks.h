@@ -1,0 +1,16 @@
+// Hooks on the module's parameters that hand their gradients to the engine.
+#pragma once
+
+namespace fsdp {
+
+struct ShardedParameter;
+class Unit;
+
+// Captures each gradient of a parameter of a unit, in place of its accumulation into grad(). Lost if the gradient
+// accumulator is dropped (FlatParameter::set_dtypes); then it must be called again.
+void hook_capture(ShardedParameter& parameter);
+
+// Adds hook_capture, and a check that stays on a parameter whose data was replaced: it throws when a gradient arrives.
+void hook_gradients(ShardedParameter& parameter);
+
+}  // namespace fsdp

@@ -1,0 +1,53 @@
+// Which writes to a unit's shards its gathered parameters, and the values that forward has saved of them, contain (rule
+// R4).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "flat/flat_parameter.h"
+
+namespace fsdp {
+
+class Unit;
+
+// Returns the number of writes to the shards so far.
+uint64_t version_of_shards(const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters);
+
+// Threads: guarded by the unit's mutex.
+class ShardVersions {
+ public:
+  explicit ShardVersions(const Unit& unit) : unit_(unit) {}
+
+  // Whether the shards were written since the unit was last gathered or used in forward.
+  bool written() const { return seen_ && *seen_ != current(); }
+  // Whether the unit was ever gathered.
+  bool seen() const { return seen_.has_value(); }
+  // Whether nothing was written since the last call of note_seen() or note_first_seen().
+  bool up_to_date() const { return seen_ && *seen_ == current(); }
+  void note_seen() { seen_ = current(); }
+  void note_first_seen() {
+    if (!seen_) {
+      note_seen();
+    }
+  }
+  // Makes autograd refuse values of the parameters that were saved before.
+  void invalidate_saved_values() const;
+
+  // Whether it was ever used outside of backward passes, so that backward may find values saved then.
+  bool used_outside_backward() const { return used_outside_backward_; }
+  void note_use(bool in_backward) { used_outside_backward_ |= !in_backward; }
+  // Takes over the history of a unit whose parameters have moved here.
+  void take_over(const ShardVersions& before);
+
+ private:
+  uint64_t current() const;
+
+  const Unit& unit_;
+  std::optional<uint64_t> seen_;
+  bool used_outside_backward_ = false;
+};
+
+}  // namespace fsdp

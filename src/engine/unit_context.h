@@ -1,0 +1,30 @@
+// The part of an engine that its units see.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "engine/engine_options.h"
+#include "engine/engine_streams.h"
+
+namespace fsdp {
+
+class Engine;
+
+// Owned by an engine. A unit changes to another context when the engine of an outer module takes it over.
+struct UnitContext {
+  UnitContext(Engine& engine_, const EngineOptions& options_)
+      : engine(engine_),
+        options(options_),
+        streams(device(), options.overlap.high_priority_streams ? StreamPriority::kHigh : StreamPriority::kNormal) {}
+
+  c10::Device device() const { return options.memory.compute_device(); }
+  int rank() const { return options.mesh.rank(); }
+
+  Engine& engine;  // gets uses and gradients of the units' parameters
+  const EngineOptions options;
+  const EngineStreams streams;
+  // See ShardedModule::set_full_precision. Changed only between passes.
+  bool full_precision = false;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,92 @@
+// The gathered parameters of one unit: who fills their memory, and until when.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/stream_order.h"
+#include "base/transitions.h"
+#include "engine/buffer_pool.h"
+#include "engine/unit_state.h"
+#include "flat/flat_parameter.h"
+#include "fsdp/communicator.h"
+#include "fsdp/pass.h"
+
+namespace fsdp {
+
+class Unit;
+
+// Its states are those of the unit: UnitState. The memory of all FlatParameters of a unit is one block of the pool, so
+// that units and not FlatParameters share the arena. A FlatParameter needs none if its shard, or memory that ranks
+// share, serves as its unsharded buffer.
+//
+// Threads: guarded by the unit's mutex; gathered() and gathering() are safe from any thread.
+class UnshardedBuffers {
+ public:
+  explicit UnshardedBuffers(Unit& unit);
+  // Must be called after a FlatParameter was added to the unit.
+  void add_flat();
+  // Must be called after the unit has lost its FlatParameters. The unit must be sharded.
+  void clear(BufferPool& pool);
+
+  bool gathered() const { return state_.is(UnitState::kUnsharded); }
+  bool gathering() const { return state_.is(UnitState::kGathering); }
+  bool sharded() const { return state_.is(UnitState::kSharded); }
+
+  // Issues the gather of a sharded unit and returns the number of all-gathers. finish_gather() waits for it on the
+  // current stream. If either fails, the unit is sharded afterwards. `may_alias`: shards may serve as buffers.
+  int64_t begin_gather(BufferPool& pool, Pass pass, bool may_alias);
+  void finish_gather();
+  // Notes that an operator on the current stream is about to use the gathered unit.
+  void use_on_current_stream();
+  // Gives the memory of a gathered unit back. The current stream waits for all uses.
+  void release(BufferPool& pool);
+
+  // Parking (ReshardAfterForward with a group size): keeps this rank's part of the gathered parameters, so that the
+  // next gather goes over the smaller group that shares them. Keeps nothing of parameters that ranks read in the same
+  // memory, or without such a group. The unit must be gathered.
+  void park(BufferPool& pool);
+  void unpark(BufferPool& pool);
+  const std::shared_ptr<Communicator>& park_group() const { return park_group_; }
+  void set_park_group(std::shared_ptr<Communicator> group) { park_group_ = std::move(group); }
+
+  // Whether this rank now reads other ranks' shards in place.
+  bool reads_shards() const;
+  // Whether any of the gathered parameters lie outside of this rank's shards.
+  bool holds_copies() const;
+  // Returns the unsharded buffer of a FlatParameter; undefined if its shard serves as the buffer, or while the unit is
+  // sharded.
+  const at::Tensor& of(const FlatParameter& flat) const;
+
+  // Bytes of memory that gathering takes.
+  int64_t block_nbytes() const;
+  // Bytes of that memory in use, without padding. The unit must have been gathered.
+  int64_t used_nbytes() const { return used_nbytes_; }
+
+ private:
+  void acquire(BufferPool& pool, bool may_alias);
+  void gather_flat(size_t index, Pass pass, BufferPool& pool);
+  std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
+  std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool);
+  void give_up_gather();
+  bool reads_in_place() const;
+  bool reads_in_place(size_t flat) const;
+
+  Unit& unit_;  // its FlatParameters, groups and names
+  StateMachine<UnitState> state_;
+  at::Tensor block_;                            // kByte; undefined if no FlatParameter needs memory
+  std::vector<at::Tensor> unsharded_;           // by FlatParameter; undefined if the shard itself serves
+  std::vector<std::unique_ptr<Work>> gathers_;  // in progress, and gathers whose results are read in place
+  int64_t issued_gathers_ = 0;                  // all-gathers of the last begin_gather()
+  DeviceEvent issued_;                          // after the work that the gather has enqueued on its stream
+  StreamReaders readers_;
+  int64_t used_nbytes_ = 0;
+  std::shared_ptr<Communicator> park_group_;
+  std::vector<at::Tensor> parked_;  // by FlatParameter; undefined unless parked
+  DeviceEvent parked_written_;
+};
+
+}  // namespace fsdp
