@@ -7,7 +7,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR TORCH_INDEX BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-all test train bench growth compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
+.PHONY: help setup build build-all test test-fast train bench growth compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -27,6 +27,12 @@ build-all: setup  ## Build the library, the program, the tests, the examples and
 
 test:  ## Install what is missing, build everything, and run every test
 	@scripts/test.sh
+
+test-fast:  ## Build and run the tests that take seconds, of one process each
+	@scripts/setup.sh packages test
+	@scripts/setup.sh python test
+	@BUILD_TARGETS=unit_tests scripts/build.sh
+	@$(VENV)/bin/python scripts/run_tests.py --build-dir $(BUILD_DIR) --label unit
 
 train:  ## Fine-tune a real Llama on real text over two ranks (CONFIG=examples/mnist.json: a RegNet on digits; examples/adult.json: a DHEN on census data)
 	@scripts/train.sh

@@ -41,6 +41,7 @@ class Program:
     report: Path
     parse: object  # (Path) -> Outcome
     environment: tuple = ()  # "NAME=value", beside this process's
+    labels: tuple = ()
 
 
 @dataclasses.dataclass
@@ -113,11 +114,14 @@ def parse_last_line(path):
 def registered_program(test, reports):
     """A test as CMake registered it: GoogleTest's writes a report, another one runs as it stands."""
     name, command = test["name"], test.get("command", ())
-    environment = tuple(value for one in test["properties"] if one["name"] == "ENVIRONMENT" for value in one["value"])
+    environment, labels = (
+        tuple(value for one in test["properties"] if one["name"] == kind for value in one["value"])
+        for kind in ("ENVIRONMENT", "LABELS"))
     if len(command) > 1 and not command[1].startswith("--gtest"):
-        return Program(name, command, log_path(reports, name), parse_last_line, environment)
+        return Program(name, command, log_path(reports, name), parse_last_line, environment, labels)
     report = reports / f"{name}.json"
-    return Program(name, [*command[:1], f"--gtest_output=json:{report}"], report, parse_gtest_json, environment)
+    command = [*command[:1], f"--gtest_output=json:{report}"]
+    return Program(name, command, report, parse_gtest_json, environment, labels)
 
 
 def registered_programs(build_dir, reports):
@@ -130,7 +134,7 @@ def registered_programs(build_dir, reports):
 def pytest_program(folder, reports):
     report = reports / "pytest.xml"
     command = [sys.executable, "-m", "pytest", str(folder), "-q", "-ra", f"--junitxml={report}"]
-    return Program("pytest", command, report, parse_junit_xml)
+    return Program("pytest", command, report, parse_junit_xml, labels=("python",))
 
 
 def fuzz_program(folder, reports):
@@ -269,19 +273,21 @@ def longest_first(programs, durations):
     return sorted(programs, key=lambda program: -durations.get(program.name, float("inf")))
 
 
-def select(programs, pattern):
-    chosen = [program for program in programs if re.search(pattern, program.name)]
+def select(programs, pattern, label):
+    chosen = [program for program in programs
+              if re.search(pattern, program.name) and (not label or label in program.labels)]
     for program in chosen:
         if len(program.command) == 1:
             sys.exit(f"error: the test program {program.name} is not built: run make build-all")
-    return chosen or sys.exit(f"error: no test program matches {pattern!r}; there are: "
-                              + ", ".join(program.name for program in programs))
+    wanted = f"{pattern!r}" + (f" with the label {label!r}" if label else "")
+    return chosen or sys.exit(f"error: no test program matches {wanted}; there are: "
+                              + ", ".join(" ".join([program.name, *program.labels]) for program in programs))
 
 
 def heed_signals():
-    """A run in the background of a script ignores the keyboard's signals, and programs would inherit that: tests of these
-    signals would wait for ever."""
-    for signum in (signal.SIGINT, signal.SIGQUIT):
+    """A run in the background of a script ignores the keyboard's signals, and one under nohup that of a closed terminal.
+    Programs would inherit that, and tests of these signals would fail or wait for ever."""
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
 
@@ -293,6 +299,7 @@ def main():
     parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")
     parser.add_argument("--fuzz-dir", metavar="FOLDER", type=Path, help="also run the fuzz targets of this build folder")
     parser.add_argument("--only", metavar="REGEX", default="", help="only programs whose name matches")
+    parser.add_argument("--label", default="", help="only programs with this label: unit, ranks, processes, python")
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds for one program")
     options = parser.parse_args()
@@ -304,7 +311,7 @@ def main():
         programs += [fuzz_program(options.fuzz_dir, reports)] if options.fuzz_dir else []
         durations_path = options.build_dir / "test_durations.json"
         durations = read_durations(durations_path)
-        programs = select(programs + registered_programs(options.build_dir, reports), options.only)
+        programs = select(programs + registered_programs(options.build_dir, reports), options.only, options.label)
         programs = longest_first(programs, durations)
         runs = []
         shared_memory = entries_of_shared_memory()

@@ -39,7 +39,7 @@ def report(cases):
 def run_tests(tmp_path, source_dir):
     """Runs the script over programs with the given bodies, through a CTest file as CMake writes it."""
 
-    def run(bodies, *options, environment="", arguments='"--gtest_brief=1"'):
+    def run(bodies, *options, environment="", labels={}, arguments='"--gtest_brief=1"'):
         lines = []
         for name, body in bodies.items():
             program = tmp_path / name
@@ -48,6 +48,8 @@ def run_tests(tmp_path, source_dir):
             lines.append(f'add_test([=[{name}]=] "{program}" {arguments})\n')
             if environment:
                 lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES ENVIRONMENT "{environment}")\n')
+            if name in labels:
+                lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES LABELS "{labels[name]}")\n')
         (tmp_path / "CTestTestfile.cmake").write_text("".join(lines))
         return subprocess.run([sys.executable, source_dir / "scripts/run_tests.py", "--build-dir", tmp_path, *options],
                               capture_output=True, text=True, timeout=60)
@@ -85,6 +87,16 @@ def test_crash_fails_the_running_test_and_keeps_those_before_it(run_tests):
     assert result.returncode == 1
 
 
+def test_programs_are_chosen_by_label(run_tests):
+    programs = {"a_test": PASSING, "b_test": PASSING, "c_test": FAILING}
+    labels = {"a_test": "unit", "b_test": "ranks"}
+    result = run_tests(programs, "--label", "unit", labels=labels)
+    assert "a_test: 1 passed" in result.stdout and last_line(result) == "1 passed, 0 failed, 1 skipped"
+    result = run_tests(programs, "--label", "units", labels=labels)
+    assert result.returncode == 1
+    assert "error: no test program matches '' with the label 'units'; there are: a_test unit, b_test ranks" in result.stderr
+
+
 @pytest.mark.parametrize("body, reason", [(CRASHING_AT_EXIT, "crashed with SIGABRT"), (EMPTY, "ran no test")])
 def test_trouble_outside_any_test_is_a_failure(run_tests, body, reason):
     result = run_tests({"a_test": body})
@@ -107,15 +119,18 @@ def test_a_program_that_leaves_something_behind_has_failed(run_tests, body, left
     assert result.returncode == 1
 
 
+KEYBOARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the last one: of a terminal that closes
+
+
 def test_programs_heed_the_keyboards_signals_in_the_background_too(run_tests):
     body = """import signal
-ignored = [name for name in ("SIGINT", "SIGQUIT") if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
+ignored = [name for name in ("SIGINT", "SIGQUIT", "SIGHUP") if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
 report([("One", {"result": "COMPLETED", "failures": [{"failure": str(ignored)}]} if ignored else {"result": "COMPLETED"})])"""
-    before = [signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGQUIT)]
+    before = [signal.signal(signum, signal.SIG_IGN) for signum in KEYBOARD]
     try:
         result = run_tests({"a_test": body})
     finally:
-        for signum, handler in zip((signal.SIGINT, signal.SIGQUIT), before):
+        for signum, handler in zip(KEYBOARD, before):
             signal.signal(signum, handler)
     assert last_line(result) == "1 passed, 0 failed"
 
