@@ -14,16 +14,16 @@
 #include <vector>
 
 #include "base/error_message.h"
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/safetensors.h"
+#include "formats/hugging_face/hf_folder.h"
+#include "formats/safetensors/safetensors.h"
 #include "fsdp/fully_shard.h"
 #include "models/pretrained.h"
 #include "optim/clip_scale.h"
 #include "optim/fused_adamw.h"
 #include "process_use.h"
+#include "setup/transformer_policy.h"
 #include "support/counting_allocator.h"
-#include "training/trained_model.h"
-#include "training/transformer_policy.h"
+#include "tasks/trained_model.h"
 #include "training_job.h"
 
 namespace {

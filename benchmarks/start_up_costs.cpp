@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "comm/cpu_communicator.h"
-#include "comm/meeting_point.h"
-#include "comm/meeting_point_impl.h"
-#include "comm/staged_communicator.h"
+#include "comm/meeting/meeting_point.h"
+#include "comm/meeting/meeting_point_impl.h"
+#include "comm/staged/staged_communicator.h"
 #include "support/counting_store.h"
 
 namespace fsdp {

@@ -52,13 +52,13 @@ function(fsdp_set_options target)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang,AppleClang>:-Werror=thread-safety>)
 endfunction()
 
-# fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): src/NAME/*.cpp as the object library
-# fsdp_NAME, and src/NAME/*_test.cpp as the sources of the test program NAME_test (built in tests/). A layer sees its own
-# headers and those of the layers that it depends on through links in layers/ of the build folder: an include of any other
-# layer, or of LibTorch in a layer without it, does not compile.
+# fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): the files *.cpp below src/NAME as the object
+# library fsdp_NAME, and those named *_test.cpp as the sources of the test program NAME_test (built in tests/). A layer
+# sees its own headers and those of the layers that it depends on through links in layers/ of the build folder: an
+# include of any other layer, or of LibTorch in a layer without it, does not compile.
 function(fsdp_add_layer name)
   cmake_parse_arguments(arg "WITHOUT_LIBTORCH" "" "DEPENDS;EXCEPT" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
   set(test_sources ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
   foreach(file ${arg_EXCEPT})

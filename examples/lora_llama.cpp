@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/hf_folder.h"
+#include "formats/hugging_face/hf_folder.h"
 #include "fsdp/fully_shard.h"
 #include "models/causal_lm.h"
 #include "models/lora.h"

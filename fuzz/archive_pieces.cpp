@@ -1,8 +1,8 @@
 #include "archive_pieces.h"
 
-#include "checkpoint/torch_archive.h"
-#include "checkpoint/zip_format.h"
-#include "checkpoint/zip_writer.h"
+#include "formats/torch_archive/torch_archive.h"
+#include "formats/torch_archive/zip_format.h"
+#include "formats/torch_archive/zip_writer.h"
 
 namespace fsdp::fuzz {
 namespace {

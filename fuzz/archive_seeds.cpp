@@ -3,12 +3,12 @@
 #include <c10/util/strides.h>
 
 #include "archive_pieces.h"
-#include "checkpoint/dcp_folder.h"
-#include "checkpoint/dcp_metadata_writer.h"
-#include "checkpoint/pickle_test_support.h"
-#include "checkpoint/torch_archive_samples.h"
-#include "checkpoint/torch_archive_writer.h"
-#include "checkpoint/zip_format.h"
+#include "formats/dcp/dcp_folder.h"
+#include "formats/dcp/dcp_metadata_writer.h"
+#include "formats/pickle/pickle_test_support.h"
+#include "formats/torch_archive/torch_archive_samples.h"
+#include "formats/torch_archive/torch_archive_writer.h"
+#include "formats/torch_archive/zip_format.h"
 #include "reader_check.h"
 
 namespace fsdp::fuzz {

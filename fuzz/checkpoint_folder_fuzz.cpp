@@ -1,7 +1,7 @@
 // Reads a checkpoint. The input contains the content of the manifest, and two files.
 #include <ATen/ops/empty.h>
 
-#include "checkpoint/checkpoint_folder.h"
+#include "formats/own/checkpoint_folder.h"
 #include "reader_check.h"
 
 using namespace fsdp;

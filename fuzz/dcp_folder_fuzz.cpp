@@ -1,6 +1,6 @@
 // Reads a checkpoint of torch.distributed.checkpoint. The input contains .metadata and, for each of two files, either
 // the data.pkl and the storage of its archive, or the whole file and a part that is ignored.
-#include "checkpoint/dcp_folder.h"
+#include "formats/dcp/dcp_folder.h"
 
 #include <ATen/ops/empty.h>
 

@@ -1,5 +1,5 @@
 // Reads the .metadata file of torch.distributed.checkpoint.
-#include "checkpoint/dcp_metadata.h"
+#include "formats/dcp/dcp_metadata.h"
 #include "reader_check.h"
 
 using namespace fsdp;

@@ -3,7 +3,7 @@
 #include <functional>
 #include <map>
 
-#include "checkpoint/pickle_test_support.h"
+#include "formats/pickle/pickle_test_support.h"
 
 namespace fsdp::fuzz {
 namespace {

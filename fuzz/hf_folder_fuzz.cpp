@@ -1,7 +1,7 @@
 // Reads a Hugging Face folder. The input contains config.json, the index and two shards.
 #include <ATen/ops/empty.h>
 
-#include "checkpoint/hf_folder.h"
+#include "formats/hugging_face/hf_folder.h"
 #include "reader_check.h"
 
 using namespace fsdp;

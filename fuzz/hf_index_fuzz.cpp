@@ -1,5 +1,5 @@
 // Reads the index of a Hugging Face folder that contains files, folders and links which the index may name.
-#include "checkpoint/hf_index.h"
+#include "formats/hugging_face/hf_index.h"
 #include "reader_check.h"
 
 using namespace fsdp;

@@ -1,5 +1,5 @@
 // Reads JSON text with the parser that all JSON readers use.
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 #include "reader_check.h"
 
 using namespace fsdp;

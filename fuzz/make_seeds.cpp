@@ -3,13 +3,13 @@
 #include <cstdio>
 
 #include "archive_seeds.h"
-#include "checkpoint/checksum.h"
-#include "checkpoint/dcp_metadata.h"
-#include "checkpoint/dcp_test_samples.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/pickle_test_support.h"
 #include "config/config_reader.h"
 #include "dense_metadata.h"
+#include "formats/common/checksum.h"
+#include "formats/dcp/dcp_metadata.h"
+#include "formats/dcp/dcp_test_samples.h"
+#include "formats/own/manifest.h"
+#include "formats/pickle/pickle_test_support.h"
 #include "reader_check.h"
 
 namespace fsdp::fuzz {

@@ -1,7 +1,7 @@
 // Reads the manifest of a checkpoint. The input is the whole file, or only its content, to which the target adds the
 // checksum.
-#include "checkpoint/checksum.h"
-#include "checkpoint/manifest.h"
+#include "formats/common/checksum.h"
+#include "formats/own/manifest.h"
 #include "reader_check.h"
 
 using namespace fsdp;

@@ -1,5 +1,5 @@
 // Reads a model's config.json as the config of each architecture.
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 #include "models/deepvit_config.h"
 #include "models/dhen_config.h"
 #include "models/gpt2_config.h"

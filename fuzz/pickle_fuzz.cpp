@@ -1,6 +1,6 @@
 // Reads a pickle that may use the globals of .metadata files.
-#include "checkpoint/dcp_globals.h"
-#include "checkpoint/pickle_reader.h"
+#include "formats/dcp/dcp_globals.h"
+#include "formats/pickle/pickle_reader.h"
 #include "reader_check.h"
 
 using namespace fsdp;

@@ -2,7 +2,7 @@
 // added to one manifest.
 #include <optional>
 
-#include "checkpoint/manifest.h"
+#include "formats/own/manifest.h"
 #include "reader_check.h"
 
 using namespace fsdp;

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "checkpoint/checksum.h"
 #include "config/errors.h"
+#include "formats/common/checksum.h"
 #include "memory_budget.h"
 
 namespace fsdp::fuzz {

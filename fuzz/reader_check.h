@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/test_files.h"
+#include "formats/common/test_files.h"
 
 namespace fsdp::fuzz {
 

@@ -1,7 +1,7 @@
 // Reads all tensors of a safetensors file on disk.
 #include <ATen/ops/empty.h>
 
-#include "checkpoint/safetensors.h"
+#include "formats/safetensors/safetensors.h"
 #include "reader_check.h"
 
 using namespace fsdp;

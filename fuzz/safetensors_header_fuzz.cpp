@@ -1,5 +1,5 @@
 // Reads the header of a safetensors file.
-#include "checkpoint/safetensors_header.h"
+#include "formats/safetensors/safetensors_header.h"
 #include "reader_check.h"
 
 using namespace fsdp;

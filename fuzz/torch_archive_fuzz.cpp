@@ -1,11 +1,11 @@
 // Reads a torch.save archive. The input contains data.pkl, storage, byte order and version, or the whole archive.
-#include "checkpoint/torch_archive.h"
+#include "formats/torch_archive/torch_archive.h"
 
 #include <cstring>
 #include <optional>
 
 #include "archive_pieces.h"
-#include "checkpoint/dcp_globals.h"
+#include "formats/dcp/dcp_globals.h"
 #include "reader_check.h"
 
 using namespace fsdp;

@@ -1,11 +1,11 @@
 // Reads a zip archive in the middle of a file.
-#include "checkpoint/zip_archive.h"
+#include "formats/torch_archive/zip_archive.h"
 
 #include <algorithm>
 #include <optional>
 
-#include "checkpoint/crc32.h"
-#include "checkpoint/zip_format.h"
+#include "formats/common/crc32.h"
+#include "formats/torch_archive/zip_format.h"
 #include "reader_check.h"
 
 using namespace fsdp;

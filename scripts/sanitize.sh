@@ -12,7 +12,7 @@ address() {
   python3 "$ROOT/scripts/run_tests.py" --build-dir "$BUILD_DIR" --timeout 1800
 }
 
-# LibTorch is not instrumented: its locks are seen, its reads, writes and atomics are not (comm/race_notes.h tells of
+# LibTorch is not instrumented: its locks are seen, its reads, writes and atomics are not (comm/shm/race_notes.h tells of
 # those that matter). Tests that end by a signal are to end by it.
 thread() {
   export BUILD_DIR=${SANITIZE_DIR:-$ROOT/build-tsan}

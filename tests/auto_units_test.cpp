@@ -11,7 +11,7 @@
 
 #include <set>
 
-#include "comm/faulty_communicator.h"
+#include "comm/testing/faulty_communicator.h"
 #include "engine/engine.h"
 #include "support/branched_net.h"
 #include "support/models.h"

@@ -7,12 +7,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/test_files.h"
 #include "comm/collective_shapes.h"
 #include "convert/convert.h"
 #include "convert/inspect.h"
+#include "formats/common/test_files.h"
+#include "formats/hugging_face/hf_folder.h"
+#include "formats/own/checkpoint_folder.h"
 #include "fsdp/checkpoint.h"
 #include "optim/fused_adamw.h"
 #include "sparse/row_optimizer.h"

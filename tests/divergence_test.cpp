@@ -5,7 +5,7 @@
 #include <fstream>
 #include <mutex>
 
-#include "comm/checked_communicator.h"
+#include "comm/checked/checked_communicator.h"
 #include "engine/engine.h"
 #include "support/models.h"
 #include "support/sharding.h"

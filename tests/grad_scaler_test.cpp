@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "comm/faulty_communicator.h"
+#include "comm/testing/faulty_communicator.h"
 #include "support/models.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"

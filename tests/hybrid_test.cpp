@@ -1,6 +1,6 @@
 // Hybrid sharding: how much it sends where, how meshes are given, and how its two stages follow each other.
 // training_test checks that it trains as one process does.
-#include "comm/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "support/models.h"

@@ -1,6 +1,6 @@
 // Tests prefetching: which gathers are issued ahead, when and how many, and that a wrong prediction does not change
 // results.
-#include "comm/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "engine/engine.h"
 #include "support/over_gloo.h"
 #include "support/sharding.h"

@@ -3,10 +3,10 @@
 #include <cstdio>
 #include <exception>
 
+#include "commands/train_command.h"
 #include "config/cli.h"
 #include "config/errors.h"
 #include "report/process_memory.h"
-#include "training/train_command.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp::trainer;

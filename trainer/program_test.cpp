@@ -13,8 +13,8 @@
 #include <set>
 #include <sstream>
 
-#include "checkpoint/hf_folder.h"
-#include "comm/free_port.h"
+#include "comm/meeting/free_port.h"
+#include "formats/hugging_face/hf_folder.h"
 #include "support/temporary_folder.h"
 #include "testing/program.h"
 #include "testing/tiny_llama.h"

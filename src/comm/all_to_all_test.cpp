@@ -1,7 +1,7 @@
 // Tests the all-to-all of every communicator: results, byte counts, and errors if ranks or sizes do not match.
-#include "comm/checked_communicator.h"
-#include "comm/faulty_communicator.h"
-#include "comm/recording_communicator.h"
+#include "comm/checked/checked_communicator.h"
+#include "comm/testing/faulty_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "fsdp/communicator.h"
 #include "support/error_of.h"
 #include "support/simulated_device.h"

@@ -13,7 +13,7 @@ namespace fsdp {
 namespace {
 
 constexpr uint32_t kMagic = 0xF5D90001;  // the low half counts versions of the format
-constexpr size_t kDescriptionBytes = 276;
+constexpr size_t kHeaderDescriptionBytes = 276;
 constexpr int kPayloadBit = 1 << 29;
 
 struct WireHeader {
@@ -24,7 +24,7 @@ struct WireHeader {
   int64_t numel;
   uint64_t flags[kInlineFlagWords];
   uint32_t description_length;
-  char description[kDescriptionBytes];
+  char description[kHeaderDescriptionBytes];
   char padding[8];
 };
 static_assert(sizeof(WireHeader) == kHeaderBytes);
@@ -77,7 +77,7 @@ void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& iden
   wire.numel = identity.numel;
   if (flags != nullptr) std::copy_n(flags, std::min(identity.flag_words, kInlineFlagWords), wire.flags);
   const auto description = identity.describe();
-  wire.description_length = static_cast<uint32_t>(std::min(description.size(), kDescriptionBytes));
+  wire.description_length = static_cast<uint32_t>(std::min(description.size(), kHeaderDescriptionBytes));
   std::memcpy(wire.description, description.data(), wire.description_length);
   std::memcpy(bytes, &wire, sizeof(wire));
 }
@@ -91,7 +91,7 @@ Header read_header(const char* bytes) {
   header.sequence = wire.sequence;
   header.identity_hash = wire.identity_hash;
   header.numel = wire.numel;
-  header.description.assign(wire.description, std::min<size_t>(wire.description_length, kDescriptionBytes));
+  header.description.assign(wire.description, std::min<size_t>(wire.description_length, kHeaderDescriptionBytes));
   header.flags.assign(wire.flags, wire.flags + std::min(wire.flag_words, kInlineFlagWords));
   return header;
 }

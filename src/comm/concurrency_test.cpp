@@ -4,7 +4,7 @@
 #include <random>
 
 #include "comm/collective_shapes.h"
-#include "comm/stress_test_support.h"
+#include "comm/testing/stress_test_support.h"
 #include "fsdp/communicator.h"
 #include "support/thread_ranks.h"
 

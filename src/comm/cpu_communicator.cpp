@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "comm/hosts_communicator.h"
-#include "comm/meeting_point.h"
-#include "comm/shm_communicator.h"
-#include "comm/staged_communicator.h"
+#include "comm/hosts/hosts_communicator.h"
+#include "comm/meeting/meeting_point.h"
+#include "comm/shm/shm_communicator.h"
+#include "comm/staged/staged_communicator.h"
 
 namespace fsdp {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/rank_hosts.h"
+#include "comm/hosts/rank_hosts.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/device_stream.h"
-#include "comm/meeting_point.h"
-#include "comm/nccl_communicator.h"
+#include "comm/meeting/meeting_point.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "fsdp/communicator.h"
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"

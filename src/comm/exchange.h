@@ -10,9 +10,9 @@
 
 #include "comm/collective_errors.h"
 #include "comm/collective_header.h"
-#include "comm/gloo_transport.h"
+#include "comm/gloo/gloo_transport.h"
 #include "comm/group_family.h"
-#include "comm/staging_pool.h"
+#include "comm/staged/staging_pool.h"
 
 namespace fsdp {
 

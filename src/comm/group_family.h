@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/family_failure.h"
-#include "comm/gloo_transport.h"
+#include "comm/gloo/gloo_transport.h"
 
 namespace fsdp {
 

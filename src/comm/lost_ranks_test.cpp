@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/faulty_communicator.h"
-#include "comm/meeting_point.h"
+#include "comm/meeting/meeting_point.h"
+#include "comm/testing/faulty_communicator.h"
 #include "fsdp/communicator.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"

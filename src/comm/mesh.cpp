@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "comm/network.h"
+#include "comm/meeting/network.h"
 
 namespace fsdp {
 namespace {

@@ -1,7 +1,7 @@
 // Tests the fake communicator and the wrappers that record and disturb.
 #include "comm/collective_shapes.h"
-#include "comm/faulty_communicator.h"
-#include "comm/recording_communicator.h"
+#include "comm/testing/faulty_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "fsdp/communicator.h"
 
 namespace fsdp::wrappers_test {

@@ -1,8 +1,8 @@
 #include "convert/companions.h"
 
-#include "checkpoint/hf_folder_writer.h"
-#include "checkpoint/mapped_file.h"
-#include "checkpoint/output_file.h"
+#include "formats/common/mapped_file.h"
+#include "formats/common/output_file.h"
+#include "formats/hugging_face/hf_folder_writer.h"
 
 namespace fsdp::convert {
 

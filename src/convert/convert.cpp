@@ -2,8 +2,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/manifest.h"
 #include "convert/targets.h"
+#include "formats/own/manifest.h"
 
 namespace fsdp::convert {
 

@@ -10,15 +10,15 @@
 #include <fstream>
 #include <functional>
 
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/checkpoint_folder_writer.h"
-#include "checkpoint/checkpoint_test_support.h"
-#include "checkpoint/dcp_folder.h"
-#include "checkpoint/dcp_folder_writer.h"
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/hf_folder_writer.h"
-#include "checkpoint/pickle_writer.h"
 #include "convert/inspect.h"
+#include "formats/dcp/dcp_folder.h"
+#include "formats/dcp/dcp_folder_writer.h"
+#include "formats/hugging_face/hf_folder.h"
+#include "formats/hugging_face/hf_folder_writer.h"
+#include "formats/own/checkpoint_folder.h"
+#include "formats/own/checkpoint_folder_writer.h"
+#include "formats/own/checkpoint_test_support.h"
+#include "formats/pickle/pickle_writer.h"
 
 namespace fsdp::convert::convert_test {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "checkpoint/json_text.h"
 #include "convert/param_groups.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::convert {
 namespace {

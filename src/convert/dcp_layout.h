@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dcp_metadata.h"
 #include "convert/source.h"
+#include "formats/dcp/dcp_metadata.h"
 
 namespace fsdp::convert {
 

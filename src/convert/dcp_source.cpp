@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::convert {
 namespace {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dcp_folder.h"
 #include "convert/dcp_layout.h"
 #include "convert/source.h"
+#include "formats/dcp/dcp_folder.h"
 
 namespace fsdp::convert {
 

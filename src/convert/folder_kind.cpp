@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/manifest.h"
+#include "formats/own/manifest.h"
 
 namespace fsdp::convert {
 

@@ -7,9 +7,9 @@
 namespace fsdp::convert {
 
 enum class FolderKind : uint8_t {
-  kHuggingFace,  // checkpoint/hf_folder.h
-  kTraining,     // checkpoint/checkpoint_folder.h
-  kDcp,          // checkpoint/dcp_folder.h
+  kHuggingFace,  // formats/hugging_face/hf_folder.h
+  kTraining,     // formats/own/checkpoint_folder.h
+  kDcp,          // formats/dcp/dcp_folder.h
 };
 
 // Detects the kind by the files in the folder: .metadata, manifest.json, or safetensors of a model (a checkpoint may

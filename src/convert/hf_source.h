@@ -1,8 +1,8 @@
 // Reads a Hugging Face folder as a source: parameters, and buffers by name.
 #pragma once
 
-#include "checkpoint/hf_folder.h"
 #include "convert/source.h"
+#include "formats/hugging_face/hf_folder.h"
 
 namespace fsdp::convert {
 

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <map>
 
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/dcp_folder.h"
-#include "checkpoint/dcp_globals.h"
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/input_file.h"
 #include "convert/folder_kind.h"
 #include "convert/slices.h"
+#include "formats/common/input_file.h"
+#include "formats/dcp/dcp_folder.h"
+#include "formats/dcp/dcp_globals.h"
+#include "formats/hugging_face/hf_folder.h"
+#include "formats/own/checkpoint_folder.h"
 
 namespace fsdp::convert {
 namespace {

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "checkpoint/json_text.h"
 #include "convert/dcp_source.h"
 #include "convert/hf_source.h"
 #include "convert/training_source.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::convert {
 

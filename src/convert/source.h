@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/tensor_info.h"
 #include "convert/folder_kind.h"
+#include "formats/common/tensor_info.h"
 
 namespace fsdp::convert {
 

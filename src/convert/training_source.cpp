@@ -5,8 +5,8 @@
 
 #include <string_view>
 
-#include "checkpoint/json_text.h"
-#include "checkpoint/tensor_names.h"
+#include "formats/common/json_text.h"
+#include "formats/common/tensor_names.h"
 
 namespace fsdp::convert {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "checkpoint/checkpoint_folder.h"
 #include "convert/source.h"
+#include "formats/own/checkpoint_folder.h"
 
 namespace fsdp::convert {
 

@@ -1,13 +1,13 @@
 #include <ATen/ops/full.h>
 
-#include "checkpoint/dcp_folder_writer.h"
-#include "checkpoint/pickle_writer.h"
 #include "convert/companions.h"
 #include "convert/dcp_layout.h"
 #include "convert/dcp_source.h"
 #include "convert/param_groups.h"
 #include "convert/slices.h"
 #include "convert/targets.h"
+#include "formats/dcp/dcp_folder_writer.h"
+#include "formats/pickle/pickle_writer.h"
 
 namespace fsdp::convert {
 namespace {

@@ -1,9 +1,9 @@
 #include <c10/util/Exception.h>
 
-#include "checkpoint/hf_folder_writer.h"
-#include "checkpoint/json_text.h"
 #include "convert/slices.h"
 #include "convert/targets.h"
+#include "formats/common/json_text.h"
+#include "formats/hugging_face/hf_folder_writer.h"
 
 namespace fsdp::convert {
 namespace {

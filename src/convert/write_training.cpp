@@ -1,9 +1,9 @@
-#include "checkpoint/checkpoint_folder_writer.h"
-#include "checkpoint/run_state.h"
-#include "checkpoint/tensor_names.h"
 #include "convert/companions.h"
 #include "convert/slices.h"
 #include "convert/targets.h"
+#include "formats/common/tensor_names.h"
+#include "formats/own/checkpoint_folder_writer.h"
+#include "formats/own/run_state.h"
 
 namespace fsdp::convert {
 namespace {

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "base/finally.h"
-#include "comm/checked_communicator.h"
-#include "comm/collective_monitor.h"
+#include "comm/checked/checked_communicator.h"
+#include "comm/checked/collective_monitor.h"
 #include "engine/agreement.h"
 #include "flat/shardable.h"
 #include "torch_seams/dispatch_key.h"

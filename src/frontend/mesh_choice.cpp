@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/checked_communicator.h"
+#include "comm/checked/checked_communicator.h"
 
 namespace fsdp {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <torch/torch.h>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "models/layers.h"
 #include "models/operator_calls.h"
 #include "models/small_models.h"

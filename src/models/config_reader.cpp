@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::models {
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "models/small_models.h"
 
 namespace fsdp::models::deepvit_test {

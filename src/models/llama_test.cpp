@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "models/causal_lm.h"
 #include "models/small_models.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "models/pretrained.h"
 #include "models/registry.h"
 

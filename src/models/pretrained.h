@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/tensor_info.h"
+#include "formats/common/tensor_info.h"
+#include "formats/hugging_face/hf_folder.h"
 #include "models/causal_lm.h"
 #include "models/image_classifier.h"
 #include "models/pretrained_model.h"

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "checkpoint/checkpoint_test_support.h"
-#include "checkpoint/hf_folder_writer.h"
+#include "formats/hugging_face/hf_folder_writer.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "models/registry.h"
 #include "models/small_models.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 
 namespace fsdp::models::rope_test {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "models/causal_lm.h"
 #include "models/counted_flops.h"
 #include "models/operator_calls.h"

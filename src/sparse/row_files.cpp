@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_writer.h"
+#include "formats/safetensors/safetensors.h"
+#include "formats/safetensors/safetensors_writer.h"
 
 namespace fsdp::sparse {
 namespace {

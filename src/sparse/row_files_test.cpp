@@ -1,7 +1,7 @@
 // Tests rows that are saved by some ranks and loaded by others.
 #include "sparse/row_files.h"
 
-#include "checkpoint/test_files.h"
+#include "formats/common/test_files.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 

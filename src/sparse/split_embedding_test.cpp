@@ -2,7 +2,7 @@
 // steps.
 #include "sparse/split_embedding.h"
 
-#include "comm/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "sparse/row_optimizer.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"

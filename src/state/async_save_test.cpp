@@ -6,7 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "fsdp/fsdp.h"
 #include "state/async_saver.h"
 #include "support/error_of.h"

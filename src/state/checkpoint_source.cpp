@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/tensor_names.h"
+#include "formats/common/tensor_names.h"
 
 namespace fsdp {
 

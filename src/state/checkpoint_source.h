@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/checkpoint_folder.h"
+#include "formats/own/checkpoint_folder.h"
 #include "state/saved_optimizer.h"
 #include "state/tensor_source.h"
 

@@ -6,9 +6,9 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/dtype.h"
 #include "engine/engine.h"
 #include "engine/whole_parameters.h"
+#include "formats/common/dtype.h"
 #include "fsdp/state_dict.h"
 #include "state/held_leaves.h"
 #include "state/host_copy.h"

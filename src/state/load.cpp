@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/tensor_names.h"
+#include "formats/common/tensor_names.h"
+#include "formats/own/checkpoint_folder.h"
 #include "state/checkpoint_source.h"
 #include "state/model_loader.h"
 #include "state/optimizer_loader.h"

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/checkpoint_test_support.h"
-#include "comm/faulty_communicator.h"
+#include "comm/testing/faulty_communicator.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "state/async_saver.h"
 #include "state/state_test_support.h"
 #include "support/error_of.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/tensor_names.h"
+#include "formats/common/checksum.h"
+#include "formats/common/tensor_names.h"
 #include "state/held_leaves.h"
 #include "state/split_tensors.h"
 #include "state/unsharded_tensors.h"

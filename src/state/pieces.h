@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest.h"
-#include "checkpoint/tensor_info.h"
+#include "formats/common/tensor_info.h"
+#include "formats/own/manifest.h"
 #include "state/training_state.h"
 
 namespace fsdp {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "checkpoint/dtype.h"
+#include "formats/common/dtype.h"
 
 namespace fsdp {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "checkpoint/safetensors_writer.h"
+#include "formats/safetensors/safetensors_writer.h"
 
 namespace fsdp {
 

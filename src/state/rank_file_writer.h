@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "formats/own/manifest.h"
 #include "state/pieces.h"
 
 namespace fsdp {

@@ -2,10 +2,10 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/checkpoint_folder_writer.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/output_file.h"
-#include "checkpoint/run_state.h"
+#include "formats/common/output_file.h"
+#include "formats/own/checkpoint_folder_writer.h"
+#include "formats/own/manifest.h"
+#include "formats/own/run_state.h"
 #include "state/rank_file_writer.h"
 #include "state/together.h"
 

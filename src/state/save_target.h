@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/staged_folder.h"
+#include "formats/common/staged_folder.h"
 #include "fsdp/communicator.h"
 #include "state/pieces.h"
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <tuple>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/state_dict.h"
 #include "state/held_part.h"

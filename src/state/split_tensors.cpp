@@ -6,7 +6,7 @@
 #include <iterator>
 #include <set>
 
-#include "checkpoint/tensor_info.h"
+#include "formats/common/tensor_info.h"
 #include "state/held_part.h"
 #include "state/saved_optimizer.h"
 #include "state/unsharded_tensors.h"

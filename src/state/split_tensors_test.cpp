@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/checkpoint_test_support.h"
 #include "comm/collective_shapes.h"
+#include "formats/own/checkpoint_folder.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "state/async_saver.h"
 #include "state/state_test_support.h"
 #include "support/error_of.h"

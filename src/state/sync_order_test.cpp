@@ -9,8 +9,8 @@
 #include <mutex>
 #include <set>
 
-#include "checkpoint/checkpoint_test_support.h"
-#include "checkpoint/file_system.h"
+#include "formats/common/file_system.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "state/async_saver.h"
 #include "state/state_test_support.h"
 #include "support/thread_ranks.h"

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/dtype.h"
+#include "formats/common/dtype.h"
 #include "state/equal_bits.h"
 #include "state/memory_order.h"
 

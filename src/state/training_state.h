@@ -18,7 +18,7 @@
 
 namespace fsdp {
 
-// Tensors in the manifest (checkpoint/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
+// Tensors in the manifest (formats/own/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
 // optimizer_state.h), "rank/RANK/NAME". State in the manifest: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups":
 // [{"parameters": [FQN, …], "options": {"lr": …}}, …]}, and "user". Split tensors are stored like parameters; those
 // that have optimizer state are listed among the leaves, without numbers.

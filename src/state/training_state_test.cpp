@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint/checkpoint_test_support.h"
-#include "checkpoint/checksum.h"
+#include "formats/common/checksum.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "fsdp/fsdp.h"
 #include "state/state_test_support.h"
 #include "support/error_of.h"

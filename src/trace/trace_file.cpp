@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "checkpoint/output_file.h"
+#include "formats/common/output_file.h"
 
 namespace fsdp {
 namespace {

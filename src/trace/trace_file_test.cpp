@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/checkpoint_test_support.h"
+#include "formats/own/checkpoint_test_support.h"
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 

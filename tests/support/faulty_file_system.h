@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "checkpoint/file_system.h"
+#include "formats/common/file_system.h"
 
 namespace fsdp::testing {
 

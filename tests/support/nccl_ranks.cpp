@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "base/device_stream.h"
-#include "comm/meeting_point.h"
-#include "comm/nccl_communicator.h"
+#include "comm/meeting/meeting_point.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "support/project_paths.h"
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/nccl_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "fsdp/communicator.h"
 #include "tools/fake_nccl.h"
 

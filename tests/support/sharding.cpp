@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error_message.h"
-#include "comm/meeting_point.h"
+#include "comm/meeting/meeting_point.h"
 #include "engine/engine.h"
 
 namespace fsdp::testing {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "comm/cpu_communicator.h"
-#include "comm/meeting_point.h"
-#include "comm/staged_communicator.h"
+#include "comm/meeting/meeting_point.h"
+#include "comm/staged/staged_communicator.h"
 #include "support/event_loop_ticks.h"
 #include "support/test_device.h"
 

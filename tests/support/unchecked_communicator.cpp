@@ -18,7 +18,7 @@
 
 #include "base/error_message.h"
 #include "comm/collective_shapes.h"
-#include "comm/meeting_point.h"
+#include "comm/meeting/meeting_point.h"
 
 namespace fsdp::testing {
 

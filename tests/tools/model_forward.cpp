@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_writer.h"
+#include "formats/hugging_face/hf_folder.h"
+#include "formats/safetensors/safetensors.h"
+#include "formats/safetensors/safetensors_writer.h"
 #include "models/pretrained.h"
 #include "tools/dtype_argument.h"
 

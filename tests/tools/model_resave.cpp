@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hf_folder.h"
-#include "checkpoint/hf_folder_writer.h"
+#include "formats/hugging_face/hf_folder.h"
+#include "formats/hugging_face/hf_folder_writer.h"
 #include "models/pretrained.h"
 #include "tools/dtype_argument.h"
 

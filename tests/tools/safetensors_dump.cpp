@@ -7,8 +7,8 @@
 #include <exception>
 #include <string>
 
-#include "checkpoint/dtype.h"
-#include "checkpoint/safetensors.h"
+#include "formats/common/dtype.h"
+#include "formats/safetensors/safetensors.h"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <variant>
 #include <vector>
 
+#include "commands/convert_command.h"
+#include "commands/inspect_command.h"
 #include "report_page/report_command.h"
-#include "tools/convert_command.h"
-#include "tools/inspect_command.h"
 
 namespace fsdp::trainer {
 

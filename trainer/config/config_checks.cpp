@@ -2,10 +2,10 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "checkpoint/json_text.h"
 #include "config/byte_count.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 

@@ -10,10 +10,10 @@
 #include <optional>
 #include <sstream>
 
-#include "checkpoint/json_text.h"
 #include "config/config_checks.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 

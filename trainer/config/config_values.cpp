@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "checkpoint/json_text.h"
 #include "config/config_schema.h"
 #include "config/edit_distance.h"
 #include "config/errors.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 

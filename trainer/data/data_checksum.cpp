@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/checksum.h"
+#include "formats/common/checksum.h"
 
 namespace fsdp::trainer {
 

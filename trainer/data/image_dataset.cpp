@@ -6,10 +6,10 @@
 
 #include <limits>
 
-#include "checkpoint/safetensors.h"
-#include "checkpoint/tensor_info.h"
 #include "data/dummy_numbers.h"
 #include "data/sample_tensors.h"
+#include "formats/common/tensor_info.h"
+#include "formats/safetensors/safetensors.h"
 
 namespace fsdp::trainer {
 

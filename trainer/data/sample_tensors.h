@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "checkpoint/safetensors.h"
+#include "formats/safetensors/safetensors.h"
 
 namespace fsdp::trainer {
 

@@ -10,9 +10,9 @@
 #include <limits>
 #include <utility>
 
-#include "checkpoint/safetensors.h"
 #include "data/dummy_numbers.h"
 #include "data/sample_tensors.h"
+#include "formats/safetensors/safetensors.h"
 
 namespace fsdp::trainer {
 

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "base/env.h"
-#include "comm/slurm_environment.h"
+#include "comm/meeting/slurm_environment.h"
 #include "launch/rank_processes.h"
 #include "launch/signal_queue.h"
 

@@ -13,7 +13,7 @@
 #include <fstream>
 #include <thread>
 
-#include "comm/free_port.h"
+#include "comm/meeting/free_port.h"
 #include "support/temporary_folder.h"
 
 namespace fsdp::trainer::launcher_test {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/free_port.h"
+#include "comm/meeting/free_port.h"
 
 namespace fsdp::trainer {
 

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "checkpoint/file_system.h"
+#include "formats/common/file_system.h"
 
 namespace fsdp::trainer {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "base/error_message.h"
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 

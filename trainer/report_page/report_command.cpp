@@ -6,8 +6,8 @@
 #include <stdexcept>
 
 #include "base/error_message.h"
-#include "checkpoint/output_file.h"
 #include "config/errors.h"
+#include "formats/common/output_file.h"
 #include "report_page/page.h"
 #include "report_page/run_data.h"
 

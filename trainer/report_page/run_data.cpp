@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 #include "report/run_facts.h"
 
 namespace fsdp::trainer {

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "base/error_message.h"
-#include "checkpoint/json_text.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 

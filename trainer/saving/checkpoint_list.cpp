@@ -10,10 +10,10 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/output_file.h"
+#include "formats/common/file_system.h"
+#include "formats/common/output_file.h"
+#include "formats/own/checkpoint_folder.h"
+#include "formats/own/manifest.h"
 
 namespace fsdp::trainer {
 

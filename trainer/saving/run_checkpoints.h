@@ -11,12 +11,12 @@
 #include "config/config.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
+#include "loop/run_report.h"
+#include "loop/training_run.h"
 #include "saving/run_record.h"
 #include "saving/stop_signal.h"
 #include "state/async_saver.h"
 #include "state/training_state.h"
-#include "training/run_report.h"
-#include "training/training_run.h"
 
 namespace fsdp::trainer {
 

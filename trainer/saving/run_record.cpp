@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/json_text.h"
 #include "config/config_reader.h"
+#include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 

@@ -6,11 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "checkpoint/checkpoint_folder.h"
 #include "config/errors.h"
+#include "formats/own/checkpoint_folder.h"
 #include "saving/checkpoint_list.h"
 #include "saving/run_record.h"
-#include "training/training_inputs.h"
+#include "setup/training_inputs.h"
 
 namespace fsdp::trainer {
 

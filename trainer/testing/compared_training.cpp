@@ -7,10 +7,10 @@
 #include <cmath>
 
 #include "models/tabular_model.h"
+#include "setup/sharding_options.h"
 #include "sparse/split_embedding.h"
 #include "support/thread_ranks.h"
-#include "training/sharding_options.h"
-#include "training/trained_model.h"
+#include "tasks/trained_model.h"
 
 namespace fsdp::trainer {
 

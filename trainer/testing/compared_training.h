@@ -12,8 +12,8 @@
 
 #include "config/config.h"
 #include "fsdp/fully_shard.h"
+#include "loop/training_run.h"
 #include "models/pretrained_model.h"
-#include "training/training_run.h"
 
 namespace fsdp::trainer {
 

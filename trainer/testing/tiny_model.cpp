@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/safetensors_writer.h"
+#include "formats/safetensors/safetensors_writer.h"
 #include "models/pretrained.h"
 #include "models/registry.h"
 

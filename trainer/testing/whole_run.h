@@ -6,8 +6,8 @@
 #include <string>
 
 #include "config/config.h"
+#include "loop/train_rank.h"
 #include "support/temporary_folder.h"
-#include "training/train_rank.h"
 
 namespace fsdp::trainer {
 

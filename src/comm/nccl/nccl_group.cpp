@@ -1,0 +1,183 @@
+#include "comm/nccl/nccl_group.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "comm/error_text.h"
+#include "comm/failable.h"
+
+namespace fsdp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kPollingInterval = std::chrono::microseconds(200);
+constexpr auto kTimeForReasons = std::chrono::seconds(3);
+const CollectiveId kSetup{"group", 0, Pass::kSetup};
+
+const char* advice(ncclResult_t result) {
+  switch (result) {
+    case ncclUnhandledCudaError:
+      return "A CUDA call failed: an earlier kernel may be the cause (CUDA_LAUNCH_BLOCKING=1 finds it), or two "
+             "ranks use one GPU";
+    case ncclSystemError:
+      return "A system call failed: check the network between the hosts (NCCL_SOCKET_IFNAME chooses "
+             "an interface) and the size of /dev/shm";
+    case ncclRemoteError:
+      return "Another rank ended or failed: see its own error";
+    case ncclInvalidUsage:
+      return "Do two ranks use one GPU, or do ranks issue different collectives?";
+    default:
+      return "Set NCCL_DEBUG=WARN for more details from NCCL";
+  }
+}
+
+// Returns NCCL's description of an error.
+std::string words_of(const NcclLibrary& library, ncclComm_t comm, ncclResult_t result) {
+  const char* last = library.get_last_error(comm);
+  const std::string more = last != nullptr && *last != '\0' ? c10::str(" (", last, ")") : std::string();
+  return c10::str(library.get_error_string(result), more);
+}
+
+ncclUniqueId parse_unique_id(const std::string& bytes) {
+  ncclUniqueId id;
+  TORCH_CHECK(bytes.size() == sizeof(id), "the id of an NCCL group has ", sizeof(id), " bytes, not ", bytes.size(),
+              ": do all ranks run the same version of this library?");
+  std::memcpy(&id, bytes.data(), sizeof(id));
+  return id;
+}
+
+}  // namespace
+
+std::string make_nccl_unique_id(const NcclLibrary& library) {
+  ncclUniqueId id;
+  const ncclResult_t result = library.get_unique_id(&id);
+  TORCH_CHECK(result == ncclSuccess, "NCCL cannot make the id of a group: ", words_of(library, nullptr, result), ". ",
+              advice(result));
+  return {reinterpret_cast<const char*>(&id), sizeof(id)};
+}
+
+NcclGroup::NcclGroup(NcclSetup setup, std::shared_ptr<Communicator> host, const std::string& unique_id)
+    : setup_(std::move(setup)), host_(std::move(host)) {
+  const ncclUniqueId id = parse_unique_id(unique_id);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = setup_.options.blocking ? 1 : 0;
+  c10::DeviceGuard on_device(setup_.device);
+  try {
+    settle({"set-up", kSetup},
+           setup_.library->comm_init_rank_config(&comm_, host_->size(), id, host_->rank(), &config));
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+NcclGroup::~NcclGroup() {
+  if (failure_.empty()) drain();
+  abort();
+}
+
+// Kernels aborted before their end would leave other ranks without this rank's part.
+void NcclGroup::drain() noexcept {
+  try {
+    const auto deadline = Clock::now() + setup_.options.timeout;
+    while (!latest_.reached() && Clock::now() < deadline) {
+      check({"end", kSetup});
+      std::this_thread::sleep_for(kPollingInterval);
+    }
+  } catch (const std::exception&) {
+    // The group has failed: nothing is left to wait for.
+  }
+}
+
+void NcclGroup::abort() {
+  if (comm_ == nullptr) return;
+  c10::DeviceGuard on_device(setup_.device);
+  setup_.library->comm_abort(std::exchange(comm_, nullptr));
+}
+
+void NcclGroup::forget(ncclRedOp_t op) noexcept {
+  if (comm_ != nullptr) setup_.library->red_op_destroy(op, comm_);
+}
+
+void NcclGroup::check(const NcclSubject& subject) {
+  if (failure_.empty()) {
+    try {
+      check_group_not_failed(*host_);
+    } catch (const std::exception& error) {
+      fail(first_line(error));
+    }
+  }
+  TORCH_CHECK(failure_.empty(), failure_);
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t result = setup_.library->comm_get_async_error(comm_, &state);
+  if (result != ncclSuccess) fail(subject, result);
+  if (state != ncclSuccess && state != ncclInProgress) fail(subject, state);
+}
+
+void NcclGroup::check_complete(const NcclSubject& subject) {
+  if (const auto loss = loss_of_others()) fail_with(c10::str(who(subject), *loss));
+}
+
+// A non-blocking communicator returns ncclInProgress until it is done.
+void NcclGroup::settle(const NcclSubject& subject, ncclResult_t result) {
+  const auto deadline = Clock::now() + setup_.options.timeout;
+  while (result == ncclInProgress) {
+    if (Clock::now() > deadline) fail_late(subject);
+    std::this_thread::sleep_for(kPollingInterval);
+    check_complete(subject);
+    const ncclResult_t asked = setup_.library->comm_get_async_error(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result != ncclSuccess) fail(subject, result);
+}
+
+std::string NcclGroup::who(const NcclSubject& subject) const {
+  return c10::str("rank ", host_->rank(), " of ", host_->size(), " cannot finish its ",
+                  describe(subject.kind, subject.id), " over NCCL ", nccl_version_text(setup_.library->version), " on ",
+                  setup_.device, ": ");
+}
+
+void NcclGroup::fail(const NcclSubject& subject, ncclResult_t result) {
+  if (result == ncclRemoteError) await_reasons(subject);
+  fail_with(c10::str(who(subject), words_of(*setup_.library, comm_, result), ". ", advice(result)));
+}
+
+// NCCL notices the loss of another rank before that rank's own error has come through the hosts.
+void NcclGroup::await_reasons(const NcclSubject& subject) {
+  const auto deadline = Clock::now() + kTimeForReasons;
+  while (host_->size() > 1 && Clock::now() < deadline) {
+    check_complete(subject);
+    std::this_thread::sleep_for(kPollingInterval);
+  }
+}
+
+std::optional<std::string> NcclGroup::loss_of_others() const {
+  try {
+    check_group_complete(*host_);
+  } catch (const std::exception& error) {
+    return first_line(error);
+  }
+  return std::nullopt;
+}
+
+void NcclGroup::fail_late(const NcclSubject& subject) {
+  fail_with(c10::str(who(subject), "it was not done within ", setup_.options.timeout.count(),
+                     " ms. Is another rank stuck, or does it skip this collective?"));
+}
+
+void NcclGroup::fail_with(const std::string& reason) {
+  fail(reason);
+  TORCH_CHECK(false, reason);
+}
+
+void NcclGroup::fail(const std::string& reason) {
+  if (failure_.empty()) failure_ = reason;
+  host_->abort(reason);
+  abort();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,247 @@
+#include "comm/shm/shm_communicator.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <functional>
+#include <utility>
+
+#include "comm/collective_shapes.h"
+#include "comm/cpu_communicator.h"
+#include "comm/failable.h"
+#include "comm/fake_communicator.h"
+#include "comm/payload_count.h"
+#include "comm/shm/group_memory.h"
+#include "comm/shm/shared_buffers.h"
+#include "comm/shm/shm_collectives.h"
+#include "comm/shm/shm_exchange.h"
+
+namespace fsdp {
+namespace {
+
+// A gather whose result is read in place, until this object is destroyed.
+class SharedReading final : public Work {
+ public:
+  SharedReading(std::unique_ptr<Work> gather, std::shared_ptr<SharedBuffer> buffer, std::shared_ptr<ShmBoard> board,
+                bool in_place)
+      : gather_(std::move(gather)), buffer_(std::move(buffer)), board_(std::move(board)), in_place_(in_place) {
+    buffer_->begin_reading();
+  }
+  ~SharedReading() override { end(); }
+  void wait() override {
+    gather_->wait();
+    in_place_ ? buffer_->protect() : end();
+  }
+
+ private:
+  void end() {
+    if (!buffer_) return;
+    std::exchange(buffer_, nullptr)->end_reading();
+    board_->ring();
+  }
+
+  std::unique_ptr<Work> gather_;
+  std::shared_ptr<SharedBuffer> buffer_;
+  std::shared_ptr<ShmBoard> board_;
+  const bool in_place_;
+};
+
+class ShmCommunicator final : public Communicator, public Failable {
+ public:
+  ShmCommunicator(std::shared_ptr<Communicator> host, const RankHosts& heaps, std::shared_ptr<SharedMemory> board)
+      : host_(std::move(host)),
+        heaps_(heaps),
+        context_(std::make_shared<ShmContext>()),
+        advancing_(std::make_shared<Advancing>()),
+        in_flight_(context_, advancing_),
+        passing_(std::make_shared<PassingMemory>(heaps.spare)),
+        sent_(host_->rank(), host_->size()) {
+    context_->host = host_;
+    context_->board = std::make_shared<ShmBoard>(std::move(board), host_->rank(), host_->size());
+    context_->heap = heaps_.own;
+    context_->heaps = heaps_.of_ranks;
+    for (int rank = 0; rank < size(); ++rank) context_->names.push_back(host_->world_rank(rank));
+  }
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  std::string backend() const override { return "shm"; }
+
+  std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
+    check_all_gather(output, input, size(), id);
+    check_on_host(input, "all-gather", id);
+    if (auto buffer = buffers_.of_slice(input)) return read_shared(std::move(buffer), std::move(output), id);
+    sent_.add_for_each_peer(input.nbytes());
+    return issue<ShmAllGather>(std::move(output), input, id);
+  }
+
+  std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
+                                       const CollectiveId& id, std::vector<uint64_t>* flags) override {
+    check_reduce_scatter(output, input, size(), id);
+    check_on_host(input, "reduce-scatter", id);
+    sent_.add_for_each_peer(input.nbytes() / static_cast<size_t>(size()));
+    return issue<ShmReduceScatter>(std::move(output), input, options, id, flags);
+  }
+
+  std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                   const CollectiveId& id, std::vector<uint64_t>* flags) override {
+    check_all_reduce(output, tensor, id);
+    check_on_host(tensor, "all-reduce", id);
+    sent_.add_all_reduce(tensor.numel(), static_cast<int64_t>(tensor.element_size()));
+    auto collective = begin<ShmAllReduce>(std::move(output), tensor, options, id, flags);
+    advancing_->add(collective);
+    return make_pending_work(std::move(collective), advancing_);
+  }
+
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
+    check_broadcast(tensor, root, size(), id);
+    check_on_host(tensor, "broadcast", id);
+    if (rank() == root) sent_.add_for_each_peer(tensor.nbytes());
+    return issue<ShmBroadcast>(tensor, root, id);
+  }
+
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override {
+    check_all_to_all(output, input, counts, size(), id);
+    check_own_part(counts, rank(), id);
+    check_on_host(input, "all-to-all", id);
+    for (int peer = 0; peer < size(); ++peer) {
+      sent_.add(peer, static_cast<uint64_t>(counts.send[static_cast<size_t>(peer)]) * input.element_size());
+    }
+    return issue<ShmAllToAll>(output, input, counts, id);
+  }
+
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    sent_.add_for_each_peer(bytes.size());
+    const auto collective = begin<ShmGatherBytes>(bytes, id);
+    advancing_->finish(*collective);
+    return collective->take_result();
+  }
+
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
+    std::shared_ptr<Communicator> host = host_->subgroup(members, id);
+    return make_group_over(std::move(host), heaps_.of(members));
+  }
+
+  std::shared_ptr<Communicator> twin() override {
+    if (!twin_) twin_ = make_group_over(host_->twin(), heaps_);
+    return twin_;
+  }
+
+  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override;
+  void share_buffers(int64_t further_nbytes, const CollectiveId& id) override {
+    buffers_.share_all(*this, further_nbytes, id);
+  }
+  void await_readers(const at::Tensor& buffer, const CollectiveId& id) override;
+  at::Tensor reduction_input(int64_t nbytes) override { return heaps_.own->take(nbytes); }
+  bool reads_in_place() const override { return true; }
+
+  bool carries_identity() const override { return true; }
+  std::shared_ptr<MeetingPoint> meeting_point() const override { return host_->meeting_point(); }
+  std::chrono::milliseconds timeout() const override { return host_->timeout(); }
+  int world_rank(int rank) const override { return host_->world_rank(rank); }
+  void abort(const std::string& reason) override { host_->abort(reason); }
+  void trim() override { heaps_.own->trim(heaps_.spare()); }
+  std::vector<uint64_t> bytes_sent_to() const override { return with_bytes_of(twin_.get(), sent_.by_rank()); }
+
+  void check_not_failed() const override { check_group_not_failed(*host_); }
+  void check_complete() const override { check_group_complete(*host_); }
+  std::vector<Loss> losses() const override { return losses_of(*host_); }
+
+ private:
+  void check_reader(int peer, ShmContext::Clock::duration waited, const std::function<std::string()>& waits) const;
+  [[noreturn]] void fail(const std::string& reason) const;
+  static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
+    TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
+  }
+
+  // Blocks if the buffer is not shared yet, but first does this rank's part in what others may wait for meanwhile.
+  std::unique_ptr<Work> read_shared(std::shared_ptr<SharedBuffer> buffer, at::Tensor output, const CollectiveId& id) {
+    if (!buffer->is_shared()) SharedBuffers::share(buffer, *this, id);
+    const bool in_place = buffer->is_whole(output);
+    if (!in_place) sent_.add_for_each_peer(output.nbytes() / static_cast<size_t>(size()));
+    auto gather = issue<ShmSharedGather>(buffer, std::move(output), id);
+    return std::make_unique<SharedReading>(std::move(gather), std::move(buffer), context_->board, in_place);
+  }
+
+  template <typename C, typename... Arguments>
+  std::unique_ptr<Work> issue(Arguments&&... arguments) {
+    return make_pending_work(begin<C>(std::forward<Arguments>(arguments)...), advancing_);
+  }
+
+  template <typename C, typename... Arguments>
+  std::shared_ptr<C> begin(Arguments&&... arguments) {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    in_flight_.make_room();
+    auto collective = std::make_shared<C>(context_, std::forward<Arguments>(arguments)...);
+    in_flight_.add(collective);
+    return collective;
+  }
+
+  std::shared_ptr<Communicator> host_;
+  RankHosts heaps_;
+  std::shared_ptr<ShmContext> context_;
+  std::shared_ptr<Advancing> advancing_;
+  ShmInFlight in_flight_;
+  SharedBuffers buffers_;
+  std::shared_ptr<PassingMemory> passing_;
+  int shared_buffers_ = 0;  // number of buffers made so far
+  PayloadCount sent_;
+  std::shared_ptr<Communicator> twin_;
+};
+
+}  // namespace
+
+at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) {
+  TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
+              " bytes cannot be cut into slices for ", size(), " ranks");
+  const SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
+                                  c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
+  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, passing_);
+  buffers_.add(buffer);
+  return buffer->tensor();
+}
+
+void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId& id) {
+  const auto buffer = buffers_.of_whole(tensor);
+  TORCH_CHECK(buffer, describe("write", id), ": not a shared buffer of this group");
+  TORCH_CHECK(!buffer->is_reading(), describe("write", id), ": rank ", world_rank(rank()), " itself still reads it");
+  const auto began = ShmContext::Clock::now();
+  StoppedRankWarning stopped;
+  const auto waits = [&] {
+    return c10::str("rank ", world_rank(rank()), " waits to write to its part of '", id.name, "'");
+  };
+  for (int peer = 0; peer < size(); ++peer) {
+    context_->await([&] { return buffer->has_read(peer); },
+                    [&] {
+                      const auto waited = ShmContext::Clock::now() - began;
+                      stopped.look(waited, context_->heaps, context_->names, waits);
+                      check_reader(peer, waited, waits);
+                    });
+  }
+}
+
+void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
+                                   const std::function<std::string()>& waits) const {
+  check_not_failed();
+  if (const std::vector<Loss> lost = losses(); !lost.empty()) {
+    fail(c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why));
+  }
+  if (waited < timeout()) return;
+  fail(c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
+                std::chrono::duration<double>(waited).count(), " s"));
+}
+
+void ShmCommunicator::fail(const std::string& reason) const {
+  host_->abort(reason);
+  TORCH_CHECK(false, reason);
+}
+
+std::shared_ptr<Communicator> make_shm_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks) {
+  auto board = memory_of_all(*gloo, ShmBoard::nbytes(gloo->size()), {"board in shared memory", 0, Pass::kSetup});
+  return std::make_shared<ShmCommunicator>(std::move(gloo), ranks, std::move(board));
+}
+
+}  // namespace fsdp

@@ -1,0 +1,88 @@
+#include "commands/inspect_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <set>
+
+#include "base/error_message.h"
+#include "config/errors.h"
+#include "convert/inspect.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+using nlohmann::json;
+
+std::string tensor_line(const json& tensor) {
+  std::set<std::string> files;
+  for (const json& part : tensor.at("parts")) files.insert(part.at("file").get<std::string>());
+  std::string line = "  " + tensor.at("name").get<std::string>() + "  " + tensor.at("dtype").get<std::string>() + " " +
+                     tensor.at("shape").dump() + ", " + tensor.at("bytes").dump() + " bytes";
+  if (tensor.at("parts").size() != 1) line += ", " + std::to_string(tensor.at("parts").size()) + " parts";
+  for (const std::string& file : files) line += (file == *files.begin() ? " in " : ", ") + file;
+  return line + "\n";
+}
+
+// Prints every key of an object on its own line.
+std::string section(const json& description, const char* key, const char* title) {
+  if (!description.contains(key) || description[key].is_null()) return "";
+  const json& value = description[key];
+  std::string text = std::string(title) + ":\n";
+  if (!value.is_object() && !value.is_array()) return text + "  " + value.dump() + "\n";
+  for (const auto& [name, item] : value.items()) {
+    text += "  " + name + ": " + item.dump() + "\n";
+  }
+  return text;
+}
+
+// Returns the problems and their number.
+std::string verdict(const std::vector<std::string>& problems) {
+  std::string text;
+  for (const std::string& problem : problems) text += "problem: " + problem + "\n";
+  return text + (problems.empty() ? "verified: everything was read, nothing is wrong\n"
+                                  : "verified: " + std::to_string(problems.size()) + " problems\n");
+}
+
+}  // namespace
+
+std::string description_text(const json& description) {
+  std::string text = description.at("folder").get<std::string>() + ": " + description.at("kind").get<std::string>() +
+                     ", " + std::to_string(description.at("tensors").size()) + " tensors, " +
+                     description.at("bytes").dump() + " bytes, " + std::to_string(description.at("files").size()) +
+                     " files\n";
+  for (const json& tensor : description.at("tensors")) text += tensor_line(tensor);
+  for (const json& file : description.at("files")) {
+    text += "file " + file.at("name").get<std::string>() + ": " + file.at("bytes").dump() + " bytes\n";
+  }
+  return text + section(description, "groups", "parameter groups") + section(description, "user", "user") +
+         section(description, "values", "values");
+}
+
+CLI::App* add_inspect(CLI::App& app, InspectCommand& command) {
+  CLI::App* inspect = app.add_subcommand("inspect", "Print what a model or checkpoint folder holds");
+  inspect->footer("");  // without the config's keys
+  inspect->add_option("folder", command.folder, "The folder; its kind is detected from its files")->required();
+  inspect->add_flag("--verify", command.verify, "Read and check everything; exit status 1 when anything is wrong");
+  inspect->add_flag("--json", command.json, "Print one JSON object");
+  return inspect;
+}
+
+int run_inspect_command(const InspectCommand& command) {
+  try {
+    json description = convert::describe(command.folder);
+    const auto problems = command.verify ? convert::problems(command.folder) : std::vector<std::string>();
+    if (command.json) {
+      if (command.verify) description["problems"] = problems;
+      std::printf("%s\n", description.dump().c_str());
+    } else {
+      std::fputs((description_text(description) + (command.verify ? verdict(problems) : "")).c_str(), stdout);
+    }
+    return problems.empty() ? kExitSuccess : kExitFailure;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fsdp inspect: %s\n", message_of(error).c_str());
+  }
+  return kExitFailure;
+}
+
+}  // namespace fsdp::trainer

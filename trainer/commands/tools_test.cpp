@@ -1,0 +1,61 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "commands/convert_command.h"
+#include "commands/inspect_command.h"
+#include "config/byte_count.h"
+#include "testing/program.h"
+
+namespace fsdp::trainer::tools_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(ByteCount, NumbersAndUnits) {
+  EXPECT_EQ(parse_byte_count("7"), 7);
+  EXPECT_EQ(parse_byte_count("5GB"), 5'000'000'000);
+  EXPECT_EQ(parse_byte_count("3KB"), 3000);
+  EXPECT_EQ(parse_byte_count("3kB"), 3000);
+  EXPECT_EQ(parse_byte_count("200MiB"), int64_t{200} << 20);
+  EXPECT_EQ(parse_byte_count("9223372036854775807"), std::numeric_limits<int64_t>::max());
+  for (const char* wrong : {"", "0", "-1", "GB", "5 GB", "5gb", "5GBs", "1.5GB", "9223372036854775808", "9223373TB"}) {
+    EXPECT_EQ(parse_byte_count(wrong), std::nullopt) << wrong;
+  }
+}
+
+TEST(InspectCommand, TextForPeople) {
+  const auto description = nlohmann::json::parse(R"({"folder": "F", "kind": "K", "bytes": 12,
+      "tensors": [{"name": "w", "dtype": "float32", "shape": [3], "bytes": 12,
+                   "parts": [{"file": "b", "bytes": 8}, {"file": "a", "bytes": 4}]}],
+      "files": [{"name": "a", "bytes": 40}], "user": {"step": 3}, "values": {"lr": 0.5}})");
+  EXPECT_EQ(description_text(description),
+            "F: K, 1 tensors, 12 bytes, 1 files\n"
+            "  w  float32 [3], 12 bytes, 2 parts in a, b\n"
+            "file a: 40 bytes\n"
+            "user:\n  step: 3\n"
+            "values:\n  lr: 0.5\n");
+}
+
+TEST(Tools, HelpAndErrors) {
+  const ProgramResult missing = run_shell("$FSDP inspect /nowhere/folder");
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_EQ(missing.err, "fsdp inspect: /nowhere/folder: no such folder\n");
+  EXPECT_THAT(run_shell("$FSDP convert /nowhere/folder target").err,
+              HasSubstr("fsdp convert: /nowhere/folder: no such folder"));
+  for (const char* command : {"convert", "inspect"}) {
+    const ProgramResult help = run_shell(std::string("$FSDP ") + command + " --help");
+    EXPECT_EQ(help.status, 0);
+    EXPECT_THAT(help.out, Not(HasSubstr("learning_rate")));
+  }
+  const ProgramResult unknown = run_shell("$FSDP convert a b --to onnx");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("--to"), HasSubstr("onnx")));
+}
+
+}  // namespace
+}  // namespace fsdp::trainer::tools_test

@@ -1,0 +1,100 @@
+#include "commands/train_command.h"
+
+#include <ATen/Context.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "base/error_message.h"
+#include "config/config_checks.h"
+#include "config/config_reader.h"
+#include "config/errors.h"
+#include "fsdp/communicator.h"
+#include "launch/launcher.h"
+#include "loop/train_rank.h"
+#include "report/failure_report.h"
+#include "saving/start_point.h"
+#include "setup/memory_needs.h"
+#include "setup/rank_place.h"
+#include "setup/training_inputs.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+constexpr const char* kThisProgram = "/proc/self/exe";
+
+int status_of(const std::exception& error) {
+  return dynamic_cast<const ConfigError*>(&error) ? kExitUsage : kExitFailure;
+}
+
+// Returns the command line of a rank: the same without --nproc-per-node.
+std::vector<std::string> rank_arguments(const TrainCommand& command) {
+  std::vector<std::string> arguments = {"train", "--config-path", command.config_path};
+  if (command.save_config) arguments.emplace_back("--save-config");
+  for (const std::string& override : command.overrides) arguments.insert(arguments.end(), {"--set", override});
+  return arguments;
+}
+
+// Checks everything that can be checked before ranks exist, so that a mistake causes one message instead of one per
+// rank.
+int launch(const TrainCommand& command) {
+  const int ranks = *command.nproc_per_node;
+  if (const auto variable = rank_variable_present()) {
+    throw ConfigError("--nproc-per-node starts ranks, but this process is a rank already: the environment has " +
+                      *variable + "; unset it, or leave out --nproc-per-node");
+  }
+  const Config config = read_config(command.config_path, command.overrides);
+  check_for_world_size(config, ranks);
+  const PlaceChoice choice = choose_place(config, {.world_size = ranks, .local_world_size = ranks}, places_available());
+  const TrainingInputs inputs = open_training_inputs(config, ranks);
+  check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
+  choose_start(config);
+  return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
+}
+
+RankEnvironment read_rank_environment() {
+  try {
+    return rank_environment();
+  } catch (const std::exception& error) {
+    throw ConfigError(message_of(error));
+  }
+}
+
+// Ends the process without any cleanup: other ranks may be waiting for this rank, and this rank's communicator threads
+// for them. The end closes the connections and thereby wakes the other ranks.
+[[noreturn]] void end_failed_rank(int rank, const std::exception& error) {
+  std::fflush(stdout);
+  if (dynamic_cast<const ReportedFailure*>(&error)) {
+    record_failure(error.what());
+  } else {
+    report_failure(rank, message_of(error));
+  }
+  std::_Exit(status_of(error));
+}
+
+int run_as_rank(const TrainCommand& command) {
+  const RankEnvironment environment = read_rank_environment();
+  try {
+    const Config config = read_config(command.config_path, command.overrides);
+    check_for_world_size(config, environment.world_size);
+    const RunEnd end = train_rank(config, environment, {.save_config = command.save_config});
+    return end == RunEnd::kTerminated ? kExitTerminated : kExitSuccess;
+  } catch (const std::exception& error) {
+    end_failed_rank(environment.rank, error);
+  }
+}
+
+}  // namespace
+
+int run_train_command(const TrainCommand& command) {
+  try {
+    return command.nproc_per_node ? launch(command) : run_as_rank(command);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fsdp: error: %s\n", message_of(error).c_str());
+    return status_of(error);
+  }
+}
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,75 @@
+// The steps of a training run, on one rank.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "config/config.h"
+#include "data/batches.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/grad_scaler.h"
+#include "loop/lr_schedule.h"
+#include "optim/fused_adamw.h"
+#include "tasks/trained_model.h"
+
+namespace fsdp::trainer {
+
+// The results of one optimizer step.
+struct StepResult {
+  double loss = 0;       // this rank's part: its mean over ranks is the mean over the global batch
+  double grad_norm = 0;  // over all ranks, before clipping
+  double learning_rate = 0;
+  std::optional<double> loss_scale = std::nullopt;  // used by this step; only with fp16
+  bool skipped = false;  // a gradient overflowed: weights, AdamW's state and the schedule stay as they are
+};
+
+// Runs optimizer steps on a sharded model. Collective: all ranks run the same steps.
+class TrainingRun {
+ public:
+  // All arguments must outlive this object.
+  TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches);
+
+  // Runs the next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW, and the
+  // optimizer of separate parameters.
+  StepResult step();
+
+  // The state that a checkpoint stores in addition to the optimizer's state.
+  struct Progress {
+    int64_t updates = 0;                                         // steps that were not skipped
+    std::optional<GradScalerState> loss_scaling = std::nullopt;  // with fp16: scale and growth tracker count
+  };
+  // Returns the tensors of the model that are not in its shards (SeparateParameters::split_tensors).
+  std::vector<SplitTensor> split_tensors() const;
+  Progress progress() const { return {updates_, scaler_.state_dict()}; }
+  // Restores the progress. Without loss_scaling, or if this run does not use fp16, loss scaling starts as the config
+  // says.
+  void set_progress(const Progress& progress);
+  // Returns state that refers to this object, which must outlive it.
+  std::unique_ptr<OptimizerState> optimizer_state() { return optimizer_.named_state(); }
+
+  // Returns the memory that this object holds in addition to that of `sharded`.
+  std::vector<MemoryCategory> memory() const;
+
+ private:
+  double accumulate_gradients();
+  // Returns the norm of the unscaled gradients of all parameters. Collective.
+  double unscaled_grad_norm();
+  // Runs AdamW on the shards and the optimizer of separate parameters.
+  void update(double clipping);
+  at::Tensor forward(const Batch& batch);
+  BackwardOptions backward_options(int64_t pass) const;
+
+  const Config& config_;
+  const TrainedModel& model_;
+  ShardedModule& sharded_;
+  SeparateParameters* separate_;  // null: the model has none
+  TrainBatches& batches_;
+  LrSchedule schedule_;
+  std::optional<LrSchedule> separate_schedule_;
+  FusedAdamW optimizer_;
+  ShardedGradScaler scaler_;
+  int64_t updates_ = 0;  // steps that were not skipped
+};
+
+}  // namespace fsdp::trainer

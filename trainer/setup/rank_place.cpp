@@ -1,0 +1,87 @@
+#include "setup/rank_place.h"
+
+#include <c10/util/StringUtil.h>
+
+#include "base/device_stream.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "config/errors.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+std::string counted(int number, const char* singular, const char* plural) {
+  return c10::str(number, " ", number == 1 ? singular : plural);
+}
+
+// Returns a text such as "2 ranks on this host and 1 GPU".
+std::string ranks_and_gpus(const RankEnvironment& environment, const PlacesAvailable& available) {
+  return counted(environment.local_world_size, "rank", "ranks") + " on this host and " +
+         (available.gpus == 0 ? "no GPU that LibTorch can use" : counted(available.gpus, "GPU", "GPUs"));
+}
+
+bool chooses_cuda(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available) {
+  if (config.device == "cpu") return false;
+  const bool enough = environment.local_world_size <= available.gpus;
+  if (config.device == "cuda" && !enough) {
+    throw ConfigError("key \"device\": \"cuda\" needs a GPU for each rank, but there are " +
+                      ranks_and_gpus(environment, available) + "; accepted here: \"cpu\" or \"auto\"");
+  }
+  return enough;
+}
+
+std::string choose_backend(const Config& config, bool cuda, const PlacesAvailable& available) {
+  if (config.comm_backend == "gloo") return "gloo";
+  if (config.comm_backend == "auto") return !cuda ? "auto" : available.nccl ? "nccl" : "gloo";
+  if (config.comm_backend == "shm") {
+    if (!cuda) return "shm";
+    throw ConfigError("key \"comm_backend\": \"shm\" needs ranks on CPUs, but \"device\" is \"" + config.device +
+                      "\", which means GPUs here; accepted: \"auto\", \"gloo\" or \"nccl\"");
+  }
+  if (!cuda) {
+    throw ConfigError("key \"comm_backend\": \"nccl\" needs ranks on GPUs, but \"device\" is \"" + config.device +
+                      "\", which means the CPU here; accepted: \"auto\", \"shm\" or \"gloo\"");
+  }
+  if (!available.nccl) {
+    throw ConfigError(
+        "key \"comm_backend\": \"nccl\", but this program was built without NCCL's headers "
+        "(scripts/nccl_headers.sh gets them); accepted: \"auto\" or \"gloo\"");
+  }
+  return "nccl";
+}
+
+std::string words_for(const std::string& backend) {
+  if (backend == "shm+gloo") return "shared memory and Gloo";
+  return backend == "nccl" ? "NCCL" : backend == "shm" ? "shared memory" : "Gloo";
+}
+
+}  // namespace
+
+PlacesAvailable places_available() { return {.gpus = device_count(c10::kCUDA), .nccl = nccl_is_built_in()}; }
+
+PlaceChoice choose_place(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available) {
+  const bool cuda = chooses_cuda(config, environment, available);
+  PlaceChoice choice;
+  if (cuda) choice.device = {c10::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank)};
+  choice.backend = choose_backend(config, cuda, available);
+  choice.text = c10::str("training on ", cuda ? "GPUs" : "the CPU");
+  if (config.device == "auto") choice.text += " (" + ranks_and_gpus(environment, available) + ")";
+  if (choice.backend != "auto") choice.text += ", communicating over " + words_for(choice.backend);
+  if (cuda && config.comm_backend == "auto" && !available.nccl) choice.text += " (this program was built without NCCL)";
+  return choice;
+}
+
+RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environment) {
+  if (choice.backend == "gloo") return {choice.device, make_gloo_communicator(environment), choice.text};
+  if (choice.backend == "shm") return {choice.device, make_shm_communicator(environment), choice.text};
+  if (choice.backend == "auto") {
+    const auto [communicator, reason] = make_cpu_communicator(environment);
+    return {choice.device, communicator,
+            c10::str(choice.text, ", communicating over ", words_for(communicator->backend()), ": ", reason)};
+  }
+  NcclOptions options;
+  options.device = choice.device.index();
+  return {choice.device, make_nccl_communicator(environment, options), choice.text};
+}
+
+}  // namespace fsdp::trainer
