@@ -82,7 +82,7 @@ TEST(CollectiveIdentity, ARankThatTouchesAlone) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     ExpertsImpl net;
     auto sharded = testing::shard_strictly(net, options_for(communicator));
-    sharded->verify_plan();
+    sharded->verify_sharding();
     if (communicator->rank() == 0) {
       (void)net.a->weight.norm();  // such as a log line on one rank
     }
@@ -108,7 +108,7 @@ TEST(CollectiveIdentity, ARankThatIsLate) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     ExpertsImpl net;
     auto sharded = testing::shard_strictly(net, options_for(communicator));
-    sharded->verify_plan();
+    sharded->verify_sharding();
     if (communicator->rank() == 1) {
       std::this_thread::sleep_for(std::chrono::seconds(6));
     }
@@ -150,8 +150,8 @@ TEST(CollectiveIdentity, TwoModelsOfOneShape) {
     torch::nn::Linear teacher(4, 4), student(4, 4);
     auto first = testing::shard_strictly(*teacher, options_for(communicator));
     auto second = testing::shard_strictly(*student, options_for(communicator));
-    first->verify_plan();
-    second->verify_plan();
+    first->verify_sharding();
+    second->verify_sharding();
     torch::Tensor x = torch::ones({1, 4});
     (void)(communicator->rank() == 0 ? teacher(x) : student(x));
   });
@@ -188,9 +188,9 @@ TEST(CollectiveIdentity, AModuleNamedLikeTheRootUnit) {
   expect_parts(errors[0], {"'root'", "'root.'"});
 }
 
-// ---- plans that differ
+// ---- models that ranks shard differently
 
-struct PlanCase {
+struct ShardingCase {
   const char* name;
   // Shards something on this rank and touches it.
   void (*body)(const std::shared_ptr<Communicator>& communicator, bool odd);
@@ -202,7 +202,7 @@ void shard_and_touch(torch::nn::Module& module, const Options& options) {
   (void)module.parameters().at(0).sum();
 }
 
-const std::vector<PlanCase> kPlans = {
+const std::vector<ShardingCase> kShardings = {
     {"shape",
      [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, odd ? 5 : 3);
@@ -363,11 +363,11 @@ const std::vector<PlanCase> kPlans = {
      {"one_communicator false", "one_communicator true"}},
 };
 
-class PlanMismatch : public ::testing::TestWithParam<PlanCase> {};
-INSTANTIATE_TEST_SUITE_P(All, PlanMismatch, ::testing::ValuesIn(kPlans),
+class ShardingMismatch : public ::testing::TestWithParam<ShardingCase> {};
+INSTANTIATE_TEST_SUITE_P(All, ShardingMismatch, ::testing::ValuesIn(kShardings),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST_P(PlanMismatch, IsAnErrorOnAllRanks) {
+TEST_P(ShardingMismatch, IsAnErrorOnAllRanks) {
   auto errors = errors_of_ranks(
       3, [](std::shared_ptr<Communicator> communicator) { GetParam().body(communicator, communicator->rank() == 2); });
   for (int rank = 0; rank < 3; ++rank) {
@@ -378,22 +378,22 @@ TEST_P(PlanMismatch, IsAnErrorOnAllRanks) {
   }
 }
 
-TEST(PlanMismatchWorld, IsFoundByVerifyPlanBeforeAnyTouch) {
+TEST(ShardingMismatchWorld, IsFoundByVerifyShardingBeforeAnyTouch) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     torch::nn::Linear linear(4, communicator->rank() + 3);
-    fully_shard(*linear, options_for(communicator))->verify_plan();
+    fully_shard(*linear, options_for(communicator))->verify_sharding();
   });
   expect_parts(errors[0], {"First difference"});
 }
 
-TEST(PlanMismatchWorld, TheSamePlanPasses) {
+TEST(ShardingMismatchWorld, TheSameShardingPasses) {
   run_ranks(
       3,
       [](std::shared_ptr<Communicator> communicator) {
         ExpertsImpl net;
         auto sharded = fully_shard(net, options_for(communicator));
-        sharded->verify_plan();
-        sharded->verify_plan();
+        sharded->verify_sharding();
+        sharded->verify_sharding();
         (void)net.a->weight.sum();
       },
       kImpatient);

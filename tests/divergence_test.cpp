@@ -63,7 +63,7 @@ struct ExpertsImpl : torch::nn::Module {
 void swap_experts(const Group& communicator, CollectiveCheckLevel level, double* result = nullptr) {
   ExpertsImpl net;
   auto sharded = testing::shard_strictly(net, options_for(communicator, level));
-  sharded->verify_plan();
+  sharded->verify_sharding();
   const bool odd = communicator->rank() == communicator->size() - 1;
   const torch::Tensor y = (odd ? net.b : net.a)(torch::ones({1, 4}));
   if (result) {

@@ -76,7 +76,7 @@ Sent sent_in_one_step(const Ranks& world, int G, ShardingStrategy strategy) {
   Options options = options_on(mesh, strategy);
   options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
   auto sharded = fully_shard(*chain, options);
-  sharded->verify_plan();
+  sharded->verify_sharding();
   Sent before = sent_by(mesh, G);
   chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum().backward();
   Sent after = sent_by(mesh, G);
@@ -139,7 +139,7 @@ TEST(HybridBytes, HalveInLowPrecision) {
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     options.param_dtype = at::kBFloat16;
     auto sharded = fully_shard(*chain, options);
-    sharded->verify_plan();
+    sharded->verify_sharding();
     Sent before = sent_by(mesh, 2);
     chain->forward(torch::ones({2, kWidth}, at::kBFloat16).requires_grad_()).sum().backward();
     Sent after = sent_by(mesh, 2);
@@ -180,14 +180,14 @@ TEST(HybridMesh, MayBeAPairOfGroupsOrOneHostEach) {
   });
 }
 
-TEST(HybridMesh, MakesAPlanThatReplicasCompareToo) {
+TEST(HybridMesh, ReplicasCompareHowTheyShard) {
   std::atomic<int> errors = 0;
   run_ranks(4, [&](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
     auto model = make_tiny_lm({.hidden = world->rank() < 2 ? 11 : 12});
     auto sharded = fully_shard(*model, options_on({nullptr, mesh.shard, mesh.replicate}, kHybridShard));
     try {
-      sharded->verify_plan();
+      sharded->verify_sharding();
     } catch (const c10::Error& error) {
       ++errors;
       std::string text = error.what_without_backtrace();
@@ -333,7 +333,7 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     options.reshard_after_forward = 2;
     auto sharded = fully_shard(*chain, options);
-    sharded->verify_plan();
+    sharded->verify_sharding();
     uint64_t setup = world->bytes_sent();
     torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
     const uint64_t gather = M * 7 / 8;

@@ -309,7 +309,7 @@ TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
   expect_same(weights[0], weights[1]);
 }
 
-// The memory that all ranks together hold, from the step on in which all memory is planned.
+// The memory that all ranks together hold, from the step on in which all memory lies in arenas.
 struct Held {
   int64_t at_most = 0;
   int64_t between_steps = 0;
@@ -365,7 +365,7 @@ TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack)
   EXPECT_LE(given_back.between_steps, kept.between_steps - kept.gradients - (stays ? kept.gathered / 2 : 0));
 }
 
-// A plan is made for the order that was seen. In another order all numbers stay the same, and memory comes from
+// Arenas are made for the order that was seen. In another order all numbers stay the same, and memory comes from
 // elsewhere if necessary.
 TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
   const std::vector<std::vector<size_t>> orders = {{0, 2, 5}, {0, 2, 5}, {4, 1, 6}, {1, 1, 4}, {6, 5, 4, 3, 2, 1, 0},
@@ -380,7 +380,7 @@ TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
       Options with = options(communicator);
       with.keep_memory = way.keep_memory;
       auto sharded = fully_shard(net, with);
-      sharded->engine().gatherer().set_strict(way.strict);  // if strict, there is no plan
+      sharded->engine().gatherer().set_strict(way.strict);  // if strict, there is no arena
       for (const auto& order : orders) {
         sharded->zero_grad();
         net->forward(input(communicator->rank()), order).backward();

@@ -256,7 +256,7 @@ TEST(Memory, AGatherCastsOnceAndCopiesNothingElse) {
     options.param_dtype = at::kBFloat16;
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*chain, options);
-    sharded->verify_plan();
+    sharded->verify_sharding();
     Copies copies;
     observed = &copies;
     sharded->unshard();

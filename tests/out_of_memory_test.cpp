@@ -120,7 +120,7 @@ TEST_F(MemoryLimit, WhereAUnitIsGathered) {
   EXPECT_EXIT(run_out_of_memory(
                   [&] {
                     sharded_ = fully_shard(*bag_, options_);
-                    sharded_->verify_plan();
+                    sharded_->verify_sharding();
                   },
                   [&] { (void)bag_->parameters().at(0).sum(); }),
               ::testing::ExitedWithCode(0),

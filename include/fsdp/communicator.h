@@ -92,7 +92,7 @@ struct SharedBufferOptions {
   // ranks have ended a reading, unless all such buffers of the group take at most an eighth of the memory that the host
   // has left. The contents are undefined after that. Only one reading at a time is allowed, and await_readers must be
   // called before the slice is written.
-  bool passing = false;
+  bool transient = false;
   // Whether the buffer is write-protected while this rank reads it in place: a write ends the process, with a line that
   // names the buffer.
   bool read_only = false;

@@ -334,9 +334,9 @@ class ShardedModule {
   // Threads: safe; another thread may call it while this one waits.
   std::string collective_log() const;
 
-  // Compares the plan (units, FQNs, shapes, dtypes, options, world size) over the ranks. A difference is an error on
+  // Compares how the ranks shard (units, FQNs, shapes, dtypes, options, world size). A difference is an error on
   // all ranks, which names the ranks and the first difference. Runs automatically before the first gather.
-  void verify_plan();
+  void verify_sharding();
 
   // The engine of the tree that this module belongs to.
   Engine& engine() const;

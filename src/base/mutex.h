@@ -16,8 +16,6 @@
 #define FSDP_REQUIRES(mutex) FSDP_THREAD_ANNOTATION(requires_capability(mutex))
 // On a function: the caller does not hold `mutex`, because the function takes it.
 #define FSDP_EXCLUDES(mutex) FSDP_THREAD_ANNOTATION(locks_excluded(mutex))
-// On a function that clang cannot follow. Say beside it why the access is safe.
-#define FSDP_NO_THREAD_ANALYSIS FSDP_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace fsdp {
 

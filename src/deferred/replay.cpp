@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "base/map_tensors.h"
-#include "base/passing_memory.h"
+#include "base/transient_memory.h"
 #include "base/visit_tensors.h"
 #include "deferred/draw_sequence.h"
 #include "torch_seams/clean_dispatch.h"
@@ -19,11 +19,11 @@ using Key = const c10::StorageImpl*;
 Key key_of(const c10::Storage& storage) { return storage.unsafeGetStorageImpl(); }
 
 c10::Storage allocate(const c10::Storage& twin, c10::Device device) {
-  return passing_bytes(static_cast<int64_t>(twin.nbytes()), device).storage();
+  return transient_bytes(static_cast<int64_t>(twin.nbytes()), device).storage();
 }
 
 // Returns an empty storage for an argument of which only the shape matters.
-c10::Storage nothing(c10::Device device) { return passing_bytes(0, device).storage(); }
+c10::Storage nothing(c10::Device device) { return transient_bytes(0, device).storage(); }
 
 class Replay {
  public:

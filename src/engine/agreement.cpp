@@ -99,11 +99,12 @@ void compare_over(Communicator& group, const std::string& text, int own_rank, co
   if (group.size() == 1) {
     return;
   }
-  std::vector<std::string> hashes = group.all_gather_bytes(digest_of(text), {"plan hash", 0, Pass::kSetup});
+  std::vector<std::string> hashes =
+      group.all_gather_bytes(digest_of(text), {"digest of the sharding", 0, Pass::kSetup});
   if (std::equal(hashes.begin() + 1, hashes.end(), hashes.begin())) {
     return;
   }
-  std::vector<std::string> texts = group.all_gather_bytes(text, {"plan", 0, Pass::kSetup});
+  std::vector<std::string> texts = group.all_gather_bytes(text, {"sharding", 0, Pass::kSetup});
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] != texts[0]) {
       auto [first, other] = first_difference(texts[0], texts[rank]);

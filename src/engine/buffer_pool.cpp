@@ -42,9 +42,9 @@ at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* own
   if (residence == Residence::kStaying && !poison_) {
     return take_staying(nbytes, owner);
   }
-  if (residence == Residence::kPassing && !poison_) {
-    if (std::optional<at::Tensor> planned = arena_.take(nbytes)) {
-      return *planned;
+  if (residence == Residence::kTransient && !poison_) {
+    if (std::optional<at::Tensor> reserved = arena_.take(nbytes)) {
+      return *reserved;
     }
   }
   return take_fitting(schedule::BlockPlaces::rounded(nbytes), residence);
@@ -53,7 +53,7 @@ at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* own
 at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
   Staying& staying = staying_[owner];
   if (staying.in_use) {
-    return take_fitting(schedule::BlockPlaces::rounded(nbytes), Residence::kPassing);
+    return take_fitting(schedule::BlockPlaces::rounded(nbytes), Residence::kTransient);
   }
   if (!staying.bytes.defined() || nbytes_of(staying.bytes) < nbytes) {
     if (staying.bytes.defined()) {
@@ -194,7 +194,7 @@ void BufferPool::forget(StayingBuffers::iterator staying) {
   staying_.erase(staying);
 }
 
-void BufferPool::plan(int64_t nbytes) {
+void BufferPool::reserve(int64_t nbytes) {
   std::lock_guard lock(mutex_);
   if (poison_ || source_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) {
     return;

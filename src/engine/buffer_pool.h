@@ -1,4 +1,5 @@
-// Memory for unsharded and gradient buffers: planned if the order of units is known, otherwise reused as requests come.
+// Memory for unsharded and gradient buffers: reserved in an arena if the order of units is known, otherwise reused as
+// requests come.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,16 +21,16 @@ namespace fsdp {
 
 // How long a buffer lives in comparison with others.
 enum class Residence : uint8_t {
-  kPassing,  // until the next unit's buffer is needed; in the arena, if there is one
-  kStaying,  // while many others come and go; has memory that is kept for its owner
-  kAside,    // small; reuses any free memory of this kind that fits
+  kTransient,  // until the next unit's buffer is needed; in the arena, if there is one
+  kStaying,    // while many others come and go; has memory that is kept for its owner
+  kAside,      // small; reuses any free memory of this kind that fits
 };
 
 // Hands out buffers on one device. Their memory is allocated and freed on the stream that is current at construction:
 // [Note: memory reuse by events]. Threads: safe.
 class BufferPool {
  public:
-  // `keeps_memory`: the memory of released buffers is kept for reuse, and passing buffers come from one arena once
+  // `keeps_memory`: the memory of released buffers is kept for reuse, and transient buffers come from one arena once
   // their order is known. `source`: provides memory instead of the allocator, and gets it back. The pool neither reuses
   // such memory nor writes to it at release, because other ranks may still read it.
   using Source = std::function<at::Tensor(int64_t nbytes)>;
@@ -60,10 +61,10 @@ class BufferPool {
   // Frees the memory that is kept for an owner. Has no effect while the owner holds it.
   void forget(const void* owner);
 
-  // Makes passing buffers come from one arena of this size from now on, as long as they fit, and frees the memory kept
-  // from passing buffers of before. Has no effect while buffers of the arena are handed out, in test mode, with a
-  // source, or if the pool keeps no memory.
-  void plan(int64_t nbytes);
+  // Makes transient buffers come from one arena of this size from now on, as long as they fit, and frees the memory
+  // kept from transient buffers of before. Has no effect while buffers of the arena are handed out, in test mode, with
+  // a source, or if the pool keeps no memory.
+  void reserve(int64_t nbytes);
 
   // Test mode: released buffers are overwritten with NaN patterns, and their addresses are not used again soon.
   void set_poison(bool on);

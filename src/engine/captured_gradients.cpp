@@ -50,7 +50,7 @@ at::Tensor CapturedGradients::make_buffer(const Memory& memory) {
     }
   }
   return memory.pool.acquire(flat_.layout().padded_numel(), flat_.dtypes().reduce,
-                             stays_ ? Residence::kStaying : Residence::kPassing, this);
+                             stays_ ? Residence::kStaying : Residence::kTransient, this);
 }
 
 void CapturedGradients::fill_buffer(const Memory& memory) {

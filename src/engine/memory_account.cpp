@@ -38,8 +38,8 @@ void MemoryAccount::reserve(int64_t parameters_nbytes, int64_t gradients_nbytes)
   reserved_for_parameters_ = std::max(reserved_for_parameters_, parameters_nbytes);
   reserved_for_gradients_ = std::max(reserved_for_gradients_, gradients_nbytes);
   gradient_shards_nbytes();  // notes their peak, which is now
-  parameters_.plan(reserved_for_parameters_);
-  gradients_.plan(reserved_for_gradients_);
+  parameters_.reserve(reserved_for_parameters_);
+  gradients_.reserve(reserved_for_gradients_);
 }
 
 namespace {
@@ -48,7 +48,7 @@ namespace {
 // shards and, for two units at a time, its part of the gathered parameters and the gradient buffers.
 int64_t step_nbytes(const std::vector<std::unique_ptr<Unit>>& units, const Communicator* group) {
   int64_t shards = 0;
-  std::vector<int64_t> passing{0, 0};
+  std::vector<int64_t> transient{0, 0};
   for (const auto& unit : units) {
     if (unit->groups().shard.get() != group) {
       continue;
@@ -64,10 +64,10 @@ int64_t step_nbytes(const std::vector<std::unique_ptr<Unit>>& units, const Commu
         shards += flat.layout().shard_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().gradient));
       }
     }
-    passing.push_back(unit_nbytes);
+    transient.push_back(unit_nbytes);
   }
-  std::partial_sort(passing.begin(), passing.begin() + 2, passing.end(), std::greater<>());
-  return shards + passing[0] + passing[1];
+  std::partial_sort(transient.begin(), transient.begin() + 2, transient.end(), std::greater<>());
+  return shards + transient[0] + transient[1];
 }
 
 }  // namespace
@@ -109,7 +109,8 @@ std::vector<MemoryCategory> MemoryAccount::categories() {
   const ShardMemory& memory = context_.options.memory;
   return {
       {"parameter shards" + memory.where(), shards, shards, shards},
-      {memory.apart() ? "gradient shards (host)" : "gradient shards", gradients, peak_gradient_shards_, gradients},
+      {memory.apart() ? "gradient shards (host)" : "gradient shards", gradients, peak_gradient_shards_,
+       peak_gradient_shards_},
       {"unsharded parameters", parameters_.in_use_bytes(), parameters_.peak_bytes(), parameters_.peak_reserved_bytes()},
       {"gradient buffers", gradients_.in_use_bytes(), gradients_.peak_bytes(), gradients_.peak_reserved_bytes()}};
 }

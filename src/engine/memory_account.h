@@ -28,8 +28,9 @@ class MemoryAccount {
   BufferPool& gradients() { return gradients_; }
   const BufferPool& gradients() const { return gradients_; }
 
-  // Makes passing buffers come from arenas that are at least this large, from now on. They never shrink: if the order
-  // of units changes from step to step, they fit the order that needs most.
+  // Makes transient buffers come from arenas that are at least this large, from now on. They never shrink: if the order
+  // of units changes from step to step, they fit the order that needs most. BufferPool::reserve says when this has no
+  // effect.
   void reserve(int64_t parameters_nbytes, int64_t gradients_nbytes);
   // Shares the shards of all units among ranks that share memory. Throws if there is too little memory. Collective.
   void share_shards();

@@ -91,8 +91,8 @@ ShardPosition Unit::position_for_shards() {
   ShardPosition position = groups_.position();
   if (groups_.shard) {
     position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup),
-                              read_only = context_->options.read_only_parameters](int64_t nbytes, bool passing) {
-      return group->shared_buffer(nbytes, {.passing = passing, .read_only = read_only}, id);
+                              read_only = context_->options.read_only_parameters](int64_t nbytes, bool transient) {
+      return group->shared_buffer(nbytes, {.transient = transient, .read_only = read_only}, id);
     };
   }
   return position;

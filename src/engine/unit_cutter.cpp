@@ -103,7 +103,7 @@ void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member
   TORCH_CHECK(cut.fits, "fsdp: rank ", member.context().rank(), ": auto_units: memory_bound of ", *options.memory_bound,
               " bytes is too small: even with the smallest units (the parameters of one operator), "
               "gathered parameters and gradient buffers take ",
-              cut.planned_nbytes, " bytes at a time. Raise memory_bound, or lower Options::max_gathered_units");
+              cut.needed_nbytes, " bytes at a time. Raise memory_bound, or lower Options::max_gathered_units");
 }
 
 // Groups the members that can share a FlatParameter, in order of first appearance.

@@ -77,7 +77,7 @@ void UnshardedBuffers::acquire(BufferPool& pool, bool may_alias) {
   if (nbytes == 0) {
     return;
   }
-  const Residence residence = unit_.stays_gathered() ? Residence::kStaying : Residence::kPassing;
+  const Residence residence = unit_.stays_gathered() ? Residence::kStaying : Residence::kTransient;
   block_ = pool.acquire_bytes(nbytes, residence, this, nbytes - used_nbytes_);
   int64_t offset = 0;
   for (size_t i = 0; i < flats.size(); ++i) {

@@ -95,28 +95,28 @@ FlatParameter::~FlatParameter() {
   }
 }
 
-at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool passing) const {
+at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool transient) const {
   if (!position_.shared_buffer || !memory_.on_compute_host() || layout_.padded_numel() == 0) {
     return {};
   }
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
-  at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize, passing);
+  at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize, transient);
   return bytes.defined() ? bytes.view(dtype) : at::Tensor();
 }
 
 at::Tensor FlatParameter::make_shard(void* unit) {
   if (dtypes_.shard == dtypes_.compute) {
-    shared_ = provide_shared(dtypes_.shard, /*passing=*/false);
+    shared_ = provide_shared(dtypes_.shard, /*transient=*/false);
   }
-  provide_passing();
+  provide_transient();
   return shared_.defined() ? make_slice_of_shared(unit) : memory_.zeros(layout_.shard_numel(), dtypes_.shard);
 }
 
-void FlatParameter::provide_passing() {
-  passing_ = shards_are_whole() ? at::Tensor() : provide_shared(dtypes_.compute, /*passing=*/true);
+void FlatParameter::provide_transient() {
+  transient_ = shards_are_whole() ? at::Tensor() : provide_shared(dtypes_.compute, /*transient=*/true);
 }
 
-const at::Tensor& FlatParameter::shared_unsharded() const { return shards_are_whole() ? shared_ : passing_; }
+const at::Tensor& FlatParameter::shared_unsharded() const { return shards_are_whole() ? shared_ : transient_; }
 
 // The slice has a storage of its own, no larger than the shard, so that saving it does not save other ranks' parts.
 at::Tensor FlatParameter::make_slice_of_shared(void* unit) {
@@ -192,7 +192,7 @@ void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
   at::NoGradGuard no_grad;
-  provide_passing();
+  provide_transient();
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
     parameter.sentinel_installed = false;     // removing the sentinel must not clear the gradient

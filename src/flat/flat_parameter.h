@@ -50,8 +50,8 @@ struct ShardPosition {
   int64_t rank = 0;
   int64_t factor = 1;
   // Provides a buffer that all ranks share (Communicator::shared_buffer), or an undefined tensor: for shards that lie
-  // end to end or, if `passing`, for unsharded parameters. An empty function means that no shared buffers exist.
-  std::function<at::Tensor(int64_t nbytes, bool passing)> shared_buffer = {};
+  // end to end or, if `transient`, for unsharded parameters. An empty function means that no shared buffers exist.
+  std::function<at::Tensor(int64_t nbytes, bool transient)> shared_buffer = {};
 };
 
 class FlatParameter {
@@ -134,8 +134,8 @@ class FlatParameter {
   FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                 const ShardMemory& memory);
   bool shards_are_whole() const { return shared_.defined() && dtypes_.shard == dtypes_.compute; }
-  at::Tensor provide_shared(at::ScalarType dtype, bool passing) const;
-  void provide_passing();
+  at::Tensor provide_shared(at::ScalarType dtype, bool transient) const;
+  void provide_transient();
   at::Tensor make_shard(void* unit);
   at::Tensor make_slice_of_shared(void* unit);
   at::Tensor make_watched_shard(const at::Tensor& own, const at::Tensor& memory, void* unit);
@@ -154,7 +154,7 @@ class FlatParameter {
   FlatLayout layout_;
   at::Tensor shard_;
   at::Tensor shared_;
-  at::Tensor passing_;                  // for unsharded parameters, in the compute dtype; may be undefined
+  at::Tensor transient_;                // for unsharded parameters, in the compute dtype; may be undefined
   seams::StorageOwnerPtr shard_owner_;  // of a shard that is shared or watched
   std::vector<at::Tensor> original_leaves_;
   at::Tensor flat_leaf_;

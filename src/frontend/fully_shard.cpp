@@ -118,20 +118,20 @@ void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
   }
 }
 
-std::string join_fqns(const UnitPlan& plan) {
-  const std::string& fqn = plan.origin.modules.front().fqn;
+std::string join_fqns(const UnitSpec& spec) {
+  const std::string& fqn = spec.origin.modules.front().fqn;
   return fqn.empty() ? "root" : fqn;
 }
 
-void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options& options,
+void add_units(Engine& engine, const std::vector<UnitSpec>& specs, const Options& options,
                const PathSet& full_precision, InitialValues& values) {
   auto record = options.auto_units ? std::make_shared<schedule::UseRecord>(*options.auto_units) : nullptr;
-  for (const UnitPlan& plan : plans) {
-    const bool is_root_of_others = plan.is_root && !engine.units().empty();
-    Unit& unit = engine.add_unit(plan.origin, unit_options(options),
-                                 group_parameters(plan.parameters, values.of(plan.parameters), full_precision,
+  for (const UnitSpec& spec : specs) {
+    const bool is_root_of_others = spec.is_root && !engine.units().empty();
+    Unit& unit = engine.add_unit(spec.origin, unit_options(options),
+                                 group_parameters(spec.parameters, values.of(spec.parameters), full_precision,
                                                   is_root_of_others ? kLargeInRoot : kNoneIsLarge));
-    unit.set_root(plan.is_root);
+    unit.set_root(spec.is_root);
     if (record) {
       engine.cutter().cut_later(unit, record);
     }
@@ -142,9 +142,9 @@ void add_units(Engine& engine, const std::vector<UnitPlan>& plans, const Options
   }
 }
 
-std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitPlan>& plans,
+std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitSpec>& specs,
                                      const Survey& surveyed, const Options& options) {
-  const std::string name = plans.empty() ? "root" : join_fqns(plans.front());
+  const std::string name = specs.empty() ? "root" : join_fqns(specs.front());
   EngineOptions shared{.mesh = watched_mesh(choose_mesh(options, name), options.debug),
                        .use_orig_params = options.use_orig_params,
                        .keep_memory = options.keep_memory,
@@ -176,7 +176,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
     unregister_engine(*inner);
   }
   rename_inner_units(*engine, surveyed.tree);
-  add_units(*engine, plans, options, PathSet(full_precision), values);
+  add_units(*engine, specs, options, PathSet(full_precision), values);
   values.finish();
   register_engine(engine);
   return std::make_shared<ShardedModule>(engine);
@@ -206,10 +206,10 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
   check_unassigned(surveyed, module);
   check_options_apply(options, surveyed, module_class_name(module));
   check_order(options, surveyed.unassigned);
-  auto plans = options.auto_units
+  auto specs = options.auto_units
                    ? assign_singly(module, surveyed.unassigned)
                    : assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
-  auto sharded = build(module, plans, surveyed, options);
+  auto sharded = build(module, specs, surveyed, options);
   sharded->engine().tree().add_root(&module);
   warn_if_one_unit(sharded->engine(), &module);
   return sharded;
@@ -226,13 +226,13 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   // A placeholder for the parent, because siblings have none here. Names relative to it are used until an outer module
   // is annotated.
   torch::nn::Module parent;
-  UnitPlan plan;
+  UnitSpec spec;
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
     auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
-    TORCH_CHECK(std::none_of(plan.origin.modules.begin(), plan.origin.modules.end(), same), "fsdp: module ", i,
+    TORCH_CHECK(std::none_of(spec.origin.modules.begin(), spec.origin.modules.end(), same), "fsdp: module ", i,
                 " of class ", module_class_name(*modules[i]), " occurs twice in the list");
-    plan.origin.modules.push_back({std::to_string(i), modules[i].get()});
+    spec.origin.modules.push_back({std::to_string(i), modules[i].get()});
     parent.register_module(std::to_string(i), modules[i]);
   }
   check_unit_options(options, "the list of modules");
@@ -245,8 +245,8 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
               "fsdp: fully_shard was called on modules without parameters, or of which "
               "all parameters are sharded already: an empty unit");
   check_unassigned(surveyed, parent);
-  plan.parameters = surveyed.unassigned;
-  return build(parent, {plan}, surveyed, options);
+  spec.parameters = surveyed.unassigned;
+  return build(parent, {spec}, surveyed, options);
 }
 
 }  // namespace fsdp

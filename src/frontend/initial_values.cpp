@@ -7,7 +7,7 @@
 #include <functional>
 #include <unordered_set>
 
-#include "base/passing_memory.h"
+#include "base/transient_memory.h"
 #include "deferred/deferred_storage.h"
 #include "deferred/materialize.h"
 #include "fsdp/wrap_policy.h"
@@ -48,7 +48,7 @@ std::string without_values(const torch::nn::Module& root, const Options& options
 // Returns a tensor with dense memory that has each element once, in the memory order of `tensor` if that is dense.
 at::Tensor dense_like(const at::Tensor& tensor, c10::Device device) {
   auto nbytes = static_cast<int64_t>(tensor.nbytes());
-  at::Tensor flat = passing_bytes(nbytes, device).view(tensor.scalar_type());
+  at::Tensor flat = transient_bytes(nbytes, device).view(tensor.scalar_type());
   return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 ? flat.as_strided(tensor.sizes(), tensor.strides())
                                                                      : flat.view(tensor.sizes());
 }

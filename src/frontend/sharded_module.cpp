@@ -229,7 +229,7 @@ void ShardedModule::reset() { engine().reset(); }
 EngineStats ShardedModule::stats() const { return engine().stats(); }
 void ShardedModule::cut_units() { engine().cut_units(); }
 ExecutionOrder ShardedModule::execution_order() const { return engine().cutter().execution_order(); }
-void ShardedModule::verify_plan() { engine().compare_again(); }
+void ShardedModule::verify_sharding() { engine().compare_again(); }
 
 Engine& ShardedModule::engine() const { return engine_->current(); }
 

@@ -35,7 +35,7 @@ class Assignment {
     }
   }
 
-  std::vector<UnitPlan> run(const torch::nn::Module& root) {
+  std::vector<UnitSpec> run(const torch::nn::Module& root) {
     Unassigned all;
     if (policy_) {
       all = below(root, "");
@@ -44,7 +44,7 @@ class Assignment {
       std::iota(all.numbers.begin(), all.numbers.end(), 0);
     }
     take({"", &root}, std::move(all));
-    return std::move(plans_);
+    return std::move(specs_);
   }
 
  private:
@@ -75,9 +75,9 @@ class Assignment {
       return;
     }
     std::sort(unassigned.numbers.begin(), unassigned.numbers.end());
-    UnitPlan& plan = plans_.emplace_back(UnitPlan{{{module}}, {}, /*is_root=*/module.fqn.empty()});
+    UnitSpec& spec = specs_.emplace_back(UnitSpec{{{module}}, {}, /*is_root=*/module.fqn.empty()});
     for (size_t number : unassigned.numbers) {
-      plan.parameters.push_back(std::move(parameters_[number]));
+      spec.parameters.push_back(std::move(parameters_[number]));
     }
   }
 
@@ -85,23 +85,23 @@ class Assignment {
   std::vector<FoundParameter> parameters_;
   std::unordered_map<std::string, Unassigned> by_owner_;
   const std::unordered_set<const void*>& annotated_;
-  std::vector<UnitPlan> plans_;
+  std::vector<UnitSpec> specs_;
 };
 
 }  // namespace
 
-std::vector<UnitPlan> assign_units(const torch::nn::Module& root, const WrapPolicy& policy,
+std::vector<UnitSpec> assign_units(const torch::nn::Module& root, const WrapPolicy& policy,
                                    std::vector<FoundParameter> parameters,
                                    const std::unordered_set<const void*>& annotated) {
   return Assignment(policy, std::move(parameters), annotated).run(root);
 }
 
-std::vector<UnitPlan> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters) {
-  std::vector<UnitPlan> plans;
+std::vector<UnitSpec> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters) {
+  std::vector<UnitSpec> specs;
   for (const FoundParameter& parameter : parameters) {
-    plans.push_back({{{{"", &root}}, /*automatic=*/true}, {parameter}});
+    specs.push_back({{{{"", &root}}, /*automatic=*/true}, {parameter}});
   }
-  return plans;
+  return specs;
 }
 
 }  // namespace fsdp

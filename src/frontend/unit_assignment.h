@@ -12,8 +12,8 @@
 
 namespace fsdp {
 
-// The plan of a unit: the modules for which it is made, and its parameters.
-struct UnitPlan {
+// A unit to be made: the modules for which it is made, and its parameters.
+struct UnitSpec {
   UnitOrigin origin;
   std::vector<FoundParameter> parameters;
   bool is_root = false;
@@ -22,11 +22,11 @@ struct UnitPlan {
 // Returns the units for `root`, children before parents, the root's own last (absent if no parameters are left for it).
 // `parameters` are the parameters below the root that belong to no unit yet. The policy is not asked about modules in
 // `annotated` (identities).
-std::vector<UnitPlan> assign_units(const torch::nn::Module& root, const WrapPolicy& policy,
+std::vector<UnitSpec> assign_units(const torch::nn::Module& root, const WrapPolicy& policy,
                                    std::vector<FoundParameter> parameters,
                                    const std::unordered_set<const void*>& annotated);
 
 // Returns one unit for each parameter, for use until units are cut (Options::auto_units).
-std::vector<UnitPlan> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters);
+std::vector<UnitSpec> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters);
 
 }  // namespace fsdp

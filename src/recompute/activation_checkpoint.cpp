@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "recompute/checkpoint_node.h"
-#include "recompute/passing_graph.h"
+#include "recompute/transient_graph.h"
 #include "torch_seams/autograd_node.h"
 
 namespace fsdp {
@@ -39,7 +39,7 @@ std::vector<at::Tensor> activation_checkpoint_tensors(const CheckpointOptions& o
       node->add_input_metadata(torch::autograd::Node::undefined_input());
     }
   }
-  if (PassingGraph::is_recorded()) {
+  if (TransientGraph::is_recorded()) {
     node->release_variables();
   }
   return results;

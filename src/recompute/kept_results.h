@@ -6,7 +6,7 @@
 
 #include "recompute/ambient_state.h"
 #include "recompute/operator_selection.h"
-#include "recompute/passing_graph.h"
+#include "recompute/transient_graph.h"
 #include "torch_seams/operator_interception.h"
 
 namespace fsdp {
@@ -72,7 +72,7 @@ class Recorder : public seams::OperatorInterceptor {
 
  private:
   KeptResults& kept_;
-  PassingGraph graph_;
+  TransientGraph graph_;
 };
 
 // Replays results in recomputation.

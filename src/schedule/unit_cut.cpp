@@ -8,7 +8,7 @@ namespace fsdp::schedule {
 namespace {
 
 constexpr int64_t kUnits = 32;           // the number of units if no target is given
-constexpr int64_t kRootCostDivisor = 4;  // a plan with a root may be larger by 1 / this
+constexpr int64_t kRootCostDivisor = 4;  // a cut with a root may be larger by 1 / this
 
 using Units = std::vector<std::vector<size_t>>;
 
@@ -26,8 +26,8 @@ class Cutter {
       return without;
     }
     UnitCut with = cut(returning, others);
-    int64_t bound = rules_.bound_nbytes.value_or(without.planned_nbytes + without.planned_nbytes / kRootCostDivisor);
-    return with.planned_nbytes <= bound ? with : without;
+    int64_t bound = rules_.bound_nbytes.value_or(without.needed_nbytes + without.needed_nbytes / kRootCostDivisor);
+    return with.needed_nbytes <= bound ? with : without;
   }
 
  private:
@@ -41,8 +41,8 @@ class Cutter {
         units.insert(units.end(), of_run.begin(), of_run.end());
       }
       bool smallest = target == 1 || units.size() == chain.size();
-      result.planned_nbytes = planned(root, units);
-      result.fits = result.planned_nbytes <= rules_.bound_nbytes.value_or(result.planned_nbytes);
+      result.needed_nbytes = needed(root, units);
+      result.fits = result.needed_nbytes <= rules_.bound_nbytes.value_or(result.needed_nbytes);
       result.units = std::move(units);
       if (result.fits || smallest) {
         break;
@@ -106,14 +106,14 @@ class Cutter {
     return units;
   }
 
-  int64_t planned(const std::vector<size_t>& root, const Units& units) const {
+  int64_t needed(const std::vector<size_t>& root, const Units& units) const {
     size_t gathered = rules_.reshards ? rules_.gathered_at_a_time : units.size();
     return sum(root, &CutItem::gathered_nbytes) + largest_window(units, gathered, &CutItem::gathered_nbytes) +
-           planned_gradients(root, units);
+           needed_gradients(root, units);
   }
 
   // While a unit's gradients are copied to their buffer, the root's gradients wait for their buffer.
-  int64_t planned_gradients(const std::vector<size_t>& root, const Units& units) const {
+  int64_t needed_gradients(const std::vector<size_t>& root, const Units& units) const {
     int64_t most = largest_window(units, rules_.gradients_at_a_time, &CutItem::gradient_nbytes);
     for (const std::vector<size_t>& unit : units) {
       most = std::max(most, with_copy(unit));

@@ -30,7 +30,7 @@ struct CutRules {
 struct UnitCut {
   std::vector<std::vector<size_t>> units;  // indices of items
   bool has_root = false;                   // the first of `units` stays gathered
-  int64_t planned_nbytes = 0;              // peak bytes of gathered parameters and gradient buffers
+  int64_t needed_nbytes = 0;               // peak bytes of gathered parameters and gradient buffers
   bool fits = true;                        // whether the bound is kept; if not, `units` are the smallest possible
 };
 

@@ -103,21 +103,21 @@ TEST(UnitCut, IsTheBestOfAllCuts) {
   }
 }
 
-TEST(UnitCut, PlansWhatIsHeldAtATime) {
+TEST(UnitCut, CountsWhatIsHeldAtATime) {
   auto items = items_of({4, 1, 3, 5});
   items[1].gradient_nbytes = 0;
   CutRules rules{.target_nbytes = 1};
-  EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (3 + 5) + (3 + 5));
+  EXPECT_EQ(cut_into_units(items, rules).needed_nbytes, (3 + 5) + (3 + 5));
   rules.gradients_at_a_time = 3;
-  EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (3 + 5) + (0 + 3 + 5));
+  EXPECT_EQ(cut_into_units(items, rules).needed_nbytes, (3 + 5) + (0 + 3 + 5));
   rules.gathered_at_a_time = std::numeric_limits<size_t>::max();
-  EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (4 + 1 + 3 + 5) + (0 + 3 + 5));
+  EXPECT_EQ(cut_into_units(items, rules).needed_nbytes, (4 + 1 + 3 + 5) + (0 + 3 + 5));
   items[3].adopts = false;  // its gradient is copied
   rules.gradients_at_a_time = 2;
-  EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (4 + 1 + 3 + 5) + (5 + 5));
+  EXPECT_EQ(cut_into_units(items, rules).needed_nbytes, (4 + 1 + 3 + 5) + (5 + 5));
   items[3].adopts = true;
   rules = {.target_nbytes = 1, .reshards = false};
-  EXPECT_EQ(cut_into_units(items, rules).planned_nbytes, (4 + 1 + 3 + 5) + (3 + 5));
+  EXPECT_EQ(cut_into_units(items, rules).needed_nbytes, (4 + 1 + 3 + 5) + (3 + 5));
 }
 
 TEST(UnitCut, UnitsAreMadeSmallerUntilTheyFitTheBound) {
@@ -125,12 +125,12 @@ TEST(UnitCut, UnitsAreMadeSmallerUntilTheyFitTheBound) {
   for (int64_t bound : {2560, 1000, 400, 100, 40}) {
     UnitCut cut = cut_into_units(items, {.target_nbytes = 640, .bound_nbytes = bound});
     EXPECT_TRUE(cut.fits);
-    EXPECT_LE(cut.planned_nbytes, bound);
-    EXPECT_GE(cut.planned_nbytes, bound / 2) << "much smaller than needed";
+    EXPECT_LE(cut.needed_nbytes, bound);
+    EXPECT_GE(cut.needed_nbytes, bound / 2) << "much smaller than needed";
   }
   UnitCut cut = cut_into_units(items, {.target_nbytes = 640, .bound_nbytes = 39});
   EXPECT_FALSE(cut.fits);
-  EXPECT_EQ(cut.planned_nbytes, 40);
+  EXPECT_EQ(cut.needed_nbytes, 40);
 }
 
 TEST(UnitCut, WhatReturnsIsTheRootWhereThatCostsLittle) {
@@ -139,7 +139,7 @@ TEST(UnitCut, WhatReturnsIsTheRootWhereThatCostsLittle) {
   UnitCut cut = cut_into_units(items, {.target_nbytes = 10});
   EXPECT_TRUE(cut.has_root);
   EXPECT_THAT(cut.units, ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3), ElementsAre(4)));
-  EXPECT_EQ(cut.planned_nbytes, 2 * (40 + 20));
+  EXPECT_EQ(cut.needed_nbytes, 2 * (40 + 20));
   // With larger units a root would take 3/2 as much.
   auto large = items_of({40, 40, 40, 40});
   large[0].returns = true;

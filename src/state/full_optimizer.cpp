@@ -139,7 +139,7 @@ SavedOptimizer sent_by_rank0(const SavedOptimizer& own, const json& text, const 
 FullOptimizerState full_optimizer_state(ShardedModule& model, const OptimizerState& optimizer,
                                         const FullParameterOptions& options) {
   const at::NoGradGuard no_grad;
-  model.verify_plan();
+  model.verify_sharding();
   const ProcessMesh& mesh = model.engine().mesh();
   const bool keeps = !options.rank0_only || mesh.rank() == 0;
   const json all = described(held_parts(model), optimizer, mesh);

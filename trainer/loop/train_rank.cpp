@@ -138,7 +138,7 @@ void RankRun::shard() {
   options.sync_module_states = from_rank_0;
   make_separate_parameters();
   sharded_ = fully_shard(module(), options);
-  sharded_->verify_plan();
+  sharded_->verify_sharding();
   if (config_.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }

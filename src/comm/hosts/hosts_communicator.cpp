@@ -166,10 +166,10 @@ class HostsCommunicator final : public Communicator, public Failable {
     return twin_;
   }
 
-  // Provides passing buffers only: in others each rank would keep its shard, and the shards of several hosts lie in no
-  // common memory.
+  // Provides transient buffers only: in others each rank would keep its shard, and the shards of several hosts lie in
+  // no common memory.
   at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
-    if (!options.passing) return {};
+    if (!options.transient) return {};
     TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
                 " bytes cannot be cut into slices for ", size(), " ranks");
     at::Tensor buffer = context_->local_next->shared_buffer(nbytes, options, id);

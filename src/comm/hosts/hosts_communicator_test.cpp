@@ -289,7 +289,7 @@ TEST_P(OverHosts, AWorkMayBeDropped) {
 
 struct Shared {
   Shared(Communicator& comm, int64_t n)
-      : whole(comm.shared_buffer(comm.size() * n * 4, {.passing = true}, id("buffer")).view(at::kFloat)),
+      : whole(comm.shared_buffer(comm.size() * n * 4, {.transient = true}, id("buffer")).view(at::kFloat)),
         own(whole.narrow(0, comm.rank() * n, n)) {}
   at::Tensor whole, own;
 };

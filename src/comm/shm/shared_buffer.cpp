@@ -40,11 +40,11 @@ char* map_addresses(int64_t nbytes) {
 }  // namespace
 
 SharedBuffer::SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options,
-                           std::shared_ptr<PassingMemory> passing_memory)
+                           std::shared_ptr<TransientMemory> transient_memory)
     : place_(std::move(place)),
       nbytes_(nbytes),
       options_(options),
-      passing_memory_(std::move(passing_memory)),
+      transient_memory_(std::move(transient_memory)),
       addresses_(map_addresses(SharedMemory::addresses_nbytes(memory_nbytes()))) {
   if (options_.read_only) {
     read_only_.emplace(data(), static_cast<size_t>(data_nbytes()),
@@ -56,7 +56,7 @@ SharedBuffer::SharedBuffer(Place place, int64_t nbytes, const SharedBufferOption
 
 SharedBuffer::~SharedBuffer() {
   read_only_.reset();
-  if (is_shared() && passing()) passing_memory_->nbytes -= data_nbytes();
+  if (is_shared() && transient()) transient_memory_->nbytes -= data_nbytes();
   if (!is_shared()) munmap(addresses_, static_cast<size_t>(SharedMemory::addresses_nbytes(memory_nbytes())));
 }
 
@@ -71,7 +71,7 @@ void SharedBuffer::share(std::shared_ptr<SharedMemory> memory) {
   memory->move_to(addresses_);
   memory_ = std::move(memory);
   std::memcpy(own_slice(), slice.data(), slice.size());
-  if (passing()) passing_memory_->nbytes += data_nbytes();
+  if (transient()) transient_memory_->nbytes += data_nbytes();
 }
 
 int64_t SharedBuffer::own_nbytes() const { return is_shared() ? 0 : resident_nbytes(data(), data_nbytes()); }
@@ -97,8 +97,8 @@ bool SharedBuffer::is_own_slice(const at::Tensor& tensor) const {
 }
 
 void SharedBuffer::begin_reading() {
-  TORCH_CHECK(!passing() || !is_reading(), place_.name,
-              ": a passing buffer is read again before the previous reading has ended");
+  TORCH_CHECK(!transient() || !is_reading(), place_.name,
+              ": a transient buffer is read again before the previous reading has ended");
   ++begun_;
 }
 
@@ -110,14 +110,14 @@ void SharedBuffer::end_reading() {
   ++ended_;
   if (ended_ != begun_) return;
   if (read_only_) read_only_->set_read_only(false);
-  if (passing()) give_back_if_last();
+  if (transient()) give_back_if_last();
   count(place_.rank).ended.store(ended_, std::memory_order_release);
 }
 
 void SharedBuffer::give_back_if_last() {
   const uint64_t ended_by_all = ends().count.fetch_add(1, std::memory_order_acq_rel) + 1;
   const bool last = ended_by_all == ended_ * static_cast<uint64_t>(place_.ranks);
-  if (last && !passing_memory_->stays()) memory_->release(header_nbytes(), data_nbytes());
+  if (last && !transient_memory_->stays()) memory_->release(header_nbytes(), data_nbytes());
 }
 
 bool SharedBuffer::has_read(int rank) const { return count(rank).ended.load(std::memory_order_acquire) >= begun_; }

@@ -20,16 +20,16 @@ namespace fsdp {
 // [Note: pages that are kept]
 // Returning pages to the system and taking them again costs ten times as much as copying data into them: the system
 // clears them, and each process faults them in one by one and unmaps them. So memory that is used again and again (the
-// blocks of the heap in every backward, the passing buffers in every gather) is kept as long as it is little compared
+// blocks of the heap in every backward, the transient buffers in every gather) is kept as long as it is little compared
 // with what the host has left.
 //
-// The passing buffers of a group. Threads: safe.
-struct PassingMemory {
-  explicit PassingMemory(std::function<int64_t()> spare) : spare(std::move(spare)) {}
+// The transient buffers of a group. Threads: safe.
+struct TransientMemory {
+  explicit TransientMemory(std::function<int64_t()> spare) : spare(std::move(spare)) {}
   bool stays() const { return nbytes <= spare(); }
 
   const std::function<int64_t()> spare;  // bytes that may be kept
-  std::atomic<int64_t> nbytes{0};        // total of all shared passing buffers
+  std::atomic<int64_t> nbytes{0};        // total of all shared transient buffers
 };
 
 // [Note: readers of a shared buffer]
@@ -40,9 +40,9 @@ struct PassingMemory {
 // this includes readings that other ranks have not begun yet. A rank that waits has ended its own readings before, so
 // no two ranks wait for each other.
 //
-// The contents of a passing buffer are not needed after all ranks have read it: the last rank to end a reading releases
-// the memory before it counts that reading as ended. All ranks have reached the same reading then, because no rank
-// writes for the next one before all have counted this one. If there is plenty of memory, it is kept:
+// The contents of a transient buffer are not needed after all ranks have read it: the last rank to end a reading
+// releases the memory before it counts that reading as ended. All ranks have reached the same reading then, because no
+// rank writes for the next one before all have counted this one. If there is plenty of memory, it is kept:
 // [Note: pages that are kept].
 //
 // Threads: one for each rank.
@@ -58,7 +58,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   };
   // Makes a buffer of zeros. Throws if no address range is available.
   SharedBuffer(Place place, int64_t nbytes, const SharedBufferOptions& options,
-               std::shared_ptr<PassingMemory> passing_memory);
+               std::shared_ptr<TransientMemory> transient_memory);
   ~SharedBuffer();
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
@@ -67,7 +67,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   // is zeros.
   int64_t header_nbytes() const;
   int64_t memory_nbytes() const { return header_nbytes() + data_nbytes(); }
-  bool passing() const { return options_.passing; }
+  bool transient() const { return options_.transient; }
   void share(std::shared_ptr<SharedMemory> memory);
   bool is_shared() const { return memory_ != nullptr; }
   int number() const { return place_.number; }
@@ -104,7 +104,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   const Place place_;
   const int64_t nbytes_;
   const SharedBufferOptions options_;
-  const std::shared_ptr<PassingMemory> passing_memory_;
+  const std::shared_ptr<TransientMemory> transient_memory_;
   char* const addresses_;
   std::shared_ptr<SharedMemory> memory_;  // at these addresses, once it is shared
   std::optional<ReadOnlyMemory> read_only_;

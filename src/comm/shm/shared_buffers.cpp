@@ -57,7 +57,7 @@ constexpr size_t kFilesAtATime = 64;
 using Several = std::vector<std::shared_ptr<SharedBuffer>>;
 
 int64_t staying_nbytes(const SharedBuffer& buffer) {
-  return buffer.passing() ? buffer.header_nbytes() : buffer.memory_nbytes();
+  return buffer.transient() ? buffer.header_nbytes() : buffer.memory_nbytes();
 }
 
 // Returns the next buffers to share together, starting at `begin`.

@@ -10,9 +10,9 @@ namespace fsdp::shared_buffers_test {
 namespace {
 
 std::shared_ptr<SharedBuffer> make_buffer(int64_t nbytes) {
-  static const auto passing_memory = std::make_shared<PassingMemory>([] { return int64_t{0}; });
+  static const auto transient_memory = std::make_shared<TransientMemory>([] { return int64_t{0}; });
   return std::make_shared<SharedBuffer>(SharedBuffer::Place{.rank = 1, .ranks = 2, .name = "rank 1: 'a'"}, nbytes,
-                                        SharedBufferOptions{}, passing_memory);
+                                        SharedBufferOptions{}, transient_memory);
 }
 
 at::Tensor slice_of(SharedBuffer& buffer) {

@@ -55,7 +55,7 @@ class ShmCommunicator final : public Communicator, public Failable {
         context_(std::make_shared<ShmContext>()),
         advancing_(std::make_shared<Advancing>()),
         in_flight_(context_, advancing_),
-        passing_(std::make_shared<PassingMemory>(heaps.spare)),
+        transient_(std::make_shared<TransientMemory>(heaps.spare)),
         sent_(host_->rank(), host_->size()) {
     context_->host = host_;
     context_->board = std::make_shared<ShmBoard>(std::move(board), host_->rank(), host_->size());
@@ -186,7 +186,7 @@ class ShmCommunicator final : public Communicator, public Failable {
   std::shared_ptr<Advancing> advancing_;
   ShmInFlight in_flight_;
   SharedBuffers buffers_;
-  std::shared_ptr<PassingMemory> passing_;
+  std::shared_ptr<TransientMemory> transient_;
   int shared_buffers_ = 0;  // number of buffers made so far
   PayloadCount sent_;
   std::shared_ptr<Communicator> twin_;
@@ -199,7 +199,7 @@ at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const SharedBufferOpti
               " bytes cannot be cut into slices for ", size(), " ranks");
   const SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
                                   c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
-  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, passing_);
+  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, transient_);
   buffers_.add(buffer);
   return buffer->tensor();
 }

@@ -145,11 +145,11 @@ TEST(SharedBuffer, AReaderThatIsLostIsNamedByWhoWaitsToWrite) {
   EXPECT_GE(named, 1);
 }
 
-TEST(PassingBuffer, GivesMemoryBackWhenAllHaveRead) {
+TEST(TransientBuffer, GivesMemoryBackWhenAllHaveRead) {
   for (int ranks : {2, 3, 4}) {
     std::atomic<int> done = 0;
     with_ranks(ranks, [&](Communicator& comm) {
-      const Shared shared(comm, 5000, {.passing = true});
+      const Shared shared(comm, 5000, {.transient = true});
       for (uint64_t step = 0; step < 50; ++step) {
         comm.await_readers(shared.whole, id("u", step));
         EXPECT_TRUE(torch::equal(shared.own, torch::zeros({5000}))) << "memory of the reading before is gone";
@@ -164,14 +164,14 @@ TEST(PassingBuffer, GivesMemoryBackWhenAllHaveRead) {
   }
 }
 
-TEST(PassingBuffer, StaysWhereAllOfThemAreLittle) {
+TEST(TransientBuffer, StaysWhereAllOfThemAreLittle) {
   constexpr int64_t kNbytes = 40960;  // of one buffer, in whole pages
   for (int64_t spare : {2 * kNbytes - 1, 2 * kNbytes}) {
     with_ranks(
         2,
         [&](Communicator& comm) {
-          const Shared shared(comm, 5000, {.passing = true});
-          std::optional<Shared> other(std::in_place, comm, 5000, SharedBufferOptions{.passing = true});
+          const Shared shared(comm, 5000, {.transient = true});
+          std::optional<Shared> other(std::in_place, comm, 5000, SharedBufferOptions{.transient = true});
           const auto read = [&](const Shared& buffer, uint64_t step) {
             comm.await_readers(buffer.whole, id("u", step));
             buffer.own.fill_(7);
@@ -190,9 +190,9 @@ TEST(PassingBuffer, StaysWhereAllOfThemAreLittle) {
   }
 }
 
-TEST(PassingBuffer, IsThereUntilTheLastHasRead) {
+TEST(TransientBuffer, IsThereUntilTheLastHasRead) {
   with_ranks(3, [](Communicator& comm) {
-    const Shared shared(comm, 5000, {.passing = true});
+    const Shared shared(comm, 5000, {.transient = true});
     comm.await_readers(shared.whole, id("u"));
     shared.own.copy_(values(comm.rank(), 5000));
     auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
@@ -205,9 +205,9 @@ TEST(PassingBuffer, IsThereUntilTheLastHasRead) {
   });
 }
 
-TEST(PassingBuffer, IsReadOnceAtATime) {
+TEST(TransientBuffer, IsReadOnceAtATime) {
   with_ranks(2, [](Communicator& comm) {
-    const Shared shared(comm, 5, {.passing = true});
+    const Shared shared(comm, 5, {.transient = true});
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     reading->wait();
     EXPECT_THAT(error_of([&] { comm.all_gather(shared.whole, shared.own, id("u", 1)); }),
@@ -221,7 +221,7 @@ TEST(ShareBuffers, SharesAllAndKeepsWhatWasWritten) {
   with_ranks(3, [](Communicator& comm) {
     std::vector<Shared> many;
     for (int i = 0; i < 130; ++i) many.emplace_back(comm, 7 + i);  // more than are shared at a time
-    many.emplace_back(comm, 5000, SharedBufferOptions{.passing = true});
+    many.emplace_back(comm, 5000, SharedBufferOptions{.transient = true});
     for (Shared& one : many) one.own.copy_(values(comm.rank(), one.own.numel()));
     const uint64_t sent = comm.bytes_sent();
     comm.share_buffers(0, id("at once"));
@@ -278,9 +278,9 @@ TEST(SharedBufferDeathTest, AWriteToWhatIsReadEndsTheProcess) {
 }
 
 TEST(SharedBuffer, ThatIsReadOnlyIsWrittenBetweenReadings) {
-  for (bool passing : {false, true}) {
+  for (bool transient : {false, true}) {
     with_ranks(3, [&](Communicator& comm) {
-      const Shared shared(comm, 3, {.passing = passing, .read_only = true});
+      const Shared shared(comm, 3, {.transient = transient, .read_only = true});
       for (uint64_t step = 0; step < 20; ++step) {
         comm.await_readers(shared.whole, id("u", step));
         shared.own.fill_(static_cast<double>(step));

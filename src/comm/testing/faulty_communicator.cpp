@@ -40,11 +40,11 @@ class FaultyCommunicator::FaultyWork final : public Work {
 };
 
 FaultyCommunicator::FaultyCommunicator(std::shared_ptr<Communicator> inner, std::vector<Fault> faults)
-    : ForwardingCommunicator(std::move(inner)), plan_(std::make_shared<Plan>(Plan{std::move(faults)})) {}
+    : ForwardingCommunicator(std::move(inner)), script_(std::make_shared<Script>(Script{std::move(faults)})) {}
 
 const Fault* FaultyCommunicator::next_fault() {
-  const auto index = plan_->next_index++;
-  const auto& faults = plan_->faults;
+  const auto index = script_->next_index++;
+  const auto& faults = script_->faults;
   const auto found =
       std::find_if(faults.begin(), faults.end(), [&](const Fault& fault) { return fault.index == index; });
   return found == faults.end() ? nullptr : &*found;
@@ -94,7 +94,7 @@ std::vector<std::string> FaultyCommunicator::all_gather_bytes(const std::string&
 std::shared_ptr<Communicator> FaultyCommunicator::twin() {
   if (!twin_) {
     twin_ = std::make_shared<FaultyCommunicator>(inner()->twin(), std::vector<Fault>{});
-    twin_->plan_ = plan_;
+    twin_->script_ = script_;
   }
   return twin_;
 }

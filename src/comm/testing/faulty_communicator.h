@@ -53,11 +53,11 @@ class FaultyCommunicator final : public ForwardingCommunicator {
   template <typename Issue>
   std::unique_ptr<Work> issue_with_faults(Issue issue);
 
-  struct Plan {
+  struct Script {
     std::vector<Fault> faults;
     int64_t next_index = 0;
   };
-  std::shared_ptr<Plan> plan_;
+  std::shared_ptr<Script> script_;
   std::shared_ptr<FaultyCommunicator> twin_;
 };
 

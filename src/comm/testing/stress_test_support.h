@@ -20,10 +20,10 @@ class Stress {
  public:
   Stress(Communicator& comm, unsigned seed)
       : comm_(comm), same_(seed), own_(seed + 1 + static_cast<unsigned>(comm.rank())) {
-    for (const bool passing : {false, true}) {
+    for (const bool transient : {false, true}) {
       constexpr int64_t kNumel = 5000;
       const at::Tensor bytes =
-          comm_.shared_buffer(kNumel * 4 * comm_.size(), {.passing = passing, .read_only = true}, id("buffer"));
+          comm_.shared_buffer(kNumel * 4 * comm_.size(), {.transient = transient, .read_only = true}, id("buffer"));
       if (bytes.defined()) buffers_.push_back(bytes.view(at::kFloat));
     }
   }

@@ -37,7 +37,7 @@ class DcpFolder {
   // whole chunks if a chunk is not stored in row-major order. After an error the contents of `out` are unspecified.
   void read(const std::string& name, int64_t begin, int64_t end, at::Tensor out) const;
 
-  // Returns the value of an entry that is not a tensor, if it is plain data (see plain_value.h).
+  // Returns the value of an entry that is not a tensor, if it is plain data (see formats/pickle/plain_value.h).
   nlohmann::json value(const std::string& name) const;
 
   // Reads a chunk, or the archive of a value without unpickling it, and throws if it does not match .metadata or the

@@ -38,7 +38,7 @@ class DcpFolderWriter {
   // `values`: 1-D, of the tensor's dtype, on any device.
   void append(const at::Tensor& values);
 
-  // Adds a value that is not a tensor, given by the opcodes that build it (pickle_writer.h).
+  // Adds a value that is not a tensor, given by the opcodes that build it (formats/pickle/pickle_writer.h).
   void add_value(const std::string& name, const std::vector<DcpKey>& key_path, const std::string& opcodes);
 
   // Every tensor must have received all its elements.

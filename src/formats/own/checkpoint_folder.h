@@ -15,7 +15,7 @@
 namespace fsdp::checkpoint {
 
 // Checks all data against the manifest's checksums before returning it. If a file was changed, cut short or replaced in
-// the meantime, an error names the file and the tensor. Reads only the requested data, in whole blocks (checksum.h).
+// the meantime, an error names the file and the tensor. Reads only the requested data, in whole blocks (formats/common/checksum.h).
 // Threads: const functions may be called from any number of threads.
 class CheckpointFolder {
  public:

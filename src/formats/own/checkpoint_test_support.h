@@ -1,4 +1,4 @@
-// Helpers for tests of files: the text of an error, and the contents of test_files.h.
+// Helpers for tests of files: the text of an error, and the contents of formats/common/test_files.h.
 #pragma once
 
 #include <c10/util/Exception.h>

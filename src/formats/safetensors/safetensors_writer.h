@@ -35,7 +35,7 @@ class SafetensorsWriter {
   // A tensor without elements needs one empty piece.
   void append(const std::string& name, const at::Tensor& values);
 
-  // The offset in the file of a tensor that was written, and the checksums of its bytes (checksum.h).
+  // The offset in the file of a tensor that was written, and the checksums of its bytes (formats/common/checksum.h).
   struct Place {
     uint64_t offset;
     std::vector<uint64_t> checksums;

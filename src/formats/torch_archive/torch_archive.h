@@ -20,7 +20,7 @@ class TorchArchive {
 
   // The value in data.pkl, for parse_array.
   const PickleValue& value() const { return tree_.root(); }
-  // Returns that value as JSON, if it is plain data (see plain_value.h).
+  // Returns that value as JSON, if it is plain data (see formats/pickle/plain_value.h).
   nlohmann::json plain_value() const;
 
   // Returns the record with an array's storage, after checking its size.

@@ -1,4 +1,4 @@
-#include "base/passing_memory.h"
+#include "base/transient_memory.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -15,7 +15,7 @@ constexpr int64_t kMappedBytes = 1 << 20;  // blocks of at least this size are m
 
 }  // namespace
 
-at::Tensor passing_bytes(int64_t nbytes, c10::Device device) {
+at::Tensor transient_bytes(int64_t nbytes, c10::Device device) {
   at::TensorOptions options = at::TensorOptions(at::kByte).device(device);
   if (!device.is_cpu() || nbytes < kMappedBytes) {
     return at::empty({nbytes}, options);

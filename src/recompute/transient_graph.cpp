@@ -1,4 +1,4 @@
-#include "recompute/passing_graph.h"
+#include "recompute/transient_graph.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -8,15 +8,15 @@
 namespace fsdp {
 namespace {
 
-thread_local int passing_graphs = 0;
+thread_local int transient_graphs = 0;
 
 }  // namespace
 
-PassingGraph::PassingGraph() { ++passing_graphs; }
-PassingGraph::~PassingGraph() { --passing_graphs; }
-bool PassingGraph::is_recorded() { return passing_graphs > 0; }
+TransientGraph::TransientGraph() { ++transient_graphs; }
+TransientGraph::~TransientGraph() { --transient_graphs; }
+bool TransientGraph::is_recorded() { return transient_graphs > 0; }
 
-void PassingGraph::drop_saved_tensors() {
+void TransientGraph::drop_saved_tensors() {
   if (!at::GradMode::is_enabled()) {
     return;  // inside a function that creates its own node, which gets its results only at the end
   }
@@ -28,7 +28,7 @@ void PassingGraph::drop_saved_tensors() {
   latest_.clear();
 }
 
-void PassingGraph::note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+void TransientGraph::note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   for (size_t i = stack.size() - op.schema().returns().size(); i < stack.size(); ++i) {
     visit_tensors(stack[i], [&](const at::Tensor& tensor) {
       if (tensor.defined()) {

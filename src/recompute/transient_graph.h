@@ -15,12 +15,12 @@ namespace fsdp {
 // more results. A kept result is valid in recomputation only if both runs decompose alike. So the first run of a region
 // that keeps results has gradients enabled, and inputs that require them, like recomputation. Its graph is not used and
 // must not hold activations: the tensors that its nodes save are dropped when the next operator is called.
-class PassingGraph {
+class TransientGraph {
  public:
-  PassingGraph();
-  ~PassingGraph();
-  PassingGraph(const PassingGraph&) = delete;
-  PassingGraph& operator=(const PassingGraph&) = delete;
+  TransientGraph();
+  ~TransientGraph();
+  TransientGraph(const TransientGraph&) = delete;
+  TransientGraph& operator=(const TransientGraph&) = delete;
 
   // Call these below autograd: the first before each operator, the second after it, with its results on the stack.
   void drop_saved_tensors();
