@@ -1,8 +1,10 @@
 // Hybrid sharding: how much it sends where, how meshes are given, and how its two stages follow each other.
 // training_test checks that it trains as one process does.
+#include "comm/testing/faulty_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
+#include "support/error_of.h"
 #include "support/models.h"
 #include "support/over_gloo.h"
 #include "support/sharding.h"
@@ -306,6 +308,46 @@ TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
     }
     EXPECT_THAT(order, ::testing::ElementsAre("issue 2", "wait 2", "issue 1", "issue 0", "wait 1", "wait 0"));
   });
+}
+
+// A chain over groups of which only this rank exists. One collective over the replicas fails, once.
+struct ChainWithFault {
+  explicit ChainWithFault(const Fault& fault)
+      : replicate(std::make_shared<FaultyCommunicator>(make_fake_communicator(0, 2), std::vector<Fault>{fault})) {
+    Options options = options_on({nullptr, make_fake_communicator(0, 2), replicate}, kHybridShard);
+    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
+    options.debug.collective_check.level = CollectiveCheckLevel::kOff;
+    sharded = fully_shard(*chain, options);
+  }
+  void step() {
+    chain->forward(torch::ones({2, kWidth})).sum().backward();
+    const std::vector<at::Tensor> leaves = sharded->parameters();
+    EXPECT_TRUE(
+        std::any_of(leaves.begin(), leaves.end(), [](const at::Tensor& leaf) { return leaf.grad().defined(); }));
+    sharded->zero_grad();
+  }
+
+  torch::nn::Sequential chain = make_chain();
+  std::shared_ptr<FaultyCommunicator> replicate;
+  std::shared_ptr<ShardedModule> sharded;
+};
+
+TEST(HybridOrder, AStageThatFailsIsAnErrorAfterWhichAnotherStepMayFollow) {
+  for (Fault::What what : {Fault::What::kFailIssue, Fault::What::kFailWait}) {
+    int failed = 0;
+    for (;; ++failed) {
+      ChainWithFault trained({.index = failed, .what = what});
+      const std::string error = testing::error_of([&] { trained.step(); });
+      if (error == "no error") {
+        break;  // the step has fewer collectives
+      }
+      EXPECT_THAT(error, ::testing::HasSubstr("injected fault"));
+      trained.sharded->reset();
+      trained.step();
+      EXPECT_EQ(trained.sharded->stats().gathered_units, 0) << "fault " << failed;
+    }
+    EXPECT_GT(failed, kLayers) << "all stages of the layers, and some before them";
+  }
 }
 
 // ---------------------------------------------------------------- reshard_after_forward = N

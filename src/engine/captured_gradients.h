@@ -3,8 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
-
 #include "base/stream_order.h"
 #include "engine/buffer_pool.h"
 #include "engine/held_gradients.h"
@@ -57,8 +55,7 @@ class CapturedGradients {
   bool complete() const;
   bool carries() const { return carries_; }
   bool has_buffer() const { return buffer_.defined(); }
-  // Whether the buffer outlives the buffers of other units, as the root's does, whose gradients come first and last.
-  bool stays() const { return stays_; }
+  // If `on`, the buffer outlives the buffers of other units, as the root's does, whose gradients come first and last.
   void set_stays(bool on) { stays_ = on; }
   // Whether gradients may ever be captured and reduced in the memory of the leaves' gradients.
   bool may_use_leaves() const;

@@ -42,7 +42,10 @@ Engine::Engine(const EngineOptions& options)
       backward_({[this] { begin_backward(); }, [this] { finish_backward(); }, [this] { discard_captures(); }}),
       monitors_(monitors_of(options.mesh)) {}
 
-Engine::~Engine() { context_.streams.bring_home(); }
+Engine::~Engine() {
+  context_.streams.bring_home();
+  tree_.detach_parameters();
+}
 
 // ---------------------------------------------------------------- building
 

@@ -103,8 +103,7 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
     reduction->issue(call);
   } catch (...) {
     MutexLock lock(mutex_);
-    lost_ |= reduction->carries() || unreplicated_.any();
-    end_reduction(GradientState::kReduced);  // its memory is not used again: the collective may still write to it
+    abandon(*reduction);
     throw;
   }
   return reduction;
@@ -117,9 +116,24 @@ std::unique_ptr<Reduction> FlatGradient::begin_reduction(const ReduceCall& call,
   CurrentStreamGuard on_stream(call.first_stream());
   auto reduction = std::make_unique<Reduction>(flat_, leaves_, round_.take(), call, pool);
   state_.transition(GradientState::kReducing, where_);
-  reduction->take_memory(call, /*alone=*/in_flight_ == 0);
   ++in_flight_;
+  try {
+    reduction->take_memory(call, /*alone=*/in_flight_ == 1);
+  } catch (...) {
+    reduction->release_inputs();
+    abandon(*reduction);
+    throw;
+  }
   return reduction;
+}
+
+// Memory of a collective that failed is not used again, because the collective may still write to it.
+void FlatGradient::abandon(const Reduction& reduction) {
+  lost_ |= reduction.carries() || unreplicated_.any();
+  if (!leaves_.any()) {
+    leaves_.drop_memory();
+  }
+  end_reduction(GradientState::kReduced);
 }
 
 bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& id, const c10::Stream& stream) {
@@ -139,10 +153,15 @@ bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& 
 
 void FlatGradient::finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool) {
   CurrentStreamGuard on_stream(reduction.stream());
-  reduction.wait();
-  const bool is_whole = reduction.any() && reduction.stage() != Reduction::Stage::kLeftToLater;
-  if (is_whole && hook) {
-    hook(reduction.output());
+  try {
+    reduction.wait();
+    if (hook && reduction.any() && reduction.stage() != Reduction::Stage::kLeftToLater) {
+      hook(reduction.output());
+    }
+  } catch (...) {
+    MutexLock lock(mutex_);
+    abandon(reduction);
+    throw;
   }
   seams::CleanDispatchGuard clean;
   MutexLock lock(mutex_);
@@ -178,9 +197,11 @@ void FlatGradient::end_reduction(GradientState then) {
 void FlatGradient::drop(Reduction& reduction) {
   CurrentStreamGuard on_stream(reduction.stream());
   MutexLock lock(mutex_);
-  end_reduction(GradientState::kReduced);
-  reduction.wait();
   lost_ |= reduction.carries() || unreplicated_.any();
+  end_reduction(GradientState::kReduced);
+  if (reduction.in_progress()) {
+    reduction.wait();
+  }
   reduction.release_inputs();
   reduction.release_output();
 }

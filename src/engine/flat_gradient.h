@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "base/mutex.h"
 #include "base/transitions.h"
@@ -22,9 +21,8 @@ namespace fsdp {
 
 // Its states are those of the round: GradientState.
 //
-// Threads: capture(), suspend(), resume(), issue() and discard() are called under the unit's lock;
-// issue_second_stage(), finish() and drop() are called under the reducer's lock. A lock of its own protects the two
-// sides from each other.
+// Threads: safe. Captures and issue() are called under the unit's lock, issue_second_stage() under the reducer's;
+// finish() and drop() take no lock but its own, and so do clear_leaf() and zero_leaf(), which any thread may call.
 class FlatGradient {
  public:
   // `leaf_source`: provides the memory of the leaves' gradients. If empty, it is allocated on their device.
@@ -91,6 +89,8 @@ class FlatGradient {
   void begin_round(BufferPool& pool) FSDP_REQUIRES(mutex_);
   std::unique_ptr<Reduction> begin_reduction(const ReduceCall& call, BufferPool& pool) FSDP_EXCLUDES(mutex_);
   void end_reduction(GradientState then) FSDP_REQUIRES(mutex_);
+  // Ends a reduction that has failed. Its gradients are lost.
+  void abandon(const Reduction& reduction) FSDP_REQUIRES(mutex_);
   // Takes over the result. Returns the state that follows.
   GradientState take_result(Reduction& reduction, bool seen_by_hook, BufferPool& pool) FSDP_REQUIRES(mutex_);
 

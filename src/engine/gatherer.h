@@ -14,6 +14,8 @@
 namespace fsdp {
 
 // schedule::Residency decides what to gather ahead and what to release; the Gatherer acts.
+//
+// Threads: safe, except that the test mode and may_alias change while no unit is in use.
 class Gatherer {
  public:
   Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace);

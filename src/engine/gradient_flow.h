@@ -13,6 +13,8 @@
 namespace fsdp {
 
 // schedule::ReductionOrder decides when a unit is reduced; the GradientReducer keeps track of reductions in flight.
+//
+// Threads: captures are safe from any thread; passes begin and end on one thread at a time.
 class GradientFlow {
  public:
   GradientFlow(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace);
@@ -23,8 +25,9 @@ class GradientFlow {
 
   // Makes the groups in which units reduce. Call again after units have changed. Collective.
   void make_groups();
-  // Replaces units that no longer exist. `in_order`: the units made in their place, in the order of rank 0's uses.
+  // Replaces units that no longer exist.
   void replace(const Successors& successors);
+  // Reorders units that were made by the order of uses. `in_order`: by rank 0's.
   void reorder(const std::vector<schedule::ScheduledUnit*>& in_order) { order_.reorder(in_order); }
 
   // -- uses and captures --

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace fsdp {
@@ -13,7 +14,7 @@ void GradientReducer::begin_backward() {
   ++backward_;
   issued_in_backward_ = 0;
   last_issued_ = nullptr;
-  passing_.clear();
+  transient_.clear();
   if (in_flight_.empty()) {
     reported_.clear();
   }
@@ -47,7 +48,6 @@ ReduceCall GradientReducer::call_for(Unit& unit) const {
 }
 
 void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
-  MutexLock issuing(issuing_);
   const ReduceCall call = call_for(unit);
   ++(call.groups.shard ? reduce_scatters_ : all_reduces_);
   int64_t backward = 0;
@@ -73,10 +73,10 @@ void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient)
   }
   ++issued_in_backward_;
   if (!gradient.stays()) {
-    if (last_issued_ != &unit || passing_.empty()) {
-      passing_.push_back(0);
+    if (last_issued_ != &unit || transient_.empty()) {
+      transient_.push_back(0);
     }
-    passing_.back() += gradient.buffer_nbytes();
+    transient_.back() += gradient.buffer_nbytes();
   }
   last_issued_ = &unit;
 }
@@ -223,8 +223,8 @@ int64_t GradientReducer::largest_window() const {
   MutexLock lock(mutex_);
   const size_t window = all_reduces_ > 0 ? 3 : 2;
   int64_t most = 0, sum = 0;
-  for (size_t i = 0; i < passing_.size(); ++i) {
-    sum += passing_[i] - (i >= window ? passing_[i - window] : 0);
+  for (size_t i = 0; i < transient_.size(); ++i) {
+    sum += transient_[i] - (i >= window ? transient_[i - window] : 0);
     most = std::max(most, sum);
   }
   return most;

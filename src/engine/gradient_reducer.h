@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -37,15 +36,14 @@ struct ReductionSettings {
 // is also finished one unit later, because it has two steps itself (sums to their owners, and back). In both cases
 // three buffers are in use at a time.
 //
-// Threads: safe. The user's hooks for gradients and units are called without any lock of the reducer, so they may call
-// the sharded module. Reductions are issued one at a time.
+// Threads: safe. The user's hooks for gradients and units are called without any lock of the reducer or of a unit.
+// A reduction that one thread finishes is not in flight any more for another one.
 class GradientReducer {
  public:
   GradientReducer(const UnitContext& context, BufferPool& pool, TraceRecorder& trace)
       : context_(context), pool_(pool), trace_(trace) {}
 
   ReductionSettings& settings() { return settings_; }
-  const ReductionSettings& settings() const { return settings_; }
 
   // The options of the backward that began last.
   const BackwardOptions& current() const { return current_; }
@@ -54,7 +52,8 @@ class GradientReducer {
   // Finishes the reductions that the next one leaves no room for, and continues the others. Call before issue(),
   // without holding the lock of a unit, because hooks are called.
   void make_room() FSDP_EXCLUDES(mutex_);
-  // Passes the gradients that a unit has captured to the communicators. Called under unit.mutex.
+  // Passes the gradients that a unit has captured to the communicators, or to the user's communication hook. Called
+  // under unit.mutex.
   void issue(Unit& unit, FlatGradient& gradient) FSDP_EXCLUDES(mutex_);
   // Waits for all reductions in flight and adds their results to the leaves' gradients. These may then be used on the
   // current stream.
@@ -65,7 +64,8 @@ class GradientReducer {
   // Describes which reductions were issued in this backward: "end of backward after 3 reductions, the last one of
   // 'l0'".
   std::string describe_backward() const FSDP_EXCLUDES(mutex_);
-  // Returns how many bytes of passing gradient buffers this backward needed at a time, by the order of its reductions.
+  // Returns how many bytes of transient gradient buffers this backward needed at a time, by the order of its
+  // reductions.
   int64_t largest_window() const FSDP_EXCLUDES(mutex_);
   // Adds the numbers of collectives that were issued.
   void count(EngineStats& stats) const;
@@ -98,14 +98,13 @@ class GradientReducer {
   ReductionSettings settings_;
   BackwardOptions current_;  // changes only when a backward begins
 
-  Mutex issuing_;  // held while a reduction is issued; taken before mutex_
   mutable Mutex mutex_;
   std::deque<InFlight> in_flight_ FSDP_GUARDED_BY(mutex_);
   int64_t backward_ FSDP_GUARDED_BY(mutex_) = 0;
   int64_t issued_in_backward_ FSDP_GUARDED_BY(mutex_) = 0;
   const Unit* last_issued_ FSDP_GUARDED_BY(mutex_) = nullptr;
   // The bytes of each unit whose reduction was issued in this backward.
-  std::vector<int64_t> passing_ FSDP_GUARDED_BY(mutex_);
+  std::vector<int64_t> transient_ FSDP_GUARDED_BY(mutex_);
   // The last backward in which the hook for reduced units was called.
   std::unordered_map<const FlatGradient*, int64_t> reported_ FSDP_GUARDED_BY(mutex_);
   // Groups used since memory was last trimmed.

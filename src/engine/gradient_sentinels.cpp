@@ -23,7 +23,7 @@ void GradientSentinels::install_locked(FlatParameter& flat, int64_t index) {
     p.sentinel_installed = true;
     return;
   }
-  TORCH_CHECK(seams::storage_owner(gradient) && seams::storage_owner(gradient) == p.sentinel_owner.lock().get(),
+  TORCH_CHECK(seams::storage_owner(gradient) && seams::storage_owner(gradient) == p.sentinel_owner._unsafe_get_target(),
               "fsdp: ", unit_.where(), ": a gradient was assigned to the module's parameter '", p.fqn,
               "'. Gradients live in the shards: assign to the grad() of ShardedModule::parameters()");
 }
@@ -77,7 +77,7 @@ void GradientSentinels::gone(int64_t index) {
   {
     MutexLock lock(mutex_);
     ShardedParameter& p = at.flat.parameters()[at.parameter];
-    if (!p.sentinel_installed || p.sentinel_owner.lock()) {
+    if (!p.sentinel_installed || !p.sentinel_owner.expired()) {
       return;
     }
     p.sentinel_installed = false;

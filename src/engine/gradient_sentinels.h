@@ -37,7 +37,7 @@ class GradientSentinels {
   void gone(int64_t index) FSDP_EXCLUDES(mutex_);
 
   Unit& unit_;
-  mutable Mutex mutex_;  // guards sentinel_owner and sentinel_installed of the unit's parameters
+  mutable Mutex mutex_;  // guards sentinel_installed of the unit's parameters
 };
 
 }  // namespace fsdp

@@ -109,6 +109,11 @@ ReduceOptions Reduction::options_of_last_stage(double scale) {
   return {.scale = scale, .summary = sees_norm_ ? &summary_ : nullptr};
 }
 
+void Reduction::wait() {
+  TORCH_CHECK(work_, "fsdp: a reduction of gradients has failed before, in its second stage");
+  work_->wait();
+}
+
 // ---------------------------------------------------------------- the second stage
 
 void Reduction::await_first_stage(const c10::Stream& stream) {

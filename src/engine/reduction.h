@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 
 #include "engine/buffer_pool.h"
@@ -40,8 +40,8 @@ struct ReduceCall {
 // size of a rank's own gradient, and overflows or underflows no earlier than that. The second stage multiplies by F /
 // D.
 //
-// Each stage takes its memory (take_memory, begin_second_stage) under the lock of the gradients, because the memory of
-// the leaves' gradients may serve, and is then issued without the lock.
+// Threads: one at a time. Each stage takes its memory (take_memory, begin_second_stage) under the lock of the
+// gradients, because the memory of the leaves' gradients may serve, and is then issued without the lock.
 class Reduction {
  public:
   enum class Stage : uint8_t {
@@ -69,8 +69,10 @@ class Reduction {
 
   // Lets the collective in progress go on without waiting for its end.
   void advance() { work_->advance(); }
-  // Waits for the last stage that was issued.
-  void wait() { work_->wait(); }
+  // Whether a collective was issued and not waited for by the next stage. False if a stage could not be issued.
+  bool in_progress() const { return work_ != nullptr; }
+  // Waits for the last stage. Throws if it could not be issued.
+  void wait();
 
   // The stream of the current stage and of later work on its result.
   const c10::Stream& stream() const { return stream_; }

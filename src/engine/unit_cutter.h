@@ -58,7 +58,7 @@ class UnitCutter {
   Gatherer& gatherer_;
   GradientFlow& gradients_;
   mutable Mutex mutex_;
-  std::vector<std::shared_ptr<schedule::UseRecord>> records_ FSDP_GUARDED_BY(mutex_);  // and their contents
+  std::vector<std::shared_ptr<schedule::UseRecord>> records_ FSDP_GUARDED_BY(mutex_);  // and visits in them
   std::vector<OrderedUse> execution_order_ FSDP_GUARDED_BY(mutex_);  // of parameters of units that were cut
   std::atomic<bool> has_records_{false};
 };

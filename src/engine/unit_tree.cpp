@@ -8,7 +8,7 @@
 
 namespace fsdp {
 
-UnitTree::~UnitTree() {
+void UnitTree::detach_parameters() {
   for (const auto& unit : units_) {
     for (const auto& flat : unit->flat_parameters()) {
       for (ShardedParameter& parameter : flat->parameters()) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/unit.h"
@@ -17,8 +18,6 @@ using Successors = std::unordered_map<const schedule::ScheduledUnit*, Unit*>;
 class UnitTree {
  public:
   explicit UnitTree(UnitContext& context) : context_(context) {}
-  // Parameters may outlive the units. From then on, a touch of one throws an error that says so.
-  ~UnitTree();
   UnitTree(const UnitTree&) = delete;
   UnitTree& operator=(const UnitTree&) = delete;
 
@@ -28,6 +27,9 @@ class UnitTree {
   std::vector<Unit*> made_for(const void* module) const;
 
   Unit& add(std::unique_ptr<Unit> unit);
+  // Must be called before the engine is destroyed, which parameters may outlive: from now on, a touch of one throws an
+  // error that says so.
+  void detach_parameters();
   // Takes over everything of the tree of modules below these.
   void absorb(UnitTree& inner);
   // Takes these units out. They stay as long as the tree, because handles may refer to them.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/stream_order.h"
@@ -29,7 +30,7 @@ class UnshardedBuffers {
   explicit UnshardedBuffers(Unit& unit);
   // Must be called after a FlatParameter was added to the unit.
   void add_flat();
-  // Must be called after the unit has lost its FlatParameters. The unit must be sharded.
+  // Forgets the FlatParameters, which the unit is about to lose, and their memory. The unit must be sharded.
   void clear(BufferPool& pool);
 
   bool gathered() const { return state_.is(UnitState::kUnsharded); }
@@ -77,16 +78,17 @@ class UnshardedBuffers {
 
   Unit& unit_;  // its FlatParameters, groups and names
   StateMachine<UnitState> state_;
-  at::Tensor block_;                            // kByte; undefined if no FlatParameter needs memory
-  std::vector<at::Tensor> unsharded_;           // by FlatParameter; undefined if the shard itself serves
-  std::vector<std::unique_ptr<Work>> gathers_;  // in progress, and gathers whose results are read in place
-  int64_t issued_gathers_ = 0;                  // all-gathers of the last begin_gather()
-  DeviceEvent issued_;                          // after the work that the gather has enqueued on its stream
+  at::Tensor block_;                   // kByte; undefined if no FlatParameter needs memory
+  std::vector<at::Tensor> unsharded_;  // by FlatParameter; undefined if the shard itself serves
+  int64_t issued_gathers_ = 0;         // all-gathers of the last begin_gather()
+  DeviceEvent issued_;                 // after the work that the gather has enqueued on its stream
   StreamReaders readers_;
   int64_t used_nbytes_ = 0;
   std::shared_ptr<Communicator> park_group_;
   std::vector<at::Tensor> parked_;  // by FlatParameter; undefined unless parked
   DeviceEvent parked_written_;
+  // In progress, and gathers whose results are read in place. Destroyed before the memory that they use.
+  std::vector<std::unique_ptr<Work>> gathers_;
 };
 
 }  // namespace fsdp
