@@ -35,7 +35,9 @@ struct CollectiveCheck {
   int64_t every = 100;      // kSampled: and every step that is a multiple of this; 0: no others
 
   bool covers(int64_t step) const;
-  bool operator==(const CollectiveCheck&) const = default;
+  bool operator==(const CollectiveCheck& other) const {
+    return level == other.level && first_steps == other.first_steps && every == other.every;
+  }
 };
 
 // Must be the same for all units of a tree and for all models over one communicator.

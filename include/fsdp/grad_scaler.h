@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fsdp/fully_shard.h"
@@ -80,8 +81,7 @@ class ShardedGradScaler {
   // Errors: scale() was never called, or step of this model was called before without update().
   bool step(ShardedModule& sharded, const std::function<void()>& step_optimizer);
   // Like the above, with an object that has step(), such as an optimizer of torch::optim.
-  template <typename Optimizer>
-  requires requires(Optimizer& optimizer) { optimizer.step(); }
+  template <typename Optimizer, typename = decltype(std::declval<Optimizer&>().step())>
   bool step(ShardedModule& sharded, Optimizer& optimizer) {
     return step(sharded, std::function<void()>([&optimizer] { optimizer.step(); }));
   }

@@ -60,7 +60,9 @@ class ReshardAfterForward {
   bool on() const { return group_size_ != 0; }
   // N. Unset if the unit is released to the whole shard group, or not released.
   std::optional<int> group_size() const { return is_group_ ? std::optional<int>(group_size_) : std::nullopt; }
-  bool operator==(const ReshardAfterForward&) const = default;
+  bool operator==(const ReshardAfterForward& other) const {
+    return group_size_ == other.group_size_ && is_group_ == other.is_group_;
+  }
 
  private:
   int group_size_;

@@ -30,6 +30,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fsdp/fully_shard.h"
@@ -112,7 +113,10 @@ struct FlatShardLayout {
   int64_t factor = 1;
   int64_t shard_numel = 0;  // padding included
   int64_t padding = 0;      // elements at the end of the last shards, summed over all ranks
-  bool operator==(const FlatShardLayout&) const = default;
+  bool operator==(const FlatShardLayout& other) const {
+    return std::tie(fqns, numels, rank, factor, shard_numel, padding) ==
+           std::tie(other.fqns, other.numels, other.rank, other.factor, other.shard_numel, other.padding);
+  }
 };
 
 struct LocalShard {

@@ -1,9 +1,12 @@
 """The installed library serves a project of its own through find_package(fsdp)."""
 
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+import torch
 
 
 def call(*command, **options):
@@ -30,6 +33,22 @@ def test_consumer_builds_and_trains(prefix, source_dir, tmp_path):
     call("cmake", "--build", tmp_path, env=plain)
     output = call(tmp_path / "consumer", env=plain)
     assert "loss" in output and "0.weight" in output
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_public_headers_compile_without_a_warning(source_dir, tmp_path, compiler, standard):
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    if compiler == "clang++" and standard == "c++23":
+        standard = "c++2b"  # as clang called it before version 17
+    headers = sorted((source_dir / "include/fsdp").glob("*.h"))
+    (tmp_path / "all.cpp").write_text("".join(f"#include <fsdp/{header.name}>\n" for header in headers))
+    torch_include = Path(torch.__file__).parent / "include"
+    output = call(compiler, f"-std={standard}", "-fsyntax-only", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror",
+                  "-I", source_dir / "include", "-isystem", torch_include,
+                  "-isystem", torch_include / "torch/csrc/api/include", tmp_path / "all.cpp")
+    assert output == ""
 
 
 def test_another_minor_version_is_refused(prefix, tmp_path):
