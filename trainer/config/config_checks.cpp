@@ -2,6 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "comm/backends.h"
 #include "config/byte_count.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
@@ -124,15 +125,12 @@ void check_sampling(const Config& c) {
 }
 
 void check_devices(const Config& c) {
-  if (c.device == "cuda" && c.comm_backend == "shm") {
-    contradiction(
-        "key \"comm_backend\" is \"shm\", but \"device\" is \"cuda\"; shared memory needs ranks on CPUs: "
-        "accepted are auto, gloo or nccl, or the device cpu");
-  }
-  if (c.device != "cpu" || c.comm_backend != "nccl") return;
-  contradiction(
-      "key \"comm_backend\" is \"nccl\", but \"device\" is \"cpu\"; NCCL needs GPUs: accepted are "
-      "auto, shm or gloo, or the device cuda");
+  const Backend* backend = find_backend(c.comm_backend);  // null: auto
+  const bool on_gpus = c.device == "cuda";
+  if (c.device == "auto" || !backend || backend->serves(on_gpus)) return;
+  contradiction(c10::str("key \"comm_backend\" is \"", backend->name, "\", but \"device\" is \"", c.device, "\"; ",
+                         backend->words, on_gpus ? " needs ranks on CPUs" : " needs GPUs", ": accepted are ",
+                         join_or(backends_for(on_gpus)), ", or the device ", on_gpus ? "cpu" : "cuda"));
 }
 
 [[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,

@@ -60,4 +60,7 @@ nlohmann::json value_of(const ConfigKey& key, const Config& config);
 // and names key, value and accepted values.
 void set_value(const ConfigKey& key, const nlohmann::json& value, const std::string& where, Config& config);
 
+// Joins values as in "a, b or c".
+std::string join_or(const std::vector<std::string>& words);
+
 }  // namespace fsdp::trainer

@@ -73,16 +73,6 @@ bool has_base_type(const ConfigKey& key, const json& value) {
   return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
 }
 
-// Joins values as in "a, b or c".
-std::string join_or(const std::vector<std::string>& words) {
-  std::string text;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) text += i + 1 == words.size() ? " or " : ", ";
-    text += words[i];
-  }
-  return text;
-}
-
 std::string describe(const Range& range) {
   std::string text;
   if (std::isfinite(range.lower)) text = c10::str(range.lower_open ? "> " : ">= ", range.lower);
@@ -154,6 +144,15 @@ void check_choice(const ConfigKey& key, const json& value, const std::string& wh
 }
 
 }  // namespace
+
+std::string join_or(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " or " : ", ";
+    text += words[i];
+  }
+  return text;
+}
 
 bool Range::contains(double value) const {
   return (lower_open ? value > lower : value >= lower) && (upper_open ? value < upper : value <= upper);

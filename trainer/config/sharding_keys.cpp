@@ -1,6 +1,26 @@
+#include "comm/backends.h"
 #include "config/config_keys.h"
 
 namespace fsdp::trainer {
+namespace {
+
+std::string meanings_of_backends() {
+  std::string text;
+  for (const Backend& backend : kBackends) {
+    text.append("`").append(backend.name).append("`: ").append(backend.meaning).append(" ");
+  }
+  return text;
+}
+
+std::vector<std::string> names_of_backends() {
+  std::vector<std::string> names = {"auto"};
+  for (const Backend& backend : kBackends) {
+    names.emplace_back(backend.name);
+  }
+  return names;
+}
+
+}  // namespace
 
 std::vector<ConfigKey> device_keys() {
   const std::string section = "Devices and communication";
@@ -15,14 +35,12 @@ std::vector<ConfigKey> device_keys() {
       {.section = section,
        .name = "comm_backend",
        .member = &Config::comm_backend,
-       .meaning = "How ranks communicate. `shm`: through shared memory, for ranks on the CPUs of one host; parameters "
-                  "are then gathered without being copied. `gloo`: over the hosts' network, for any device (tensors "
-                  "on a GPU are copied to the host and back). `nccl`: between GPUs. `auto` on GPUs: `nccl` if this "
-                  "program was built with NCCL, else `gloo`. `auto` on CPUs: `shm` if all ranks can reach each "
-                  "other's memory; else shared memory within each host and `gloo` between hosts, if there are several "
-                  "hosts with the same number of ranks, at least two on each; else `gloo`. The log says which, and "
-                  "why.",
-       .choices = {"auto", "shm", "gloo", "nccl"}},
+       .meaning = "How ranks communicate. " + meanings_of_backends() +
+                  "`auto` on GPUs: `nccl` if this program was built with NCCL, else `gloo`. `auto` on CPUs: `shm` if "
+                  "all ranks can reach each other's memory; else shared memory within each host and `gloo` between "
+                  "hosts, if there are several hosts with the same number of ranks, at least two on each; else "
+                  "`gloo`. The log says which, and why.",
+       .choices = names_of_backends()},
   };
 }
 

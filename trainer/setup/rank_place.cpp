@@ -3,7 +3,9 @@
 #include <c10/util/StringUtil.h>
 
 #include "base/device_stream.h"
+#include "comm/backends.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "config/config_schema.h"
 #include "config/errors.h"
 
 namespace fsdp::trainer {
@@ -30,29 +32,38 @@ bool chooses_cuda(const Config& config, const RankEnvironment& environment, cons
   return enough;
 }
 
+const Backend& backend_named(const std::string& name) {
+  const Backend* backend = find_backend(name);
+  TORCH_CHECK(backend, "fsdp: there is no back end '", name, "' of communication");
+  return *backend;
+}
+
+std::vector<std::string> quoted(std::vector<std::string> words) {
+  for (std::string& word : words) {
+    word = "\"" + word + "\"";
+  }
+  return words;
+}
+
 std::string choose_backend(const Config& config, bool cuda, const PlacesAvailable& available) {
-  if (config.comm_backend == "gloo") return "gloo";
   if (config.comm_backend == "auto") return !cuda ? "auto" : available.nccl ? "nccl" : "gloo";
-  if (config.comm_backend == "shm") {
-    if (!cuda) return "shm";
-    throw ConfigError("key \"comm_backend\": \"shm\" needs ranks on CPUs, but \"device\" is \"" + config.device +
-                      "\", which means GPUs here; accepted: \"auto\", \"gloo\" or \"nccl\"");
+  const Backend& backend = backend_named(config.comm_backend);
+  if (!backend.serves(cuda)) {
+    throw ConfigError(c10::str("key \"comm_backend\": \"", backend.name, "\" needs ranks on ", cuda ? "CPUs" : "GPUs",
+                               ", but \"device\" is \"", config.device, "\", which means ", cuda ? "GPUs" : "the CPU",
+                               " here; accepted: ", join_or(quoted(backends_for(cuda)))));
   }
-  if (!cuda) {
-    throw ConfigError("key \"comm_backend\": \"nccl\" needs ranks on GPUs, but \"device\" is \"" + config.device +
-                      "\", which means the CPU here; accepted: \"auto\", \"shm\" or \"gloo\"");
-  }
-  if (!available.nccl) {
+  if (backend.name == "nccl" && !available.nccl) {
     throw ConfigError(
         "key \"comm_backend\": \"nccl\", but this program was built without NCCL's headers "
         "(scripts/nccl_headers.sh gets them); accepted: \"auto\" or \"gloo\"");
   }
-  return "nccl";
+  return config.comm_backend;
 }
 
 std::string words_for(const std::string& backend) {
   if (backend == "shm+gloo") return "shared memory and Gloo";
-  return backend == "nccl" ? "NCCL" : backend == "shm" ? "shared memory" : "Gloo";
+  return std::string(backend_named(backend).words);
 }
 
 }  // namespace
@@ -72,16 +83,12 @@ PlaceChoice choose_place(const Config& config, const RankEnvironment& environmen
 }
 
 RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environment) {
-  if (choice.backend == "gloo") return {choice.device, make_gloo_communicator(environment), choice.text};
-  if (choice.backend == "shm") return {choice.device, make_shm_communicator(environment), choice.text};
   if (choice.backend == "auto") {
     const auto [communicator, reason] = make_cpu_communicator(environment);
     return {choice.device, communicator,
             c10::str(choice.text, ", communicating over ", words_for(communicator->backend()), ": ", reason)};
   }
-  NcclOptions options;
-  options.device = choice.device.index();
-  return {choice.device, make_nccl_communicator(environment, options), choice.text};
+  return {choice.device, make_communicator(backend_named(choice.backend), environment, choice.device), choice.text};
 }
 
 }  // namespace fsdp::trainer
