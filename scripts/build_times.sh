@@ -51,7 +51,7 @@ measure_test() {
 measure_touch() {
   local began
   there env BUILD_TARGETS=engine_test scripts/build.sh >&2
-  echo "// A change." >>"$clone/src/engine/engine_residency.cpp"
+  echo "// A change." >>"$clone/src/engine/gatherer.cpp"
   began=$SECONDS
   there env BUILD_TARGETS=engine_test scripts/build.sh >&2
   there .venv/bin/python scripts/run_tests.py --build-dir build --only '^engine_test$' >&2

@@ -141,7 +141,7 @@ def fuzz_program(folder, reports):
     report = reports / "fuzz.xml"
     script = Path(__file__).resolve().with_name("run_fuzzers.py")
     command = [sys.executable, str(script), "--build-dir", str(folder), "--report", str(report)]
-    return Program("fuzz", command, report, parse_junit_xml)
+    return Program("fuzz", command, report, parse_junit_xml, labels=("fuzz",))
 
 
 def end_group(process):
@@ -286,10 +286,13 @@ def select(programs, pattern, label):
 
 def heed_signals():
     """A run in the background of a script ignores the keyboard's signals, and one under nohup that of a closed terminal.
-    Programs would inherit that, and tests of these signals would fail or wait for ever."""
-    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    Programs would inherit that, and tests of these signals would fail or wait for ever. Signals that are handled are not
+    inherited, so that under nohup this script outlives its terminal still."""
+    for signum in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def main():
@@ -299,7 +302,7 @@ def main():
     parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")
     parser.add_argument("--fuzz-dir", metavar="FOLDER", type=Path, help="also run the fuzz targets of this build folder")
     parser.add_argument("--only", metavar="REGEX", default="", help="only programs whose name matches")
-    parser.add_argument("--label", default="", help="only programs with this label: unit, ranks, processes, python")
+    parser.add_argument("--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz")
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds for one program")
     options = parser.parse_args()
