@@ -17,10 +17,10 @@ class Communicator;
 struct RankEnvironment;
 
 struct Backend {
-  std::string_view name;   // in configurations, and as Communicator::backend()
-  std::string_view words;  // in sentences
-  bool on_cpus;            // whether it serves ranks that compute on CPUs
-  bool on_gpus;            // whether it serves ranks that compute on GPUs
+  std::string_view name;     // in configurations, and as Communicator::backend()
+  std::string_view words;    // in sentences
+  bool on_cpus;              // whether it serves ranks that compute on CPUs
+  bool on_gpus;              // whether it serves ranks that compute on GPUs
   std::string_view meaning;  // for help: a sentence without its beginning "`name`: "
 
   constexpr bool serves(bool gpus) const { return gpus ? on_gpus : on_cpus; }

@@ -164,9 +164,7 @@ bool is_pinned(const at::Tensor& tensor) {
   if (!owner || owner->kind != StorageOwner::Kind::kParameter) {
     return false;
   }
-  Unit& unit = live_unit_of(*owner);
-  MutexLock lock(unit.mutex);
-  return unit.use.pinned();
+  return live_unit_of(*owner).is_pinned();
 }
 
 bool is_sentinel(const at::Tensor& tensor) {

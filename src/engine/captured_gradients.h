@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
+
 #include "base/stream_order.h"
 #include "engine/buffer_pool.h"
 #include "engine/held_gradients.h"
@@ -56,7 +58,9 @@ class CapturedGradients {
   bool carries() const { return carries_; }
   bool has_buffer() const { return buffer_.defined(); }
   // If `on`, the buffer outlives the buffers of other units, as the root's does, whose gradients come first and last.
+  // Threads: safe.
   void set_stays(bool on) { stays_ = on; }
+  bool stays() const { return stays_; }
   // Whether gradients may ever be captured and reduced in the memory of the leaves' gradients.
   bool may_use_leaves() const;
   // Whether it has only one parameter, whose gradient may become the buffer.
@@ -75,7 +79,7 @@ class CapturedGradients {
 
   const FlatParameter& flat_;
   LeafGradients& leaves_;
-  bool stays_ = false;
+  std::atomic<bool> stays_{false};
   at::Tensor buffer_;       // once it is needed
   HeldGradients held_;      // captured, not yet in the buffer
   StreamTurns turns_;       // of captures and of later uses of the buffer

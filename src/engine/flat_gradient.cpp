@@ -33,12 +33,6 @@ bool FlatGradient::complete() const {
   return capturing() && round_.complete();
 }
 
-void FlatGradient::set_stays(bool on) {
-  MutexLock lock(mutex_);
-  stays_ = on;
-  round_.set_stays(on);
-}
-
 void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool) {
   const bool shared = gradient.use_count() > 1 && !gradient.is_sparse();
   const at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;

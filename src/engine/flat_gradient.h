@@ -79,8 +79,8 @@ class FlatGradient {
   void trim() FSDP_EXCLUDES(mutex_);
 
   // -- the buffer of a round; see CapturedGradients --
-  bool stays() const { return stays_; }
-  void set_stays(bool on) FSDP_EXCLUDES(mutex_);
+  bool stays() const { return round_.stays(); }
+  void set_stays(bool on) { round_.set_stays(on); }
   int64_t buffer_nbytes() const { return round_.buffer_nbytes(); }
   bool may_adopt() const { return round_.may_adopt(); }
 
@@ -104,7 +104,6 @@ class FlatGradient {
   bool lost_ FSDP_GUARDED_BY(mutex_) = false;  // whether accumulated gradients were lost by a backward that threw
   int64_t in_flight_ FSDP_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> any_captured_{false};
-  std::atomic<bool> stays_{false};
 };
 
 }  // namespace fsdp

@@ -34,13 +34,8 @@ void Gatherer::explaining(const Unit& unit, const Gather& gather) {
 // ---------------------------------------------------------------- visits
 
 bool Gatherer::last_visited_is_pinned() const {
-  ScheduledUnit* last = residency_.visited();
-  if (!last) {
-    return false;
-  }
-  Unit& unit = as_unit(*last);
-  MutexLock lock(unit.mutex);
-  return unit.use.pinned();
+  const ScheduledUnit* last = residency_.visited();
+  return last && as_unit(*last).is_pinned();
 }
 
 bool Gatherer::begin_visit(Unit& unit) {
@@ -130,13 +125,6 @@ void Gatherer::note_held_back(Unit& unit) {
   if (unit.buffers.sharded()) {
     unit.times.note_held_back(trace_.now());
   }
-}
-
-void Gatherer::replace(const Successors& successors) {
-  residency_.replace([&](ScheduledUnit* unit) -> ScheduledUnit* {
-    const auto found = successors.find(unit);
-    return found == successors.end() ? unit : found->second;
-  });
 }
 
 // ---------------------------------------------------------------- uses

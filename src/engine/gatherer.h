@@ -34,7 +34,7 @@ class Gatherer {
   // Issues gathers of units that are expected after the unit that was used last.
   void prefetch();
   // Replaces units that no longer exist.
-  void replace(const Successors& successors);
+  void replace(const Successor& successor) { residency_.replace(successor); }
 
   // -- uses --
   // Gathers and pins a unit.

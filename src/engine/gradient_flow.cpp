@@ -41,13 +41,6 @@ void GradientFlow::make_groups() {
   tree_.for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.set_stays(unit.is_root()); });
 }
 
-void GradientFlow::replace(const Successors& successors) {
-  order_.replace([&](ScheduledUnit* unit) -> ScheduledUnit* {
-    const auto found = successors.find(unit);
-    return found == successors.end() ? unit : found->second;
-  });
-}
-
 // ---------------------------------------------------------------- uses and captures
 
 void GradientFlow::note_use(Unit& unit) {

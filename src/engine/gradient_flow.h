@@ -26,7 +26,7 @@ class GradientFlow {
   // Makes the groups in which units reduce. Call again after units have changed. Collective.
   void make_groups();
   // Replaces units that no longer exist.
-  void replace(const Successors& successors);
+  void replace(const Successor& successor) { order_.replace(successor); }
   // Reorders units that were made by the order of uses. `in_order`: by rank 0's.
   void reorder(const std::vector<schedule::ScheduledUnit*>& in_order) { order_.reorder(in_order); }
 

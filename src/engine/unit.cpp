@@ -296,6 +296,11 @@ void Unit::notice_cleared_gradients() {
 
 // ---------------------------------------------------------------- gathering
 
+bool Unit::is_pinned() const {
+  MutexLock lock(mutex);
+  return use.pinned();
+}
+
 const std::vector<Unit*>& Unit::prefetched_by_user(Pass pass) const {
   return pass == Pass::kBackward ? backward_prefetch_ : forward_prefetch_;
 }

@@ -127,6 +127,8 @@ class Unit : public schedule::ScheduledUnit {
   void notice_cleared_gradients();
 
   // -- gathering --
+  // Whether an operator or a scope of the user keeps it gathered now.
+  bool is_pinned() const FSDP_EXCLUDES(mutex);
   // The units that the user wants gathered when this unit is used in a pass, instead of the expected ones. If empty,
   // the expected units are gathered.
   const std::vector<Unit*>& prefetched_by_user(Pass pass) const;

@@ -164,11 +164,7 @@ void UnitCutter::note_use(Unit& unit) {
   if (!has_records_) {
     return;
   }
-  const auto is_pinned = [](Unit& one) {
-    MutexLock lock(one.mutex);
-    return one.use.pinned();
-  };
-  const bool same_operator = gatherer_.last_visited_is_pinned() && !is_pinned(unit);
+  const bool same_operator = gatherer_.last_visited_is_pinned() && !unit.is_pinned();
   MutexLock lock(mutex_);
   for (const std::shared_ptr<UseRecord>& record : records_) {
     record->visit(&unit, same_operator);
@@ -214,8 +210,12 @@ std::vector<ScheduledUnit*> UnitCutter::make_units(const UnitCut& cut, const std
   Successors successors;
   // Called once for all of them, because it walks over all units.
   Finally forget_members([&] {
-    gatherer_.replace(successors);
-    gradients_.replace(successors);
+    const auto successor = [&](ScheduledUnit* unit) -> ScheduledUnit* {
+      const auto found = successors.find(unit);
+      return found == successors.end() ? unit : found->second;
+    };
+    gatherer_.replace(successor);
+    gradients_.replace(successor);
     tree_.retire(successors);
   });
   for (size_t i = 0; i < cut.units.size(); ++i) {

@@ -13,6 +13,8 @@ namespace fsdp {
 
 // Units that were replaced, by the unit that has their parameters now.
 using Successors = std::unordered_map<const schedule::ScheduledUnit*, Unit*>;
+// Returns the unit that has the parameters of a unit now: its successor, or the unit itself.
+using Successor = std::function<schedule::ScheduledUnit*(schedule::ScheduledUnit*)>;
 
 // Changes only while none of the units is in use.
 class UnitTree {

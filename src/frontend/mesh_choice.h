@@ -15,8 +15,8 @@ namespace fsdp {
 ProcessMesh choose_mesh(const Options& options, const std::string& unit);
 
 // Returns the mesh with a record, checks and a watchdog added to its groups according to `debug`
-// (comm/checked/checked_communicator.h). Groups that already have them keep them; `debug` must then be the same. Collective if
-// checks need connections of their own.
+// (comm/checked/checked_communicator.h). Groups that already have them keep them; `debug` must then be the same.
+// Collective if checks need connections of their own.
 ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug);
 // Returns the user's communicator inside a group of a watched mesh.
 std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& group);

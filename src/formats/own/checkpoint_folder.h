@@ -15,8 +15,8 @@
 namespace fsdp::checkpoint {
 
 // Checks all data against the manifest's checksums before returning it. If a file was changed, cut short or replaced in
-// the meantime, an error names the file and the tensor. Reads only the requested data, in whole blocks (formats/common/checksum.h).
-// Threads: const functions may be called from any number of threads.
+// the meantime, an error names the file and the tensor. Reads only the requested data, in whole blocks
+// (formats/common/checksum.h). Threads: const functions may be called from any number of threads.
 class CheckpointFolder {
  public:
   // Reads and checks the manifest (see parse_manifest). Checks that its files exist as regular files (no links) of the

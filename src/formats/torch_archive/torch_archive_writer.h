@@ -27,8 +27,8 @@ class TorchArchiveWriter {
   ZipWriter zip_;
 };
 
-// Writes an archive of a value that is not a tensor, given by the opcodes that build it (formats/pickle/pickle_writer.h). Returns the
-// offset of the archive's end.
+// Writes an archive of a value that is not a tensor, given by the opcodes that build it
+// (formats/pickle/pickle_writer.h). Returns the offset of the archive's end.
 uint64_t write_value_archive(OutputFile& file, uint64_t offset, const std::string& opcodes);
 
 }  // namespace fsdp::checkpoint
