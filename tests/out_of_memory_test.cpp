@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 #include "support/error_of.h"
+#include "support/sanitizers.h"
 #include "support/sharding.h"
 
 namespace fsdp {
@@ -109,14 +110,8 @@ class MemoryLimit : public ::testing::Test {
   std::shared_ptr<ShardedModule> sharded_;
 };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SKIP_UNDER_SANITIZERS() GTEST_SKIP() << "sanitizers reserve address space as they like"
-#else
-#define SKIP_UNDER_SANITIZERS() static_cast<void>(0)
-#endif
-
 TEST_F(MemoryLimit, WhereAUnitIsGathered) {
-  SKIP_UNDER_SANITIZERS();
+  if (!testing::kAddressesCanBeLimited) GTEST_SKIP() << "a sanitizer needs the addresses";
   EXPECT_EXIT(run_out_of_memory(
                   [&] {
                     sharded_ = fully_shard(*bag_, options_);
@@ -129,7 +124,7 @@ TEST_F(MemoryLimit, WhereAUnitIsGathered) {
 }
 
 TEST_F(MemoryLimit, WhereAGradientIsCaptured) {
-  SKIP_UNDER_SANITIZERS();
+  if (!testing::kAddressesCanBeLimited) GTEST_SKIP() << "a sanitizer needs the addresses";
   torch::Tensor loss;
   EXPECT_EXIT(run_out_of_memory(
                   [&] {
@@ -142,7 +137,7 @@ TEST_F(MemoryLimit, WhereAGradientIsCaptured) {
 }
 
 TEST_F(MemoryLimit, WhereShardsAreMade) {
-  SKIP_UNDER_SANITIZERS();
+  if (!testing::kAddressesCanBeLimited) GTEST_SKIP() << "a sanitizer needs the addresses";
   // The first fully_shard of a process starts autograd's threads, whose stacks take memory as well.
   Bag first{std::vector<torch::Tensor>{torch::ones({4})}};
   EXPECT_EXIT(run_out_of_memory([&] { fully_shard(*first, options_); }, [&] { fully_shard(*bag_, options_); }),

@@ -1,4 +1,5 @@
 // Tests ranks that leave, fail, come late or never come: the others get errors that name them, long before the timeout.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -62,10 +63,11 @@ TEST(Exit, EndsThreadsOfGroupsThatAreStillAlive) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto exit_with_live_groups = [] {
     std::atexit([] { check_no_thread_is_called("fsdp_watch"); });  // called after handlers registered later
+    static auto* const kept = new std::array<std::shared_ptr<Communicator>, 2>;
     run_ranks(2, [](std::shared_ptr<Communicator> comm) {
       gather(*comm, "a")->wait();
       comm->twin();
-      new std::shared_ptr<Communicator>(comm);
+      kept->at(comm->rank()) = comm;
     });
     std::exit(0);
   };

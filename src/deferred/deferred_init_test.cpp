@@ -19,16 +19,17 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void expect_same_module(Module& deferred, Module& eager) {
-  auto parameters = eager.named_parameters(), buffers = eager.named_buffers();
+  const auto parameters = eager.named_parameters(), buffers = eager.named_buffers();
+  const auto deferred_parameters = deferred.named_parameters(), deferred_buffers = deferred.named_buffers();
   for (const auto& entry : parameters) {
-    at::Tensor* value = deferred.named_parameters().find(entry.key());
+    const at::Tensor* value = deferred_parameters.find(entry.key());
     ASSERT_TRUE(value) << entry.key();
     EXPECT_TRUE(same_bits(*value, entry.value())) << entry.key();
     EXPECT_EQ(value->requires_grad(), entry.value().requires_grad()) << entry.key();
     EXPECT_TRUE(value->is_leaf()) << entry.key();
   }
   for (const auto& entry : buffers) {
-    EXPECT_TRUE(same_bits(*deferred.named_buffers().find(entry.key()), entry.value())) << entry.key();
+    EXPECT_TRUE(same_bits(*deferred_buffers.find(entry.key()), entry.value())) << entry.key();
   }
 }
 

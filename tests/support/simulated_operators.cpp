@@ -45,9 +45,10 @@ void grow(const c10::Storage& storage, size_t nbytes) {
   if (nbytes <= impl.nbytes()) return;
   TORCH_CHECK(impl.resizable(), "Trying to resize storage that is not resizable");
   c10::DataPtr grown = allocate_simulated(nbytes, impl.device());
-  current_simulated_stream(impl.device()).enqueue([to = grown.get(), from = impl.mutable_data(), old = impl.nbytes()] {
-    std::memcpy(to, from, old);
-  });
+  if (impl.nbytes() > 0) {
+    current_simulated_stream(impl.device())
+        .enqueue([to = grown.get(), from = impl.mutable_data(), old = impl.nbytes()] { std::memcpy(to, from, old); });
+  }
   impl.set_data_ptr_noswap(std::move(grown));
   impl.set_nbytes(nbytes);
 }

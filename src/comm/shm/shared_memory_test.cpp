@@ -12,6 +12,8 @@
 #include <fstream>
 #include <string>
 
+#include "support/sanitizers.h"
+
 namespace fsdp::shared_memory_test {
 namespace {
 
@@ -150,6 +152,7 @@ TEST(SharedMemory, ALimitOnTheSizeOfFilesIsAnErrorAtOnce) {
 }
 
 TEST(SharedMemory, ALimitOnAddressesIsNamed) {
+  if (!testing::kAddressesCanBeLimited) GTEST_SKIP() << "a sanitizer needs the addresses";
   EXPECT_EQ(status_of_process([] {
               const rlimit limit{int64_t{1} << 30, int64_t{1} << 30};
               setrlimit(RLIMIT_AS, &limit);
