@@ -5,6 +5,7 @@
 
 #include "formats/dcp/dcp_globals.h"
 #include "formats/pickle/pickle_writer.h"
+#include "formats/pickle/shared_pickle.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -60,29 +61,51 @@ std::string path_opcodes(const std::vector<DcpKey>& path) {
   return tuple(keys);
 }
 
-}  // namespace
-
-std::string dcp_metadata_text(const DcpMetadata& metadata) {
-  Items entries, paths, storage;
+// The entries of Metadata.state_dict_metadata.
+void add_entries(SharedPickle& pickle, const DcpMetadata& metadata) {
   for (const auto& [fqn, tensor] : metadata.tensors) {
-    entries.emplace_back(text(fqn), tensor_opcodes(tensor));
+    pickle.add(text(fqn) + tensor_opcodes(tensor));
+  }
+  for (const auto& [key, location] : metadata.bytes) {
+    pickle.add(text(key) + call(name(kModule, "BytesStorageMetadata"), {}));
+  }
+}
+
+void add_key_paths(SharedPickle& pickle, const DcpMetadata& metadata) {
+  for (const auto& [key, path] : metadata.key_paths) {
+    pickle.add(text(key) + path_opcodes(path));
+  }
+}
+
+// The entries of Metadata.storage_data.
+void add_locations(SharedPickle& pickle, const DcpMetadata& metadata) {
+  for (const auto& [fqn, tensor] : metadata.tensors) {
     for (size_t i = 0; i < tensor.chunks.size(); ++i) {
-      storage.emplace_back(index_opcodes(fqn, size_opcodes(tensor.chunks[i].offsets), integer(static_cast<int64_t>(i))),
-                           location_opcodes(tensor.chunks[i].location));
+      const DcpChunk& chunk = tensor.chunks[i];
+      pickle.add(index_opcodes(fqn, size_opcodes(chunk.offsets), integer(static_cast<int64_t>(i))) +
+                 location_opcodes(chunk.location));
     }
   }
   for (const auto& [key, location] : metadata.bytes) {
-    entries.emplace_back(text(key), call(name(kModule, "BytesStorageMetadata"), {}));
-    storage.emplace_back(index_opcodes(key, none(), none()), location_opcodes(location));
+    pickle.add(index_opcodes(key, none(), none()) + location_opcodes(location));
   }
-  for (const auto& [key, path] : metadata.key_paths) {
-    paths.emplace_back(text(key), path_opcodes(path));
-  }
-  return file(attributes("Metadata", {{text("state_dict_metadata"), dict(entries)},
-                                      {text("planner_data"), dict(paths)},
-                                      {text("storage_data"), dict(storage)},
-                                      {text("storage_meta"), none()},
-                                      {text("version"), text(metadata.version)}}));
+}
+
+}  // namespace
+
+std::string dcp_metadata_text(const DcpMetadata& metadata) {
+  SharedPickle pickle;
+  const auto add_dict = [&](const char* attribute, const auto& add_items) {
+    pickle.add(text(attribute) + begin_dict());
+    add_items(pickle, metadata);
+    pickle.add(end_dict());
+  };
+  pickle.add(begin_object(name(kModule, "Metadata")) + begin_dict());
+  add_dict("state_dict_metadata", add_entries);
+  add_dict("planner_data", add_key_paths);
+  add_dict("storage_data", add_locations);
+  pickle.add(text("storage_meta") + none() + text("version") + text(metadata.version) + end_dict() + end_object());
+  return std::move(pickle).finish();
 }
 
 }  // namespace fsdp::checkpoint

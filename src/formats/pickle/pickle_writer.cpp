@@ -64,16 +64,24 @@ std::string dict(const Items& items) {
   for (const auto& [key, value] : items) {
     joined += key + value;
   }
-  return op(opcode::kEmptyDict) + op(opcode::kMark) + joined + op(opcode::kSetItems);
+  return begin_dict() + joined + end_dict();
 }
+
+std::string begin_dict() { return op(opcode::kEmptyDict) + op(opcode::kMark); }
+
+std::string end_dict() { return op(opcode::kSetItems); }
 
 std::string call(const std::string& callable, const std::vector<std::string>& arguments) {
   return callable + tuple(arguments) + op(opcode::kReduce);
 }
 
 std::string object(const std::string& type, const std::string& state) {
-  return type + op(opcode::kEmptyTuple) + op(opcode::kNewObj) + state + op(opcode::kBuild);
+  return begin_object(type) + state + end_object();
 }
+
+std::string begin_object(const std::string& type) { return type + op(opcode::kEmptyTuple) + op(opcode::kNewObj); }
+
+std::string end_object() { return op(opcode::kBuild); }
 
 std::string persistent_id(const std::string& id) { return id + op(opcode::kBinPersId); }
 

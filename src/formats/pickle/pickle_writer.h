@@ -23,9 +23,15 @@ std::string tuple(const std::vector<std::string>& values);
 std::string list(const std::vector<std::string>& values);
 using Items = std::vector<std::pair<std::string, std::string>>;  // keys and values
 std::string dict(const Items& items);
+// The opcodes before and after the keys and values of a dict.
+std::string begin_dict();
+std::string end_dict();
 std::string call(const std::string& callable, const std::vector<std::string>& arguments);
 // An object of a class, created without calling the class, with this state.
 std::string object(const std::string& type, const std::string& state);
+// The opcodes before and after the object's state.
+std::string begin_object(const std::string& type);
+std::string end_object();
 std::string persistent_id(const std::string& id);
 
 // A JSON value: numbers, booleans, strings, lists and dicts; null becomes None.
