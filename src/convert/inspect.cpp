@@ -209,4 +209,14 @@ std::vector<std::string> problems(const fs::path& folder) {
   return found.take();
 }
 
+Inspection inspect(const fs::path& folder) {
+  Description said(folder, kind_of(folder));
+  Problems found;
+  with_folder(folder, [&](const auto& reader) {
+    describe_folder(reader, said);
+    found.note([&] { check_folder(reader, found); });
+  });
+  return {said.take(), found.take()};
+}
+
 }  // namespace fsdp::convert

@@ -24,6 +24,22 @@ std::string tensor_line(const json& tensor) {
   return line + "\n";
 }
 
+// Returns the value with long lists cut short: a group may list the names of 30,000 parameters.
+json shortened(const json& value) {
+  constexpr size_t kShown = 16;
+  if (!value.is_structured()) return value;
+  json all = value.is_array() ? json::array() : json::object();
+  for (const auto& [key, item] : value.items()) {
+    if (value.is_object()) {
+      all[key] = shortened(item);
+    } else if (all.size() < kShown) {
+      all.push_back(shortened(item));
+    }
+  }
+  if (all.size() < value.size()) all.push_back("and " + std::to_string(value.size() - all.size()) + " more");
+  return all;
+}
+
 // Prints every key of an object on its own line.
 std::string section(const json& description, const char* key, const char* title) {
   if (!description.contains(key) || description[key].is_null()) return "";
@@ -31,7 +47,7 @@ std::string section(const json& description, const char* key, const char* title)
   std::string text = std::string(title) + ":\n";
   if (!value.is_object() && !value.is_array()) return text + "  " + value.dump() + "\n";
   for (const auto& [name, item] : value.items()) {
-    text += "  " + name + ": " + item.dump() + "\n";
+    text += "  " + name + ": " + shortened(item).dump() + "\n";
   }
   return text;
 }
@@ -70,8 +86,8 @@ CLI::App* add_inspect(CLI::App& app, InspectCommand& command) {
 
 int run_inspect_command(const InspectCommand& command) {
   try {
-    json description = convert::describe(command.folder);
-    const auto problems = command.verify ? convert::problems(command.folder) : std::vector<std::string>();
+    auto [description, problems] =
+        command.verify ? convert::inspect(command.folder) : convert::Inspection{convert::describe(command.folder), {}};
     if (command.json) {
       if (command.verify) description["problems"] = problems;
       std::printf("%s\n", description.dump().c_str());

@@ -23,7 +23,7 @@ CLI::App* add_inspect(CLI::App& app, InspectCommand& command);
 // anything is wrong with it.
 int run_inspect_command(const InspectCommand& command);
 
-// Formats the result of convert::describe for people.
+// Formats the result of convert::describe for people; lists of more than 16 values are cut short.
 std::string description_text(const nlohmann::json& description);
 
 }  // namespace fsdp::trainer

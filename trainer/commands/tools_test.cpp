@@ -41,6 +41,15 @@ TEST(InspectCommand, TextForPeople) {
             "values:\n  lr: 0.5\n");
 }
 
+TEST(InspectCommand, LongListsAreCutShort) {
+  nlohmann::json description = {{"folder", "F"}, {"kind", "K"}, {"bytes", 0}};
+  description["tensors"] = description["files"] = nlohmann::json::array();
+  description["values"] = {{"short", std::vector<int>(16)}, {"nested", {{"long", std::vector<int>(30'000)}}}};
+  const std::string sixteen = "0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0";
+  EXPECT_EQ(description_text(description), "F: K, 0 tensors, 0 bytes, 0 files\nvalues:\n  nested: {\"long\":[" +
+                                               sixteen + ",\"and 29984 more\"]}\n  short: [" + sixteen + "]\n");
+}
+
 TEST(Tools, HelpAndErrors) {
   const ProgramResult missing = run_shell("$FSDP inspect /nowhere/folder");
   EXPECT_EQ(missing.status, 1);

@@ -43,7 +43,7 @@ class Machine {
     return &root;
   }
 
-  std::deque<PickleValue> take_values() { return stack_.take_values(); }
+  std::unique_ptr<PickleValues> take_values() { return stack_.take_values(); }
 
  private:
   PickleValue& push(Kind kind) { return stack_.push(kind); }
@@ -134,7 +134,9 @@ class Machine {
     }
   }
 
-  void push_items(Kind kind, std::vector<const PickleValue*> items) { push(kind).items = std::move(items); }
+  void push_items(Kind kind, const std::vector<const PickleValue*>& items) {
+    push(kind).items.assign(items.begin(), items.end());
+  }
 
   bool sequence(uint8_t op) {
     switch (op) {

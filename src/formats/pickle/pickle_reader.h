@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <memory_resource>
 #include <set>
 #include <string>
 #include <string_view>
@@ -28,6 +30,9 @@ struct PickleValue {
     kObject,        // text: "module.name" of an allowed class; arguments; state
     kPersistentId,  // arguments: the id by which the pickle refers to something outside of it
   };
+  using allocator_type = std::pmr::polymorphic_allocator<>;
+
+  explicit PickleValue(const allocator_type& allocator) : items(allocator) {}
 
   Kind kind = Kind::kNone;
   bool recalled = false;  // from the memo; only such values may occur in several places
@@ -35,23 +40,29 @@ struct PickleValue {
   int64_t integer = 0;
   double real = 0;
   std::string text;
-  std::vector<const PickleValue*> items;
+  std::pmr::vector<const PickleValue*> items;
   const PickleValue* arguments = nullptr;  // the tuple that the class was called with, or the id
   const PickleValue* state = nullptr;      // the source of the object's attributes; nullptr: none
+};
+
+// The values of one pickle, and the memory of their items: there are millions, which live and end together.
+struct PickleValues {
+  std::pmr::monotonic_buffer_resource memory;
+  std::pmr::deque<PickleValue> values{&memory};
 };
 
 // Owns the values of one pickle. Values that the pickle shares are shared here too, so a value may be reached on
 // several paths; it never contains itself.
 class PickleTree {
  public:
-  PickleTree(std::deque<PickleValue> values, const PickleValue* root) : values_(std::move(values)), root_(root) {}
+  PickleTree(std::unique_ptr<PickleValues> values, const PickleValue* root) : values_(std::move(values)), root_(root) {}
   PickleTree(PickleTree&&) = default;
   PickleTree& operator=(PickleTree&&) = default;
 
   const PickleValue& root() const { return *root_; }
 
  private:
-  std::deque<PickleValue> values_;
+  std::unique_ptr<PickleValues> values_;
   const PickleValue* root_;
 };
 

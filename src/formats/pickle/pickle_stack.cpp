@@ -3,10 +3,11 @@
 namespace fsdp::checkpoint {
 
 PickleValue& PickleStack::push(PickleValue::Kind kind) {
-  if (values_.size() >= limits_.max_values) {
+  auto& values = values_->values;
+  if (values.size() >= limits_.max_values) {
     input_.fail("more than ", limits_.max_values, " values");
   }
-  PickleValue& value = values_.emplace_back();
+  PickleValue& value = values.emplace_back();
   value.kind = kind;
   value.offset = input_.opcode_offset();
   stack_.push_back(&value);

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -33,12 +33,12 @@ class PickleStack {
 
   // Returns the only value left. Throws if a mark, or another number of values, is left.
   const PickleValue& finish();
-  std::deque<PickleValue> take_values() { return std::move(values_); }
+  std::unique_ptr<PickleValues> take_values() { return std::move(values_); }
 
  private:
   const PickleInput& input_;
   const PickleLimits& limits_;
-  std::deque<PickleValue> values_;
+  std::unique_ptr<PickleValues> values_ = std::make_unique<PickleValues>();
   std::vector<PickleValue*> stack_;
   std::vector<size_t> marks_;  // stack heights
   std::vector<PickleValue*> memo_;

@@ -127,6 +127,37 @@ TEST_F(Archive, RecordsThatShareBytesOrNames) {
   EXPECT_THAT(error(one_name), AllOf(HasSubstr("\"a/x\""), HasSubstr("occurs twice")));
 }
 
+// Small pieces are written together, large ones at once, and headers follow their data: in any order of sizes.
+TEST(ZipWriter, PiecesOfAnySizeAreInTheirPlaces) {
+  constexpr size_t kPending = size_t{64} << 10;
+  const std::vector<size_t> sizes{1, kPending - 1, 0, kPending, kPending + 1, 7, 3 * kPending, kPending / 2, 5};
+  const TemporaryFolder folder;
+  for (size_t piece : {size_t{1000}, kPending - 40, kPending, 10 * kPending}) {
+    OutputFile target(folder / "zip");
+    ZipWriter writer(target, kBefore);
+    const auto data_of = [&](size_t record) {
+      std::string data(sizes[record], '\0');
+      for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(record + i % 251);
+      return data;
+    };
+    for (size_t record = 0; record < sizes.size(); ++record) {
+      writer.begin(std::to_string(record));
+      const std::string data = data_of(record);
+      for (size_t at = 0; at < data.size(); at += piece) writer.append(std::string_view(data).substr(at, piece));
+    }
+    const uint64_t end = writer.finish();
+    target.commit();
+    const InputFile file(folder / "zip");
+    ASSERT_EQ(file.bytes(), end);
+    const ZipArchive zip(file, kBefore, end - kBefore, "Z");
+    for (size_t record = 0; record < sizes.size(); ++record) {
+      const ZipRecord* found = zip.find(std::to_string(record));
+      ASSERT_NE(found, nullptr);
+      EXPECT_EQ(zip.read(*found, 1 << 20), data_of(record)) << record << ", pieces of " << piece;
+    }
+  }
+}
+
 // A record whose data contain the header of another record: both headers are valid, but they share bytes.
 TEST_F(Archive, RecordWithinAnother) {
   OutputFile file(folder / "outer");

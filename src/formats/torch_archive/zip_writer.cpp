@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "formats/common/crc32.h"
 #include "formats/torch_archive/zip_format.h"
 
@@ -11,6 +13,7 @@ namespace {
 using namespace zip;
 
 constexpr uint64_t kAlignment = 64;
+constexpr uint64_t kMaxPendingBytes = uint64_t{64} << 10;
 constexpr uint16_t kPadding = 0x4246;  // the extra field that torch.save uses for padding
 
 // Returns the fields that a record's own header and its entry in the directory share.
@@ -49,7 +52,7 @@ void ZipWriter::begin(const std::string& name) {
 }
 
 void ZipWriter::append(std::string_view bytes) {
-  file_.write(end_, bytes);
+  put(end_, bytes);
   end_ += bytes.size();
   Record& record = records_.back();
   record.crc32 = crc32_of(bytes, record.crc32);
@@ -73,7 +76,7 @@ void ZipWriter::end_record() {
   add_number<uint16_t>(header, kPadding);
   add_number<uint16_t>(header, static_cast<uint16_t>(extra - 4));
   header.append(extra - 4, 'Z');
-  file_.write(begin_ + record.header, header);
+  put(begin_ + record.header, header);
   is_open_ = false;
 }
 
@@ -92,8 +95,32 @@ uint64_t ZipWriter::finish() {
   add_number(end, static_cast<uint32_t>(directory.size()));
   add_number(end, place(end_));
   end += std::string(2, '\0');
-  file_.write(end_, directory + end);
+  put(end_, directory + end);
+  write_pending();
   return end_ + directory.size() + end.size();
+}
+
+// An archive of one small tensor consists of nine pieces. Where there are 100,000 archives, a system call for each
+// piece would take a third of the time.
+void ZipWriter::put(uint64_t offset, std::string_view bytes) {
+  const bool is_after = offset >= pending_begin_;
+  if (is_after && offset + bytes.size() - pending_begin_ <= kMaxPendingBytes) {
+    const uint64_t at = offset - pending_begin_;
+    pending_.resize(std::max<size_t>(pending_.size(), at + bytes.size()));
+    std::copy(bytes.begin(), bytes.end(), pending_.begin() + static_cast<std::ptrdiff_t>(at));
+    return;
+  }
+  if (is_after) {
+    write_pending();
+    pending_begin_ = offset + bytes.size();
+  }
+  file_.write(offset, bytes);
+}
+
+void ZipWriter::write_pending() {
+  file_.write(pending_begin_, pending_);
+  pending_begin_ += pending_.size();
+  pending_.clear();
 }
 
 uint32_t ZipWriter::place(uint64_t offset) const {

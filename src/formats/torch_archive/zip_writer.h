@@ -16,9 +16,10 @@ class ZipWriter {
  public:
   // The archive begins at `offset` of the file, which must outlive it, and ends at the offset that finish() returns.
   // Throws if a record or the whole archive has 4 GiB or more.
-  ZipWriter(OutputFile& file, uint64_t offset) : file_(file), begin_(offset), end_(offset) {}
+  ZipWriter(OutputFile& file, uint64_t offset) : file_(file), begin_(offset), end_(offset), pending_begin_(offset) {}
 
-  // Writes a record in pieces, until the next record begins.
+  // Writes a record in pieces, until the next record begins. Small pieces reach the file together, at the latest with
+  // finish().
   void begin(const std::string& name);
   void append(std::string_view bytes);
   // Writes a whole record.
@@ -36,11 +37,15 @@ class ZipWriter {
     uint32_t crc32 = 0;
   };
   void end_record();
+  void put(uint64_t offset, std::string_view bytes);
+  void write_pending();
   uint32_t place(uint64_t offset) const;
 
   OutputFile& file_;
   uint64_t begin_;
-  uint64_t end_;  // of the written data
+  uint64_t end_;            // of the records
+  uint64_t pending_begin_;  // offset in the file of pending_; everything before it has been written
+  std::string pending_;
   bool is_open_ = false;
   std::vector<Record> records_;
 };
