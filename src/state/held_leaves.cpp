@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <unordered_map>
 #include <utility>
 
 namespace fsdp {
@@ -12,7 +13,7 @@ void check_leaf(bool is_of_model, const at::Tensor& leaf) {
 }
 
 std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const OptimizerState& optimizer) {
-  std::map<const at::TensorImpl*, std::vector<HeldPart>> parts;
+  std::unordered_map<const at::TensorImpl*, std::vector<HeldPart>> parts;
   for (HeldPart& part : held_parts(model)) parts[part.leaf.unsafeGetTensorImpl()].push_back(std::move(part));
   std::vector<std::vector<HeldLeaf>> groups;
   for (const std::vector<at::Tensor>& group : optimizer.groups()) {

@@ -18,9 +18,10 @@ HeldPart part_of(const Unit& unit, const FlatParameter& flat, int64_t index, boo
   part.strides = stored_strides(parameter.sizes, parameter.strides);
   part.begin = slice.begin;
   part.end = slice.end;
-  part.values = flat.slice_of(flat.shard(), index);
   part.leaf = use_orig_params ? flat.original_leaves()[index] : flat.flat_leaf();
-  part.leaf_offset = use_orig_params ? 0 : part.values.storage_offset() - flat.shard().storage_offset();
+  part.leaf_offset = use_orig_params ? 0 : slice.shard_offset;
+  part.flat = &flat;
+  part.index = index;
   if (const auto& replicate = unit.groups().replicate) {
     part.replica = replicate->rank();
     part.replicas = replicate->size();
@@ -29,6 +30,8 @@ HeldPart part_of(const Unit& unit, const FlatParameter& flat, int64_t index, boo
 }
 
 }  // namespace
+
+at::Tensor HeldPart::values() const { return flat->slice_of(flat->shard(), index); }
 
 std::pair<int64_t, int64_t> HeldPart::to_write() const {
   return {begin + numel() * replica / replicas, begin + numel() * (replica + 1) / replicas};

@@ -11,6 +11,8 @@
 
 namespace fsdp {
 
+class FlatParameter;
+
 // Elements [begin, end) of one original parameter, in the order in which they lie in memory.
 struct HeldPart {
   std::string fqn;                 // the first entry of `names`
@@ -19,7 +21,6 @@ struct HeldPart {
   std::vector<int64_t> strides;  // empty: row-major
   int64_t begin = 0;
   int64_t end = 0;
-  at::Tensor values;  // 1-D, a view of the shard
   // The leaf that the optimizer has for the parameter, and the offset of this part in the leaf.
   at::Tensor leaf;
   int64_t leaf_offset = 0;
@@ -27,7 +28,13 @@ struct HeldPart {
   int64_t replica = 0;
   int64_t replicas = 1;
 
+  const FlatParameter* flat = nullptr;
+  int64_t index = 0;  // of the parameter in `flat`
+
   int64_t numel() const { return end - begin; }
+  at::ScalarType dtype() const { return leaf.scalar_type(); }
+  // A 1-D view of the shard, made by each call: of 30,000 parameters most callers want the names only.
+  at::Tensor values() const;
   // The elements [begin, end) that this replica writes. Together the replicas write each element once.
   std::pair<int64_t, int64_t> to_write() const;
 };

@@ -46,7 +46,7 @@ ModelLoader::ModelLoader(ShardedModule& model, const NamedTensors& unsharded, co
       names_(names_of(source), rename) {}
 
 ModelLoader::Target ModelLoader::target_of(const HeldPart& part) {
-  return {part.names, {part.values.scalar_type(), part.sizes, part.strides}, part.begin, part.end};
+  return {part.names, {part.dtype(), part.sizes, part.strides}, part.begin, part.end};
 }
 ModelLoader::Target ModelLoader::target_of(const std::vector<std::string>& names, const at::Tensor& whole) {
   return {names, {whole.scalar_type(), whole.sizes().vec(), {}}, 0, whole.numel()};
@@ -109,7 +109,7 @@ void ModelLoader::load(const LoadReport& agreed) {
   settle_shards(model_);
   for (const HeldPart& part : parts_) {
     if (loaded.count(part.fqn) == 0) continue;
-    read(target_of(part), part.values.detach());
+    read(target_of(part), part.values().detach());
     seams::bump_version(part.leaf);
     model_.page_out();
   }

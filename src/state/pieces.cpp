@@ -34,7 +34,7 @@ Piece whole_piece(const std::string& name, const at::Tensor& tensor) {
 }
 
 void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) {
-  to.pieces.push_back(piece_of(part, checkpoint::model_name(part.fqn), part.values.detach()));
+  to.pieces.push_back(piece_of(part, checkpoint::model_name(part.fqn), part.values().detach()));
   const auto kept = state.optimizer ? state.optimizer->leaf(part.leaf) : std::nullopt;
   if (!kept) return;
   for (const auto& [name, tensor] : kept->tensors) {

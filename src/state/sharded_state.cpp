@@ -65,7 +65,7 @@ ShardedStateDict sharded_state_dict(const ShardedModule& model, const torch::nn:
   const at::NoGradGuard no_grad;
   ShardedStateDict values;
   for (const HeldPart& part : held_parts(model)) {
-    const ShardedTensor tensor = part_of(part, part.values, options);
+    const ShardedTensor tensor = part_of(part, part.values(), options);
     for (const std::string& name : part.names) values[name] = tensor;
   }
   for (const auto& [name, value] : unsharded_tensors(model, module)) values[name] = whole(value, options);

@@ -64,7 +64,7 @@ struct PairRun {
   // Changes the value of the second parameter's last element, which one rank has.
   void change_last() {
     for (const HeldPart& part : held_parts(*sharded)) {
-      if (has_last(part)) part.values.detach()[part.numel() - 1].add_(1);
+      if (has_last(part)) part.values().detach()[part.numel() - 1].add_(1);
     }
   }
   static bool has_last(const HeldPart& part) { return part.fqn == "second" && part.numel() > 0 && part.end == 35; }

@@ -2,8 +2,9 @@
 
 #include <c10/util/Exception.h>
 
-#include <set>
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "state/held_part.h"
 #include "torch_seams/keyed_storage.h"
@@ -19,7 +20,7 @@ NamedTensors named_buffers(const torch::nn::Module& module) {
 }
 
 NamedTensors ignored_parameters(const ShardedModule& model, const torch::nn::Module& module) {
-  std::set<std::string> sharded;
+  std::unordered_set<std::string> sharded;
   for (const HeldPart& part : held_parts(model)) sharded.insert(part.names.begin(), part.names.end());
   NamedTensors tensors;
   for (const auto& parameter : module.named_parameters()) {
@@ -28,7 +29,7 @@ NamedTensors ignored_parameters(const ShardedModule& model, const torch::nn::Mod
                 "' is sharded, but under another name: pass the module that fully_shard was called on last");
     tensors.emplace_back(parameter.key(), parameter.value());
   }
-  TORCH_CHECK(sharded.empty(), "fsdp: the module has no parameter '", *sharded.begin(),
+  TORCH_CHECK(sharded.empty(), "fsdp: the module has no parameter '", *std::min_element(sharded.begin(), sharded.end()),
               "', which is sharded: pass the module that fully_shard was called on last");
   return tensors;
 }
