@@ -49,15 +49,15 @@ compare: build-all  ## Compare with PyTorch in experiments modelled on the FSDP 
 
 chaos: build-all  ## Kill a training run at every system call of its saves, and at random in 200 rounds; resume and compare the results
 	@FSDP_EVERY_SYSTEM_CALL=1 $(VENV)/bin/python -m pytest -q tests/python/test_resume.py -k system_call
-	@$(VENV)/bin/python tests/python/chaos.py --program $(BUILD_DIR)/fsdp --rounds 200
+	@$(VENV)/bin/python tests/python/support/chaos.py --program $(BUILD_DIR)/fsdp --rounds 200
 
 gpu-check:  ## Build, test and measure on a machine with an NVIDIA GPU (options: scripts/gpu_check --help)
 	@scripts/gpu_check
 
-format:  ## Format all C++ files
+format:  ## Format all C++ and Python files
 	@scripts/format.sh
 
-format-check:  ## Fail when a C++ file is not formatted, a word is misspelled or a Markdown page breaks the rules
+format-check:  ## Fail when a file is not formatted, or ruff, codespell or pymarkdown finds a slip
 	@scripts/format.sh --check
 
 sanitize: setup  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)

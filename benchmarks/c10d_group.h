@@ -15,6 +15,7 @@
 #include <string>
 
 #include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 
 namespace fsdp::benchmarks {
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "optim/fused_adamw.h"
 #include "state/async_saver.h"
@@ -72,7 +73,7 @@ class Bench {
     options.communicator = world_;
     options.auto_wrap_policy = fsdp::module_class_policy<torch::nn::LinearImpl>();
     sharded_ = fsdp::fully_shard(*model_, options);
-    optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(), fsdp::FusedAdamWOptions{});
+    optimizer_ = std::make_unique<fsdp::optim::FusedAdamW>(sharded_->parameters(), fsdp::optim::FusedAdamWOptions{});
     model_->forward(torch::ones({1, width})).sum().backward();
     optimizer_->step();
     sharded_->zero_grad();
@@ -81,8 +82,8 @@ class Bench {
 
   void turn() {
     note("plain write and fsync", cost_of([&] { write_plainly(); }));
-    note("save", apart([&] { fsdp::save_training_state(path(), state(), {{"step", 1}}, *world_); }));
-    note("load", apart([&] { fsdp::load_training_state(path(), state(), *world_); }));
+    note("save", apart([&] { fsdp::state::save_training_state(path(), state(), {{"step", 1}}, *world_); }));
+    note("load", apart([&] { fsdp::state::load_training_state(path(), state(), *world_); }));
     remove();
     const Cost stall = apart([&] { saver_.save(path(), state(), {{"step", 1}}); });
     const Cost rest = cost_of([&] { saver_.finish(); });
@@ -107,7 +108,7 @@ class Bench {
     world_->barrier({"done", 0, fsdp::Pass::kUser});
     if (world_->rank() == 0) fs::remove_all(path());
   }
-  fsdp::TrainingState state() { return {*sharded_, *model_, state_.get()}; }
+  fsdp::state::TrainingState state() { return {*sharded_, *model_, state_.get()}; }
   template <typename Part>
   Cost apart(const Part& part) {
     world_->barrier({"begin", 0, fsdp::Pass::kUser});
@@ -156,9 +157,9 @@ class Bench {
   std::shared_ptr<fsdp::Communicator> world_;
   Model model_;
   std::shared_ptr<fsdp::ShardedModule> sharded_;
-  std::unique_ptr<fsdp::FusedAdamW> optimizer_;
+  std::unique_ptr<fsdp::optim::FusedAdamW> optimizer_;
   std::unique_ptr<fsdp::OptimizerState> state_;
-  fsdp::AsyncSaver saver_;
+  fsdp::state::AsyncSaver saver_;
   nlohmann::json results_;
 };
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Saving and loading a training state: fsdp.cpp beside torch.distributed.checkpoint (DCP), and beside plain writes.
 
-A row of linear layers with AdamW's two means for each parameter, fp32, sharded over the ranks (FULL_SHARD, FSDP2). Each turn
-runs both sides, which save, load and save asynchronously; a number is the median over the turns of the slowest rank, with
-the smallest and largest in brackets. Both sides sync files before a save has ended; ours checksums what it writes and reads.
-Files are read from the page cache.
+A row of linear layers with AdamW's two means for each parameter, fp32, sharded over the ranks (FULL_SHARD, FSDP2). Each
+turn runs both sides, which save, load and save asynchronously; a number is the median over the turns of the slowest
+rank, with the smallest and largest in brackets. Both sides sync files before a save has ended; ours checksums what it
+writes and reads. Files are read from the page cache.
 """
+
 import argparse
 import ctypes
 import json
@@ -24,9 +25,10 @@ WHAT = ("save", "load", "async_save, stall", "async_save, all")
 
 
 def memory_of(name):
-    for line in open("/proc/self/status"):
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
     raise KeyError(name)
 
 
@@ -105,9 +107,9 @@ def measure(options, ranks, folder):
     for turn in range(options.turns):
         port = 29800 + 20 * ranks + 2 * turn
         ours.append(rank_processes.run([options.build_dir / "checkpoint_bench", folder, *sizes, 2], ranks, port))
-        theirs.append(rank_processes.run(
-            [sys.executable, __file__, "--worker", "--folder", folder, "--turns", 2, "--layers", options.layers,
-             "--width", options.width], ranks, port + 1))
+        command = [sys.executable, __file__, "--worker", "--folder", folder, "--turns", 2]
+        command += ["--layers", options.layers, "--width", options.width]
+        theirs.append(rank_processes.run(command, ranks, port + 1))
     return ours, theirs
 
 
@@ -122,18 +124,24 @@ def spread(values, form="{:.3f}"):
 def report(options, ranks, ours, theirs):
     mib = ours[0]["bytes"] / 2**20
     plain, copy = (collected(ours, name, "seconds") for name in ("plain write and fsync", "copy"))
-    lines = [f"{ranks} rank(s), {mib:.0f} MiB a rank. Plain write and fsync: {spread(plain)} s, "
-             f"{mib / statistics.median(plain):.0f} MiB/s a rank. Plain copy: {spread(copy)} s.", "",
-             "| | fsdp.cpp, s | MiB/s a rank | extra MiB | DCP, s | MiB/s a rank | extra MiB | DCP / fsdp.cpp | fsdp.cpp / plain |",
-             "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines = [
+        f"{ranks} rank(s), {mib:.0f} MiB a rank. Plain write and fsync: {spread(plain)} s, "
+        f"{mib / statistics.median(plain):.0f} MiB/s a rank. Plain copy: {spread(copy)} s.",
+        "",
+        "| | fsdp.cpp, s | MiB/s a rank | extra MiB | DCP, s | MiB/s a rank | extra MiB "
+        "| DCP / fsdp.cpp | fsdp.cpp / plain |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for name in WHAT:
         own, other = (collected(runs, name, "seconds") for runs in (ours, theirs))
         memory = [f"{statistics.median(collected(runs, name, 'memory')) / 2**20:.0f}" for runs in (ours, theirs)]
         middle, other_middle = statistics.median(own), statistics.median(other)
         base = {"save": plain, "async_save, all": plain, "async_save, stall": copy}.get(name)
         against = f"{middle / statistics.median(base):.2f}" if base else "–"
-        lines.append(f"| {name} | {spread(own)} | {mib / middle:.0f} | {memory[0]} | {spread(other)} | "
-                     f"{mib / other_middle:.0f} | {memory[1]} | {other_middle / middle:.2f} | {against} |")
+        lines.append(
+            f"| {name} | {spread(own)} | {mib / middle:.0f} | {memory[0]} | {spread(other)} | "
+            f"{mib / other_middle:.0f} | {memory[1]} | {other_middle / middle:.2f} | {against} |"
+        )
     return "\n".join(lines)
 
 

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "c10d_group.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
+#include "fsdp/memory_sharing.h"
 #include "process_use.h"
 
 namespace {
@@ -51,7 +53,7 @@ class Bench {
     auto own = full.narrow(0, n * place_.rank, n);
     auto narrow = full.to(at::kBFloat16);
     auto copy = at::empty_like(full);
-    auto shared = shm_->shared_buffer(n * place_.world_size * 4, {}, next("buffer")).view(at::kFloat);
+    auto shared = shm_->memory_sharing().buffer(n * place_.world_size * 4, {}, next("buffer")).view(at::kFloat);
     auto slice = shared.narrow(0, n * place_.rank, n);
     slice.fill_(1);
     add("all_gather, Gloo", mebibytes, [=, this] { gloo_->all_gather(full, shard, next("gather"))->wait(); });
@@ -94,7 +96,7 @@ class Bench {
 
   // Reduces like the engine: the input was written directly to memory that other ranks read.
   void reduce_in_place(const at::Tensor& output, size_t nbytes) {
-    const at::Tensor input = shm_->reduction_input(static_cast<int64_t>(nbytes)).view(at::kFloat);
+    const at::Tensor input = shm_->memory_sharing().reduction_input(static_cast<int64_t>(nbytes)).view(at::kFloat);
     shm_->reduce_scatter(output, input, {0.5}, next("scatter"))->wait();
   }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "c10d_group.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
 namespace {

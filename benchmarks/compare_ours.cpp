@@ -16,6 +16,7 @@
 #include "base/error_message.h"
 #include "formats/hugging_face/hf_folder.h"
 #include "formats/safetensors/safetensors.h"
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "models/pretrained.h"
 #include "optim/clip_scale.h"
@@ -78,7 +79,7 @@ class Samples {
     return all.narrow(0, ((step % steps) * size_ + rank_) * batch_, batch_);
   }
 
-  fsdp::checkpoint::SafetensorsFile file_;
+  fsdp::formats::SafetensorsFile file_;
   int64_t batch_, rank_, size_;
 };
 
@@ -109,7 +110,7 @@ class Training {
  public:
   Training(const TrainingJob& job, const std::shared_ptr<fsdp::Communicator>& communicator)
       : job_(job), samples_(job, *communicator) {
-    const fsdp::checkpoint::HfFolder folder(job.model);
+    const fsdp::formats::HfFolder folder(job.model);
     model_ = fsdp::trainer::make_trained_model(
         fsdp::models::load_pretrained<PretrainedModel>(folder, at::kFloat, at::kCPU), samples_.config());
     PretrainedModel& module = model_->module();
@@ -122,8 +123,8 @@ class Training {
     if (job.checkpointing) module.set_activation_checkpointing(fsdp::CheckpointPolicy::full());
     sharded_ = fsdp::fully_shard(module, options_of(job, module, communicator));
     sharded_->set_reductions_see_norm(true);
-    optimizer_ = std::make_unique<fsdp::FusedAdamW>(sharded_->parameters(),
-                                                    fsdp::FusedAdamWOptions{.learning_rate = job.learning_rate});
+    optimizer_ = std::make_unique<fsdp::optim::FusedAdamW>(
+        sharded_->parameters(), fsdp::optim::FusedAdamWOptions{.learning_rate = job.learning_rate});
     if (job.offload) optimizer_->after_each_part([this] { sharded_->page_out(); });
   }
 
@@ -137,7 +138,8 @@ class Training {
     note("forward", [&] { loss = model_->loss(samples_.batch(number)); });
     note("backward", [&] { loss.backward(); });
     double scale = 1.0;
-    note("clip", [&] { scale = fsdp::clip_scale(job_.clip_grad_norm, sharded_->reduced_grad_norm().item<double>()); });
+    note("clip",
+         [&] { scale = fsdp::optim::clip_scale(job_.clip_grad_norm, sharded_->reduced_grad_norm().item<double>()); });
     note("optimizer", [&] {
       sharded_->with_offloaded_memory([&] { optimizer_->step(scale); });
       if (separate_) separate_->step(separate_->learning_rate(), /*gradient_scale=*/1.0);
@@ -153,11 +155,11 @@ class Training {
   double flops() const { return static_cast<double>(job_.batch) * work().flops; }
   double recomputed_flops() const { return static_cast<double>(job_.batch) * work().recomputed_flops; }
   int64_t parameters() const { return parameters_; }
-  fsdp::EngineStats stats() const { return sharded_->stats(); }
+  fsdp::EngineStats stats() const { return sharded_->diagnostics().stats(); }
   // The engine's peaks by category, and the size of the optimizer's state, in bytes.
   json memory() const {
     json peaks{{"optimizer state", optimizer_->state_nbytes()}};
-    for (const fsdp::MemoryCategory& category : sharded_->memory()) peaks[category.name] = category.peak;
+    for (const fsdp::MemoryCategory& category : sharded_->diagnostics().memory()) peaks[category.name] = category.peak;
     return peaks;
   }
 
@@ -176,7 +178,7 @@ class Training {
   std::unique_ptr<TrainedModel> model_;
   fsdp::trainer::SeparateParameters* separate_ = nullptr;  // null if the model has none
   std::shared_ptr<fsdp::ShardedModule> sharded_;
-  std::unique_ptr<fsdp::FusedAdamW> optimizer_;
+  std::unique_ptr<fsdp::optim::FusedAdamW> optimizer_;
   std::vector<double> losses_;
   int64_t parameters_ = 0;
   json parts_;
@@ -189,7 +191,7 @@ json limit_memory(const TrainingJob& job, fsdp::Communicator& communicator) {
   const at::Tensor weight = at::ones({64}).requires_grad_();
   at::mm(at::ones({2, 8}), weight.view({8, 8})).sum().backward();
   communicator.all_reduce(weight.grad(), weight.grad(), {}, {"a small step", 0, fsdp::Pass::kUser})->wait();
-  fsdp::FusedAdamW({weight}, fsdp::FusedAdamWOptions{.learning_rate = 0.0}).step();
+  fsdp::optim::FusedAdamW({weight}, fsdp::optim::FusedAdamWOptions{.learning_rate = 0.0}).step();
   return fsdp::benchmarks::limit_memory(*job.memory_limit);
 }
 
@@ -248,7 +250,7 @@ int main(int argc, char** argv) {
     TORCH_CHECK(file, argv[1], " cannot be read");
     std::printf("%s\n", run(fsdp::benchmarks::read_training_job(text.str())).dump().c_str());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", fsdp::message_of(error).c_str());
+    std::fprintf(stderr, "error: %s\n", fsdp::base::message_of(error).c_str());
     return 1;
   }
   return 0;

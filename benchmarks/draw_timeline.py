@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws some units of one step of a trace (`trace_path`): computation of units, their all-gathers and reduce-scatters, and
-where the computing thread waited. Writes PATH.png and PATH-dark.png.
+"""Draws some units of one step of a trace (`trace_path`): computation of units, their all-gathers and reduce-scatters,
+and where the computing thread waited. Writes PATH.png and PATH-dark.png.
 
     build/fsdp train --config-path examples/smollm2.json --nproc-per-node 2 --set max_steps=5 --set trace_steps=1 \\
       --set trace_path=trace.json
@@ -30,7 +30,7 @@ def window(ranges, phase, units):
     """From the middle of a pass: when the computation of so many units begins and ends."""
     computed = [one for one in ranges if one[0] == "compute" and one[2] == phase and one[1] != "root"]
     first = max(0, (len(computed) - units) // 2)
-    chosen = computed[first:first + units]
+    chosen = computed[first : first + units]
     return chosen[0][3], chosen[-1][4]
 
 
@@ -43,7 +43,7 @@ def lanes_of(ranges):
     ends = []
     for one in sorted(ranges, key=lambda one: one[3]):
         lane = next((number for number, end in enumerate(ends) if end <= one[3]), len(ends))
-        ends[lane:lane + 1] = [one[4]]
+        ends[lane : lane + 1] = [one[4]]
         yield one, lane
 
 
@@ -57,15 +57,25 @@ def draw_panel(axis, ranges, phase, begin, end):
         lanes = 1 + max(lane for _, lane in laned)
         for (_, unit, _, since, until), lane in laned:
             left, right = max(since, begin), min(until, end)
-            axis.barh(place + lane, right - left, left=left - begin, height=0.8, color=COLORS[kind],
-                      edgecolor=axis.get_facecolor())
+            axis.barh(
+                place + lane,
+                right - left,
+                left=left - begin,
+                height=0.8,
+                color=COLORS[kind],
+                edgecolor=axis.get_facecolor(),
+            )
             if right - left > 0.04 * (end - begin):
-                axis.text((left + right) / 2 - begin, place + lane, short(unit), ha="center", va="center", color="white")
+                axis.text(
+                    (left + right) / 2 - begin, place + lane, short(unit), ha="center", va="center", color="white"
+                )
         labels.append((place + (lanes - 1) / 2, title))
         place += lanes
     for kind, _, _, since, until in seen:
         if kind == "wait" and until - since > LEAST_WAIT * (end - begin):
-            axis.barh(0, min(until, end) - max(since, begin), left=max(since, begin) - begin, height=0.8, color=COLORS[kind])
+            axis.barh(
+                0, min(until, end) - max(since, begin), left=max(since, begin) - begin, height=0.8, color=COLORS[kind]
+            )
     axis.set_yticks([at for at, _ in labels], [title for _, title in labels])
     axis.tick_params(axis="y", length=0)
     axis.invert_yaxis()
@@ -77,7 +87,9 @@ def draw_panel(axis, ranges, phase, begin, end):
 @plots.both_grounds
 def draw(trace, rank, units):
     ranges = list(ranges_of(trace, rank))
-    figure, axes = plots.plt.subplots(2, 1, figsize=(plots.PIXELS_WIDE / plots.DOTS_PER_INCH, 3.6), layout="constrained")
+    figure, axes = plots.plt.subplots(
+        2, 1, figsize=(plots.PIXELS_WIDE / plots.DOTS_PER_INCH, 3.6), layout="constrained"
+    )
     for axis, phase in zip(axes, ("forward", "backward")):
         draw_panel(axis, ranges, phase, *window(ranges, phase, units))
     return figure

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 #include "optim/fused_adamw.h"
@@ -69,8 +70,8 @@ class Training {
                                                    settings.at("vocabulary")};
     model_ = Transformer(sizes, options);
     if (!plain) sharded_ = fsdp::fully_shard(model_, options_of(settings));
-    optimizer_ = std::make_unique<fsdp::FusedAdamW>(plain ? model_->parameters() : sharded_->parameters(),
-                                                    fsdp::FusedAdamWOptions{.learning_rate = 1e-4});
+    optimizer_ = std::make_unique<fsdp::optim::FusedAdamW>(plain ? model_->parameters() : sharded_->parameters(),
+                                                           fsdp::optim::FusedAdamWOptions{.learning_rate = 1e-4});
     tokens_ = at::randint(sizes.vocabulary, {settings.at("batch"), settings.at("length")}, options.dtype(at::kLong));
   }
 
@@ -100,7 +101,7 @@ class Training {
   c10::Device device_;
   Transformer model_ = nullptr;
   std::shared_ptr<fsdp::ShardedModule> sharded_;
-  std::unique_ptr<fsdp::FusedAdamW> optimizer_;
+  std::unique_ptr<fsdp::optim::FusedAdamW> optimizer_;
   at::Tensor tokens_;
   std::vector<double> host_, steps_;
 };

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import (FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard)
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from torch_transformer import DecoderBlock, Transformer
@@ -30,9 +30,13 @@ def join_group(settings, device):
 
 
 def fsdp1(model, dtype, device, use_orig_params):
-    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({DecoderBlock}), device_id=device,
-                                    mixed_precision=MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32),
-                                    use_orig_params=use_orig_params)
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({DecoderBlock}),
+        device_id=device,
+        mixed_precision=MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32),
+        use_orig_params=use_orig_params,
+    )
 
 
 def fsdp2(model, dtype, device):
@@ -58,7 +62,10 @@ def make_model(settings, device):
 def tame(model, optimizer):
     """New finite values: in some versions the fake group's reductions leave gradients as the memory happened to be, and
     NaNs, which come of that, are quicker to multiply."""
-    local = lambda tensor: tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+    def local(tensor):
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
     for parameter in model.parameters():
         local(parameter).normal_(std=0.02)
         for name, state in optimizer.state[parameter].items():

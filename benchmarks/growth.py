@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """How costs grow with a model's size: each at three sizes, and the exponent from the middle size to the largest.
 
-A cost in proportion to the size has the exponent 1. That of a step of a model that is not sharded ("plain step") is above
-1 as well, because large models do not fit the processor's caches; as much is allowed to all costs of the engine, beyond a
-limit of 1.2. An exponent above that is measured again, as often as --repeats says; one that stays above it is a failure
-(exit status 1). tests/growth counts steps of the library instead, without caches and without noise.
+A cost in proportion to the size has the exponent 1. That of a step of a model that is not sharded ("plain step") is
+above 1 as well, because large models do not fit the processor's caches; as much is allowed to all costs of the engine,
+beyond a limit of 1.2. An exponent above that is measured again, as often as --repeats says; one that stays above it is
+a failure (exit status 1). tests/growth counts steps of the library instead, without caches and without noise.
 Engine jobs are those of growth_jobs.h: one rank of four over a communicator that exchanges nothing.
 """
 
@@ -49,9 +49,10 @@ class Programs:
     def job(self, name, size, ranks=1, folder=None):
         variables = {"FSDP_GROWTH_FOLDER": folder} if folder else {}
         runs = []
-        for turn in range(self.turns):
-            said = rank_processes.outputs([self.build / "growth", name, size], ranks, 29600 + os.getpid() % 300,
-                                          variables=variables)
+        for _ in range(self.turns):
+            said = rank_processes.outputs(
+                [self.build / "growth", name, size], ranks, 29600 + os.getpid() % 300, variables=variables
+            )
             of_ranks = [json.loads(text) for text in said]
             runs.append({what: max(one[what] for one in of_ranks) for what in of_ranks[0]})
         return least(runs)
@@ -107,8 +108,14 @@ def dcp_reading(folder, turns):
         dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
         print((time.perf_counter() - begin) * 1e3)
     """
-    return min(float(subprocess.run([sys.executable, "-W", "ignore", "-c", program, folder], check=True, text=True,
-                                    stdout=subprocess.PIPE).stdout) for _ in range(turns))
+    return min(
+        float(
+            subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", program, folder], check=True, text=True, stdout=subprocess.PIPE
+            ).stdout
+        )
+        for _ in range(turns)
+    )
 
 
 def engine_tables(programs, only):
@@ -132,14 +139,17 @@ class Limit:
     def too_steep(self, costs, sizes):
         plain = {PLAIN, "first " + PLAIN} & set(costs)
         self.allowance = max([self.allowance] + [exponent(costs[name], sizes) - 1 for name in plain])
-        return {name for name in costs if name not in plain and costs[name][2] >= FEW_MS
-                and exponent(costs[name], sizes) > LIMIT + self.allowance}
+        return {
+            name
+            for name in costs
+            if name not in plain and costs[name][2] >= FEW_MS and exponent(costs[name], sizes) > LIMIT + self.allowance
+        }
 
 
 def measure(run, sizes, repeats, limit):
     """{what: [milliseconds at each size]}, and those names that stay too steep."""
     costs = {}
-    for repeat in range(1 + repeats):
+    for _ in range(1 + repeats):
         for place, size in enumerate(sizes):
             for name, cost in run(size).items():
                 of_sizes = costs.setdefault(name, [math.inf] * len(sizes))
@@ -153,8 +163,12 @@ def print_table(title, sizes, costs):
     print(f"\n| {title} | " + " | ".join(f"{size:,}" for size in sizes) + " | exponent |")
     print("| --- |" + " ---: |" * (len(sizes) + 1))
     for name, of_sizes in costs.items():
-        print(f"| {name} | " + " | ".join(f"{cost:.3g} ms" for cost in of_sizes) + f" | {exponent(of_sizes, sizes):.2f} |",
-              flush=True)
+        print(
+            f"| {name} | "
+            + " | ".join(f"{cost:.3g} ms" for cost in of_sizes)
+            + f" | {exponent(of_sizes, sizes):.2f} |",
+            flush=True,
+        )
 
 
 def main():
@@ -168,8 +182,10 @@ def main():
     failed = []
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
         limit = Limit()
-        for title, sizes, run in (*engine_tables(programs, options.only),
-                                  *file_table(programs, options.only, Path(folder))):
+        for title, sizes, run in (
+            *engine_tables(programs, options.only),
+            *file_table(programs, options.only, Path(folder)),
+        ):
             costs, steep = measure(run, sizes, options.repeats, limit)
             print_table(title, sizes, costs)
             failed += [f"{title}: {name}" for name in sorted(steep)]

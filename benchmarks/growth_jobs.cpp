@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "fsdp/auto_units.h"
+#include "fsdp/backends.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/communicator.h"
 #include "fsdp/deferred_init.h"
@@ -98,13 +99,13 @@ void units(int64_t count, int64_t parameters, const Options& options, const Mete
   meter("clip_grad_norm_", [&] { sharded->clip_grad_norm_(1.0); });
   torch::optim::SGD optimizer(sharded->parameters(), 1e-3);
   meter("optimizer", [&] { optimizer.step(); });
-  meter("memory_summary", [&] { sharded->memory_summary(); });
+  meter("memory_summary", [&] { sharded->diagnostics().memory_summary(); });
   meter("full_state_dict", [&] { full_state_dict(*sharded, *model); });
-  sharded->start_trace();
+  sharded->tracing().start();
   model->forward(torch::ones({kWidth})).sum().backward();  // memory samples depend on time: only the file counts
   const fs::path file = fs::temp_directory_path() / ("growth-trace-" + std::to_string(getpid()) + ".json");
   const auto own = make_fake_communicator(0, 1);
-  meter("trace", [&] { write_trace(file, *own, sharded->stop_trace()); });
+  meter("trace", [&] { write_trace(file, *own, sharded->tracing().stop()); });
   fs::remove(file);
   train_plain(*plain, meter);
 }

@@ -11,6 +11,7 @@
 
 #include "block.h"
 #include "device.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 

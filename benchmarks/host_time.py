@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Host time that one unit adds to forward and backward in PyTorch's FSDP1, FSDP2 and DDP.
 
-The like of host_time.cpp: the same block, a fake process group of 8 ranks, one thread. On a GPU (without DDP) the time ends
-when backward returns, not when the device is done, which is waited for between steps. Prints one JSON object a line.
+The like of host_time.cpp: the same block, a fake process group of 8 ranks, one thread. On a GPU (without DDP) the time
+ends when backward returns, not when the device is done, which is waited for between steps. Prints one JSON object a
+line.
 """
 
 import argparse
@@ -32,9 +33,12 @@ def blocks(count, device):
 
 
 def fsdp1(count, device, use_orig_params):
-    policy = lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, Block)
-    return FullyShardedDataParallel(blocks(count, device), auto_wrap_policy=policy, use_orig_params=use_orig_params,
-                                    device_id=device)
+    def policy(module, recurse, nonwrapped_numel):
+        return recurse or isinstance(module, Block)
+
+    return FullyShardedDataParallel(
+        blocks(count, device), auto_wrap_policy=policy, use_orig_params=use_orig_params, device_id=device
+    )
 
 
 def fsdp2(count, device):
@@ -96,12 +100,17 @@ def main():
             seconds = time_step(model, x)
             if step >= 20:
                 times[key].append(seconds)
-    per_unit = {name: (statistics.median(times[name, MANY]) - statistics.median(times[name, FEW])) / (MANY - FEW) * 1e3
-                for name in variants}
+    per_unit = {
+        name: (statistics.median(times[name, MANY]) - statistics.median(times[name, FEW])) / (MANY - FEW) * 1e3
+        for name in variants
+    }
     for name, milliseconds in per_unit.items():
         if name != "plain":
-            print(json.dumps({"variant": name, "plain_ms": per_unit["plain"],
-                              "added_ms": milliseconds - per_unit["plain"]}))
+            print(
+                json.dumps(
+                    {"variant": name, "plain_ms": per_unit["plain"], "added_ms": milliseconds - per_unit["plain"]}
+                )
+            )
     dist.destroy_process_group()
 
 

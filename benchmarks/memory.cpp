@@ -6,6 +6,7 @@
 #include <string>
 
 #include "block.h"
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "support/counting_allocator.h"
 
@@ -95,7 +96,7 @@ int main(int argc, char** argv) {
                 static_cast<long long>(memory.peak_bytes()), static_cast<long long>(shards),
                 static_cast<long long>(2 * root), static_cast<long long>(2 * 2 * block),
                 static_cast<long long>(activations));
-    std::fprintf(stderr, "%s", sharded->memory_summary().c_str());
+    std::fprintf(stderr, "%s", sharded->diagnostics().memory_summary().c_str());
   }
   return 0;
 }

@@ -4,9 +4,10 @@
 A model of an embedding, blocks of two linear layers, and a head; FULL_SHARD, AdamW, fp32. All tensors of a process are
 counted, by one allocator on both sides, over three steps after three. What it has to be:
 
-shards of parameters, gradients and AdamW's means + the root (embedding, head) and two blocks, gathered, with their gradient
-buffers + activations (the plain model's peak without parameters and their gradients)
+shards of parameters, gradients and AdamW's means + the root (embedding, head) and two blocks, gathered, with their
+gradient buffers + activations (the plain model's peak without parameters and their gradients)
 """
+
 import argparse
 import ctypes
 import json
@@ -57,8 +58,9 @@ def torch_worker(options):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
-        model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"),
-                                         use_orig_params=True)
+        model = FullyShardedDataParallel(
+            model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), use_orig_params=True
+        )
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randint(options.vocabulary, (options.batch, options.length))
     for step in range(6):
@@ -80,8 +82,15 @@ def measure(options, ranks):
         if variant in OURS:
             command = [options.build_dir / "memory", variant, *sizes]
         else:
-            command = [sys.executable, __file__, "--worker", variant, "--build-dir", options.build_dir,
-                       *(f"--{name}={size}" for name, size in zip(SIZES, sizes))]
+            command = [
+                sys.executable,
+                __file__,
+                "--worker",
+                variant,
+                "--build-dir",
+                options.build_dir,
+                *(f"--{name}={size}" for name, size in zip(SIZES, sizes)),
+            ]
         results[variant] = rank_processes.run(command, ranks, 29700 + 10 * ranks + number)
     return results
 
@@ -90,10 +99,17 @@ def report(results):
     parts = {name: size for name, size in results[OURS[0]].items() if name != "peak"}
     needed = sum(parts.values())
     mib = {name: f"{size / 2**20:.1f}" for name, size in parts.items()}
-    lines = [f"Shards {mib['shards']}, root {mib['root']}, two units {mib['units']}, activations {mib['activations']}: "
-             f"{needed / 2**20:.1f} MiB.", "", "| variant | peak MiB | of what it has to be |", "| --- | ---: | ---: |"]
-    lines += [f"| {variant} | {result['peak'] / 2**20:.1f} | {100 * result['peak'] / needed:.1f} % |"
-              for variant, result in results.items()]
+    lines = [
+        f"Shards {mib['shards']}, root {mib['root']}, two units {mib['units']}, activations {mib['activations']}: "
+        f"{needed / 2**20:.1f} MiB.",
+        "",
+        "| variant | peak MiB | of what it has to be |",
+        "| --- | ---: | ---: |",
+    ]
+    lines += [
+        f"| {variant} | {result['peak'] / 2**20:.1f} | {100 * result['peak'] / needed:.1f} % |"
+        for variant, result in results.items()
+    ]
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 
 namespace {

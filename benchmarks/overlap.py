@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Steps of a row of linear layers over a throttled link: what of communication and computation is hidden.
 
-Two ranks in two network namespaces, joined by a veth pair whose both ends send at --mbit (tbf). Needs root and iproute2;
-undoes all that it sets up. Variants take turns in one run; a number is the median over the steps of all turns.
+Two ranks in two network namespaces, joined by a veth pair whose both ends send at --mbit (tbf). Needs root and
+iproute2; undoes all that it sets up. Variants take turns in one run; a number is the median over the steps of all
+turns.
 
 hidden = (computation alone + communication alone - step) / the shorter of the two
 """
+
 import argparse
 import collections
 import contextlib
@@ -41,8 +43,8 @@ def throttled_link(mbit):
             ip("-n", name, "addr", "add", f"{ADDRESSES[i]}/30", "dev", f"ovl{i}")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", f"ovl{i}", "up")
-            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", f"ovl{i}", "root", "tbf", "rate", f"{mbit}mbit",
-                            "burst", "128kb", "latency", "100ms"], check=True)
+            limit = ["rate", f"{mbit}mbit", "burst", "128kb", "latency", "100ms"]
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", f"ovl{i}", "root", "tbf", *limit], check=True)
         yield
     finally:
         for name in NAMES:
@@ -76,8 +78,13 @@ def torch_worker(variant, layers, width, batch, steps):
     else:
         ahead = variant == "FSDP1"
         row = FullyShardedDataParallel(
-            row, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}), device_id=torch.device("cpu"), forward_prefetch=ahead,
-            backward_prefetch=BackwardPrefetch.BACKWARD_PRE if ahead else None, limit_all_gathers=ahead)
+            row,
+            auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}),
+            device_id=torch.device("cpu"),
+            forward_prefetch=ahead,
+            backward_prefetch=BackwardPrefetch.BACKWARD_PRE if ahead else None,
+            limit_all_gathers=ahead,
+        )
     inputs, times = torch.randn(batch, width), []
     for _ in range(2 + steps):
         dist.barrier()
@@ -98,8 +105,14 @@ def measure(options):
     for turn in range(options.turns):
         for variant in (*PARTS, *OURS, *(() if options.no_torch else TORCH)):
             ours = variant not in TORCH
-            command = [options.build_dir / "overlap", variant] if ours else [sys.executable, __file__, "--worker", variant]
-            sized = size if ours else (f"--{key}={value}" for key, value in zip(("layers", "width", "batch", "steps"), size))
+            command = (
+                [options.build_dir / "overlap", variant] if ours else [sys.executable, __file__, "--worker", variant]
+            )
+            sized = (
+                size
+                if ours
+                else (f"--{key}={value}" for key, value in zip(("layers", "width", "batch", "steps"), size))
+            )
             times[variant] += run([*command, *sized], port)
             port += 1
             print(f"turn {turn + 1}, {variant}: {statistics.median(times[variant]):.3f} s", file=sys.stderr)

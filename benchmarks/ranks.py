@@ -1,5 +1,6 @@
 """Starts a command on each of several ranks, with the environment of torchrun."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,8 +10,8 @@ import time
 
 
 class RankError(RuntimeError):
-    """A rank that failed, or did not end in time; says which, and what it wrote. errors: what each rank had written to its
-    standard error by then; the cause may stand in another rank's than in that of the first to end."""
+    """A rank that failed, or did not end in time; says which, and what it wrote. errors: what each rank had written to
+    its standard error by then; the cause may stand in another rank's than in that of the first to end."""
 
     def __init__(self, message, errors=()):
         super().__init__(message)
@@ -18,31 +19,44 @@ class RankError(RuntimeError):
 
 
 def outputs(command, ranks, port, *, address="127.0.0.1", hosts=None, variables=None, timeout=None, watch=None):
-    """What each rank prints. hosts: for each rank, a prefix of its command and variables of its own; each is then a host
-    by itself. variables: for all ranks. timeout: seconds. watch: looks at the ids of their processes while they run. When a
-    rank fails, the others are ended."""
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    """What each rank prints. hosts: for each rank, a prefix of its command and variables of its own; each is then a
+    host by itself. variables: for all ranks. timeout: seconds. watch: looks at the ids of their processes while they
+    run. When a rank fails, the others are ended."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, contextlib.ExitStack() as opened:
         started = []
         try:
             for rank in range(ranks):
                 prefix, own = hosts[rank] if hosts else ([], {})
-                environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                               "LOCAL_RANK": "0" if hosts else str(rank), "LOCAL_WORLD_SIZE": "1" if hosts else str(ranks),
-                               "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-                               **(variables or {}), **own}
-                files = [open(os.path.join(folder, f"{rank}.{name}"), "w+") for name in ("out", "err")]
-                process = subprocess.Popen([*prefix, *map(str, command)], env=environment, text=True,
-                                           stdin=subprocess.DEVNULL, stdout=files[0], stderr=files[1])
-                started.append((process, *files))
+                environment = {
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_RANK": "0" if hosts else str(rank),
+                    "LOCAL_WORLD_SIZE": "1" if hosts else str(ranks),
+                    "MASTER_ADDR": address,
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                    **(variables or {}),
+                    **own,
+                }
+                paths = [os.path.join(folder, f"{rank}.{name}") for name in ("out", "err")]
+                out, err = [opened.enter_context(open(path, "w+")) for path in paths]
+                process = subprocess.Popen(
+                    [*prefix, *map(str, command)],
+                    env=environment,
+                    text=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+                started.append((process, out, err))
             wait(command, started, timeout, watch)
             return [content(out) for _, out, _ in started]
         finally:
-            for process, out, err in started:
+            for process, *_ in started:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-                out.close()
-                err.close()
 
 
 def content(file):
@@ -52,6 +66,7 @@ def content(file):
 
 def wait(command, started, timeout, watch=None):
     """Until all ranks have ended well."""
+
     def error(rank, how):
         errors = [content(err) for *_, err in started]
         return RankError(f"rank {rank} of {' '.join(map(str, command))} {how}:\n{errors[rank]}", errors)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures fsdp.cpp beside PyTorch's DDP, FSDP1 and FSDP2 and prints the tables of docs/benchmarks.md.
 
-All variants take turns, several times over; a number is the median over the turns, in brackets the smallest and largest.
+All variants take turns, several times over; a number is the median over the turns, in brackets the smallest and
+largest.
 """
 
 import argparse
@@ -18,12 +19,27 @@ from pathlib import Path
 import collectives
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/python"))
+sys.path.insert(0, str(ROOT / "tests/python/support"))
 
-LLAMA = dict(vocab_size=8192, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
-             num_key_value_heads=6, max_position_embeddings=256, tie_word_embeddings=False)
-TRAINING = dict(dtype="fp32", max_seq_length=128, train_batch_size=4, learning_rate=3e-4, clip_grad_norm=1.0,
-                wrap_policy="transformer", seed=0)
+LLAMA = dict(
+    vocab_size=8192,
+    hidden_size=384,
+    intermediate_size=1024,
+    num_hidden_layers=6,
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
+)
+TRAINING = dict(
+    dtype="fp32",
+    max_seq_length=128,
+    train_batch_size=4,
+    learning_rate=3e-4,
+    clip_grad_norm=1.0,
+    wrap_policy="transformer",
+    seed=0,
+)
 WARM_UP_STEPS = 3
 
 
@@ -43,8 +59,12 @@ class Variant:
 
 VARIANTS = (
     Variant("full_shard", "fsdp.cpp", ours=True),
-    Variant("full_shard", "fsdp.cpp, no prefetch", ours=True,
-            settings=(("backward_prefetch", "none"), ("forward_prefetch", False))),
+    Variant(
+        "full_shard",
+        "fsdp.cpp, no prefetch",
+        ours=True,
+        settings=(("backward_prefetch", "none"), ("forward_prefetch", False)),
+    ),
     Variant("full_shard", "fsdp.cpp, backward_post", ours=True, settings=(("backward_prefetch", "backward_post"),)),
     Variant("full_shard", "fsdp.cpp, no limit", ours=True, settings=(("limit_all_gathers", False),)),
     Variant("full_shard", "fsdp.cpp, one communicator", ours=True, settings=(("one_communicator", True),)),
@@ -71,7 +91,9 @@ class Result:
 
 def call(*command):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [str(part) for part in command], env=environment, capture_output=True, text=True, check=False
+    )
     if result.returncode:
         sys.exit(f"error: {' '.join(map(str, command))} failed:\n{result.stdout}{result.stderr}")
     return result.stdout
@@ -91,16 +113,23 @@ def host_time(build_dir, turns):
     """Milliseconds that one unit adds, by variant, one number a turn."""
     added, plain = collections.defaultdict(list), collections.defaultdict(list)
     for _ in range(turns):
-        for side, command in (("C++", [build_dir / "host_time"]), ("Python", [sys.executable, ROOT / "benchmarks/host_time.py"])):
+        for side, command in (
+            ("C++", [build_dir / "host_time"]),
+            ("Python", [sys.executable, ROOT / "benchmarks/host_time.py"]),
+        ):
             rows = [json.loads(line) for line in call(*command).splitlines()]
             plain[side].append(rows[0]["plain_ms"])
             for row in rows:
                 added[row["variant"]].append(row["added_ms"])
     base = statistics.median(added["fsdp.cpp full_shard"])
-    rows = [(name, spread(values, "{:.4f}"), f"{statistics.median(values) / base:.1f}") for name, values in added.items()]
+    rows = [
+        (name, spread(values, "{:.4f}"), f"{statistics.median(values) / base:.1f}") for name, values in added.items()
+    ]
     notes = ", ".join(f"{side} {spread(values, '{:.3f}')} ms" for side, values in plain.items())
-    return (table(("variant", "added ms per unit", "times fsdp.cpp full_shard"), rows)
-            + f"\n\nThe block itself, forward and backward: {notes}.")
+    return (
+        table(("variant", "added ms per unit", "times fsdp.cpp full_shard"), rows)
+        + f"\n\nThe block itself, forward and backward: {notes}."
+    )
 
 
 def run_ours(build_dir, config_path, ranks):
@@ -112,16 +141,33 @@ def run_ours(build_dir, config_path, ranks):
 
 
 def run_torch(variant, config_path, ranks):
-    command = [sys.executable, ROOT / "benchmarks/torch_train.py", "--config-path", config_path, "--method", variant.method,
-               "--ranks", ranks, *(["--prefetch"] if variant.prefetch else [])]
+    command = [
+        sys.executable,
+        ROOT / "benchmarks/torch_train.py",
+        "--config-path",
+        config_path,
+        "--method",
+        variant.method,
+        "--ranks",
+        ranks,
+        *(["--prefetch"] if variant.prefetch else []),
+    ]
     run = json.loads(call(*command).splitlines()[-1])
     tokens = ranks * TRAINING["train_batch_size"] * TRAINING["max_seq_length"]
-    return Result(tokens / statistics.median(run["step_seconds"][WARM_UP_STEPS:]), run["peak_memory_bytes"], run["losses"])
+    return Result(
+        tokens / statistics.median(run["step_seconds"][WARM_UP_STEPS:]), run["peak_memory_bytes"], run["losses"]
+    )
 
 
 def measure(variant, build_dir, folder, ranks, steps):
-    config = dict(TRAINING, model_path=str(folder / "model"), dataset=str(folder / "tokens.bin"), max_steps=steps,
-                  sharding_strategy=variant.strategy, output_dir=str(folder / "run"))
+    config = dict(
+        TRAINING,
+        model_path=str(folder / "model"),
+        dataset=str(folder / "tokens.bin"),
+        max_steps=steps,
+        sharding_strategy=variant.strategy,
+        output_dir=str(folder / "run"),
+    )
     if variant.ours:
         config["comm_backend"] = "gloo"  # as the others
     config.update(variant.settings)
@@ -136,11 +182,24 @@ def training_table(results, group_base):
     rows = []
     for variant, runs in results.items():
         speeds = [run.tokens_per_second for run in runs]
-        ratio = statistics.median(group_base[variant.group]) / statistics.median(speeds) if variant.group in group_base else None
-        rows.append((variant.group, variant.name, spread(speeds, "{:.0f}"), f"{ratio:.2f}" if ratio else "–",
-                     f"{max(run.peak_memory_bytes for run in runs) / 2**20:.0f}",
-                     f"{runs[0].losses[0]:.6f} → {runs[0].losses[-1]:.6f}"))
-    return table(("strategy", "variant", "tokens/s", "fsdp.cpp / variant", "peak MiB per rank", "loss, first → last"), rows)
+        ratio = (
+            statistics.median(group_base[variant.group]) / statistics.median(speeds)
+            if variant.group in group_base
+            else None
+        )
+        rows.append(
+            (
+                variant.group,
+                variant.name,
+                spread(speeds, "{:.0f}"),
+                f"{ratio:.2f}" if ratio else "–",
+                f"{max(run.peak_memory_bytes for run in runs) / 2**20:.0f}",
+                f"{runs[0].losses[0]:.6f} → {runs[0].losses[-1]:.6f}",
+            )
+        )
+    return table(
+        ("strategy", "variant", "tokens/s", "fsdp.cpp / variant", "peak MiB per rank", "loss, first → last"), rows
+    )
 
 
 def training(build_dir, folder, world_sizes, turns, steps):
@@ -153,7 +212,11 @@ def training(build_dir, folder, world_sizes, turns, steps):
                 results[ranks][variant].append(measure(variant, build_dir, folder, ranks, steps))
     parts = []
     for ranks, by_variant in results.items():
-        ours = {variant.group: [run.tokens_per_second for run in runs] for variant, runs in by_variant.items() if variant.name == "fsdp.cpp"}
+        ours = {
+            variant.group: [run.tokens_per_second for run in runs]
+            for variant, runs in by_variant.items()
+            if variant.name == "fsdp.cpp"
+        }
         parts.append(f"#### {ranks} rank{'s' if ranks > 1 else ''}\n\n{training_table(by_variant, ours)}")
     return "\n\n".join(parts)
 
@@ -168,8 +231,11 @@ def prepare(folder):
 
 
 def machine():
-    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-             if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{os.cpu_count()} processors ({names[0] if names else platform.machine()})"
 
 
@@ -179,7 +245,9 @@ def main():
     parser.add_argument("--only", choices=("host_time", "collectives", "training"))
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=13, help=f"training steps of a run; the first {WARM_UP_STEPS} warm up")
+    parser.add_argument(
+        "--steps", type=int, default=13, help=f"training steps of a run; the first {WARM_UP_STEPS} warm up"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "output/benchmarks", help="where runs and results go")
     options = parser.parse_args()
     if options.steps <= WARM_UP_STEPS:
@@ -191,8 +259,10 @@ def main():
     if options.only in (None, "collectives"):
         parts.append("### Collectives of one host\n\n" + collectives.report(options.build_dir, options.ranks))
     if options.only in (None, "training"):
-        parts.append("### Training a small Llama\n\n"
-                     + training(options.build_dir, options.folder, options.ranks, options.turns, options.steps))
+        parts.append(
+            "### Training a small Llama\n\n"
+            + training(options.build_dir, options.folder, options.ranks, options.turns, options.steps)
+        )
     text = "\n\n".join(parts) + "\n"
     (options.folder / "results.md").write_text(text)
     print(text)

@@ -25,7 +25,7 @@ namespace fsdp {
 namespace {
 
 using testing::CountingStore;
-using Point = std::shared_ptr<MeetingPoint>;
+using Point = std::shared_ptr<comm::MeetingPoint>;
 
 // Resources that the whole process has used.
 struct Use {
@@ -60,11 +60,11 @@ void print_row(int ranks, const char* stage, const Use& before, const Use& now) 
 }
 
 std::shared_ptr<Communicator> make_communicator(const std::string& backend, const Point& point, int rank, int ranks) {
-  auto gloo = make_host_communicator(point, rank, ranks, {});
-  if (backend == "gloo") return make_staged_communicator(std::move(gloo));
-  HostProbe probe;
+  auto gloo = comm::make_host_communicator(point, rank, ranks, {});
+  if (backend == "gloo") return comm::make_staged_communicator(std::move(gloo));
+  comm::HostProbe probe;
   probe.heap_nbytes = int64_t{1} << 28;
-  return make_staged_communicator(share_memory(std::move(gloo), probe).communicator);
+  return comm::make_staged_communicator(comm::share_memory(std::move(gloo), probe).communicator);
 }
 
 void train_step(torch::nn::Sequential& net, ShardedModule& sharded) {
@@ -74,7 +74,7 @@ void train_step(torch::nn::Sequential& net, ShardedModule& sharded) {
 
 void measure(const std::string& backend, int ranks) {
   const auto store = c10::make_intrusive<CountingStore>();
-  const Point point = std::make_shared<MeetingPoint>(store, "memory", "127.0.0.1");
+  const Point point = std::make_shared<comm::MeetingPoint>(store, "memory", "127.0.0.1");
   std::vector<std::thread> threads;
   std::barrier meet(ranks);
   for (int rank = 0; rank < ranks; ++rank) {

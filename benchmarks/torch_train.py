@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
-import torch_fsdp_reference as reference  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python/support"))
+import torch_fsdp_reference as reference
 
 
 def main():
@@ -21,8 +21,13 @@ def main():
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--prefetch", action="store_true", help="PyTorch's default prefetching for FSDP1; else none")
     options = parser.parse_args()
-    run = reference.train(json.loads(options.config_path.read_text()), options.ranks, options.method,
-                          prefetch=options.prefetch, keep_weights=False)
+    run = reference.train(
+        json.loads(options.config_path.read_text()),
+        options.ranks,
+        options.method,
+        prefetch=options.prefetch,
+        keep_weights=False,
+    )
     print(json.dumps(dataclasses.asdict(run)))
 
 

@@ -20,7 +20,12 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind()
+        )
         attention = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = x + self.out(attention.transpose(1, 2).reshape(batch, length, width))
         return y + self.down(functional.gelu(self.up(self.norm2(y))))

@@ -14,9 +14,7 @@ struct LiveBytes : c10::MemoryReportingInfoBase {
 };
 
 at::Tensor forward(Net& net, const fsdp::CheckpointPolicy& policy, at::Tensor x) {
-  for (size_t i = 0; i < net->blocks.size(); ++i) {
-    x = policy.forward(static_cast<int64_t>(i), net->blocks[i], x);
-  }
+  for (size_t i = 0; i < net->blocks.size(); ++i) x = policy.forward(static_cast<int64_t>(i), net->blocks[i], x);
   return net->head(x);
 }
 

@@ -34,7 +34,7 @@ int main() {
     Net net = make_net();
     auto sharded = fsdp::fully_shard(net, options);
     const at::Tensor got = train(net, *sharded, rank);
-    const fsdp::EngineStats stats = sharded->stats();
+    const fsdp::EngineStats stats = sharded->diagnostics().stats();
     const int64_t peak = stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes;
     if (rank == 0) {
       std::cout << stats.units << " units; gathered parameters and gradient buffers took " << peak
@@ -48,6 +48,6 @@ int main() {
     options.auto_units->order = sharded->execution_order();
     Net again = make_net();
     auto resumed = fsdp::fully_shard(again, options);
-    require(resumed->stats().units == stats.units, "the same order is cut alike");
+    require(resumed->diagnostics().stats().units == stats.units, "the same order is cut alike");
   });
 }

@@ -45,9 +45,7 @@ int main() {
     auto sharded = fsdp::fully_shard(net, options);
     const at::Tensor got = weights_of(*sharded);
     require(torch::equal(got, want), "the values are those of ordinary construction, to the bit");
-    if (options.communicator->rank() == 0) {
-      std::cout << got.numel() << " parameters initialised in shards\n";
-    }
+    if (options.communicator->rank() == 0) std::cout << got.numel() << " parameters initialised in shards\n";
 
     // Initialises the parameters with a custom function instead of the recorded operations: unit by unit, on rank 0 for
     // all ranks.

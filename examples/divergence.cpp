@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "example.h"
+#include "fsdp/rank_environment.h"
 
 using namespace example;
 
@@ -59,7 +60,7 @@ int main() {
     require(error.find("rank 1") != std::string::npos && error.find("'block") != std::string::npos,
             "the error names rank 1 and units: " + error);
     require(error.find(folder.string()) != std::string::npos, "the error names the file with the last collectives");
-    const std::string log = sharded->collective_log();
+    const std::string log = sharded->diagnostics().collective_log();
     require(log.find("failed after") != std::string::npos, "the log shows which collective failed:\n" + log);
     if (rank == 0) {
       std::cout << "rank 1 left out block1, and rank 0 got this error:\n" << error << "\n\nthe last collectives:\n";

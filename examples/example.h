@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 

@@ -14,7 +14,9 @@ int main() {
     Net net = make_net();
     auto sharded = fsdp::fully_shard(*net, options);
     auto loss = [&](int pass) { return loss_of(*net, make_input(rank, pass)) / kPasses; };
-    auto reductions = [&] { return sharded->stats().reduce_scatters + sharded->stats().all_reduces; };
+    auto reductions = [&] {
+      return sharded->diagnostics().stats().reduce_scatters + sharded->diagnostics().stats().all_reduces;
+    };
 
     // Every pass reduces its gradients: least memory, most communication.
     int64_t before = reductions();

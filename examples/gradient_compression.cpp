@@ -44,7 +44,7 @@ int main() {
     };
     const uint64_t plain_bytes = backward();
     const at::Tensor plain = gradients_of(*sharded);
-    sharded->set_communication_hook(reduce_in_bf16);
+    sharded->hooks().set_communication_hook(reduce_in_bf16);
     const uint64_t bytes = backward();
     const at::Tensor compressed = gradients_of(*sharded);
 

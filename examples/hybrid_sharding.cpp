@@ -2,6 +2,7 @@
 // between the groups, so that gathers stay inside a group. Needs an even number of ranks:
 //   torchrun --no-python --nproc-per-node 4 build/hybrid_sharding
 #include "example.h"
+#include "fsdp/backends.h"
 #include "fsdp/mesh.h"
 
 using namespace example;

@@ -91,7 +91,7 @@ Outcome train(fsdp::Options options, bool freeze) {
     optimizer.step();
     (step == 0 ? outcome.first : outcome.last) = loss.item<float>();
   }
-  outcome.stats = sharded->stats();
+  outcome.stats = sharded->diagnostics().stats();
   for (size_t i = 0; i < frozen.size(); ++i) outcome.frozen_changed |= !torch::equal(frozen[i], frozen_before[i]);
   return outcome;
 }

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "formats/hugging_face/hf_folder.h"
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "models/causal_lm.h"
 #include "models/lora.h"
@@ -42,7 +43,7 @@ double megabytes(double bytes) { return bytes / 1e6; }
 bool is_named(const fsdp::ShardSlice& slice, const char* name) { return slice.fqn.find(name) != std::string::npos; }
 
 // Each rank fills its own shards. Because lora_B is zero, the adapters change nothing at first.
-void fill(const fsdp::ShardedModule& sharded, const std::optional<fsdp::checkpoint::HfFolder>& folder) {
+void fill(const fsdp::ShardedModule& sharded, const std::optional<fsdp::formats::HfFolder>& folder) {
   torch::NoGradGuard no_grad;
   torch::manual_seed(1);
   for (const fsdp::ShardSlice& slice : sharded.shard_slices()) {
@@ -56,7 +57,7 @@ void fill(const fsdp::ShardedModule& sharded, const std::optional<fsdp::checkpoi
   }
 }
 
-Memory train(const std::optional<fsdp::checkpoint::HfFolder>& folder, bool lora, const fsdp::Options& base) {
+Memory train(const std::optional<fsdp::formats::HfFolder>& folder, bool lora, const fsdp::Options& base) {
   auto model = fsdp::models::make_causal_lm(folder ? folder->config() : small_llama(), torch::kFloat, torch::kMeta);
   if (lora) fsdp::models::add_lora(*model, {.rank = 8});
   fsdp::Options options = base;
@@ -64,7 +65,7 @@ Memory train(const std::optional<fsdp::checkpoint::HfFolder>& folder, bool lora,
   options.auto_wrap_policy = fsdp::module_name_policy(model->block_class_names());
   auto sharded = fsdp::fully_shard(*model, options);
   fill(*sharded, folder);
-  fsdp::FusedAdamW optimizer(sharded->parameters(), {.learning_rate = lora ? 1e-2 : 1e-3});
+  fsdp::optim::FusedAdamW optimizer(sharded->parameters(), {.learning_rate = lora ? 1e-2 : 1e-3});
   const torch::Tensor tokens = torch::arange(32).view({1, 32}) * 3 % 97 + options.communicator->rank();
   Memory memory{};
   for (int step = 0; step < 4; ++step) {
@@ -80,8 +81,8 @@ Memory train(const std::optional<fsdp::checkpoint::HfFolder>& folder, bool lora,
     memory.gradients += leaf.grad().defined() ? megabytes(bytes) : 0;
     memory.optimizer += leaf.grad().defined() ? 2 * megabytes(bytes) : 0;  // the two averages of AdamW
   }
-  memory.gradient_buffers = megabytes(static_cast<double>(sharded->stats().peak_gradient_buffer_bytes));
-  memory.gathered = megabytes(static_cast<double>(sharded->stats().peak_gathered_bytes));
+  memory.gradient_buffers = megabytes(static_cast<double>(sharded->diagnostics().stats().peak_gradient_buffer_bytes));
+  memory.gathered = megabytes(static_cast<double>(sharded->diagnostics().stats().peak_gathered_bytes));
   return memory;
 }
 
@@ -97,7 +98,7 @@ void print(const char* name, const Memory& m) {
 int main(int argc, char** argv) {
   fsdp::Options options;
   options.communicator = fsdp::make_cpu_communicator(fsdp::rank_environment()).communicator;
-  std::optional<fsdp::checkpoint::HfFolder> folder;
+  std::optional<fsdp::formats::HfFolder> folder;
   if (argc > 1) folder.emplace(argv[1]);
   const Memory all = train(folder, /*lora=*/false, options);
   const Memory lora = train(folder, /*lora=*/true, options);

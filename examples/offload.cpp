@@ -19,7 +19,7 @@ at::Tensor train(const fsdp::Options& options) {
     loss.backward();
     sharded->with_offloaded_memory([&] { optimizer.step(); });  // the optimizer's state is created in files
   }
-  if (options.communicator->rank() == 0) std::cout << sharded->memory_summary();
+  if (options.communicator->rank() == 0) std::cout << sharded->diagnostics().memory_summary();
   return loss.detach();
 }
 

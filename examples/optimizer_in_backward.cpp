@@ -37,7 +37,7 @@ int main() {
     int64_t most = 0, all = 0;
     for (const at::Tensor& leaf : sharded->parameters()) all += leaf.nbytes();
     std::map<std::string, std::unique_ptr<Sgd>> optimizers;  // one for each unit
-    sharded->set_unit_reduced_hook([&](const std::string& unit, const std::vector<at::Tensor>& leaves) {
+    sharded->hooks().set_unit_reduced_hook([&](const std::string& unit, const std::vector<at::Tensor>& leaves) {
       auto& own = optimizers[unit];
       if (!own) own = std::make_unique<Sgd>(leaves, sgd_options());
       most = std::max(most, bytes_of_gradients());

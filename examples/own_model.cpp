@@ -58,9 +58,7 @@ class AverageLMImpl : public CausalLM {
   LanguageModelOutput forward(const at::Tensor& input_ids, const at::Tensor& labels) override {
     check_tokens("AverageLM", input_ids, labels);
     at::Tensor x = embed_(input_ids);
-    for (size_t i = 0; i < blocks_->size(); ++i) {
-      x = checkpointing_.forward(i, blocks_->ptr<AverageBlockImpl>(i), x);
-    }
+    for (size_t i = 0; i < blocks_->size(); ++i) x = checkpointing_.forward(i, blocks_->ptr<AverageBlockImpl>(i), x);
     return predict(head_, x, next_token_labels(labels));
   }
 

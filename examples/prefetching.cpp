@@ -19,14 +19,15 @@ Outcome train(const fsdp::Options& options, const Prepare& prepare = {}, const s
   torch::optim::SGD optimizer(sharded->parameters(), torch::optim::SGDOptions(0.05));
   Outcome outcome;
   for (int step = 0; step < 3; ++step) {
-    if (step == 2 && !trace.empty()) sharded->start_trace();
+    if (step == 2 && !trace.empty()) sharded->tracing().start();
     sharded->zero_grad();
     outcome.loss = loss_of(*net, make_input(options.communicator->rank(), step));
     outcome.loss.backward();
     optimizer.step();
   }
-  if (!trace.empty()) fsdp::write_trace(trace, *options.communicator, sharded->stop_trace());  // for ui.perfetto.dev
-  outcome.ahead = sharded->stats().prefetches;
+  if (!trace.empty())
+    fsdp::write_trace(trace, *options.communicator, sharded->tracing().stop());  // for ui.perfetto.dev
+  outcome.ahead = sharded->diagnostics().stats().prefetches;
   return outcome;
 }
 

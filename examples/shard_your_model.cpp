@@ -4,6 +4,7 @@
 
 #include <iostream>
 
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 

@@ -7,7 +7,7 @@
 namespace fsdp::fuzz {
 namespace {
 
-using namespace checkpoint::zip;
+using namespace formats::zip;
 
 constexpr size_t kAlignment = 64;  // alignment of the data of records, see ZipWriter
 
@@ -15,7 +15,7 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 
 class Packer {
  public:
-  explicit Packer(checkpoint::OutputFile& file) : zip_(file, 0) {}
+  explicit Packer(formats::OutputFile& file) : zip_(file, 0) {}
 
   void add(const std::string& name, const std::string& bytes) {
     zip_.add(name, bytes);
@@ -32,14 +32,14 @@ class Packer {
   // Returns the offset of the next record's data.
   size_t data_of(const std::string& name) const { return round_up(end_ + kLocalBytes + name.size() + 4, kAlignment); }
 
-  checkpoint::ZipWriter zip_;
+  formats::ZipWriter zip_;
   size_t end_ = 0, directory_ = kEndBytes;
 };
 
 }  // namespace
 
 void write_archive(const std::filesystem::path& path, const ArchivePieces& pieces) {
-  checkpoint::OutputFile file(path);
+  formats::OutputFile file(path);
   if (pieces.pickle.starts_with("PK")) {
     file.write(0, pieces.pickle);
   } else {
@@ -55,10 +55,10 @@ void write_archive(const std::filesystem::path& path, const ArchivePieces& piece
 }
 
 ArchivePieces read_pieces(const std::filesystem::path& path) {
-  const checkpoint::InputFile file(path);
-  const checkpoint::ZipArchive zip(file, 0, file.bytes(), path.string());
+  const formats::InputFile file(path);
+  const formats::ZipArchive zip(file, 0, file.bytes(), path.string());
   const auto read = [&](const char* name) {
-    const checkpoint::ZipRecord* record = zip.find(std::string("archive/") + name);
+    const formats::ZipRecord* record = zip.find(std::string("archive/") + name);
     return record == nullptr ? "" : zip.read(*record, file.bytes());
   };
   return {read("data.pkl"), read("data/0"), read("byteorder"), read("version")};

@@ -14,8 +14,8 @@
 namespace fsdp::fuzz {
 namespace {
 
-using namespace checkpoint;
-using namespace checkpoint::pickled;
+using namespace formats;
+using namespace formats::pickled;
 using Sizes = std::vector<int64_t>;
 
 const char* const kFirstFile = "__0_0.distcp";
@@ -48,9 +48,7 @@ std::string row_major(const std::string& type, const Sizes& sizes) {
 // much memory: the reader refuses them.
 std::string doubled_pickle(char times) {
   std::string opcodes = text("x");
-  for (char place = 0; place < times; ++place) {
-    opcodes = list({opcodes + "q" + place, std::string("h") + place});
-  }
+  for (char place = 0; place < times; ++place) opcodes = list({opcodes + "q" + place, std::string("h") + place});
   return file(opcodes);
 }
 

@@ -14,9 +14,9 @@ using namespace fsdp;
 
 namespace {
 
-using checkpoint::DcpChunk;
-using checkpoint::DcpFolder;
-using checkpoint::DcpTensor;
+using formats::DcpChunk;
+using formats::DcpFolder;
+using formats::DcpTensor;
 
 // Limits the elements that are read: a tensor in .metadata may have any size. Both ends of a larger tensor are read.
 constexpr int64_t kMaxElements = 2048;
@@ -29,10 +29,10 @@ std::string read(const DcpFolder& folder, const DcpTensor& tensor, int64_t begin
 
 // Reads the elements of a chunk without the folder's reader.
 std::string read_alone(const DcpFolder& folder, const DcpTensor& tensor, const DcpChunk& chunk) {
-  const checkpoint::InputFile file(folder.path() / chunk.location.path);
-  const checkpoint::TorchArchive archive(file, static_cast<uint64_t>(chunk.location.offset),
-                                         static_cast<uint64_t>(chunk.location.length), file.path().string());
-  const checkpoint::StoredArray array = parse_array(archive.value(), file.path().string());
+  const formats::InputFile file(folder.path() / chunk.location.path);
+  const formats::TorchArchive archive(file, static_cast<uint64_t>(chunk.location.offset),
+                                      static_cast<uint64_t>(chunk.location.length), file.path().string());
+  const formats::StoredArray array = parse_array(archive.value(), file.path().string());
   fuzz::require(array.dtype == tensor.info.dtype && array.sizes == chunk.sizes, "archives are of their chunks");
   std::string bytes(static_cast<size_t>(array.numel()) * c10::elementSize(array.dtype), '\0');
   archive.read(array, 0, array.numel(), bytes.data(), false);

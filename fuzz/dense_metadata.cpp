@@ -8,15 +8,13 @@
 namespace fsdp::fuzz {
 namespace {
 
-using namespace checkpoint::pickled;
+using namespace formats::pickled;
 
 // Returns the opcodes that make a value at its first use, and opcodes that take it from the memo at later uses.
 class Sharing {
  public:
   std::string operator()(const std::string& what, const std::function<std::string()>& opcodes) {
-    if (const auto found = places_.find(what); found != places_.end()) {
-      return "j" + little_endian(found->second, 4);
-    }
+    if (const auto found = places_.find(what); found != places_.end()) return "j" + little_endian(found->second, 4);
     const std::string made = opcodes();  // may put parts of the value into the memo
     places_.emplace(what, places_.size());
     return made + "\x94";
@@ -25,7 +23,7 @@ class Sharing {
     return (*this)("text " + value, [&] { return text(value); });
   }
   std::string type(const std::string& module, const std::string& name) {
-    return (*this)("type " + name, [&] { return checkpoint::pickled::name(module, name); });
+    return (*this)("type " + name, [&] { return formats::pickled::name(module, name); });
   }
   // Returns a torch.Size that contains `size` sixty-four times.
   std::string sizes(int64_t size) {
@@ -85,9 +83,7 @@ std::string dense_metadata(int names, size_t path_bytes) {
   Sharing share;
   const auto each_name = [&](const std::function<std::pair<std::string, std::string>(const std::string&)>& item) {
     Items items;
-    for (int i = 0; i < names; ++i) {
-      items.push_back(item(std::to_string(i)));
-    }
+    for (int i = 0; i < names; ++i) items.push_back(item(std::to_string(i)));
     return dict(items);
   };
   const auto entries = [&] {

@@ -14,8 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   folder.write("one.safetensors", fuzz::safetensors_file(files[2]));
   folder.write("two.safetensors", fuzz::safetensors_file(files[3]));
   fuzz::check_reader(size, folder.path().string(), [&] {
-    const checkpoint::HfFolder model(folder.path());
-    for (const checkpoint::TensorInfo& info : model.tensors()) {
+    const formats::HfFolder model(folder.path());
+    for (const formats::TensorInfo& info : model.tensors()) {
       const at::Tensor values = at::empty({info.numel()}, at::TensorOptions(at::kFloat));
       model.read_range(info.name, 0, info.numel(), values);
       fuzz::require(model.find(info.name) != nullptr, "tensors are found by name");

@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fs::path path = folder.model / "index.json";
   folder.parent.write("model/index.json", std::string(fuzz::text_of(data, size)));
   fuzz::check_reader(size, path.string(), [&] {
-    for (const auto& [shard, tensors] : checkpoint::read_shard_index(path)) {
+    for (const auto& [shard, tensors] : formats::read_shard_index(path)) {
       const std::string target = fs::canonical(folder.model / shard).string() + "/";
       fuzz::require(target.starts_with(fs::canonical(folder.model).string() + "/"), "shards lie in the folder");
       fuzz::require(!tensors.empty(), "each shard has a tensor");

@@ -16,7 +16,7 @@ namespace fsdp::fuzz {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::checksum_of;
+using formats::checksum_of;
 
 class Seeds {
  public:
@@ -37,7 +37,7 @@ class Seeds {
 struct File {
   std::string name, header, data;
 
-  std::string bytes() const { return checkpoint::safetensors_bytes(header, data); }
+  std::string bytes() const { return formats::safetensors_bytes(header, data); }
   std::string parts() const { return header + "\n" + data; }  // input form of safetensors_file
   uint64_t header_bytes() const { return bytes().size() - data.size(); }
 };
@@ -51,22 +51,22 @@ const File kB{
     R"({"v":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},"e":{"dtype":"I64","shape":[0,4],"data_offsets":[6,6]}})",
     "abcdef"};
 
-checkpoint::StoredFile stored(const File& file) {
+formats::StoredFile stored(const File& file) {
   const std::string bytes = file.bytes();
   return {file.name, bytes.size(), file.header_bytes(), checksum_of(bytes.substr(0, file.header_bytes()))};
 }
 
 // Describes elements [begin, end) of a float tensor, stored in bytes [from, from + 4 * (end - begin)) of the file's
 // data.
-checkpoint::StoredPart part(const File& file, int64_t begin, int64_t end, size_t from) {
+formats::StoredPart part(const File& file, int64_t begin, int64_t end, size_t from) {
   const std::string bytes = file.data.substr(from, static_cast<size_t>(end - begin) * 4);
   return {begin, end, 0, file.header_bytes() + from, {checksum_of(bytes)}};
 }
 
 // Describes a rank's file. The tensor "t" has another memory format; other tensors, such as "u", may be spread over
 // ranks.
-checkpoint::RankFile rank_file(const File& file, const std::map<std::string, checkpoint::StoredPart>& parts) {
-  checkpoint::RankFile rank{stored(file), {}};
+formats::RankFile rank_file(const File& file, const std::map<std::string, formats::StoredPart>& parts) {
+  formats::RankFile rank{stored(file), {}};
   for (const auto& [name, stored_part] : parts) {
     rank.tensors[name] = {c10::ScalarType::Float,
                           {2, 2},
@@ -80,7 +80,7 @@ void add_checkpoint(const Seeds& seeds) {
   const File more{"b.safetensors", R"({"u[2:4]":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "abcdefgh"};
   const auto first = rank_file(kA, {{"t", part(kA, 0, 4, 0)}, {"u", part(kA, 0, 2, 16)}});
   const auto second = rank_file(more, {{"u", part(more, 2, 4, 0)}});
-  checkpoint::Manifest manifest;
+  formats::Manifest manifest;
   add_rank_file(first, manifest);
   add_rank_file(second, manifest);
   manifest.state = {{"user", {{"step", 3}, {"loss", 0.25}}}};
@@ -134,13 +134,13 @@ void add_hugging_face(const Seeds& seeds) {
 }
 
 void add_pickles(const Seeds& seeds) {
-  for (const char* hex : {checkpoint::kSingleHex, checkpoint::kSingleProtocol2Hex, checkpoint::kSingleOfPython3112Hex,
-                          checkpoint::kFsdp2Hex, checkpoint::kMeshHex}) {
-    seeds.add("dcp_metadata_fuzz", checkpoint::from_hex(hex));
-    seeds.add("pickle_fuzz", checkpoint::from_hex(hex));
+  for (const char* hex : {formats::kSingleHex, formats::kSingleProtocol2Hex, formats::kSingleOfPython3112Hex,
+                          formats::kFsdp2Hex, formats::kMeshHex}) {
+    seeds.add("dcp_metadata_fuzz", formats::from_hex(hex));
+    seeds.add("pickle_fuzz", formats::from_hex(hex));
   }
   const std::string dense = dense_metadata(150, 4096);
-  TORCH_CHECK(checkpoint::parse_dcp_metadata(dense, "dense_metadata").tensors.size() == 150);
+  TORCH_CHECK(formats::parse_dcp_metadata(dense, "dense_metadata").tensors.size() == 150);
   seeds.add("dcp_metadata_fuzz", dense);
 }
 

@@ -11,9 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string whole = text.starts_with("{\"checksum\"") ? std::string(text) : fuzz::with_checksum(text);
   std::string written;
   fuzz::check_reader(size, "manifest.json",
-                     [&] { written = manifest_text(checkpoint::parse_manifest(whole, "manifest.json"), "written"); });
+                     [&] { written = manifest_text(formats::parse_manifest(whole, "manifest.json"), "written"); });
   if (!written.empty()) {
-    fuzz::require(manifest_text(checkpoint::parse_manifest(written, "again"), "again") == written,
+    fuzz::require(manifest_text(formats::parse_manifest(written, "again"), "again") == written,
                   "what is written reads back");
   }
   return 0;

@@ -16,9 +16,7 @@ std::atomic<int64_t> budget{0};
 
 // The sanitizer calls on_malloc and on_free inside malloc and free.
 void on_malloc(const volatile void*, size_t size) {
-  if (!watching) {
-    return;
-  }
+  if (!watching) return;
   const int64_t now = in_use += static_cast<int64_t>(size);
   if (now > budget) {
     watching = false;
@@ -29,9 +27,7 @@ void on_malloc(const volatile void*, size_t size) {
 }
 
 void on_free(const volatile void* memory) {
-  if (watching && memory != nullptr) {
-    in_use -= static_cast<int64_t>(__sanitizer_get_allocated_size(memory));
-  }
+  if (watching && memory != nullptr) in_use -= static_cast<int64_t>(__sanitizer_get_allocated_size(memory));
 }
 
 }  // namespace

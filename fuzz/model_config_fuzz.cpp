@@ -56,7 +56,7 @@ void check(const models::DhenConfig& dhen) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto parse = [&] { return checkpoint::parse_json(fuzz::text_of(data, size), "config.json"); };
+  const auto parse = [&] { return formats::parse_json(fuzz::text_of(data, size), "config.json"); };
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_llama_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_gpt2_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_t5_config(parse())); });

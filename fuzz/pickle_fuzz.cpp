@@ -7,7 +7,7 @@ using namespace fsdp;
 
 namespace {
 
-using checkpoint::PickleValue;
+using formats::PickleValue;
 
 size_t count_values(const PickleValue& value) {
   size_t count = 1;
@@ -19,10 +19,9 @@ size_t count_values(const PickleValue& value) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const checkpoint::PickleLimits limits{.max_values = 1 << 16};
+  const formats::PickleLimits limits{.max_values = 1 << 16};
   fuzz::check_reader(size, "x.pickle: byte ", [&] {
-    const auto tree =
-        checkpoint::read_pickle(fuzz::text_of(data, size), "x.pickle", checkpoint::dcp::globals(), limits);
+    const auto tree = formats::read_pickle(fuzz::text_of(data, size), "x.pickle", formats::dcp::globals(), limits);
     fuzz::require(count_values(tree.root()) <= limits.max_values, "a walk over the tree ends");
   });
   return 0;

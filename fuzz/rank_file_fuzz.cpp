@@ -8,13 +8,13 @@
 using namespace fsdp;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  checkpoint::Manifest manifest;
+  formats::Manifest manifest;
   for (const std::string& text : fuzz::split_files(fuzz::text_of(data, size), 2)) {
-    std::optional<checkpoint::RankFile> file;
-    fuzz::check_reader(size, "rank file", [&] { file = checkpoint::parse_rank_file(text, "rank file"); });
+    std::optional<formats::RankFile> file;
+    fuzz::check_reader(size, "rank file", [&] { file = formats::parse_rank_file(text, "rank file"); });
     if (file) {
       const std::string written = rank_file_text(*file);
-      fuzz::require(rank_file_text(checkpoint::parse_rank_file(written, "again")) == written,
+      fuzz::require(rank_file_text(formats::parse_rank_file(written, "again")) == written,
                     "what is written reads back");
       fuzz::check_reader(size, "tensor ", [&] { add_rank_file(*file, manifest); });
     }

@@ -60,23 +60,19 @@ std::vector<std::string> split_files(std::string_view input, size_t count) {
 
 std::string join_files(const std::vector<std::string>& files) {
   std::string input;
-  for (const std::string& file : files) {
-    input += (&file == &files.front() ? "" : std::string(kSeparator)) + file;
-  }
+  for (const std::string& file : files) input += (&file == &files.front() ? "" : std::string(kSeparator)) + file;
   return input;
 }
 
 std::string safetensors_file(std::string_view input) {
-  if (!input.starts_with('{')) {
-    return std::string(input);
-  }
+  if (!input.starts_with('{')) return std::string(input);
   const size_t end = std::min(input.find('\n'), input.size());
-  return checkpoint::safetensors_bytes(std::string(input.substr(0, end)),
-                                       std::string(input.substr(std::min(end + 1, input.size()))));
+  return formats::safetensors_bytes(std::string(input.substr(0, end)),
+                                    std::string(input.substr(std::min(end + 1, input.size()))));
 }
 
 std::string with_checksum(std::string_view content) {
-  return c10::str("{\"checksum\":\"", checkpoint::checksums_text({checkpoint::checksum_of(content)}),
+  return c10::str("{\"checksum\":\"", formats::checksums_text({formats::checksum_of(content)}),
                   "\",\"content\":", content, "}\n");
 }
 

@@ -12,7 +12,7 @@
 
 namespace fsdp::fuzz {
 
-using checkpoint::TemporaryFolder;
+using formats::TemporaryFolder;
 
 inline std::string_view text_of(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};

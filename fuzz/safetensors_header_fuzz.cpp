@@ -7,7 +7,7 @@ using namespace fsdp;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string bytes = fuzz::safetensors_file(fuzz::text_of(data, size));
   fuzz::check_reader(size, "x.safetensors", [&] {
-    const auto header = checkpoint::parse_safetensors_header(bytes, "x.safetensors");
+    const auto header = formats::parse_safetensors_header(bytes, "x.safetensors");
     uint64_t covered = 0;
     for (const auto& entry : header.entries) {
       fuzz::require(entry.begin == covered, "tensors follow each other");

@@ -6,9 +6,7 @@ using namespace fsdp;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::TemporaryFolder folder;
-  if (size == 0) {
-    return 0;
-  }
+  if (size == 0) return 0;
   static constexpr struct {
     const char* name;
     int64_t vocab_size;

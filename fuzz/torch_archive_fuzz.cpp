@@ -12,8 +12,8 @@ using namespace fsdp;
 
 namespace {
 
-using checkpoint::PickleValue;
-using checkpoint::StoredArray;
+using formats::PickleValue;
+using formats::StoredArray;
 
 // Compares the array's dtype with the names in data.pkl.
 void check_dtype(const PickleValue& tensor, const StoredArray& array) {
@@ -22,7 +22,7 @@ void check_dtype(const PickleValue& tensor, const StoredArray& array) {
   if (arguments.size() == 6) {
     fuzz::require(type == c10::str("torch.", c10::toString(array.dtype), "Storage"), "a dtype is its storage's");
   } else {
-    const std::string dtype = "torch." + checkpoint::dcp::dtype_name(array.dtype);
+    const std::string dtype = "torch." + formats::dcp::dtype_name(array.dtype);
     fuzz::require(type == "torch.storage.UntypedStorage" && arguments[6]->text == dtype, "a dtype is the one given");
   }
 }
@@ -37,8 +37,8 @@ int64_t place_of(const StoredArray& array, int64_t element) {
   return place;
 }
 
-void check_array(const checkpoint::TorchArchive& archive, const StoredArray& array) {
-  const checkpoint::ZipRecord& record = archive.storage(array);
+void check_array(const formats::TorchArchive& archive, const StoredArray& array) {
+  const formats::ZipRecord& record = archive.storage(array);
   const size_t size = c10::elementSize(array.dtype);
   const int64_t numel = array.numel();
   fuzz::require(numel >= 0 && numel <= array.storage_numel, "a tensor has no more elements than its storage");
@@ -67,8 +67,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto pieces = fuzz::split_files(text, text.starts_with("PK") ? 1 : 4);
   fuzz::write_archive(path, pieces.size() == 1 ? fuzz::ArchivePieces{pieces[0], ""}
                                                : fuzz::ArchivePieces{pieces[0], pieces[1], pieces[2], pieces[3]});
-  const checkpoint::InputFile file(path);
-  std::optional<checkpoint::TorchArchive> archive;
+  const formats::InputFile file(path);
+  std::optional<formats::TorchArchive> archive;
   fuzz::check_reader(size, path, [&] { archive.emplace(file, 0, file.bytes(), path); });
   if (archive) {
     fuzz::check_reader(size, path, [&] {

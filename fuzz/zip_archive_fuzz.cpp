@@ -14,19 +14,18 @@ namespace {
 
 constexpr uint64_t kAround = 100;  // bytes of the file before and after the archive
 
-void check_places(const checkpoint::ZipArchive& zip, uint64_t bytes) {
+void check_places(const formats::ZipArchive& zip, uint64_t bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> places;
-  for (const checkpoint::ZipRecord& record : zip.records()) {
+  for (const formats::ZipRecord& record : zip.records()) {
     fuzz::require(zip.find(record.name) == &record, "records are found by name, and no name is there twice");
     places.emplace_back(record.offset, record.bytes);
   }
   std::sort(places.begin(), places.end());
   uint64_t taken = kAround;
   for (const auto& [offset, length] : places) {
-    fuzz::require(offset >= taken + checkpoint::zip::kLocalBytes, "records and their headers share no bytes");
+    fuzz::require(offset >= taken + formats::zip::kLocalBytes, "records and their headers share no bytes");
     taken = offset + length;
-    fuzz::require(length <= taken && taken + checkpoint::zip::kEndBytes <= kAround + bytes,
-                  "records lie in the archive");
+    fuzz::require(length <= taken && taken + formats::zip::kEndBytes <= kAround + bytes, "records lie in the archive");
   }
 }
 
@@ -35,14 +34,12 @@ void check_places(const checkpoint::ZipArchive& zip, uint64_t bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::TemporaryFolder folder;
   const std::string text(fuzz::text_of(data, size)), around(kAround, '.');
-  const checkpoint::InputFile file(folder.write("x.zip", around + text + around));
-  std::optional<checkpoint::ZipArchive> zip;
+  const formats::InputFile file(folder.write("x.zip", around + text + around));
+  std::optional<formats::ZipArchive> zip;
   fuzz::check_reader(size, "Z: ", [&] { zip.emplace(file, kAround, size, "Z"); });
-  if (!zip) {
-    return 0;
-  }
+  if (!zip) return 0;
   check_places(*zip, size);
-  for (const checkpoint::ZipRecord& record : zip->records()) {
+  for (const formats::ZipRecord& record : zip->records()) {
     const std::string stored = text.substr(record.offset - kAround, record.bytes);
     bool is_read = false, is_verified = false;
     fuzz::check_reader(size, "Z: record ", [&] {
@@ -53,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       zip->verify(record);
       is_verified = true;
     });
-    const bool is_right = checkpoint::crc32_of(stored) == record.crc32;
+    const bool is_right = formats::crc32_of(stored) == record.crc32;
     fuzz::require(is_read == is_right && is_verified == is_right, "a record is read if it has its checksum");
   }
   return 0;

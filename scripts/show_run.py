@@ -50,8 +50,15 @@ def continuation(folder, prompts):
     separator = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     for prompt in prompts:
         ids = tokenizer(f"<|endoftext|>{prompt}", add_special_tokens=False, return_tensors="pt").input_ids
-        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False,
-                                 repetition_penalty=1.15, eos_token_id=separator, pad_token_id=separator)
+        written = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=32,
+            do_sample=False,
+            repetition_penalty=1.15,
+            eos_token_id=separator,
+            pad_token_id=separator,
+        )
         yield tokenizer.decode(written[0, 1:], skip_special_tokens=True).strip()
 
 

@@ -41,9 +41,7 @@ Weights train_alone(int world_size) {
 
 void expect_close(const Weights& got, const Weights& want) {
   ASSERT_EQ(got.size(), want.size());
-  for (const auto& [name, tensor] : want) {
-    EXPECT_TRUE(torch::allclose(got.at(name), tensor, 1e-11, 1e-13)) << name;
-  }
+  for (const auto& [name, tensor] : want) EXPECT_TRUE(torch::allclose(got.at(name), tensor, 1e-11, 1e-13)) << name;
 }
 
 // The way in which the passes of a step are run.
@@ -103,16 +101,14 @@ Options options_for(const Ranks& world, ShardingStrategy strategy, bool use_orig
   options.sharding_strategy = strategy;
   options.use_orig_params = use_orig_params;
   options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(strategy)) {
-    options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
-  }
+  if (is_hybrid(strategy)) options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
   return options;
 }
 
 // Checks the number of reductions that a step issues. Passes that accumulate without communication add none.
 void expect_counts(const Case& c, const ShardedModule& sharded, const EngineStats& before, const EngineStats& after) {
   const int64_t units = static_cast<int64_t>(sharded.engine().units().size());
-  const ShardGroups& groups = sharded.engine().units().front()->groups();
+  const engine::ShardGroups& groups = sharded.engine().units().front()->groups();
   const bool each = c.way == Way::kSyncEach || c.way == Way::kWaitLater;
   const bool scatters_each = each || c.way == Way::kReplicasLater;
   const int64_t scatters = scatters_each ? kPasses : c.way == Way::kNoSyncThenReplicas ? kPasses - 1 : 1;
@@ -131,12 +127,10 @@ TEST_P(Accumulation, EqualsSingleProcess) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
     auto sharded = fully_shard(*model, options_for(world, c.strategy, c.use_orig_params));
     for (int step = 0; step < kSteps; ++step) {
-      EngineStats before = sharded->stats();
+      EngineStats before = sharded->diagnostics().stats();
       sharded->zero_grad();
-      for (int pass = 0; pass < kPasses; ++pass) {
-        run_pass(c.way, pass, *sharded, model, world->rank(), step);
-      }
-      expect_counts(c, *sharded, before, sharded->stats());
+      for (int pass = 0; pass < kPasses; ++pass) run_pass(c.way, pass, *sharded, model, world->rank(), step);
+      expect_counts(c, *sharded, before, sharded->diagnostics().stats());
       testing::descend(sharded->parameters());
     }
     expect_close(weights_of(*sharded), want);
@@ -173,16 +167,17 @@ TEST(NoSync, KeepsParametersGatheredThatAreNotResharded) {
       {
         auto no_sync = sharded->no_sync();
         model->loss(batch_of(world->rank(), 0)).backward();
-        EXPECT_EQ(sharded->stats().gathered_units, reshards_after_forward(strategy) ? 0 : units);
-        int64_t gathers = sharded->stats().all_gathers;
+        EXPECT_EQ(sharded->diagnostics().stats().gathered_units, reshards_after_forward(strategy) ? 0 : units);
+        int64_t gathers = sharded->diagnostics().stats().all_gathers;
         model->loss(batch_of(world->rank(), 1)).backward();
         // The root and the last unit stay gathered from forward to backward.
-        EXPECT_EQ(sharded->stats().all_gathers - gathers, reshards_after_forward(strategy) ? 2 * units - 2 : 0);
-        EXPECT_GT(sharded->stats().gradient_buffer_bytes, 0);  // whole gradients, on each rank
+        EXPECT_EQ(sharded->diagnostics().stats().all_gathers - gathers,
+                  reshards_after_forward(strategy) ? 2 * units - 2 : 0);
+        EXPECT_GT(sharded->diagnostics().stats().gradient_buffer_bytes, 0);  // whole gradients, on each rank
       }
       model->loss(batch_of(world->rank(), 2)).backward();
-      EXPECT_EQ(sharded->stats().gathered_units, 0);
-      EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+      EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
+      EXPECT_EQ(sharded->diagnostics().stats().gradient_buffer_bytes, 0);
     });
   }
 }
@@ -237,9 +232,7 @@ TEST(NoSync, ZeroGradDropsWhatWasAccumulated) {
           return result;
         };
         auto want = gradients(false), got = gradients(true);
-        for (size_t i = 0; i < want.size(); ++i) {
-          EXPECT_TRUE(testing::same_bits(got[i], want[i]));
-        }
+        for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(testing::same_bits(got[i], want[i]));
       });
     }
   }
@@ -268,9 +261,7 @@ TEST(NoSync, LostAccumulationIsAnError) {
       throw Thrown("in backward");
       return gradient;
     });
-    for (const auto& block : *model->blocks) {
-      x = block->as<testing::Block>()->forward(x);
-    }
+    for (const auto& block : *model->blocks) x = block->as<testing::Block>()->forward(x);
     EXPECT_THROW(model->head(model->norm(x)).sum().backward(), Thrown);
     expect_error([&] { model->loss(batch_of(world->rank(), 2)).backward(); },
                  {"a backward threw while gradients", "lost", "zero_grad"});
@@ -293,18 +284,15 @@ TEST(UnitReducedHook, StepsOptimizersInsideBackward) {
           auto sharded = fully_shard(*model, options_for(world, strategy, orig));
           std::vector<std::string> order;
           if (inside) {
-            sharded->set_unit_reduced_hook([&](const std::string& unit, const std::vector<torch::Tensor>& leaves) {
-              order.push_back(unit);
-              int64_t alive = 0;
-              for (const torch::Tensor& leaf : sharded->parameters()) {
-                alive += leaf.grad().defined();
-              }
-              EXPECT_LE(alive, static_cast<int64_t>(leaves.size()));
-              testing::descend(leaves);
-              for (const torch::Tensor& leaf : leaves) {
-                leaf.mutable_grad().reset();
-              }
-            });
+            sharded->hooks().set_unit_reduced_hook(
+                [&](const std::string& unit, const std::vector<torch::Tensor>& leaves) {
+                  order.push_back(unit);
+                  int64_t alive = 0;
+                  for (const torch::Tensor& leaf : sharded->parameters()) alive += leaf.grad().defined();
+                  EXPECT_LE(alive, static_cast<int64_t>(leaves.size()));
+                  testing::descend(leaves);
+                  for (const torch::Tensor& leaf : leaves) leaf.mutable_grad().reset();
+                });
           }
           for (int step = 0; step < kSteps; ++step) {
             model->loss(batch_of(world->rank(), step)).backward();
@@ -329,7 +317,7 @@ TEST(UnitReducedHook, IsNotCalledBeforeTheStepIsComplete) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
     auto sharded = fully_shard(*model, options_for(world, kFullShard));
     int calls = 0;
-    sharded->set_unit_reduced_hook([&](const std::string&, const std::vector<torch::Tensor>&) { ++calls; });
+    sharded->hooks().set_unit_reduced_hook([&](const std::string&, const std::vector<torch::Tensor>&) { ++calls; });
     sharded->backward(model->loss(batch_of(world->rank(), 0)), {.requires_gradient_sync = false});
     EXPECT_EQ(calls, 0);
     model->loss(batch_of(world->rank(), 1)).backward();
@@ -360,15 +348,13 @@ TEST(UnitReducedHook, SteppingTooEarlyIsAnError) {
   run_ranks(2, [](Ranks world) {
     auto net = testing::seeded([] {
       torch::nn::ModuleList list;
-      for (int i = 0; i < 3; ++i) {
-        list->push_back(torch::nn::Linear(3, 3));
-      }
+      for (int i = 0; i < 3; ++i) list->push_back(torch::nn::Linear(3, 3));
       return list;
     });
     Options options = options_for(world, kFullShard);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*net, options);
-    sharded->set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>&) {});
+    sharded->hooks().set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>&) {});
     const auto layer = [&](int index) { return net[index]->as<torch::nn::Linear>(); };
     const auto in_a_backward_of_its_own = [&](const torch::Tensor& x) {
       return Reentrant::apply(x, reinterpret_cast<int64_t>(layer(0)));
@@ -392,7 +378,7 @@ TEST(GradientHook, ChangesWhatTheOptimizerSees) {
       model->loss(batch_of(world->rank(), 0)).backward();
       double norm = sharded->grad_norm().item<double>();
       std::vector<std::string> fqns;
-      sharded->set_gradient_hook([&](const ReducedGradient& reduced) {
+      sharded->hooks().set_gradient_hook([&](const ReducedGradient& reduced) {
         fqns.insert(fqns.end(), reduced.fqns.begin(), reduced.fqns.end());
         reduced.gradient.mul_(2);
       });
@@ -403,7 +389,7 @@ TEST(GradientHook, ChangesWhatTheOptimizerSees) {
       // The hook runs on each reduced gradient before it is added: 2 g + 2 g.
       model->loss(batch_of(world->rank(), 0)).backward();
       EXPECT_NEAR(sharded->grad_norm().item<double>(), 4 * norm, 1e-12 * norm);
-      sharded->set_gradient_hook({});
+      sharded->hooks().set_gradient_hook({});
       sharded->zero_grad();
       model->loss(batch_of(world->rank(), 0)).backward();
       EXPECT_NEAR(sharded->grad_norm().item<double>(), norm, 1e-12 * norm);
@@ -445,7 +431,7 @@ TEST(CommunicationHook, ReplacesTheEnginesReduction) {
       const uint64_t before = world->bytes_sent();
       gradients();
       const uint64_t plain = world->bytes_sent() - before;
-      sharded->set_communication_hook(reduce_compressed);
+      sharded->hooks().set_communication_hook(reduce_compressed);
       torch::Tensor got = gradients();
       EXPECT_TRUE(torch::allclose(got, want, 2e-2, 1e-4));
       EXPECT_FALSE(torch::equal(got, want));
@@ -491,9 +477,7 @@ TEST(IsLastBackward, WaitsWhenSomebodyLooks) {
     auto sharded = fully_shard(*model, options_for(world, kFullShard));
     auto defined = [&] {
       int64_t count = 0;
-      for (const torch::Tensor& leaf : sharded->parameters()) {
-        count += leaf.grad().defined();
-      }
+      for (const torch::Tensor& leaf : sharded->parameters()) count += leaf.grad().defined();
       return count;
     };
     model->loss(batch_of(world->rank(), 0)).backward();

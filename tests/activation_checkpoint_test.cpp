@@ -83,10 +83,10 @@ Trained train(const Setting& setting, const std::shared_ptr<Communicator>& commu
     loss.backward();
     trained.losses.push_back(loss.detach());
     trained.gradients = leaf_gradients(*sharded);
-    EXPECT_EQ(sharded->stats().gathered_units, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
     testing::descend(sharded->parameters());
   }
-  trained.peak_gathered_units = sharded->stats().peak_gathered_units;
+  trained.peak_gathered_units = sharded->diagnostics().stats().peak_gathered_units;
   trained.weights = testing::weights_of(*sharded);
   return trained;
 }
@@ -181,9 +181,7 @@ TEST(RecomputedWhole, RegionsNestOverUnits) {
     };
     const Trained want = train_whole(false, {});
     expect_same(train_whole(true, {}), want);
-    for (const CheckpointPolicy& inner : policies()) {
-      expect_same(train_whole(true, inner), want);
-    }
+    for (const CheckpointPolicy& inner : policies()) expect_same(train_whole(true, inner), want);
   });
 }
 

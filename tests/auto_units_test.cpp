@@ -43,7 +43,7 @@ Options automatic(const std::shared_ptr<Communicator>& communicator, int64_t tar
 
 std::vector<std::string> names_of(const ShardedModule& sharded) {
   std::vector<std::string> names;
-  for (const Unit* unit : sharded.engine().tree().all()) {
+  for (const engine::Unit* unit : sharded.engine().tree().all()) {
     names.push_back(unit->name() + (unit->is_root() ? " (root)" : ""));
   }
   return names;
@@ -57,7 +57,7 @@ TEST(AutoUnits, AreCutWhenTheFirstBackwardBegins) {
   BranchedNet net = testing::seeded([] { return BranchedNet(); });
   auto sharded = fully_shard(net, automatic(one_rank()));
   EXPECT_EQ(names_of(*sharded).size(), 11);
-  EXPECT_THAT(sharded->describe_units(), HasSubstr("unit 'a.weight' FULL_SHARD, to be cut with others"));
+  EXPECT_THAT(sharded->diagnostics().describe_units(), HasSubstr("unit 'a.weight' FULL_SHARD, to be cut with others"));
   torch::Tensor loss = net->loss(input());
   EXPECT_EQ(names_of(*sharded).size(), 11);
   EXPECT_TRUE(sharded->execution_order().empty());
@@ -129,9 +129,7 @@ TEST(AutoUnits, OfInnerModulesAreCutWithTheOutersOwn) {
 
 struct Chain : torch::nn::Module {
   Chain() {
-    for (int i = 0; i < 12; ++i) {
-      layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(16, 16)));
-    }
+    for (int i = 0; i < 12; ++i) layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(16, 16)));
   }
   torch::Tensor forward(torch::Tensor x) {
     for (auto& layer : layers) x = torch::tanh(layer(x));
@@ -157,7 +155,7 @@ TEST_P(AutoUnitsMemory, StaysBelowTheBound) {
       sharded->zero_grad();
       net.forward(torch::ones({2, 16})).backward();
     }
-    EngineStats stats = sharded->stats();
+    EngineStats stats = sharded->diagnostics().stats();
     EXPECT_LE(stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes, bound);
     EXPECT_GE(stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes, bound / 2) << "smaller than needed";
   });
@@ -271,9 +269,7 @@ void expect_as_in_one_process(int ranks, const MakeOptimizer& make_optimizer) {
     EXPECT_EQ(names_of(*sharded).size(), 4);
     auto got = weights_of(*sharded), want = weights_of(*plain);
     ASSERT_EQ(got.size(), want.size());
-    for (auto& [name, weight] : want) {
-      EXPECT_TRUE(torch::allclose(got.at(name), weight, 1e-9, 1e-9)) << name;
-    }
+    for (auto& [name, weight] : want) EXPECT_TRUE(torch::allclose(got.at(name), weight, 1e-9, 1e-9)) << name;
   });
 }
 
@@ -424,11 +420,8 @@ TEST(AutoUnits, OptionsThatContradict) {
   expect_error([&] { fully_shard(net, options); }, {"auto_units: target_bytes=0 must be positive"});
   options.auto_units = AutoUnits{.order = {{"a.weight"}, {"nothing"}}};
   expect_error([&] { fully_shard(net, options); }, {"auto_units: order names 'nothing'"});
-  expect_error(
-      [&] {
-        fully_shard({net->a.ptr(), net->b.ptr()}, automatic(one_rank()));
-      },
-      {"auto_units cannot be used with a list of modules"});
+  expect_error([&] { fully_shard({net->a.ptr(), net->b.ptr()}, automatic(one_rank())); },
+               {"auto_units cannot be used with a list of modules"});
   fully_shard(net, automatic(one_rank()));
 }
 
@@ -473,8 +466,8 @@ TEST(AutoUnits, AFailureWhileCuttingLosesNothing) {
               [&](std::shared_ptr<Communicator> communicator) {
                 BranchedNet net = testing::seeded([] { return BranchedNet(); });
                 auto want = weights_of(*net);
-                auto faulty = std::make_shared<FaultyCommunicator>(
-                    communicator, std::vector<Fault>{{.index = index, .what = Fault::What::kFailIssue}});
+                auto faulty = std::make_shared<comm::FaultyCommunicator>(
+                    communicator, std::vector<comm::Fault>{{.index = index, .what = comm::Fault::What::kFailIssue}});
                 auto sharded = fully_shard(net, automatic(communicator->rank() == 1 ? faulty : communicator));
                 expect_error([&] { sharded->cut_units(); }, {communicator->rank() == 1 ? "injected fault" : "rank 1"});
                 std::map<std::string, int64_t> seen;
@@ -489,9 +482,7 @@ TEST(AutoUnits, AFailureWhileCuttingLosesNothing) {
                 ASSERT_EQ(slices.size(), leaves.size());
                 for (size_t i = 0; i < slices.size(); ++i) EXPECT_TRUE(leaves[i].second.is_set_to(slices[i].data));
                 // Both the units that were made and those that were not still exist.
-                for (auto& entry : net->named_parameters()) {
-                  expect_error([&] { (void)entry.value().sum(); }, {"rank"});
-                }
+                for (auto& entry : net->named_parameters()) expect_error([&] { (void)entry.value().sum(); }, {"rank"});
               },
               {std::chrono::seconds(1)});
   }

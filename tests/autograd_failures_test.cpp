@@ -32,8 +32,8 @@ void recover(Recovery recovery, BranchedNetImpl& net, ShardedModule& sharded) {
   switch (recovery) {
     case Recovery::kReset:
       sharded.reset();
-      EXPECT_EQ(sharded.stats().gathered_units, 0);
-      EXPECT_EQ(sharded.stats().gradient_buffer_bytes, 0);
+      EXPECT_EQ(sharded.diagnostics().stats().gathered_units, 0);
+      EXPECT_EQ(sharded.diagnostics().stats().gradient_buffer_bytes, 0);
       sharded.zero_grad();
       break;
     case Recovery::kZeroGrad:
@@ -158,14 +158,10 @@ TEST_P(AutogradFailures, InAPassInsideBackwardThatIsCaught) {
 void scale_weights(BranchedNetImpl& net, const RankStep& rank) {
   torch::NoGradGuard no_grad;
   if (!rank.sharded) {
-    for (torch::Tensor& parameter : net.parameters()) {
-      parameter.mul_(0.75);
-    }
+    for (torch::Tensor& parameter : net.parameters()) parameter.mul_(0.75);
     return;
   }
-  for (ShardSlice& slice : rank.sharded->shard_slices()) {
-    slice.data.mul_(0.75);
-  }
+  for (ShardSlice& slice : rank.sharded->shard_slices()) slice.data.mul_(0.75);
 }
 
 TEST_P(AutogradFailures, WritesToShardsAreSeenByTheNextForward) {
@@ -173,9 +169,7 @@ TEST_P(AutogradFailures, WritesToShardsAreSeenByTheNextForward) {
     if (rank.sharded) {
       (void)net.forward(rank.x(1));  // leaves units gathered with some strategies
     }
-    if (rank.sharded || rank.rank == 0) {
-      scale_weights(net, rank);
-    }
+    if (rank.sharded || rank.rank == 0) scale_weights(net, rank);
     rank.see(net.forward(rank.x(1)));
     rank.backward(net.loss(rank.x()));
   });
@@ -189,9 +183,7 @@ TEST_P(AutogradFailures, WritesToShardsBetweenForwardAndBackward) {
       torch::AutoGradMode enable(true);
       loss = net.loss(rank.x(1));
     }
-    for (ShardSlice& slice : rank.sharded->shard_slices()) {
-      slice.data.add_(0);
-    }
+    for (ShardSlice& slice : rank.sharded->shard_slices()) slice.data.add_(0);
     expect_error([&] { loss.backward(); }, {c10::str("rank ", rank.rank, ": unit 'c").c_str(),
                                             "its shards were written between forward and backward",
                                             "Run backward before the step, or run forward again"});
@@ -284,9 +276,7 @@ TEST_P(UnevenRanks, AreRightOrGetAnErrorThatSaysWhatToDo) {
   if (std::get<1>(GetParam()) == LeftOut::kRootParameter && !std::get<0>(GetParam()).strict) {
     EXPECT_TRUE(right) << c10::Join("\n", seen);
   }
-  if (right) {
-    return;
-  }
+  if (right) return;
   for (const std::string& error : seen) {
     EXPECT_THAT(error, ::testing::ContainsRegex("rank [0-9].*'(a|b|c|side|root)'"));
     all += error + "\n";

@@ -304,8 +304,7 @@ TORCH_MODULE(TiedNet);
 
 void expect_tied_alike(const ShardingCase& sharding, const std::function<void(Options&)>& change_options) {
   auto run_step = [](TiedNetImpl& net, RankStep rank) { rank.backward(net.loss(rank.x())); };
-  expect_as_in_one_process(
-      sharding, [] { return TiedNet(); }, run_step, change_options);
+  expect_as_in_one_process(sharding, [] { return TiedNet(); }, run_step, change_options);
 }
 
 TEST_P(Autograd, WeightsTiedAcrossUnits) { expect_tied_alike(GetParam(), {}); }
@@ -317,9 +316,7 @@ TEST_P(Autograd, WeightsTiedInOneUnit) {
 // ---------------------------------------------------------------- frozen parameters
 
 void freeze(const torch::nn::Module& module) {
-  for (torch::Tensor& parameter : module.parameters()) {
-    parameter.requires_grad_(false);
-  }
+  for (torch::Tensor& parameter : module.parameters()) parameter.requires_grad_(false);
 }
 
 TEST_P(Autograd, FrozenModelsPassGradientsToTheirInputs) {
@@ -333,7 +330,7 @@ TEST_P(Autograd, FrozenModelsPassGradientsToTheirInputs) {
     net.loss(x).backward();
     rank.see(x.grad());
     if (rank.sharded) {
-      EngineStats stats = rank.sharded->stats();
+      EngineStats stats = rank.sharded->diagnostics().stats();
       EXPECT_EQ(stats.reduce_scatters + stats.all_reduces, 0);
       EXPECT_EQ(stats.peak_gradient_buffer_bytes, 0);
     }
@@ -345,16 +342,16 @@ TEST_P(Autograd, FrozenModelsPassGradientsToTheirInputs) {
 void expect_one_frozen_part(ShardedModule& sharded, bool automatic) {
   ASSERT_EQ(sharded.engine().units().size(), automatic ? 2 : 1);
   int64_t trainable = 5 + 18 + (automatic ? 0 : 12 + 8);
-  Unit& root = *sharded.engine().units().front();
+  engine::Unit& root = *sharded.engine().units().front();
   ASSERT_EQ(root.flat_parameters().size(), 2);
   for (size_t i = 0; i < 2; ++i) {
-    const FlatParameter& flat = *root.flat_parameters()[i];
+    const flat::FlatParameter& flat = *root.flat_parameters()[i];
     EXPECT_EQ(root.gradient(i) != nullptr, flat.requires_grad());
     EXPECT_EQ(flat.layout().unpadded_numel(), flat.requires_grad() ? trainable : 25 + 30);
     if (flat.requires_grad()) {
       // The captured gradients and their copies in the buffer.
       int64_t elements = flat.layout().unpadded_numel() + flat.layout().padded_numel();
-      EXPECT_LE(sharded.stats().peak_gradient_buffer_bytes, elements * 8);
+      EXPECT_LE(sharded.diagnostics().stats().peak_gradient_buffer_bytes, elements * 8);
     }
   }
 }
@@ -369,9 +366,7 @@ BranchedNet make_half_frozen() {
 TEST_P(Autograd, FrozenAndTrainableParametersInOneModule) {
   auto run_step = [](BranchedNetImpl& net, RankStep rank) {
     rank.backward(net.loss(rank.x()));
-    if (rank.sharded) {
-      expect_one_frozen_part(*rank.sharded, GetParam().automatic);
-    }
+    if (rank.sharded) expect_one_frozen_part(*rank.sharded, GetParam().automatic);
   };
   expect_as_in_one_process(GetParam(), make_half_frozen, run_step, [](Options& options) {
     options.auto_wrap_policy = {};
@@ -383,13 +378,14 @@ TEST_P(Autograd, FrozenUnitsAreNotReduced) {
   auto run_step = [](BranchedNetImpl& net, RankStep rank) {
     std::vector<std::string> reduced;
     if (rank.sharded) {
-      rank.sharded->set_gradient_hook([&](const ReducedGradient& gradient) { reduced.push_back(gradient.unit); });
+      rank.sharded->hooks().set_gradient_hook(
+          [&](const ReducedGradient& gradient) { reduced.push_back(gradient.unit); });
     }
     rank.backward(net.loss(rank.x()));
     if (rank.sharded) {
       auto units = GetParam().automatic ? std::pair("a.bias..scale", "c.bias..c.weight") : std::pair("root", "c");
       EXPECT_THAT(reduced, ::testing::UnorderedElementsAre(units.first, units.second));
-      rank.sharded->set_gradient_hook({});
+      rank.sharded->hooks().set_gradient_hook({});
     }
   };
   expect_as_in_one_process(GetParam(), make_half_frozen, run_step);
@@ -427,9 +423,7 @@ TEST_P(AutogradThreads, InferenceOnOneModel) {
       }
     });
   }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -34,9 +34,7 @@ std::vector<std::string> errors_of_ranks(int world_size,
         }
       },
       kImpatient);
-  for (int rank = 0; rank < world_size; ++rank) {
-    EXPECT_NE(errors[rank], "") << "rank " << rank << " saw no error";
-  }
+  for (int rank = 0; rank < world_size; ++rank) EXPECT_NE(errors[rank], "") << "rank " << rank << " saw no error";
   return errors;
 }
 
@@ -62,9 +60,7 @@ TEST(CollectiveIdentity, DifferentUnitsOfEqualSize) {
     torch::Tensor x = torch::ones({1, 4});
     (void)(communicator->rank() == 0 ? net.a(x) : net.b(x));
   });
-  for (const std::string& error : errors) {
-    expect_parts(error, {"'a'", "'b'", "rank 0", "rank 1"});
-  }
+  for (const std::string& error : errors) expect_parts(error, {"'a'", "'b'", "rank 0", "rank 1"});
 }
 
 TEST(CollectiveIdentity, ARankThatSkipsAnOperator) {
@@ -82,7 +78,7 @@ TEST(CollectiveIdentity, ARankThatTouchesAlone) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     ExpertsImpl net;
     auto sharded = testing::shard_strictly(net, options_for(communicator));
-    sharded->verify_sharding();
+    sharded->diagnostics().verify_sharding();
     if (communicator->rank() == 0) {
       (void)net.a->weight.norm();  // such as a log line on one rank
     }
@@ -108,10 +104,8 @@ TEST(CollectiveIdentity, ARankThatIsLate) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     ExpertsImpl net;
     auto sharded = testing::shard_strictly(net, options_for(communicator));
-    sharded->verify_sharding();
-    if (communicator->rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::seconds(6));
-    }
+    sharded->diagnostics().verify_sharding();
+    if (communicator->rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
     net.a(torch::ones({1, 4})).sum().backward();
   });
   expect_parts(errors[0], {"'a'", "rank 1"});
@@ -123,9 +117,7 @@ TEST(CollectiveIdentity, MoreBackwardsOnOneRank) {
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     torch::Tensor x = torch::ones({1, 4}).set_requires_grad(true);
     torch::Tensor loss = net.b(net.a(x)).sum();
-    if (communicator->rank() == 0) {
-      loss.backward({}, /*retain_graph=*/true);
-    }
+    if (communicator->rank() == 0) loss.backward({}, /*retain_graph=*/true);
     loss.backward();
     (void)net.a(x);
   });
@@ -136,9 +128,7 @@ TEST(CollectiveIdentity, ClippingOnOneRankOnly) {
     ExpertsImpl net;
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     net.a(torch::ones({1, 4})).sum().backward();
-    if (communicator->rank() == 0) {
-      sharded->clip_grad_norm_(1);
-    }
+    if (communicator->rank() == 0) sharded->clip_grad_norm_(1);
     net.a(torch::ones({1, 4})).sum().backward();
   });
   expect_parts(errors[1], {"clip_grad_norm_"});
@@ -150,8 +140,8 @@ TEST(CollectiveIdentity, TwoModelsOfOneShape) {
     torch::nn::Linear teacher(4, 4), student(4, 4);
     auto first = testing::shard_strictly(*teacher, options_for(communicator));
     auto second = testing::shard_strictly(*student, options_for(communicator));
-    first->verify_sharding();
-    second->verify_sharding();
+    first->diagnostics().verify_sharding();
+    second->diagnostics().verify_sharding();
     torch::Tensor x = torch::ones({1, 4});
     (void)(communicator->rank() == 0 ? teacher(x) : student(x));
   });
@@ -253,18 +243,14 @@ const std::vector<ShardingCase> kShardings = {
      [](const auto& communicator, bool odd) {
        ExpertsImpl net;
        Options options = options_for(communicator);
-       if (odd) {
-         options.auto_wrap_policy = {};
-       }
+       if (odd) options.auto_wrap_policy = {};
        shard_and_touch(net, options);
      },
      {"unit 'a'", "unit 'root'"}},
     {"number_of_units",
      [](const auto& communicator, bool odd) {
        torch::nn::Sequential net{torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)};
-       if (odd) {
-         net->push_back(torch::nn::Linear(4, 4));
-       }
+       if (odd) net->push_back(torch::nn::Linear(4, 4));
        shard_and_touch(*net, options_for(communicator));
      },
      {"(nothing more)", "unit '2'"}},
@@ -296,9 +282,7 @@ const std::vector<ShardingCase> kShardings = {
      [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
-       if (odd) {
-         options.param_dtype = torch::kBFloat16;
-       }
+       if (odd) options.param_dtype = torch::kBFloat16;
        shard_and_touch(*linear, options);
      },
      {"compute Float", "compute BFloat16"}},
@@ -306,9 +290,7 @@ const std::vector<ShardingCase> kShardings = {
      [](const auto& communicator, bool odd) {
        torch::nn::Linear linear(4, 4);
        Options options = options_for(communicator);
-       if (odd) {
-         options.reduce_dtype = torch::kDouble;
-       }
+       if (odd) options.reduce_dtype = torch::kDouble;
        shard_and_touch(*linear, options);
      },
      {"reduce Float", "reduce Double"}},
@@ -372,16 +354,14 @@ TEST_P(ShardingMismatch, IsAnErrorOnAllRanks) {
       3, [](std::shared_ptr<Communicator> communicator) { GetParam().body(communicator, communicator->rank() == 2); });
   for (int rank = 0; rank < 3; ++rank) {
     expect_parts(errors[rank], {"rank 0", "rank 2", "First difference"});
-    for (const char* part : GetParam().parts) {
-      expect_parts(errors[rank], {part});
-    }
+    for (const char* part : GetParam().parts) expect_parts(errors[rank], {part});
   }
 }
 
 TEST(ShardingMismatchWorld, IsFoundByVerifyShardingBeforeAnyTouch) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     torch::nn::Linear linear(4, communicator->rank() + 3);
-    fully_shard(*linear, options_for(communicator))->verify_sharding();
+    fully_shard(*linear, options_for(communicator))->diagnostics().verify_sharding();
   });
   expect_parts(errors[0], {"First difference"});
 }
@@ -392,8 +372,8 @@ TEST(ShardingMismatchWorld, TheSameShardingPasses) {
       [](std::shared_ptr<Communicator> communicator) {
         ExpertsImpl net;
         auto sharded = fully_shard(net, options_for(communicator));
-        sharded->verify_sharding();
-        sharded->verify_sharding();
+        sharded->diagnostics().verify_sharding();
+        sharded->diagnostics().verify_sharding();
         (void)net.a->weight.sum();
       },
       kImpatient);

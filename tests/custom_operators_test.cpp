@@ -29,16 +29,12 @@ torch::Tensor call_inside(const torch::Tensor& w) {
 }
 torch::Tensor sum_list(const std::vector<torch::Tensor>& tensors) {
   torch::Tensor sum = torch::zeros({});
-  for (const torch::Tensor& tensor : tensors) {
-    sum = sum + tensor.sum();
-  }
+  for (const torch::Tensor& tensor : tensors) sum = sum + tensor.sum();
   return sum;
 }
 torch::Tensor sum_dict(const c10::Dict<std::string, torch::Tensor>& tensors) {
   torch::Tensor sum = torch::zeros({});
-  for (const auto& entry : tensors) {
-    sum = sum + entry.value().sum();
-  }
+  for (const auto& entry : tensors) sum = sum + entry.value().sum();
   return sum;
 }
 torch::Tensor sum_optionals(const c10::List<std::optional<torch::Tensor>>& tensors,
@@ -52,24 +48,18 @@ torch::Tensor sum_optionals(const c10::List<std::optional<torch::Tensor>>& tenso
 torch::Tensor raw_sum(const torch::Tensor& w) {  // runs no operator on w
   torch::Tensor result = torch::zeros({});
   const float* data = w.const_data_ptr<float>();
-  for (int64_t i = 0; i < w.numel(); ++i) {
-    result.mutable_data_ptr<float>()[0] += data[i];
-  }
+  for (int64_t i = 0; i < w.numel(); ++i) result.mutable_data_ptr<float>()[0] += data[i];
   return result;
 }
 torch::Tensor& scale_(torch::Tensor& w, double factor) {
   float* data = w.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < w.numel(); ++i) {
-    data[i] *= static_cast<float>(factor);
-  }
+  for (int64_t i = 0; i < w.numel(); ++i) data[i] *= static_cast<float>(factor);
   return w;
 }
 torch::Tensor row_sums(const torch::Tensor& w) {
   torch::Tensor result = torch::zeros({w.size(0)});
   at::parallel_for(0, w.size(0), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      result.data_ptr<float>()[i] = torch::matmul(w[i], hidden).sum().item<float>();
-    }
+    for (int64_t i = begin; i < end; ++i) result.data_ptr<float>()[i] = torch::matmul(w[i], hidden).sum().item<float>();
   });
   return result;
 }
@@ -102,16 +92,10 @@ class CustomOperators : public ::testing::Test {
  protected:
   void SetUp() override {
     torch::manual_seed(3);
-    for (int i = 0; i < 3; ++i) {
-      values.push_back(torch::randn({4, 4}));
-    }
-    for (torch::Tensor& value : values) {
-      bags.push_back(Bag(std::vector<torch::Tensor>{value.clone()}));
-    }
+    for (int i = 0; i < 3; ++i) values.push_back(torch::randn({4, 4}));
+    for (torch::Tensor& value : values) bags.push_back(Bag(std::vector<torch::Tensor>{value.clone()}));
     // Three units, so that using one gathers no other.
-    for (Bag& bag : bags) {
-      all->push_back(bag.ptr());
-    }
+    for (Bag& bag : bags) all->push_back(bag.ptr());
     sharded = shard_strictly(*all);
     ASSERT_EQ(sharded->engine().units().size(), 3);
   }
@@ -134,7 +118,7 @@ TEST_F(CustomOperators, AKernelThatHidesAnotherParameter) {
   EXPECT_TRUE(same_bits(call<Signature>("hidden_mm", x, p(0)), x.mm(values[0]).mm(values[1])));
   hidden = p(0);  // the same tensor as the argument
   EXPECT_TRUE(same_bits(call<Signature>("hidden_mm", x, p(0)), x.mm(values[0]).mm(values[0])));
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 TEST_F(CustomOperators, GradientsThroughAHiddenParameter) {
@@ -163,7 +147,7 @@ TEST_F(CustomOperators, ABackwardInsideAnOperator) {
   EXPECT_TRUE(same_bits(gradients.at("0.p0"), a.grad()));
   EXPECT_TRUE(same_bits(gradients.at("1.p0"), b.grad()));
   EXPECT_FALSE(gradients.at("2.p0").defined());
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 TEST_F(CustomOperators, ABackwardInsideOnTheArgumentItself) {
@@ -216,11 +200,9 @@ TEST_F(CustomOperators, TouchesInWorkerThreads) {
   torch::Tensor want = row_sums(values[0]);
   hidden = p(1);
   at::set_num_threads(4);
-  for (int i = 0; i < 20; ++i) {
-    EXPECT_TRUE(same_bits(call_boxed("row_sums", {p(0)}), want));
-  }
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(same_bits(call_boxed("row_sums", {p(0)}), want));
   at::set_num_threads(1);
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 // A unit whose operator is running stays gathered, whatever is requested meanwhile (rule R3).
@@ -230,18 +212,18 @@ TEST_F(CustomOperators, ReleasingInsideAnOperatorLeavesItsUnits) {
     sharded->reshard();
     (void)p(1).sum();
     sharded->reset();
-    EXPECT_EQ(sharded->stats().gathered_units, 1);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 1);
     EXPECT_EQ(raw_sum(p(2)).item<float>(), raw_sum(values[2]).item<float>());
   };
   EXPECT_TRUE(same_bits(call<torch::Tensor(const torch::Tensor&)>("call_inside", p(2)), values[2].sum()));
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 TEST_F(CustomOperators, AnOperatorThatThrowsUnpins) {
   torch::NoGradGuard no_grad;
   inside = [] { throw std::runtime_error("thrown inside"); };
   expect_error([&] { call<torch::Tensor(const torch::Tensor&)>("call_inside", p(2)); }, {"thrown inside"});
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
   EXPECT_TRUE(same_bits(p(2).sum(), values[2].sum()));
 }
 
@@ -293,12 +275,8 @@ void in_threads(const std::function<void(int)>& body) {
       }
     });
   }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  for (const std::string& error : errors) {
-    EXPECT_EQ(error, "");
-  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 class Threads : public ::testing::TestWithParam<bool> {
@@ -323,13 +301,11 @@ TEST_P(Threads, InferenceOnOneModel) {
   std::atomic<int> wrong{0};
   in_threads([&](int) {
     torch::NoGradGuard no_grad;
-    for (int i = 0; i < 60; ++i) {
-      wrong += !torch::equal(net->forward(ids), want);
-    }
+    for (int i = 0; i < 60; ++i) wrong += !torch::equal(net->forward(ids), want);
   });
   EXPECT_EQ(wrong, 0);
   sharded->reshard();
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 // Gradients of whole numbers add up without rounding, so each lost or doubled gradient shows.
@@ -345,9 +321,7 @@ TEST_P(Threads, ParallelBackwardsLoseNoGradient) {
       }
     }
     torch::Tensor forward(torch::Tensor x) {
-      for (auto& layer : layers) {
-        x = layer(x);
-      }
+      for (auto& layer : layers) x = layer(x);
       return x;
     }
     std::vector<torch::nn::Linear> layers;
@@ -357,16 +331,14 @@ TEST_P(Threads, ParallelBackwardsLoseNoGradient) {
   auto sharded = shard(net);
   torch::Tensor x = torch::ones({1, 32});
   in_threads([&](int) {
-    for (int i = 0; i < kRounds; ++i) {
-      net.forward(x).sum().backward();
-    }
+    for (int i = 0; i < kRounds; ++i) net.forward(x).sum().backward();
   });
   for (const auto& [name, gradient] : gradients_of(*sharded)) {
     EXPECT_TRUE(torch::equal(gradient, torch::full_like(gradient, kThreads * kRounds)))
         << name << " from " << gradient.min() << " to " << gradient.max();
   }
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
-  EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gradient_buffer_bytes, 0);
 }
 
 TEST_P(Threads, InferenceBesideBackward) {
@@ -374,21 +346,15 @@ TEST_P(Threads, InferenceBesideBackward) {
   auto plain = testing::seeded([] { return std::make_shared<NetImpl>(); });
   torch::Tensor ids = torch::arange(12).view({2, 6}) % 20;
   torch::Tensor want = plain->forward(ids).detach();
-  for (int i = 0; i < 10; ++i) {
-    plain->forward(ids).sum().backward();
-  }
+  for (int i = 0; i < 10; ++i) plain->forward(ids).sum().backward();
   auto sharded = shard(*net);
   in_threads([&](int thread) {
     if (thread == 0) {
-      for (int i = 0; i < 10; ++i) {
-        net->forward(ids).sum().backward();
-      }
+      for (int i = 0; i < 10; ++i) net->forward(ids).sum().backward();
       return;
     }
     torch::NoGradGuard no_grad;
-    for (int i = 0; i < 30; ++i) {
-      EXPECT_TRUE(torch::equal(net->forward(ids), want));
-    }
+    for (int i = 0; i < 30; ++i) EXPECT_TRUE(torch::equal(net->forward(ids), want));
   });
   expect_same(gradients_of(*sharded), gradients_of(*plain));
 }
@@ -401,16 +367,12 @@ TEST_P(Threads, AnOperatorInFlightPinsItsUnit) {
   std::atomic<bool> started{false}, done{false};
   inside = [&] {
     started = true;
-    while (!done) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(raw_sum(w).item<float>(), 120);
   };
   std::thread releaser([&] {
     torch::NoGradGuard no_grad;
-    while (!started) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    while (!started) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     for (int i = 0; i < 50; ++i) {
       sharded->reshard();
       EXPECT_EQ(w.sum().item<float>(), 120);

@@ -41,7 +41,7 @@ Outcome train(const ShardingCase& sharding, const std::shared_ptr<Communicator>&
   if (change) change(options);
   auto sharded = testing::shard(*net, sharding, options);
   Outcome outcome = testing::train_sharded(*net, *sharded, step, world->rank());
-  EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gradient_buffer_bytes, 0);
   return outcome;
 }
 
@@ -74,7 +74,7 @@ void expect_same_outcome(const Outcome& got, const Outcome& want, int ranks) {
 class DeviceTraining : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
+    if (!comm::nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
     testing::fresh_fake_nccl();
   }
   // Applies `change` to the run on the device only, `change_both` to both runs.
@@ -196,17 +196,17 @@ enum class Held { kGather, kReduce, kAllReduce, kComputation };
 
 // Blocks the stream for a while, after the work that was enqueued on it so far.
 void hold_back(const c10::Stream& stream) {
-  if (!has_streams(stream.device())) return;
-  testing::enqueue_on_simulated_stream(native_stream(stream),
+  if (!base::has_streams(stream.device())) return;
+  testing::enqueue_on_simulated_stream(base::native_stream(stream),
                                        [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); });
 }
 
 c10::Stream stream_of(const ShardedModule& sharded, Held held) {
-  const EngineStreams& streams = sharded.engine().streams();
+  const engine::EngineStreams& streams = sharded.engine().streams();
   return held == Held::kGather      ? streams.gather
          : held == Held::kReduce    ? streams.reduce
          : held == Held::kAllReduce ? streams.all_reduce
-                                    : current_stream(testing::test_device());
+                                    : base::current_stream(testing::test_device());
 }
 
 // A step in which the stream falls behind repeatedly: before forward, in it, before backward and after it.
@@ -276,23 +276,23 @@ TEST_F(DeviceTraining, UnitsOfOneParameterWhileAStreamIsHeld) {
 // A unit is used on two streams, and backward runs on both.
 TEST_F(DeviceTraining, PartOfTheModelOnAnotherStream) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
-    const c10::Stream usual = current_stream(testing::test_device());
-    const c10::Stream other = take_stream(testing::test_device());
+    const c10::Stream usual = base::current_stream(testing::test_device());
+    const c10::Stream other = base::take_stream(testing::test_device());
     const torch::Tensor x = rank.x();
-    order_streams(usual, other);
+    base::order_streams(usual, other);
     torch::Tensor h;
     {
-      const CurrentStreamGuard on_other(other);
+      const base::CurrentStreamGuard on_other(other);
       h = net.encode(x);
       hold_back(other);
       h = h + net.c->bias.sum();
     }
     rank.sharded->reshard();  // while the other stream still reads
-    order_streams(other, usual);
+    base::order_streams(other, usual);
     const torch::Tensor loss = net.decode(h).pow(2).mean();
     rank.see(loss);
     rank.backward(loss);
-    order_streams(usual, other);  // the memory of h belongs to the other stream
+    base::order_streams(usual, other);  // the memory of h belongs to the other stream
   };
   for (bool units : {true, false}) {
     expect_as_on_cpu({2, ShardingStrategy::kFullShard, true, false}, step, [&](Options& options) {
@@ -303,8 +303,8 @@ TEST_F(DeviceTraining, PartOfTheModelOnAnotherStream) {
 
 TEST_F(DeviceTraining, GradientHooksSeeTheReducedGradient) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
-    rank.sharded->set_gradient_hook([](const ReducedGradient& reduced) {
-      hold_back(current_stream(reduced.gradient.device()));  // autograd runs hooks in its own threads
+    rank.sharded->hooks().set_gradient_hook([](const ReducedGradient& reduced) {
+      hold_back(base::current_stream(reduced.gradient.device()));  // autograd runs hooks in its own threads
       reduced.gradient.mul_(0.5);
     });
     plain_step(net, rank);
@@ -335,7 +335,7 @@ TEST_F(DeviceTraining, FailedBackwardPassesAreNoticedAlikeOnAllRanks) {
 
 TEST_F(DeviceTraining, OptimizerInBackward) {
   const Step step = [](BranchedNetImpl& net, const RankStep& rank) {
-    rank.sharded->set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>& leaves) {
+    rank.sharded->hooks().set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>& leaves) {
       const torch::NoGradGuard no_grad;
       for (const torch::Tensor& leaf : leaves) {
         if (leaf.grad().defined()) leaf.sub_(leaf.grad(), 0.25);
@@ -394,7 +394,7 @@ TEST_F(DeviceTraining, ShardsAndGradientsAreWhereTheyShallBe) {
         EXPECT_TRUE(!on_host || leaf.numel() == 0 || leaf.is_pinned()) << name;
       }
       EXPECT_EQ(net->a->weight.device(), testing::test_device());
-      EXPECT_NE(sharded->memory_summary().find(on_host ? "parameter shards (host)" : "parameter shards"),
+      EXPECT_NE(sharded->diagnostics().memory_summary().find(on_host ? "parameter shards (host)" : "parameter shards"),
                 std::string::npos);
     });
   }

@@ -58,7 +58,8 @@ class DhenRun {
   DhenRun(const World& world, const ShardingCase& sharding, at::ScalarType rows, uint64_t seed)
       : world_(world), embedding_(make_embedding(world, rows, seed)), model_(make_model(seed)) {
     sharded_ = testing::shard(*model_, sharding, testing::options_of(sharding, world));
-    adam_ = std::make_unique<FusedAdamW>(sharded_->parameters(), FusedAdamWOptions{.learning_rate = 0.05});
+    adam_ =
+        std::make_unique<optim::FusedAdamW>(sharded_->parameters(), optim::FusedAdamWOptions{.learning_rate = 0.05});
     adam_state_ = adam_->named_state();
     row_optimizer_ = std::make_unique<sparse::RowOptimizer>(
         embedding_, sparse::RowOptimizerOptions{sparse::RowRule::kRowWiseAdagrad, 0.1});
@@ -111,7 +112,7 @@ class DhenRun {
   std::shared_ptr<sparse::SplitEmbedding> embedding_;
   models::Dhen model_;
   std::shared_ptr<ShardedModule> sharded_;
-  std::unique_ptr<FusedAdamW> adam_;
+  std::unique_ptr<optim::FusedAdamW> adam_;
   std::unique_ptr<OptimizerState> adam_state_;
   std::unique_ptr<sparse::RowOptimizer> row_optimizer_;
 };
@@ -131,8 +132,8 @@ class DhenCheckpoints : public ::testing::Test {
   }
 
   testing::UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard{unsynced};
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard{unsynced};
+  const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
 };
 
@@ -174,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(All, DhenResume,
 
 // Returns the rows and squares of all ranks, by name.
 std::map<std::string, at::Tensor> whole_tables(const fs::path& path) {
-  const checkpoint::CheckpointFolder saved(path);
+  const formats::CheckpointFolder saved(path);
   std::map<std::string, at::Tensor> tables;
   for (const auto& [name, stored] : saved.manifest().tensors) {
     if (name.find("embedding.table.") == std::string::npos) continue;
@@ -198,7 +199,7 @@ TEST_P(DhenReshards, KeepsRowsAndSquares) {
     save_checkpoint(folder / "again", run.to_checkpoint(), "{}", *world);
     run.step(2);  // training works after loading
     for (const SplitTensor& tensor : run.to_checkpoint().split) {
-      const Part part = part_of(tensor.sizes[0], world->rank(), world->size());
+      const comm::Part part = comm::part_of(tensor.sizes[0], world->rank(), world->size());
       EXPECT_EQ(tensor.begin, part.begin);
       EXPECT_EQ(tensor.rows.size(0), part.numel);
     }
@@ -257,8 +258,8 @@ TEST_F(DhenCheckpoints, AreShownAndVerified) {
     EXPECT_EQ(tensor["parts"].size(), 3u);
   }
   EXPECT_THAT(convert::problems(path), IsEmpty());
-  const checkpoint::Manifest manifest = checkpoint::CheckpointFolder(path).manifest();
-  const checkpoint::StoredPart& part = manifest.tensors.at("optimizer/embedding.table.1/squares").parts.at(1);
+  const formats::Manifest manifest = formats::CheckpointFolder(path).manifest();
+  const formats::StoredPart& part = manifest.tensors.at("optimizer/embedding.table.1/squares").parts.at(1);
   flip_bit(path / manifest.files[part.file].name, static_cast<std::streamoff>(part.offset));
   EXPECT_THAT(convert::problems(path), ElementsAre(AllOf(HasSubstr("optimizer/embedding.table.1/squares"),
                                                          HasSubstr(manifest.files[part.file].name))));
@@ -286,7 +287,7 @@ TEST_F(DhenCheckpoints, GiveHuggingFaceFoldersTheirTables) {
                                       {.config = folder / "config/config.json"})
                          .notes;
   EXPECT_THAT(notes, Contains(HasSubstr("left out: the optimizer's state")));
-  const at::Tensor table = checkpoint::HfFolder(folder / "hf").tensor("embedding.table.1");
+  const at::Tensor table = formats::HfFolder(folder / "hf").tensor("embedding.table.1");
   EXPECT_EQ(table.sizes(), (at::IntArrayRef{11, 8}));
   EXPECT_TRUE(same_bits(table.view(-1), whole_tables(path).at("model/embedding.table.1")));
 }

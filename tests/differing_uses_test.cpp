@@ -22,18 +22,12 @@ struct BlockImpl : torch::nn::Module {
     w = register_parameter("w", testing::numbers({4, 4}).to(values));
     b = register_parameter("b", testing::numbers({3, 4}).to(values) * 0.3);
     c = register_parameter("c", testing::numbers({4}).to(values));
-    if (nested) {
-      child = register_module("child", std::make_shared<BlockImpl>());
-    }
+    if (nested) child = register_module("child", std::make_shared<BlockImpl>());
   }
   torch::Tensor forward(torch::Tensor x, bool uses_b, bool uses_c) {
     x = torch::tanh(torch::matmul(x, w));
-    if (child) {
-      x = child->forward(x, uses_c, uses_b);
-    }
-    if (uses_b) {
-      x = x + b;
-    }
+    if (child) x = child->forward(x, uses_c, uses_b);
+    if (uses_b) x = x + b;
     x = x * 1.25;
     return uses_c ? x * c.sigmoid() : x;
   }
@@ -64,9 +58,7 @@ void forward_and_backward(NetImpl& net, const RankStep& at, int time) {
   for (size_t i = 0; i < net.blocks.size(); ++i) {
     const int turn = at.rank + at.step + time + static_cast<int>(i);
     x = net.blocks[i]->forward(x, turn % 2 == 0, turn % 3 == 0);
-    if (turn % 2 == 1) {
-      x = x + net.offset;
-    }
+    if (turn % 2 == 1) x = x + net.offset;
   }
   at.see(x);
   at.backward(x.pow(2).mean());
@@ -96,9 +88,7 @@ TEST_P(DifferingUses, ParametersThatOnlySomeRanksAddToTheLoss) {
           for (size_t i = 0; i < net.blocks.size(); ++i) {
             const bool uses = (at.rank + at.step + time + i) % 2 == 0;
             x = net.blocks[i]->forward(x, uses, uses);
-            if (!uses) {
-              left_out = left_out + 0 * net.blocks[i]->b.sum() + 0 * net.blocks[i]->child->c.sum();
-            }
+            if (!uses) left_out = left_out + 0 * net.blocks[i]->b.sum() + 0 * net.blocks[i]->child->c.sum();
           }
           at.see(x);
           at.backward(x.pow(2).mean() + left_out);
@@ -114,9 +104,7 @@ TEST_P(DifferingUses, InSeveralGraphsOfOneBackward) {
         torch::Tensor loss;
         for (int time = 0; time < 3; ++time) {
           torch::Tensor x = at.x(time) * net.scale;
-          for (auto& block : net.blocks) {
-            x = block->forward(x, at.rank % 2 == 1, at.rank == 0 && at.step == 1);
-          }
+          for (auto& block : net.blocks) x = block->forward(x, at.rank % 2 == 1, at.rank == 0 && at.step == 1);
           loss = loss.defined() ? loss + x.pow(2).mean() : x.pow(2).mean();
         }
         at.see(loss);
@@ -160,11 +148,11 @@ TEST(ReductionsOfAutogradGrad, AreNone) {
     };
     for (int step = 0; step < 3; ++step) {
       const torch::Tensor x = torch::ones({3, 4}, torch::dtype(at::kDouble).requires_grad(true));
-      const int64_t before = sharded->stats().reduce_scatters;
+      const int64_t before = sharded->diagnostics().stats().reduce_scatters;
       torch::autograd::grad({loss(x)}, {x});
-      EXPECT_EQ(sharded->stats().reduce_scatters, before);
+      EXPECT_EQ(sharded->diagnostics().stats().reduce_scatters, before);
       loss(x).backward();
-      EXPECT_EQ(sharded->stats().reduce_scatters, before + 2) << "the root and the block";
+      EXPECT_EQ(sharded->diagnostics().stats().reduce_scatters, before + 2) << "the root and the block";
     }
   });
 }
@@ -178,9 +166,7 @@ TEST(AUnitThatARankLeavesOut, IsNamed) {
     errors[world->rank()] = testing::error_of([&] {
       torch::Tensor x = torch::ones({3, 4}, at::kDouble) * net->scale;
       for (size_t i = 0; i < net->blocks.size(); ++i) {
-        if (i != 1 || world->rank() == 0) {
-          x = net->blocks[i]->forward(x, false, false);
-        }
+        if (i != 1 || world->rank() == 0) x = net->blocks[i]->forward(x, false, false);
       }
     });
   });

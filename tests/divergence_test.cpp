@@ -63,12 +63,10 @@ struct ExpertsImpl : torch::nn::Module {
 void swap_experts(const Group& communicator, CollectiveCheckLevel level, double* result = nullptr) {
   ExpertsImpl net;
   auto sharded = testing::shard_strictly(net, options_for(communicator, level));
-  sharded->verify_sharding();
+  sharded->diagnostics().verify_sharding();
   const bool odd = communicator->rank() == communicator->size() - 1;
   const torch::Tensor y = (odd ? net.b : net.a)(torch::ones({1, 4}));
-  if (result) {
-    *result = y.sum().item<double>();
-  }
+  if (result) *result = y.sum().item<double>();
 }
 
 TEST(Divergence, ASwapOfEqualShapesStopsAllRanks) {
@@ -147,9 +145,7 @@ std::vector<double> losses_alone(int ranks, int steps) {
   for (int step = 0; step < steps; ++step) {
     model->zero_grad();
     torch::Tensor loss = torch::zeros({});
-    for (int rank = 0; rank < ranks; ++rank) {
-      loss = loss + model->loss(testing::batch_of(rank, step)) / ranks;
-    }
+    for (int rank = 0; rank < ranks; ++rank) loss = loss + model->loss(testing::batch_of(rank, step)) / ranks;
     loss.backward();
     losses.push_back(loss.item<double>());
     testing::descend(model->parameters());
@@ -182,9 +178,7 @@ TEST_P(CheckedTraining, EqualsOneProcess) {
     options.debug.collective_check.every = 3;
     options.sharding_strategy = strategy;
     options.auto_wrap_policy = module_class_policy<BlockImpl>();
-    if (is_hybrid(strategy)) {
-      options.mesh = make_mesh(world, ranks == 3 ? 3 : 2);
-    }
+    if (is_hybrid(strategy)) options.mesh = make_mesh(world, ranks == 3 ? 3 : 2);
     auto sharded = fully_shard(*model, options);
     for (int step = 0; step < kSteps; ++step) {
       sharded->zero_grad();
@@ -196,7 +190,7 @@ TEST_P(CheckedTraining, EqualsOneProcess) {
       }
       testing::descend(sharded->parameters());
     }
-    EXPECT_EQ(CheckedCommunicator::monitor_over(*world)->step(), kSteps);
+    EXPECT_EQ(comm::CheckedCommunicator::monitor_over(*world)->step(), kSteps);
   });
   for (int step = 0; step < kSteps; ++step) {
     EXPECT_NEAR(losses[static_cast<size_t>(step)], expected[static_cast<size_t>(step)], 1e-5) << step;
@@ -209,7 +203,7 @@ TEST(CollectiveSteps, AreBackwardPassesThatReduce) {
     ExpertsImpl net;
     auto sharded = fully_shard(net, options_for(communicator));
     const torch::Tensor x = torch::ones({1, 4});
-    const auto step = [&] { return CheckedCommunicator::monitor_over(*communicator)->step(); };
+    const auto step = [&] { return comm::CheckedCommunicator::monitor_over(*communicator)->step(); };
     (void)net.a(x);
     EXPECT_EQ(step(), 0);
     {
@@ -229,7 +223,7 @@ TEST(CollectiveLog, HasTheLastCollectives) {
     ExpertsImpl net;
     auto sharded = fully_shard(net, options_for(communicator));
     net.b(net.a(torch::ones({1, 4}))).sum().backward();
-    const std::string log = sharded->collective_log();
+    const std::string log = sharded->diagnostics().collective_log();
     const std::string rank = c10::str("rank ", communicator->rank(), ", #");
     EXPECT_THAT(log,
                 AllOf(HasSubstr(rank), HasSubstr("all-gather of 'a' (forward"), HasSubstr("all-gather of 'b' (forward"),

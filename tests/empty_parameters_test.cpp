@@ -66,9 +66,7 @@ TEST_P(EmptyParameters, TrainAsInOneProcess) {
                        for (int step = 0; step < 3; ++step) {
                          sharded->zero_grad();
                          net->loss().backward();
-                         if (!optimizer) {
-                           optimizer.emplace(sharded->parameters(), 0.1);
-                         }
+                         if (!optimizer) optimizer.emplace(sharded->parameters(), 0.1);
                          optimizer->step();
                        }
                        for (const auto& [name, weight] : testing::weights_of(*sharded)) {

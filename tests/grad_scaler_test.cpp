@@ -141,9 +141,7 @@ TEST_P(GradScalerRanks, RanksWithoutGradientsFollow) {
     auto sharded = fully_shard(*model, options(communicator));
     ShardedGradScaler scaler({.init_scale = 4});
     scaler.scale(torch::ones({}));
-    if (communicator->rank() == 0) {
-      set_gradients(*sharded, NAN);
-    }
+    if (communicator->rank() == 0) set_gradients(*sharded, NAN);
     EXPECT_FALSE(scaler.step(*sharded, [] {}));
     scaler.update();
     sharded->zero_grad();
@@ -219,8 +217,8 @@ INSTANTIATE_TEST_SUITE_P(All, GradScalerRanks, ::testing::ValuesIn(all_cases()),
 // The gradients are already unscaled: no optimizer may step on them, and they must not be unscaled again.
 TEST(GradScalerErrors, NothingStepsAfterAFailedExchange) {
   Options options = testing::one_rank_options_for_lists();
-  options.communicator =
-      std::make_shared<FaultyCommunicator>(options.communicator, std::vector<Fault>{{.message = "cable pulled"}});
+  options.communicator = std::make_shared<comm::FaultyCommunicator>(
+      options.communicator, std::vector<comm::Fault>{{.message = "cable pulled"}});
   Bag model = small_bag();
   auto sharded = fully_shard(*model, options);
   ShardedGradScaler scaler;

@@ -51,9 +51,7 @@ class GradientLifetime : public ::testing::TestWithParam<Grouping> {
   }
   std::shared_ptr<ShardedModule> shard(torch::nn::Module& module) {
     Options options = testing::one_rank_options();
-    if (GetParam().one_unit) {
-      options.auto_wrap_policy = {};
-    }
+    if (GetParam().one_unit) options.auto_wrap_policy = {};
     auto result = fully_shard(module, options);
     result->engine().gatherer().set_strict(GetParam().strict);
     return result;
@@ -67,9 +65,9 @@ class GradientLifetime : public ::testing::TestWithParam<Grouping> {
     expect_quiet();
   }
   void expect_quiet() {
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
-    EXPECT_EQ(sharded->stats().gathered_units, 0);
-    EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gradient_buffer_bytes, 0);
   }
   void clear() {
     plain->zero_grad();
@@ -96,9 +94,7 @@ TEST_P(GradientLifetime, UnusedOnceKeepsItsEarlierGradient) {
 }
 
 TEST_P(GradientLifetime, AccumulatesOverBackwards) {
-  for (int i = 0; i < 3; ++i) {
-    expect_alike([i](NetImpl& m) { (m.loss() * (i + 1)).backward(); });
-  }
+  for (int i = 0; i < 3; ++i) expect_alike([i](NetImpl& m) { (m.loss() * (i + 1)).backward(); });
 }
 
 TEST_P(GradientLifetime, RetainedGraphTwice) {
@@ -131,12 +127,8 @@ TEST_P(GradientLifetime, GradReturnsLocalGradientsAndCapturesNothing) {
   auto want = grads(*plain);
   auto got = grads(*net);
   ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) {
-    EXPECT_TRUE(torch::equal(got[i], want[i]));
-  }
-  for (const auto& [name, gradient] : gradients_of(*sharded)) {
-    EXPECT_FALSE(gradient.defined()) << name;
-  }
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i]));
+  for (const auto& [name, gradient] : gradients_of(*sharded)) EXPECT_FALSE(gradient.defined()) << name;
   expect_quiet();
   expect_alike([](NetImpl& m) { m.loss().backward(); });
 }
@@ -162,9 +154,7 @@ TEST_P(GradientLifetime, PenaltyOnParameterGradients) {
   expect_alike([](NetImpl& m) {
     torch::Tensor loss = m.loss();
     auto gradients = torch::autograd::grad({loss}, m.parameters(), {}, c10::nullopt, /*create_graph=*/true);
-    for (const torch::Tensor& gradient : gradients) {
-      loss = loss + gradient.pow(2).sum();
-    }
+    for (const torch::Tensor& gradient : gradients) loss = loss + gradient.pow(2).sum();
     loss.backward();
   });
 }
@@ -383,17 +373,13 @@ std::map<std::string, torch::Tensor> whole_gradients(ShardedModule& sharded) {
 TEST_P(LifetimeOnRanks, UnusedOnOneRankOnly) {
   constexpr int kRanks = 3;
   auto plain = make_net();
-  for (int rank = 0; rank < kRanks; ++rank) {
-    (uneven_loss(*plain, rank) / kRanks).backward();
-  }
+  for (int rank = 0; rank < kRanks; ++rank) (uneven_loss(*plain, rank) / kRanks).backward();
   run_ranks(kRanks,
             [&](std::shared_ptr<Communicator> communicator) {
               auto net = make_net();
               Options options = testing::one_rank_options();
               options.communicator = communicator;
-              if (GetParam().one_unit) {
-                options.auto_wrap_policy = {};
-              }
+              if (GetParam().one_unit) options.auto_wrap_policy = {};
               auto sharded = shard_strictly(*net, options);
               uneven_loss(*net, communicator->rank()).backward();
               auto got = whole_gradients(*sharded);
@@ -410,9 +396,7 @@ TEST_P(LifetimeOnRanks, UnusedOnAllRanksStaysUndefined) {
               auto net = make_net();
               Options options = testing::one_rank_options();
               options.communicator = communicator;
-              if (GetParam().one_unit) {
-                options.auto_wrap_policy = {};
-              }
+              if (GetParam().one_unit) options.auto_wrap_policy = {};
               auto sharded = shard_strictly(*net, options);
               net->loss(/*with_b=*/false).backward();
               for (const auto& [name, leaf] : sharded->named_parameters()) {

@@ -153,7 +153,7 @@ TEST_P(GradientNorm, BehindAHook) {
     auto model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_over(world, setting));
     sharded->set_reductions_see_norm(true);
-    sharded->set_gradient_hook([](const ReducedGradient& gradient) { gradient.gradient.mul_(3); });
+    sharded->hooks().set_gradient_hook([](const ReducedGradient& gradient) { gradient.gradient.mul_(3); });
     for (int64_t step = 0; step < 2; ++step) {
       sharded->zero_grad();
       backward(model, world->rank(), step);

@@ -257,9 +257,7 @@ TEST_P(GradientSentinel, ClearsGradientsThatCameFromOtherRanks) {
 TEST_P(GradientSentinel, AFlatLeafLosesItsGradientWithTheLastOfItsParameters) {
   net->loss().backward();
   net->zero_grad();
-  for (const torch::Tensor& leaf : sharded->parameters()) {
-    EXPECT_FALSE(leaf.grad().defined());
-  }
+  for (const torch::Tensor& leaf : sharded->parameters()) EXPECT_FALSE(leaf.grad().defined());
   net->loss().backward();
   net->zero_grad(/*set_to_none=*/false);
   for (const torch::Tensor& leaf : sharded->parameters()) {

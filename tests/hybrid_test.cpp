@@ -3,6 +3,7 @@
 #include "comm/testing/faulty_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "engine/engine.h"
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "support/error_of.h"
 #include "support/models.h"
@@ -60,9 +61,7 @@ constexpr uint64_t M = kLayers * (kWidth * kWidth + kWidth) * sizeof(float);
 torch::nn::Sequential make_chain() {
   return testing::seeded([] {
     torch::nn::Sequential chain;
-    for (int i = 0; i < kLayers; ++i) {
-      chain->push_back(torch::nn::Linear(kWidth, kWidth));
-    }
+    for (int i = 0; i < kLayers; ++i) chain->push_back(torch::nn::Linear(kWidth, kWidth));
     return chain;
   });
 }
@@ -78,7 +77,7 @@ Sent sent_in_one_step(const Ranks& world, int G, ShardingStrategy strategy) {
   Options options = options_on(mesh, strategy);
   options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
   auto sharded = fully_shard(*chain, options);
-  sharded->verify_sharding();
+  sharded->diagnostics().verify_sharding();
   Sent before = sent_by(mesh, G);
   chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum().backward();
   Sent after = sent_by(mesh, G);
@@ -141,7 +140,7 @@ TEST(HybridBytes, HalveInLowPrecision) {
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     options.param_dtype = at::kBFloat16;
     auto sharded = fully_shard(*chain, options);
-    sharded->verify_sharding();
+    sharded->diagnostics().verify_sharding();
     Sent before = sent_by(mesh, 2);
     chain->forward(torch::ones({2, kWidth}, at::kBFloat16).requires_grad_()).sum().backward();
     Sent after = sent_by(mesh, 2);
@@ -189,7 +188,7 @@ TEST(HybridMesh, ReplicasCompareHowTheyShard) {
     auto model = make_tiny_lm({.hidden = world->rank() < 2 ? 11 : 12});
     auto sharded = fully_shard(*model, options_on({nullptr, mesh.shard, mesh.replicate}, kHybridShard));
     try {
-      sharded->verify_sharding();
+      sharded->diagnostics().verify_sharding();
     } catch (const c10::Error& error) {
       ++errors;
       std::string text = error.what_without_backtrace();
@@ -206,16 +205,10 @@ TEST(HybridMesh, MistakesAreNamed) {
   run_ranks(2, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 1);
     auto shard = [&](Options options) { fully_shard(*make_tiny_lm({}), options); };
-    expect_error(
-        [&] {
-          shard(options_on({nullptr, mesh.shard, mesh.replicate}, kFullShard));
-        },
-        {"FULL_SHARD needs a group of all ranks", "Options::communicator"});
-    expect_error(
-        [&] {
-          shard(options_on({world, mesh.shard, nullptr}, kHybridShard));
-        },
-        {"must have both a shard group and a replicate group"});
+    expect_error([&] { shard(options_on({nullptr, mesh.shard, mesh.replicate}, kFullShard)); },
+                 {"FULL_SHARD needs a group of all ranks", "Options::communicator"});
+    expect_error([&] { shard(options_on({world, mesh.shard, nullptr}, kHybridShard)); },
+                 {"must have both a shard group and a replicate group"});
     Options other = options_on(mesh, kHybridShard);
     other.communicator = testing::one_rank();
     expect_error([&] { shard(other); }, {"Options::communicator is not the world of Options::mesh"});
@@ -274,36 +267,36 @@ TEST(HybridMesh, StrategiesMix) {
 TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
   run_ranks(4, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
-    auto shard = std::make_shared<RecordingCommunicator>(mesh.shard);
-    auto replicate = std::make_shared<RecordingCommunicator>(mesh.replicate);
+    auto shard = std::make_shared<comm::RecordingCommunicator>(mesh.shard);
+    auto replicate = std::make_shared<comm::RecordingCommunicator>(mesh.replicate);
     auto chain = make_chain();
     Options options = options_on({world, shard, replicate}, kHybridShardZero2);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*chain, options);
     torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
     std::vector<std::string> seen;  // collectives in flight when each unit's gradient arrives
-    auto in_flight = [](const RecordingCommunicator& group, CollectiveKind kind) {
+    auto in_flight = [](const comm::RecordingCommunicator& group, comm::CollectiveKind kind) {
       std::vector<std::string> names;
-      for (const CollectiveEvent& event : group.events()) {
+      for (const comm::CollectiveEvent& event : group.events()) {
         if (event.kind != kind) continue;
-        if (event.what == CollectiveEvent::What::kIssue) names.push_back(event.id.name);
-        if (event.what == CollectiveEvent::What::kWait) std::erase(names, event.id.name);
+        if (event.what == comm::CollectiveEvent::What::kIssue) names.push_back(event.id.name);
+        if (event.what == comm::CollectiveEvent::What::kWait) std::erase(names, event.id.name);
       }
       return c10::Join(",", names);
     };
     for (int layer = 0; layer < kLayers; ++layer) {
       // A hook on a leaf runs just before its gradient is captured.
       chain[layer]->as<torch::nn::Linear>()->bias.register_hook([&, layer](torch::Tensor) {
-        seen.push_back(c10::str(layer, ": ", in_flight(*shard, CollectiveKind::kReduceScatter), " | ",
-                                in_flight(*replicate, CollectiveKind::kAllReduce)));
+        seen.push_back(c10::str(layer, ": ", in_flight(*shard, comm::CollectiveKind::kReduceScatter), " | ",
+                                in_flight(*replicate, comm::CollectiveKind::kAllReduce)));
       });
     }
     loss.backward();
     EXPECT_THAT(seen, ::testing::ElementsAre("2:  | ", "1: 2 | ", "0: 1 | 2"));
     std::vector<std::string> order;
-    for (const CollectiveEvent& event : replicate->events()) {
-      if (event.kind == CollectiveKind::kAllReduce) {
-        order.push_back((event.what == CollectiveEvent::What::kIssue ? "issue " : "wait ") + event.id.name);
+    for (const comm::CollectiveEvent& event : replicate->events()) {
+      if (event.kind == comm::CollectiveKind::kAllReduce) {
+        order.push_back((event.what == comm::CollectiveEvent::What::kIssue ? "issue " : "wait ") + event.id.name);
       }
     }
     EXPECT_THAT(order, ::testing::ElementsAre("issue 2", "wait 2", "issue 1", "issue 0", "wait 1", "wait 0"));
@@ -312,8 +305,9 @@ TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
 
 // A chain over groups of which only this rank exists. One collective over the replicas fails, once.
 struct ChainWithFault {
-  explicit ChainWithFault(const Fault& fault)
-      : replicate(std::make_shared<FaultyCommunicator>(make_fake_communicator(0, 2), std::vector<Fault>{fault})) {
+  explicit ChainWithFault(const comm::Fault& fault)
+      : replicate(
+            std::make_shared<comm::FaultyCommunicator>(make_fake_communicator(0, 2), std::vector<comm::Fault>{fault})) {
     Options options = options_on({nullptr, make_fake_communicator(0, 2), replicate}, kHybridShard);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     options.debug.collective_check.level = CollectiveCheckLevel::kOff;
@@ -328,12 +322,12 @@ struct ChainWithFault {
   }
 
   torch::nn::Sequential chain = make_chain();
-  std::shared_ptr<FaultyCommunicator> replicate;
+  std::shared_ptr<comm::FaultyCommunicator> replicate;
   std::shared_ptr<ShardedModule> sharded;
 };
 
 TEST(HybridOrder, AStageThatFailsIsAnErrorAfterWhichAnotherStepMayFollow) {
-  for (Fault::What what : {Fault::What::kFailIssue, Fault::What::kFailWait}) {
+  for (comm::Fault::What what : {comm::Fault::What::kFailIssue, comm::Fault::What::kFailWait}) {
     int failed = 0;
     for (;; ++failed) {
       ChainWithFault trained({.index = failed, .what = what});
@@ -344,7 +338,7 @@ TEST(HybridOrder, AStageThatFailsIsAnErrorAfterWhichAnotherStepMayFollow) {
       EXPECT_THAT(error, ::testing::HasSubstr("injected fault"));
       trained.sharded->reset();
       trained.step();
-      EXPECT_EQ(trained.sharded->stats().gathered_units, 0) << "fault " << failed;
+      EXPECT_EQ(trained.sharded->diagnostics().stats().gathered_units, 0) << "fault " << failed;
     }
     EXPECT_GT(failed, kLayers) << "all stages of the layers, and some before them";
   }
@@ -375,7 +369,7 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     options.reshard_after_forward = 2;
     auto sharded = fully_shard(*chain, options);
-    sharded->verify_sharding();
+    sharded->diagnostics().verify_sharding();
     uint64_t setup = world->bytes_sent();
     torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
     const uint64_t gather = M * 7 / 8;
@@ -383,10 +377,10 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
     loss.backward();
     // The gathers of backward went over the pairs; the reduce-scatter over all ranks.
     EXPECT_EQ(world->bytes_sent() - setup, 2 * gather + 7 * kAgreement);
-    EXPECT_EQ(sharded->stats().all_gathers, 2 * kLayers - 1);
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
-    Unit& first = *sharded->engine().units().front();
-    MutexLock lock(first.mutex);
+    EXPECT_EQ(sharded->diagnostics().stats().all_gathers, 2 * kLayers - 1);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
+    engine::Unit& first = *sharded->engine().units().front();
+    base::MutexLock lock(first.mutex);
     const Communicator& pair = *first.buffers.park_group();
     EXPECT_EQ(pair.size(), 2);
     EXPECT_EQ(pair.bytes_sent(), (M - M / kLayers) / 2);
@@ -417,9 +411,7 @@ TEST(ReshardToASmallerGroup, ForgetsStaleParameters) {
     EXPECT_FALSE(torch::allclose(doubled, first));
     sharded->with_full_params([&] {
       torch::NoGradGuard no_grad;
-      for (torch::Tensor parameter : model->parameters()) {
-        parameter.mul_(0.5);
-      }
+      for (torch::Tensor parameter : model->parameters()) parameter.mul_(0.5);
     });
     EXPECT_TRUE(torch::equal(forward(), first));
   });

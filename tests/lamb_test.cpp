@@ -55,9 +55,7 @@ class ShardedLamb {
     const auto slices = sharded_.shard_slices();
     for (size_t i = 0; i < slices.size(); ++i) {
       const torch::Tensor update = part_of(slices[i], leaves, updates);
-      if (update.defined()) {
-        torch::Tensor(slices[i].data).sub_(update, step_size(weight_norms[i], update_norms[i]));
-      }
+      if (update.defined()) torch::Tensor(slices[i].data).sub_(update, step_size(weight_norms[i], update_norms[i]));
     }
   }
 
@@ -85,9 +83,7 @@ Weights train_alone(int world_size) {
   std::vector<Direction> directions(parameters.size());
   for (int step = 0; step < kSteps; ++step) {
     model->zero_grad();
-    for (int rank = 0; rank < world_size; ++rank) {
-      (model->loss(testing::batch_of(rank, step)) / world_size).backward();
-    }
+    for (int rank = 0; rank < world_size; ++rank) (model->loss(testing::batch_of(rank, step)) / world_size).backward();
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters.size(); ++i) {
       torch::Tensor weight = parameters[i];

@@ -1,4 +1,5 @@
 // The models of src/models in the engine: built without memory and trained in shards, they equal those of one process.
+#include "fsdp/backends.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "models/causal_lm.h"

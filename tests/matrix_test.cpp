@@ -99,9 +99,7 @@ using Pair = std::array<int, 4>;  // two factors and their values
 std::set<Pair> pairs_of(const Choice& choice) {
   std::set<Pair> pairs;
   for (int a = 0; a < static_cast<int>(choice.size()); ++a) {
-    for (int b = a + 1; b < static_cast<int>(choice.size()); ++b) {
-      pairs.insert({a, choice[a], b, choice[b]});
-    }
+    for (int b = a + 1; b < static_cast<int>(choice.size()); ++b) pairs.insert({a, choice[a], b, choice[b]});
   }
   return pairs;
 }
@@ -250,8 +248,8 @@ Tensors train_sharded(const Case& c, const Ranks& world) {
     }
     EXPECT_TRUE(scaler.step(*sharded, [&] { testing::descend(sharded->parameters()); }));
     scaler.update();
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
-    EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gradient_buffer_bytes, 0);
   }
   return weights_of(*sharded);
 }

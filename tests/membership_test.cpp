@@ -64,9 +64,7 @@ TEST_P(Membership, ReplacedDataOfAFrozenParameter) {
 }
 
 TEST_P(Membership, TheWholeModuleIsReplaced) {
-  for (torch::Tensor& parameter : net->parameters()) {
-    replace_data(parameter, torch::ones(parameter.sizes()));
-  }
+  for (torch::Tensor& parameter : net->parameters()) replace_data(parameter, torch::ones(parameter.sizes()));
   std::string message = expect_error([&] { train(); }, {"has left the engine"});
   EXPECT_TRUE(message.find("'first.") != std::string::npos || message.find("'second.") != std::string::npos);
 }
@@ -107,9 +105,7 @@ TEST_P(Membership, ReplacingTheDataOfCopiesIsNot) {
 
 // The shards would keep the old values, so no call of the handle may silently ignore the replacement.
 TEST_P(Membership, WhatTheHandleDoesNoticesToo) {
-  for (torch::Tensor& parameter : net->parameters()) {
-    replace_data(parameter, torch::ones(parameter.sizes()));
-  }
+  for (torch::Tensor& parameter : net->parameters()) replace_data(parameter, torch::ones(parameter.sizes()));
   expect_error([&] { sharded->zero_grad(); }, {"has left the engine"});
   expect_error([&] { sharded->clip_grad_norm_(1); }, {"has left the engine"});
   expect_error([&] { sharded->for_each_full_parameter([](const std::string&, const torch::Tensor&) {}); },
@@ -216,7 +212,7 @@ TEST(MembershipAtAnnotation, ExpandedParametersAreStoredWhole) {
 // ---- life and death
 
 TEST(EngineLife, MemoryComesBackWhenTheModuleDies) {
-  std::weak_ptr<Engine> engine;
+  std::weak_ptr<engine::Engine> engine;
   {
     auto net = std::make_shared<NetImpl>();
     engine = shard_strictly(*net)->engine().weak_from_this();
@@ -256,7 +252,7 @@ TEST(EngineLife, ManyModulesOneAfterTheOther) {
     auto net = std::make_shared<NetImpl>();
     auto sharded = shard_strictly(*net);
     net->loss().backward();
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
   }
 }
 

@@ -151,14 +151,14 @@ template <typename Bytes>
 Largest largest(ShardedModule& sharded, Bytes bytes) {
   Largest found;
   std::vector<int64_t> others = {0, 0};
-  for (Unit* unit : sharded.engine().tree().all()) {
+  for (engine::Unit* unit : sharded.engine().tree().all()) {
     (unit->is_root() ? found.root : others.emplace_back()) = bytes(*unit);
   }
   std::sort(others.rbegin(), others.rend());
   return {found.root, others[0], others[1]};
 }
 
-int64_t gradient_bytes(Unit& unit) {
+int64_t gradient_bytes(engine::Unit& unit) {
   int64_t sum = 0;
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
     sum += unit.gradient(i) ? unit.gradient(i)->buffer_nbytes() : 0;
@@ -167,7 +167,7 @@ int64_t gradient_bytes(Unit& unit) {
 }
 
 MemoryCategory category(const ShardedModule& sharded, const std::string& name) {
-  for (const MemoryCategory& one : sharded.memory()) {
+  for (const MemoryCategory& one : sharded.diagnostics().memory()) {
     if (one.name == name) return one;
   }
   ADD_FAILURE() << name;
@@ -191,8 +191,8 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
       bool aliases = sharded->engine().units().front()->groups().shard == nullptr ||
                      sharded->engine().units().front()->groups().shard->size() == 1;
       auto unsharded = category(*sharded, "unsharded parameters");
-      Largest blocks = largest(*sharded, [](Unit& unit) {
-        MutexLock lock(unit.mutex);
+      Largest blocks = largest(*sharded, [](engine::Unit& unit) {
+        base::MutexLock lock(unit.mutex);
         return schedule::BlockPlaces::rounded(unit.buffers.block_nbytes());
       });
       EXPECT_LE(unsharded.reserved,
@@ -396,7 +396,7 @@ TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
 TEST(MemorySummary, HasARowForEachCategory) {
   torch::nn::Linear linear(16, 16);
   auto sharded = fully_shard(*linear, testing::one_rank_options());
-  std::string summary = sharded->memory_summary({{"optimizer state", 1 << 20, 2 << 20, 3 << 20}});
+  std::string summary = sharded->diagnostics().memory_summary({{"optimizer state", 1 << 20, 2 << 20, 3 << 20}});
   for (const char* part :
        {"rank 0, MiB", "current", "peak", "reserved", "parameter shards", "gradient shards", "unsharded parameters",
         "gradient buffers", "optimizer state                 1.00        2.00        3.00", "total"}) {

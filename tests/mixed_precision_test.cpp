@@ -50,9 +50,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 // Returns the sum of the parts in rank order, in fp32, times `scale`.
 torch::Tensor mean_of(const std::vector<torch::Tensor>& parts, float scale) {
   torch::Tensor sum = parts[0].to(at::kFloat);
-  for (size_t i = 1; i < parts.size(); ++i) {
-    sum = sum + parts[i].to(at::kFloat);
-  }
+  for (size_t i = 1; i < parts.size(); ++i) sum = sum + parts[i].to(at::kFloat);
   return sum * scale;
 }
 
@@ -63,17 +61,11 @@ torch::Tensor reduced(const Case& c, const std::vector<torch::Tensor>& gradients
   std::vector<torch::Tensor> groups;
   for (int k = 0; k < replicas; ++k) {
     std::vector<torch::Tensor> parts;
-    for (int rank = k * F; rank < (k + 1) * F; ++rank) {
-      parts.push_back(gradients[rank].to(c.reduce));
-    }
+    for (int rank = k * F; rank < (k + 1) * F; ++rank) parts.push_back(gradients[rank].to(c.reduce));
     groups.push_back(F == 1 ? parts[0] : mean_of(parts, 1.0f / F));
   }
-  if (replicas == 1) {
-    return groups[0].to(at::kFloat);
-  }
-  for (torch::Tensor& group : groups) {
-    group = group.to(c.reduce);
-  }
+  if (replicas == 1) return groups[0].to(at::kFloat);
+  for (torch::Tensor& group : groups) group = group.to(c.reduce);
   return mean_of(groups, 1.0f / replicas).to(c.reduce).to(at::kFloat);
 }
 
@@ -85,9 +77,7 @@ Tensors train_by_hand(const Case& c, int steps) {
     for (int rank = 0; rank < c.world_size; ++rank) {
       TinyLM low = make_tiny_lm({}, c.compute);
       torch::NoGradGuard no_grad;
-      for (size_t i = 0; i < low->parameters().size(); ++i) {
-        low->parameters()[i].copy_(master->parameters()[i]);
-      }
+      for (size_t i = 0; i < low->parameters().size(); ++i) low->parameters()[i].copy_(master->parameters()[i]);
       torch::AutoGradMode grad(true);
       low->loss(batch_of(rank, step)).backward();
       gradients.push_back(testing::gradients_of(*low));
@@ -95,9 +85,7 @@ Tensors train_by_hand(const Case& c, int steps) {
     torch::NoGradGuard no_grad;
     for (auto& entry : master->named_parameters()) {
       std::vector<torch::Tensor> parts;
-      for (const Tensors& of_rank : gradients) {
-        parts.push_back(of_rank.at(entry.key()));
-      }
+      for (const Tensors& of_rank : gradients) parts.push_back(of_rank.at(entry.key()));
       entry.value().sub_(reduced(c, parts), 1.0 / 16);
     }
   }
@@ -112,9 +100,7 @@ Options options_for(const Ranks& world, const Case& c) {
   options.reduce_dtype = c.reduce;
   options.use_orig_params = c.use_orig_params;
   options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(c.strategy)) {
-    options.mesh = make_mesh(world, c.factor());
-  }
+  if (is_hybrid(c.strategy)) options.mesh = make_mesh(world, c.factor());
   return options;
 }
 
@@ -226,8 +212,8 @@ TEST(Memory, FollowsThePapersFormula) {
       chain->forward(torch::ones({2, kWidth})).sum().backward();
       constexpr int64_t K_full = 4;
       EXPECT_EQ(shards, K_full * psi / 3);
-      EXPECT_EQ(sharded->stats().peak_gathered_bytes, K_low * largest);
-      EXPECT_EQ(sharded->stats().gathered_bytes, 0);
+      EXPECT_EQ(sharded->diagnostics().stats().peak_gathered_bytes, K_low * largest);
+      EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
     });
   }
 }
@@ -256,7 +242,7 @@ TEST(Memory, AGatherCastsOnceAndCopiesNothingElse) {
     options.param_dtype = at::kBFloat16;
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*chain, options);
-    sharded->verify_sharding();
+    sharded->diagnostics().verify_sharding();
     Copies copies;
     observed = &copies;
     sharded->unshard();
@@ -289,9 +275,7 @@ void expect_same_in_low_precision(Make make, Run run) {
   want.sum().backward();
   got.sum().backward();
   auto gradients = testing::gradients_of(*low);
-  for (auto& [name, gradient] : gradients) {
-    gradient = gradient.to(at::kFloat);
-  }
+  for (auto& [name, gradient] : gradients) gradient = gradient.to(at::kFloat);
   expect_same(testing::gradients_of(*sharded), gradients);
 }
 
@@ -366,12 +350,8 @@ const std::vector<DerivingImpl::Derive> kDerivations = {
     [](const DerivingImpl& m) { return m.weight * torch::scalar_tensor(0.5); },
     [](const DerivingImpl& m) { return m.weight * (m.scale / m.weight.norm(2, 1, true)); },  // weight norm
     [](const DerivingImpl& m) { return m.weight + 2 * m.b.mm(m.a); },                        // an adapter
-    [](const DerivingImpl& m) {
-      return torch::cat({m.weight, m.a}).narrow(0, 1, 5).contiguous();
-    },
-    [](const DerivingImpl& m) {
-      return (m.weight.t() + 1).reshape({2, 18}).reshape({6, 6}).clone();
-    },
+    [](const DerivingImpl& m) { return torch::cat({m.weight, m.a}).narrow(0, 1, 5).contiguous(); },
+    [](const DerivingImpl& m) { return (m.weight.t() + 1).reshape({2, 18}).reshape({6, 6}).clone(); },
     [](const DerivingImpl& m) { return torch::softmax(m.weight.detach() * 1, -1).t(); }};
 
 TEST(InputCasts, HappenWhereTensorsDerivedFromParametersAreUsed) {
@@ -585,9 +565,7 @@ TEST(WrapperCasts, LookIntoContainers) {
       model.forward(inputs, std::map<std::string, torch::Tensor>{{"x", torch::ones({1})}}, 2);
   EXPECT_EQ(model.module()->seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kLong, at::kBFloat16}));
   EXPECT_EQ(inputs[0].scalar_type(), at::kFloat);  // the caller's own tensor is unchanged
-  for (const torch::Tensor& tensor : {y, list[0], map.at("y"), *optional}) {
-    EXPECT_EQ(tensor.scalar_type(), at::kDouble);
-  }
+  for (const torch::Tensor& tensor : {y, list[0], map.at("y"), *optional}) EXPECT_EQ(tensor.scalar_type(), at::kDouble);
   EXPECT_EQ(list[1].scalar_type(), at::kLong);
   EXPECT_EQ(factor, 2);
   y.sum().backward();
@@ -613,7 +591,7 @@ TEST(LowPrecisionGradients, ReachTheOptimizerAsTheyWereReduced) {
           Options options = options_for(world, {4, strategy, at::kBFloat16, at::kBFloat16, orig});
           options.keep_low_precision_grads = keep;
           auto sharded = fully_shard(*model, options);
-          FusedAdamW optimizer(sharded->parameters(), {.learning_rate = 0.01});
+          optim::FusedAdamW optimizer(sharded->parameters(), {.learning_rate = 0.01});
           for (int step = 0; step < 3; ++step) {
             sharded->zero_grad();
             model->loss(batch_of(world->rank(), step)).backward();

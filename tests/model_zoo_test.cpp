@@ -36,9 +36,7 @@ TEST(Layers, TransformerEncoder) {
         auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0.1);
         return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
       },
-      [](auto& layer) {
-        return layer(numbers({3, 2, 8})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({3, 2, 8})).pow(2).sum(); });
 }
 
 TEST(Layers, TransformerDecoder) {
@@ -47,17 +45,13 @@ TEST(Layers, TransformerDecoder) {
         auto layer = torch::nn::TransformerDecoderLayerOptions(8, 2).dim_feedforward(12).dropout(0.1);
         return torch::nn::TransformerDecoder(torch::nn::TransformerDecoderOptions(layer, 2));
       },
-      [](auto& layer) {
-        return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum(); });
 }
 
 TEST(Layers, Transformer) {
   expect_layer_trains_alike<torch::nn::Transformer>(
       [] { return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(9)); },
-      [](auto& layer) {
-        return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({3, 2, 8}), numbers({4, 2, 8})).pow(2).sum(); });
 }
 
 TEST(Layers, MultiheadAttention) {
@@ -65,9 +59,7 @@ TEST(Layers, MultiheadAttention) {
     expect_layer_trains_alike<torch::nn::MultiheadAttention>(
         [&] {
           auto options = torch::nn::MultiheadAttentionOptions(8, 2).add_bias_kv(true);
-          if (!packed) {
-            options.kdim(6).vdim(6);
-          }
+          if (!packed) options.kdim(6).vdim(6);
           return torch::nn::MultiheadAttention(options);
         },
         [&](auto& layer) {
@@ -93,17 +85,13 @@ TEST(Layers, Lstm) {
 TEST(Layers, Gru) {
   expect_layer_trains_alike<torch::nn::GRU>(
       [] { return torch::nn::GRU(torch::nn::GRUOptions(5, 4).num_layers(2).bidirectional(true)); },
-      [](auto& layer) {
-        return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum();
-      });
+      [](auto& layer) { return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum(); });
 }
 
 TEST(Layers, Rnn) {
   expect_layer_trains_alike<torch::nn::RNN>(
       [] { return torch::nn::RNN(torch::nn::RNNOptions(5, 4).nonlinearity(torch::kReLU)); },
-      [](auto& layer) {
-        return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum();
-      });
+      [](auto& layer) { return std::get<0>(layer(numbers({3, 6, 5}))).pow(2).sum(); });
 }
 
 TEST(Layers, Cells) {
@@ -113,39 +101,29 @@ TEST(Layers, Cells) {
                                                    state = layer(numbers({3, 5}) * 2, state);  // the same cell twice
                                                    return std::get<0>(state).sum() + std::get<1>(state).pow(2).sum();
                                                  });
-  expect_layer_trains_alike<torch::nn::GRUCell>([] { return torch::nn::GRUCell(5, 4); },
-                                                [](auto& layer) {
-                                                  return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum();
-                                                });
-  expect_layer_trains_alike<torch::nn::RNNCell>([] { return torch::nn::RNNCell(5, 4); },
-                                                [](auto& layer) {
-                                                  return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum();
-                                                });
+  expect_layer_trains_alike<torch::nn::GRUCell>(
+      [] { return torch::nn::GRUCell(5, 4); },
+      [](auto& layer) { return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum(); });
+  expect_layer_trains_alike<torch::nn::RNNCell>(
+      [] { return torch::nn::RNNCell(5, 4); },
+      [](auto& layer) { return layer(numbers({3, 5}), layer(numbers({3, 5}) / 2)).sum(); });
 }
 
 TEST(Layers, Convolutions) {
   expect_layer_trains_alike<torch::nn::Conv1d>(
       [] { return torch::nn::Conv1d(torch::nn::Conv1dOptions(4, 6, 3).groups(2).padding(1)); },
-      [](auto& layer) {
-        return layer(numbers({2, 4, 9})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({2, 4, 9})).pow(2).sum(); });
   expect_layer_trains_alike<torch::nn::Conv2d>(
       [] {
         return torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3).stride(2).padding(1).padding_mode(torch::kCircular));
       },
-      [](auto& layer) {
-        return layer(numbers({2, 3, 7, 7})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({2, 3, 7, 7})).pow(2).sum(); });
   expect_layer_trains_alike<torch::nn::Conv3d>(
       [] { return torch::nn::Conv3d(torch::nn::Conv3dOptions(2, 3, 2).bias(false)); },
-      [](auto& layer) {
-        return layer(numbers({1, 2, 4, 4, 4})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({1, 2, 4, 4, 4})).pow(2).sum(); });
   expect_layer_trains_alike<torch::nn::ConvTranspose2d>(
       [] { return torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(3, 5, 3).stride(2)); },
-      [](auto& layer) {
-        return layer(numbers({2, 3, 4, 4})).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({2, 3, 4, 4})).pow(2).sum(); });
 }
 
 TEST(Layers, ChannelsLastConvolutions) {
@@ -155,9 +133,7 @@ TEST(Layers, ChannelsLastConvolutions) {
                                   torch::nn::Conv2d(torch::nn::Conv2dOptions(7, 14, 3).groups(7)),
                                   torch::nn::BatchNorm2d(14), torch::nn::ConvTranspose2d(14, 5, 3));
         for (torch::Tensor& parameter : net->parameters()) {
-          if (parameter.dim() == 4) {
-            parameter.set_data(parameter.detach().contiguous(at::MemoryFormat::ChannelsLast));
-          }
+          if (parameter.dim() == 4) parameter.set_data(parameter.detach().contiguous(at::MemoryFormat::ChannelsLast));
         }
         return net;
       },
@@ -171,34 +147,22 @@ TEST(Layers, ChannelsLastConvolutions) {
 TEST(Layers, Normalisations) {
   expect_layer_trains_alike<torch::nn::BatchNorm1d>(
       [] { return torch::nn::BatchNorm1d(5); },
-      [](auto& layer) {
-        return layer(numbers({4, 5})).pow(3).sum() + layer->running_mean.sum();
-      });
+      [](auto& layer) { return layer(numbers({4, 5})).pow(3).sum() + layer->running_mean.sum(); });
   expect_layer_trains_alike<torch::nn::BatchNorm2d>(
       [] {
         torch::nn::BatchNorm2d norm(5);
         norm->eval();
         return norm;
       },
-      [](auto& layer) {
-        return layer(numbers({4, 5, 2, 2})).pow(3).sum();
-      });
+      [](auto& layer) { return layer(numbers({4, 5, 2, 2})).pow(3).sum(); });
   expect_layer_trains_alike<torch::nn::GroupNorm>([] { return torch::nn::GroupNorm(2, 6); },
-                                                  [](auto& layer) {
-                                                    return layer(numbers({4, 6, 3})).pow(3).sum();
-                                                  });
+                                                  [](auto& layer) { return layer(numbers({4, 6, 3})).pow(3).sum(); });
   expect_layer_trains_alike<torch::nn::InstanceNorm1d>(
       [] { return torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(6).affine(true)); },
-      [](auto& layer) {
-        return layer(numbers({4, 6, 3})).pow(3).sum();
-      });
+      [](auto& layer) { return layer(numbers({4, 6, 3})).pow(3).sum(); });
   expect_layer_trains_alike<torch::nn::LayerNorm>(
-      [] {
-        return torch::nn::LayerNorm(torch::nn::LayerNormOptions({3, 5}));
-      },
-      [](auto& layer) {
-        return layer(numbers({4, 3, 5})).pow(3).sum();
-      });
+      [] { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({3, 5})); },
+      [](auto& layer) { return layer(numbers({4, 3, 5})).pow(3).sum(); });
 }
 
 TEST(Layers, Embeddings) {
@@ -213,23 +177,18 @@ TEST(Layers, Embeddings) {
 }
 
 TEST(Layers, BilinearPReluAndLosses) {
-  expect_layer_trains_alike<torch::nn::Bilinear>([] { return torch::nn::Bilinear(3, 4, 5); },
-                                                 [](auto& layer) {
-                                                   return layer(numbers({2, 3}), numbers({2, 4})).pow(2).sum();
-                                                 });
+  expect_layer_trains_alike<torch::nn::Bilinear>(
+      [] { return torch::nn::Bilinear(3, 4, 5); },
+      [](auto& layer) { return layer(numbers({2, 3}), numbers({2, 4})).pow(2).sum(); });
   expect_layer_trains_alike<torch::nn::PReLU>(
       [] { return torch::nn::PReLU(torch::nn::PReLUOptions().num_parameters(3)); },
-      [](auto& layer) {
-        return layer(numbers({4, 3}) - 0.3).pow(2).sum();
-      });
+      [](auto& layer) { return layer(numbers({4, 3}) - 0.3).pow(2).sum(); });
   expect_layer_trains_alike<torch::nn::AdaptiveLogSoftmaxWithLoss>(
       [] {
         return torch::nn::AdaptiveLogSoftmaxWithLoss(
             torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 12, {4, 8}).div_value(2));
       },
-      [](auto& layer) {
-        return layer(numbers({6, 8}), torch::arange(6) * 2).output.sum();
-      });
+      [](auto& layer) { return layer(numbers({6, 8}), torch::arange(6) * 2).output.sum(); });
 }
 
 // ---- modules
@@ -262,10 +221,7 @@ TEST(Modules, OddSizesInOneUnit) {
             torch::nn::Linear(8, 7), torch::nn::LayerNorm(torch::nn::LayerNormOptions({7})), torch::nn::Linear(7, 129),
             torch::nn::GELU(), torch::nn::Linear(129, 65), torch::nn::LayerNorm(torch::nn::LayerNormOptions({65})));
       },
-      [](auto& m) {
-        return m->forward(numbers({4, 8})).pow(3).sum();
-      },
-      options);
+      [](auto& m) { return m->forward(numbers({4, 8})).pow(3).sum(); }, options);
 }
 
 TEST(Modules, DropoutWithTheSameSeed) {
@@ -359,9 +315,7 @@ TEST(Modules, Bf16ComputeEqualsAnExplicitlyBf16Module) {
   got.backward();
   EXPECT_TRUE(same_bits(got.detach(), want.detach()));
   auto gradients = gradients_of(*plain);
-  for (auto& [name, gradient] : gradients) {
-    gradient = gradient.to(torch::kFloat);
-  }
+  for (auto& [name, gradient] : gradients) gradient = gradient.to(torch::kFloat);
   expect_same(gradients_of(*sharded), gradients);
   expect_same(weights_of(*sharded), originals);  // the shards keep fp32
 }
@@ -396,9 +350,7 @@ TEST(Modules, MixedDtypesAndFrozenParametersInOneModule) {
   auto loss = [](MixedImpl& m) {
     return (m.a.index_select(0, m.index) * m.b * m.frozen * m.mask).pow(2).sum() + m.b.index({m.mask}).sum();
   };
-  for (MixedImpl* m : {plain.get(), model.get()}) {
-    loss(*m).backward();
-  }
+  for (MixedImpl* m : {plain.get(), model.get()}) loss(*m).backward();
   auto gradients = gradients_of(*sharded);
   expect_same(gradients, gradients_of(*plain));
   EXPECT_EQ(sharded->engine().units().front()->flat_parameters().size(), 5);

@@ -78,9 +78,7 @@ const std::vector<Use> kUses = {
     {"foreach",
      [](MatrixImpl& m) {
        torch::Tensor sum = torch::zeros({});
-       for (const torch::Tensor& t : torch::_foreach_mul({m.w, m.u}, 2.0)) {
-         sum = sum + t.pow(2).sum();
-       }
+       for (const torch::Tensor& t : torch::_foreach_mul({m.w, m.u}, 2.0)) sum = sum + t.pow(2).sum();
        return sum;
      }},
     {"block_diag_einsum_cartesian",
@@ -131,9 +129,7 @@ const std::vector<Use> kUses = {
     {"same_parameter_many_times",
      [](MatrixImpl& m) {
        torch::Tensor y = m.x;
-       for (int k = 0; k < 4; ++k) {
-         y = torch::tanh(y.mm(k % 2 ? m.w : m.w.t()) + m.u);
-       }
+       for (int k = 0; k < 4; ++k) y = torch::tanh(y.mm(k % 2 ? m.w : m.w.t()) + m.u);
        return y.sum();
      }},
     {"the_parameter_itself", [](MatrixImpl& m) { return m.u[2] + m.w.select(0, 1)[3]; }},
@@ -172,7 +168,7 @@ TEST_P(OddUse, GradientsWithAUnitForEachParameter) {
   EXPECT_TRUE(same_bits(gradients.at("0.p"), plain.w.grad()));
   EXPECT_TRUE(same_bits(gradients.at("1.p"), plain.v.grad()));
   EXPECT_TRUE(same_bits(gradients.at("2.p"), plain.u.grad()));
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 }  // namespace

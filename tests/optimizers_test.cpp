@@ -43,9 +43,7 @@ std::map<std::string, torch::Tensor> train_alone(int world_size, const MakeOptim
   auto optimizer = make(model->parameters());
   for (int step = 0; step < kSteps; ++step) {
     optimizer->zero_grad();
-    for (int rank = 0; rank < world_size; ++rank) {
-      (model->loss(testing::batch_of(rank, step)) / world_size).backward();
-    }
+    for (int rank = 0; rank < world_size; ++rank) (model->loss(testing::batch_of(rank, step)) / world_size).backward();
     optimizer->step();
   }
   return weights_of(*model);
@@ -113,15 +111,11 @@ TEST(ParameterGroups, NoWeightDecayByName) {
   };
   TinyLM plain = make_tiny_lm({}, torch::kDouble);
   std::vector<std::pair<std::string, torch::Tensor>> named;
-  for (const auto& entry : plain->named_parameters()) {
-    named.emplace_back(entry.key(), entry.value());
-  }
+  for (const auto& entry : plain->named_parameters()) named.emplace_back(entry.key(), entry.value());
   auto optimizer = make_groups(named);
   for (int step = 0; step < kSteps; ++step) {
     optimizer->zero_grad();
-    for (int rank = 0; rank < 2; ++rank) {
-      (plain->loss(testing::batch_of(rank, step)) / 2).backward();
-    }
+    for (int rank = 0; rank < 2; ++rank) (plain->loss(testing::batch_of(rank, step)) / 2).backward();
     optimizer->step();
   }
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -171,7 +165,7 @@ void expect_to_follow(const std::function<Optimizer(std::vector<torch::Tensor>)>
 
 TEST(UnitsThatStayGathered, FollowEveryOptimizer) {
   expect_to_follow<torch::optim::AdamW>([](auto p) { return torch::optim::AdamW(std::move(p), 0.1); });
-  expect_to_follow<FusedAdamW>([](auto p) { return FusedAdamW(std::move(p), {.learning_rate = 0.1}); });
+  expect_to_follow<optim::FusedAdamW>([](auto p) { return optim::FusedAdamW(std::move(p), {.learning_rate = 0.1}); });
 }
 
 // With more ranks than a unit has elements, some ranks hold no part of the unit, and still take part.
@@ -197,9 +191,7 @@ TEST(EmptyShards, SeveralSteps) {
     auto optimizer = optimizer_case.make(plain->parameters());
     for (int step = 0; step < kSteps; ++step) {
       optimizer->zero_grad();
-      for (int rank = 0; rank < kRanks; ++rank) {
-        (plain->loss(step + rank + 1) / kRanks).backward();
-      }
+      for (int rank = 0; rank < kRanks; ++rank) (plain->loss(step + rank + 1) / kRanks).backward();
       optimizer->step();
     }
     for (bool orig : {true, false}) {

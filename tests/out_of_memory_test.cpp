@@ -8,6 +8,7 @@
 
 #include "base/out_of_memory.h"
 #include "engine/engine.h"
+#include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "support/error_of.h"
 #include "support/sanitizers.h"
@@ -31,7 +32,7 @@ TEST(OutOfMemory, IsToldFromOtherErrors) {
     try {
       body();
     } catch (const std::exception& error) {
-      return is_out_of_memory(error);
+      return base::is_out_of_memory(error);
     }
     return false;
   };
@@ -50,7 +51,7 @@ TEST(OutOfMemory, InAnOperatorOnParametersNamesUnitAndHolders) {
                              HasSubstr("unit 'root'"), HasSubstr("parameter shards"), HasSubstr("gradient buffers"),
                              HasSubstr("gathered units: 'root'")));
   linear(x).sum().backward();  // nothing is left pinned
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 TEST(OutOfMemory, ElsewhereIsExplainedOnRequest) {
@@ -61,16 +62,16 @@ TEST(OutOfMemory, ElsewhereIsExplainedOnRequest) {
     try {
       allocate_absurdly();
     } catch (const std::exception& error) {
-      throw std::runtime_error(sharded->explain_out_of_memory(error, more));
+      throw std::runtime_error(sharded->diagnostics().explain_out_of_memory(error, more));
     }
   });
   EXPECT_THAT(text,
               AllOf(HasSubstr(std::to_string(kAbsurd)), HasSubstr("parameter shards"),
                     HasSubstr("optimizer state                 3.00        4.00"), HasSubstr("gathered units: none")));
-  EXPECT_EQ(sharded->explain_out_of_memory(std::runtime_error("something else")), "something else");
+  EXPECT_EQ(sharded->diagnostics().explain_out_of_memory(std::runtime_error("something else")), "something else");
   // An error that has been explained is not explained again.
   const std::runtime_error explained(text);
-  EXPECT_EQ(sharded->explain_out_of_memory(explained), text);
+  EXPECT_EQ(sharded->diagnostics().explain_out_of_memory(explained), text);
 }
 
 // ---- real limits, in processes of their own
@@ -115,7 +116,7 @@ TEST_F(MemoryLimit, WhereAUnitIsGathered) {
   EXPECT_EXIT(run_out_of_memory(
                   [&] {
                     sharded_ = fully_shard(*bag_, options_);
-                    sharded_->verify_sharding();
+                    sharded_->diagnostics().verify_sharding();
                   },
                   [&] { (void)bag_->parameters().at(0).sum(); }),
               ::testing::ExitedWithCode(0),

@@ -18,9 +18,7 @@ using testing::weights_of;
 struct RowImpl : torch::nn::Module {
   explicit RowImpl(int depth) {
     first = register_module("first", torch::nn::Linear(5, 7));
-    for (int i = 0; i < depth; ++i) {
-      layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(7, 7)));
-    }
+    for (int i = 0; i < depth; ++i) layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(7, 7)));
     last = register_parameter("last", torch::linspace(-1, 1, 7));
     to(at::kDouble);
   }
@@ -64,14 +62,14 @@ void step(Row& row, ShardedModule& sharded, int rank, const std::vector<int>& or
 
 // Returns the log of collectives: "g2" if the gather of unit l2 is issued, "w2" if it is waited for, "r2" if the
 // reduction of l2 is issued.
-std::string log_of(const RecordingCommunicator& communicator) {
+std::string log_of(const comm::RecordingCommunicator& communicator) {
   std::string log;
-  for (const CollectiveEvent& event : communicator.events()) {
-    bool reduce = event.kind == CollectiveKind::kReduceScatter;
-    if (event.id.name == "root" || event.kind == CollectiveKind::kGatherBytes ||
-        (reduce && event.what == CollectiveEvent::What::kWait))
+  for (const comm::CollectiveEvent& event : communicator.events()) {
+    bool reduce = event.kind == comm::CollectiveKind::kReduceScatter;
+    if (event.id.name == "root" || event.kind == comm::CollectiveKind::kGatherBytes ||
+        (reduce && event.what == comm::CollectiveEvent::What::kWait))
       continue;
-    const char* what = reduce ? "r" : event.what == CollectiveEvent::What::kIssue ? "g" : "w";
+    const char* what = reduce ? "r" : event.what == comm::CollectiveEvent::What::kIssue ? "g" : "w";
     log += (log.empty() ? "" : " ") + std::string(what) + event.id.name.substr(1);
   }
   return log;
@@ -81,7 +79,7 @@ std::string log_of(const RecordingCommunicator& communicator) {
 std::string log_of_second_step(const std::function<void(Options&)>& configure) {
   std::string log;
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    auto recording = std::make_shared<RecordingCommunicator>(communicator);
+    auto recording = std::make_shared<comm::RecordingCommunicator>(communicator);
     Row row = make_row();
     Options options = options_for(recording);
     configure(options);
@@ -125,14 +123,14 @@ TEST(Prefetch, Unlimited) {
 TEST(Prefetch, ReductionsHaveACommunicatorOfTheirOwn) {
   for (bool one : {false, true}) {
     run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      auto recording = std::make_shared<RecordingCommunicator>(communicator);
+      auto recording = std::make_shared<comm::RecordingCommunicator>(communicator);
       Row row = make_row();
       Options options = options_for(recording);
       options.one_communicator = one;
       auto sharded = fully_shard(row, options);
       step(row, *sharded, recording->rank());
-      for (const CollectiveEvent& event : recording->events()) {
-        EXPECT_EQ(event.twin, !one && event.kind == CollectiveKind::kReduceScatter) << to_string(event);
+      for (const comm::CollectiveEvent& event : recording->events()) {
+        EXPECT_EQ(event.twin, !one && event.kind == comm::CollectiveKind::kReduceScatter) << comm::to_string(event);
       }
     });
   }
@@ -155,7 +153,7 @@ TEST(Prefetch, AChangedOrderCostsTimeOnly) {
           options.backward_prefetch = ahead ? BackwardPrefetch::kPre : BackwardPrefetch::kNone;
           auto sharded = fully_shard(row, options);
           for (const std::vector<int>& order : orders) step(row, *sharded, communicator->rank(), order);
-          EngineStats stats = sharded->stats();
+          EngineStats stats = sharded->diagnostics().stats();
           EXPECT_EQ(stats.prefetches > 0, ahead && ranks > 1 && strategy != ShardingStrategy::kNoShard);
           EXPECT_EQ(stats.gathered_units, 0);
           auto got = weights_of(*sharded);
@@ -173,9 +171,9 @@ TEST(Prefetch, CountsWhatWasWasted) {
     Row row = make_row();
     auto sharded = fully_shard(row, options_for(communicator));
     for (int i = 0; i < 3; ++i) step(row, *sharded, communicator->rank());
-    EXPECT_EQ(sharded->stats().prefetches_wasted, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().prefetches_wasted, 0);
     step(row, *sharded, communicator->rank(), {3, 0});
-    EXPECT_GT(sharded->stats().prefetches_wasted, 0);
+    EXPECT_GT(sharded->diagnostics().stats().prefetches_wasted, 0);
   });
 }
 
@@ -190,9 +188,9 @@ TEST(Prefetch, EvaluationBetweenStepsIsLearned) {
       row->forward(input(1), {0, 1});
     };
     for (int i = 0; i < 3; ++i) round();
-    EngineStats before = sharded->stats();
+    EngineStats before = sharded->diagnostics().stats();
     round();
-    EngineStats after = sharded->stats();
+    EngineStats after = sharded->diagnostics().stats();
     EXPECT_GE(after.prefetches - before.prefetches, 4 + 4 + 4 + 1);
     EXPECT_LE(after.prefetches_wasted - before.prefetches_wasted, 2);
   });
@@ -209,7 +207,7 @@ int64_t peak_units(int64_t limit) {
     options.max_gathered_units = std::max<int64_t>(limit, 1);
     auto sharded = fully_shard(row, options);
     for (int i = 0; i < 3; ++i) step(row, *sharded, communicator->rank());
-    peak = sharded->stats().peak_gathered_units - 1;  // without the root
+    peak = sharded->diagnostics().stats().peak_gathered_units - 1;  // without the root
   });
   return peak;
 }
@@ -227,7 +225,7 @@ TEST(Limit, UnitsAreReleasedWhenTheNextOneBegins) {
     options.forward_prefetch = false;
     auto sharded = fully_shard(row, options);
     std::vector<int64_t> gathered;
-    row->after_layer = [&](int) { gathered.push_back(sharded->stats().gathered_units); };
+    row->after_layer = [&](int) { gathered.push_back(sharded->diagnostics().stats().gathered_units); };
     step(row, *sharded, communicator->rank());
     step(row, *sharded, communicator->rank());
     EXPECT_EQ(gathered, std::vector<int64_t>(2 * kDepth, 2)) << "the root and the layer";
@@ -236,7 +234,7 @@ TEST(Limit, UnitsAreReleasedWhenTheNextOneBegins) {
 
 TEST(Limit, ListsOfTheUserGoBeyondIt) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
-    auto recording = std::make_shared<RecordingCommunicator>(communicator);
+    auto recording = std::make_shared<comm::RecordingCommunicator>(communicator);
     Row row = make_row();
     Options options = options_for(recording);
     options.forward_prefetch = false;
@@ -276,15 +274,15 @@ std::vector<TraceRange> trace_of_third_step(const std::function<void(Options&)>&
     configure(options);
     auto sharded = fully_shard(row, options);
     for (int i = 0; i < 2; ++i) step(row, *sharded, communicator->rank());
-    EXPECT_TRUE(sharded->stop_trace().empty()) << "nobody wanted one";
-    sharded->start_trace();
+    EXPECT_TRUE(sharded->tracing().stop().empty()) << "nobody wanted one";
+    sharded->tracing().start();
     {
-      auto range = sharded->trace_range("step");
+      auto range = sharded->tracing().range("step");
       step(row, *sharded, communicator->rank());
     }
-    auto got = sharded->stop_trace().ranges;
+    auto got = sharded->tracing().stop().ranges;
     step(row, *sharded, communicator->rank());
-    EXPECT_TRUE(sharded->stop_trace().empty());
+    EXPECT_TRUE(sharded->tracing().stop().empty());
     if (communicator->rank() == 0) trace = got;
   });
   std::sort(trace.begin(), trace.end(), [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
@@ -317,12 +315,12 @@ std::vector<int64_t> bytes_over_a_step(const std::string& category) {
     Row row = make_row();
     auto sharded = fully_shard(row, options_for(communicator));
     for (int i = 0; i < 2; ++i) step(row, *sharded, communicator->rank());
-    sharded->start_trace([] { return std::vector<MemoryCategory>{{"optimizer state", 77, 78, 79}}; });
+    sharded->tracing().start([] { return std::vector<MemoryCategory>{{"optimizer state", 77, 78, 79}}; });
     {
-      auto range = sharded->trace_range("step");
+      auto range = sharded->tracing().range("step");
       step(row, *sharded, communicator->rank());
     }
-    const Trace trace = sharded->stop_trace();
+    const Trace trace = sharded->tracing().stop();
     if (communicator->rank() != 0) return;
     for (const TraceMemory& memory : trace.memory) {
       EXPECT_LE(trace.memory.front().at_ns, memory.at_ns);
@@ -355,9 +353,7 @@ std::vector<int64_t> two_at_a_time(int times) {
 std::vector<int64_t> gradients_that_wait() {
   const int64_t bias = 7 * 8, last = 7 * 8, first = (7 * 5 + 7) * 8;
   std::vector<int64_t> bytes = {0, last, last + bias, last + kLayer};
-  for (int i = 0; i < 3; ++i) {
-    bytes.insert(bytes.end(), {last + kLayer + bias, last + 2 * kLayer, last + kLayer});
-  }
+  for (int i = 0; i < 3; ++i) bytes.insert(bytes.end(), {last + kLayer + bias, last + 2 * kLayer, last + kLayer});
   bytes.push_back(last + kLayer + bias);
   for (int layers : {1, 0}) bytes.push_back(first + last + layers * kLayer);
   bytes.insert(bytes.end(), {kRoot, 0});
@@ -383,11 +379,15 @@ TEST(Trace, EverythingElseIsWhatIsAllocatedBeside) {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     Row row = make_row();
     auto sharded = fully_shard(row, options_for(communicator));
-    sharded->start_trace();
-    { auto range = sharded->trace_range("nothing"); }
+    sharded->tracing().start();
+    {
+      auto range = sharded->tracing().range("nothing");
+    }
     large = torch::zeros({1 << 20});
-    { auto range = sharded->trace_range("more"); }
-    const Trace trace = sharded->stop_trace();
+    {
+      auto range = sharded->tracing().range("more");
+    }
+    const Trace trace = sharded->tracing().stop();
     ASSERT_EQ(trace.memory.size(), 4);
     for (const TraceMemory& memory : trace.memory) {
       ASSERT_EQ(memory.bytes.back().first, "everything else");

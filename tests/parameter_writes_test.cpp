@@ -220,32 +220,22 @@ struct Case {
 
 void write_leaf(ShardedModule& sharded) {
   torch::NoGradGuard no_grad;
-  for (torch::Tensor leaf : sharded.parameters()) {
-    leaf.mul_(2);
-  }
+  for (torch::Tensor leaf : sharded.parameters()) leaf.mul_(2);
 }
 void write_leaf_data(ShardedModule& sharded) {
-  for (const torch::Tensor& leaf : sharded.parameters()) {
-    leaf.data().mul_(2);
-  }
+  for (const torch::Tensor& leaf : sharded.parameters()) leaf.data().mul_(2);
 }
 void write_slices(ShardedModule& sharded) {
   torch::NoGradGuard no_grad;
-  for (ShardSlice& slice : sharded.shard_slices()) {
-    slice.data.mul_(2);
-  }
+  for (ShardSlice& slice : sharded.shard_slices()) slice.data.mul_(2);
 }
 void write_in_inference(ShardedModule& sharded) {
   c10::InferenceMode inference;
-  for (ShardSlice& slice : sharded.shard_slices()) {
-    slice.data.mul_(2);
-  }
+  for (ShardSlice& slice : sharded.shard_slices()) slice.data.mul_(2);
 }
 template <typename Optimizer>
 void step(ShardedModule& sharded) {
-  for (torch::Tensor leaf : sharded.parameters()) {
-    leaf.mutable_grad() = torch::ones_like(leaf);
-  }
+  for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::ones_like(leaf);
   Optimizer optimizer(sharded.parameters(), 0.25);
   optimizer.step();
 }

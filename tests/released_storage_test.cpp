@@ -95,21 +95,12 @@ TEST_F(ReleasedStorage, UnseenKernelsThrow) {
       {"to", [&] { (void)w.to(torch::kDouble); }},
       {"item", [&] { (void)w[0][0].item<float>(); }},
       {"equal", [&] { (void)torch::equal(w, original); }},
-      {"cat",
-       [&] {
-         (void)torch::cat({w, x});
-       }},
+      {"cat", [&] { (void)torch::cat({w, x}); }},
       {"index", [&] { (void)w.index_select(0, ids); }},
-      {"foreach",
-       [&] {
-         (void)torch::_foreach_mul({w, x}, 2.0);
-       }},
+      {"foreach", [&] { (void)torch::_foreach_mul({w, x}, 2.0); }},
       {"embedding", [&] { (void)torch::embedding(embedding->weight, ids); }},
       {"layer_norm", [&] { (void)torch::layer_norm(x, {8}, norm->weight, norm->bias); }},
-      {"conv",
-       [&] {
-         (void)torch::conv1d(x.view({1, 4, 8}), conv->weight, conv->bias);
-       }},
+      {"conv", [&] { (void)torch::conv1d(x.view({1, 4, 8}), conv->weight, conv->bias); }},
   };
   torch::NoGradGuard no_grad;
   for (const auto& [name, kernel] : kernels) {
@@ -125,9 +116,7 @@ TEST_F(ReleasedStorage, PinnedMemoryMayBeReadRaw) {
   sharded->pin({weight}, [&] {
     called = true;
     const float* data = weight.const_data_ptr<float>();
-    for (int64_t i = 0; i < weight.numel(); ++i) {
-      ASSERT_EQ(data[i], original.const_data_ptr<float>()[i]);
-    }
+    for (int64_t i = 0; i < weight.numel(); ++i) ASSERT_EQ(data[i], original.const_data_ptr<float>()[i]);
     (void)weight.sum();  // an operator inside does not release the pinned unit
     ASSERT_EQ(data, weight.const_data_ptr<float>());
     sharded->reshard();
@@ -143,7 +132,7 @@ TEST_F(ReleasedStorage, PinOfNothingPinsAll) {
     EXPECT_NO_THROW((void)net->first->weight.data_ptr());
     EXPECT_NO_THROW((void)net->second->bias.data_ptr());
   });
-  EXPECT_EQ(sharded->stats().gathered_units, 0);
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
 }
 
 TEST_F(ReleasedStorage, PinsNestAndEndWithAnException) {

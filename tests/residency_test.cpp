@@ -20,9 +20,7 @@ struct NodeImpl : torch::nn::Module {
   }
   torch::Tensor forward(torch::Tensor x) {
     x = torch::tanh(before(x));
-    for (auto& child : children) {
-      x = x + child->forward(x);
-    }
+    for (auto& child : children) x = x + child->forward(x);
     return x * after;
   }
   torch::nn::Linear before{nullptr};
@@ -48,7 +46,7 @@ Options options_for(const std::shared_ptr<Communicator>& communicator) {
   return options;
 }
 
-int64_t unsharded_bytes(const Unit& unit) {
+int64_t unsharded_bytes(const engine::Unit& unit) {
   int64_t bytes = 0;
   for (const auto& flat : unit.flat_parameters()) {
     bytes += flat->layout().padded_numel() * c10::elementSize(flat->dtypes().compute);
@@ -59,9 +57,7 @@ int64_t unsharded_bytes(const Unit& unit) {
 void expect_gradients(ShardedModule& sharded, const NodeImpl& plain) {
   torch::NoGradGuard no_grad;
   for (const auto& [name, leaf] : sharded.named_parameters()) {
-    if (leaf.numel() > 0) {
-      leaf.data().copy_(leaf.grad());
-    }
+    if (leaf.numel() > 0) leaf.data().copy_(leaf.grad());
   }
   auto got = weights_of(sharded);
   for (const auto& [name, want] : testing::gradients_of(plain)) {
@@ -71,9 +67,7 @@ void expect_gradients(ShardedModule& sharded, const NodeImpl& plain) {
 
 std::shared_ptr<NodeImpl> plain_gradients(int depth, int fan_out) {
   auto plain = make_tree(depth, fan_out);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    (plain->forward(input(rank)).pow(2).sum() / kRanks).backward();
-  }
+  for (int rank = 0; rank < kRanks; ++rank) (plain->forward(input(rank)).pow(2).sum() / kRanks).backward();
   return plain;
 }
 
@@ -89,7 +83,7 @@ TEST(Residency, DeepNesting) {
       int64_t units = static_cast<int64_t>(sharded->engine().units().size());
       EXPECT_EQ(units, depth == 4 ? 5 : 15);
       tree->forward(input(communicator->rank())).pow(2).sum().backward();
-      EngineStats stats = sharded->stats();
+      EngineStats stats = sharded->diagnostics().stats();
       EXPECT_EQ(stats.peak_gathered_units, depth + 1);
       EXPECT_LE(stats.peak_gathered_bytes, (depth + 1) * unsharded_bytes(*sharded->engine().units().front()));
       EXPECT_EQ(stats.gathered_bytes, 0);
@@ -136,13 +130,13 @@ TEST_P(MixedUnits, GatherAsOftenAsTheyShould) {
     auto sharded = fully_shard(*tree, options);
     for (int step = 0; step < 2; ++step) {
       sharded->zero_grad();
-      EngineStats before = sharded->stats();
+      EngineStats before = sharded->diagnostics().stats();
       torch::Tensor loss = tree->forward(input(communicator->rank())).pow(2).sum();
       // The last two units of forward may stay gathered as well, until the next unit needs room.
-      EXPECT_GE(sharded->stats().gathered_units, modes.kept);
-      EXPECT_LE(sharded->stats().gathered_units, modes.kept + 2);
+      EXPECT_GE(sharded->diagnostics().stats().gathered_units, modes.kept);
+      EXPECT_LE(sharded->diagnostics().stats().gathered_units, modes.kept + 2);
       loss.backward();
-      EngineStats after = sharded->stats();
+      EngineStats after = sharded->diagnostics().stats();
       EXPECT_LE(after.all_gathers - before.all_gathers, modes.all_gathers + 1);
       EXPECT_GE(after.all_gathers - before.all_gathers, modes.all_gathers - 1);
       int64_t replicated = std::count(modes.strategies.begin(), modes.strategies.end(), kNone);
@@ -161,9 +155,9 @@ TEST(Residency, RootMayBeResharded) {
     options.reshard_after_forward = true;
     auto sharded = fully_shard(*tree, options);
     torch::Tensor loss = tree->forward(input(0)).pow(2).sum();
-    EXPECT_LE(sharded->stats().peak_gathered_units, 2);
+    EXPECT_LE(sharded->diagnostics().stats().peak_gathered_units, 2);
     loss.backward();
-    EXPECT_EQ(sharded->stats().gathered_units, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
   });
 }
 
@@ -173,8 +167,8 @@ TEST(Residency, UnshardAndReshardByHand) {
     auto sharded = fully_shard(*tree, options_for(communicator));
     sharded->unshard();
     sharded->reshard();
-    EXPECT_EQ(sharded->stats().gathered_units, 0);
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
     sharded->reshard();
     sharded->unshard();
     sharded->unshard();
@@ -188,10 +182,8 @@ TEST(Residency, UnshardGathersEveryUnit) {
   auto tree = make_tree(1, 3);
   auto sharded = fully_shard(*tree, options_for(testing::one_rank()));
   sharded->unshard();
-  EXPECT_EQ(sharded->stats().gathered_units, 4);
-  for (const torch::Tensor& parameter : tree->parameters()) {
-    EXPECT_NO_THROW((void)parameter.data_ptr());
-  }
+  EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 4);
+  for (const torch::Tensor& parameter : tree->parameters()) EXPECT_NO_THROW((void)parameter.data_ptr());
 }
 
 // The memory of the engine does not grow from step to step.
@@ -203,7 +195,7 @@ TEST(Residency, NoAllocationAfterTheSecondStep) {
     for (int step = 0; step < 4; ++step) {
       sharded->zero_grad();
       tree->forward(input(step)).pow(2).sum().backward();
-      EngineStats stats = sharded->stats();
+      EngineStats stats = sharded->diagnostics().stats();
       peaks.push_back(stats.peak_gathered_bytes + stats.peak_gradient_buffer_bytes);
     }
     EXPECT_EQ(peaks.back(), peaks[1]) << "from the second step on units are gathered ahead";

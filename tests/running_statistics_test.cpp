@@ -43,9 +43,7 @@ struct Case {
 
 std::map<std::string, torch::Tensor> buffers_of(torch::nn::Module& module) {
   std::map<std::string, torch::Tensor> result;
-  for (const auto& entry : module.named_buffers()) {
-    result[entry.key()] = entry.value().detach().to(at::kDouble).clone();
-  }
+  for (const auto& entry : module.named_buffers()) result[entry.key()] = entry.value().detach().to(at::kDouble).clone();
   return result;
 }
 

@@ -45,9 +45,7 @@ class ShardNorms : public ::testing::TestWithParam<Case> {
 
 // Returns the mean gradients of all ranks' batches by FQN, computed in one process.
 std::map<std::string, torch::Tensor> gradients_alone(TinyLM& model, int world_size) {
-  for (int rank = 0; rank < world_size; ++rank) {
-    (model->loss(testing::batch_of(rank, 0)) / world_size).backward();
-  }
+  for (int rank = 0; rank < world_size; ++rank) (model->loss(testing::batch_of(rank, 0)) / world_size).backward();
   return testing::gradients_of(*model);
 }
 
@@ -125,9 +123,7 @@ TEST_P(ShardNorms, OddParameters) {
     }
     for (double p : {2.0, double(INFINITY)}) {
       const auto norms = parameter_norms(*sharded, updates, p);
-      for (size_t i = 0; i < norms.size(); ++i) {
-        EXPECT_EQ(std::isnan(norms[i]), slices[i].fqn == "p0") << slices[i].fqn;
-      }
+      for (size_t i = 0; i < norms.size(); ++i) EXPECT_EQ(std::isnan(norms[i]), slices[i].fqn == "p0") << slices[i].fqn;
     }
   });
 }

@@ -57,9 +57,7 @@ Weights weights_after_training(const std::string& communicator, int ranks, const
                          optimizer.step();
                        }
                        const Weights mine = weights_of(*sharded);
-                       if (world->rank() == 0) {
-                         weights = mine;
-                       }
+                       if (world->rank() == 0) weights = mine;
                      },
                      {.communicator = communicator});
   return weights;
@@ -108,7 +106,7 @@ TEST(SharedShardsMemory, ParametersAreReadWhereTheShardsLie) {
     const uint64_t sent = world->bytes_sent();
     sharded->pin({}, [&] {
       for (const auto& unit : sharded->engine().units()) {
-        const FlatParameter& flat = *unit->flat_parameters().front();
+        const flat::FlatParameter& flat = *unit->flat_parameters().front();
         const char* whole = static_cast<const char*>(flat.shared().const_data_ptr());
         EXPECT_EQ(flat.shard().const_data_ptr(), whole + world->rank() * flat.layout().shard_numel() * 4);
         for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
@@ -117,7 +115,7 @@ TEST(SharedShardsMemory, ParametersAreReadWhereTheShardsLie) {
       }
     });
     EXPECT_EQ(world->bytes_sent(), sent);
-    EXPECT_EQ(sharded->stats().peak_gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().peak_gathered_bytes, 0);
   });
 }
 
@@ -161,19 +159,19 @@ TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
     const uint64_t sent = world->bytes_sent();
     sharded->pin({}, [&] {
       for (const auto& unit : sharded->engine().units()) {
-        const FlatParameter& flat = *unit->flat_parameters().front();
+        const flat::FlatParameter& flat = *unit->flat_parameters().front();
         ASSERT_TRUE(flat.publishes());
         EXPECT_FALSE(flat.shared().defined());
         const char* base = static_cast<const char*>(flat.shared_unsharded().const_data_ptr());
         for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
-          const ShardedParameter& parameter = flat.parameters()[i];
+          const flat::ShardedParameter& parameter = flat.parameters()[i];
           EXPECT_EQ(parameter.tensor.data_ptr(), base + flat.layout().offset(i) * 2);
           EXPECT_TRUE(torch::equal(parameter.tensor.detach().clone(), whole.at(parameter.fqn).to(at::kBFloat16)));
         }
       }
     });
     EXPECT_EQ(world->bytes_sent(), sent);
-    EXPECT_EQ(sharded->stats().peak_gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().peak_gathered_bytes, 0);
   });
 }
 
@@ -205,62 +203,46 @@ void expect_unharmed(const std::function<void(ShardedModule&)>& write) {
     options.communicator = world;
     options.auto_wrap_policy = module_class_policy<SlowLayerImpl>();
     auto sharded = fully_shard(*model, options);
-    if (world->rank() == 1) {
-      model->ptr<SlowLayerImpl>(1)->delay = std::chrono::milliseconds(30);
-    }
+    if (world->rank() == 1) model->ptr<SlowLayerImpl>(1)->delay = std::chrono::milliseconds(30);
     for (int round = 0; round < 3; ++round) {
       EXPECT_TRUE(torch::equal(model->forward(input), want)) << "round " << round;
       Weights before;
-      for (const auto& [name, leaf] : sharded->named_parameters()) {
-        before[name] = leaf.detach().clone();
-      }
+      for (const auto& [name, leaf] : sharded->named_parameters()) before[name] = leaf.detach().clone();
       write(*sharded);
       world->barrier({"all have computed and written", static_cast<uint64_t>(round), Pass::kUser});
-      for (auto& [name, leaf] : sharded->named_parameters()) {
-        leaf.detach().copy_(before.at(name));
-      }
+      for (auto& [name, leaf] : sharded->named_parameters()) leaf.detach().copy_(before.at(name));
     }
   });
 }
 
 TEST(SharedShardsWrites, InPlaceOperators) {
   expect_unharmed([](ShardedModule& sharded) {
-    for (const torch::Tensor& leaf : sharded.parameters()) {
-      leaf.detach().mul_(3);
-    }
+    for (const torch::Tensor& leaf : sharded.parameters()) leaf.detach().mul_(3);
   });
 }
 
 TEST(SharedShardsWrites, ThroughData) {
   expect_unharmed([](ShardedModule& sharded) {
-    for (const torch::Tensor& leaf : sharded.parameters()) {
-      leaf.data().view({-1}).fill_(7);
-    }
+    for (const torch::Tensor& leaf : sharded.parameters()) leaf.data().view({-1}).fill_(7);
   });
 }
 
 TEST(SharedShardsWrites, ListsAndOutputs) {
   expect_unharmed([](ShardedModule& sharded) { torch::_foreach_mul_(sharded.parameters(), 3.0); });
   expect_unharmed([](ShardedModule& sharded) {
-    for (torch::Tensor leaf : sharded.parameters()) {
-      torch::zeros_out(leaf, leaf.sizes());
-    }
+    for (torch::Tensor leaf : sharded.parameters()) torch::zeros_out(leaf, leaf.sizes());
   });
 }
 
 TEST(SharedShardsWrites, SlicesOfShards) {
   expect_unharmed([](ShardedModule& sharded) {
-    for (const ShardSlice& slice : sharded.shard_slices()) {
-      slice.data.zero_();
-    }
+    for (const ShardSlice& slice : sharded.shard_slices()) slice.data.zero_();
   });
 }
 
 TEST(SharedShardsWrites, Optimizers) {
   const auto set_gradients = [](ShardedModule& sharded) {
-    for (torch::Tensor leaf : sharded.parameters()) {
-      leaf.mutable_grad() = torch::ones_like(leaf);
-    }
+    for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::ones_like(leaf);
   };
   expect_unharmed([&](ShardedModule& sharded) {
     set_gradients(sharded);
@@ -268,7 +250,7 @@ TEST(SharedShardsWrites, Optimizers) {
   });
   expect_unharmed([&](ShardedModule& sharded) {
     set_gradients(sharded);
-    FusedAdamW(sharded.parameters(), {.learning_rate = 1.0}).step();
+    optim::FusedAdamW(sharded.parameters(), {.learning_rate = 1.0}).step();
   });
 }
 
@@ -304,9 +286,7 @@ TEST(SharedShardsDeathTest, AWriteThatBypassesTheDispatcherEndsTheProcess) {
         sharded->with_full_params([&] { static_cast<char*>(model->head->weight.data_ptr())[0] = 1; });  // allowed
         sharded->reshard();
         sharded->pin({}, [&] {
-          if (world->rank() == 1) {
-            static_cast<char*>(model->head->weight.data_ptr())[0] = 1;
-          }
+          if (world->rank() == 1) static_cast<char*>(model->head->weight.data_ptr())[0] = 1;
           world->barrier({"never", 0, Pass::kUser});
         });
       });
@@ -339,16 +319,12 @@ TEST(PublishedParameters, AreNotWrittenWhileOthersReadThem) {
     options.communicator = world;
     options.param_dtype = at::kBFloat16;
     auto sharded = fully_shard(*model, options);
-    if (world->rank() == 1) {
-      model->delay = std::chrono::milliseconds(30);
-    }
+    if (world->rank() == 1) model->delay = std::chrono::milliseconds(30);
     for (int round = 0; round < 4; ++round) {
       const double factor = std::pow(2, round);
       EXPECT_TRUE(torch::equal(model->forward(input), input.mm(weight * factor) + bias * factor)) << "round " << round;
       sharded->reshard();
-      for (const torch::Tensor& leaf : sharded->parameters()) {
-        leaf.detach().mul_(2);
-      }
+      for (const torch::Tensor& leaf : sharded->parameters()) leaf.detach().mul_(2);
     }
   });
 }
@@ -359,9 +335,7 @@ TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
   with_shared_memory(2, [&](Ranks world) {
     auto model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_over(world));
-    if (world->rank() == 0) {
-      leaves = sharded->parameters();
-    }
+    if (world->rank() == 0) leaves = sharded->parameters();
   });
   torch::NoGradGuard no_grad;
   leaves.front().fill_(5);
@@ -377,9 +351,7 @@ TEST(SharedShardsWrites, InDifferentOrdersDoNotWaitForEachOther) {
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*model, options);
     std::vector<torch::Tensor> leaves = sharded->parameters();
-    if (world->rank() == 1) {
-      std::reverse(leaves.begin(), leaves.end());
-    }
+    if (world->rank() == 1) std::reverse(leaves.begin(), leaves.end());
     torch::NoGradGuard no_grad;
     for (int step = 0; step < 3; ++step) {
       sharded->unshard();
@@ -388,9 +360,7 @@ TEST(SharedShardsWrites, InDifferentOrdersDoNotWaitForEachOther) {
         sharded->reshard();
         sharded->unshard(/*async_op=*/true);
       }
-      for (const torch::Tensor& leaf : leaves) {
-        leaf.mul_(0.5);
-      }
+      for (const torch::Tensor& leaf : leaves) leaf.mul_(0.5);
     }
   });
 }

@@ -160,7 +160,7 @@ TEST_P(SimulatedTraining, WithAdamW) {
 TEST_P(SimulatedTraining, WithSgdOnASideStream) {
   torch::optim::SGDOptions options(0.1);
   options.momentum(0.9).weight_decay(0.01);
-  const CurrentStreamGuard guard(take_stream(simulated_device()));
+  const base::CurrentStreamGuard guard(base::take_stream(simulated_device()));
   expect_as_on_cpu<torch::optim::SGD>(GetParam(), simulated_device(), options);
 }
 

@@ -28,7 +28,7 @@ using testing::simulated_device;
 class Gate {
  public:
   explicit Gate(const c10::Stream& stream) {
-    testing::enqueue_on_simulated_stream(native_stream(stream), [this] {
+    testing::enqueue_on_simulated_stream(base::native_stream(stream), [this] {
       forced_ = opened_.get_future().wait_for(std::chrono::seconds(20)) != std::future_status::ready;
       passed_.set_value();
     });
@@ -54,9 +54,9 @@ at::TensorOptions on_device() { return at::TensorOptions().device(simulated_devi
 class SimulatedStreams : public ::testing::Test {
  protected:
   const c10::Device device = simulated_device();
-  const c10::Stream stream = take_stream(device);
-  const c10::Stream other = take_stream(device);
-  const CurrentStreamGuard current{stream};
+  const c10::Stream stream = base::take_stream(device);
+  const c10::Stream other = base::take_stream(device);
+  const base::CurrentStreamGuard current{stream};
 };
 
 TEST_F(SimulatedStreams, TheHostRunsAheadOfAWholeTrainingStep) {
@@ -97,7 +97,7 @@ TEST_F(SimulatedStreams, OperatorsReturnBeforeTheyAreDone) {
   for (const auto& [name, run] : operators) {
     Gate gate(stream);
     const at::Tensor result = run(x);
-    DeviceEvent done;
+    base::DeviceEvent done;
     done.record_current(device);
     EXPECT_FALSE(done.reached()) << name;
     gate.open();
@@ -110,15 +110,15 @@ TEST_F(SimulatedStreams, AReaderThatDoesNotWaitSeesOldValues) {
   const auto data = torch::ones({100}, on_device());
   auto early = torch::empty({100}, on_device());
   auto late = torch::empty({100}, on_device());
-  DeviceEvent ready;
+  base::DeviceEvent ready;
   ready.record_current(device);
   ready.block(other);
   Gate gate(stream);
   data.mul_(5);
-  DeviceEvent written;
+  base::DeviceEvent written;
   written.record_current(device);
   {
-    const CurrentStreamGuard guard(other);
+    const base::CurrentStreamGuard guard(other);
     early.copy_(data + 0);
     EXPECT_TRUE(torch::equal(early.cpu(), torch::ones({100})));
     written.block_current();
@@ -140,14 +140,14 @@ TEST_F(SimulatedStreams, ReadingANumberWaits) {
 TEST_F(SimulatedStreams, BackwardRunsOnTheStreamOfForward) {
   auto weight = torch::ones({4}, on_device()).requires_grad_();
   auto loss = (weight * weight).sum();
-  DeviceEvent made;
+  base::DeviceEvent made;
   made.record_current(device);
   made.synchronize();
   Gate gate(stream);
   {
-    const CurrentStreamGuard guard(other);
+    const base::CurrentStreamGuard guard(other);
     loss.backward();  // at its end, the current stream waits for the gradients
-    DeviceEvent done;
+    base::DeviceEvent done;
     done.record(stream);
     EXPECT_FALSE(done.reached());
     gate.open();
@@ -158,24 +158,24 @@ TEST_F(SimulatedStreams, BackwardRunsOnTheStreamOfForward) {
 TEST_F(SimulatedStreams, MemoryGoesInTheOrderOfItsStream) {
   for (bool recorded : {false, true}) {
     auto made = torch::ones({1000}, on_device());
-    DeviceEvent ready;
+    base::DeviceEvent ready;
     ready.record_current(device);
     ready.block(other);
     Gate gate(other);
     at::Tensor sum;
     {
-      const CurrentStreamGuard guard(other);
+      const base::CurrentStreamGuard guard(other);
       sum = made.view({10, 100}).sum();
     }
     if (recorded) made.record_stream(other);
     made.reset();  // without record_stream, its stream does not wait for the reader
-    DeviceEvent freed;
+    base::DeviceEvent freed;
     freed.record_current(device);
     if (!recorded) freed.synchronize();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // lets a wrong order show
     EXPECT_EQ(freed.reached(), !recorded);
     gate.open();
-    const CurrentStreamGuard guard(other);
+    const base::CurrentStreamGuard guard(other);
     EXPECT_EQ(sum.item<float>() == 1000, recorded);
   }
 }
@@ -203,7 +203,7 @@ TEST_F(SimulatedStreams, ErrorsShowAtTheNextSynchronisation) {
   const auto table = torch::ones({3, 2}, on_device());
   const auto rows = torch::tensor({1, 8}).to(device);
   const auto picked = table.index_select(0, rows);
-  DeviceEvent after;
+  base::DeviceEvent after;
   after.record_current(device);
   EXPECT_THAT(error_of([&] { after.synchronize(); }), HasSubstr("index"));
   EXPECT_THAT(error_of([&] { picked.cpu(); }), HasSubstr("index"));

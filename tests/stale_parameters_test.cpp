@@ -12,15 +12,11 @@ using testing::numbers;
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    for (int i = 0; i < 3; ++i) {
-      layers.push_back(register_module(c10::str("layer", i), torch::nn::Linear(4, 4)));
-    }
+    for (int i = 0; i < 3; ++i) layers.push_back(register_module(c10::str("layer", i), torch::nn::Linear(4, 4)));
     to(at::kDouble);
   }
   torch::Tensor forward(torch::Tensor x) {
-    for (torch::nn::Linear& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
+    for (torch::nn::Linear& layer : layers) x = torch::tanh(layer(x));
     return x;
   }
   std::vector<torch::nn::Linear> layers;
@@ -47,9 +43,7 @@ std::vector<Between> acts() {
           {"write", [](NetImpl& net, ShardedModule& sharded) {
              forward_without_gradients(net);
              torch::NoGradGuard no_grad;
-             for (const torch::Tensor& leaf : sharded.parameters()) {
-               leaf.mul_(1.0);
-             }
+             for (const torch::Tensor& leaf : sharded.parameters()) leaf.mul_(1.0);
            }}};
 }
 
@@ -88,9 +82,7 @@ TEST_P(StaleParameters, AreNeverGatheredAgain) {
       options.communicator = world;
       options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
       options.param_dtype = GetParam().param_dtype;
-      if (GetParam().reshard_after_forward) {
-        options.reshard_after_forward = *GetParam().reshard_after_forward;
-      }
+      if (GetParam().reshard_after_forward) options.reshard_after_forward = *GetParam().reshard_after_forward;
       auto sharded = fully_shard(*net, options);
       const std::vector<double> got = losses(*net, sharded->parameters(), [&] { between.act(*net, *sharded); });
       for (int step = 0; step < kSteps; ++step) {

@@ -1,5 +1,6 @@
 // Tests start-up: modules that are built without memory, initialised or received unit by unit, or partly ignored, train
 // as the same module made in one process.
+#include "fsdp/backends.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "support/counting_allocator.h"
@@ -64,9 +65,7 @@ void expect_trains_as_in_one_process(const ShardingCase& sharding, const std::fu
     Net net = make_in_turn(*world, make);
     Options options = options_of(sharding, world);
     options.device = test_device();
-    if (change) {
-      change(options, *net, world->rank());
-    }
+    if (change) change(options, *net, world->rank());
     auto sharded = shard(*net, sharding, options);
     expect_same_outcome(train_sharded(*net, *sharded, run_step, world->rank()), want, sharding, world->rank());
     EXPECT_TRUE(same_bits(net->offset, plain->offset));
@@ -85,9 +84,7 @@ TEST_P(StartUp, ADeferredModuleTrainsLikeAnyOther) {
 
 TEST_P(StartUp, OnlyRankZeroNeedsTheWeights) {
   auto make = [](int rank) {
-    if (rank == 0) {
-      return seeded(make_net);
-    }
+    if (rank == 0) return seeded(make_net);
     return rank == 1 ? deferred_net(99) : seeded(make_net, 99);
   };
   expect_trains_as_in_one_process(GetParam(), make,
@@ -100,9 +97,7 @@ TEST_P(StartUp, RankZeroMayInitialiseUnitByUnit) {
   auto change = [&](Options& options, torch::nn::Module& net, int rank) {
     options.sync_module_states = true;
     auto paths = std::make_shared<std::map<const torch::nn::Module*, std::string>>();
-    for (const auto& child : net.named_modules("", /*include_self=*/false)) {
-      (*paths)[child.value().get()] = child.key();
-    }
+    for (const auto& child : net.named_modules("", /*include_self=*/false)) (*paths)[child.value().get()] = child.key();
     options.param_init_fn = [=, &weights](torch::nn::Module& module) {
       EXPECT_EQ(rank, 0);
       EXPECT_FALSE(torch::GradMode::is_enabled());
@@ -161,9 +156,7 @@ std::vector<Units> ways_to_make_units() {
 
 std::map<std::string, torch::Tensor> shards_of(const ShardedModule& sharded) {
   std::map<std::string, torch::Tensor> shards;
-  for (const ShardSlice& slice : sharded.shard_slices()) {
-    shards[slice.fqn] = slice.data.clone();
-  }
+  for (const ShardSlice& slice : sharded.shard_slices()) shards[slice.fqn] = slice.data.clone();
   return shards;
 }
 
@@ -242,9 +235,7 @@ struct DeepImpl : torch::nn::Module {
       register_module(c10::str("layer", i), torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
     }
     apply([](torch::nn::Module& module) {
-      if (auto* linear = module.as<torch::nn::Linear>()) {
-        torch::nn::init::normal_(linear->weight, 0, 0.02);
-      }
+      if (auto* linear = module.as<torch::nn::Linear>()) torch::nn::init::normal_(linear->weight, 0, 0.02);
     });
   }
 };
@@ -418,9 +409,7 @@ TEST(Ignored, PartsStayIgnoredInCallsAbove) {
   outer.ignored_modules = {net->head.ptr()};
   auto sharded = fully_shard(net, outer);
   std::set<std::string> names;
-  for (const auto& [name, leaf] : sharded->named_parameters()) {
-    names.insert(name);
-  }
+  for (const auto& [name, leaf] : sharded->named_parameters()) names.insert(name);
   EXPECT_EQ(names,
             (std::set<std::string>{"first.weight", "first.bias", "second.weight", "second.bias", "third.weight"}));
 }

@@ -38,9 +38,7 @@ std::vector<std::pair<std::string, torch::Tensor>> distinct_parameters(const tor
   for (const auto& entry : module.named_parameters()) {
     bool seen = std::any_of(result.begin(), result.end(),
                             [&](const auto& other) { return other.second.is_same(entry.value()); });
-    if (!seen) {
-      result.emplace_back(entry.key(), entry.value());
-    }
+    if (!seen) result.emplace_back(entry.key(), entry.value());
   }
   return result;
 }
@@ -50,9 +48,7 @@ Trained train_alone(const TinyLMImpl::Config& config, at::ScalarType dtype, int 
   TinyLM model = make_tiny_lm(config, dtype);
   const auto parameters = distinct_parameters(*model);
   std::vector<torch::Tensor> leaves;
-  for (const auto& [name, parameter] : parameters) {
-    leaves.push_back(parameter);
-  }
+  for (const auto& [name, parameter] : parameters) leaves.push_back(parameter);
   torch::optim::AdamW optimizer(leaves, adamw());
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
@@ -72,9 +68,7 @@ Trained train_alone(const TinyLMImpl::Config& config, at::ScalarType dtype, int 
     result.norms.push_back(torch::nn::utils::clip_grad_norm_(leaves, max_norm(world_size)));
     optimizer.step();
   }
-  for (const auto& [name, parameter] : parameters) {
-    result.weights[name] = testing::copy_on_host(parameter);
-  }
+  for (const auto& [name, parameter] : parameters) result.weights[name] = testing::copy_on_host(parameter);
   return result;
 }
 
@@ -101,9 +95,7 @@ std::map<std::string, torch::Tensor> assemble(ShardedModule& sharded) {
       torch::Tensor mine = torch::zeros_like(flat->shard());
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
         torch::Tensor gradient = orig ? flat->original_leaves()[i].grad() : flat->flat_leaf().grad();
-        if (gradient.defined()) {
-          flat->slice_of(mine, i).copy_(orig ? gradient : flat->slice_of(gradient, i));
-        }
+        if (gradient.defined()) flat->slice_of(mine, i).copy_(orig ? gradient : flat->slice_of(gradient, i));
       }
       torch::Tensor full = mine;
       if (flat->position().factor > 1) {
@@ -198,23 +190,19 @@ Trained train_sharded(const Case& c, const std::shared_ptr<Communicator>& commun
   Options options;
   options.communicator = communicator;
   options.sharding_strategy = c.strategy;
-  if (c.factor > 0) {
-    options.mesh = make_mesh(communicator, c.factor);
-  }
+  if (c.factor > 0) options.mesh = make_mesh(communicator, c.factor);
   options.use_orig_params = c.use_orig_params;
   options.auto_wrap_policy = wrap_policy(c.policy);
   FullyShardedDataParallel<TinyLM> model(make_tiny_lm(config, c.dtype), options);
   torch::optim::AdamW optimizer(model.parameters(), adamw());
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
-    EngineStats before = model.sharded().stats();
+    EngineStats before = model.sharded().diagnostics().stats();
     model.zero_grad();
     torch::Tensor loss = model->loss(testing::batch_of(communicator->rank(), step));
     loss.backward();
-    expect_economical(c, model.sharded(), before, model.sharded().stats());
-    if (step == 0) {
-      result.first_gradients = assemble(model.sharded());
-    }
+    expect_economical(c, model.sharded(), before, model.sharded().diagnostics().stats());
+    if (step == 0) result.first_gradients = assemble(model.sharded());
     result.norms.push_back(model.clip_grad_norm_(max_norm(c.world_size)).item<double>());
     optimizer.step();
     torch::Tensor mean = loss.detach().to(torch::kDouble).reshape({1});
@@ -222,7 +210,7 @@ Trained train_sharded(const Case& c, const std::shared_ptr<Communicator>& commun
     result.losses.push_back(mean.item<double>());
   }
   if (reshards_after_forward(c.strategy)) {
-    EXPECT_LE(model.sharded().stats().peak_gathered_bytes, largest_allowed_bytes(model.sharded()));
+    EXPECT_LE(model.sharded().diagnostics().stats().peak_gathered_bytes, largest_allowed_bytes(model.sharded()));
   }
   model.sharded().for_each_full_parameter(
       [&](const std::string& fqn, const torch::Tensor& full) { result.weights[fqn] = testing::copy_on_host(full); });

@@ -392,7 +392,7 @@ TEST_P(WholeOptimizers, OverShardsEqualOneProcess) {
     expect_close(got.losses, want.losses.select(1, world->rank()), kTolerance, "losses");
     ASSERT_EQ(got.weights.size(), want.weights.size());
     for (const auto& [name, weight] : want.weights) expect_close(got.weights.at(name), weight, kTolerance, name);
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
     census.add(world->rank(), *optimizer, *sharded);
   });
   census.expect_spread(alone->states());

@@ -30,9 +30,7 @@ Options options_for(const Ranks& world, ShardingStrategy strategy, bool orig = t
   options.sharding_strategy = strategy;
   options.use_orig_params = orig;
   options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(strategy)) {
-    options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
-  }
+  if (is_hybrid(strategy)) options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
   return options;
 }
 
@@ -69,9 +67,7 @@ class Whole : public ::testing::TestWithParam<Case> {
     const Case& c = GetParam();
     run_ranks(c.world_size, [&](Ranks world) {
       TinyLM alone = make_tiny_lm({}, at::kDouble);
-      for (int rank = 0; rank < c.world_size; ++rank) {
-        (alone->loss(batch_of(rank, 0)) / c.world_size).backward();
-      }
+      for (int rank = 0; rank < c.world_size; ++rank) (alone->loss(batch_of(rank, 0)) / c.world_size).backward();
       TinyLM model = make_tiny_lm({}, at::kDouble);
       auto sharded = fully_shard(*model, options_for(world, c.strategy, c.orig));
       model->loss(batch_of(world->rank(), 0)).backward();
@@ -171,9 +167,7 @@ TEST_P(Whole, OnRank0OnlyTheOthersAreToldSo) {
     sharded.summon_full_params({.writeback = false, .rank0_only = true, .offload_to_cpu = offload}, [&] {
       torch::NoGradGuard no_grad;
       if (world->rank() == 0) {
-        for (const torch::Tensor& parameter : model->parameters()) {
-          sum += parameter.sum().item<double>();
-        }
+        for (const torch::Tensor& parameter : model->parameters()) sum += parameter.sum().item<double>();
         model->norm->weight.fill_(7);
       } else {
         expect_error([&] { model->norm->weight.sum(); }, {"rank0_only", "only rank 0 has it"});
@@ -227,9 +221,7 @@ TEST_P(Whole, OptimizersUpdateThemOnTheirOwners) {
   Muon reference;
   for (int step = 0; step < kSteps; ++step) {
     alone->zero_grad();
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      (alone->loss(batch_of(rank, step)) / c.world_size).backward();
-    }
+    for (int rank = 0; rank < c.world_size; ++rank) (alone->loss(batch_of(rank, step)) / c.world_size).backward();
     for (const auto& [name, gradient] : testing::gradients_of(*alone)) {
       reference.update(name, alone->named_parameters()[name], gradient);
     }
@@ -248,7 +240,7 @@ TEST_P(Whole, OptimizersUpdateThemOnTheirOwners) {
     for (const auto& [name, tensor] : weights_of(*sharded)) {
       EXPECT_TRUE(torch::allclose(tensor, alone->named_parameters()[name], 1e-9, 1e-11)) << name;
     }
-    EXPECT_LE(sharded->stats().gathered_bytes, 0);
+    EXPECT_LE(sharded->diagnostics().stats().gathered_bytes, 0);
   });
   // State is held once in each shard group.
   const int64_t groups = c.strategy == kNoShard ? c.world_size : is_hybrid(c.strategy) ? (c.world_size > 1 ? 2 : 1) : 1;
@@ -272,16 +264,16 @@ TEST(Unshard, AsynchronouslyIssuesGathersAndWaitsAtFirstUse) {
     auto sharded = fully_shard(*model, options_for(world, kFullShard));
     const int64_t units = static_cast<int64_t>(sharded->engine().units().size());
     UnshardHandle handle = sharded->unshard(/*async_op=*/true);
-    EXPECT_EQ(sharded->stats().all_gathers, units);
+    EXPECT_EQ(sharded->diagnostics().stats().all_gathers, units);
     auto finished = [&] {
-      std::vector<Unit*> all = sharded->engine().tree().all();
-      return std::count_if(all.begin(), all.end(), [](const Unit* unit) {
-        MutexLock lock(unit->mutex);
+      std::vector<engine::Unit*> all = sharded->engine().tree().all();
+      return std::count_if(all.begin(), all.end(), [](const engine::Unit* unit) {
+        base::MutexLock lock(unit->mutex);
         return unit->buffers.gathered();
       });
     };
     EXPECT_EQ(finished(), 0);
-    EXPECT_EQ(sharded->stats().gathered_units, units) << "their memory is taken";
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, units) << "their memory is taken";
     model->norm->weight.sum();  // waits for its own unit only
     EXPECT_EQ(finished(), 1);
     handle.wait();
@@ -290,10 +282,10 @@ TEST(Unshard, AsynchronouslyIssuesGathersAndWaitsAtFirstUse) {
     // Units that were unsharded on request stay gathered until they have been used.
     torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::equal(model->forward(batch_of(0, 0)), make_tiny_lm({})->forward(batch_of(0, 0))));
-    EXPECT_EQ(sharded->stats().all_gathers, units);
+    EXPECT_EQ(sharded->diagnostics().stats().all_gathers, units);
     sharded->unshard(true);
     sharded->reshard();
-    EXPECT_EQ(sharded->stats().gathered_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
   });
 }
 
@@ -303,16 +295,16 @@ TEST(Unshard, OfOneModuleLeavesTheOthersAlone) {
     auto sharded = fully_shard(*model, options_for(world, kFullShard));
     auto block = model->blocks[1];
     sharded->unshard(*block, true).wait();
-    EXPECT_EQ(sharded->stats().gathered_units, 1);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 1);
     sharded->unshard(*model);
-    EXPECT_EQ(sharded->stats().gathered_units, 2);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 2);
     sharded->reshard(*block);
-    EXPECT_EQ(sharded->stats().gathered_units, 1);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 1);
     expect_error([&] { sharded->unshard(*model->head); }, {"no unit was made for this module itself"});
     // Prefetching by hand: the next block's gather is under way while this one computes.
     torch::NoGradGuard no_grad;
     sharded->reshard();
-    int64_t before = sharded->stats().all_gathers;
+    int64_t before = sharded->diagnostics().stats().all_gathers;
     torch::Tensor x = model->embed(batch_of(0, 0));
     for (size_t i = 0; i < 3; ++i) {
       if (i < 2) sharded->unshard(*model->blocks[i + 1], true);
@@ -320,7 +312,7 @@ TEST(Unshard, OfOneModuleLeavesTheOthersAlone) {
     }
     x = model->head(model->norm(x));
     EXPECT_TRUE(torch::equal(x, make_tiny_lm({})->forward(batch_of(0, 0))));
-    EXPECT_EQ(sharded->stats().all_gathers - before, 4);
+    EXPECT_EQ(sharded->diagnostics().stats().all_gathers - before, 4);
   });
 }
 
@@ -332,14 +324,10 @@ TEST(Unshard, WhatIsUnderWayIsNotUsedOnceShardsWereWritten) {
     model->forward(batch_of(0, 0));
     sharded->reshard();
     UnshardHandle handle = sharded->unshard(true);
-    for (const ShardSlice& slice : sharded->shard_slices()) {
-      slice.data.mul_(2);
-    }
+    for (const ShardSlice& slice : sharded->shard_slices()) slice.data.mul_(2);
     handle.wait();
     TinyLM doubled = make_tiny_lm({});
-    for (torch::Tensor parameter : doubled->parameters()) {
-      parameter.mul_(2);
-    }
+    for (torch::Tensor parameter : doubled->parameters()) parameter.mul_(2);
     EXPECT_TRUE(torch::equal(model->forward(batch_of(0, 0)), doubled->forward(batch_of(0, 0))));
   });
 }

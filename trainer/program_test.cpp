@@ -108,8 +108,8 @@ TEST_F(Program, TrainsEvaluatesAndSaves) {
   EXPECT_GT(lines[2]["eval_loss"], 0);
 
   EXPECT_EQ(json::parse(folder_.read("output/resolved_config.json"))["max_steps"], 5);
-  const checkpoint::HfFolder saved(folder_.path("output/final"));
-  const checkpoint::HfFolder original(folder_.path("model"));
+  const formats::HfFolder saved(folder_.path("output/final"));
+  const formats::HfFolder original(folder_.path("model"));
   EXPECT_GT(json::parse(folder_.read("output/final/model.safetensors.index.json"))["weight_map"].size(), 2u);
   EXPECT_LT(std::filesystem::file_size(folder_.path("output/final") + "/model-00001-of-00002.safetensors"), 24000u);
   ASSERT_EQ(saved.tensors().size(), original.tensors().size());
@@ -168,7 +168,7 @@ TEST_F(Program, TrainsInBf16) {
         config({{"dtype", "bf16"}, {"master_dtype", master}, {"save_final", true}, {"overwrite_output_dir", true}}),
         "--nproc-per-node 2");
     ASSERT_EQ(result.status, 0) << result.err;
-    const checkpoint::HfFolder saved(folder_.path("output/final"));
+    const formats::HfFolder saved(folder_.path("output/final"));
     EXPECT_EQ(saved.tensors()[0].dtype, master == std::string("fp32") ? at::kFloat : at::kBFloat16);
     EXPECT_NEAR(metrics()[0]["loss"].get<double>(), std::log(kTinyVocabulary), 1.0);
   }
@@ -317,7 +317,7 @@ TEST_F(Program, JoinsTheRanksOfTheEnvironment) {
   const std::string command =
       "MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT $FSDP train --config-path " + folder_.path("config.json");
   const auto run_two_ranks = [&](const std::function<std::string(int)>& variables) {
-    const FreePort port;
+    const comm::FreePort port;
     return run_shell("PORT=" + std::to_string(port.number()) + "\n" + variables(1) + command + " &\n" + variables(0) +
                      command + " && wait $!");
   };

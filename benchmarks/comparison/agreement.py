@@ -1,7 +1,7 @@
 """Whether variants have trained the same: their losses, step by step."""
 
-# Relative to the reference's loss. fp32: what another order of additions becomes through some steps of AdamW, whose first
-# updates have the size of the learning rate however small a gradient is. bf16: three digits a product.
+# Relative to the reference's loss. fp32: what another order of additions becomes through some steps of AdamW, whose
+# first updates have the size of the learning rate however small a gradient is. bf16: three digits a product.
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 
 
@@ -29,6 +29,7 @@ def void_rows(rows):
         row["loss_difference"] = apart
         if not apart <= limit:
             row["status"] = "void"
-            row["reason"] = (f"losses differ from those of {reference['variant']} by {apart:.2g} of their size, more than "
-                             f"{limit:g}")
+            row["reason"] = (
+                f"losses differ from those of {reference['variant']} by {apart:.2g} of their size, more than {limit:g}"
+            )
     return reference["variant"]

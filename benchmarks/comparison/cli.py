@@ -16,33 +16,57 @@ PROGRAMS = ("compare_ours", "compare_gathers", "host_time", "checkpoint_bench", 
 
 
 # Counted for the settings named; seconds of a run on two cores that had no other work.
-TIME = """time: experiments 1 to 5 with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 4 seconds on two cores, an hour;
-with --ranks 2 --rounds 1 150 runs, ten minutes. Twice the ranks on the same cores take about twice as long a run.
-Experiment 6, of a larger model, has 84 runs of some 25 seconds with the defaults, 40 minutes.
---budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 five minutes. full takes minutes a run."""
+TIME = (
+    "time: experiments 1 to 5 with the defaults (small, ranks 2 4, 3 rounds) are 700 runs of some 4 seconds on two "
+    "cores, an hour;\n"
+    "with --ranks 2 --rounds 1 150 runs, ten minutes. Twice the ranks on the same cores take about twice as long a "
+    "run.\n"
+    "Experiment 6, of a larger model, has 84 runs of some 25 seconds with the defaults, 40 minutes.\n"
+    "--budget smoke takes 2 to 4 seconds a run, so with --ranks 2 --rounds 1 five minutes. full takes minutes a run."
+)
 
 
 def parser():
     listed = "\n".join(f"  {number}  {module.TITLE}" for number, module in EXPERIMENTS.items())
     result = argparse.ArgumentParser(
-        prog="benchmarks/compare", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measures fsdp.cpp beside PyTorch's DDP, FSDP1 and FSDP2 in one run: the same model, weights, samples, threads,\n"
-                    "ranks and backend (Gloo; in 6 ours over shared memory as well). Leaves experiment-N.json (rows with all rounds),\n"
-                    "experiment-N.md and plots.\n\n"
-                    f"experiments, after the figures of the FSDP paper:\n{listed}",
-        epilog="A network namespace for each run (root, iproute2) counts traffic; experiment 3 needs them for its link.\n\n" + TIME)
-    result.add_argument("--experiment", nargs="+", default=["all"], choices=[*EXPERIMENTS, "all"], metavar="N",
-                        help=f"{', '.join(EXPERIMENTS)} or all (default)")
+        prog="benchmarks/compare",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measures fsdp.cpp beside PyTorch's DDP, FSDP1 and FSDP2 in one run: the same model, weights, "
+        "samples, threads,\nranks and backend (Gloo; in 6 ours over shared memory as well). Leaves experiment-N.json "
+        "(rows with all rounds),\n"
+        "experiment-N.md and plots.\n\n"
+        f"experiments, after the figures of the FSDP paper:\n{listed}",
+        epilog="A network namespace for each run (root, iproute2) counts traffic; experiment 3 needs them for its link."
+        f"\n\n{TIME}",
+    )
+    result.add_argument(
+        "--experiment",
+        nargs="+",
+        default=["all"],
+        choices=[*EXPERIMENTS, "all"],
+        metavar="N",
+        help=f"{', '.join(EXPERIMENTS)} or all (default)",
+    )
     result.add_argument("--rounds", type=positive, default=3, help="of all variants, in another order each (default 3)")
     result.add_argument("--ranks", type=positive, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)")
-    result.add_argument("--budget", choices=tuple(MODELS), default="small",
-                        help="sizes: smoke (to see that it works), small (minutes an experiment; default), full (hours)")
+    result.add_argument(
+        "--budget",
+        choices=tuple(MODELS),
+        default="small",
+        help="sizes: smoke (to see that it works), small (minutes an experiment; default), full (hours)",
+    )
     result.add_argument("--threads", type=positive, default=1, help="of each rank, on all sides (default 1)")
     result.add_argument("--timeout", type=positive, default=600, help="seconds that one run may take (default 600)")
-    result.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where results go (default docs/benchmarks)")
-    result.add_argument("--folder", type=Path, default=ROOT / "output/compare", help="where models and samples are made")
+    result.add_argument(
+        "--out", type=Path, default=ROOT / "docs/benchmarks", help="where results go (default docs/benchmarks)"
+    )
+    result.add_argument(
+        "--folder", type=Path, default=ROOT / "output/compare", help="where models and samples are made"
+    )
     result.add_argument("--build-dir", type=Path, default=Path(os.environ.get("BUILD_DIR", ROOT / "build")))
-    result.add_argument("--report-only", action="store_true", help="measure nothing: Markdown and plots again, from the JSON files")
+    result.add_argument(
+        "--report-only", action="store_true", help="measure nothing: Markdown and plots again, from the JSON files"
+    )
     return result
 
 
@@ -73,9 +97,12 @@ def main(arguments):
 
 def measure(options, arguments):
     with TorchRanks(MODELS[options.budget]) as torch_ranks:
-        setting = Setting(options.build_dir, options.folder, options.rounds, options.threads, options.timeout, torch_ranks)
+        setting = Setting(
+            options.build_dir, options.folder, options.rounds, options.threads, options.timeout, torch_ranks
+        )
         call = Call(setting, options.budget, tuple(sorted(set(options.ranks))))
-        about = machine.about(arguments, options.threads)  # before the first run: this program's own load does not count
+        # Before the first run: this program's own load does not count.
+        about = machine.about(arguments, options.threads)
         for experiment in chosen(options.experiment):
             results.write(options.out, experiment, EXPERIMENTS[experiment].run(call), about)
 

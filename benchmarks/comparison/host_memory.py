@@ -17,7 +17,7 @@ def pss_bytes(process):
 
 
 class Watch:
-    """Looks at processes from outside, on all sides alike, and half of the time: a look has to visit all of their pages."""
+    """Looks at processes from outside, on all sides alike, half of the time: a look has to visit all of their pages."""
 
     def __init__(self):
         self.samples, self.next = [], 0.0  # pairs of a time and bytes

@@ -13,6 +13,7 @@ PREFETCHES = ("pre", "post", "none")
 @dataclasses.dataclass(frozen=True)
 class Job:
     """The keys of training_job.h, which both sides read."""
+
     model: str
     samples: str
     strategy: str = "full_shard"
@@ -59,6 +60,7 @@ def read_job(values):
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """A side with settings of its own, beside those that all variants of a group have."""
+
     side: str
     note: str = ""  # what tells it from the side's other variants
     settings: tuple = ()  # pairs of a key of Job and its value

@@ -3,14 +3,20 @@
 from comparison import tables
 
 MARGIN = 1.02  # less is no difference
-NAMES = {"step_seconds": ("seconds a step", "{:.3f}"), "cpu_seconds": ("CPU seconds a step", "{:.3f}"),
-         "allocated_mib": ("allocated MiB", "{:.1f}"), "host_mib": ("MiB of the host", "{:.0f}")}
+NAMES = {
+    "step_seconds": ("seconds a step", "{:.3f}"),
+    "cpu_seconds": ("CPU seconds a step", "{:.3f}"),
+    "allocated_mib": ("allocated MiB", "{:.1f}"),
+    "host_mib": ("MiB of the host", "{:.0f}"),
+}
 
 
 def lagging(rows):
     """A line for each group, strategy and figure in which the best of our rows is behind the best of PyTorch's."""
     found = []
-    for group, members in tables.groups_of([row for row in rows if row["status"] == "measured" and "job" in row]).items():
+    for group, members in tables.groups_of(
+        [row for row in rows if row["status"] == "measured" and "job" in row]
+    ).items():
         for strategy in dict.fromkeys(row["job"]["strategy"] for row in members):
             for name in NAMES:
                 found += compare(group, strategy, name, [row for row in members if row["job"]["strategy"] == strategy])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from torch_deepvit import DeepViT
 
 from comparison import torch_dhen
+from torch_deepvit import DeepViT
 
 # Of transformers, which imports a model's code, for seconds, only when it is asked for: config and model.
 CLASSES = {
@@ -36,6 +36,7 @@ def classes_of(kind):
 @dataclasses.dataclass(frozen=True)
 class Model:
     """`length`: tokens of a sample (T5: of the source; the target has half), or height and width of an image."""
+
     name: str
     kind: str
     length: int
@@ -63,8 +64,16 @@ def make_folder(spec, folder):
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     if spec.kind == "deepvit":
-        config = {"model_type": "deepvit", "architectures": ["DeepViT"], "num_channels": 3, "hidden_act": "gelu",
-                  "qkv_bias": True, "layer_norm_eps": 1e-5, "dropout": 0.0, **spec.config()}
+        config = {
+            "model_type": "deepvit",
+            "architectures": ["DeepViT"],
+            "num_channels": 3,
+            "hidden_act": "gelu",
+            "qkv_bias": True,
+            "layer_norm_eps": 1e-5,
+            "dropout": 0.0,
+            **spec.config(),
+        }
         make_deepvit(config).save_pretrained(folder)
     elif spec.kind == "dhen":
         torch_dhen.make_folder(spec.config(), folder)
@@ -92,12 +101,16 @@ def make_samples(spec, count, folder):
     config = spec.config()
     if spec.kind == "dhen":
         rows = torch.tensor(config["table_rows"])
-        tensors = {"numeric": torch.randn(count, config["num_numeric_features"], generator=generator),
-                   "categorical": (torch.rand((count, len(rows)), generator=generator) ** 3 * rows).long(),
-                   "labels": torch.randint(2, (count,), generator=generator)}
+        tensors = {
+            "numeric": torch.randn(count, config["num_numeric_features"], generator=generator),
+            "categorical": (torch.rand((count, len(rows)), generator=generator) ** 3 * rows).long(),
+            "labels": torch.randint(2, (count,), generator=generator),
+        }
     elif spec.kind in ("regnet", "deepvit"):
-        tensors = {"pixel_values": torch.randn(count, 3, spec.length, spec.length, generator=generator),
-                   "labels": torch.randint(config["num_labels"], (count,), generator=generator)}
+        tensors = {
+            "pixel_values": torch.randn(count, 3, spec.length, spec.length, generator=generator),
+            "labels": torch.randint(config["num_labels"], (count,), generator=generator),
+        }
     else:
         tensors = {"input_ids": skewed(config["vocab_size"], (count, spec.length), generator)}
         if spec.kind == "t5":
@@ -148,9 +161,12 @@ def loss_of(built, samples):
 
 
 def large_outside(built, blocks):
-    """The modules outside of `blocks` with large parameters that no other module has: embeddings and heads, in order."""
+    """The modules outside of `blocks` with large parameters that no other module has: embeddings and heads, in
+    order."""
     inside = {id(module) for block in blocks for module in block.modules()}
-    owners = collections.Counter(id(parameter) for module in built.modules() for parameter in module.parameters(recurse=False))
+    owners = collections.Counter(
+        id(parameter) for module in built.modules() for parameter in module.parameters(recurse=False)
+    )
 
     def is_large(module):
         own = list(module.parameters(recurse=False))

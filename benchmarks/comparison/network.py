@@ -1,4 +1,5 @@
-"""Network namespaces: one of its own for a run, whose traffic can then be counted, and two "hosts" with a throttled link."""
+"""Network namespaces: one of its own for a run, whose traffic can then be counted, and two "hosts" with a throttled
+link."""
 
 import contextlib
 import dataclasses
@@ -14,14 +15,15 @@ class NotPermitted(Exception):
 
 
 def ip(*arguments):
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotPermitted(f"network namespaces cannot be made here: ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def throttle(name, device, mbit):
-    done = subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{mbit}mbit", "burst",
-                           "128kb", "latency", "100ms"], capture_output=True, text=True)
+    limit = ["rate", f"{mbit}mbit", "burst", "128kb", "latency", "100ms"]
+    command = ["tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", *limit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotPermitted(f"a link cannot be throttled here: tc: {done.stderr.strip()}")
 
@@ -51,6 +53,7 @@ def namespaces(names):
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where the ranks of a run are."""
+
     ranks: int
     namespaces: tuple = ()  # the name of each rank's network namespace; empty: all are in the machine's
     variables: tuple = ()  # of each rank, dictionaries; empty: none
@@ -68,9 +71,15 @@ class Place:
         if self.apart:
             return self.part(rank, rank + 1).variables_of(0, port + rank)
         members = [other for other in range(self.ranks) if self.namespace_of(other) == self.namespace_of(rank)]
-        return {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(members.index(rank)),
-                "LOCAL_WORLD_SIZE": str(len(members)), "MASTER_ADDR": self.address, "MASTER_PORT": str(port),
-                **(self.variables[rank] if self.variables else {})}
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_RANK": str(members.index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(members)),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(port),
+            **(self.variables[rank] if self.variables else {}),
+        }
 
     def namespace_of(self, rank):
         return self.namespaces[rank] if self.namespaces else None
@@ -86,8 +95,13 @@ class Place:
 
     def part(self, begin, end):
         """The place of these ranks only, which belong together."""
-        return dataclasses.replace(self, ranks=end - begin, namespaces=self.namespaces[begin:end],
-                                   variables=self.variables[begin:end], apart=False)
+        return dataclasses.replace(
+            self,
+            ranks=end - begin,
+            namespaces=self.namespaces[begin:end],
+            variables=self.variables[begin:end],
+            apart=False,
+        )
 
     def first_ranks(self):
         """One of each namespace."""
@@ -108,7 +122,8 @@ def alone(ranks):
 
 @contextlib.contextmanager
 def two_hosts(ranks, mbit):
-    """The first half of the ranks on one "host", the others on the other; each sends at most `mbit` Mbit/s to the other."""
+    """The first half of the ranks on one "host", the others on the other; each sends at most `mbit` Mbit/s to the
+    other."""
     names = [f"fsdp-compare-{os.getpid()}-{host}" for host in range(2)]
     with namespaces(names):
         ip("link", "add", "cmp0", "netns", names[0], "type", "veth", "peer", "name", "cmp1", "netns", names[1])
@@ -117,5 +132,9 @@ def two_hosts(ranks, mbit):
             ip("-n", name, "link", "set", f"cmp{host}", "up")
             throttle(name, f"cmp{host}", mbit)
         of_rank = [rank * 2 // ranks for rank in range(ranks)]
-        yield Place(ranks, tuple(names[host] for host in of_rank),
-                    tuple({"GLOO_SOCKET_IFNAME": f"cmp{host}"} for host in of_rank), ADDRESSES[0])
+        yield Place(
+            ranks,
+            tuple(names[host] for host in of_rank),
+            tuple({"GLOO_SOCKET_IFNAME": f"cmp{host}"} for host in of_rank),
+            ADDRESSES[0],
+        )

@@ -5,13 +5,19 @@ import math
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from comparison import tables  # noqa: E402
+from comparison import tables
 
 # A system has one colour in all images, which stands out on both grounds.
-COLORS = {"fsdp.cpp": "#2f81d7", "DDP": "#8b949e", "FSDP1": "#d9822b", "FSDP2": "#c0504d", "DCP": "#c0504d",
-          "PyTorch": "#b0b7bf"}
+COLORS = {
+    "fsdp.cpp": "#2f81d7",
+    "DDP": "#8b949e",
+    "FSDP1": "#d9822b",
+    "FSDP2": "#c0504d",
+    "DCP": "#c0504d",
+    "PyTorch": "#b0b7bf",
+}
 GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}
 PIXELS_WIDE, DOTS_PER_INCH = 880, 110
 BAR, HEAD, MOST_COLUMNS = 0.18, 0.45, 4  # inches: a bar, a panel's title and axis
@@ -20,29 +26,41 @@ BAR, HEAD, MOST_COLUMNS = 0.18, 0.45, 4  # inches: a bar, a panel's title and ax
 def both_grounds(draw):
     """Makes of a function that draws one that takes path= besides, leaves PATH.png and PATH-dark.png, and returns the
     name of both, without an ending."""
+
     def drawn(*arguments, path, **options):
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix, (ground, ink) in GROUNDS.items():
-            style = {"figure.facecolor": ground, "axes.facecolor": ground, "savefig.facecolor": ground, "font.size": 7.5,
-                     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 8, "hatch.color": ground,
-                     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink)}
+            style = {
+                "figure.facecolor": ground,
+                "axes.facecolor": ground,
+                "savefig.facecolor": ground,
+                "font.size": 7.5,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.titlesize": 8,
+                "hatch.color": ground,
+                **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
+            }
             with plt.rc_context(style):
                 figure = draw(*arguments, **options)
                 figure.savefig(path.with_name(f"{path.name}{suffix}.png"), dpi=DOTS_PER_INCH)
                 plt.close(figure)
         return path.name
+
     return drawn
 
 
 def picture(name, folder=""):
     """The image in Markdown, as the reader's page is light or dark."""
-    return (f'<picture><source media="(prefers-color-scheme: dark)" srcset="{folder}{name}-dark.png">'
-            f'<img alt="{name}" src="{folder}{name}.png"></picture>')
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{folder}{name}-dark.png">'
+        f'<img alt="{name}" src="{folder}{name}.png"></picture>'
+    )
 
 
 def arranged(groups):
-    """Rows of panels: groups that differ in what follows their first comma stand side by side where there are as many of each
-    kind. Else few groups stand below one another, and more in pairs."""
+    """Rows of panels: groups that differ in what follows their first comma stand side by side where there are as many
+    of each kind. Else few groups stand below one another, and more in pairs."""
     kinds = {}
     for name in groups:
         kinds.setdefault(name.split(",")[0], []).append(name)
@@ -50,12 +68,13 @@ def arranged(groups):
     if len(kinds) > 1 and len(lengths) == 1 and lengths <= set(range(2, MOST_COLUMNS + 1)):
         return list(kinds.values())
     names, columns = list(groups), 1 if len(groups) < 4 else 2
-    return [names[begin:begin + columns] for begin in range(0, len(names), columns)]
+    return [names[begin : begin + columns] for begin in range(0, len(names), columns)]
 
 
 def panels(rows):
-    """A figure with a panel for each group: (figure, [[(axis, members)]]), panels of one horizontal scale together: those in a
-    row, or all where they stand below one another. Panels in a row share their bars' names where these are the same."""
+    """A figure with a panel for each group: (figure, [[(axis, members)]]), panels of one horizontal scale together:
+    those in a row, or all where they stand below one another. Panels in a row share their bars' names where these are
+    the same."""
     groups = tables.groups_of(rows)
     layout = arranged(groups)
     columns = max(map(len, layout))
@@ -109,8 +128,12 @@ def draw_bars(axis, members, name):
     return most
 
 
-SPLIT = (("forward", "forward_seconds", "#6aa84f"), ("backward", "backward_seconds", "#2f81d7"),
-         ("clipping", "clip_seconds", "#d9822b"), ("optimizer", "optimizer_seconds", "#c0504d"))
+SPLIT = (
+    ("forward", "forward_seconds", "#6aa84f"),
+    ("backward", "backward_seconds", "#2f81d7"),
+    ("clipping", "clip_seconds", "#d9822b"),
+    ("optimizer", "optimizer_seconds", "#c0504d"),
+)
 
 
 @both_grounds
@@ -138,20 +161,27 @@ def split(rows):
 
 @both_grounds
 def lines(series, labels, mark=None):
-    """series: by name, pairs of x and y; labels: of x and y. Both axes are logarithmic. mark: an x to point out. A line is
-    named at its end."""
+    """series: by name, pairs of x and y; labels: of x and y. Both axes are logarithmic. mark: an x to point out. A line
+    is named at its end."""
     figure, axis = plt.subplots(figsize=(PIXELS_WIDE / DOTS_PER_INCH, 4), layout="constrained")
     ends = []
     for name, points in series.items():
-        line, = axis.plot(*zip(*points), marker="o", markersize=3)
+        (line,) = axis.plot(*zip(*points), marker="o", markersize=3)
         ends.append([points[-1][0], points[-1][1], name, line.get_color()])
     axis.set(xscale="log", yscale="log", xlabel=labels[0], ylabel=labels[1])
     axis.margins(x=0.02)
     name_ends(axis, ends)
     if mark:
         axis.axvline(mark[0], color="#8b949e", linestyle=":")
-        axis.annotate(mark[1], (mark[0], 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
-                      va="top", color="#8b949e")
+        axis.annotate(
+            mark[1],
+            (mark[0], 0.98),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="top",
+            color="#8b949e",
+        )
     return figure
 
 
@@ -162,4 +192,6 @@ def name_ends(axis, ends):
     for _, y, name, color in sorted(ends, key=lambda end: end[1]):
         place = math.log(y / bottom) / math.log(top / bottom)
         places.append(max(place, places[-1] + room) if places else place)
-        axis.annotate(name, (1.01, places[-1]), xycoords="axes fraction", color=color, va="center", annotation_clip=False)
+        axis.annotate(
+            name, (1.01, places[-1]), xycoords="axes fraction", color=color, va="center", annotation_clip=False
+        )

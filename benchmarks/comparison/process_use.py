@@ -13,7 +13,8 @@ def busy_seconds():
 
 
 class PartClock:
-    """Wall time of a part of a step, and how much of it the calling thread was blocked: neither running nor ready to run."""
+    """Wall time of a part of a step, and how much of it the calling thread was blocked: neither running nor ready to
+    run."""
 
     def __init__(self):
         self.start, self.busy = time.perf_counter(), busy_seconds()
@@ -50,11 +51,15 @@ def peak_resident_bytes():
 
 
 def limit_memory(more):
-    """Limits what this process may take of memory of its own (RLIMIT_DATA) to `more` bytes beside what it has now, which it
-    returns. Threads that start later reserve 1 MiB for their stack instead of the usual 8, since what is reserved counts."""
+    """Limits what this process may take of memory of its own (RLIMIT_DATA) to `more` bytes beside what it has now,
+    which it returns. Threads that start later reserve 1 MiB for their stack instead of the usual 8, since what is
+    reserved counts."""
     libc, small_stack = ctypes.CDLL(None), ctypes.create_string_buffer(64)  # a pthread_attr_t has 56 bytes
-    if libc.pthread_attr_init(small_stack) or libc.pthread_attr_setstacksize(small_stack, ctypes.c_size_t(1 << 20)) or (
-            libc.pthread_setattr_default_np(small_stack)):
+    if (
+        libc.pthread_attr_init(small_stack)
+        or libc.pthread_attr_setstacksize(small_stack, ctypes.c_size_t(1 << 20))
+        or (libc.pthread_setattr_default_np(small_stack))
+    ):
         raise OSError("the size of threads' stacks could not be set")
     base = status_bytes("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (base + more, resource.RLIM_INFINITY))

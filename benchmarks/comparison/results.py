@@ -21,13 +21,16 @@ def write(folder, experiment, rows, about):
     """experiment-N.json; `about`: command, machine, versions. Returns its path."""
     path = Path(folder) / f"experiment-{experiment}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION, "experiment": experiment, **about, "rows": rows}, indent=1)
-                    + "\n")
+    path.write_text(
+        json.dumps({"schema_version": SCHEMA_VERSION, "experiment": experiment, **about, "rows": rows}, indent=1) + "\n"
+    )
     return path
 
 
 def read(path):
     document = json.loads(Path(path).read_text())
     if document.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"{path}: schema_version is {document.get('schema_version')}; this program reads {SCHEMA_VERSION}")
+        raise ValueError(
+            f"{path}: schema_version is {document.get('schema_version')}; this program reads {SCHEMA_VERSION}"
+        )
     return document

@@ -10,22 +10,30 @@ import tempfile
 import time
 from pathlib import Path
 
-import ranks as rank_processes
 import torch
 
+import ranks as rank_processes
 from comparison import agreement
 from comparison.host_memory import Watch
 from comparison.jobs import OURS, Job
 from comparison.network import Place
 from comparison.torch_ranks import TorchRanks
 
-# For all sides: memory that was freed is kept, so that no step asks the system for the pages of its large tensors again.
+# For all sides: memory that was freed is kept, so that no step asks the system for the pages of its large tensors
+# again.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory",
-                 "can't start new thread")
-# For all sides under a limit on memory, and where a host's is measured: a block of 64 KiB and more is a mapping of its own,
-# which goes back to the system when it is freed. By default glibc raises this size with each block that is freed, up to 32 MiB,
-# and keeps what is below it: of a side that frees much in every step holes between blocks would then count.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "MemoryError",
+    "Cannot allocate memory",
+    "out of memory",
+    "can't start new thread",
+)
+# For all sides under a limit on memory, and where a host's is measured: a block of 64 KiB and more is a mapping of its
+# own, which goes back to the system when it is freed. By default glibc raises this size with each block that is freed,
+# up to 32 MiB, and keeps what is below it: of a side that frees much in every step holes between blocks would then
+# count.
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 PARTS = ("step", "forward", "backward", "clip", "optimizer")
 
@@ -33,6 +41,7 @@ PARTS = ("step", "forward", "backward", "clip", "optimizer")
 @dataclasses.dataclass
 class Setting:
     """What all runs of one call share."""
+
     build_dir: Path
     folder: Path  # for models and samples
     rounds: int
@@ -55,22 +64,29 @@ class Setting:
 def run_ranks(setting, command, place, keep_freed_memory=True, watch=None):
     """What each rank of a program prints."""
     port = setting.next_ports(place.ranks)
-    common = {"OMP_NUM_THREADS": str(setting.threads), **(KEEP_FREED_MEMORY if keep_freed_memory else RETURN_FREED_MEMORY)}
+    common = {
+        "OMP_NUM_THREADS": str(setting.threads),
+        **(KEEP_FREED_MEMORY if keep_freed_memory else RETURN_FREED_MEMORY),
+    }
     hosts = [(place.prefix_of(rank), place.variables_of(rank, port)) for rank in range(place.ranks)]
-    return rank_processes.outputs(command, place.ranks, port, hosts=hosts, variables=common, timeout=setting.timeout, watch=watch)
+    return rank_processes.outputs(
+        command, place.ranks, port, hosts=hosts, variables=common, timeout=setting.timeout, watch=watch
+    )
 
 
 def run_torch(setting, variant, job_path, place, keep_freed_memory, watch):
     port = setting.next_ports(place.ranks)
-    places = [({**place.variables_of(rank, port), "OMP_NUM_THREADS": str(setting.threads)}, place.namespace_of(rank))
-              for rank in range(place.ranks)]
+    places = [
+        ({**place.variables_of(rank, port), "OMP_NUM_THREADS": str(setting.threads)}, place.namespace_of(rank))
+        for rank in range(place.ranks)
+    ]
     arguments = [variant.side, job_path, setting.build_dir / "libcounted_memory.so"]
     return setting.torch.outputs(arguments, places, keep_freed_memory, setting.timeout, watch)
 
 
 def run_variant(setting, variant, job, place):
-    """What each rank measures. With a limit on memory, or where it is watched, which is on what the process has from the
-    system, what was freed goes back there."""
+    """What each rank measures. With a limit on memory, or where it is watched, which is on what the process has from
+    the system, what was freed goes back there."""
     keep, watch = job.memory_limit is None and not place.watched, Watch() if place.watched else None
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         path = Path(folder) / "job.json"
@@ -86,14 +102,15 @@ def run_variant(setting, variant, job, place):
 
 
 def host_peak(watch, ranks, end):
-    """Bytes of all ranks in the steps that count. These are the last thing that a rank does, so what was seen since as many
-    seconds before its end as they took was seen in them."""
+    """Bytes of all ranks in the steps that count. These are the last thing that a rank does, so what was seen since as
+    many seconds before its end as they took was seen in them."""
     seconds = min(sum(step["step"]["seconds"] for step in rank["steps"]) for rank in ranks)
     return watch.peak(end - seconds, end)
 
 
 def figures(ranks, place):
     """Of one run: seconds of the slowest rank's median step and its parts, and the most memory of a rank."""
+
     def middle(rank, part, kind):
         values = sorted(step[part][kind] for step in rank["steps"])
         return values[len(values) // 2]
@@ -120,9 +137,19 @@ def mean_losses(ranks):
 
 
 def new_row(group, variant, job, ranks):
-    return {"group": group, "variant": variant.name, "side": variant.side, "ranks": ranks, "dtype": job.dtype,
-            "job": {key: value for key, value in dataclasses.asdict(job).items() if key not in ("model", "samples")},
-            "status": "measured", "reason": "", "rounds": [], "losses": [], "figures": {}}
+    return {
+        "group": group,
+        "variant": variant.name,
+        "side": variant.side,
+        "ranks": ranks,
+        "dtype": job.dtype,
+        "job": {key: value for key, value in dataclasses.asdict(job).items() if key not in ("model", "samples")},
+        "status": "measured",
+        "reason": "",
+        "rounds": [],
+        "losses": [],
+        "figures": {},
+    }
 
 
 def fail(row, error):
@@ -133,7 +160,8 @@ def fail(row, error):
 
 
 def out_of_memory(text, most=200):
-    """The last line of what a rank has written that says so, without where in PyTorch it was noticed; None if there is none."""
+    """The last line of what a rank has written that says so, without where in PyTorch it was noticed; None if there is
+    none."""
     found = [line.strip() for line in text.splitlines() if any(sign in line for sign in OUT_OF_MEMORY)]
     if not found:
         return None
@@ -144,6 +172,7 @@ def out_of_memory(text, most=200):
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Variants of one job, of which all must have the same losses."""
+
     name: str
     variants: tuple
     job: Job
@@ -158,8 +187,11 @@ def measure(setting, group, variants, common, place):
 
 def measure_groups(setting, groups):
     """The rows of groups that are measured together: the variants of all, in another order in each round."""
-    turns = [(group, variant, new_row(group.name, variant, variant.job(group.job), group.place.ranks))
-             for group in groups for variant in group.variants]
+    turns = [
+        (group, variant, new_row(group.name, variant, variant.job(group.job), group.place.ranks))
+        for group in groups
+        for variant in group.variants
+    ]
     shuffled = random.Random(f"{setting.seed} {groups[0].name}")
     for number in range(setting.rounds):
         order = [turn for turn in turns if turn[2]["status"] == "measured"]
@@ -205,8 +237,16 @@ def progress(row):
 
 def not_run(group, name, reason):
     """A row of what could not be measured here."""
-    return {"group": group, "variant": name, "side": OURS if name.startswith(OURS) else name, "status": "not run",
-            "reason": reason, "rounds": [], "losses": [], "figures": {}}
+    return {
+        "group": group,
+        "variant": name,
+        "side": OURS if name.startswith(OURS) else name,
+        "status": "not run",
+        "reason": reason,
+        "rounds": [],
+        "losses": [],
+        "figures": {},
+    }
 
 
 def versions():

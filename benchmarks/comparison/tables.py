@@ -27,7 +27,9 @@ def against(row, base, name):
     if base is None or row["status"] == "void" or name not in row["figures"] or name not in base["figures"]:
         return "–"
     if len(row["rounds"]) == len(base["rounds"]):
-        values = spread.ratios([figures[name] for figures in row["rounds"]], [figures[name] for figures in base["rounds"]])
+        values = spread.ratios(
+            [figures[name] for figures in row["rounds"]], [figures[name] for figures in base["rounds"]]
+        )
         return spread.shown(spread.summary(values), "{:.2f}")
     return f"{row['figures'][name]['median'] / base['figures'][name]['median']:.2f}"
 
@@ -35,15 +37,21 @@ def against(row, base, name):
 def base_of(row, rows):
     """The row of fsdp.cpp that another one is compared with: the first of the same strategy, or else the first."""
     ours = [other for other in rows if other["side"] == "fsdp.cpp" and other["status"] == "measured"]
-    strategy = lambda other: other.get("job", {}).get("strategy")
+
+    def strategy(other):
+        return other.get("job", {}).get("strategy")
+
     return next((other for other in ours if strategy(other) == strategy(row)), ours[0] if ours else None)
 
 
 def group_table(rows, columns, compared, bases=(("fsdp.cpp", base_of),)):
-    """columns: (heading, figure, format). compared: headings and figures that are divided by those of each base: a name, and
-    what finds a row's base among the rows."""
-    header = ["variant", *(heading for heading, _, _ in columns),
-              *(f"{heading} / {base}" for base, _ in bases for heading, _ in compared)]
+    """columns: (heading, figure, format). compared: headings and figures that are divided by those of each base: a
+    name, and what finds a row's base among the rows."""
+    header = [
+        "variant",
+        *(heading for heading, _, _ in columns),
+        *(f"{heading} / {base}" for base, _ in bases for heading, _ in compared),
+    ]
     lines = []
     for row in rows:
         mark = f" ({MARKS[row['status']]})" if row["status"] in MARKS else ""

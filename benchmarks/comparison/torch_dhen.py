@@ -1,5 +1,5 @@
-"""DHEN in PyTorch: the formulas and FQNs of src/models/dhen.h, from a config.json with the keys of DhenConfig and the dense
-weights; its tables are SplitTables."""
+"""DHEN in PyTorch: the formulas and FQNs of src/models/dhen.h, from a config.json with the keys of DhenConfig and the
+dense weights; its tables are SplitTables."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,16 @@ from torch import nn
 
 from comparison.torch_tables import SplitTables
 
-DEFAULTS = dict(num_attention_heads=1, cross_rank=64, mlp_size=0, numeric_sizes=[], head_sizes=[], layer_norm_eps=1e-5,
-                initializer_range=0.02, embedding_seed=0)
+DEFAULTS = dict(
+    num_attention_heads=1,
+    cross_rank=64,
+    mlp_size=0,
+    numeric_sizes=[],
+    head_sizes=[],
+    layer_norm_eps=1e-5,
+    initializer_range=0.02,
+    embedding_seed=0,
+)
 
 
 class EmbeddingMix(nn.Module):
@@ -47,7 +55,9 @@ class AttentionInteraction(nn.Module):
         self.mix = EmbeddingMix(inputs, config["interaction_outputs"])
 
     def forward(self, x):
-        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+        )
         attended = F.scaled_dot_product_attention(query, key, value)
         return self.mix(self.proj(attended.transpose(1, 2).flatten(2)))
 
@@ -96,8 +106,13 @@ class MlpInteraction(nn.Module):
         return self.layers(x.flatten(1)).unflatten(1, (self.outputs, -1))
 
 
-INTERACTIONS = {"attention": AttentionInteraction, "cross": CrossInteraction, "dot_product": DotProductInteraction,
-                "linear": LinearInteraction, "mlp": MlpInteraction}
+INTERACTIONS = {
+    "attention": AttentionInteraction,
+    "cross": CrossInteraction,
+    "dot_product": DotProductInteraction,
+    "linear": LinearInteraction,
+    "mlp": MlpInteraction,
+}
 
 
 class DhenLayer(nn.Module):
@@ -128,7 +143,9 @@ class Dhen(nn.Module):
         self.tables = tables
         self.numeric = Multilayer([config["num_numeric_features"], *config["numeric_sizes"], width])
         first = 1 + len(config["table_rows"])
-        self.layers = nn.ModuleList(DhenLayer(config, made if index else first) for index in range(config["num_hidden_layers"]))
+        self.layers = nn.ModuleList(
+            DhenLayer(config, made if index else first) for index in range(config["num_hidden_layers"])
+        )
         self.head = Multilayer([made * width, *config["head_sizes"], 1])
 
     def initialize(self):

@@ -1,7 +1,8 @@
-"""Starts PyTorch's ranks by forking a process that has imported PyTorch and the models once: importing takes longer than most
-runs. Nothing in it computes before a fork, so there are no threads that a fork would lose.
+"""Starts PyTorch's ranks by forking a process that has imported PyTorch and the models once: importing takes longer
+than most runs. Nothing in it computes before a fork, so there are no threads that a fork would lose.
 
-Usage: python -m comparison.torch_server KIND…: kinds of models whose code is imported. Reads requests, one JSON object a line:
+Usage: python -m comparison.torch_server KIND…: kinds of models whose code is imported. Reads requests, one JSON object
+a line:
   arguments    of comparison.torch_training
   ranks        for each its variables, the name of its network namespace or null, and the files of its output and errors
   keep_freed_memory  whether memory that was freed stays with the process; otherwise that of tensors goes back at once

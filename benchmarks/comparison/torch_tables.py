@@ -1,5 +1,5 @@
-"""Embedding tables whose rows are split over ranks, as a user of PyTorch would write them over all-to-all: looked-up rows travel, and
-each rank updates its own."""
+"""Embedding tables whose rows are split over ranks, as a user of PyTorch would write them over all-to-all: looked-up
+rows travel, and each rank updates its own."""
 
 import numpy
 import torch
@@ -12,9 +12,9 @@ ROW_LEARNING_RATE, ROW_EPS = 0.01, 1e-8
 
 def mix(value):
     """The output function of SplitMix64, of an array of 64 bits."""
-    value = value + numpy.uint64(0x9e3779b97f4a7c15)
-    value = (value ^ (value >> numpy.uint64(30))) * numpy.uint64(0xbf58476d1ce4e5b9)
-    value = (value ^ (value >> numpy.uint64(27))) * numpy.uint64(0x94d049bb133111eb)
+    value = value + numpy.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
     return value ^ (value >> numpy.uint64(31))
 
 
@@ -68,8 +68,8 @@ class Lookup(torch.autograd.Function):
 
 
 class SplitTables(nn.Module):
-    """All tables, one behind another, of which each rank holds rows of each: of R rows the first R % size ranks hold one more than the
-    others. Gradients of rows are the mean over ranks."""
+    """All tables, one behind another, of which each rank holds rows of each: of R rows the first R % size ranks hold
+    one more than the others. Gradients of rows are the mean over ranks."""
 
     def __init__(self, config):
         super().__init__()

@@ -1,11 +1,11 @@
 """PyTorch's side of a training run: one rank, with the environment of torchrun.
 
-main(SIDE, JOB, COUNTED_MEMORY): side DDP, FSDP1, FSDP2 or PyTorch (nothing around the model); the job file; the library that
-counts tensors' memory. Prints one JSON object, as compare_ours does. torch_server.py calls it.
+main(SIDE, JOB, COUNTED_MEMORY): side DDP, FSDP1, FSDP2 or PyTorch (nothing around the model); the job file; the library
+that counts tensors' memory. Prints one JSON object, as compare_ours does. torch_server.py calls it.
 
-Settings are the best that PyTorch's documentation has for the side: fused AdamW; DDP with buckets as gradients and a static
-graph; FSDP1 with use_orig_params and, by default, prefetching in both directions and the limit; FSDP2 with units as FSDP1's,
-which prefetches in backward by itself, and in forward as the job says.
+Settings are the best that PyTorch's documentation has for the side: fused AdamW; DDP with buckets as gradients and a
+static graph; FSDP1 with use_orig_params and, by default, prefetching in both directions and the limit; FSDP2 with units
+as FSDP1's, which prefetches in backward by itself, and in forward as the job says.
 """
 
 import ctypes
@@ -19,8 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy,
-                                    ShardingStrategy, fully_shard)
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,8 +61,9 @@ def leave_plain(model, job):
 
 
 def wrap_ddp(model, job):
-    return DistributedDataParallel(whole_model(DDP, model, job), gradient_as_bucket_view=True, static_graph=True,
-                                   broadcast_buffers=False)
+    return DistributedDataParallel(
+        whole_model(DDP, model, job), gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
+    )
 
 
 def wrap_fsdp1(model, job):
@@ -64,10 +71,17 @@ def wrap_fsdp1(model, job):
     strategy = "_HYBRID_SHARD_ZERO2" if job.strategy == "hybrid_shard_zero2" else job.strategy.upper()
     precision = MixedPrecision(torch.bfloat16, torch.float32) if job.dtype == "bf16" else None
     wrapped = FullyShardedDataParallel(
-        model, auto_wrap_policy=ModuleWrapPolicy(classes), sharding_strategy=ShardingStrategy[strategy],
-        device_mesh=mesh_of(job) if job.sharding_factor else None, mixed_precision=precision, use_orig_params=True,
-        backward_prefetch=PREFETCHES[job.backward_prefetch], forward_prefetch=job.forward_prefetch,
-        limit_all_gathers=job.limit_all_gathers, device_id=torch.device("cpu"))
+        model,
+        auto_wrap_policy=ModuleWrapPolicy(classes),
+        sharding_strategy=ShardingStrategy[strategy],
+        device_mesh=mesh_of(job) if job.sharding_factor else None,
+        mixed_precision=precision,
+        use_orig_params=True,
+        backward_prefetch=PREFETCHES[job.backward_prefetch],
+        forward_prefetch=job.forward_prefetch,
+        limit_all_gathers=job.limit_all_gathers,
+        device_id=torch.device("cpu"),
+    )
     recompute_blocks(wrapped, job, classes)  # inside the units, so that a recomputation finds them gathered
     return wrapped
 
@@ -111,14 +125,15 @@ class Samples:
 
     def __init__(self, job):
         with safetensors.safe_open(job.samples, "pt") as file:
-            self.tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            self.tensors = {name: file.get_tensor(name) for name in names}
         self.batch = job.batch
 
     def of(self, step):
         size, rank = dist.get_world_size(), dist.get_rank()
         count = len(next(iter(self.tensors.values())))
         begin = (step % (count // (self.batch * size)) * size + rank) * self.batch
-        return {name: tensor[begin:begin + self.batch] for name, tensor in self.tensors.items()}
+        return {name: tensor[begin : begin + self.batch] for name, tensor in self.tensors.items()}
 
 
 class Training:
@@ -176,13 +191,20 @@ def run(side, job, memory):
             steps.append(parts)
     dist.barrier()
     network = process_use.network_bytes_sent() - network_before
-    return {"rank": dist.get_rank(), "losses": training.losses, "steps": steps, "parameters": training.parameters,
-            "allocated": memory.counted_memory_peak(), "resident": process_use.peak_resident_bytes(), "network_bytes": network}
+    return {
+        "rank": dist.get_rank(),
+        "losses": training.losses,
+        "steps": steps,
+        "parameters": training.parameters,
+        "allocated": memory.counted_memory_peak(),
+        "resident": process_use.peak_resident_bytes(),
+        "network_bytes": network,
+    }
 
 
 def limit_memory(job):
-    """Of the process, beside what it has once it has trained something small; None without a limit. So interpreter, libraries,
-    imports of a first step, threads with their stacks, and connections are not charged to the model."""
+    """Of the process, beside what it has once it has trained something small; None without a limit. So interpreter,
+    libraries, imports of a first step, threads with their stacks, and connections are not charged to the model."""
     if job.memory_limit is None:
         return None
     layer = torch.nn.Linear(8, 8)

@@ -60,9 +60,11 @@
 
 #include "fsdp/detail/tensor_pack.h"
 
-namespace fsdp {
-
+namespace fsdp::recompute {
 class OperatorSelection;
+}  // namespace fsdp::recompute
+
+namespace fsdp {
 
 // Operators whose results are kept from forward and used in recomputation instead of running the operators again, as in
 // torch.utils.checkpoint.create_selective_checkpoint_contexts. Names are those of the dispatcher below autograd and
@@ -77,10 +79,10 @@ class SavedOperators {
   SavedOperators(const std::vector<std::string>& names);
   SavedOperators(std::initializer_list<const char*> names);
 
-  const OperatorSelection* selection() const { return selection_.get(); }  // null if empty
+  const recompute::OperatorSelection* selection() const { return selection_.get(); }  // null if empty
 
  private:
-  std::shared_ptr<const OperatorSelection> selection_;
+  std::shared_ptr<const recompute::OperatorSelection> selection_;
 };
 
 struct CheckpointOptions {

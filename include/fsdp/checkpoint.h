@@ -21,6 +21,10 @@
 #include "fsdp/optimizer_state.h"
 #include "fsdp/split_tensor.h"
 
+namespace fsdp::state {
+class AsyncSaver;
+}  // namespace fsdp::state
+
 namespace fsdp {
 
 // The contents of a checkpoint. Parameters that are not sharded (Options::ignored_parameters) must be equal on all
@@ -68,8 +72,6 @@ enum class SecondSave : uint8_t {
   kRefuse,  // throws; the other one continues
 };
 
-class AsyncSaver;
-
 // Saves checkpoints while training continues, one at a time. No other thread uses the communicator: the ranks take each
 // step of a save together, in advance(). All functions are collective. If the save in progress has failed, they throw
 // once on all ranks; the folder is then as it was before, and the next save can begin.
@@ -94,7 +96,7 @@ class AsyncCheckpointer {
 
  private:
   std::shared_ptr<Communicator> world_;
-  std::unique_ptr<AsyncSaver> saver_;
+  std::unique_ptr<state::AsyncSaver> saver_;
 };
 
 }  // namespace fsdp

@@ -29,22 +29,18 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "fsdp/pass.h"
+#include "fsdp/collective_id.h"
+
+namespace fsdp::comm {
+class MeetingPoint;
+}  // namespace fsdp::comm
 
 namespace fsdp {
 
-class MeetingPoint;
-
-// The purpose of a collective. Ranks compare all fields before they trust the data that they receive.
-struct CollectiveId {
-  std::string name;         // unit name, or the purpose ("clip_grad_norm_")
-  uint64_t generation = 0;  // number of earlier collectives with this name and pass
-  Pass pass = Pass::kUser;
-};
+class MemorySharing;
 
 // A collective in flight.
 class Work {
@@ -59,6 +55,13 @@ class Work {
   virtual void advance() {}
 };
 
+// Properties of the elements that a reduction stores on this rank, found in the pass that stores them.
+struct ReductionSummary {
+  bool known = false;       // true if the CPU adds; if false, the other fields are meaningless
+  bool finite = true;       // no element is infinite or NaN
+  double squared_norm = 0;  // sum of the squares; not finite if `finite` is false
+};
+
 // How a reduction combines the contributions: the sum over the ranks in rank order, multiplied by `scale`. For bf16 and
 // fp16 contributions the sum is formed in fp32.
 //
@@ -67,17 +70,9 @@ class Work {
 // multiplied before the addition by the largest power of two that is not above `scale` (at most 1; for fp16 at least
 // 2^-14), so that means do not overflow, and the sum is multiplied by the rest of `scale`. fp32 and fp64 contributions
 // are multiplied by `scale` before the addition. If this rounding matters, reduce in fp32.
-struct ReductionSummary;
 struct ReduceOptions {
   double scale = 1.0;
   ReductionSummary* summary = nullptr;  // filled in before wait() returns; null: not wanted
-};
-
-// Properties of the elements that a reduction stores on this rank, found in the pass that stores them.
-struct ReductionSummary {
-  bool known = false;       // true if the CPU adds; if false, the other fields are meaningless
-  bool finite = true;       // no element is infinite or NaN
-  double squared_norm = 0;  // sum of the squares; not finite if `finite` is false
 };
 
 // How an all-to-all splits its tensors: the number of elements sent to each rank and received from each rank, in rank
@@ -85,17 +80,6 @@ struct ReductionSummary {
 struct SplitCounts {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
-};
-
-struct SharedBufferOptions {
-  // Whether the contents are needed only while they are read. If true, the memory is returned to the system when all
-  // ranks have ended a reading, unless all such buffers of the group take at most an eighth of the memory that the host
-  // has left. The contents are undefined after that. Only one reading at a time is allowed, and await_readers must be
-  // called before the slice is written.
-  bool transient = false;
-  // Whether the buffer is write-protected while this rank reads it in place: a write ends the process, with a line that
-  // names the buffer.
-  bool read_only = false;
 };
 
 class Communicator {
@@ -162,7 +146,7 @@ class Communicator {
 
   // The store through which the ranks of this group, and only they, exchange messages while the group itself is busy or
   // stuck. Null if the backend has none. The checks and the watchdog of DebugOptions use it.
-  virtual std::shared_ptr<MeetingPoint> meeting_point() const { return nullptr; }
+  virtual std::shared_ptr<comm::MeetingPoint> meeting_point() const { return nullptr; }
 
   // The time after which an unfinished collective is an error. Zero if unknown.
   virtual std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(0); }
@@ -181,34 +165,8 @@ class Communicator {
   // default.
   virtual void trim() {}
 
-  // -- Memory that this communicator provides. By default it provides none of its own. --
-
-  // Returns a buffer that all ranks share: `nbytes` (a multiple of size()), zeros, 1-D, kByte. Undefined if ranks do
-  // not share memory. Each rank writes only to its own slice. An all_gather whose input is this rank's whole slice
-  // moves no data if its output is the buffer; it then *reads* the buffer from wait() until its Work is destroyed. If
-  // the output lies elsewhere, it reads until wait() returns. Not collective: share_buffers() or the first such gather
-  // shares the slices. The memory is freed with the last tensor on the last rank. Options must be the same on all
-  // ranks.
-  virtual at::Tensor shared_buffer(int64_t /*nbytes*/, const SharedBufferOptions& /*options*/,
-                                   const CollectiveId& /*id*/) {
-    return {};
-  }
-
-  // Shares the slices of all shared buffers made so far. Throws on all ranks, with the figures, if memory does not
-  // suffice for all of these buffers and for `further_nbytes`, which this rank will need in addition (and which are
-  // only counted, not allocated). Does nothing if ranks do not share memory. Collective; blocks.
-  virtual void share_buffers(int64_t /*further_nbytes*/, const CollectiveId& /*id*/) {}
-
-  // Waits until no other rank reads this shared buffer any more, in the readings that this rank has issued. A rank must
-  // call it before it writes to its slice, after its own readings have ended. Other ranks need not call it.
-  virtual void await_readers(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
-
-  // Returns memory for the input of a reduction, 1-D, kByte, not initialised. Ranks that share memory read it in place,
-  // even after a reduce-scatter has ended on this rank: after the call, the caller may drop it but must not write it.
-  // It may also be the output of an all-reduce; the caller may use it again when the all-reduce has ended.
-  virtual at::Tensor reduction_input(int64_t nbytes);
-  // Whether other ranks read reduction_input() in place.
-  virtual bool reads_in_place() const { return false; }
+  // The memory that this communicator shares among ranks. By default it shares none.
+  virtual MemorySharing& memory_sharing();
 
   // Data that the library attaches to this communicator for its lifetime.
   std::shared_ptr<void>& attachment() { return attachment_; }
@@ -226,85 +184,5 @@ class Communicator {
  private:
   std::shared_ptr<void> attachment_;
 };
-
-// This rank's numbers and the meeting point of all ranks, from the environment that torchrun, mpirun or srun sets.
-struct RankEnvironment {
-  int rank = 0;
-  int world_size = 1;
-  int local_rank = 0;
-  int local_world_size = 1;
-  std::string master_address = "127.0.0.1";
-  int master_port = 29500;
-};
-
-// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun), or OMPI_COMM_WORLD_RANK,
-// PMI_RANK, MV2_COMM_WORLD_RANK, … (mpirun, with MASTER_ADDR and MASTER_PORT), or SLURM_PROCID, SLURM_STEP_NUM_TASKS, …
-// if srun started the process. With srun, if MASTER_ADDR and MASTER_PORT are not set, the first host of the step and a
-// port derived from job and step are used. Without any of these variables: one rank. Missing or contradictory
-// variables, and variables of unknown launchers, are an error that names them.
-RankEnvironment rank_environment();
-
-struct GlooOptions {
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // Name or address of the network interface to use. Empty: the interface that reaches the master address.
-  std::string host;
-};
-
-// A communicator over Gloo for the ranks of `environment`, which meet at the TCP store that rank 0 opens at
-// master_address:master_port. If the port is in use, the error names it. Traffic is neither encrypted nor
-// authenticated: use a trusted network. Tensors on a device are copied to pinned host memory and back.
-std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment,
-                                                     const GlooOptions& options = {});
-
-// A communicator over memory that the ranks of one host share, for tensors on the CPU (tensors on a device are copied,
-// as over Gloo). Ranks meet as for Gloo, and keep a Gloo group, which detects lost ranks. An error if ranks cannot
-// reach each other's memory: on several hosts (see make_cpu_communicator), in containers that see different processes,
-// or as different users. The memory has no name: none is left over, however ranks end, and no other user can open it.
-std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment,
-                                                    const GlooOptions& options = {});
-
-// The best communicator for ranks on the CPU: shared memory if all ranks can reach each other's memory; shared memory
-// within hosts and Gloo between them, if each of several hosts has the same number of consecutive ranks, at least two;
-// otherwise Gloo. On several hosts, sums are formed within a host first; sums of bf16 and fp16 travel between hosts in
-// fp32. There, a collective ends when all ranks of a host have waited for it or for a later one of the group or its
-// twin, or have called its advance(). The order of issue over group and twin must be the same on all ranks, and one
-// thread at a time uses them.
-struct ChosenCommunicator {
-  std::shared_ptr<Communicator> communicator;
-  std::string reason;  // the same on all ranks: "all 4 ranks share the memory of this host"
-};
-ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options = {});
-
-struct NcclOptions {
-  // Limit for everything that the host waits for: other ranks that have yet to connect, their flags and bytes, and
-  // NCCL's set-up if it does not block.
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // Index of the CUDA device. Unset: the local rank.
-  std::optional<int> device;
-  // Whether NCCL's own calls block until they are done. If not, `timeout` limits them too (ncclConfig_t::blocking).
-  bool blocking = true;
-  // Whether ranks compare every collective through their hosts before its wait() returns; wait() then blocks the host
-  // until all ranks have issued it. false: each gather of bytes, barrier and reduction with flags still carries a hash
-  // of all collectives issued so far. A difference is found there at the latest, after the collectives that mixed data.
-  bool compare_every_collective = false;
-  // Like GlooOptions::host, for traffic between the hosts.
-  std::string host;
-};
-
-// A communicator over NCCL, for tensors on one CUDA device, which only this rank uses. Functions that NCCL lacks
-// (flags, bytes, meeting) use a Gloo group of the same ranks. The NCCL library is searched at run time: the file named
-// by the environment variable FSDP_NCCL_LIBRARY, otherwise the library that LibTorch has loaded, otherwise libnccl.so.2
-// on the library search path. Errors say what to do: no CUDA device, no NCCL library or one that is too old, or
-// fsdp.cpp built without NCCL's headers.
-//
-// When a collective fails on a rank, the rank's NCCL communicators are aborted, which ends their kernels, and the
-// kernels of the other ranks as well. The first call that notices throws, and so do all later calls. Destroying a
-// communicator waits for everything that was issued through it on the device.
-std::shared_ptr<Communicator> make_nccl_communicator(const RankEnvironment& environment,
-                                                     const NcclOptions& options = {});
-
-// A group of `size` ranks of which only `rank` exists. Collectives do their local part and return at once; gathers
-// repeat this rank's part. For measurements of host time; results are meaningless.
-std::shared_ptr<Communicator> make_fake_communicator(int rank, int size);
 
 }  // namespace fsdp

@@ -67,9 +67,7 @@ class FullyShardedDataParallel {
   }
   void train(bool on = true) {
     module_->train(on);
-    if (wrapper_.full_precision_in_eval) {
-      sharded_->set_full_precision(!on);
-    }
+    if (wrapper_.full_precision_in_eval) sharded_->set_full_precision(!on);
   }
   void eval() { train(false); }
 

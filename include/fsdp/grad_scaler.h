@@ -123,7 +123,7 @@ class ShardedGradScaler {
   bool enabled_;
   bool scaled_ = false;  // whether scale() was ever called
   GradScalerState state_;
-  std::map<std::weak_ptr<Engine>, PerModel, std::owner_less<>> models_;  // models used in this iteration
+  std::map<std::weak_ptr<engine::Engine>, PerModel, std::owner_less<>> models_;  // models used in this iteration
 };
 
 }  // namespace fsdp

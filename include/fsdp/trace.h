@@ -1,8 +1,4 @@
-// Records what a rank did when, unit by unit, for a trace viewer.
-//
-//   sharded->start_trace();
-//   … some steps …
-//   write_trace("trace.json", *communicator, sharded->stop_trace());   // opens in ui.perfetto.dev
+// The trace of a rank: what it did when, unit by unit, and its file for a trace viewer. tracing.h records it.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -19,7 +15,7 @@ namespace fsdp {
 
 // The kind of a range. Ranges of one kind share a row of the trace.
 enum class TraceTrack : uint8_t {
-  kStep,     // ranges of the user (ShardedModule::trace_range)
+  kStep,     // ranges of the user (Tracing::range)
   kCompute,  // operators of a unit, from the first one until the first one of another unit
   kWait,     // inside or between kCompute ranges: the computing thread waits for a gather or a reduction
   kGather,   // from the issue of an all-gather until it was waited for
@@ -41,10 +37,10 @@ struct TraceRange {
 // of a large model takes more than 50 microseconds, only as many samples are taken as cost a tenth of the time.
 struct TraceMemory {
   int64_t at_ns;  // time in ns, as in TraceRange
-  // Bytes by category: the categories of ShardedModule::memory(), the categories of start_trace's caller, "buffers kept
-  // for reuse", which are not in use, and "everything else": other memory allocated on the device where parameters are
-  // used (mainly activations). On CPUs, that is the memory that glibc's malloc has allocated; if it is unknown, this
-  // category is omitted.
+  // Bytes by category: the categories of Diagnostics::memory(), the categories of Tracing::start's caller, "buffers
+  // kept for reuse", which are not in use, and "everything else": other memory allocated on the device where parameters
+  // are used (mainly activations). On CPUs, that is the memory that glibc's malloc has allocated; if it is unknown,
+  // this category is omitted.
   std::vector<std::pair<std::string, int64_t>> bytes;
 };
 

@@ -4,7 +4,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 
-namespace fsdp {
+namespace fsdp::base {
 
 namespace {
 
@@ -19,9 +19,7 @@ std::optional<int64_t> host_bytes() {
 
 std::optional<c10::CachingAllocator::Stat> device_bytes(c10::Device device) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (!allocator || !allocator->initialized()) {
-    return std::nullopt;
-  }
+  if (!allocator || !allocator->initialized()) return std::nullopt;
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
 }
@@ -29,9 +27,7 @@ std::optional<c10::CachingAllocator::Stat> device_bytes(c10::Device device) {
 }  // namespace
 
 std::optional<int64_t> allocated_bytes(c10::Device device) {
-  if (device.is_cpu()) {
-    return host_bytes();
-  }
+  if (device.is_cpu()) return host_bytes();
   const auto bytes = device_bytes(device);
   return bytes ? std::optional(bytes->current) : std::nullopt;
 }
@@ -41,4 +37,4 @@ std::optional<int64_t> peak_allocated_bytes(c10::Device device) {
   return bytes ? std::optional(bytes->peak) : std::nullopt;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

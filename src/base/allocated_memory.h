@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Returns the bytes that are allocated now: on the CPU by glibc's malloc (tensors come from it unless the program has
 // replaced it), elsewhere by LibTorch's caching allocator. Returns nullopt if the number is not known. Takes time:
@@ -17,4 +17,4 @@ std::optional<int64_t> allocated_bytes(c10::Device device);
 // CPU, or if the number is not known.
 std::optional<int64_t> peak_allocated_bytes(c10::Device device);
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -3,7 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 MappedFiles*& files_of_this_thread() {
@@ -49,4 +49,4 @@ AllocationScope::AllocationScope(const std::shared_ptr<MappedFiles>& files) {
 
 AllocationScope::~AllocationScope() { files_of_this_thread() = nullptr; }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -6,7 +6,7 @@
 
 #include "base/mapped_files.h"
 
-namespace fsdp {
+namespace fsdp::base {
 
 // While the scope lasts, host tensors of at least kFromBytes that this thread creates lie in `files`; they may outlive
 // the scope. Scopes do not nest. Allocations by LibTorch's own threads are not affected: its kernels do not allocate
@@ -24,4 +24,4 @@ class AllocationScope {
   AllocationScope& operator=(const AllocationScope&) = delete;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -3,7 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 c10::impl::VirtualGuardImpl guard_of(c10::DeviceType type) { return c10::impl::VirtualGuardImpl(type); }
@@ -77,4 +77,4 @@ void DeviceEvent::synchronize() const {
   if (event_) event_->synchronize();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Whether operators on this device are enqueued on streams (true) or done when they return (false).
 bool has_streams(c10::Device device);
@@ -69,4 +69,4 @@ class DeviceEvent {
   std::optional<c10::Event> event_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -5,7 +5,7 @@
 
 #include "support/simulated_device.h"
 
-namespace fsdp::device_stream_test {
+namespace fsdp::base::device_stream_test {
 namespace {
 
 using testing::simulated_device;
@@ -97,4 +97,4 @@ TEST(Event, ThatWasNeverRecordedLiesInThePast) {
 }
 
 }  // namespace
-}  // namespace fsdp::device_stream_test
+}  // namespace fsdp::base::device_stream_test

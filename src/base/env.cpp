@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <system_error>
 
-namespace fsdp {
+namespace fsdp::base {
 
 std::optional<std::string> env_string(const std::string& name) {
   const char* text = std::getenv(name.c_str());
@@ -25,4 +25,4 @@ std::optional<int64_t> env_int(const std::string& name, int64_t min, int64_t max
   return value;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Returns the value of an environment variable, or nullopt if it is not set or empty.
 std::optional<std::string> env_string(const std::string& name);
@@ -14,4 +14,4 @@ std::optional<std::string> env_string(const std::string& name);
 // value, with an error that names the variable, its value and the range.
 std::optional<int64_t> env_int(const std::string& name, int64_t min, int64_t max);
 
-}  // namespace fsdp
+}  // namespace fsdp::base

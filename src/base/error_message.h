@@ -6,7 +6,7 @@
 #include <exception>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Returns the error's message without the backtrace that what() of LibTorch's errors includes: the first call of what()
 // on an error symbolizes the backtrace, which takes tens of milliseconds.
@@ -15,4 +15,4 @@ inline std::string message_of(const std::exception& error) {
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

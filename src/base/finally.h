@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::base {
 
 class Finally {
  public:
@@ -17,4 +17,4 @@ class Finally {
   std::function<void()> action_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 bool smaller(const at::Tensor& a, const at::Tensor& b) { return a.numel() < b.numel(); }
@@ -30,4 +30,4 @@ std::optional<at::Tensor> FreeBuffers::take_largest() {
   return bytes;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -7,7 +7,7 @@
 #include <deque>
 #include <optional>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Stores kByte tensors, each of which covers its whole memory. Not thread-safe: the caller must hold a lock.
 class FreeBuffers {
@@ -24,4 +24,4 @@ class FreeBuffers {
   std::deque<at::Tensor> free_;  // the oldest first
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

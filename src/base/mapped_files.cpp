@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 size_t page_size() {
@@ -61,9 +61,7 @@ int MappedFiles::open_file() const {
   if (file < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {
     std::string name = folder_ + "/fsdp-offload-XXXXXX";
     file = mkostemp(name.data(), O_CLOEXEC);
-    if (file >= 0) {
-      unlink(name.c_str());
-    }
+    if (file >= 0) unlink(name.c_str());
   }
   TORCH_CHECK(file >= 0, "fsdp: offload_path: no file can be created in the folder '", folder_,
               "': ", std::strerror(errno));
@@ -110,9 +108,7 @@ void MappedFiles::give_back(void* memory) {
 bool MappedFiles::contains(const void* address) const {
   std::lock_guard lock(mutex_);
   auto after = in_use_.upper_bound(const_cast<void*>(address));
-  if (after == in_use_.begin()) {
-    return false;
-  }
+  if (after == in_use_.begin()) return false;
   const auto& [begin, nbytes] = *std::prev(after);
   return address < static_cast<const char*>(begin) + nbytes;
 }
@@ -120,34 +116,26 @@ bool MappedFiles::contains(const void* address) const {
 // The kernel drops the pages of a shared file mapping, but the file keeps their contents.
 void MappedFiles::page_out() {
   std::lock_guard lock(mutex_);
-  for (const auto& [memory, nbytes] : in_use_) {
-    madvise(memory, nbytes, MADV_DONTNEED);
-  }
+  for (const auto& [memory, nbytes] : in_use_) madvise(memory, nbytes, MADV_DONTNEED);
 }
 
 void MappedFiles::page_out(const void* begin, size_t nbytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin) / page_size() * page_size();
   const size_t size = whole_pages(reinterpret_cast<uintptr_t>(begin) + nbytes - first);
-  if (contains(begin)) {
-    madvise(reinterpret_cast<void*>(first), size, MADV_DONTNEED);
-  }
+  if (contains(begin)) madvise(reinterpret_cast<void*>(first), size, MADV_DONTNEED);
 }
 
 void MappedFiles::trim() {
   std::lock_guard lock(mutex_);
-  for (const auto& [nbytes, memory] : spare_) {
-    munmap(memory, nbytes);
-  }
+  for (const auto& [nbytes, memory] : spare_) munmap(memory, nbytes);
   spare_.clear();
 }
 
 int64_t MappedFiles::nbytes() const {
   std::lock_guard lock(mutex_);
   int64_t sum = 0;
-  for (const auto& [memory, nbytes] : in_use_) {
-    sum += static_cast<int64_t>(nbytes);
-  }
+  for (const auto& [memory, nbytes] : in_use_) sum += static_cast<int64_t>(nbytes);
   return sum;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

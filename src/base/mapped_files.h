@@ -10,7 +10,7 @@
 #include <mutex>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Allocates memory that is mapped from files in one folder. The files have no names, so nothing is left over when the
 // process ends, however it ends. Their space is reserved at allocation, so that a full disk causes an error at that
@@ -56,4 +56,4 @@ class MappedFiles : public std::enable_shared_from_this<MappedFiles> {
   std::multimap<size_t, void*> spare_;  // by size
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -19,7 +19,7 @@
 #include "support/error_of.h"
 #include "support/temporary_folder.h"
 
-namespace fsdp::mapped_files_test {
+namespace fsdp::base::mapped_files_test {
 namespace {
 
 using ::testing::AllOf;
@@ -132,7 +132,9 @@ TEST_F(Mapped, LargeTensorsOfAScopeLieInFiles) {
 
 TEST_F(Mapped, AnAllocatorInstalledLaterIsNoticed) {
   const auto files = MappedFiles::in(folder_);
-  { const AllocationScope scope(files); }
+  {
+    const AllocationScope scope(files);
+  }
   c10::Allocator* ours = c10::GetCPUAllocator();
   c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());
   EXPECT_THAT(error_of([&] { AllocationScope scope(files); }), HasSubstr("another allocator"));
@@ -141,4 +143,4 @@ TEST_F(Mapped, AnAllocatorInstalledLaterIsNoticed) {
 }
 
 }  // namespace
-}  // namespace fsdp::mapped_files_test
+}  // namespace fsdp::base::mapped_files_test

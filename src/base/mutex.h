@@ -17,7 +17,7 @@
 // On a function: the caller does not hold `mutex`, because the function takes it.
 #define FSDP_EXCLUDES(mutex) FSDP_THREAD_ANNOTATION(locks_excluded(mutex))
 
-namespace fsdp {
+namespace fsdp::base {
 
 class FSDP_THREAD_ANNOTATION(capability("mutex")) Mutex {
  public:
@@ -40,4 +40,4 @@ class FSDP_THREAD_ANNOTATION(scoped_lockable) MutexLock {
   Mutex& mutex_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -15,7 +15,7 @@
 
 #include "base/device_stream.h"
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Makes `later` wait for all work enqueued on `earlier` so far.
 void order_streams(const c10::Stream& earlier, const c10::Stream& later);
@@ -63,4 +63,4 @@ class StreamReaders {
   std::vector<c10::Stream> readers_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -5,7 +5,7 @@
 
 #include "support/held_stream.h"
 
-namespace fsdp::stream_order_test {
+namespace fsdp::base::stream_order_test {
 namespace {
 
 using testing::first_of;
@@ -128,4 +128,4 @@ TEST(StreamOrderOnTheCpu, NothingHappens) {
 }
 
 }  // namespace
-}  // namespace fsdp::stream_order_test
+}  // namespace fsdp::base::stream_order_test

@@ -5,7 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace fsdp {
+namespace fsdp::base {
 
 std::string digest_of(const std::string& text) {
   XXH128_canonical_t canonical;
@@ -19,4 +19,4 @@ std::string digest_of(const std::string& text) {
   return digits;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

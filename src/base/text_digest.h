@@ -3,9 +3,9 @@
 
 #include <string>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Returns the 128-bit XXH3 hash in hexadecimal: 32 characters, the same on all machines.
 std::string digest_of(const std::string& text);
 
-}  // namespace fsdp
+}  // namespace fsdp::base

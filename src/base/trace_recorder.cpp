@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::base {
 
 void SamplePace::note(int64_t began, int64_t ended) {
   recent_[count_++ % recent_.size()] = ended - began;
@@ -19,17 +19,13 @@ int64_t TraceRecorder::clock() {
 
 void TraceRecorder::record(TraceTrack track, const std::string& name, Pass pass, int64_t begin) {
   int64_t end = now();
-  if (begin == 0 || end == 0) {
-    return;
-  }
+  if (begin == 0 || end == 0) return;
   std::lock_guard lock(mutex_);
   trace_.ranges.push_back({track, name, pass, begin, end});
 }
 
 void TraceRecorder::sample_memory() {
-  if (now() == 0) {
-    return;
-  }
+  if (now() == 0) return;
   std::lock_guard lock(mutex_);
   const int64_t began = clock();
   if (memory_ && pace_.allows(began)) {
@@ -53,4 +49,4 @@ Trace TraceRecorder::stop() {
   return std::exchange(trace_, {});
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

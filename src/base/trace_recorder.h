@@ -13,7 +13,7 @@
 
 #include "fsdp/trace.h"
 
-namespace fsdp {
+namespace fsdp::base {
 
 // Decides when to take samples that cost time: measuring the memory of a large model takes as long as computing one of
 // its units. The first thousand samples are always taken. After that, all samples are taken while they are cheap;
@@ -59,4 +59,4 @@ class TraceRecorder {
   SamplePace pace_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fsdp::trace_recorder_test {
+namespace fsdp::base::trace_recorder_test {
 namespace {
 
 constexpr int64_t kMicrosecond = 1000;
@@ -46,4 +46,4 @@ TEST(SamplePace, CostlySamplesTakeATenthOfTheTime) {
 }
 
 }  // namespace
-}  // namespace fsdp::trace_recorder_test
+}  // namespace fsdp::base::trace_recorder_test

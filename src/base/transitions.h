@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::base {
 
 // State is an enum with a to_string(State). Reading is safe from any thread; the owner must serialise transitions.
 template <typename State>
@@ -35,4 +35,4 @@ class StateMachine {
   const std::vector<std::pair<State, State>>& table_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

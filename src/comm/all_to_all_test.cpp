@@ -2,13 +2,14 @@
 #include "comm/checked/checked_communicator.h"
 #include "comm/testing/faulty_communicator.h"
 #include "comm/testing/recording_communicator.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "support/error_of.h"
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
-namespace fsdp::all_to_all_test {
+namespace fsdp::comm::all_to_all_test {
 namespace {
 
 using ::testing::AllOf;
@@ -165,9 +166,8 @@ TEST(AllToAll, ALostRankIsNamed) {
   std::vector<std::string> errors(2);
   run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
     if (comm->rank() == 1) return;
-    errors[0] = error_of([&] {
-      comm->all_to_all(torch::zeros({2}), torch::zeros({2}), {{1, 1}, {1, 1}}, id("x"))->wait();
-    });
+    errors[0] =
+        error_of([&] { comm->all_to_all(torch::zeros({2}), torch::zeros({2}), {{1, 1}, {1, 1}}, id("x"))->wait(); });
   });
   EXPECT_THAT(errors[0], HasSubstr("rank 1 is lost"));
 }
@@ -209,4 +209,4 @@ TEST(AllToAll, CanBeRecordedAndLeftOut) {
 }
 
 }  // namespace
-}  // namespace fsdp::all_to_all_test
+}  // namespace fsdp::comm::all_to_all_test

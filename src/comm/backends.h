@@ -16,6 +16,10 @@ namespace fsdp {
 class Communicator;
 struct RankEnvironment;
 
+}  // namespace fsdp
+
+namespace fsdp::comm {
+
 struct Backend {
   std::string_view name;     // in configurations, and as Communicator::backend()
   std::string_view words;    // in sentences
@@ -37,9 +41,7 @@ inline constexpr std::array<Backend, 3> kBackends = {{
 // Returns the back end of this name, or null if there is none.
 constexpr const Backend* find_backend(std::string_view name) {
   for (const Backend& backend : kBackends) {
-    if (backend.name == name) {
-      return &backend;
-    }
+    if (backend.name == name) return &backend;
   }
   return nullptr;
 }
@@ -48,9 +50,7 @@ constexpr const Backend* find_backend(std::string_view name) {
 inline std::vector<std::string> backends_for(bool gpus) {
   std::vector<std::string> names = {"auto"};
   for (const Backend& backend : kBackends) {
-    if (backend.serves(gpus)) {
-      names.emplace_back(backend.name);
-    }
+    if (backend.serves(gpus)) names.emplace_back(backend.name);
   }
   return names;
 }
@@ -60,4 +60,4 @@ inline std::vector<std::string> backends_for(bool gpus) {
 std::shared_ptr<Communicator> make_communicator(const Backend& backend, const RankEnvironment& environment,
                                                 c10::Device device);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

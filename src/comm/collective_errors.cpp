@@ -2,7 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // Names the most frequent cause of differences in backward, and its remedy.
@@ -47,4 +47,4 @@ std::string CollectiveErrors::count_differs(int sender, int64_t sent, int receiv
                   name_of(receiver), ", which expects ", expected);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -7,7 +7,7 @@
 
 #include "comm/collective_header.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The error messages of one collective on one rank. Peers are ranks of the group; messages name them by `names`.
 class CollectiveErrors {
@@ -31,4 +31,4 @@ class CollectiveErrors {
   const std::vector<int>& names_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

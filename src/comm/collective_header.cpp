@@ -9,7 +9,7 @@
 
 #include "comm/collective_shapes.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr uint32_t kMagic = 0xF5D90001;  // the low half counts versions of the format
@@ -47,7 +47,7 @@ uint64_t hash_of(const std::string& text) {
 }  // namespace
 
 std::string CollectiveIdentity::describe() const {
-  auto text = fsdp::describe(to_string(kind), id);
+  auto text = fsdp::comm::describe(to_string(kind), id);
   if (kind == CollectiveKind::kGatherBytes) return text;
   text += c10::str(", ", numel, " elements of ", dtype);
   if (output_dtype != dtype) text += c10::str(" into ", output_dtype);
@@ -103,4 +103,4 @@ int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t by
   return kPayloadBit | static_cast<int>(hash % kPayloadBit);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

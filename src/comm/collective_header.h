@@ -12,7 +12,7 @@
 #include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The properties of a collective that must be equal on all ranks, except `numel` if sizes may differ (has_equal_sizes).
 struct CollectiveIdentity {
@@ -25,7 +25,7 @@ struct CollectiveIdentity {
   double scale = 1.0;
   uint32_t flag_words = 0;
   int root = 0;           // of a broadcast
-  int shared_buffer = 0;  // contains an all-gather's inputs, counted from 1 (Communicator::shared_buffer)
+  int shared_buffer = 0;  // contains an all-gather's inputs, counted from 1 (MemorySharing::buffer)
 
   // "all-gather of 'layer.3' (forward, generation 7), 1024 elements of Float"
   std::string describe() const;
@@ -55,4 +55,4 @@ Header read_header(const char* bytes);
 int header_tag(uint64_t sequence);
 int payload_tag(uint64_t sequence, uint64_t identity_hash, int step, uint64_t bytes);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -1,6 +1,6 @@
 #include "comm/collective_identities.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const at::Tensor& larger,
                             at::ScalarType output_dtype, double scale, const std::vector<uint64_t>* flags) {
@@ -29,4 +29,4 @@ CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& 
   return identity;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -9,7 +9,7 @@
 
 #include "comm/collective_header.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // `flags` may be null.
 CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const at::Tensor& larger,
@@ -17,4 +17,4 @@ CollectiveIdentity identify(CollectiveKind kind, const CollectiveId& id, const a
 CollectiveIdentity identify_broadcast(const at::Tensor& tensor, int root, const CollectiveId& id);
 CollectiveIdentity identify_bytes(const std::string& bytes, const CollectiveId& id);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <functional>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 void check_flat(const at::Tensor& tensor, const char* what, const char* kind, const CollectiveId& id) {
@@ -141,4 +141,4 @@ Part part_of(int64_t numel, int rank, int size) {
   return {rank * share + std::min<int64_t>(rank, longer), share + (rank < longer ? 1 : 0)};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

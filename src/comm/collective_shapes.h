@@ -9,7 +9,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 enum class CollectiveKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kGatherBytes, kBroadcast, kAllToAll };
 const char* to_string(CollectiveKind kind);
@@ -45,4 +45,4 @@ struct Part {
 };
 Part part_of(int64_t numel, int rank, int size);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

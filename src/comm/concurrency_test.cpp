@@ -8,7 +8,7 @@
 #include "fsdp/communicator.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::concurrency_test {
+namespace fsdp::comm::concurrency_test {
 namespace {
 
 using testing::run_ranks;
@@ -76,9 +76,7 @@ void random_rounds(Communicator& comm, int rounds) {
 }
 
 TEST(Concurrency, WaitsInAnyOrderOnEachRank) {
-  for (int size : {2, 3, 4}) {
-    run_ranks(size, [](std::shared_ptr<Communicator> comm) { random_rounds(*comm, 6); });
-  }
+  for (int size : {2, 3, 4}) run_ranks(size, [](std::shared_ptr<Communicator> comm) { random_rounds(*comm, 6); });
 }
 
 TEST(Concurrency, RanksThatComeEarlyAndLate) {
@@ -259,4 +257,4 @@ TEST(Bytes, OfAnyLength) {
 }
 
 }  // namespace
-}  // namespace fsdp::concurrency_test
+}  // namespace fsdp::comm::concurrency_test

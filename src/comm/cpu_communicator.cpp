@@ -11,8 +11,9 @@
 #include "comm/meeting/meeting_point.h"
 #include "comm/shm/shm_communicator.h"
 #include "comm/staged/staged_communicator.h"
+#include "fsdp/backends.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // The kind of communicator that make_group_over makes, and the reason.
@@ -65,14 +66,18 @@ std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<Meetin
   return make_staged_communicator(make_group_over(std::move(gloo), *found.ranks));
 }
 
+}  // namespace fsdp::comm
+
+namespace fsdp {
+
 std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  return make_shm_communicator(point_of(environment, options), environment.rank, environment.world_size, options);
+  return comm::make_shm_communicator(comm::point_of(environment, options), environment.rank, environment.world_size, options);
 }
 
 ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  ChosenCommunicator chosen = share_memory(
-      make_host_communicator(point_of(environment, options), environment.rank, environment.world_size, options));
-  return {make_staged_communicator(std::move(chosen.communicator)), std::move(chosen.reason)};
+  ChosenCommunicator chosen = comm::share_memory(
+      comm::make_host_communicator(comm::point_of(environment, options), environment.rank, environment.world_size, options));
+  return {comm::make_staged_communicator(std::move(chosen.communicator)), std::move(chosen.reason)};
 }
 
 }  // namespace fsdp

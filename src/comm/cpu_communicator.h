@@ -4,9 +4,10 @@
 #include <memory>
 
 #include "comm/hosts/rank_hosts.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Makes a communicator over `gloo`, a group over Gloo whose ranks `ranks` describes: over shared memory if all ranks
 // are on one host; over shared memory and Gloo if each of several hosts has the same number of consecutive ranks, two
@@ -20,4 +21,4 @@ ChosenCommunicator share_memory(std::shared_ptr<Communicator> gloo, const HostPr
 std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
                                                     const GlooOptions& options = {});
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

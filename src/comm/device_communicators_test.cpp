@@ -5,11 +5,12 @@
 #include "base/device_stream.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::device_communicators_test {
+namespace fsdp::comm::device_communicators_test {
 namespace {
 
 using testing::run_ranks;
@@ -23,8 +24,8 @@ at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
 
 // Runs a whole round of collectives with tensors on `device`, issued on one stream and waited for on another.
 void check_collectives(Communicator& comm, c10::Device device, int64_t numel, at::ScalarType dtype) {
-  const CurrentStreamGuard compute(take_stream(device));
-  const auto aside = take_stream(device);
+  const base::CurrentStreamGuard compute(base::take_stream(device));
+  const auto aside = base::take_stream(device);
   const int size = comm.size();
   const auto whole = contribution(comm.rank(), numel * size, dtype).to(device);
   const auto own = whole.narrow(0, 0, numel).clone();
@@ -33,12 +34,12 @@ void check_collectives(Communicator& comm, c10::Device device, int64_t numel, at
   auto reduced = whole.clone();
   auto sent = contribution(comm.rank(), numel, dtype).to(device);
   std::vector<uint64_t> flags(1, uint64_t{1} << comm.rank());
-  DeviceEvent made;
+  base::DeviceEvent made;
   made.record_current(device);
 
   std::vector<std::unique_ptr<Work>> works;
   {
-    const CurrentStreamGuard guard(aside);
+    const base::CurrentStreamGuard guard(aside);
     made.block_current();
     works.push_back(comm.all_gather(gathered, own, id("g")));
     works.push_back(comm.reduce_scatter(part, whole, {0.5}, id("s"), &flags));
@@ -86,18 +87,18 @@ TEST(GlooOnASimulatedDevice, TwinsAndSubgroupsDoToo) {
 // The fake communicator has no transfers to wait for, but copies on the stream that is current in the call.
 TEST(FakeCommunicatorOnASimulatedDevice, IsWaitedForByTheCurrentStream) {
   const auto device = simulated_device();
-  const CurrentStreamGuard compute(take_stream(device));
-  const auto aside = take_stream(device);
+  const base::CurrentStreamGuard compute(base::take_stream(device));
+  const auto aside = base::take_stream(device);
   auto comm = make_fake_communicator(1, 2);
   auto input = torch::empty({1000}, device).fill_(0);
   auto gathered = torch::empty({2000}, device).fill_(0);
   auto part = torch::empty({500}, device).fill_(0);
-  DeviceEvent made;
+  base::DeviceEvent made;
   made.record_current(device);
   std::unique_ptr<Work> gather;
   std::unique_ptr<Work> reduction;
   {
-    const CurrentStreamGuard guard(aside);
+    const base::CurrentStreamGuard guard(aside);
     made.block_current();
     for (int i = 0; i < 5; ++i) input.fill_(i);
     gather = comm->all_gather(gathered, input, id("g"));
@@ -110,7 +111,7 @@ TEST(FakeCommunicatorOnASimulatedDevice, IsWaitedForByTheCurrentStream) {
 }
 
 TEST(GlooOnAGpu, ExchangesThroughTheHost) {
-  if (device_count(c10::kCUDA) == 0) GTEST_SKIP() << "no CUDA device";
+  if (base::device_count(c10::kCUDA) == 0) GTEST_SKIP() << "no CUDA device";
   for (int size : {1, 2, 3, 4}) {  // all of them on one GPU
     run_ranks(size, [](std::shared_ptr<Communicator> comm) { check_all_shapes(*comm, {c10::kCUDA, 0}); });
   }
@@ -133,7 +134,7 @@ void run_on_gpus(int size, const NcclOptions& options = {}) {
 class NcclOnGpus : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (device_count(c10::kCUDA) == 0) GTEST_SKIP() << "no CUDA device";
+    if (base::device_count(c10::kCUDA) == 0) GTEST_SKIP() << "no CUDA device";
     if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
   }
 };
@@ -147,7 +148,7 @@ TEST_F(NcclOnGpus, OneRankThatDoesNotBlock) {
 }
 
 TEST_F(NcclOnGpus, ARankForEachGpu) {
-  const int gpus = device_count(c10::kCUDA);
+  const int gpus = base::device_count(c10::kCUDA);
   if (gpus < 2) GTEST_SKIP() << "one CUDA device only";
   for (int size = 2; size <= std::min(gpus, 4); ++size) run_on_gpus(size);
 }
@@ -158,4 +159,4 @@ TEST_F(NcclOnGpus, PublicFactory) {
 }
 
 }  // namespace
-}  // namespace fsdp::device_communicators_test
+}  // namespace fsdp::comm::device_communicators_test

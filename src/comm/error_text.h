@@ -6,12 +6,12 @@
 
 #include "base/error_message.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The first line of the message, without a backtrace.
 inline std::string first_line(const std::exception& error) {
-  const std::string text = message_of(error);
+  const std::string text = base::message_of(error);
   return text.substr(0, text.find('\n'));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

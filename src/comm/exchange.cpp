@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr int kLongFlagsStep = -1;
@@ -213,4 +213,4 @@ void Exchange::fail(const std::string& reason) const {
   TORCH_CHECK(false, reason);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

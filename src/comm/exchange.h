@@ -14,7 +14,7 @@
 #include "comm/group_family.h"
 #include "comm/staged/staging_pool.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The state that the collectives of one communicator share.
 struct ExchangeContext {
@@ -107,4 +107,4 @@ class Exchange {
   size_t known_losses_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -6,7 +6,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A rank that has failed or left, and why.
 struct Loss {
@@ -38,4 +38,4 @@ inline std::vector<Loss> losses_of(const Communicator& group) {
   return failable ? failable->losses() : std::vector<Loss>();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,8 +10,9 @@
 #include "comm/collective_shapes.h"
 #include "comm/payload_count.h"
 #include "comm/reduce_kernels.h"
+#include "fsdp/backends.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 class EventWork final : public Work {
@@ -21,7 +22,7 @@ class EventWork final : public Work {
   void wait() override { event_.block_current(); }
 
  private:
-  DeviceEvent event_;
+  base::DeviceEvent event_;
 };
 
 class LocalCommunicator final : public Communicator {
@@ -113,9 +114,17 @@ std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::s
   return std::make_shared<LocalCommunicator>(rank, size, std::move(backend));
 }
 
+}  // namespace fsdp::comm
+
+namespace fsdp {
+
 std::shared_ptr<Communicator> make_fake_communicator(int rank, int size) {
-  return make_local_communicator(rank, size, "fake");
+  return comm::make_local_communicator(rank, size, "fake");
 }
+
+}  // namespace fsdp
+
+namespace fsdp::comm {
 
 std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64_t> own) {
   if (twin != nullptr) {
@@ -125,4 +134,4 @@ std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64
   return own;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,7 +10,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Returns a Work that is done when the device has completed all work enqueued on the current stream so far.
 std::unique_ptr<Work> make_done_work(c10::Device device = c10::kCPU);
@@ -22,4 +22,4 @@ std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::s
 // Returns `own` plus the bytes that `twin` has sent to each rank. `twin` may be null.
 std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64_t> own);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Records that another rank has failed in one of the groups that this rank has made from one another, and the reason.
 // Ranks that wait for each other in a group without the failed rank would not learn of it otherwise. Threads: safe.
@@ -34,4 +34,4 @@ class FamilyFailure {
   Clock::time_point noted_{};
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

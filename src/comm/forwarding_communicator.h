@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "fsdp/communicator.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Subgroups and twins are those of the inner communicator: a wrapper that must see their collectives, too, wraps them.
 // Threads: as the inner communicator.
@@ -51,19 +52,11 @@ class ForwardingCommunicator : public Communicator {
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
   void trim() override { inner_->trim(); }
-  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
-    return inner_->shared_buffer(nbytes, options, id);
-  }
-  void share_buffers(int64_t further_nbytes, const CollectiveId& id) override {
-    inner_->share_buffers(further_nbytes, id);
-  }
-  void await_readers(const at::Tensor& buffer, const CollectiveId& id) override { inner_->await_readers(buffer, id); }
-  at::Tensor reduction_input(int64_t nbytes) override { return inner_->reduction_input(nbytes); }
-  bool reads_in_place() const override { return inner_->reads_in_place(); }
+  MemorySharing& memory_sharing() override { return inner_->memory_sharing(); }
   std::vector<uint64_t> bytes_sent_to() const override { return inner_->bytes_sent_to(); }
 
  private:
   const std::shared_ptr<Communicator> inner_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

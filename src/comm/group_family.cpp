@@ -1,6 +1,6 @@
 #include "comm/group_family.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 void GroupFamily::add(const std::shared_ptr<GlooTransport>& group) {
   std::lock_guard lock(mutex_);
@@ -16,4 +16,4 @@ void GroupFamily::fail(GlooTransport& first, const std::string& reason) {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -9,7 +9,7 @@
 #include "comm/family_failure.h"
 #include "comm/gloo/gloo_transport.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A rank that fails in one group takes no further part in the others. These fail with it, so that ranks that wait in
 // them learn the reason at once. Threads: safe.
@@ -27,4 +27,4 @@ class GroupFamily {
   std::vector<std::weak_ptr<GlooTransport>> groups_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

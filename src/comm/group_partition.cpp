@@ -10,7 +10,7 @@
 #include "base/text_digest.h"
 #include "comm/collective_shapes.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 std::string random_word() {
@@ -47,7 +47,7 @@ struct Summary {
 
 Summary summary_of(const Communicator& group, const std::vector<int>& members, const std::string& text,
                    const CollectiveId& id) {
-  Summary summary{digest_of(text), members.size(), group.rank() == 0 ? random_word() : "-"};
+  Summary summary{base::digest_of(text), members.size(), group.rank() == 0 ? random_word() : "-"};
   try {
     check_subgroup(members, group.rank(), group.size(), id);
   } catch (const c10::Error&) {
@@ -82,4 +82,4 @@ std::string agree_on_partition(Communicator& group, const std::vector<int>& memb
   return all.front().word;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

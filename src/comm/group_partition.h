@@ -6,7 +6,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Checks that the member lists of the ranks of `group` partition it: each rank is in one subgroup, and all members of a
 // subgroup pass the same list. Otherwise throws the same error on all ranks. Returns a word that identifies this
@@ -16,4 +16,4 @@ namespace fsdp {
 // the hashes do not match.
 std::string agree_on_partition(Communicator& group, const std::vector<int>& members, const CollectiveId& id);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,11 +10,12 @@
 
 #include "comm/meeting/meeting_point.h"
 #include "comm/testing/faulty_communicator.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::lost_ranks_test {
+namespace fsdp::comm::lost_ranks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -257,4 +258,4 @@ TEST(Meeting, APointServesSeveralGroups) {
 }
 
 }  // namespace
-}  // namespace fsdp::lost_ranks_test
+}  // namespace fsdp::comm::lost_ranks_test

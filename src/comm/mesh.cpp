@@ -65,7 +65,7 @@ ProcessMesh make_mesh(const std::shared_ptr<Communicator>& world, int sharding_f
 
 ProcessMesh make_mesh_of_hosts(const std::shared_ptr<Communicator>& world, const std::string& host) {
   TORCH_CHECK(world, "fsdp: make_mesh_of_hosts: the communicator is null");
-  return connect(world, group_by_host(world->all_gather_bytes(host.empty() ? host_name() : host, kMesh)));
+  return connect(world, group_by_host(world->all_gather_bytes(host.empty() ? comm::host_name() : host, kMesh)));
 }
 
 }  // namespace fsdp

@@ -5,7 +5,7 @@
 
 #include "support/thread_ranks.h"
 
-namespace fsdp::mesh_test {
+namespace fsdp::comm::mesh_test {
 namespace {
 
 using ::testing::AllOf;
@@ -120,4 +120,4 @@ TEST(Mesh, ThatDoesNotFitIsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp::mesh_test
+}  // namespace fsdp::comm::mesh_test

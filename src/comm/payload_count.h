@@ -7,7 +7,7 @@
 
 #include "comm/collective_shapes.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 class PayloadCount {
  public:
@@ -33,4 +33,4 @@ class PayloadCount {
   std::vector<uint64_t> bytes_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

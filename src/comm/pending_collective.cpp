@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 class PendingWork final : public Work {
@@ -58,4 +58,4 @@ std::unique_ptr<Work> make_pending_work(std::shared_ptr<PendingCollective> colle
   return std::make_unique<PendingWork>(std::move(collective), std::move(advancing));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -7,7 +7,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A collective in flight. Its constructor posts what other ranks need, without blocking.
 class PendingCollective {
@@ -51,4 +51,4 @@ class Advancing {
 std::unique_ptr<Work> make_pending_work(std::shared_ptr<PendingCollective> collective,
                                         std::shared_ptr<Advancing> advancing);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,7 +10,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Number of elements that are processed together: few enough for the first-level cache.
 constexpr int64_t kReduceBlock = 1024;
@@ -75,4 +75,4 @@ double squares_of_block(const T* values, Count count) {
   return zeros ? 0 : squares_side_by_side<double>(values, count);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

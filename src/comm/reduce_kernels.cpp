@@ -13,7 +13,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/reduce_elements.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // `count` is a constant for whole blocks, so that the loops are vectorised, and a variable for the rest.
@@ -162,4 +162,4 @@ ReductionSummary merged(const std::vector<ReductionSummary>& parts) {
   return all;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

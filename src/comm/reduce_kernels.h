@@ -7,7 +7,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Computes output[i] = scale * (parts[0][i] + parts[1][i] + …), summed from left to right: in double for double parts,
 // otherwise in fp32, and rounded once to the dtype of `output`. All parts have one dtype; parts and output are 1-D,
@@ -26,4 +26,4 @@ ReductionSummary summary_in_parts(const at::Tensor& tensor, int parts);
 // Returns the summary of a tensor from the summaries of its parts, added in this order.
 ReductionSummary merged(const std::vector<ReductionSummary>& parts);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

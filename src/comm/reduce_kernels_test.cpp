@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace fsdp::reduce_kernels_test {
+namespace fsdp::comm::reduce_kernels_test {
 namespace {
 
 using ::testing::Combine;
@@ -160,4 +160,4 @@ TEST(SumInOrderErrors, NameWhatDiffers) {
 }
 
 }  // namespace
-}  // namespace fsdp::reduce_kernels_test
+}  // namespace fsdp::comm::reduce_kernels_test

@@ -6,7 +6,7 @@
 
 #include "support/thread_ranks.h"
 
-namespace fsdp::reduction_summary_test {
+namespace fsdp::comm::reduction_summary_test {
 namespace {
 
 CollectiveId id(const std::string& name) { return {name, 0, Pass::kReduce}; }
@@ -76,4 +76,4 @@ TEST(ReductionSummaries, TellOfTheRankThatHoldsIt) {
 }
 
 }  // namespace
-}  // namespace fsdp::reduction_summary_test
+}  // namespace fsdp::comm::reduction_summary_test

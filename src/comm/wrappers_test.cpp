@@ -2,9 +2,10 @@
 #include "comm/collective_shapes.h"
 #include "comm/testing/faulty_communicator.h"
 #include "comm/testing/recording_communicator.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp::wrappers_test {
+namespace fsdp::comm::wrappers_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -136,4 +137,4 @@ TEST(Parts, CoverAllElementsOnceInOrder) {
 }
 
 }  // namespace
-}  // namespace fsdp::wrappers_test
+}  // namespace fsdp::comm::wrappers_test

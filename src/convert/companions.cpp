@@ -9,16 +9,14 @@ namespace fsdp::convert {
 namespace fs = std::filesystem;
 
 std::vector<std::string> companions(const fs::path& folder) {
-  std::vector<std::string> names = checkpoint::tokenizer_files(folder);
-  if (fs::exists(folder / "config.json")) {
-    names.insert(names.begin(), "config.json");
-  }
+  std::vector<std::string> names = formats::tokenizer_files(folder);
+  if (fs::exists(folder / "config.json")) names.insert(names.begin(), "config.json");
   return names;
 }
 
 void copy_companions(const fs::path& from, const fs::path& to) {
   for (const std::string& name : companions(from)) {
-    checkpoint::write_file(to / name, checkpoint::MappedFile::open(from / name)->bytes());
+    formats::write_file(to / name, formats::MappedFile::open(from / name)->bytes());
   }
 }
 

@@ -17,7 +17,7 @@ void check_not_there(const fs::path& target, FolderKind kind) {
   std::error_code ignored;
   const auto holds = [&](const char* name) { return fs::exists(target / name, ignored); };
   const bool is_there = kind == FolderKind::kHuggingFace ? holds("config.json")
-                        : kind == FolderKind::kTraining  ? holds(checkpoint::kManifestName)
+                        : kind == FolderKind::kTraining  ? holds(formats::kManifestName)
                                                          : holds(".metadata");
   TORCH_CHECK(!is_there, target.string(), ": already holds a ", kind_name(kind),
               "; choose another folder, or replace it with --force");

@@ -24,7 +24,7 @@ namespace fsdp::convert::convert_test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace checkpoint;
+using namespace formats;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -190,9 +190,7 @@ TEST_F(Convert, OptimizersThatAreNone) {
   EXPECT_THAT(error_with([](json& o) { o["leaves"] = 3; }), HasSubstr("an object of numbers"));
   EXPECT_THAT(error_with([](json& o) { o["groups"] = 3; }), HasSubstr("expected a list"));
   EXPECT_THAT(error_with([](json& o) { o["groups"][1]["parameters"] = {"a.bias", 3}; }), HasSubstr("a list of names"));
-  EXPECT_THAT(error_with([](json& o) {
-                o["groups"][1]["parameters"] = {3, 4};
-              }),
+  EXPECT_THAT(error_with([](json& o) { o["groups"][1]["parameters"] = {3, 4}; }),
               AllOf(HasSubstr("numbers the parameters"), HasSubstr("get_optimizer_state_dict")));
   EXPECT_THAT(error_with([](json& o) { o.erase("groups"); }), HasSubstr("expected leaves and groups"));
 }
@@ -297,9 +295,7 @@ TEST_F(DcpLayouts, ValuesThatAreNoPlainData) {
   const json said = describe(folder / "dcp");
   EXPECT_THAT(said["values"]["extra"].dump(), AllOf(HasSubstr("cannot be shown"), HasSubstr("os.system")));
   EXPECT_THAT(problems(folder / "dcp"), IsEmpty());
-  EXPECT_THAT(error_of([&] {
-                names({{{"model", "w"}, ""}, {{"user"}, foreign}});
-              }),
+  EXPECT_THAT(error_of([&] { names({{{"model", "w"}, ""}, {{"user"}, foreign}}); }),
               AllOf(HasSubstr("\"user\""), HasSubstr("os.system is not allowed")));
 }
 

@@ -11,9 +11,9 @@
 namespace fsdp::convert {
 namespace {
 
-using checkpoint::DcpKey;
-using checkpoint::DcpMetadata;
-using checkpoint::quoted_name;
+using formats::DcpKey;
+using formats::DcpMetadata;
+using formats::quoted_name;
 using nlohmann::json;
 
 constexpr const char* kGroups = "param_groups";
@@ -33,16 +33,12 @@ void add_optimizer(const std::string& name, std::set<std::string>& prefixes) {
 
 std::string shown(const std::set<std::string>& prefixes) {
   std::vector<std::string> quoted;
-  for (const std::string& prefix : prefixes) {
-    quoted.push_back(quoted_name(prefix));
-  }
+  for (const std::string& prefix : prefixes) quoted.push_back(quoted_name(prefix));
   return c10::Join(", ", quoted);
 }
 
 std::optional<std::string> find_optimizer(const DcpMetadata& metadata, const SourceOptions& options) {
-  if (options.optimizer_prefix) {
-    return with_dot(*options.optimizer_prefix);
-  }
+  if (options.optimizer_prefix) return with_dot(*options.optimizer_prefix);
   std::set<std::string> prefixes;
   for (const auto& [name, location] : metadata.bytes) add_optimizer(name, prefixes);
   for (const auto& [name, tensor] : metadata.tensors) add_optimizer(name, prefixes);
@@ -63,18 +59,12 @@ std::string prefix_of(const DcpMetadata& metadata, const std::string& name) {
 }
 
 std::string find_model(const DcpMetadata& metadata, const DcpLayout& layout, const SourceOptions& options) {
-  if (options.model_prefix) {
-    return with_dot(*options.model_prefix);
-  }
+  if (options.model_prefix) return with_dot(*options.model_prefix);
   std::set<std::string> prefixes;
   for (const auto& [name, tensor] : metadata.tensors) {
-    if (!layout.state_name(name) && !layout.group_name(name)) {
-      prefixes.insert(prefix_of(metadata, name));
-    }
+    if (!layout.state_name(name) && !layout.group_name(name)) prefixes.insert(prefix_of(metadata, name));
   }
-  if (prefixes.size() <= 1) {
-    return prefixes.empty() ? "" : *prefixes.begin();
-  }
+  if (prefixes.size() <= 1) return prefixes.empty() ? "" : *prefixes.begin();
   std::vector<std::string> models;
   std::copy_if(prefixes.begin(), prefixes.end(), std::back_inserter(models), [](const std::string& prefix) {
     return prefix == "model." || (prefix.size() > 7 && prefix.substr(prefix.size() - 7) == ".model.");
@@ -159,9 +149,7 @@ DcpLayout find_layout(const DcpMetadata& metadata, const SourceOptions& options,
   DcpLayout layout;
   layout.optimizer = find_optimizer(metadata, options);
   layout.model = find_model(metadata, layout, options);
-  if (!layout.model.empty()) {
-    notes.push_back("prefix removed from the model's names: " + layout.model);
-  }
+  if (!layout.model.empty()) notes.push_back("prefix removed from the model's names: " + layout.model);
   if (layout.optimizer && !layout.optimizer->empty()) {
     notes.push_back("prefix removed from the optimizer's names: " + *layout.optimizer);
   }
@@ -170,9 +158,7 @@ DcpLayout find_layout(const DcpMetadata& metadata, const SourceOptions& options,
 
 json parse_groups(const std::map<std::string, json>& values, const std::vector<std::string>& fqns, Notes& notes) {
   const GroupParser parser(values, notes);
-  if (values.count("0.params") > 0) {
-    return parser.by_number();
-  }
+  if (values.count("0.params") > 0) return parser.by_number();
   json groups = parser.by_name(fqns);
   if (!groups.empty()) {
     notes.push_back(c10::str("flattened parameter groups: parameters with equal options were grouped, ", groups.size(),

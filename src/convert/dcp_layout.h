@@ -28,7 +28,7 @@ struct DcpLayout {
 
 // Finds the layout from the options, or from the names themselves. If several prefixes are possible, throws an error
 // that lists them.
-DcpLayout find_layout(const checkpoint::DcpMetadata& metadata, const SourceOptions& options, Notes& notes);
+DcpLayout find_layout(const formats::DcpMetadata& metadata, const SourceOptions& options, Notes& notes);
 
 // Returns the prefix with its dot; users may pass it with or without.
 std::string with_dot(std::string prefix);

@@ -10,7 +10,7 @@
 namespace fsdp::convert {
 namespace {
 
-using checkpoint::quoted_name;
+using formats::quoted_name;
 using nlohmann::json;
 using Role = StateTensor::Role;
 
@@ -37,9 +37,7 @@ void DcpSource::add_model(const SourceOptions& options, Notes& notes) {
     }
   }
   for (const auto& [name, tensor] : folder_.metadata().tensors) {
-    if (layout_.state_name(name) || layout_.group_name(name)) {
-      continue;
-    }
+    if (layout_.state_name(name) || layout_.group_name(name)) continue;
     if (const auto fqn = layout_.model_name(name)) {
       const bool is_buffer = matches(*fqn, buffers);
       contents_.tensors.push_back({is_buffer ? Role::kBuffer : Role::kParameter, *fqn, "", tensor.info});
@@ -52,9 +50,7 @@ void DcpSource::add_model(const SourceOptions& options, Notes& notes) {
 
 void DcpSource::add_optimizer(Notes& notes) {
   for (const auto& [name, tensor] : folder_.metadata().tensors) {
-    if (const auto rest = layout_.state_name(name)) {
-      add_state(name, tensor.info, *rest);
-    }
+    if (const auto rest = layout_.state_name(name)) add_state(name, tensor.info, *rest);
   }
   std::map<std::string, json> groups;
   add_values(groups, notes);
@@ -65,7 +61,7 @@ void DcpSource::add_optimizer(Notes& notes) {
 }
 
 // Scalars of a parameter's state, such as its step, are tensors without dimensions.
-void DcpSource::add_state(const std::string& name, const checkpoint::TensorInfo& info, const std::string& rest) {
+void DcpSource::add_state(const std::string& name, const formats::TensorInfo& info, const std::string& rest) {
   const auto [fqn, state] = split_state(rest);
   if (info.shape.empty() && (state == "step" || !folder_.metadata().tensors.count(layout_.model + fqn) ||
                              !folder_.tensor(layout_.model + fqn).info.shape.empty())) {
@@ -73,9 +69,7 @@ void DcpSource::add_state(const std::string& name, const checkpoint::TensorInfo&
     return;
   }
   contents_.tensors.push_back({Role::kOptimizer, fqn, state, info});
-  if (!contents_.leaves.contains(fqn)) {
-    contents_.leaves[fqn] = json::object();
-  }
+  if (!contents_.leaves.contains(fqn)) contents_.leaves[fqn] = json::object();
 }
 
 void DcpSource::add_values(std::map<std::string, json>& groups, Notes& notes) {
@@ -86,7 +80,7 @@ void DcpSource::add_values(std::map<std::string, json>& groups, Notes& notes) {
       const auto [fqn, number] = split_state(*state);
       const json value = folder_.value(name);
       TORCH_CHECK(value.is_number(), folder_.path().string(), ": ", quoted_name(name), " is ",
-                  checkpoint::json_text(value), "; expected a number");
+                  formats::json_text(value), "; expected a number");
       contents_.leaves[fqn][number] = value.get<double>();
     } else if (name == kUserKey) {
       contents_.user = folder_.value(name);
@@ -97,7 +91,7 @@ void DcpSource::add_values(std::map<std::string, json>& groups, Notes& notes) {
 }
 
 double DcpSource::number(const std::string& name) const {
-  const checkpoint::TensorInfo& info = folder_.tensor(name).info;
+  const formats::TensorInfo& info = folder_.tensor(name).info;
   TORCH_CHECK(info.numel() == 1, folder_.path().string(), ": ", quoted_name(name), " has ", info.numel(),
               " elements; expected one number");
   const at::Tensor value = at::empty({1}, at::TensorOptions(info.dtype));

@@ -23,11 +23,11 @@ class DcpSource final : public Source {
  private:
   void add_model(const SourceOptions& options, Notes& notes);
   void add_optimizer(Notes& notes);
-  void add_state(const std::string& name, const checkpoint::TensorInfo& info, const std::string& rest);
+  void add_state(const std::string& name, const formats::TensorInfo& info, const std::string& rest);
   void add_values(std::map<std::string, nlohmann::json>& groups, Notes& notes);
   double number(const std::string& name) const;
 
-  checkpoint::DcpFolder folder_;
+  formats::DcpFolder folder_;
   DcpLayout layout_;
   std::vector<std::string> fqns_;  // of parameters
 };

@@ -28,7 +28,7 @@ void note_other_files(const fs::path& folder, Notes& notes) {
 }  // namespace
 
 HfSource::HfSource(const fs::path& folder, const SourceOptions& options, Notes& notes) : folder_(folder) {
-  for (const checkpoint::TensorInfo& info : folder_.tensors()) {
+  for (const formats::TensorInfo& info : folder_.tensors()) {
     const bool is_buffer = matches(info.name, options.buffers);
     contents_.tensors.push_back(
         {is_buffer ? StateTensor::Role::kBuffer : StateTensor::Role::kParameter, info.name, "", info});

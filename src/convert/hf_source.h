@@ -12,7 +12,7 @@ class HfSource final : public Source {
   void read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) override;
 
  private:
-  checkpoint::HfFolder folder_;
+  formats::HfFolder folder_;
 };
 
 }  // namespace fsdp::convert

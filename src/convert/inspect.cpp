@@ -18,10 +18,10 @@ namespace fsdp::convert {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::CheckpointFolder;
-using checkpoint::DcpFolder;
-using checkpoint::HfFolder;
-using checkpoint::TensorInfo;
+using formats::CheckpointFolder;
+using formats::DcpFolder;
+using formats::HfFolder;
+using formats::TensorInfo;
 using nlohmann::json;
 
 // Collects the description of a folder.
@@ -35,7 +35,7 @@ class Description {
 
   void add_tensor(const TensorInfo& info) {
     all_["tensors"].push_back({{"name", info.name},
-                               {"dtype", checkpoint::dcp::dtype_name(info.dtype)},
+                               {"dtype", formats::dcp::dtype_name(info.dtype)},
                                {"shape", info.shape},
                                {"bytes", info.nbytes()},
                                {"parts", json::array()}});
@@ -58,32 +58,26 @@ class Description {
 void describe_folder(const HfFolder& folder, Description& said) {
   std::map<std::string, TensorInfo> tensors;
   std::map<std::string, uint64_t> files;
-  for (const TensorInfo& info : folder.tensors()) {
-    tensors.emplace(info.name, info);
-  }
+  for (const TensorInfo& info : folder.tensors()) tensors.emplace(info.name, info);
   for (const auto& [name, info] : tensors) {
     const fs::path& file = folder.file(name);
     files.emplace(file.filename().string(), fs::file_size(file));
     said.add_tensor(info);
     said.add_part(file.filename().string(), info.nbytes());
   }
-  for (const auto& [name, bytes] : files) {
-    said.add_file(name, bytes);
-  }
+  for (const auto& [name, bytes] : files) said.add_file(name, bytes);
 }
 
 void describe_folder(const CheckpointFolder& folder, Description& said) {
-  const checkpoint::Manifest& manifest = folder.manifest();
+  const formats::Manifest& manifest = folder.manifest();
   for (const auto& [name, tensor] : manifest.tensors) {
     said.add_tensor({name, tensor.dtype, tensor.shape});
-    for (const checkpoint::StoredPart& part : tensor.parts) {
+    for (const formats::StoredPart& part : tensor.parts) {
       said.add_part(manifest.files[part.file].name,
                     (part.end - part.begin) * static_cast<int64_t>(c10::elementSize(tensor.dtype)));
     }
   }
-  for (const checkpoint::StoredFile& file : manifest.files) {
-    said.add_file(file.name, file.bytes);
-  }
+  for (const formats::StoredFile& file : manifest.files) said.add_file(file.name, file.bytes);
   if (manifest.state.is_object()) {
     if (manifest.state.contains("user")) said["user"] = manifest.state["user"];
     const json optimizer = manifest.state.value("optimizer", json::object());
@@ -102,12 +96,12 @@ json value_or_reason(const DcpFolder& folder, const std::string& name) {
 
 void describe_folder(const DcpFolder& folder, Description& said) {
   std::map<std::string, uint64_t> files;
-  const auto add_file = [&](const checkpoint::DcpLocation& location) {
+  const auto add_file = [&](const formats::DcpLocation& location) {
     files.emplace(location.path, fs::file_size(folder.path() / location.path));
   };
   for (const auto& [name, tensor] : folder.metadata().tensors) {
     said.add_tensor(tensor.info);
-    for (const checkpoint::DcpChunk& chunk : tensor.chunks) {
+    for (const formats::DcpChunk& chunk : tensor.chunks) {
       said.add_part(chunk.location.path, TensorInfo{"", tensor.info.dtype, chunk.sizes}.nbytes());
       add_file(chunk.location);
     }
@@ -116,9 +110,7 @@ void describe_folder(const DcpFolder& folder, Description& said) {
     said["values"][name] = value_or_reason(folder, name);
     add_file(location);
   }
-  for (const auto& [name, bytes] : files) {
-    said.add_file(name, bytes);
-  }
+  for (const auto& [name, bytes] : files) said.add_file(name, bytes);
 }
 
 // ---------------------------------------------------------------- checks
@@ -143,12 +135,10 @@ class Problems {
 
 void check_folder(const HfFolder& folder, Problems& found) {
   std::map<fs::path, bool> files;
-  for (const TensorInfo& info : folder.tensors()) {
-    files[folder.file(info.name)] = true;
-  }
+  for (const TensorInfo& info : folder.tensors()) files[folder.file(info.name)] = true;
   for (const auto& [path, is_listed] : files) {
     found.note([&, path = path] {
-      const checkpoint::InputFile file(fs::canonical(path));
+      const formats::InputFile file(fs::canonical(path));
       for (uint64_t at = 0; at < file.bytes(); at += kSliceBytes) {
         file.read(at, std::min<uint64_t>(kSliceBytes, file.bytes() - at));
       }
@@ -159,7 +149,7 @@ void check_folder(const HfFolder& folder, Problems& found) {
 void check_folder(const CheckpointFolder& folder, Problems& found) {
   for (const auto& [name, tensor] : folder.manifest().tensors) {
     const int64_t step = kSliceBytes / static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    for (const checkpoint::StoredPart& part : tensor.parts) {
+    for (const formats::StoredPart& part : tensor.parts) {
       for (int64_t begin = part.begin; begin < part.end; begin += step) {
         found.note([&, name = name, &tensor = tensor] {
           const int64_t end = std::min(part.end, begin + step);
@@ -173,7 +163,7 @@ void check_folder(const CheckpointFolder& folder, Problems& found) {
 
 void check_folder(const DcpFolder& folder, Problems& found) {
   for (const auto& [name, tensor] : folder.metadata().tensors) {
-    for (const checkpoint::DcpChunk& chunk : tensor.chunks) {
+    for (const formats::DcpChunk& chunk : tensor.chunks) {
       found.note([&, &tensor = tensor] { folder.verify(tensor, chunk); });
     }
   }

@@ -62,17 +62,13 @@ bool is_one_of(const std::string& name, const std::vector<const char*>& names) {
 
 // Adds a note, unless it was added before.
 void note(Notes& notes, const std::string& line) {
-  if (std::find(notes.begin(), notes.end(), line) == notes.end()) {
-    notes.push_back(line);
-  }
+  if (std::find(notes.begin(), notes.end(), line) == notes.end()) notes.push_back(line);
 }
 
 void note_defaults(const Family& family, Notes& notes) {
   std::string line = std::string("parameter groups are treated as those of ") + family.name;
   line += "; options that LibTorch does not have get PyTorch's defaults:";
-  for (const auto& [name, value] : family.only_python) {
-    line += std::string(" ") + name + "=" + value.dump();
-  }
+  for (const auto& [name, value] : family.only_python) line += std::string(" ") + name + "=" + value.dump();
   note(notes, line);
 }
 
@@ -116,9 +112,7 @@ PythonOptions to_python(const json& options, Notes& notes) {
       python.emplace_back(name, value);
     }
   }
-  if (family == nullptr) {
-    return python;
-  }
+  if (family == nullptr) return python;
   for (const auto& [name, value] : assumed(*family, has, notes)) python.emplace_back(name, value);
   python.insert(python.end(), family->only_python.begin(), family->only_python.end());
   note_defaults(*family, notes);
@@ -144,7 +138,7 @@ json from_python(const std::map<std::string, json>& python, Notes& notes) {
                               return name == known.first && value == known.second;
                             });
     if (!is_default) {
-      note(notes, "left out: option " + name + "=" + checkpoint::json_text(value) +
+      note(notes, "left out: option " + name + "=" + formats::json_text(value) +
                       " of parameter groups, which LibTorch's optimizers do not have");
     }
   }

@@ -12,7 +12,7 @@
 
 namespace fsdp::convert {
 
-using checkpoint::json_text;
+using formats::json_text;
 using nlohmann::json;
 
 bool Contents::has_optimizer() const {
@@ -23,9 +23,7 @@ bool Contents::has_optimizer() const {
 
 int64_t Contents::nbytes() const {
   int64_t bytes = 0;
-  for (const StateTensor& tensor : tensors) {
-    bytes += tensor.info.nbytes();
-  }
+  for (const StateTensor& tensor : tensors) bytes += tensor.info.nbytes();
   return bytes;
 }
 

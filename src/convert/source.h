@@ -19,9 +19,9 @@ namespace fsdp::convert {
 struct StateTensor {
   enum class Role : uint8_t { kParameter, kBuffer, kOptimizer };
   Role role = Role::kParameter;
-  std::string fqn;              // of the parameter or buffer
-  std::string state;            // kOptimizer: "exp_avg", …
-  checkpoint::TensorInfo info;  // with its name in the folder
+  std::string fqn;           // of the parameter or buffer
+  std::string state;         // kOptimizer: "exp_avg", …
+  formats::TensorInfo info;  // with its name in the folder
 };
 
 struct Contents {

@@ -13,22 +13,20 @@ namespace {
 
 using Role = StateTensor::Role;
 
-constexpr std::string_view kModel = checkpoint::kModelPrefix, kBuffer = checkpoint::kBufferPrefix,
-                           kOptimizer = checkpoint::kOptimizerPrefix;
+constexpr std::string_view kModel = formats::kModelPrefix, kBuffer = formats::kBufferPrefix,
+                           kOptimizer = formats::kOptimizerPrefix;
 
 bool takes(std::string_view name, std::string_view prefix) { return name.substr(0, prefix.size()) == prefix; }
 
 }  // namespace
 
 TrainingSource::TrainingSource(const std::filesystem::path& folder, Notes& notes) : folder_(folder) {
-  for (const auto& [name, stored] : folder_.manifest().tensors) {
-    add_tensor(name, stored, notes);
-  }
+  for (const auto& [name, stored] : folder_.manifest().tensors) add_tensor(name, stored, notes);
   take_state();
 }
 
-void TrainingSource::add_tensor(const std::string& name, const checkpoint::StoredTensor& stored, Notes& notes) {
-  const checkpoint::TensorInfo info{name, stored.dtype, stored.shape};
+void TrainingSource::add_tensor(const std::string& name, const formats::StoredTensor& stored, Notes& notes) {
+  const formats::TensorInfo info{name, stored.dtype, stored.shape};
   const size_t end = name.rfind('/');
   if (takes(name, kModel)) {
     contents_.tensors.push_back({Role::kParameter, name.substr(kModel.size()), "", info});
@@ -47,7 +45,7 @@ void TrainingSource::take_state() {
   const auto optimizer = state.is_object() ? state.find("optimizer") : state.end();
   if (state.is_object() && optimizer != state.end()) {
     TORCH_CHECK(optimizer->is_object() && optimizer->contains("leaves") && optimizer->contains("groups"),
-                folder_.path().string(), ": state.optimizer of the manifest is ", checkpoint::json_text(*optimizer),
+                folder_.path().string(), ": state.optimizer of the manifest is ", formats::json_text(*optimizer),
                 "; expected leaves and groups");
     contents_.leaves = optimizer->at("leaves");
     contents_.groups = optimizer->at("groups");
@@ -57,7 +55,7 @@ void TrainingSource::take_state() {
 
 void TrainingSource::read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) {
   const std::string& name = tensor.info.name;
-  const checkpoint::StoredTensor& stored = folder_.tensor(name);
+  const formats::StoredTensor& stored = folder_.tensor(name);
   if (stored.strides.empty()) {
     folder_.read(name, begin, end, out);
     return;

@@ -15,10 +15,10 @@ class TrainingSource final : public Source {
   void read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) override;
 
  private:
-  void add_tensor(const std::string& name, const checkpoint::StoredTensor& stored, Notes& notes);
+  void add_tensor(const std::string& name, const formats::StoredTensor& stored, Notes& notes);
   void take_state();
 
-  checkpoint::CheckpointFolder folder_;
+  formats::CheckpointFolder folder_;
   // The last read tensor that is not stored in row-major order, reordered to it.
   std::string ordered_name_;
   at::Tensor ordered_;

@@ -12,9 +12,9 @@
 namespace fsdp::convert {
 namespace {
 
-using checkpoint::DcpFolderWriter;
-using checkpoint::DcpKey;
-using checkpoint::TensorInfo;
+using formats::DcpFolderWriter;
+using formats::DcpKey;
+using formats::TensorInfo;
 using nlohmann::json;
 using Role = StateTensor::Role;
 using Path = std::vector<DcpKey>;
@@ -33,15 +33,11 @@ class DcpTarget {
  public:
   explicit DcpTarget(const Job& job) : job_(job), writer_(job.target, {.max_file_bytes = job.options.max_file_bytes}) {
     const std::string prefix = job.options.target_model_prefix.value_or("model");
-    if (!prefix.empty()) {
-      model_.emplace_back(prefix.back() == '.' ? prefix.substr(0, prefix.size() - 1) : prefix);
-    }
+    if (!prefix.empty()) model_.emplace_back(prefix.back() == '.' ? prefix.substr(0, prefix.size() - 1) : prefix);
   }
 
   void write() {
-    for (const StateTensor& tensor : job_.source.contents().tensors) {
-      write_tensor(tensor);
-    }
+    for (const StateTensor& tensor : job_.source.contents().tensors) write_tensor(tensor);
     write_scalars();
     write_groups();
     write_others();
@@ -56,9 +52,7 @@ class DcpTarget {
     return path;
   }
   Path state_path(const std::string& fqn, const std::string& state) const {
-    if (job_.options.flatten_optimizer) {
-      return {"optim", "state." + fqn + "." + state};
-    }
+    if (job_.options.flatten_optimizer) return {"optim", "state." + fqn + "." + state};
     return {"optim", "state", fqn, state};
   }
 
@@ -93,7 +87,7 @@ class DcpTarget {
       }
       const auto path = [&](const std::string& option) { return Path{"optim", "param_groups", number, option}; };
       write_options(options, path);
-      write_value(path("params"), checkpoint::pickled::value_of(group.at("parameters")));
+      write_value(path("params"), formats::pickled::value_of(group.at("parameters")));
       ++number;
     }
   }
@@ -101,15 +95,13 @@ class DcpTarget {
   template <typename PathOf>
   void write_options(const PythonOptions& options, const PathOf& path_of) {
     for (const auto& [name, value] : options) {
-      write_value(path_of(name), value.is_array() ? tuple_of(value) : checkpoint::pickled::value_of(value));
+      write_value(path_of(name), value.is_array() ? tuple_of(value) : formats::pickled::value_of(value));
     }
   }
   static std::string tuple_of(const json& values) {
     std::vector<std::string> items;
-    for (const json& value : values) {
-      items.push_back(checkpoint::pickled::value_of(value));
-    }
-    return checkpoint::pickled::tuple(items);
+    for (const json& value : values) items.push_back(formats::pickled::value_of(value));
+    return formats::pickled::tuple(items);
   }
 
   void write_others() {
@@ -118,12 +110,8 @@ class DcpTarget {
     for (const StateTensor& tensor : contents.tensors) {
       if (tensor.role == Role::kBuffer) buffers.push_back(tensor.fqn);
     }
-    if (!buffers.empty()) {
-      write_value({"fsdp", "buffers"}, checkpoint::pickled::value_of(buffers));
-    }
-    if (!contents.user.is_null()) {
-      write_value({kUserKey}, checkpoint::pickled::value_of(contents.user));
-    }
+    if (!buffers.empty()) write_value({"fsdp", "buffers"}, formats::pickled::value_of(buffers));
+    if (!contents.user.is_null()) write_value({kUserKey}, formats::pickled::value_of(contents.user));
   }
 
   void write_value(const Path& path, const std::string& opcodes) { writer_.add_value(joined(path), path, opcodes); }

@@ -9,7 +9,7 @@ namespace fsdp::convert {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::TensorInfo;
+using formats::TensorInfo;
 using Role = StateTensor::Role;
 
 fs::path config_of(const Job& job) {
@@ -22,9 +22,7 @@ fs::path config_of(const Job& job) {
 std::vector<TensorInfo> layout_of(const Contents& contents) {
   std::vector<TensorInfo> layout;
   for (const StateTensor& tensor : contents.tensors) {
-    if (tensor.role != Role::kOptimizer) {
-      layout.push_back({tensor.fqn, tensor.info.dtype, tensor.info.shape});
-    }
+    if (tensor.role != Role::kOptimizer) layout.push_back({tensor.fqn, tensor.info.dtype, tensor.info.shape});
   }
   return layout;
 }
@@ -44,8 +42,8 @@ void write_hugging_face(const Job& job) {
   const Contents& contents = job.source.contents();
   const fs::path config = config_of(job);
   const fs::path beside = config.has_parent_path() ? config.parent_path() : fs::path(".");
-  checkpoint::HfFolderWriter writer(job.target, checkpoint::read_json_file(config), layout_of(contents),
-                                    {.max_shard_size = job.options.max_file_bytes, .tokenizer_source = beside});
+  formats::HfFolderWriter writer(job.target, formats::read_json_file(config), layout_of(contents),
+                                 {.max_shard_size = job.options.max_file_bytes, .tokenizer_source = beside});
   for (const StateTensor& tensor : contents.tensors) {
     if (tensor.role != Role::kOptimizer) {
       copy_tensor(job.source, tensor, job.result, [&](const at::Tensor& slice) { writer.append(tensor.fqn, slice); });

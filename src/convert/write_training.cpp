@@ -8,17 +8,17 @@
 namespace fsdp::convert {
 namespace {
 
-using checkpoint::TensorInfo;
+using formats::TensorInfo;
 using Role = StateTensor::Role;
 
 std::string name_of(const StateTensor& tensor) {
   switch (tensor.role) {
     case Role::kParameter:
-      return checkpoint::model_name(tensor.fqn);
+      return formats::model_name(tensor.fqn);
     case Role::kBuffer:
-      return checkpoint::buffer_name(tensor.fqn);
+      return formats::buffer_name(tensor.fqn);
     case Role::kOptimizer:
-      return checkpoint::optimizer_name(tensor.fqn, tensor.state);
+      return formats::optimizer_name(tensor.fqn, tensor.state);
   }
   return "";
 }
@@ -35,13 +35,13 @@ std::vector<TensorInfo> layout_of(const Contents& contents) {
 
 void write_training(const Job& job) {
   const Contents& contents = job.source.contents();
-  checkpoint::CheckpointFolderWriter writer(job.target, layout_of(contents), job.options.max_file_bytes);
+  formats::CheckpointFolderWriter writer(job.target, layout_of(contents), job.options.max_file_bytes);
   for (const StateTensor& tensor : contents.tensors) {
     const std::string name = name_of(tensor);
     copy_tensor(job.source, tensor, job.result, [&](const at::Tensor& slice) { writer.append(name, slice); });
   }
   copy_companions(job.companions, writer.folder());
-  writer.finish(checkpoint::run_state(contents.leaves, contents.groups, contents.user));
+  writer.finish(formats::run_state(contents.leaves, contents.groups, contents.user));
 }
 
 }  // namespace fsdp::convert

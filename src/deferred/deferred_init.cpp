@@ -28,9 +28,7 @@ void materialize(const at::Tensor& tensor) { materialize(std::vector<at::Tensor>
 
 void materialize(torch::nn::Module& module) {
   std::vector<at::Tensor> tensors = module.parameters();
-  for (const at::Tensor& buffer : module.buffers()) {
-    tensors.push_back(buffer);
-  }
+  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
   materialize(tensors);
 }
 

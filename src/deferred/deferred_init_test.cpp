@@ -258,12 +258,8 @@ TEST(DeferredInitAfterwards, ResultsOfAllShapesAreFound) {
     torch::NoGradGuard no_grad;
     torch::nn::ParameterList list;
     auto [norm, mean, deviation] = torch::native_layer_norm(torch::randn({60, 70}), {70}, {}, {}, 1e-5);
-    for (const at::Tensor& tensor : {norm, mean, deviation}) {
-      list->append(tensor.clone());
-    }
-    for (const at::Tensor& part : torch::split_with_sizes_copy(torch::randn({90, 50}), {20, 70})) {
-      list->append(part);
-    }
+    for (const at::Tensor& tensor : {norm, mean, deviation}) list->append(tensor.clone());
+    for (const at::Tensor& part : torch::split_with_sizes_copy(torch::randn({90, 50}), {20, 70})) list->append(part);
     auto [values, indices] = torch::sort(torch::rand({3000}));
     list->append(values);
     return list.ptr();

@@ -80,9 +80,7 @@ void make_resident(const std::vector<at::Tensor>& deferred) {
   for (const at::Tensor& tensor : deferred) {
     bool known = std::any_of(recorded.begin(), recorded.end(),
                              [&](const at::Tensor& other) { return find(other) == find(tensor); });
-    if (!find(tensor)->resident && !known) {
-      recorded.push_back(tensor);
-    }
+    if (!find(tensor)->resident && !known) recorded.push_back(tensor);
   }
   std::vector<StorageState> states;
   for (const at::Tensor& tensor : recorded) {
@@ -90,9 +88,7 @@ void make_resident(const std::vector<at::Tensor>& deferred) {
     states.push_back({storage.twin, storage.writer, storage.device});
   }
   std::vector<c10::Storage> memory = replay(states);
-  for (size_t i = 0; i < recorded.size(); ++i) {
-    make_resident(recorded[i], memory[i]);
-  }
+  for (size_t i = 0; i < recorded.size(); ++i) make_resident(recorded[i], memory[i]);
 }
 
 void make_recorded(const at::Tensor& deferred, OperatorPtr writer) {

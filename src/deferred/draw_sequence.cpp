@@ -57,9 +57,7 @@ std::shared_ptr<DrawSequence> DrawSequence::current(const at::Generator& generat
   std::weak_ptr<DrawSequence>& known = sequences[generator.unsafeGetGeneratorImpl()];
   std::shared_ptr<DrawSequence> sequence = known.lock();
   if (!sequence || sequence->settled_ || !sequence->is_untouched()) {
-    if (sequence) {
-      sequence->superseded_ = true;
-    }
+    if (sequence) sequence->superseded_ = true;
     sequence = std::make_shared<DrawSequence>(generator);
     known = sequence;
   }
@@ -77,9 +75,7 @@ size_t DrawSequence::add(const OperatorPtr& op) {
 void DrawSequence::abandon(size_t draw, OperatorPtr remains) {
   std::lock_guard lock(replay_mutex());
   entries_[draw].state.reset();
-  if (draw >= next_) {
-    entries_[draw].abandoned = std::move(remains);
-  }
+  if (draw >= next_) entries_[draw].abandoned = std::move(remains);
 }
 
 void DrawSequence::move_generator(const std::function<void()>& body) {
@@ -107,20 +103,14 @@ void DrawSequence::pass() {
 }
 
 void DrawSequence::pass_up_to(size_t end) {
-  while (next_ < end) {
-    pass();
-  }
+  while (next_ < end) pass();
 }
 
 void DrawSequence::run(size_t draw, const std::function<void()>& body) {
   std::lock_guard lock(replay_mutex());
   pass_up_to(draw);
-  if (!std::exchange(begun_, true)) {
-    begun_sequences().push_back(shared_from_this());
-  }
-  if (draw == next_) {
-    entries_[draw].state = state_;
-  }
+  if (!std::exchange(begun_, true)) begun_sequences().push_back(shared_from_this());
+  if (draw == next_) entries_[draw].state = state_;
   move_generator([&] {
     set_state(generator_, entries_[draw].state);
     body();
@@ -135,9 +125,7 @@ void DrawSequence::run_others_before(const std::vector<size_t>& wanted) {
   std::lock_guard lock(replay_mutex());
   size_t end = next_;
   for (size_t draw = next_; !wanted.empty() && draw < wanted.back(); ++draw) {
-    if (!std::binary_search(wanted.begin(), wanted.end(), draw)) {
-      end = draw + 1;
-    }
+    if (!std::binary_search(wanted.begin(), wanted.end(), draw)) end = draw + 1;
   }
   pass_up_to(end);
 }
@@ -160,9 +148,7 @@ void DrawSequence::settle_all() {
 void DrawSequence::settle() {
   bool pending = std::any_of(entries_.begin() + static_cast<std::ptrdiff_t>(next_), entries_.end(),
                              [](const Entry& entry) { return !entry.op.expired(); });
-  if (pending || settled_) {
-    return;
-  }
+  if (pending || settled_) return;
   bool untouched = !superseded_ && is_untouched();
   settled_ = true;
   if (untouched) {

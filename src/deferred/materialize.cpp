@@ -36,9 +36,7 @@ std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) {
 void replace_by_values(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> deferred;
   for (const at::Tensor& tensor : tensors) {
-    if (find(tensor)) {
-      deferred.push_back(tensor);
-    }
+    if (find(tensor)) deferred.push_back(tensor);
   }
   make_resident(deferred);
   at::NoGradGuard no_grad;

@@ -15,10 +15,8 @@ OperatorCall::OperatorCall(const c10::OperatorHandle& op, const torch::jit::Stac
       num_arguments_(op.schema().arguments().size()) {
   for (size_t i = 0; i < num_arguments_; ++i) {
     const auto* alias = op.schema().arguments()[i].alias_info();
-    visit_tensors(argument(i), [&](const at::Tensor& tensor) {
-      if (tensor.defined()) {
-        tensors_.push_back({tensor, find(tensor), alias && alias->isWrite()});
-      }
+    base::visit_tensors(argument(i), [&](const at::Tensor& tensor) {
+      if (tensor.defined()) tensors_.push_back({tensor, find(tensor), alias && alias->isWrite()});
     });
   }
 }
@@ -48,9 +46,7 @@ bool OperatorCall::writes_deferred() const {
 std::optional<size_t> OperatorCall::given(const char* name) const {
   const auto& arguments = op_.schema().arguments();
   for (size_t i = 0; i < num_arguments_; ++i) {
-    if (arguments[i].name() == name && !argument(i).isNone()) {
-      return i;
-    }
+    if (arguments[i].name() == name && !argument(i).isNone()) return i;
   }
   return std::nullopt;
 }
@@ -59,18 +55,14 @@ c10::Device OperatorCall::device() const {
   if (auto position = given("device"); position && argument(*position).isDevice()) {
     return argument(*position).toDevice();
   }
-  if (op_.operator_name() == c10::OperatorName("aten::to", "other")) {
-    return tensors_.back().tensor.device();
-  }
+  if (op_.operator_name() == c10::OperatorName("aten::to", "other")) return tensors_.back().tensor.device();
   return tensors_.empty() ? c10::Device(c10::kCPU) : tensors_.front().tensor.device();
 }
 
 std::vector<at::Tensor> OperatorCall::recorded() const {
   std::vector<at::Tensor> result;
   for (const TensorArgument& one : tensors_) {
-    if (one.deferred && !one.deferred->resident) {
-      result.push_back(one.tensor);
-    }
+    if (one.deferred && !one.deferred->resident) result.push_back(one.tensor);
   }
   return result;
 }

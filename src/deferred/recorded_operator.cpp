@@ -7,9 +7,7 @@ namespace {
 
 void take_writers(std::vector<RecordedOperator::Input>& inputs, std::vector<OperatorPtr>& to) {
   for (RecordedOperator::Input& input : inputs) {
-    if (input.writer) {
-      to.push_back(std::move(input.writer));
-    }
+    if (input.writer) to.push_back(std::move(input.writer));
   }
 }
 
@@ -19,9 +17,7 @@ void release(std::vector<OperatorPtr> operators) {
   while (!operators.empty()) {
     OperatorPtr op = std::move(operators.back());
     operators.pop_back();
-    if (op.use_count() == 1 && !op->draws) {
-      take_writers(op->inputs, operators);
-    }
+    if (op.use_count() == 1 && !op->draws) take_writers(op->inputs, operators);
   }
 }
 

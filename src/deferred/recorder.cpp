@@ -40,9 +40,7 @@ bool same_storage(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Generator generator_of(const OperatorCall& call) {
-  if (auto position = call.given("generator")) {
-    return call.argument(*position).toGenerator();
-  }
+  if (auto position = call.given("generator")) return call.argument(*position).toGenerator();
   return at::globalContext().defaultGenerator(call.device());
 }
 
@@ -67,18 +65,14 @@ class Recording {
   // Finds the shapes of the results on the meta device. Returns false if they cannot be known without values.
   bool find_shapes() {
     seams::CleanDispatchGuard clean;
-    for (size_t i = 0; i < call_.num_arguments(); ++i) {
-      shapes_.push_back(meta_argument(i));
-    }
+    for (size_t i = 0; i < call_.num_arguments(); ++i) shapes_.push_back(meta_argument(i));
     keep_arguments();
     try {
       op_.callBoxed(shapes_);
     } catch (const c10::Error&) {
       return false;
     }
-    for (const c10::IValue& value : shapes_) {
-      visit_tensors(value, [&](const at::Tensor& shape) { place(shape); });
-    }
+    for (const c10::IValue& value : shapes_) base::visit_tensors(value, [&](const at::Tensor& shape) { place(shape); });
     return !views_ordinary_;
   }
 
@@ -100,7 +94,7 @@ class Recording {
     }
     torch::jit::drop(stack, call_.num_arguments());
     for (const c10::IValue& value : shapes_) {
-      stack.push_back(map_tensors(value, [&](const at::Tensor& shape) { return result(shape, op); }));
+      stack.push_back(base::map_tensors(value, [&](const at::Tensor& shape) { return result(shape, op); }));
     }
   }
 
@@ -113,13 +107,9 @@ class Recording {
   c10::IValue meta_argument(size_t position) {
     const c10::Argument& argument = op_.schema().arguments()[position];
     const c10::IValue& value = call_.argument(position);
-    if (argument.name() == "device") {
-      return c10::IValue(c10::Device(c10::kMeta));
-    }
-    if (argument.name() == "pin_memory" || value.isGenerator()) {
-      return {};
-    }
-    return map_tensors(value, [&](const at::Tensor& tensor) { return meta_twin(tensor); });
+    if (argument.name() == "device") return c10::IValue(c10::Device(c10::kMeta));
+    if (argument.name() == "pin_memory" || value.isGenerator()) return {};
+    return base::map_tensors(value, [&](const at::Tensor& tensor) { return meta_twin(tensor); });
   }
 
   const TensorArgument& argument_with(const at::Tensor& tensor) const {
@@ -129,13 +119,9 @@ class Recording {
 
   at::Tensor meta_twin(const at::Tensor& tensor) {
     const TensorArgument& argument = argument_with(tensor);
-    if (!argument.deferred && is_host_scalar(tensor)) {
-      return tensor;
-    }
+    if (!argument.deferred && is_host_scalar(tensor)) return tensor;
     for (const Twin& twin : twins_) {
-      if (twin.argument == &argument) {
-        return twin.shape;
-      }
+      if (twin.argument == &argument) return twin.shape;
     }
     at::Tensor shape = argument.deferred ? twin_of(tensor)
                                          : at::empty_strided(tensor.sizes(), tensor.strides(),
@@ -147,7 +133,7 @@ class Recording {
   // Keeps the arguments as they are before the operator changes shapes.
   void keep_arguments() {
     for (size_t i = 0; i < call_.num_arguments(); ++i) {
-      arguments_.push_back(map_tensors(call_.argument(i), [&](const at::Tensor& tensor) {
+      arguments_.push_back(base::map_tensors(call_.argument(i), [&](const at::Tensor& tensor) {
         const TensorArgument& argument = argument_with(tensor);
         bool recorded = argument.deferred && (!argument.deferred->resident || argument.written);
         return recorded ? twin_of(tensor) : ordinary(argument);
@@ -157,17 +143,13 @@ class Recording {
 
   const Twin* twin_with(const at::Tensor& shape) const {
     for (const Twin& twin : twins_) {
-      if (twin.shape.is_same(shape)) {
-        return &twin;
-      }
+      if (twin.shape.is_same(shape)) return &twin;
     }
     return nullptr;
   }
   const Twin* alias_of(const at::Tensor& shape) const {
     for (const Twin& twin : twins_) {
-      if (same_storage(twin.shape, shape)) {
-        return &twin;
-      }
+      if (same_storage(twin.shape, shape)) return &twin;
     }
     return nullptr;
   }
@@ -175,9 +157,7 @@ class Recording {
   bool moves(const Twin& twin) const { return !twin.argument->written && twin.argument->tensor.device() != device_; }
 
   void place(const at::Tensor& shape) {
-    if (!shape.defined()) {
-      return;
-    }
+    if (!shape.defined()) return;
     const Twin* twin = alias_of(shape);
     bool is_fresh = !twin || moves(*twin);
     views_ordinary_ |= twin && !twin->argument->deferred && !twin->shape.is_same(shape);
@@ -193,9 +173,7 @@ class Recording {
     op->arguments = std::move(arguments_);
     fix_defaults(*op);
     for (size_t position = 0; position < fresh_of_.size(); ++position) {
-      if (fresh_of_[position] >= 0) {
-        op->outputs.push_back({position, {}});
-      }
+      if (fresh_of_[position] >= 0) op->outputs.push_back({position, {}});
     }
     return op;
   }
@@ -212,30 +190,22 @@ class Recording {
 
   void add_inputs(RecordedOperator& op) {
     for (c10::IValue& value : op.arguments) {
-      value = map_tensors(value, [&](const at::Tensor& tensor) { return own_or_borrow(op, tensor); });
+      value = base::map_tensors(value, [&](const at::Tensor& tensor) { return own_or_borrow(op, tensor); });
     }
     for (const TensorArgument& argument : call_.tensors()) {
-      if (argument.deferred && (argument.written || !argument.deferred->resident)) {
-        add_input(op, argument);
-      }
+      if (argument.deferred && (argument.written || !argument.deferred->resident)) add_input(op, argument);
     }
   }
 
   at::Tensor own_or_borrow(RecordedOperator& op, const at::Tensor& tensor) const {
-    if (tensor.is_meta()) {
-      return tensor;
-    }
+    if (tensor.is_meta()) return tensor;
     if (must_copy(tensor)) {
       seams::CleanDispatchGuard clean;
       at::Tensor copy = tensor.clone();
-      if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-        copy.unsafeGetTensorImpl()->set_wrapped_number(true);
-      }
+      if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
       return copy;
     }
-    if (!tensor.is_inference()) {
-      op.borrowed.emplace_back(tensor, tensor._version());
-    }
+    if (!tensor.is_inference()) op.borrowed.emplace_back(tensor, tensor._version());
     return tensor;
   }
 
@@ -250,9 +220,7 @@ class Recording {
         return;
       }
     }
-    if (argument.deferred->resident && read) {
-      make_recorded(argument.tensor, constant(*argument.deferred));
-    }
+    if (argument.deferred->resident && read) make_recorded(argument.tensor, constant(*argument.deferred));
     op.inputs.push_back(
         {argument.deferred->twin, argument.deferred->writer, argument.deferred->device, read, argument.written});
   }
@@ -280,9 +248,7 @@ class Recording {
 
   void note_writer(const OperatorPtr& op) {
     for (const TensorArgument& argument : call_.tensors()) {
-      if (argument.deferred && argument.written) {
-        make_recorded(argument.tensor, op);
-      }
+      if (argument.deferred && argument.written) make_recorded(argument.tensor, op);
     }
   }
 
@@ -307,9 +273,7 @@ class Recording {
       make_recorded(tensor, op);
       return tensor;
     }
-    if (const Twin* twin = twin_with(shape)) {
-      return twin->argument->tensor;
-    }
+    if (const Twin* twin = twin_with(shape)) return twin->argument->tensor;
     const Twin* twin = alias_of(shape);
     return twin ? make_view(twin->argument->tensor, shape) : shape;
   }
@@ -336,10 +300,8 @@ void run_small(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   size_t results = op.schema().returns().size();
   for (size_t i = stack.size() - results; i < stack.size(); ++i) {
-    stack[i] = map_tensors(stack[i], [](const at::Tensor& tensor) {
-      if (find(tensor) || !tensor.has_storage()) {
-        return tensor;
-      }
+    stack[i] = base::map_tensors(stack[i], [](const at::Tensor& tensor) {
+      if (find(tensor) || !tensor.has_storage()) return tensor;
       at::Tensor deferred = make_deferred(tensor, tensor.device());
       make_resident(deferred, tensor.storage());
       return deferred;
@@ -358,7 +320,7 @@ bool can_be_deferred(const OperatorCall& call, const c10::OperatorHandle& op, co
 bool has_deferred(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   bool found = false;
   for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
-    visit_tensors(stack[i], [&](const at::Tensor& tensor) { found |= find(tensor) != nullptr; });
+    base::visit_tensors(stack[i], [&](const at::Tensor& tensor) { found |= find(tensor) != nullptr; });
   }
   return found;
 }
@@ -367,9 +329,7 @@ bool has_deferred(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
 // itself.
 void run_after_all_before(const OperatorCall& call, const OperatorTraits& traits) {
   make_resident(call.recorded());
-  if (traits.draws) {
-    DrawSequence::current(generator_of(call))->catch_up();
-  }
+  if (traits.draws) DrawSequence::current(generator_of(call))->catch_up();
 }
 
 }  // namespace
@@ -379,14 +339,10 @@ int recording_depth() { return depth; }
 void set_recording_depth(int value) { depth = value; }
 
 bool intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (!is_recording() && !has_deferred(op, stack)) {
-    return false;
-  }
+  if (!is_recording() && !has_deferred(op, stack)) return false;
   OperatorCall call(op, stack);
   OperatorTraits traits = traits_of(op);
-  if (traits.of_the_object) {
-    return false;
-  }
+  if (traits.of_the_object) return false;
   if (call.any_sharded()) {
     make_resident(call.recorded());
     return false;
@@ -401,9 +357,7 @@ bool intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     return false;
   }
   bool all_known = !call.any_recorded() && !traits.draws;
-  if (all_known && !is_recording()) {
-    return false;
-  }
+  if (all_known && !is_recording()) return false;
   Recording recording(op, call, traits);
   if (!recording.find_shapes()) {
     run_after_all_before(call, traits);

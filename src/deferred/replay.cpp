@@ -19,11 +19,11 @@ using Key = const c10::StorageImpl*;
 Key key_of(const c10::Storage& storage) { return storage.unsafeGetStorageImpl(); }
 
 c10::Storage allocate(const c10::Storage& twin, c10::Device device) {
-  return transient_bytes(static_cast<int64_t>(twin.nbytes()), device).storage();
+  return base::transient_bytes(static_cast<int64_t>(twin.nbytes()), device).storage();
 }
 
 // Returns an empty storage for an argument of which only the shape matters.
-c10::Storage nothing(c10::Device device) { return transient_bytes(0, device).storage(); }
+c10::Storage nothing(c10::Device device) { return base::transient_bytes(0, device).storage(); }
 
 class Replay {
  public:
@@ -35,27 +35,19 @@ class Replay {
     std::sort(operators_.begin(), operators_.end(), [](const auto& a, const auto& b) { return a->number < b->number; });
     run_other_draws_first();
     note_last_uses();
-    for (const OperatorPtr& op : operators_) {
-      run_one(op);
-    }
+    for (const OperatorPtr& op : operators_) run_one(op);
     std::vector<c10::Storage> result;
-    for (const StorageState& state : wanted) {
-      result.push_back(memory_of(state.twin, state.device));
-    }
+    for (const StorageState& state : wanted) result.push_back(memory_of(state.twin, state.device));
     return result;
   }
 
   void draw(const RecordedOperator& op, const std::function<void()>& begin) {
     std::vector<StorageState> needed;
     for (const RecordedOperator::Input& input : op.inputs) {
-      if (input.read && !(op.fills && input.written)) {
-        needed.push_back({input.twin, input.writer, input.device});
-      }
+      if (input.read && !(op.fills && input.written)) needed.push_back({input.twin, input.writer, input.device});
     }
     std::vector<c10::Storage> storages = needed.empty() ? std::vector<c10::Storage>{} : replay(needed);
-    for (size_t i = 0; i < needed.size(); ++i) {
-      memory_.emplace(key_of(needed[i].twin), storages[i]);
-    }
+    for (size_t i = 0; i < needed.size(); ++i) memory_.emplace(key_of(needed[i].twin), storages[i]);
     begin();
     call(op);
   }
@@ -67,13 +59,9 @@ class Replay {
     while (!open.empty()) {
       OperatorPtr op = std::move(open.back());
       open.pop_back();
-      if (!op || !seen_.insert(op.get()).second) {
-        continue;
-      }
+      if (!op || !seen_.insert(op.get()).second) continue;
       for (const RecordedOperator::Input& input : op->inputs) {
-        if (input.read) {
-          open.push_back(input.writer);
-        }
+        if (input.read) open.push_back(input.writer);
       }
       operators_.push_back(std::move(op));
     }
@@ -82,23 +70,15 @@ class Replay {
   void run_other_draws_first() {
     std::map<DrawSequence*, std::vector<size_t>> draws;
     for (const OperatorPtr& op : operators_) {
-      if (op->draws) {
-        draws[op->draws.get()].push_back(op->draw);
-      }
+      if (op->draws) draws[op->draws.get()].push_back(op->draw);
     }
-    for (auto& [sequence, wanted] : draws) {
-      sequence->run_others_before(wanted);
-    }
+    for (auto& [sequence, wanted] : draws) sequence->run_others_before(wanted);
   }
 
   void note_last_uses() {
     for (const OperatorPtr& op : operators_) {
-      for (const RecordedOperator::Input& input : op->inputs) {
-        last_use_[key_of(input.twin)] = op.get();
-      }
-      for (const RecordedOperator::Output& output : op->outputs) {
-        last_use_[key_of(output.shape.storage())] = op.get();
-      }
+      for (const RecordedOperator::Input& input : op->inputs) last_use_[key_of(input.twin)] = op.get();
+      for (const RecordedOperator::Output& output : op->outputs) last_use_[key_of(output.shape.storage())] = op.get();
     }
   }
 
@@ -115,23 +95,15 @@ class Replay {
       call(*op);
     }
     auto release = [&](Key storage) {
-      if (last_use_.at(storage) == op.get() && wanted_.count(storage) == 0) {
-        memory_.erase(storage);
-      }
+      if (last_use_.at(storage) == op.get() && wanted_.count(storage) == 0) memory_.erase(storage);
     };
-    for (const RecordedOperator::Input& input : op->inputs) {
-      release(key_of(input.twin));
-    }
-    for (const RecordedOperator::Output& output : op->outputs) {
-      release(key_of(output.shape.storage()));
-    }
+    for (const RecordedOperator::Input& input : op->inputs) release(key_of(input.twin));
+    for (const RecordedOperator::Output& output : op->outputs) release(key_of(output.shape.storage()));
   }
 
   c10::Storage memory_of(const c10::Storage& twin, c10::Device device) {
     auto it = memory_.find(key_of(twin));
-    if (it == memory_.end()) {
-      it = memory_.emplace(key_of(twin), allocate(twin, device)).first;
-    }
+    if (it == memory_.end()) it = memory_.emplace(key_of(twin), allocate(twin, device)).first;
     return it->second;
   }
 
@@ -145,7 +117,7 @@ class Replay {
     }
     torch::jit::Stack stack;
     for (const c10::IValue& argument : op.arguments) {
-      stack.push_back(map_tensors(argument, [&](const at::Tensor& tensor) {
+      stack.push_back(base::map_tensors(argument, [&](const at::Tensor& tensor) {
         auto known = tensor.has_storage() ? memory_.find(key_of(tensor.storage())) : memory_.end();
         return known == memory_.end() ? tensor : tensor_over(known->second, tensor);
       }));
@@ -157,10 +129,8 @@ class Replay {
   void take_results(const RecordedOperator& op, const torch::jit::Stack& stack) {
     std::vector<at::Tensor> results;
     for (const c10::IValue& value : stack) {
-      visit_tensors(value, [&](const at::Tensor& tensor) {
-        if (tensor.defined()) {
-          results.push_back(tensor);
-        }
+      base::visit_tensors(value, [&](const at::Tensor& tensor) {
+        if (tensor.defined()) results.push_back(tensor);
       });
     }
     for (const RecordedOperator::Output& output : op.outputs) {
@@ -175,9 +145,7 @@ class Replay {
     bool same = result.sizes() == shape.sizes() && result.strides() == shape.strides() &&
                 result.storage_offset() == shape.storage_offset() && result.scalar_type() == shape.scalar_type() &&
                 result.storage().nbytes() >= shape.storage().nbytes();
-    if (same && !shared) {
-      return result.storage();
-    }
+    if (same && !shared) return result.storage();
     c10::Storage storage = allocate(shape.storage(), result.device());
     tensor_over(storage, shape).copy_(result);
     return storage;

@@ -7,7 +7,7 @@
 
 #include "dispatch/operator_info.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 
 // [Note: tensors derived from parameters]
 // With mixed precision a derived weight has the low dtype, and an activation that meets it in a product must be cast,
@@ -24,4 +24,4 @@ std::optional<at::ScalarType> derived_dtype(const OperatorInfo& info, const torc
 // Marks the topmost `count` values of the stack, the results of an operator for which derived_dtype() was `dtype`.
 void mark_derived(const torch::jit::Stack& stack, size_t count, at::ScalarType dtype);
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

@@ -17,13 +17,13 @@
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 namespace {
 
 using seams::StorageOwner;
 
-Unit& live_unit_of(const StorageOwner& owner) {
-  Unit* unit = unit_of(owner);
+engine::Unit& live_unit_of(const StorageOwner& owner) {
+  engine::Unit* unit = engine::unit_of(owner);
   TORCH_CHECK(unit, "fsdp: a sharded parameter was used after its sharded module was destroyed");
   return *unit;
 }
@@ -34,16 +34,12 @@ class PinnedUnits {
   PinnedUnits() = default;
   PinnedUnits(const PinnedUnits&) = delete;
   ~PinnedUnits() {
-    for (Unit* unit : units_) {
-      unit->engine().gatherer().unpin(*unit);
-    }
+    for (engine::Unit* unit : units_) unit->engine().gatherer().unpin(*unit);
   }
   // `parameter` is the index of the parameter in the unit.
-  void add(Unit& unit, int64_t parameter) {
-    for (Unit* pinned : units_) {
-      if (pinned == &unit) {
-        return;
-      }
+  void add(engine::Unit& unit, int64_t parameter) {
+    for (engine::Unit* pinned : units_) {
+      if (pinned == &unit) return;
     }
     unit.engine().enter(unit, parameter);
     units_.push_back(&unit);
@@ -51,21 +47,21 @@ class PinnedUnits {
   // Call if an operator on the units has failed: explains out-of-memory errors.
   void explain(c10::Error& error, const c10::OperatorHandle& op) const {
     if (!units_.empty()) {
-      const Unit& unit = *units_.front();
+      const engine::Unit& unit = *units_.front();
       unit.engine().memory().explain(error, c10::str(op.schema().name(), " on parameters of unit '", unit.name(), "'"));
     }
   }
   // Call after the operator has succeeded. Releasing units may throw.
   void leave() {
     while (!units_.empty()) {
-      Unit* unit = units_.back();
+      engine::Unit* unit = units_.back();
       units_.pop_back();
       unit->engine().gatherer().unpin(*unit);
     }
   }
 
  private:
-  c10::SmallVector<Unit*, 4> units_;
+  c10::SmallVector<engine::Unit*, 4> units_;
 };
 
 // Returns the owner of a shard that carries the sharded key, or null for other tensors.
@@ -84,10 +80,8 @@ template <typename Visit>
 void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& stack, const Visit& visit) {
   const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   for (const OperatorInfo::Argument& argument : info.tensors) {
-    visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
-      if (is_sharded(tensor)) {
-        visit(tensor, argument);
-      }
+    base::visit_tensors(arguments[argument.position], [&](const at::Tensor& tensor) {
+      if (is_sharded(tensor)) visit(tensor, argument);
     });
   }
 }
@@ -95,28 +89,25 @@ void visit_sharded_arguments(const OperatorInfo& info, const torch::jit::Stack& 
 void prepare_writes_to_shards(const OperatorInfo& info, const torch::jit::Stack& stack) {
   const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
   for (const OperatorInfo::Argument& argument : info.tensors) {
-    if (!argument.written) {
-      continue;
-    }
-    visit_tensors(arguments[argument.position], [](const at::Tensor& tensor) {
+    if (!argument.written) continue;
+    base::visit_tensors(arguments[argument.position], [](const at::Tensor& tensor) {
       const StorageOwner* owner = owner_of_shard(tensor);
-      if (Unit* unit = owner ? unit_of(*owner) : nullptr) {
+      if (engine::Unit* unit = owner ? engine::unit_of(*owner) : nullptr)
         unit->engine().gatherer().prepare_write_to_shards(*unit);
-      }
     });
   }
 }
 
 [[noreturn]] void refuse_sentinel(const StorageOwner& owner, const c10::OperatorHandle& op) {
-  Unit& unit = live_unit_of(owner);
+  engine::Unit& unit = live_unit_of(owner);
   TORCH_CHECK(false, "fsdp: ", unit.where(), ": the gradient of parameter '", unit.parameter(owner.index).fqn,
               "' was used on the module by ", op.schema().name(),
               ". It lives in the shards: build optimizers on ShardedModule::parameters() and clip with "
               "ShardedModule::clip_grad_norm_");
 }
 
-void check_write(Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
-  MutexLock lock(unit.mutex);
+void check_write(engine::Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
+  base::MutexLock lock(unit.mutex);
   TORCH_CHECK(unit.use.writable(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
               "' was written by ", op.schema().name(),
               " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
@@ -135,15 +126,9 @@ void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, cons
                    PinnedUnits& pinned) {
   visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument& argument) {
     const StorageOwner& owner = owner_of(tensor, op);
-    if (owner.kind == StorageOwner::Kind::kGradientSentinel) {
-      refuse_sentinel(owner, op);
-    }
-    if (argument.written) {
-      check_write(live_unit_of(owner), owner, op);
-    }
-    if (live_unit_of(owner).pending_cut()) {
-      live_unit_of(owner).engine().cut_before_backward(live_unit_of(owner));
-    }
+    if (owner.kind == StorageOwner::Kind::kGradientSentinel) refuse_sentinel(owner, op);
+    if (argument.written) check_write(live_unit_of(owner), owner, op);
+    if (live_unit_of(owner).pending_cut()) live_unit_of(owner).engine().cut_before_backward(live_unit_of(owner));
     pinned.add(live_unit_of(owner), owner.index);
   });
 }
@@ -152,7 +137,7 @@ void enter_view(const OperatorInfo& info, const torch::jit::Stack& stack) {
   visit_sharded_arguments(info, stack, [](const at::Tensor& tensor, const OperatorInfo::Argument&) {
     const StorageOwner* owner = seams::storage_owner(tensor);
     if (owner && owner->kind == StorageOwner::Kind::kParameter && owner->unit.load()) {
-      Unit& unit = live_unit_of(*owner);
+      engine::Unit& unit = live_unit_of(*owner);
       unit.engine().gatherer().note_view(unit);
     }
   });
@@ -161,9 +146,7 @@ void enter_view(const OperatorInfo& info, const torch::jit::Stack& stack) {
 // Whether the raw memory of a parameter may be read and written now, inside pin() or with_full_params().
 bool is_pinned(const at::Tensor& tensor) {
   const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-  if (!owner || owner->kind != StorageOwner::Kind::kParameter) {
-    return false;
-  }
+  if (!owner || owner->kind != StorageOwner::Kind::kParameter) return false;
   return live_unit_of(*owner).is_pinned();
 }
 
@@ -174,7 +157,7 @@ bool is_sentinel(const at::Tensor& tensor) {
 
 void zero_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op) {
   const StorageOwner& owner = *seams::storage_owner(sentinel);
-  Unit::Place place = live_unit_of(owner).place(owner.index);
+  engine::Unit::Place place = live_unit_of(owner).place(owner.index);
   if (sentinel.numel() != place.flat.layout().numel(place.parameter)) {
     refuse_sentinel(owner, op);  // a part of it: the caller works on gradients
   }
@@ -186,9 +169,7 @@ void zero_gradient_of(const at::Tensor& sentinel, const c10::OperatorHandle& op)
 bool zero_sentinels(torch::jit::Stack& stack, const c10::OperatorHandle& op) {
   c10::IValue& argument = stack.back();
   if (argument.isTensor()) {
-    if (!is_sentinel(argument.toTensor())) {
-      return false;
-    }
+    if (!is_sentinel(argument.toTensor())) return false;
     zero_gradient_of(argument.toTensor(), op);
     return true;  // zero_ returns its argument, which is on the stack
   }
@@ -232,12 +213,10 @@ std::optional<at::ScalarType> wanted_dtype(const OperatorInfo& info, const torch
 }
 
 // Returns the parameter that `tensor` is itself, or null. A view of a parameter does not count.
-const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
+const flat::ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
   const StorageOwner* owner = is_sharded(tensor) ? seams::storage_owner(tensor) : nullptr;
-  if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) {
-    return nullptr;
-  }
-  const ShardedParameter& parameter = live_unit_of(*owner).parameter(owner->index);
+  if (!owner || owner->kind != StorageOwner::Kind::kParameter || !owner->unit.load()) return nullptr;
+  const flat::ShardedParameter& parameter = live_unit_of(*owner).parameter(owner->index);
   return parameter.tensor.is_same(tensor) ? &parameter : nullptr;
 }
 
@@ -245,7 +224,7 @@ const ShardedParameter* parameter_that_is(const at::Tensor& tensor) {
 void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const at::Tensor tensor = stack->end()[-2].toTensor(), data = stack->end()[-1].toTensor();
   redispatch(op, keys, stack, /*exclude=*/true);
-  const ShardedParameter* parameter = stack->back().toBool() ? parameter_that_is(tensor) : nullptr;
+  const flat::ShardedParameter* parameter = stack->back().toBool() ? parameter_that_is(tensor) : nullptr;
   TORCH_CHECK(!parameter || seams::storage_owner(data) == parameter->owner.get(),
               "fsdp: ", live_unit_of(*parameter->owner).where(), ": parameter '", parameter->fqn,
               "' would leave the engine: its data cannot be replaced after fully_shard (assignment to .data, a "
@@ -254,9 +233,7 @@ void check_set_data(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 }
 
 void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) {
-    return;
-  }
+  if ((deferred::live_storages() > 0 || deferred::is_recording()) && deferred::intercept(op, *stack)) return;
   const OperatorInfo& info = operator_info(op);
   if (info.kind == OperatorKind::kCopy && is_sharded(stack->back().toTensor())) {
     if (!is_pinned(stack->back().toTensor())) {  // if pinned, the argument itself is the result
@@ -268,22 +245,16 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     check_set_data(op, keys, stack);
     return;
   }
-  if (info.kind == OperatorKind::kView) {
-    enter_view(info, *stack);
-  }
+  if (info.kind == OperatorKind::kView) enter_view(info, *stack);
   if (info.kind == OperatorKind::kView || info.kind == OperatorKind::kTransparent) {
     redispatch(op, keys, stack, /*exclude=*/info.kind == OperatorKind::kView);
     return;
   }
-  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) {
-    return;
-  }
+  if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) return;
   const std::optional<at::ScalarType> derived = derived_dtype(info, *stack);
   std::optional<InputCasts> casts;
   if (info.cast != CastRule::kNone) {
-    if (auto dtype = wanted_dtype(info, *stack)) {
-      casts.emplace().apply(info, *dtype, *stack);
-    }
+    if (auto dtype = wanted_dtype(info, *stack)) casts.emplace().apply(info, *dtype, *stack);
   }
   {
     prepare_writes_to_shards(info, *stack);
@@ -300,16 +271,12 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     pinned.leave();
   }
   const size_t results = op.schema().returns().size();
-  if (casts) {
-    casts->finish(*stack, results);
-  }
-  if (derived) {
-    mark_derived(*stack, results, *derived);
-  }
+  if (casts) casts->finish(*stack, results);
+  if (derived) mark_derived(*stack, results, *derived);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&first_use>()); }
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

@@ -7,7 +7,7 @@
 
 #include "torch_seams/dispatch_key.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 namespace {
 
 bool is_foreign(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -16,14 +16,10 @@ bool is_foreign(const at::Tensor& tensor, at::ScalarType dtype) {
 }
 
 bool holds_foreign(const c10::IValue& value, at::ScalarType dtype) {
-  if (value.isTensor()) {
-    return is_foreign(value.toTensor(), dtype);
-  }
+  if (value.isTensor()) return is_foreign(value.toTensor(), dtype);
   if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (is_foreign(tensor, dtype)) {
-        return true;
-      }
+      if (is_foreign(tensor, dtype)) return true;
     }
   }
   return false;
@@ -67,14 +63,10 @@ bool kernels_mix(at::ScalarType input, at::ScalarType parameters) {
 // Sets `parameter` to the dtype to which inputs must be cast.
 void InputCasts::use_statistics(const OperatorInfo& info, at::ScalarType& parameter, torch::jit::Stack& stack) {
   const at::Tensor statistics = statistics_of(info, stack);
-  if (!statistics.defined() || statistics.scalar_type() == parameter) {
-    return;
-  }
+  if (!statistics.defined() || statistics.scalar_type() == parameter) return;
   if (is_wider(statistics.scalar_type(), parameter)) {
     raised_ = statistics.scalar_type();
-    if (!kernels_mix(parameter, *raised_)) {
-      result_ = std::exchange(parameter, *raised_);
-    }
+    if (!kernels_mix(parameter, *raised_)) result_ = std::exchange(parameter, *raised_);
     return;
   }
   c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
@@ -103,9 +95,7 @@ void InputCasts::apply(const OperatorInfo& info, at::ScalarType parameter, torch
     c10::IValue& value = arguments[argument.position];
     const at::ScalarType dtype = raised_ && argument.position > 0 ? *raised_ : parameter;
     const bool to_be_raised = raised_ && value.isTensor() && seams::has_sharded_key(value.toTensor());
-    if (!argument.written && !argument.statistics && (to_be_raised || holds_foreign(value, dtype))) {
-      cast(value, dtype);
-    }
+    if (!argument.written && !argument.statistics && (to_be_raised || holds_foreign(value, dtype))) cast(value, dtype);
   }
 }
 
@@ -117,10 +107,8 @@ void InputCasts::finish(torch::jit::Stack& stack, size_t count) {
     }
   }
   for (size_t i = stack.size() - count; result_ && i < stack.size(); ++i) {
-    if (holds_foreign(stack[i], *result_)) {
-      cast(stack[i], *result_);
-    }
+    if (holds_foreign(stack[i], *result_)) cast(stack[i], *result_);
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

@@ -9,7 +9,7 @@
 
 #include "dispatch/operator_info.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 
 // The casts around one call of an operator on parameters of units that have cast_forward_inputs.
 //
@@ -38,4 +38,4 @@ class InputCasts {
   c10::SmallVector<Statistics, 2> written_back_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

@@ -7,21 +7,21 @@
 #include "torch_seams/keyed_storage.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 namespace {
 
 // Returns the unit of a leaf if it will be cut together with others and the tensor is the whole leaf; otherwise null.
-Unit* unit_to_be_cut(const at::Tensor& tensor) {
+engine::Unit* unit_to_be_cut(const at::Tensor& tensor) {
   const seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-  Unit* unit = owner && owner->kind == seams::StorageOwner::Kind::kShard ? unit_of(*owner) : nullptr;
+  engine::Unit* unit = owner && owner->kind == seams::StorageOwner::Kind::kShard ? engine::unit_of(*owner) : nullptr;
   const bool whole = unit && unit->pending_cut() &&
                      tensor.sizes() == unit->flat_parameters().front()->original_leaves().front().sizes();
   return whole ? unit : nullptr;
 }
 
-Likeness likeness_of(const OperatorInfo& info, const torch::jit::Stack& stack) {
+engine::Likeness likeness_of(const OperatorInfo& info, const torch::jit::Stack& stack) {
   const c10::IValue* arguments = stack.data() + stack.size() - info.num_arguments;
-  Likeness likeness{.values = Likeness::Values::kConstant, .op = info.name.name};
+  engine::Likeness likeness{.values = engine::Likeness::Values::kConstant, .op = info.name.name};
   switch (info.made_like) {
     case MadeLike::kZeros:
       break;
@@ -35,10 +35,10 @@ Likeness likeness_of(const OperatorInfo& info, const torch::jit::Stack& stack) {
       likeness.constant = arguments[2].toScalar();
       break;
     case MadeLike::kCopy:
-      likeness.values = Likeness::Values::kCopy;
+      likeness.values = engine::Likeness::Values::kCopy;
       break;
     default:
-      likeness.values = Likeness::Values::kUndefined;
+      likeness.values = engine::Likeness::Values::kUndefined;
   }
   return likeness;
 }
@@ -57,24 +57,18 @@ MadeLike made_like(const std::string& name) {
 }
 
 LeafLikeness::LeafLikeness(const OperatorInfo& info, const torch::jit::Stack& stack) {
-  if (info.made_like == MadeLike::kNothing) {
-    return;
-  }
+  if (info.made_like == MadeLike::kNothing) return;
   unit_ = unit_to_be_cut((stack.end() - info.num_arguments)->toTensor());
-  if (unit_) {
-    likeness_ = likeness_of(info, stack);
-  }
+  if (unit_) likeness_ = likeness_of(info, stack);
 }
 
 void LeafLikeness::note(const torch::jit::Stack& stack) {
-  if (!unit_) {
-    return;
-  }
-  const FlatParameter& flat = *unit_->flat_parameters().front();
+  if (!unit_) return;
+  const flat::FlatParameter& flat = *unit_->flat_parameters().front();
   const at::Tensor& made = stack.back().toTensor();
   if (made.sizes() == flat.original_leaves().front().sizes()) {
     unit_->pending_cut()->companions.note(made, std::move(likeness_), seams::version_of(flat.shard()));
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

@@ -7,7 +7,7 @@
 #include "dispatch/operator_info.h"
 #include "engine/unit.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 
 // Surrounds the call of one operator. Costs nothing unless the operator makes a tensor like another one.
 class LeafLikeness {
@@ -18,11 +18,11 @@ class LeafLikeness {
   void note(const torch::jit::Stack& stack);
 
  private:
-  Unit* unit_ = nullptr;  // the unit of the leaf; null if there is nothing to note
-  Likeness likeness_;
+  engine::Unit* unit_ = nullptr;  // the unit of the leaf; null if there is nothing to note
+  engine::Likeness likeness_;
 };
 
 // Returns the kind of tensor that an operator of this name makes like its first argument.
 MadeLike made_like(const std::string& name);
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

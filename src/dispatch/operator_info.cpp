@@ -5,7 +5,7 @@
 
 #include "dispatch/leaf_likeness.h"
 
-namespace fsdp {
+namespace fsdp::dispatch {
 namespace {
 
 // Whether it is an ATen operator whose kernel never reads or writes elements of its arguments, by name without
@@ -31,35 +31,21 @@ bool is_transparent_by_name(const std::string& name) {
 // other operators.
 bool may_return_views(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.alias_info() && argument.alias_info()->isWrite()) {
-      return false;
-    }
+    if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
   }
   for (const c10::Argument& result : schema.returns()) {
-    if (!result.alias_info()) {
-      return false;
-    }
+    if (!result.alias_info()) return false;
   }
   return !schema.returns().empty();
 }
 
 OperatorKind kind_of(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
-  if (name.rfind("aten::", 0) != 0) {
-    return OperatorKind::kCustom;
-  }
-  if (is_pure_view(name)) {
-    return OperatorKind::kView;
-  }
-  if (name == "aten::resolve_conj" || name == "aten::resolve_neg") {
-    return OperatorKind::kCopy;
-  }
-  if (name == "aten::_has_compatible_shallow_copy_type") {
-    return OperatorKind::kSetData;
-  }
-  if (name == "aten::zero_" || name == "aten::_foreach_zero_") {
-    return OperatorKind::kZero;
-  }
+  if (name.rfind("aten::", 0) != 0) return OperatorKind::kCustom;
+  if (is_pure_view(name)) return OperatorKind::kView;
+  if (name == "aten::resolve_conj" || name == "aten::resolve_neg") return OperatorKind::kCopy;
+  if (name == "aten::_has_compatible_shallow_copy_type") return OperatorKind::kSetData;
+  if (name == "aten::zero_" || name == "aten::_foreach_zero_") return OperatorKind::kZero;
   return is_transparent_by_name(name) || may_return_views(op.schema()) ? OperatorKind::kTransparent
                                                                        : OperatorKind::kCompute;
 }
@@ -155,10 +141,8 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const void*, OperatorInfo> cache;
   const void* key = &op.operator_name();
   OperatorInfo& info = cache[key];
-  if (!describes(info, op)) {
-    info = read(op);
-  }
+  if (!describes(info, op)) info = read(op);
   return info;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace fsdp {
+namespace fsdp::dispatch {
 
 enum class OperatorKind : uint8_t {
   // Reads or writes elements: its units are gathered and pinned, and nested operators are not looked at.
@@ -59,4 +59,4 @@ struct OperatorInfo {
 // for another operator that has taken the address of this one.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
-}  // namespace fsdp
+}  // namespace fsdp::dispatch

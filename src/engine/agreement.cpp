@@ -9,7 +9,7 @@
 #include "base/text_digest.h"
 #include "engine/engine.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
 std::string reshard_text(const std::optional<ReshardAfterForward>& reshard) {
@@ -38,12 +38,12 @@ void describe_overlap(std::ostream& out, const OverlapOptions& options) {
       << "one_communicator " << (options.one_communicator ? "true" : "false") << "\n";
 }
 
-void describe_flat(std::ostream& out, const FlatParameter& flat) {
-  const FlatDtypes& dtypes = flat.dtypes();
+void describe_flat(std::ostream& out, const flat::FlatParameter& flat) {
+  const flat::FlatDtypes& dtypes = flat.dtypes();
   out << "  flat parameter: dtype " << dtypes.shard << ", compute " << dtypes.compute << ", reduce " << dtypes.reduce
       << ", gradient " << dtypes.gradient << ", requires_grad " << (flat.requires_grad() ? "true" : "false")
       << ", sharding factor " << flat.position().factor << "\n";
-  for (const ShardedParameter& parameter : flat.parameters()) {
+  for (const flat::ShardedParameter& parameter : flat.parameters()) {
     out << "    parameter '" << parameter.fqn << "' of shape " << at::IntArrayRef(parameter.sizes) << ", strides "
         << at::IntArrayRef(parameter.strides) << "\n";
   }
@@ -85,9 +85,7 @@ std::string describe_sharding(const Engine& engine) {
       out << "  auto_units target_bytes " << bytes_text(cut.target_bytes) << ", memory_bound "
           << bytes_text(cut.memory_bound) << "\n";
     }
-    for (const auto& flat : unit->flat_parameters()) {
-      describe_flat(out, *flat);
-    }
+    for (const auto& flat : unit->flat_parameters()) describe_flat(out, *flat);
   }
   return out.str();
 }
@@ -96,14 +94,10 @@ namespace {
 
 // `rank_of`: returns the global rank of a rank in the group.
 void compare_over(Communicator& group, const std::string& text, int own_rank, const std::function<int(int)>& rank_of) {
-  if (group.size() == 1) {
-    return;
-  }
+  if (group.size() == 1) return;
   std::vector<std::string> hashes =
-      group.all_gather_bytes(digest_of(text), {"digest of the sharding", 0, Pass::kSetup});
-  if (std::equal(hashes.begin() + 1, hashes.end(), hashes.begin())) {
-    return;
-  }
+      group.all_gather_bytes(base::digest_of(text), {"digest of the sharding", 0, Pass::kSetup});
+  if (std::equal(hashes.begin() + 1, hashes.end(), hashes.begin())) return;
   std::vector<std::string> texts = group.all_gather_bytes(text, {"sharding", 0, Pass::kSetup});
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] != texts[0]) {
@@ -129,4 +123,4 @@ void compare_sharding(Engine& engine) {
   compare_over(*mesh.replicate, text, mesh.rank(), [&](int rank) { return rank * factor + mesh.shard->rank(); });
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

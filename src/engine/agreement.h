@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 class Engine;
 
@@ -14,4 +14,4 @@ std::string describe_sharding(const Engine& engine);
 // they differ. Collective.
 void compare_sharding(Engine& engine);
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 std::optional<at::Tensor> Arena::take(int64_t nbytes) {
   const std::optional<int64_t> begin = places_.take(nbytes);
@@ -10,9 +10,7 @@ std::optional<at::Tensor> Arena::take(int64_t nbytes) {
 }
 
 bool Arena::give_back(const at::Tensor& block) {
-  if (!memory_.defined() || !block.is_alias_of(memory_)) {
-    return false;
-  }
+  if (!memory_.defined() || !block.is_alias_of(memory_)) return false;
   const int64_t begin = block.storage_offset() * static_cast<int64_t>(block.element_size());
   TORCH_CHECK(places_.give_back(begin), "fsdp: a buffer was given back twice");
   return true;
@@ -22,9 +20,7 @@ void Arena::resize(int64_t nbytes) {
   TORCH_CHECK(empty(), "fsdp: an arena is in use and cannot be replaced");
   memory_.reset();
   places_ = schedule::BlockPlaces(nbytes);
-  if (nbytes > 0) {
-    memory_ = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
-  }
+  if (nbytes > 0) memory_ = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

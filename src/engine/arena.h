@@ -8,7 +8,7 @@
 
 #include "schedule/block_places.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // BlockPlaces decides where blocks lie in the memory. Threads: guarded by the caller's lock.
 class Arena {
@@ -32,4 +32,4 @@ class Arena {
   schedule::BlockPlaces places_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

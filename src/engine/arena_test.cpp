@@ -1,7 +1,7 @@
 // Tests of Arena: blocks of one piece of memory.
 #include "engine/arena.h"
 
-namespace fsdp::arena_test {
+namespace fsdp::engine::arena_test {
 namespace {
 
 constexpr int64_t kUnit = schedule::BlockPlaces::kGranularity;
@@ -30,4 +30,4 @@ TEST(Arena, BlocksDoNotOverlapAndReturn) {
 }
 
 }  // namespace
-}  // namespace fsdp::arena_test
+}  // namespace fsdp::engine::arena_test

@@ -5,7 +5,7 @@
 
 #include "torch_seams/gradient_hooks.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 void BackwardTracker::Callers::add(std::thread::id caller) {
   std::lock_guard lock(mutex_);
@@ -25,37 +25,25 @@ void BackwardTracker::Callers::wait_for(std::thread::id caller) {
 
 BackwardTracker::Token::Token(int id_, std::thread::id caller_, std::shared_ptr<Callers> callers_)
     : id(id_), caller(caller_), callers(caller_ == thread ? nullptr : std::move(callers_)) {
-  if (callers) {
-    callers->add(caller);
-  }
+  if (callers) callers->add(caller);
 }
 
 void BackwardTracker::Token::end() {
-  if (auto left = std::exchange(callers, nullptr)) {
-    left->remove(caller);
-  }
+  if (auto left = std::exchange(callers, nullptr)) left->remove(caller);
 }
 
 bool BackwardTracker::changed() const {
   const int id = seams::current_backward();
-  if (id == -1) {
-    last_outside_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  }
+  if (id == -1) last_outside_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   return id != last_seen_.load(std::memory_order_relaxed);
 }
 
 void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
   int id = seams::current_backward();
-  if (id == -1) {
-    callers_->wait_for(std::this_thread::get_id());
-  }
-  if (forget_abandoned()) {
-    events_.abandoned();
-  }
+  if (id == -1) callers_->wait_for(std::this_thread::get_id());
+  if (forget_abandoned()) events_.abandoned();
   last_seen_ = id;
-  if (id == -1) {
-    return;
-  }
+  if (id == -1) return;
   if (const std::shared_ptr<Token> token = open(id)) {
     seams::at_end_of_backward([this, owner, token] { finish(token); });
     events_.opened();
@@ -63,12 +51,10 @@ void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
 }
 
 std::shared_ptr<BackwardTracker::Token> BackwardTracker::open(int id) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const std::weak_ptr<Token>& known : open_) {
     const std::shared_ptr<Token> token = known.lock();
-    if (token && (token->id == id || token->thread == std::this_thread::get_id())) {
-      return nullptr;
-    }
+    if (token && (token->id == id || token->thread == std::this_thread::get_id())) return nullptr;
   }
   auto token = std::make_shared<Token>(id, last_outside_, callers_);
   open_.push_back(token);
@@ -77,7 +63,7 @@ std::shared_ptr<BackwardTracker::Token> BackwardTracker::open(int id) {
 
 bool BackwardTracker::is_outermost() {
   const int id = seams::current_backward();
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return std::any_of(open_.begin(), open_.end(), [&](const std::weak_ptr<Token>& open) {
     const std::shared_ptr<Token> token = open.lock();
     return token && token->id == id;
@@ -85,7 +71,7 @@ bool BackwardTracker::is_outermost() {
 }
 
 bool BackwardTracker::forget_abandoned() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto abandoned = [](const std::weak_ptr<Token>& known) { return known.expired(); };
   return std::erase_if(open_, abandoned) > 0 && open_.empty();
 }
@@ -93,15 +79,13 @@ bool BackwardTracker::forget_abandoned() {
 void BackwardTracker::finish(const std::shared_ptr<Token>& token) {
   bool is_last = false;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     std::erase_if(open_, [&](const std::weak_ptr<Token>& known) { return known.expired() || known.lock() == token; });
     is_last = open_.empty();
   }
   token->end();
   last_seen_ = -1;
-  if (is_last) {
-    events_.finished();
-  }
+  if (is_last) events_.finished();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

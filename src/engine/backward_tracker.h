@@ -12,7 +12,7 @@
 
 #include "base/mutex.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // [Note: backward passes]
 // The engine learns of a backward pass at its first touch or capture, and then queues a callback for the end of the
@@ -82,8 +82,8 @@ class BackwardTracker {
   std::atomic<int> last_seen_{-1};
   mutable std::atomic<std::thread::id> last_outside_{};  // the thread of the last touch outside of passes
   const std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();
-  Mutex mutex_;
+  base::Mutex mutex_;
   std::vector<std::weak_ptr<Token>> open_ FSDP_GUARDED_BY(mutex_);
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -7,7 +7,7 @@
 
 #include "torch_seams/clean_dispatch.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
 // While poisoning, this many buffers stay unused so that addresses rotate.
@@ -39,22 +39,16 @@ at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* own
     count_reserved(nbytes_of(bytes));
     return bytes;
   }
-  if (residence == Residence::kStaying && !poison_) {
-    return take_staying(nbytes, owner);
-  }
+  if (residence == Residence::kStaying && !poison_) return take_staying(nbytes, owner);
   if (residence == Residence::kTransient && !poison_) {
-    if (std::optional<at::Tensor> reserved = arena_.take(nbytes)) {
-      return *reserved;
-    }
+    if (std::optional<at::Tensor> reserved = arena_.take(nbytes)) return *reserved;
   }
   return take_fitting(schedule::BlockPlaces::rounded(nbytes), residence);
 }
 
 at::Tensor BufferPool::take_staying(int64_t nbytes, const void* owner) {
   Staying& staying = staying_[owner];
-  if (staying.in_use) {
-    return take_fitting(schedule::BlockPlaces::rounded(nbytes), Residence::kTransient);
-  }
+  if (staying.in_use) return take_fitting(schedule::BlockPlaces::rounded(nbytes), Residence::kTransient);
   if (!staying.bytes.defined() || nbytes_of(staying.bytes) < nbytes) {
     if (staying.bytes.defined()) {
       count_reserved(-nbytes_of(staying.bytes));
@@ -75,17 +69,11 @@ BufferPool::StayingBuffers::iterator BufferPool::staying_of(const at::Tensor& bu
 }
 
 at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
-  FreeBuffers& free = residence == Residence::kAside ? free_aside_ : free_;
-  if (auto bytes = free.take(nbytes, poison_ ? kQuarantine : 0)) {
-    return *bytes;
-  }
-  if (auto largest = poison_ ? std::nullopt : free.take_largest()) {
-    give_up(*largest);
-  }
+  base::FreeBuffers& free = residence == Residence::kAside ? free_aside_ : free_;
+  if (auto bytes = free.take(nbytes, poison_ ? kQuarantine : 0)) return *bytes;
+  if (auto largest = poison_ ? std::nullopt : free.take_largest()) give_up(*largest);
   at::Tensor bytes = allocate(nbytes);
-  if (residence == Residence::kAside) {
-    aside_.insert(bytes.storage().unsafeGetStorageImpl());
-  }
+  if (residence == Residence::kAside) aside_.insert(bytes.storage().unsafeGetStorageImpl());
   return bytes;
 }
 
@@ -96,7 +84,7 @@ void BufferPool::give_up(const at::Tensor& bytes) {
 }
 
 at::Tensor BufferPool::allocate(int64_t nbytes) {
-  CurrentStreamGuard at_home(home_);
+  base::CurrentStreamGuard at_home(home_);
   at::Tensor bytes = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
   order_.after_use(bytes);  // after uses of what the allocator had there before
   count_reserved(nbytes);
@@ -104,7 +92,7 @@ at::Tensor BufferPool::allocate(int64_t nbytes) {
 }
 
 void BufferPool::before_freeing(const at::Tensor& bytes) {
-  CurrentStreamGuard at_home(home_);
+  base::CurrentStreamGuard at_home(home_);
   order_.before_use(bytes);
 }
 
@@ -117,9 +105,7 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
-  if (let_go(buffer)) {
-    return;
-  }
+  if (let_go(buffer)) return;
   order_.after_use(buffer);
   if (source_) {
     count_reserved(-nbytes_of(buffer));
@@ -167,14 +153,10 @@ at::Tensor BufferPool::adopt(const at::Tensor& tensor, const c10::Stream& home) 
 // Lets go of an adopted buffer. Returns false if the buffer was not adopted.
 bool BufferPool::let_go(const at::Tensor& buffer) {
   const auto adopted = adopted_.find(buffer.storage().unsafeGetStorageImpl());
-  if (adopted == adopted_.end()) {
-    return false;
-  }
-  if (poison_) {
-    buffer.view(at::kByte).fill_(0xFF);
-  }
+  if (adopted == adopted_.end()) return false;
+  if (poison_) buffer.view(at::kByte).fill_(0xFF);
   count_reserved(-static_cast<int64_t>(buffer.nbytes()));
-  order_streams(current_stream(device_), adopted->second);
+  base::order_streams(base::current_stream(device_), adopted->second);
   adopted_.erase(adopted);
   return true;
 }
@@ -196,21 +178,13 @@ void BufferPool::forget(StayingBuffers::iterator staying) {
 
 void BufferPool::reserve(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  if (poison_ || source_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) {
-    return;
-  }
-  while (auto bytes = free_.take_largest()) {
-    give_up(*bytes);
-  }
+  if (poison_ || source_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) return;
+  while (auto bytes = free_.take_largest()) give_up(*bytes);
   count_reserved(nbytes - arena_.capacity());
-  CurrentStreamGuard at_home(home_);
-  if (arena_.memory().defined()) {
-    order_.before_use(arena_.memory());
-  }
+  base::CurrentStreamGuard at_home(home_);
+  if (arena_.memory().defined()) order_.before_use(arena_.memory());
   arena_.resize(nbytes);
-  if (arena_.memory().defined()) {
-    order_.after_use(arena_.memory());
-  }
+  if (arena_.memory().defined()) order_.after_use(arena_.memory());
 }
 
 void BufferPool::set_poison(bool on) {
@@ -218,4 +192,4 @@ void BufferPool::set_poison(bool on) {
   poison_ = on;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

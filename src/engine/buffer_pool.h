@@ -17,7 +17,7 @@
 #include "base/stream_order.h"
 #include "engine/arena.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // How long a buffer lives in comparison with others.
 enum class Residence : uint8_t {
@@ -38,7 +38,7 @@ class BufferPool {
       : device_(device),
         keeps_memory_(keeps_memory),
         source_(std::move(source)),
-        home_(current_stream(device)),
+        home_(base::current_stream(device)),
         arena_(device) {}
 
   // Returns a 1-D kByte tensor of `nbytes` with undefined contents, for use on the current stream. Give it back with
@@ -99,12 +99,12 @@ class BufferPool {
   const Source source_;
   c10::Stream home_;
   std::mutex mutex_;
-  MemoryOrder order_;
+  base::MemoryOrder order_;
   Arena arena_;
   StayingBuffers staying_;
   std::unordered_map<const c10::StorageImpl*, const void*> staying_owners_;
-  FreeBuffers free_;
-  FreeBuffers free_aside_;
+  base::FreeBuffers free_;
+  base::FreeBuffers free_aside_;
   std::set<const c10::StorageImpl*> aside_;  // memory that belongs to free_aside_
   std::map<const c10::StorageImpl*, c10::Stream> adopted_;
   std::atomic<int64_t> in_use_bytes_{0};
@@ -114,4 +114,4 @@ class BufferPool {
   bool poison_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -2,9 +2,9 @@
 
 #include "schedule/block_places.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
-CapturedGradients::CapturedGradients(const FlatParameter& flat, LeafGradients& leaves)
+CapturedGradients::CapturedGradients(const flat::FlatParameter& flat, LeafGradients& leaves)
     : flat_(flat), leaves_(leaves), captured_(flat.layout().num_parameters()), seen_(flat.layout().num_parameters()) {}
 
 bool CapturedGradients::may_use_leaves() const {
@@ -26,24 +26,18 @@ int64_t CapturedGradients::buffer_nbytes() const {
 bool CapturedGradients::complete() const { return seen_.count() == flat_.layout().num_parameters(); }
 
 void CapturedGradients::begin(const Memory& memory) {
-  if (memory.in_leaves || memory.pool.keeps_memory()) {
-    take_buffer(memory);
-  }
+  if (memory.in_leaves || memory.pool.keeps_memory()) take_buffer(memory);
 }
 
 // A continued round has its buffer already, unless only the all-reduce over replicas is outstanding.
 void CapturedGradients::take_buffer(const Memory& memory) {
-  if (!buffer_.defined()) {
-    buffer_ = make_buffer(memory);
-  }
+  if (!buffer_.defined()) buffer_ = make_buffer(memory);
 }
 
 at::Tensor CapturedGradients::make_buffer(const Memory& memory) {
-  if (memory.in_leaves) {
-    return leaves_.fresh_memory();
-  }
+  if (memory.in_leaves) return leaves_.fresh_memory();
   if (may_adopt() && memory.pool.may_adopt()) {
-    const ShardedParameter& only = flat_.parameters().front();
+    const flat::ShardedParameter& only = flat_.parameters().front();
     if (at::Tensor own = held_.become_buffer(flat_.dtypes().reduce, only.sizes, only.strides, memory.pool);
         own.defined()) {
       return own;
@@ -102,15 +96,11 @@ CapturedGradients::Round CapturedGradients::take() {
 
 // Parameters that took no part in this round contribute zero, and so does the padding.
 void CapturedGradients::fill_gaps() {
-  const FlatLayout& layout = flat_.layout();
+  const flat::FlatLayout& layout = flat_.layout();
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
-    if (!captured_.test(i)) {
-      buffer_.narrow(0, layout.offset(i), layout.numel(i)).zero_();
-    }
+    if (!captured_.test(i)) buffer_.narrow(0, layout.offset(i), layout.numel(i)).zero_();
   }
-  if (layout.padding() > 0) {
-    buffer_.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
-  }
+  if (layout.padding() > 0) buffer_.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
 }
 
 void CapturedGradients::drop(BufferPool& pool) {
@@ -134,9 +124,7 @@ void CapturedGradients::forget(int64_t parameter) {
 }
 
 void CapturedGradients::zero(int64_t parameter) {
-  if (buffer_.defined()) {
-    flat_.view_in(buffer_, parameter).zero_();
-  }
+  if (buffer_.defined()) flat_.view_in(buffer_, parameter).zero_();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -12,7 +12,7 @@
 #include "engine/parameter_mask.h"
 #include "flat/flat_parameter.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // A *round* collects the gradients of one or, without communication in between, of several backward passes. They are
 // held as autograd made them until the round needs its buffer: [Note: gradients wait as they came].
@@ -25,7 +25,7 @@ class CapturedGradients {
     BufferPool& pool;
     bool in_leaves = false;  // a buffer that is taken now is the memory of the leaves' gradients
   };
-  CapturedGradients(const FlatParameter& flat, LeafGradients& leaves);
+  CapturedGradients(const flat::FlatParameter& flat, LeafGradients& leaves);
 
   // Begins a round, or continues a suspended one.
   void begin(const Memory& memory);
@@ -77,15 +77,15 @@ class CapturedGradients {
   void fill_gaps();
   void end();
 
-  const FlatParameter& flat_;
+  const flat::FlatParameter& flat_;
   LeafGradients& leaves_;
   std::atomic<bool> stays_{false};
-  at::Tensor buffer_;       // once it is needed
-  HeldGradients held_;      // captured, not yet in the buffer
-  StreamTurns turns_;       // of captures and of later uses of the buffer
-  ParameterMask captured_;  // in this round
-  ParameterMask seen_;      // in this backward
+  at::Tensor buffer_;        // once it is needed
+  HeldGradients held_;       // captured, not yet in the buffer
+  base::StreamTurns turns_;  // of captures and of later uses of the buffer
+  ParameterMask captured_;   // in this round
+  ParameterMask seen_;       // in this backward
   bool carries_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -14,15 +14,15 @@
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/gradient_hooks.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 namespace {
 
 // Returns the monitors of a mesh's groups, each once.
-std::vector<std::shared_ptr<CollectiveMonitor>> monitors_of(const ProcessMesh& mesh) {
-  std::vector<std::shared_ptr<CollectiveMonitor>> monitors;
+std::vector<std::shared_ptr<comm::CollectiveMonitor>> monitors_of(const ProcessMesh& mesh) {
+  std::vector<std::shared_ptr<comm::CollectiveMonitor>> monitors;
   for (const auto& group : {mesh.world, mesh.shard, mesh.replicate}) {
-    auto monitor = group ? CheckedCommunicator::monitor_over(*group) : nullptr;
+    auto monitor = group ? comm::CheckedCommunicator::monitor_over(*group) : nullptr;
     if (monitor && std::find(monitors.begin(), monitors.end(), monitor) == monitors.end()) {
       monitors.push_back(std::move(monitor));
     }
@@ -50,20 +50,16 @@ Engine::~Engine() {
 // ---------------------------------------------------------------- building
 
 Unit& Engine::add_unit(UnitOrigin origin, const UnitOptions& options,
-                       std::vector<std::vector<ShardedParameter>> groups) {
-  for (const std::vector<ShardedParameter>& group : groups) {
-    for (const ShardedParameter& parameter : group) {
-      check_shardable(parameter.tensor, parameter.fqn);
-    }
+                       std::vector<std::vector<flat::ShardedParameter>> groups) {
+  for (const std::vector<flat::ShardedParameter>& group : groups) {
+    for (const flat::ShardedParameter& parameter : group) flat::check_shardable(parameter.tensor, parameter.fqn);
   }
   Unit& unit = tree_.add(std::make_unique<Unit>(context_, std::move(origin), options));
-  for (std::vector<ShardedParameter>& group : groups) {
+  for (std::vector<flat::ShardedParameter>& group : groups) {
     memory_.explaining([] { return "making the shards of a unit"; }, [&] { unit.add(std::move(group)); });
   }
   unit.name_it();
-  for (const auto& flat : unit.flat_parameters()) {
-    flat->memory().page_out(flat->shard());
-  }
+  for (const auto& flat : unit.flat_parameters()) flat->memory().page_out(flat->shard());
   prepared_ = false;
   return unit;
 }
@@ -75,8 +71,8 @@ void Engine::absorb(Engine& inner) {
   cutter_.absorb(inner.cutter_);
   buffers_.insert(buffers_.end(), inner.buffers_.begin(), inner.buffers_.end());
   {
-    MutexLock lock(preparing_);
-    MutexLock lock_inner(inner.preparing_);
+    base::MutexLock lock(preparing_);
+    base::MutexLock lock_inner(inner.preparing_);
     park_groups_.merge(inner.park_groups_);
   }
   inner.absorbed_into_ = shared_from_this();
@@ -85,14 +81,12 @@ void Engine::absorb(Engine& inner) {
 
 Engine& Engine::current() {
   Engine* engine = this;
-  while (engine->absorbed_into_) {
-    engine = engine->absorbed_into_.get();
-  }
+  while (engine->absorbed_into_) engine = engine->absorbed_into_.get();
   return *engine;
 }
 
 void Engine::prepare() {
-  MutexLock lock(preparing_);
+  base::MutexLock lock(preparing_);
   if (!prepared_) {
     compare_sharding(*this);
     memory_.share_shards();
@@ -111,10 +105,8 @@ void Engine::make_park_groups() {
   for (const auto& unit : tree_.units()) {
     const std::optional<ReshardAfterForward>& reshard = unit->options().reshard_after_forward;
     const std::optional<int> size = reshard ? reshard->group_size() : std::nullopt;
-    MutexLock lock(unit->mutex);
-    if (!size || unit->buffers.park_group()) {
-      continue;
-    }
+    base::MutexLock lock(unit->mutex);
+    if (!size || unit->buffers.park_group()) continue;
     const std::shared_ptr<Communicator>& group = unit->groups().shard;
     std::shared_ptr<Communicator>& smaller = park_groups_[{group.get(), *size}];
     if (!smaller) {
@@ -129,15 +121,11 @@ void Engine::make_park_groups() {
 // ---------------------------------------------------------------- uses
 
 void Engine::observe_backward() {
-  if (backward_.changed()) {
-    backward_.observe(shared_from_this());
-  }
+  if (backward_.changed()) backward_.observe(shared_from_this());
 }
 
 void Engine::enter(Unit& unit, int64_t parameter) {
-  if (!prepared_) {
-    prepare();
-  }
+  if (!prepared_) prepare();
   observe_backward();
   try {
     if (!gatherer_.visits(unit)) {
@@ -157,9 +145,7 @@ void Engine::begin_visit(Unit& unit) {
   gradients_.note_use(unit);
   const bool counts = gatherer_.begin_visit(unit);
   gradients_.reduce_before(unit);
-  if (counts) {
-    gatherer_.gather_for_visit(unit);
-  }
+  if (counts) gatherer_.gather_for_visit(unit);
 }
 
 void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
@@ -172,9 +158,7 @@ void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   const bool complete = memory_.explaining(
       [&] { return c10::str("capturing the gradient of '", unit.parameter(index).fqn, "', unit '", unit.name(), "'"); },
       [&] {
-        if (!gatherer_.visits(unit) && !unit.captures()) {
-          gradients_.reduce_before(unit);
-        }
+        if (!gatherer_.visits(unit) && !unit.captures()) gradients_.reduce_before(unit);
         return gradients_.capture(unit, index, copy.defined() ? copy : gradient);
       });
   // The rest of this backward does not use the unit, unless it has frozen parameters, or the backward runs inside
@@ -205,9 +189,7 @@ void Engine::finish_backward() {
   memory_.reserve(std::max(gatherer_.largest_window(Pass::kForward), gatherer_.largest_window(Pass::kBackward)),
                   gradients_.reducer().largest_window());
   if (gradients_.reducer().current().requires_gradient_sync) {
-    for (const auto& monitor : monitors_) {
-      monitor->next_step();
-    }
+    for (const auto& monitor : monitors_) monitor->next_step();
   }
 }
 
@@ -220,28 +202,22 @@ void Engine::discard_captures() {
 
 void Engine::cut_units(const schedule::UseRecord* only) {
   const auto records = cutter_.records(only);
-  if (records.empty()) {
-    return;
-  }
+  if (records.empty()) return;
   prepare();
   gatherer_.end_pass(Pass::kForward);
   cutter_.check_ready();
   gatherer_.reshard_all();
   gradients_.reducer().finish_all();
-  for (const auto& record : records) {
-    cutter_.cut(record);
-  }
+  for (const auto& record : records) cutter_.cut(record);
   compare_again();
 }
 
 void Engine::cut_before_backward(const Unit& unit) {
   const auto written = [&] {
-    MutexLock lock(unit.mutex);
+    base::MutexLock lock(unit.mutex);
     return unit.versions.written();
   };
-  if (seams::in_backward() && !written()) {
-    cut_units();
-  }
+  if (seams::in_backward() && !written()) cut_units();
 }
 
 // ---------------------------------------------------------------- what the user asks
@@ -250,17 +226,13 @@ void Engine::unshard(const std::vector<Unit*>& units, bool async_op) {
   prepare();
   observe_backward();
   gatherer_.unshard(units);
-  if (!async_op) {
-    gatherer_.wait_for(units);
-  }
+  if (!async_op) gatherer_.wait_for(units);
 }
 
 void Engine::pin(const std::vector<Unit*>& units, const std::function<void()>& body) {
   std::vector<Unit*> entered;
-  Finally unpin([&] {
-    for (Unit* unit : entered) {
-      gatherer_.unpin(*unit);
-    }
+  base::Finally unpin([&] {
+    for (Unit* unit : entered) gatherer_.unpin(*unit);
   });
   for (Unit* unit : units) {
     prepare();
@@ -272,7 +244,7 @@ void Engine::pin(const std::vector<Unit*>& units, const std::function<void()>& b
 }
 
 void Engine::check_may_switch_precision(Unit& unit) const {
-  MutexLock lock(unit.mutex);
+  base::MutexLock lock(unit.mutex);
   TORCH_CHECK(
       !unit.buffers.gathered(), "fsdp: ", unit.where(),
       ": full precision cannot be switched while its parameters are in use (inside pin() or summon_full_params)");
@@ -284,17 +256,13 @@ void Engine::check_may_switch_precision(Unit& unit) const {
 }
 
 void Engine::set_full_precision(bool on) {
-  if (context_.full_precision == on) {
-    return;
-  }
+  if (context_.full_precision == on) return;
   TORCH_CHECK(!seams::in_backward(), "fsdp: full precision cannot be switched during backward");
   gatherer_.reshard_all();
   gradients_.reducer().finish_all();
+  for (const auto& unit : tree_.units()) check_may_switch_precision(*unit);
   for (const auto& unit : tree_.units()) {
-    check_may_switch_precision(*unit);
-  }
-  for (const auto& unit : tree_.units()) {
-    MutexLock lock(unit->mutex);
+    base::MutexLock lock(unit->mutex);
     unit->versions.invalidate_saved_values();
     unit->set_full_precision(on);
   }
@@ -337,10 +305,8 @@ EngineStats Engine::stats() const {
 
 std::string Engine::collective_log() const {
   std::string text;
-  for (const auto& monitor : monitors_) {
-    text += monitor->record().text();
-  }
+  for (const auto& monitor : monitors_) text += monitor->record().text();
   return text;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -23,9 +23,11 @@
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
-
+namespace fsdp::comm {
 class CollectiveMonitor;
+}  // namespace fsdp::comm
+
+namespace fsdp::engine {
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
@@ -44,11 +46,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Gatherer& gatherer() { return gatherer_; }
   GradientFlow& gradients() { return gradients_; }
   UnitCutter& cutter() { return cutter_; }
-  TraceRecorder& trace() { return trace_; }
+  base::TraceRecorder& trace() { return trace_; }
 
   // -- building --
   // `groups`: the unit's parameters, one group for each FlatParameter.
-  Unit& add_unit(UnitOrigin origin, const UnitOptions& options, std::vector<std::vector<ShardedParameter>> groups);
+  Unit& add_unit(UnitOrigin origin, const UnitOptions& options,
+                 std::vector<std::vector<flat::ShardedParameter>> groups);
   // A buffer that was cast from its own dtype to `low` (Options::buffer_dtype).
   struct CastBuffer {
     at::Tensor buffer;
@@ -111,20 +114,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_may_switch_precision(Unit& unit) const;
 
   UnitContext context_;
-  TraceRecorder trace_;
+  base::TraceRecorder trace_;
   UnitTree tree_;
   MemoryAccount memory_;
   Gatherer gatherer_;
   GradientFlow gradients_;
   UnitCutter cutter_;
   BackwardTracker backward_;
-  const std::vector<std::shared_ptr<CollectiveMonitor>> monitors_;
+  const std::vector<std::shared_ptr<comm::CollectiveMonitor>> monitors_;
   std::vector<CastBuffer> buffers_;
   std::shared_ptr<Engine> absorbed_into_;
-  Mutex preparing_;
+  base::Mutex preparing_;
   std::atomic<bool> prepared_{false};
   // Subgroups of units' shard groups, by shard group and size (ReshardAfterForward).
   std::map<std::pair<const Communicator*, int>, std::shared_ptr<Communicator>> park_groups_ FSDP_GUARDED_BY(preparing_);
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

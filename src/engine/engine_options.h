@@ -13,7 +13,7 @@
 #include "fsdp/mesh.h"
 #include "fsdp/options.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // See Options.
 struct OverlapOptions {
@@ -29,7 +29,7 @@ struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
   bool keep_memory = false;
-  ShardMemory memory{c10::Device(c10::kCPU)};  // where shards lie, and where parameters are used
+  flat::ShardMemory memory{c10::Device(c10::kCPU)};  // where shards lie, and where parameters are used
   OverlapOptions overlap{};
   CollectiveCheck collective_check{};
   bool read_only_parameters = false;  // DebugOptions
@@ -48,4 +48,4 @@ struct UnitOptions {
   bool operator==(const UnitOptions&) const = default;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

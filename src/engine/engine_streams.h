@@ -7,7 +7,7 @@
 #include "base/device_stream.h"
 #include "base/stream_order.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // [Note: streams]
 // Computation runs where the user's operators run: on the stream that is current in the thread, by default always the
@@ -21,34 +21,32 @@ namespace fsdp {
 // On a device without streams, all work has one order, and this costs nothing.
 class EngineStreams {
  public:
-  EngineStreams(c10::Device device_, StreamPriority priority)
+  EngineStreams(c10::Device device_, base::StreamPriority priority)
       : device(device_),
-        home(current_stream(device_)),
-        gather(take_stream(device_, priority)),
-        reduce(take_stream(device_, priority)),
-        all_reduce(take_stream(device_, priority)) {}
+        home(base::current_stream(device_)),
+        gather(base::take_stream(device_, priority)),
+        reduce(base::take_stream(device_, priority)),
+        all_reduce(base::take_stream(device_, priority)) {}
 
   // Whether the device has streams (false on CPU).
-  bool apart() const { return has_streams(device); }
+  bool apart() const { return base::has_streams(device); }
 
   // Makes all gathers that are issued from now on wait for the writes to shards that were issued so far: on the current
   // stream, and by optimizers that step while gradients are reduced.
   void order_gathers_after_writes() const {
-    order_streams(current_stream(device), gather);
-    order_streams(reduce, gather);
-    order_streams(all_reduce, gather);
+    base::order_streams(base::current_stream(device), gather);
+    base::order_streams(reduce, gather);
+    base::order_streams(all_reduce, gather);
   }
   // Makes the current stream wait for the reductions that were issued.
   void await_reductions() const {
-    order_streams(reduce, current_stream(device));
-    order_streams(all_reduce, current_stream(device));
+    base::order_streams(reduce, base::current_stream(device));
+    base::order_streams(all_reduce, base::current_stream(device));
   }
   // Makes the stream of the engine's memory wait for all uses of the memory, so that the memory may be freed.
   void bring_home() const {
-    order_streams(current_stream(device), home);
-    for (const c10::Stream& stream : {gather, reduce, all_reduce}) {
-      order_streams(stream, home);
-    }
+    base::order_streams(base::current_stream(device), home);
+    for (const c10::Stream& stream : {gather, reduce, all_reduce}) base::order_streams(stream, home);
   }
 
   const c10::Device device;
@@ -59,4 +57,4 @@ class EngineStreams {
   const c10::Stream all_reduce;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

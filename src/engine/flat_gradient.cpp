@@ -6,9 +6,9 @@
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/dispatch_key.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
-FlatGradient::FlatGradient(FlatParameter& flat, bool use_orig_params, BufferPool::Source leaf_source,
+FlatGradient::FlatGradient(flat::FlatParameter& flat, bool use_orig_params, BufferPool::Source leaf_source,
                            std::function<std::string()> where)
     : flat_(flat),
       where_(std::move(where)),
@@ -29,44 +29,40 @@ void FlatGradient::begin_round(BufferPool& pool) {
 }
 
 bool FlatGradient::complete() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return capturing() && round_.complete();
 }
 
 void FlatGradient::capture(int64_t parameter, const at::Tensor& gradient, BufferPool& pool) {
   const bool shared = gradient.use_count() > 1 && !gradient.is_sparse();
   const at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   TORCH_CHECK(!lost_, "fsdp: ", where_(),
               ": a backward threw while gradients of several passes were being accumulated; ",
               "the gradient that earlier passes had accumulated for parameter '", flat_.parameters()[parameter].fqn,
               "' was lost. Call ShardedModule::zero_grad (or reset) and begin the step again");
-  if (!capturing()) {
-    begin_round(pool);
-  }
+  if (!capturing()) begin_round(pool);
   // A gradient may itself be a view of a sharded parameter. The dispatcher must then see the parameter's unit.
   std::optional<seams::CleanDispatchGuard> clean;
-  if (!seams::has_sharded_key(dense)) {
-    clean.emplace();
-  }
+  if (!seams::has_sharded_key(dense)) clean.emplace();
   any_captured_ = true;
   round_.capture(parameter, dense, shared, memory_of_round(pool));
 }
 
 void FlatGradient::suspend(BufferPool& pool) {
   seams::CleanDispatchGuard clean;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   round_.suspend(memory_of_round(pool));
   state_.transition(GradientState::kAccumulating, where_);
 }
 
 void FlatGradient::resume(BufferPool& pool) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   begin_round(pool);
 }
 
 void FlatGradient::discard(BufferPool& pool) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   any_captured_ = false;
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
@@ -76,7 +72,7 @@ void FlatGradient::discard(BufferPool& pool) {
 }
 
 void FlatGradient::forget(BufferPool& pool) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (accumulating()) {
     state_.transition(GradientState::kNone, where_);
     round_.drop(pool);
@@ -92,11 +88,11 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
               ": requires_all_reduce = false cannot be combined with a communication hook, which does the whole "
               "reduction itself");
   auto reduction = begin_reduction(call, pool);
-  CurrentStreamGuard on_stream(reduction->stream());
+  base::CurrentStreamGuard on_stream(reduction->stream());
   try {
     reduction->issue(call);
   } catch (...) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     abandon(*reduction);
     throw;
   }
@@ -105,9 +101,9 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
 
 std::unique_ptr<Reduction> FlatGradient::begin_reduction(const ReduceCall& call, BufferPool& pool) {
   seams::CleanDispatchGuard clean;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   round_.fill_buffer(memory_of_round(pool));
-  CurrentStreamGuard on_stream(call.first_stream());
+  base::CurrentStreamGuard on_stream(call.first_stream());
   auto reduction = std::make_unique<Reduction>(flat_, leaves_, round_.take(), call, pool);
   state_.transition(GradientState::kReducing, where_);
   ++in_flight_;
@@ -124,21 +120,17 @@ std::unique_ptr<Reduction> FlatGradient::begin_reduction(const ReduceCall& call,
 // Memory of a collective that failed is not used again, because the collective may still write to it.
 void FlatGradient::abandon(const Reduction& reduction) {
   lost_ |= reduction.carries() || unreplicated_.any();
-  if (!leaves_.any()) {
-    leaves_.drop_memory();
-  }
+  if (!leaves_.any()) leaves_.drop_memory();
   end_reduction(GradientState::kReduced);
 }
 
 bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& id, const c10::Stream& stream) {
-  if (reduction.stage() != Reduction::Stage::kFirstOfTwo) {
-    return false;
-  }
-  CurrentStreamGuard on_stream(stream);
+  if (reduction.stage() != Reduction::Stage::kFirstOfTwo) return false;
+  base::CurrentStreamGuard on_stream(stream);
   reduction.await_first_stage(stream);
   {
     seams::CleanDispatchGuard clean;
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     reduction.begin_second_stage(unreplicated_, /*alone=*/in_flight_ == 1);
   }
   reduction.issue_second_stage(id);
@@ -146,19 +138,17 @@ bool FlatGradient::issue_second_stage(Reduction& reduction, const CollectiveId& 
 }
 
 void FlatGradient::finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool) {
-  CurrentStreamGuard on_stream(reduction.stream());
+  base::CurrentStreamGuard on_stream(reduction.stream());
   try {
     reduction.wait();
-    if (hook && reduction.any() && reduction.stage() != Reduction::Stage::kLeftToLater) {
-      hook(reduction.output());
-    }
+    if (hook && reduction.any() && reduction.stage() != Reduction::Stage::kLeftToLater) hook(reduction.output());
   } catch (...) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     abandon(reduction);
     throw;
   }
   seams::CleanDispatchGuard clean;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   reduction.release_inputs();
   end_reduction(take_result(reduction, /*seen_by_hook=*/static_cast<bool>(hook), pool));
 }
@@ -174,28 +164,22 @@ GradientState FlatGradient::take_result(Reduction& reduction, bool seen_by_hook,
   }
   const bool all_there_is = !leaves_.any() && !seen_by_hook;
   leaves_.add(reduction.output(), reduction.captured());
-  if (all_there_is) {
-    leaves_.note(reduction.summary());
-  }
+  if (all_there_is) leaves_.note(reduction.summary());
   reduction.release_output();
   return GradientState::kReduced;
 }
 
 void FlatGradient::end_reduction(GradientState then) {
   --in_flight_;
-  if (state_.is(GradientState::kReducing) && in_flight_ == 0) {
-    state_.transition(then, where_);
-  }
+  if (state_.is(GradientState::kReducing) && in_flight_ == 0) state_.transition(then, where_);
 }
 
 void FlatGradient::drop(Reduction& reduction) {
-  CurrentStreamGuard on_stream(reduction.stream());
-  MutexLock lock(mutex_);
+  base::CurrentStreamGuard on_stream(reduction.stream());
+  base::MutexLock lock(mutex_);
   lost_ |= reduction.carries() || unreplicated_.any();
   end_reduction(GradientState::kReduced);
-  if (reduction.in_progress()) {
-    reduction.wait();
-  }
+  if (reduction.in_progress()) reduction.wait();
   reduction.release_inputs();
   reduction.release_output();
 }
@@ -203,20 +187,18 @@ void FlatGradient::drop(Reduction& reduction) {
 // ---------------------------------------------------------------- the gradients of the leaves
 
 void FlatGradient::trim() {
-  MutexLock lock(mutex_);
-  if (in_flight_ == 0 && !round_.has_buffer() && !leaves_.any()) {
-    leaves_.drop_memory();
-  }
+  base::MutexLock lock(mutex_);
+  if (in_flight_ == 0 && !round_.has_buffer() && !leaves_.any()) leaves_.drop_memory();
 }
 
 void FlatGradient::set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   leaves_.assign(like_shard, defined);
 }
 
 void FlatGradient::clear_leaf(int64_t parameter) {
   seams::CleanDispatchGuard clean;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (accumulating()) {
     round_.forget(parameter);
     unreplicated_.forget(parameter);
@@ -226,7 +208,7 @@ void FlatGradient::clear_leaf(int64_t parameter) {
 
 void FlatGradient::zero_leaf(int64_t parameter) {
   seams::CleanDispatchGuard clean;
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (accumulating()) {
     round_.zero(parameter);
     unreplicated_.zero(parameter);
@@ -234,4 +216,4 @@ void FlatGradient::zero_leaf(int64_t parameter) {
   leaves_.zero(parameter);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -17,7 +17,7 @@
 #include "engine/unreplicated_sum.h"
 #include "flat/flat_parameter.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Its states are those of the round: GradientState.
 //
@@ -26,10 +26,10 @@ namespace fsdp {
 class FlatGradient {
  public:
   // `leaf_source`: provides the memory of the leaves' gradients. If empty, it is allocated on their device.
-  FlatGradient(FlatParameter& flat, bool use_orig_params, BufferPool::Source leaf_source,
+  FlatGradient(flat::FlatParameter& flat, bool use_orig_params, BufferPool::Source leaf_source,
                std::function<std::string()> where);
 
-  FlatParameter& flat() { return flat_; }
+  flat::FlatParameter& flat() { return flat_; }
   bool capturing() const { return state_.is(GradientState::kCapturing); }
   bool accumulating() const { return state_.is(GradientState::kAccumulating); }
   // Whether every parameter's gradient has been captured in this backward. This only predicts that no more will come
@@ -94,10 +94,10 @@ class FlatGradient {
   // Takes over the result. Returns the state that follows.
   GradientState take_result(Reduction& reduction, bool seen_by_hook, BufferPool& pool) FSDP_REQUIRES(mutex_);
 
-  mutable Mutex mutex_;
-  FlatParameter& flat_;
+  mutable base::Mutex mutex_;
+  flat::FlatParameter& flat_;
   const std::function<std::string()> where_;
-  StateMachine<GradientState> state_;  // transitions under the lock
+  base::StateMachine<GradientState> state_;  // transitions under the lock
   LeafGradients leaves_;
   CapturedGradients round_;
   UnreplicatedSum unreplicated_ FSDP_GUARDED_BY(mutex_);
@@ -106,4 +106,4 @@ class FlatGradient {
   std::atomic<bool> any_captured_{false};
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -12,7 +12,7 @@
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
 void check(const SummonOptions& options, const Engine& engine) {
@@ -45,18 +45,16 @@ class Owners {
 // step, as optimizer state requires.
 
 // Gives every rank its part of the values that the owners have computed.
-void share_values(Unit& unit, FlatParameter& flat, const at::Tensor& values) {
+void share_values(Unit& unit, flat::FlatParameter& flat, const at::Tensor& values) {
   seams::CleanDispatchGuard clean;
-  const FlatLayout& layout = flat.layout();
+  const flat::FlatLayout& layout = flat.layout();
   unit.engine().gatherer().prepare_write_to_shards(unit);
   const at::Tensor shard = flat.shard().detach();
   if (flat.position().factor > 1) {
     const at::Tensor part = flat.memory().apart() ? at::empty(shard.sizes(), values.options()) : shard;
     values.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
     unit.groups().shard->reduce_scatter(part, values, {}, unit.next_id(Pass::kUser))->wait();
-    if (flat.memory().apart()) {
-      shard.copy_(part);
-    }
+    if (flat.memory().apart()) shard.copy_(part);
   } else if (flat.memory().apart()) {
     shard.copy_(values);
   }
@@ -64,7 +62,7 @@ void share_values(Unit& unit, FlatParameter& flat, const at::Tensor& values) {
 }
 
 void update_flat(Unit& unit, size_t index, Owners& owners, const std::function<void(const WholeParameter&)>& update) {
-  FlatParameter& flat = *unit.flat_parameters()[index];
+  flat::FlatParameter& flat = *unit.flat_parameters()[index];
   WholeGradient gradient = gather_gradient(unit, index);
   at::Tensor values = gather_values(unit, flat);
   for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
@@ -96,7 +94,7 @@ at::Tensor bits_of(const at::Tensor& tensor) {
 
 // Copies back only elements that were written. If an unsharded value still is the rounded shard value, the shard keeps
 // its full precision.
-void write_back_flat(const FlatParameter& flat, const at::Tensor& full) {
+void write_back_flat(const flat::FlatParameter& flat, const at::Tensor& full) {
   const int64_t n = flat.layout().shard_numel();
   const at::Tensor own = full.narrow(0, flat.position().rank * n, n).to(flat.shard().device());
   const at::Tensor written = bits_of(own).ne(bits_of(flat.shard().to(flat.dtypes().compute)));
@@ -105,16 +103,14 @@ void write_back_flat(const FlatParameter& flat, const at::Tensor& full) {
 
 // Copies what was written to the gathered parameters of a pinned unit to its shards.
 void write_back(Engine& engine, Unit& unit) {
-  MutexLock lock(unit.mutex);
+  base::MutexLock lock(unit.mutex);
   TORCH_CHECK(unit.versions.up_to_date(), "fsdp: ", unit.where(),
               ": its shards were written inside with_full_params (an optimizer step?), and writing back its parameters "
               "would overwrite them. Write to the shards or to the parameters, not to both");
   seams::CleanDispatchGuard clean;
   unit.await_readers();
   for (const auto& flat : unit.flat_parameters()) {
-    if (const at::Tensor& full = unit.buffers.of(*flat); full.defined()) {
-      write_back_flat(*flat, full);
-    }
+    if (const at::Tensor& full = unit.buffers.of(*flat); full.defined()) write_back_flat(*flat, full);
     seams::bump_version(flat->shard());
   }
   unit.versions.invalidate_saved_values();
@@ -128,29 +124,25 @@ void run_in_write_scope(Engine& engine, const std::vector<Unit*>& units, bool wr
   // Writes that are dropped in the end (no write-back, or an exception) must not go to the shards themselves.
   Gatherer& gatherer = engine.gatherer();
   const bool may_alias = gatherer.may_alias();
-  Finally restore([&] { gatherer.set_may_alias(may_alias); });
+  base::Finally restore([&] { gatherer.set_may_alias(may_alias); });
   gatherer.reshard_all();
   gatherer.set_may_alias(false);
   engine.pin(units, [&] {
     bool keep = false;  // whether to keep what was written; false after an exception
     for (Unit* unit : units) {
-      MutexLock lock(unit->mutex);
+      base::MutexLock lock(unit->mutex);
       unit->use.open_write_scope();
     }
-    Finally close([&] {
+    base::Finally close([&] {
       for (Unit* unit : units) {
-        MutexLock lock(unit->mutex);
+        base::MutexLock lock(unit->mutex);
         unit->use.close_write_scope();
-        if (!keep) {
-          unit->use.release_when_unpinned();
-        }
+        if (!keep) unit->use.release_when_unpinned();
       }
     });
     body();
     if (writeback) {
-      for (Unit* unit : units) {
-        write_back(engine, *unit);
-      }
+      for (Unit* unit : units) write_back(engine, *unit);
       keep = true;
     }
   });
@@ -158,7 +150,7 @@ void run_in_write_scope(Engine& engine, const std::vector<Unit*>& units, bool wr
 
 void forbid_uses(const std::vector<Unit*>& units, bool on) {
   for (Unit* unit : units) {
-    MutexLock lock(unit->mutex);
+    base::MutexLock lock(unit->mutex);
     unit->use.forbid(on);
   }
 }
@@ -171,7 +163,7 @@ void run_on_rank_0(Engine& engine, const std::vector<Unit*>& units, const std::f
   }
   run_in_write_scope(engine, units, /*writeback=*/false, [] {});
   forbid_uses(units, true);
-  Finally allow([&] { forbid_uses(units, false); });
+  base::Finally allow([&] { forbid_uses(units, false); });
   body();
 }
 
@@ -181,22 +173,16 @@ void summon_full_params(Engine& engine, const SummonOptions& options, const std:
   check(options, engine);
   engine.settle_gradients();
   std::vector<Unit*> units = engine.tree().all();
-  if (!options.recurse) {
-    std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
-  }
+  if (!options.recurse) std::erase_if(units, [](const Unit* unit) { return !unit->is_of_root(); });
   std::deque<SummonedGradients> gradients;
   if (options.with_grads) {
     engine.prepare();
-    for (Unit* unit : units) {
-      gradients.emplace_back(*unit);
-    }
+    for (Unit* unit : units) gradients.emplace_back(*unit);
   }
   const auto run = [&] {
     body();
     if (options.writeback) {
-      for (SummonedGradients& of_unit : gradients) {
-        of_unit.write_back();
-      }
+      for (SummonedGradients& of_unit : gradients) of_unit.write_back();
     }
   };
   options.rank0_only ? run_on_rank_0(engine, units, run) : run_in_write_scope(engine, units, options.writeback, run);
@@ -234,4 +220,4 @@ void update_whole_parameters(Engine& engine, const std::function<void(const Whol
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -8,11 +8,11 @@
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 void summon_full_params(Engine& engine, const SummonOptions& options, const std::function<void()>& body);
 void for_each_full_parameter(Engine& engine, const std::function<void(const std::string&, const at::Tensor&)>& visit,
                              const FullParameterOptions& options = {});
 void update_whole_parameters(Engine& engine, const std::function<void(const WholeParameter&)>& update);
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -7,7 +7,7 @@
 #include "schedule/memory_bounds.h"
 #include "torch_seams/gradient_hooks.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 using schedule::ScheduledUnit;
 
@@ -19,7 +19,7 @@ Pass pass_now() { return in_backward() ? Pass::kBackward : Pass::kForward; }
 
 }  // namespace
 
-Gatherer::Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace)
+Gatherer::Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, base::TraceRecorder& trace)
     : context_(context),
       tree_(tree),
       memory_(memory),
@@ -41,30 +41,22 @@ bool Gatherer::last_visited_is_pinned() const {
 bool Gatherer::begin_visit(Unit& unit) {
   const Pass pass = pass_now();
   const bool counts = residency_.begin_visit({&unit, pass, trace_.now()});
-  if (counts) {
-    make_room_for(unit, pass);
-  }
+  if (counts) make_room_for(unit, pass);
   return counts;
 }
 
 // The gathers of the next units are issued before this unit's gather is waited for.
 void Gatherer::gather_for_visit(Unit& unit) {
   {
-    MutexLock lock(unit.mutex);
-    if (!unit.use.forbidden()) {
-      ensure_issued(unit);
-    }
+    base::MutexLock lock(unit.mutex);
+    if (!unit.use.forbidden()) ensure_issued(unit);
   }
   for (Unit* wanted : unit.prefetched_by_user(pass_now())) {
     explaining(*wanted, [&] {
-      if (begin_prefetch(*wanted)) {
-        wanted->note_requested();
-      }
+      if (begin_prefetch(*wanted)) wanted->note_requested();
     });
   }
-  if (!in_backward() || context_.options.overlap.backward_prefetch == BackwardPrefetch::kPre) {
-    prefetch();
-  }
+  if (!in_backward() || context_.options.overlap.backward_prefetch == BackwardPrefetch::kPre) prefetch();
 }
 
 void Gatherer::end_visit() {
@@ -79,18 +71,14 @@ void Gatherer::end_pass(Pass pass) {
 }
 
 void Gatherer::make_room_for(Unit& unit, std::optional<Pass> pass) {
-  for (ScheduledUnit* victim : residency_.to_release_for(unit, pass)) {
-    release_if_idle(as_unit(*victim));
-  }
+  for (ScheduledUnit* victim : residency_.to_release_for(unit, pass)) release_if_idle(as_unit(*victim));
 }
 
 void Gatherer::prefetch() {
   const OverlapOptions& overlap = context_.options.overlap;
   const bool predicts = in_backward() ? overlap.backward_prefetch != BackwardPrefetch::kNone : overlap.forward_prefetch;
   const ScheduledUnit* visited = residency_.visited();  // null when a backward begins
-  if (!predicts || (visited && !as_unit(*visited).prefetched_by_user(pass_now()).empty())) {
-    return;
-  }
+  if (!predicts || (visited && !as_unit(*visited).prefetched_by_user(pass_now()).empty())) return;
   const bool one_by_one = in_backward() && overlap.backward_prefetch == BackwardPrefetch::kPost;
   const schedule::Residency::Ahead ahead =
       residency_.to_gather_ahead(pass_now(), one_by_one ? 1 : overlap.max_gathered_units);
@@ -98,22 +86,16 @@ void Gatherer::prefetch() {
     Unit& unit = as_unit(*expected);
     explaining(unit, [&] { begin_prefetch(unit); });
   }
-  if (ahead.held_back) {
-    note_held_back(as_unit(*ahead.held_back));
-  }
+  if (ahead.held_back) note_held_back(as_unit(*ahead.held_back));
 }
 
 // Issues the gather of an expected unit and returns true, or returns false if there is nothing to issue. Backward skips
 // units whose shards were written since their forward; if it uses one, the use throws.
 bool Gatherer::begin_prefetch(Unit& unit) {
-  MutexLock lock(unit.mutex);
+  base::MutexLock lock(unit.mutex);
   const bool stale = unit.versions.written();
-  if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden() || (stale && in_backward())) {
-    return false;
-  }
-  if (stale) {
-    drop_stale(unit);
-  }
+  if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden() || (stale && in_backward())) return false;
+  if (stale) drop_stale(unit);
   issue_gather(unit);
   unit.note_prefetched();
   ++prefetches_;
@@ -121,27 +103,23 @@ bool Gatherer::begin_prefetch(Unit& unit) {
 }
 
 void Gatherer::note_held_back(Unit& unit) {
-  MutexLock lock(unit.mutex);
-  if (unit.buffers.sharded()) {
-    unit.times.note_held_back(trace_.now());
-  }
+  base::MutexLock lock(unit.mutex);
+  if (unit.buffers.sharded()) unit.times.note_held_back(trace_.now());
 }
 
 // ---------------------------------------------------------------- uses
 
 void Gatherer::pin(Unit& unit) {
   explaining(unit, [&] {
-    MutexLock lock(unit.mutex);
+    base::MutexLock lock(unit.mutex);
     gather_to_use(unit);
     unit.use.pin();
   });
 }
 
 void Gatherer::unpin(Unit& unit) {
-  MutexLock lock(unit.mutex);
-  if (unit.use.unpin() && unit.buffers.gathered() && (strict_ || unit.use.to_be_released())) {
-    release(unit);
-  }
+  base::MutexLock lock(unit.mutex);
+  if (unit.use.unpin() && unit.buffers.gathered() && (strict_ || unit.use.to_be_released())) release(unit);
 }
 
 void Gatherer::hold(Unit& unit) {
@@ -153,10 +131,8 @@ void Gatherer::hold(Unit& unit) {
 // Making a view of a parameter gathers nothing, but the view remembers the version of the parameter. An optimizer step
 // must have changed that version before, otherwise autograd takes the view for older than the parameter.
 void Gatherer::note_view(Unit& unit) {
-  MutexLock lock(unit.mutex);
-  if (!backward_relies_on(unit)) {
-    notice_shard_writes(unit);
-  }
+  base::MutexLock lock(unit.mutex);
+  if (!backward_relies_on(unit)) notice_shard_writes(unit);
 }
 
 void Gatherer::gather_to_use(Unit& unit) {
@@ -176,9 +152,7 @@ bool Gatherer::backward_relies_on(const Unit& unit) const {
 void Gatherer::notice_shard_writes(Unit& unit) {
   const bool relies = backward_relies_on(unit);
   unit.versions.note_use(in_backward());
-  if (!unit.versions.written()) {
-    return;
-  }
+  if (!unit.versions.written()) return;
   TORCH_CHECK(!relies, "fsdp: ", unit.where(),
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
               "would use other values than its forward. Run backward before the step, or run forward again");
@@ -204,18 +178,12 @@ void Gatherer::drop_stale(Unit& unit) {
 // all units; otherwise two ranks would wait for each other. Optimizers inside backward need not do this: they write in
 // the order of reductions, which is the same on all ranks, while the next units are being read.
 void Gatherer::prepare_write_to_shards(Unit& unit) {
-  if (!unit.shares_shards()) {
-    return;
-  }
+  if (!unit.shares_shards()) return;
   if (!in_backward()) {
-    for (ScheduledUnit* gathered : residency_.gathered()) {
-      end_reading(as_unit(*gathered));
-    }
+    for (ScheduledUnit* gathered : residency_.gathered()) end_reading(as_unit(*gathered));
   }
-  MutexLock lock(unit.mutex);
-  if (unit.buffers.gathering()) {
-    ensure_gathered(unit);
-  }
+  base::MutexLock lock(unit.mutex);
+  if (unit.buffers.gathering()) ensure_gathered(unit);
   if (unit.buffers.gathered() && unit.buffers.reads_shards()) {
     TORCH_CHECK(!unit.use.pinned(), "fsdp: ", unit.where(),
                 ": its shards were written while the unit was pinned and its parameters were views of the shards. "
@@ -226,37 +194,27 @@ void Gatherer::prepare_write_to_shards(Unit& unit) {
 }
 
 void Gatherer::end_reading(Unit& unit) {
-  MutexLock lock(unit.mutex);
-  if (unit.buffers.gathering() && unit.shares_shards()) {
-    finish_gather(unit);
-  }
-  if (unit.buffers.gathered() && unit.buffers.reads_shards() && !unit.use.pinned()) {
-    release(unit);
-  }
+  base::MutexLock lock(unit.mutex);
+  if (unit.buffers.gathering() && unit.shares_shards()) finish_gather(unit);
+  if (unit.buffers.gathered() && unit.buffers.reads_shards() && !unit.use.pinned()) release(unit);
 }
 
 // ---------------------------------------------------------------- gathering and releasing
 
 void Gatherer::ensure_issued(Unit& unit) {
   notice_shard_writes(unit);
-  if (unit.buffers.sharded()) {
-    issue_gather(unit);
-  }
+  if (unit.buffers.sharded()) issue_gather(unit);
 }
 
 void Gatherer::ensure_gathered(Unit& unit) {
   ensure_issued(unit);
-  if (unit.buffers.gathering()) {
-    finish_gather(unit);
-  }
+  if (unit.buffers.gathering()) finish_gather(unit);
 }
 
 void Gatherer::issue_gather(Unit& unit) {
   const Pass pass = pass_now();
   unit.check_membership();
-  if (context_.streams.apart() && !unit.gathers_are_ordered()) {
-    tree_.order_gathers_after_writes();
-  }
+  if (context_.streams.apart() && !unit.gathers_are_ordered()) tree_.order_gathers_after_writes();
   all_gathers_ += unit.buffers.begin_gather(memory_.parameters(), pass, may_alias_);
   unit.versions.note_first_seen();
   unit.times.note_issued(pass, trace_.now());
@@ -278,9 +236,7 @@ void Gatherer::finish_gather(Unit& unit) {
 }
 
 void Gatherer::release(Unit& unit) {
-  if (!in_backward() && !unit.use.writable() && !unit.versions.written()) {
-    unit.buffers.park(memory_.parameters());
-  }
+  if (!in_backward() && !unit.use.writable() && !unit.versions.written()) unit.buffers.park(memory_.parameters());
   unit.use.note_released();
   unit.buffers.release(memory_.parameters());
   forget(unit);
@@ -293,20 +249,14 @@ void Gatherer::forget(Unit& unit) {
 }
 
 void Gatherer::release_if_idle(Unit& unit) {
-  MutexLock lock(unit.mutex);
-  if (unit.buffers.gathering()) {
-    finish_gather(unit);
-  }
-  if (unit.buffers.gathered() && !unit.use.pinned()) {
-    release(unit);
-  }
+  base::MutexLock lock(unit.mutex);
+  if (unit.buffers.gathering()) finish_gather(unit);
+  if (unit.buffers.gathered() && !unit.use.pinned()) release(unit);
 }
 
 void Gatherer::release_after_last_use(Unit& unit) {
-  MutexLock lock(unit.mutex);
-  if (!unit.buffers.gathered() || unit.buffers.used_nbytes() == 0) {
-    return;
-  }
+  base::MutexLock lock(unit.mutex);
+  if (!unit.buffers.gathered() || unit.buffers.used_nbytes() == 0) return;
   if (unit.use.pinned()) {
     unit.use.release_when_unpinned();
   } else {
@@ -316,20 +266,16 @@ void Gatherer::release_after_last_use(Unit& unit) {
 
 void Gatherer::release_after_backward(const std::function<bool(const Unit&)>& stays) {
   for (const auto& unit : tree_.units()) {
-    if (!stays(*unit)) {
-      release_if_idle(*unit);
-    }
-    MutexLock lock(unit->mutex);
+    if (!stays(*unit)) release_if_idle(*unit);
+    base::MutexLock lock(unit->mutex);
     unit->buffers.unpark(memory_.parameters());
-    if (unit->buffers.sharded()) {
-      unit->await_readers();
-    }
+    if (unit->buffers.sharded()) unit->await_readers();
   }
 }
 
 void Gatherer::unshard(const std::vector<Unit*>& units) {
   for (Unit* unit : units) {
-    MutexLock lock(unit->mutex);
+    base::MutexLock lock(unit->mutex);
     ensure_issued(*unit);
     unit->note_requested();
   }
@@ -337,17 +283,15 @@ void Gatherer::unshard(const std::vector<Unit*>& units) {
 
 void Gatherer::wait_for(const std::vector<Unit*>& units) {
   for (Unit* unit : units) {
-    MutexLock lock(unit->mutex);
-    if (unit->buffers.gathering()) {
-      ensure_gathered(*unit);
-    }
+    base::MutexLock lock(unit->mutex);
+    if (unit->buffers.gathering()) ensure_gathered(*unit);
   }
 }
 
 void Gatherer::reshard(const std::vector<Unit*>& units) {
   for (Unit* unit : units) {
     release_if_idle(*unit);
-    MutexLock lock(unit->mutex);
+    base::MutexLock lock(unit->mutex);
     unit->buffers.unpark(memory_.parameters());
   }
 }
@@ -368,7 +312,7 @@ void Gatherer::set_strict(bool on) {
 
 int64_t Gatherer::largest_window(Pass pass) const {
   const auto nbytes = [](const ScheduledUnit& unit) {
-    MutexLock lock(as_unit(unit).mutex);
+    base::MutexLock lock(as_unit(unit).mutex);
     const int64_t of_block = as_unit(unit).buffers.block_nbytes();
     return of_block > 0 ? schedule::BlockPlaces::rounded(of_block) : 0;
   };
@@ -383,4 +327,4 @@ void Gatherer::count(EngineStats& stats) const {
   stats.peak_gathered_units = residency_.peak_count();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -11,14 +11,14 @@
 #include "engine/unit_tree.h"
 #include "schedule/residency.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // schedule::Residency decides what to gather ahead and what to release; the Gatherer acts.
 //
 // Threads: safe, except that the test mode and may_alias change while no unit is in use.
 class Gatherer {
  public:
-  Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace);
+  Gatherer(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, base::TraceRecorder& trace);
 
   // -- visits --
   // Whether the unit is the one that was used last.
@@ -100,7 +100,7 @@ class Gatherer {
   const UnitContext& context_;
   UnitTree& tree_;
   MemoryAccount& memory_;
-  TraceRecorder& trace_;
+  base::TraceRecorder& trace_;
   schedule::Residency residency_;
   std::atomic<bool> may_alias_{true};
   bool strict_ = false;
@@ -109,4 +109,4 @@ class Gatherer {
   std::atomic<int64_t> prefetches_wasted_{0};
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -7,11 +7,12 @@
 
 #include "torch_seams/gradient_hooks.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 using schedule::ScheduledUnit;
 
-GradientFlow::GradientFlow(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace)
+GradientFlow::GradientFlow(const UnitContext& context, UnitTree& tree, MemoryAccount& memory,
+                           base::TraceRecorder& trace)
     : context_(context),
       tree_(tree),
       pool_(memory.gradients()),
@@ -23,9 +24,7 @@ void GradientFlow::make_groups() {
   groups_.clear();
   const auto add = [this](const std::shared_ptr<Communicator>& group) {
     const bool known = std::find(groups_.begin(), groups_.end(), group.get()) != groups_.end();
-    if (group && group->size() > 1 && !known) {
-      groups_.push_back(group.get());
-    }
+    if (group && group->size() > 1 && !known) groups_.push_back(group.get());
   };
   for (const auto& unit : tree_.units()) {
     if (const std::shared_ptr<Communicator>& group = unit->groups().shard; group && unit->trains()) {
@@ -34,9 +33,7 @@ void GradientFlow::make_groups() {
     }
   }
   for (const auto& unit : tree_.units()) {
-    if (unit->trains()) {
-      add(unit->groups().replicate);
-    }
+    if (unit->trains()) add(unit->groups().replicate);
   }
   tree_.for_each_gradient([](const Unit& unit, FlatGradient& gradient) { gradient.set_stays(unit.is_root()); });
 }
@@ -44,23 +41,17 @@ void GradientFlow::make_groups() {
 // ---------------------------------------------------------------- uses and captures
 
 void GradientFlow::note_use(Unit& unit) {
-  if (!seams::in_backward() && at::GradMode::is_enabled()) {
-    order_.note_forward(unit);
-  }
+  if (!seams::in_backward() && at::GradMode::is_enabled()) order_.note_forward(unit);
 }
 
 bool GradientFlow::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
-  MutexLock lock(unit.mutex);
+  base::MutexLock lock(unit.mutex);
   const Unit::Place place = unit.place(index);
   unit.check_membership(place.flat.parameters()[place.parameter]);
-  if (!gradient.defined()) {
-    return false;
-  }
+  if (!gradient.defined()) return false;
   const bool is_first = !place.gradient->capturing();
   place.gradient->capture(place.parameter, gradient, pool_);
-  if (is_first) {
-    trace_.sample_memory();
-  }
+  if (is_first) trace_.sample_memory();
   unit.sentinels.install(place.flat, place.parameter);
   return unit.has_all_gradients();
 }
@@ -72,13 +63,9 @@ bool GradientFlow::capture(Unit& unit, int64_t index, const at::Tensor& gradient
 // first gradient of the unrelated unit arrives. Otherwise it comes at the end of backward. It does not come when the
 // last of the unit's gradients arrives, because some of its parameters may take no part on this rank.
 void GradientFlow::reduce_before(Unit& unit) {
-  if (!seams::in_backward()) {
-    return;
-  }
+  if (!seams::in_backward()) return;
   const auto captures = [](const ScheduledUnit& other) { return as_unit(other).captures(); };
-  for (ScheduledUnit* due : order_.due(unit, captures)) {
-    reduce(as_unit(*due));
-  }
+  for (ScheduledUnit* due : order_.due(unit, captures)) reduce(as_unit(*due));
 }
 
 bool GradientFlow::syncs(const Unit& unit) const {
@@ -89,18 +76,14 @@ bool GradientFlow::syncs(const Unit& unit) const {
 // Reduces all of the unit's gradients, as other ranks do.
 void GradientFlow::reduce(Unit& unit) {
   for (size_t i = 0; i < unit.flat_parameters().size(); ++i) {
-    if (FlatGradient* gradient = unit.gradient(i)) {
-      reduce(unit, *gradient);
-    }
+    if (FlatGradient* gradient = unit.gradient(i)) reduce(unit, *gradient);
   }
 }
 
 void GradientFlow::reduce(Unit& unit, FlatGradient& gradient) {
   reducer_.make_room();
-  MutexLock lock(unit.mutex);
-  if (!gradient.capturing()) {
-    gradient.resume(pool_);
-  }
+  base::MutexLock lock(unit.mutex);
+  if (!gradient.capturing()) gradient.resume(pool_);
   reducer_.issue(unit, gradient);
 }
 
@@ -118,19 +101,13 @@ void GradientFlow::begin_backward() {
 
 void GradientFlow::finish_backward() {
   suspend_what_stays();
-  if (reducer_.current().requires_gradient_sync) {
-    reduce_the_rest();
-  }
-  if (reducer_.current().is_last_backward) {
-    reducer_.finish_all();
-  }
+  if (reducer_.current().requires_gradient_sync) reduce_the_rest();
+  if (reducer_.current().is_last_backward) reducer_.finish_all();
 }
 
 void GradientFlow::suspend_what_stays() {
   tree_.for_each_gradient([this](const Unit& unit, FlatGradient& gradient) {
-    if (gradient.capturing() && !syncs(unit)) {
-      gradient.suspend(pool_);
-    }
+    if (gradient.capturing() && !syncs(unit)) gradient.suspend(pool_);
   });
 }
 
@@ -149,9 +126,7 @@ void GradientFlow::reduce_the_rest() {
     any_here |= gradient.has_captured() || gradient.capturing() || gradient.accumulating();
   });
   if (any_here) {
-    for (ScheduledUnit* unit : order_.rest()) {
-      reduce(as_unit(*unit));
-    }
+    for (ScheduledUnit* unit : order_.rest()) reduce(as_unit(*unit));
   }
   const std::string found = agree_on_gradients();
   const bool any_anywhere = found.find_first_not_of('\0') != std::string::npos;
@@ -160,17 +135,11 @@ void GradientFlow::reduce_the_rest() {
     bool captured = false;
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
       FlatGradient* gradient = unit->gradient(i);
-      if (!gradient) {
-        continue;
-      }
+      if (!gradient) continue;
       captured |= (found[next] & kCaptured) != 0;
-      if ((found[next++] & kLeft) != 0 && syncs(*unit)) {
-        reduce(*unit, *gradient);
-      }
+      if ((found[next++] & kLeft) != 0 && syncs(*unit)) reduce(*unit, *gradient);
     }
-    if (any_anywhere) {
-      order_.note_captured(*unit, captured);
-    }
+    if (any_anywhere) order_.note_captured(*unit, captured);
   }
 }
 
@@ -209,7 +178,7 @@ void GradientFlow::discard_captures() {
 
 void GradientFlow::notice_cleared() const {
   for (const auto& unit : tree_.units()) {
-    MutexLock lock(unit->mutex);
+    base::MutexLock lock(unit->mutex);
     unit->check_membership();
     unit->notice_cleared_gradients();
   }
@@ -226,9 +195,7 @@ void GradientFlow::forget_accumulated() {
 }
 
 void GradientFlow::trim() const {
-  if (!keeps_memory_) {
-    tree_.for_each_gradient([](const Unit&, FlatGradient& gradient) { gradient.trim(); });
-  }
+  if (!keeps_memory_) tree_.for_each_gradient([](const Unit&, FlatGradient& gradient) { gradient.trim(); });
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -10,14 +10,14 @@
 #include "engine/unit_tree.h"
 #include "schedule/reduction_order.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // schedule::ReductionOrder decides when a unit is reduced; the GradientReducer keeps track of reductions in flight.
 //
 // Threads: captures are safe from any thread; passes begin and end on one thread at a time.
 class GradientFlow {
  public:
-  GradientFlow(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, TraceRecorder& trace);
+  GradientFlow(const UnitContext& context, UnitTree& tree, MemoryAccount& memory, base::TraceRecorder& trace);
 
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
@@ -70,10 +70,10 @@ class GradientFlow {
   UnitTree& tree_;
   BufferPool& pool_;
   const bool keeps_memory_;
-  TraceRecorder& trace_;
+  base::TraceRecorder& trace_;
   GradientReducer reducer_;
   schedule::ReductionOrder order_;
   std::vector<Communicator*> groups_;  // of several ranks, in which gradients are reduced, shard groups first
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

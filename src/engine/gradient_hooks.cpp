@@ -3,10 +3,10 @@
 #include "engine/engine.h"
 #include "torch_seams/gradient_hooks.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // The hooks hold the owner instead of the unit, because they may outlive the unit.
-void hook_capture(ShardedParameter& parameter) {
+void hook_capture(flat::ShardedParameter& parameter) {
   parameter.capture_hook =
       seams::add_gradient_capture(parameter.tensor, [owner = parameter.owner](const at::Tensor& gradient) {
         Unit* unit = unit_of(*owner);
@@ -21,13 +21,11 @@ void hook_capture(ShardedParameter& parameter) {
       });
 }
 
-void hook_gradients(ShardedParameter& parameter) {
+void hook_gradients(flat::ShardedParameter& parameter) {
   hook_capture(parameter);
   seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner] {
-    if (Unit* unit = unit_of(*owner)) {
-      unit->check_membership(unit->parameter(owner->index));
-    }
+    if (Unit* unit = unit_of(*owner)) unit->check_membership(unit->parameter(owner->index));
   });
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

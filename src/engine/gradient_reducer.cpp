@@ -6,33 +6,27 @@
 #include <functional>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 void GradientReducer::begin_backward() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   current_ = settings_.backward;
   ++backward_;
   issued_in_backward_ = 0;
   last_issued_ = nullptr;
   transient_.clear();
-  if (in_flight_.empty()) {
-    reported_.clear();
-  }
+  if (in_flight_.empty()) reported_.clear();
 }
 
 // ---------------------------------------------------------------- issuing
 
 void GradientReducer::make_room() {
-  while (std::optional<InFlight> oldest = take_for_room()) {
-    finish(*oldest);
-  }
+  while (std::optional<InFlight> oldest = take_for_room()) finish(*oldest);
 }
 
 std::optional<GradientReducer::InFlight> GradientReducer::take_for_room() {
-  MutexLock lock(mutex_);
-  if (in_flight_.size() > 1 || (!in_flight_.empty() && !advance(in_flight_.back()))) {
-    return pop_oldest();
-  }
+  base::MutexLock lock(mutex_);
+  if (in_flight_.size() > 1 || (!in_flight_.empty() && !advance(in_flight_.back()))) return pop_oldest();
   return std::nullopt;
 }
 
@@ -52,14 +46,14 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
   ++(call.groups.shard ? reduce_scatters_ : all_reduces_);
   int64_t backward = 0;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     backward = backward_;
     note_issue(unit, gradient);
   }
   const int64_t issued = trace_.now();
   auto reduction = gradient.issue(call, pool_);
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     in_flight_.push_back({&unit, &gradient, std::move(reduction), backward, issued});
   }
   trace_.sample_memory();
@@ -67,15 +61,11 @@ void GradientReducer::issue(Unit& unit, FlatGradient& gradient) {
 
 void GradientReducer::note_issue(const Unit& unit, const FlatGradient& gradient) {
   for (const auto& group : {unit.groups().reduce, unit.groups().replicate}) {
-    if (group) {
-      used_groups_.insert(group);
-    }
+    if (group) used_groups_.insert(group);
   }
   ++issued_in_backward_;
   if (!gradient.stays()) {
-    if (last_issued_ != &unit || transient_.empty()) {
-      transient_.push_back(0);
-    }
+    if (last_issued_ != &unit || transient_.empty()) transient_.push_back(0);
     transient_.back() += gradient.buffer_nbytes();
   }
   last_issued_ = &unit;
@@ -89,9 +79,7 @@ bool GradientReducer::advance(InFlight& latest) {
     ++all_reduces_;
     return true;
   }
-  if (latest.reduction->over_shard_group()) {
-    return false;
-  }
+  if (latest.reduction->over_shard_group()) return false;
   latest.reduction->advance();
   return true;
 }
@@ -103,7 +91,7 @@ GradientReducer::InFlight GradientReducer::pop_oldest() {
 }
 
 std::optional<GradientReducer::InFlight> GradientReducer::take_oldest() {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   return in_flight_.empty() ? std::nullopt : std::optional<InFlight>(pop_oldest());
 }
 
@@ -111,16 +99,15 @@ std::optional<GradientReducer::InFlight> GradientReducer::take_oldest() {
 
 void GradientReducer::finish(InFlight& oldest) {
   if (oldest.reduction->stage() == Reduction::Stage::kFirstOfTwo) {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     advance(oldest);
   }
   std::function<void(const at::Tensor&)> hook;
   if (settings_.gradient_hook) {
     hook = [&](const at::Tensor& gradient) {
       std::vector<std::string> fqns;
-      for (const ShardedParameter& parameter : oldest.gradient->flat().parameters()) {
+      for (const flat::ShardedParameter& parameter : oldest.gradient->flat().parameters())
         fqns.push_back(parameter.fqn);
-      }
       settings_.gradient_hook({oldest.unit->name(), fqns, gradient});
     };
   }
@@ -139,14 +126,14 @@ void GradientReducer::finish(InFlight& oldest) {
 void GradientReducer::report_unit(InFlight& finished) {
   int64_t before = 0;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     before = std::exchange(reported_[finished.gradient], finished.backward);
   }
   TORCH_CHECK(before != finished.backward, "fsdp: ", finished.unit->where(),
               ": more gradients arrived after the unit-reduced hook had been called for this unit in the same backward "
               "(parameters used again by units that come earlier in forward): its optimizer has stepped too early. Put "
               "the modules that share these parameters into one unit, or step after backward");
-  CurrentStreamGuard on_stream(finished.reduction->stream());
+  base::CurrentStreamGuard on_stream(finished.reduction->stream());
   settle_on_host();
   settings_.unit_reduced_hook(finished.unit->name(), finished.gradient->leaves().leaves());
   finished.gradient->trim();
@@ -154,14 +141,10 @@ void GradientReducer::report_unit(InFlight& finished) {
 
 void GradientReducer::finish_all() {
   {
-    MutexLock lock(mutex_);
-    for (InFlight& one : in_flight_) {
-      advance(one);
-    }
+    base::MutexLock lock(mutex_);
+    for (InFlight& one : in_flight_) advance(one);
   }
-  while (std::optional<InFlight> oldest = take_oldest()) {
-    finish(*oldest);
-  }
+  while (std::optional<InFlight> oldest = take_oldest()) finish(*oldest);
   context_.streams.await_reductions();
   settle_on_host();
   trim_groups();
@@ -171,25 +154,21 @@ void GradientReducer::finish_all() {
 void GradientReducer::trim_groups() {
   std::set<std::shared_ptr<Communicator>> groups;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     groups.swap(used_groups_);
   }
   if (!pool_.keeps_memory()) {
-    for (const auto& group : groups) {
-      group->trim();
-    }
+    for (const auto& group : groups) group->trim();
   }
 }
 
 // After this returns, gradients are in host memory and all reads of shards in host memory are done, so an optimizer may
 // write the shards.
 void GradientReducer::settle_on_host() const {
-  if (!context_.options.memory.apart()) {
-    return;
-  }
+  if (!context_.options.memory.apart()) return;
   const EngineStreams& streams = context_.streams;
   for (const c10::Stream& stream : {streams.gather, streams.reduce, streams.all_reduce}) {
-    DeviceEvent done;
+    base::DeviceEvent done;
     done.record(stream);
     done.synchronize();
   }
@@ -198,7 +177,7 @@ void GradientReducer::settle_on_host() const {
 void GradientReducer::drop_current() {
   int64_t current = 0;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     current = backward_;
   }
   while (std::optional<InFlight> oldest = take_oldest()) {
@@ -213,14 +192,14 @@ void GradientReducer::drop_current() {
 // ---------------------------------------------------------------- words and numbers
 
 std::string GradientReducer::describe_backward() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const std::string last = last_issued_ ? c10::str(", the last one of '", last_issued_->name(), "'") : "";
   return c10::str("end of backward after ", issued_in_backward_, " reductions", last);
 }
 
 // Counts the unit being captured and the units in flight: [Note: reductions in flight].
 int64_t GradientReducer::largest_window() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   const size_t window = all_reduces_ > 0 ? 3 : 2;
   int64_t most = 0, sum = 0;
   for (size_t i = 0; i < transient_.size(); ++i) {
@@ -235,4 +214,4 @@ void GradientReducer::count(EngineStats& stats) const {
   stats.all_reduces = all_reduces_;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

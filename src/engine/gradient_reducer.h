@@ -17,7 +17,7 @@
 #include "engine/unit.h"
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // The user's settings of reductions: see ShardedModule. They change only while no backward runs.
 struct ReductionSettings {
@@ -40,7 +40,7 @@ struct ReductionSettings {
 // A reduction that one thread finishes is not in flight any more for another one.
 class GradientReducer {
  public:
-  GradientReducer(const UnitContext& context, BufferPool& pool, TraceRecorder& trace)
+  GradientReducer(const UnitContext& context, BufferPool& pool, base::TraceRecorder& trace)
       : context_(context), pool_(pool), trace_(trace) {}
 
   ReductionSettings& settings() { return settings_; }
@@ -94,11 +94,11 @@ class GradientReducer {
 
   const UnitContext& context_;
   BufferPool& pool_;
-  TraceRecorder& trace_;
+  base::TraceRecorder& trace_;
   ReductionSettings settings_;
   BackwardOptions current_;  // changes only when a backward begins
 
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::deque<InFlight> in_flight_ FSDP_GUARDED_BY(mutex_);
   int64_t backward_ FSDP_GUARDED_BY(mutex_) = 0;
   int64_t issued_in_backward_ FSDP_GUARDED_BY(mutex_) = 0;
@@ -113,4 +113,4 @@ class GradientReducer {
   std::atomic<int64_t> all_reduces_{0};
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

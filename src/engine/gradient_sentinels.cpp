@@ -4,21 +4,19 @@
 
 #include "engine/unit.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
-void GradientSentinels::install(FlatParameter& flat, int64_t index) {
-  MutexLock lock(mutex_);
+void GradientSentinels::install(flat::FlatParameter& flat, int64_t index) {
+  base::MutexLock lock(mutex_);
   install_locked(flat, index);
 }
 
-void GradientSentinels::install_locked(FlatParameter& flat, int64_t index) {
-  ShardedParameter& p = flat.parameters()[index];
+void GradientSentinels::install_locked(flat::FlatParameter& flat, int64_t index) {
+  flat::ShardedParameter& p = flat.parameters()[index];
   at::Tensor& gradient = p.tensor.mutable_grad();
   if (!gradient.defined()) {
     gradient = flat.make_gradient_sentinel(index, [parameter = p.owner] {
-      if (Unit* unit = unit_of(*parameter)) {
-        unit->sentinels.gone(parameter->index);
-      }
+      if (Unit* unit = unit_of(*parameter)) unit->sentinels.gone(parameter->index);
     });
     p.sentinel_installed = true;
     return;
@@ -28,46 +26,40 @@ void GradientSentinels::install_locked(FlatParameter& flat, int64_t index) {
               "'. Gradients live in the shards: assign to the grad() of ShardedModule::parameters()");
 }
 
-void GradientSentinels::install_missing(FlatParameter& flat, const ParameterMask& captured) {
-  MutexLock lock(mutex_);
+void GradientSentinels::install_missing(flat::FlatParameter& flat, const ParameterMask& captured) {
+  base::MutexLock lock(mutex_);
   for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
-    if (captured.test(k) && !flat.parameters()[k].sentinel_installed) {
-      install_locked(flat, k);
-    }
+    if (captured.test(k) && !flat.parameters()[k].sentinel_installed) install_locked(flat, k);
   }
 }
 
-ParameterMask GradientSentinels::installed(const FlatParameter& flat) const {
-  MutexLock lock(mutex_);
+ParameterMask GradientSentinels::installed(const flat::FlatParameter& flat) const {
+  base::MutexLock lock(mutex_);
   ParameterMask mask(flat.layout().num_parameters());
   for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
-    if (flat.parameters()[k].sentinel_installed) {
-      mask.set(k);
-    }
+    if (flat.parameters()[k].sentinel_installed) mask.set(k);
   }
   return mask;
 }
 
-void GradientSentinels::forget(FlatParameter& flat, int64_t index) {
-  MutexLock lock(mutex_);
+void GradientSentinels::forget(flat::FlatParameter& flat, int64_t index) {
+  base::MutexLock lock(mutex_);
   flat.parameters()[index].sentinel_installed = false;
 }
 
-void GradientSentinels::notice_cleared(FlatParameter& flat, FlatGradient& gradient) {
+void GradientSentinels::notice_cleared(flat::FlatParameter& flat, FlatGradient& gradient) {
   std::vector<int64_t> cleared;
   {
-    MutexLock lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
-      ShardedParameter& p = flat.parameters()[k];
+      flat::ShardedParameter& p = flat.parameters()[k];
       if (p.sentinel_installed && !p.tensor.grad().defined()) {
         p.sentinel_installed = false;
         cleared.push_back(k);
       }
     }
   }
-  for (int64_t k : cleared) {
-    gradient.clear_leaf(k);
-  }
+  for (int64_t k : cleared) gradient.clear_leaf(k);
 }
 
 // Clears the shard's gradient at once, so that a step that follows sees no gradient, unless another sentinel is
@@ -75,14 +67,12 @@ void GradientSentinels::notice_cleared(FlatParameter& flat, FlatGradient& gradie
 void GradientSentinels::gone(int64_t index) {
   const Unit::Place at = unit_.place(index);
   {
-    MutexLock lock(mutex_);
-    ShardedParameter& p = at.flat.parameters()[at.parameter];
-    if (!p.sentinel_installed || !p.sentinel_owner.expired()) {
-      return;
-    }
+    base::MutexLock lock(mutex_);
+    flat::ShardedParameter& p = at.flat.parameters()[at.parameter];
+    if (!p.sentinel_installed || !p.sentinel_owner.expired()) return;
     p.sentinel_installed = false;
   }
   at.gradient->clear_leaf(at.parameter);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

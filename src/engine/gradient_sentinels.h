@@ -4,10 +4,13 @@
 #include "base/mutex.h"
 #include "engine/parameter_mask.h"
 
-namespace fsdp {
+namespace fsdp::flat {
+class FlatParameter;
+}  // namespace fsdp::flat
+
+namespace fsdp::engine {
 
 class FlatGradient;
-class FlatParameter;
 class Unit;
 
 // Gradients live in the shards. While a shard has one, grad() of the module's parameter is a sentinel: a tensor of the
@@ -21,23 +24,23 @@ class GradientSentinels {
 
   // Installs a sentinel as the gradient of a parameter, unless it has one. `index`: within `flat`. Throws if user code
   // has assigned a gradient.
-  void install(FlatParameter& flat, int64_t index) FSDP_EXCLUDES(mutex_);
+  void install(flat::FlatParameter& flat, int64_t index) FSDP_EXCLUDES(mutex_);
   // Installs sentinels for all parameters in `captured` that have none, because their gradients came only from other
   // ranks.
-  void install_missing(FlatParameter& flat, const ParameterMask& captured) FSDP_EXCLUDES(mutex_);
+  void install_missing(flat::FlatParameter& flat, const ParameterMask& captured) FSDP_EXCLUDES(mutex_);
   // Returns the parameters that have one.
-  ParameterMask installed(const FlatParameter& flat) const FSDP_EXCLUDES(mutex_);
+  ParameterMask installed(const flat::FlatParameter& flat) const FSDP_EXCLUDES(mutex_);
   // Forgets the sentinel of a parameter: its removal then does not clear the shard's gradient.
-  void forget(FlatParameter& flat, int64_t index) FSDP_EXCLUDES(mutex_);
+  void forget(flat::FlatParameter& flat, int64_t index) FSDP_EXCLUDES(mutex_);
   // Clears the shards' gradients of the parameters from which user code has removed the sentinel.
-  void notice_cleared(FlatParameter& flat, FlatGradient& gradient) FSDP_EXCLUDES(mutex_);
+  void notice_cleared(flat::FlatParameter& flat, FlatGradient& gradient) FSDP_EXCLUDES(mutex_);
 
  private:
-  void install_locked(FlatParameter& flat, int64_t index) FSDP_REQUIRES(mutex_);
+  void install_locked(flat::FlatParameter& flat, int64_t index) FSDP_REQUIRES(mutex_);
   void gone(int64_t index) FSDP_EXCLUDES(mutex_);
 
   Unit& unit_;
-  mutable Mutex mutex_;  // guards sentinel_installed of the unit's parameters
+  mutable base::Mutex mutex_;  // guards sentinel_installed of the unit's parameters
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -4,7 +4,7 @@
 
 #include "base/device_stream.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
 int64_t memory_nbytes(const at::Tensor& gradient) { return static_cast<int64_t>(gradient.storage().nbytes()); }
@@ -25,12 +25,12 @@ void HeldGradients::hold(int64_t parameter, const at::Tensor& gradient, bool sha
   const bool as_it_is = !shared && !is_reachable(gradient) && !is_part(gradient);
   at::Tensor own = as_it_is ? gradient : gradient.clone(at::MemoryFormat::Contiguous);
   pool.note_held(memory_nbytes(own));
-  held_.push_back({parameter, std::move(own), current_stream(gradient.device())});
+  held_.push_back({parameter, std::move(own), base::current_stream(gradient.device())});
 }
 
 void HeldGradients::give_up(const std::function<void(int64_t, const at::Tensor&)>& use, BufferPool& pool) {
   for (Held& held : std::exchange(held_, {})) {
-    CurrentStreamGuard as_it_came(held.stream);
+    base::CurrentStreamGuard as_it_came(held.stream);
     use(held.parameter, held.gradient);
     pool.note_held(-memory_nbytes(held.gradient));
     held.gradient.reset();
@@ -39,9 +39,7 @@ void HeldGradients::give_up(const std::function<void(int64_t, const at::Tensor&)
 
 at::Tensor HeldGradients::become_buffer(at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
                                         BufferPool& pool) {
-  if (held_.size() != 1) {
-    return {};
-  }
+  if (held_.size() != 1) return {};
   const auto& [parameter, gradient, stream] = held_.front();
   if (gradient.scalar_type() != dtype || gradient.sizes() != sizes || gradient.strides() != strides ||
       memory_nbytes(gradient) != static_cast<int64_t>(gradient.nbytes())) {
@@ -53,4 +51,4 @@ at::Tensor HeldGradients::become_buffer(at::ScalarType dtype, at::IntArrayRef si
   return buffer;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -10,7 +10,7 @@
 
 #include "engine/buffer_pool.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // [Note: gradients wait as they came]
 // A buffer for all gradients of a unit, if taken at the first of them, would be held together with all activations of
@@ -41,4 +41,4 @@ class HeldGradients {
   std::vector<Held> held_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -4,7 +4,7 @@
 
 #include "support/held_stream.h"
 
-namespace fsdp::held_gradients_test {
+namespace fsdp::engine::held_gradients_test {
 namespace {
 
 using testing::first_of;
@@ -88,23 +88,23 @@ TEST_F(HeldGradientsOnStreams, AreReadWhereTheyCame) {
   const at::Tensor copy = testing::zeros_on_device(4);
   HeldStream late;
   {
-    const CurrentStreamGuard on_late(late);
+    const base::CurrentStreamGuard on_late(late);
     held.hold(0, at::ones({4}, copy.options()), false, pool_);
   }
   held.give_up([&](int64_t, const at::Tensor& gradient) { copy.copy_(gradient); }, pool_);
   late.let_go();
-  CurrentStreamGuard on_late(late);
+  base::CurrentStreamGuard on_late(late);
   EXPECT_EQ(first_of(copy), 1);
 }
 
 TEST_F(HeldGradientsOnStreams, ABufferGoesBackBehindItsUses) {
-  const c10::Stream home = current_stream(device_);
+  const c10::Stream home = base::current_stream(device_);
   HeldGradients held;
   held.hold(0, at::ones({4}, at::TensorOptions(device_)), false, pool_);
   at::Tensor buffer = held.become_buffer(at::kFloat, {4}, {1}, pool_);
   HeldStream reader;
   {
-    const CurrentStreamGuard on_reader(reader);
+    const base::CurrentStreamGuard on_reader(reader);
     pool_.release(buffer);
   }
   buffer.reset();
@@ -114,4 +114,4 @@ TEST_F(HeldGradientsOnStreams, ABufferGoesBackBehindItsUses) {
 }
 
 }  // namespace
-}  // namespace fsdp::held_gradients_test
+}  // namespace fsdp::engine::held_gradients_test

@@ -9,7 +9,7 @@
 
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 void LeafCompanions::note(const at::Tensor& made, Likeness likeness, uint64_t leaf_version) {
   if (!made.is_inference()) {
@@ -21,9 +21,7 @@ void LeafCompanions::note(const at::Tensor& made, Likeness likeness, uint64_t le
 void LeafCompanions::check_unwritten(const std::string& where) const {
   for (const Companion& companion : companions_) {
     auto impl = companion.tensor.lock();
-    if (!impl || companion.likeness.values == Likeness::Values::kCopy) {
-      continue;
-    }
+    if (!impl || companion.likeness.values == Likeness::Values::kCopy) continue;
     TORCH_CHECK(
         seams::version_of(at::Tensor(std::move(impl))) == companion.version, "fsdp: ", where, ": the tensor that ",
         companion.likeness.op,
@@ -39,9 +37,7 @@ void LeafCompanions::follow(const at::Tensor& leaf, uint64_t leaf_version) const
   for (const Companion& companion : companions_) {
     auto impl = companion.tensor.lock();
     const at::Tensor tensor = impl ? at::Tensor(std::move(impl)) : at::Tensor();
-    if (!tensor.defined() || seams::version_of(tensor) != companion.version) {
-      continue;
-    }
+    if (!tensor.defined() || seams::version_of(tensor) != companion.version) continue;
     switch (companion.likeness.values) {
       case Likeness::Values::kUndefined:
         tensor.set_data(at::empty(leaf.sizes(), tensor.options()));
@@ -50,12 +46,10 @@ void LeafCompanions::follow(const at::Tensor& leaf, uint64_t leaf_version) const
         tensor.set_data(at::full(leaf.sizes(), companion.likeness.constant, tensor.options()));
         break;
       case Likeness::Values::kCopy:
-        if (companion.leaf_version == leaf_version) {
-          tensor.set_data(leaf.detach().clone());
-        }
+        if (companion.leaf_version == leaf_version) tensor.set_data(leaf.detach().clone());
         break;
     }
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // The elements of a tensor that was made like a leaf.
 struct Likeness {
@@ -44,4 +44,4 @@ class LeafCompanions {
   std::vector<Companion> companions_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -7,20 +7,16 @@
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 std::vector<at::Tensor> LeafGradients::leaves() const {
   return use_orig_params_ ? flat_.original_leaves() : std::vector<at::Tensor>{flat_.flat_leaf()};
 }
 
 bool LeafGradients::any() const {
-  if (!use_orig_params_) {
-    return flat_.flat_leaf().grad().defined();
-  }
+  if (!use_orig_params_) return flat_.flat_leaf().grad().defined();
   for (const at::Tensor& leaf : flat_.original_leaves()) {
-    if (leaf.numel() > 0 && leaf.grad().defined()) {
-      return true;
-    }
+    if (leaf.numel() > 0 && leaf.grad().defined()) return true;
   }
   return false;
 }
@@ -28,35 +24,31 @@ bool LeafGradients::any() const {
 at::Tensor LeafGradients::make_memory() const {
   const int64_t numel = flat_.layout().shard_numel();
   const at::ScalarType dtype = flat_.dtypes().gradient;
-  if (source_ && numel > 0) {
-    return source_(numel * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype);
-  }
+  if (source_ && numel > 0) return source_(numel * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype);
   return flat_.memory().for_gradients(numel, dtype);
 }
 
 const at::Tensor& LeafGradients::memory() {
   if (!memory_.defined()) {
-    const c10::Stream user = current_stream(home_.device());
+    const c10::Stream user = base::current_stream(home_.device());
     {
-      CurrentStreamGuard at_home(home_);
+      base::CurrentStreamGuard at_home(home_);
       memory_ = make_memory();
     }
-    order_streams(home_, user);
+    base::order_streams(home_, user);
     memory_nbytes_ = static_cast<int64_t>(memory_.nbytes());
   }
   return memory_;
 }
 
 void LeafGradients::give_back(at::Tensor& buffer, BufferPool& pool) const {
-  if (buffer.defined() && !is_memory(buffer)) {
-    pool.release(buffer);
-  }
+  if (buffer.defined() && !is_memory(buffer)) pool.release(buffer);
   buffer.reset();
 }
 
 void LeafGradients::drop_memory() {
   if (memory_.defined()) {
-    order_streams(current_stream(home_.device()), home_);
+    base::order_streams(base::current_stream(home_.device()), home_);
     forget_memory();
   }
 }
@@ -83,9 +75,7 @@ LeafGradients::Seen LeafGradients::seen(const at::Tensor& leaf) {
 void LeafGradients::note(const ReductionSummary& summary) {
   summary_ = summary;
   seen_.clear();
-  for (const at::Tensor& leaf : leaves()) {
-    seen_.push_back(seen(leaf));
-  }
+  for (const at::Tensor& leaf : leaves()) seen_.push_back(seen(leaf));
 }
 
 ReductionSummary LeafGradients::summary() const {
@@ -101,9 +91,7 @@ void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured
   if (use_orig_params_) {
     add_to_original_leaves(here, captured);
   } else {
-    if (!flat_.flat_leaf().grad().defined()) {
-      in_flat_leaf_.clear();
-    }
+    if (!flat_.flat_leaf().grad().defined()) in_flat_leaf_.clear();
     in_flat_leaf_.merge(captured);
     add_to_leaf(flat_.flat_leaf(), here, memory());
   }
@@ -112,9 +100,7 @@ void LeafGradients::add(const at::Tensor& reduced, const ParameterMask& captured
 // Returns the gradient on the device of the shards. The host waits only if it must add.
 at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
   const c10::Device device = flat_.memory().shard_device();
-  if (!reduced.defined() || reduced.device() == device) {
-    return reduced;
-  }
+  if (!reduced.defined() || reduced.device() == device) return reduced;
   return any() ? reduced.to(device) : fresh_memory().copy_(reduced, /*non_blocking=*/true);
 }
 
@@ -124,14 +110,12 @@ at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
 // the same while other ranks' versions change, and the ranks would disagree on whether a unit that is still gathered
 // must be gathered again. Therefore the first captured leaf on such a rank gets a defined gradient, without elements.
 void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
-  const FlatLayout& layout = flat_.layout();
+  const flat::FlatLayout& layout = flat_.layout();
   const auto is_visited = [&](int64_t i) {  // a parameter without elements has a gradient without elements
     return captured.test(i) && (flat_.original_leaves()[i].numel() > 0 || layout.numel(i) == 0);
   };
   bool visit_empty = true;
-  for (int64_t i = 0; i < layout.num_parameters(); ++i) {
-    visit_empty &= !is_visited(i);
-  }
+  for (int64_t i = 0; i < layout.num_parameters(); ++i) visit_empty &= !is_visited(i);
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const at::Tensor& leaf = flat_.original_leaves()[i];
     if (is_visited(i) || (captured.test(i) && std::exchange(visit_empty, false))) {
@@ -146,9 +130,7 @@ void LeafGradients::add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradie
     present.add_(gradient);
     return;
   }
-  if (!gradient.is_set_to(place)) {
-    place.copy_(gradient);
-  }
+  if (!gradient.is_set_to(place)) place.copy_(gradient);
   present = seams::make_versioned_leaf(place);
 }
 
@@ -160,9 +142,7 @@ void LeafGradients::clear(int64_t parameter) {
   } else if (at::Tensor& gradient = flat_.flat_leaf().mutable_grad(); gradient.defined()) {
     flat_.slice_of(gradient, parameter).zero_();
     in_flat_leaf_.clear(parameter);
-    if (in_flat_leaf_.count() == 0) {
-      gradient.reset();
-    }
+    if (in_flat_leaf_.count() == 0) gradient.reset();
   }
 }
 
@@ -190,12 +170,10 @@ at::Tensor LeafGradients::collect(ParameterMask& defined) const {
 
 void LeafGradients::assign(const at::Tensor& like_shard, const ParameterMask& defined) {
   seams::CleanDispatchGuard clean;
-  for (const at::Tensor& leaf : leaves()) {
-    leaf.mutable_grad().reset();
-  }
+  for (const at::Tensor& leaf : leaves()) leaf.mutable_grad().reset();
   if (use_orig_params_ || defined.count() > 0) {
     add(like_shard.defined() ? like_shard.to(flat_.memory().shard_device()) : like_shard, defined);
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -14,18 +14,18 @@
 #include "flat/flat_parameter.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Threads: guarded by the caller's lock.
 class LeafGradients {
  public:
   // The memory of the gradients is allocated and freed on the stream that is current now, the stream of the user's
   // operators. If `source` is set, it provides the memory.
-  LeafGradients(FlatParameter& flat, bool use_orig_params, BufferPool::Source source)
+  LeafGradients(flat::FlatParameter& flat, bool use_orig_params, BufferPool::Source source)
       : flat_(flat),
         use_orig_params_(use_orig_params),
         source_(std::move(source)),
-        home_(current_stream(flat.memory().shard_device())),
+        home_(base::current_stream(flat.memory().shard_device())),
         in_flat_leaf_(flat.layout().num_parameters()) {}
 
   // Returns the original leaves, or the flat leaf if original parameters are not used.
@@ -83,7 +83,7 @@ class LeafGradients {
   void add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);
 
-  FlatParameter& flat_;
+  flat::FlatParameter& flat_;
   bool use_orig_params_;
   BufferPool::Source source_;
   // [Note: where gradients live]
@@ -99,4 +99,4 @@ class LeafGradients {
   std::atomic<int64_t> memory_nbytes_{0};
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -10,15 +10,16 @@
 #include "base/allocated_memory.h"
 #include "base/error_message.h"
 #include "base/out_of_memory.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
 // Returns the memory of a group whose ranks read each other's gradients in place, or an empty source if there is none.
 BufferPool::Source source_of_gradient_buffers(const EngineOptions& options) {
   for (const auto& group : {options.mesh.world, options.mesh.shard, options.mesh.replicate}) {
-    if (group && group->reads_in_place() && options.memory.compute_device().is_cpu()) {
-      return [group](int64_t nbytes) { return group->reduction_input(nbytes); };
+    if (group && group->memory_sharing().reads_in_place() && options.memory.compute_device().is_cpu()) {
+      return [group](int64_t nbytes) { return group->memory_sharing().reduction_input(nbytes); };
     }
   }
   return {};
@@ -50,15 +51,11 @@ int64_t step_nbytes(const std::vector<std::unique_ptr<Unit>>& units, const Commu
   int64_t shards = 0;
   std::vector<int64_t> transient{0, 0};
   for (const auto& unit : units) {
-    if (unit->groups().shard.get() != group) {
-      continue;
-    }
+    if (unit->groups().shard.get() != group) continue;
     int64_t unit_nbytes = 0;
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      const FlatParameter& flat = *unit->flat_parameters()[i];
-      if (flat.publishes()) {
-        unit_nbytes += static_cast<int64_t>(flat.shared_unsharded().nbytes()) / group->size();
-      }
+      const flat::FlatParameter& flat = *unit->flat_parameters()[i];
+      if (flat.publishes()) unit_nbytes += static_cast<int64_t>(flat.shared_unsharded().nbytes()) / group->size();
       if (const FlatGradient* gradient = unit->gradient(i)) {
         unit_nbytes += gradient->buffer_nbytes();
         shards += flat.layout().shard_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().gradient));
@@ -78,7 +75,7 @@ void MemoryAccount::share_shards() {
     Communicator* group = unit->groups().shard.get();
     if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) {
       groups.push_back(group);
-      group->share_buffers(step_nbytes(tree_.units(), group), {"shards", 0, Pass::kSetup});
+      group->memory_sharing().share(step_nbytes(tree_.units(), group), {"shards", 0, Pass::kSetup});
     }
   }
 }
@@ -102,11 +99,9 @@ int64_t MemoryAccount::gradient_shards_nbytes() {
 std::vector<MemoryCategory> MemoryAccount::categories() {
   int64_t shards = 0, gradients = gradient_shards_nbytes();
   for (const auto& unit : tree_.units()) {
-    for (const auto& flat : unit->flat_parameters()) {
-      shards += static_cast<int64_t>(flat->shard().nbytes());
-    }
+    for (const auto& flat : unit->flat_parameters()) shards += static_cast<int64_t>(flat->shard().nbytes());
   }
-  const ShardMemory& memory = context_.options.memory;
+  const flat::ShardMemory& memory = context_.options.memory;
   return {
       {"parameter shards" + memory.where(), shards, shards, shards},
       {memory.apart() ? "gradient shards (host)" : "gradient shards", gradients, peak_gradient_shards_,
@@ -118,7 +113,7 @@ std::vector<MemoryCategory> MemoryAccount::categories() {
 // Optimizer state, and everything else in `more`, lies where shards lie. Gradients of shards never lie in files.
 std::vector<std::pair<std::string, int64_t>> MemoryAccount::now(const std::vector<MemoryCategory>& more) {
   std::vector<MemoryCategory> categories = this->categories();
-  const ShardMemory& place = context_.options.memory;
+  const flat::ShardMemory& place = context_.options.memory;
   const int64_t shards = categories[0].current, gradients = categories[1].current;
   int64_t elsewhere = (place.apart() || place.files() ? shards : 0) + (place.apart() ? gradients : 0);
   for (const MemoryCategory& category : more) {
@@ -133,7 +128,7 @@ std::vector<std::pair<std::string, int64_t>> MemoryAccount::now(const std::vecto
     bytes.emplace_back(category.name, category.current);
     known += category.current;
   }
-  if (const auto allocated = allocated_bytes(context_.device())) {
+  if (const auto allocated = base::allocated_bytes(context_.device())) {
     bytes.emplace_back("everything else", std::max<int64_t>(0, *allocated - (known - elsewhere)));
   }
   return bytes;
@@ -150,19 +145,15 @@ const char* const kHeading = "Memory held by the sharded modules";
 void write_row(std::ostream& out, const std::string& name, int64_t current, int64_t peak, int64_t reserved) {
   auto mebibytes = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   out << std::left << std::setw(kNameWidth) << name << std::right << std::fixed << std::setprecision(2);
-  for (int64_t bytes : {current, peak, reserved}) {
-    out << std::setw(kNumberWidth) << mebibytes(bytes);
-  }
+  for (int64_t bytes : {current, peak, reserved}) out << std::setw(kNumberWidth) << mebibytes(bytes);
   out << "\n";
 }
 
 std::string gathered_units(const UnitTree& tree) {
   std::string names;
   for (const auto& unit : tree.units()) {
-    MutexLock lock(unit->mutex);
-    if (!unit->buffers.sharded()) {
-      names += c10::str(names.empty() ? "'" : ", '", unit->name(), "'");
-    }
+    base::MutexLock lock(unit->mutex);
+    if (!unit->buffers.sharded()) names += c10::str(names.empty() ? "'" : ", '", unit->name(), "'");
   }
   return names.empty() ? "none" : names;
 }
@@ -172,9 +163,7 @@ std::string gathered_units(const UnitTree& tree) {
 std::string memory_table(int rank, const std::vector<MemoryCategory>& categories) {
   std::ostringstream out;
   out << std::left << std::setw(kNameWidth) << "rank " + std::to_string(rank) + ", MiB" << std::right;
-  for (const char* column : {"current", "peak", "reserved"}) {
-    out << std::setw(kNumberWidth) << column;
-  }
+  for (const char* column : {"current", "peak", "reserved"}) out << std::setw(kNumberWidth) << column;
   out << "\n";
   MemoryCategory sum{"total"};
   for (const MemoryCategory& category : categories) {
@@ -197,9 +186,9 @@ std::string MemoryAccount::report(const std::vector<MemoryCategory>& more) {
 bool has_memory_report(const std::string& message) { return message.find(kHeading) != std::string::npos; }
 
 void MemoryAccount::explain(c10::Error& error, const std::string& doing) {
-  if (is_out_of_memory(error) && !has_memory_report(message_of(error))) {
+  if (base::is_out_of_memory(error) && !has_memory_report(base::message_of(error))) {
     error.add_context(c10::str("rank ", context_.rank(), " ran out of memory: ", doing, "\n", report()));
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

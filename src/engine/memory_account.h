@@ -15,7 +15,7 @@
 #include "engine/unit_tree.h"
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Threads: safe, except that reserve() and share_shards() run between passes.
 class MemoryAccount {
@@ -35,7 +35,7 @@ class MemoryAccount {
   // Shares the shards of all units among ranks that share memory. Throws if there is too little memory. Collective.
   void share_shards();
 
-  // See ShardedModule::memory.
+  // See Diagnostics::memory.
   std::vector<MemoryCategory> categories();
   // Returns the bytes of all categories, and of the memory on this device that none of them contains. `more`: memory of
   // the caller, such as optimizer state.
@@ -71,10 +71,10 @@ class MemoryAccount {
   std::atomic<int64_t> peak_gradient_shards_{0};
 };
 
-// Returns the table of ShardedModule::memory_summary.
+// Returns the table of Diagnostics::memory_summary.
 std::string memory_table(int rank, const std::vector<MemoryCategory>& categories);
 
 // Whether a message contains MemoryAccount::report().
 bool has_memory_report(const std::string& message);
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 bool ParameterMask::set(int64_t i) {
   uint64_t bit = uint64_t{1} << (i % 64);
@@ -17,15 +17,11 @@ bool ParameterMask::set(int64_t i) {
 
 void ParameterMask::clear() {
   std::fill(words_.begin(), words_.end(), uint64_t{0});
-  if (size_ % 64 != 0) {
-    words_.back() = ~uint64_t{0} << (size_ % 64);
-  }
+  if (size_ % 64 != 0) words_.back() = ~uint64_t{0} << (size_ % 64);
 }
 
 void ParameterMask::merge(const ParameterMask& other) {
-  for (size_t word = 0; word < words_.size(); ++word) {
-    words_[word] |= other.words_[word];
-  }
+  for (size_t word = 0; word < words_.size(); ++word) words_[word] |= other.words_[word];
 }
 
 int64_t ParameterMask::count() const {
@@ -35,18 +31,14 @@ int64_t ParameterMask::count() const {
 }
 
 void merge_over(Communicator* group, ParameterMask& mask, const CollectiveId& id) {
-  if (!group || group->size() == 1) {
-    return;
-  }
+  if (!group || group->size() == 1) return;
   std::vector<uint64_t>& words = mask.words();
   const std::string mine(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint64_t));
   for (const std::string& bytes : group->all_gather_bytes(mine, id)) {
     std::vector<uint64_t> others(words.size());
     std::memcpy(others.data(), bytes.data(), mine.size());
-    for (size_t word = 0; word < words.size(); ++word) {
-      words[word] |= others[word];
-    }
+    for (size_t word = 0; word < words.size(); ++word) words[word] |= others[word];
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -6,7 +6,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 class ParameterMask {
  public:
@@ -32,4 +32,4 @@ class ParameterMask {
 // Blocks.
 void merge_over(Communicator* group, ParameterMask& mask, const CollectiveId& id);
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -5,9 +5,9 @@
 #include "comm/fake_communicator.h"
 #include "torch_seams/clean_dispatch.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
-Reduction::Reduction(const FlatParameter& flat, LeafGradients& leaves, CapturedGradients::Round round,
+Reduction::Reduction(const flat::FlatParameter& flat, LeafGradients& leaves, CapturedGradients::Round round,
                      const ReduceCall& call, BufferPool& pool)
     : flat_(flat),
       leaves_(leaves),
@@ -58,9 +58,7 @@ at::Tensor Reduction::take_output(bool alone) {
 }
 
 void Reduction::release_inputs() {
-  if (!buffer_.is_same(output_)) {
-    leaves_.give_back(buffer_, pool_);
-  }
+  if (!buffer_.is_same(output_)) leaves_.give_back(buffer_, pool_);
   leaves_.give_back(partial_, pool_);
 }
 
@@ -97,7 +95,7 @@ void Reduction::issue_all_reduce(const ReduceCall& call) {
 void Reduction::run_hook(const ReduceCall& call) {
   merge_over(call.groups.reduce.get(), captured_, call.id);
   merge_over(call.groups.replicate.get(), captured_, call.id);
-  work_ = make_done_work();
+  work_ = comm::make_done_work();
   if (!any()) {
     return;  // no rank has captured anything
   }
@@ -118,7 +116,7 @@ void Reduction::wait() {
 
 void Reduction::await_first_stage(const c10::Stream& stream) {
   stage_ = Stage::kSecond;
-  order_streams(stream_, stream);  // also orders the unreplicated gradients of earlier passes
+  base::order_streams(stream_, stream);  // also orders the unreplicated gradients of earlier passes
   stream_ = stream;
   const std::unique_ptr<Work> first = std::move(work_);
   first->wait();
@@ -135,4 +133,4 @@ void Reduction::issue_second_stage(const CollectiveId& id) {
   work_ = replicate_->all_reduce(output_, partial_, options_of_last_stage(second_scale_), id, &captured_.words());
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -16,7 +16,7 @@
 #include "flat/flat_parameter.h"
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Describes how to reduce a round.
 struct ReduceCall {
@@ -51,8 +51,8 @@ class Reduction {
     kLeftToLater,  // a reduce-scatter of which a later round reduces the result over the replicas
   };
   // `round`: the captured gradients. `leaves`: they get the result.
-  Reduction(const FlatParameter& flat, LeafGradients& leaves, CapturedGradients::Round round, const ReduceCall& call,
-            BufferPool& pool);
+  Reduction(const flat::FlatParameter& flat, LeafGradients& leaves, CapturedGradients::Round round,
+            const ReduceCall& call, BufferPool& pool);
 
   // Takes the memory of the first stage, for use on the current stream. `alone`: no other reduction of these gradients
   // is in flight.
@@ -98,7 +98,7 @@ class Reduction {
   void run_hook(const ReduceCall& call);
   ReduceOptions options_of_last_stage(double scale);
 
-  const FlatParameter& flat_;
+  const flat::FlatParameter& flat_;
   LeafGradients& leaves_;
   BufferPool& pool_;
   c10::Stream stream_;
@@ -116,4 +116,4 @@ class Reduction {
   double second_scale_ = 1;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -8,7 +8,7 @@
 #include "fsdp/mesh.h"
 #include "fsdp/options.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 struct ShardGroups {
   std::shared_ptr<Communicator> shard;      // null: each rank holds everything
@@ -17,7 +17,9 @@ struct ShardGroups {
   // prepared.
   std::shared_ptr<Communicator> reduce = nullptr;
 
-  ShardPosition position() const { return shard ? ShardPosition{shard->rank(), shard->size()} : ShardPosition{}; }
+  flat::ShardPosition position() const {
+    return shard ? flat::ShardPosition{shard->rank(), shard->size()} : flat::ShardPosition{};
+  }
   // The number of ranks that contribute to a gradient.
   int64_t ranks() const { return (shard ? shard->size() : 1) * (replicate ? replicate->size() : 1); }
 };
@@ -26,4 +28,4 @@ struct ShardGroups {
 // errors.
 ShardGroups shard_groups(const ProcessMesh& mesh, ShardingStrategy strategy, const std::string& unit);
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -3,13 +3,11 @@
 #include "engine/unit.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
-uint64_t version_of_shards(const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters) {
+uint64_t version_of_shards(const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters) {
   uint64_t sum = 0;
-  for (const auto& flat : flat_parameters) {
-    sum += seams::version_of(flat->shard());
-  }
+  for (const auto& flat : flat_parameters) sum += seams::version_of(flat->shard());
   return sum;
 }
 
@@ -17,20 +15,14 @@ uint64_t ShardVersions::current() const { return version_of_shards(unit_.flat_pa
 
 void ShardVersions::invalidate_saved_values() const {
   for (const auto& flat : unit_.flat_parameters()) {
-    for (const ShardedParameter& parameter : flat->parameters()) {
-      seams::bump_version(parameter.tensor);
-    }
+    for (const flat::ShardedParameter& parameter : flat->parameters()) seams::bump_version(parameter.tensor);
   }
 }
 
 void ShardVersions::take_over(const ShardVersions& before) {
   used_outside_backward_ |= before.used_outside_backward_;
-  if (before.written()) {
-    before.invalidate_saved_values();
-  }
-  if (before.seen()) {
-    note_seen();
-  }
+  if (before.written()) before.invalidate_saved_values();
+  if (before.seen()) note_seen();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -9,12 +9,12 @@
 
 #include "flat/flat_parameter.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 class Unit;
 
 // Returns the number of writes to the shards so far.
-uint64_t version_of_shards(const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters);
+uint64_t version_of_shards(const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters);
 
 // Threads: guarded by the unit's mutex.
 class ShardVersions {
@@ -29,9 +29,7 @@ class ShardVersions {
   bool up_to_date() const { return seen_ && *seen_ == current(); }
   void note_seen() { seen_ = current(); }
   void note_first_seen() {
-    if (!seen_) {
-      note_seen();
-    }
+    if (!seen_) note_seen();
   }
   // Makes autograd refuse values of the parameters that were saved before.
   void invalidate_saved_values() const;
@@ -50,4 +48,4 @@ class ShardVersions {
   bool used_outside_backward_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

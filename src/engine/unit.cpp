@@ -5,10 +5,11 @@
 #include <algorithm>
 
 #include "engine/gradient_hooks.h"
+#include "fsdp/memory_sharing.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
 std::vector<std::string> fqns_of(const std::vector<AnnotatedModule>& modules) {
@@ -27,7 +28,7 @@ std::string join_names(const std::vector<AnnotatedModule>& modules) {
   return c10::Join("+", fqns);
 }
 
-FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool full_precision) {
+flat::FlatDtypes flat_dtypes(const UnitOptions& options, at::ScalarType original, bool full_precision) {
   bool mixed = c10::isFloatingType(original) && !full_precision;
   at::ScalarType compute = mixed ? options.param_dtype.value_or(original) : original;
   at::ScalarType reduce = mixed ? options.reduce_dtype.value_or(compute) : original;
@@ -51,48 +52,44 @@ Unit::Unit(UnitContext& context, UnitOrigin origin, const UnitOptions& options)
 
 // ---------------------------------------------------------------- making
 
-void Unit::add(std::vector<ShardedParameter> parameters) {
+void Unit::add(std::vector<flat::ShardedParameter> parameters) {
   at::ScalarType original = parameters.front().tensor.scalar_type();
   bool full_precision = parameters.front().full_precision;
-  FlatParameter& flat = add_flat(std::move(parameters), original, full_precision);
-  for (ShardedParameter& parameter : flat.parameters()) {
-    if (flat.requires_grad()) {
-      hook_gradients(parameter);
-    }
+  flat::FlatParameter& flat = add_flat(std::move(parameters), original, full_precision);
+  for (flat::ShardedParameter& parameter : flat.parameters()) {
+    if (flat.requires_grad()) hook_gradients(parameter);
   }
 }
 
-void Unit::add(FlatParameter::Moved parameters) {
+void Unit::add(flat::FlatParameter::Moved parameters) {
   at::ScalarType original = parameters.shard.scalar_type();
   bool full_precision = parameters.parameters.front().full_precision;
   add_flat(std::move(parameters), original, full_precision);
 }
 
 template <typename Parameters>
-FlatParameter& Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_precision) {
-  FlatDtypes dtypes = flat_dtypes(options_, original, full_precision);
+flat::FlatParameter& Unit::add_flat(Parameters parameters, at::ScalarType original, bool full_precision) {
+  flat::FlatDtypes dtypes = flat_dtypes(options_, original, full_precision);
   mixed_dtypes_.push_back({dtypes.compute, dtypes.reduce});
-  if (context_->full_precision) {
-    dtypes.compute = dtypes.reduce = dtypes.shard;
-  }
-  flat_parameters_.push_back(std::make_unique<FlatParameter>(std::move(parameters), dtypes, position_for_shards(),
-                                                             context_->options.memory, this, num_parameters()));
-  FlatParameter& flat = *flat_parameters_.back();
+  if (context_->full_precision) dtypes.compute = dtypes.reduce = dtypes.shard;
+  flat_parameters_.push_back(std::make_unique<flat::FlatParameter>(std::move(parameters), dtypes, position_for_shards(),
+                                                                   context_->options.memory, this, num_parameters()));
+  flat::FlatParameter& flat = *flat_parameters_.back();
   gradients_.push_back(!flat.requires_grad() ? nullptr
                                              : std::make_unique<FlatGradient>(flat, context_->options.use_orig_params,
                                                                               source_of_leaf_gradients(flat),
                                                                               [this] { return where(); }));
-  MutexLock lock(mutex);
+  base::MutexLock lock(mutex);
   buffers.add_flat();
   return flat;
 }
 
-ShardPosition Unit::position_for_shards() {
-  ShardPosition position = groups_.position();
+flat::ShardPosition Unit::position_for_shards() {
+  flat::ShardPosition position = groups_.position();
   if (groups_.shard) {
     position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup),
                               read_only = context_->options.read_only_parameters](int64_t nbytes, bool transient) {
-      return group->shared_buffer(nbytes, {.transient = transient, .read_only = read_only}, id);
+      return group->memory_sharing().buffer(nbytes, {.transient = transient, .read_only = read_only}, id);
     };
   }
   return position;
@@ -100,16 +97,17 @@ ShardPosition Unit::position_for_shards() {
 
 // Returns memory that other ranks read, if gradients are captured and reduced in the memory of the leaves' gradients
 // and ranks read it in place. Otherwise returns an empty source.
-BufferPool::Source Unit::source_of_leaf_gradients(const FlatParameter& flat) const {
+BufferPool::Source Unit::source_of_leaf_gradients(const flat::FlatParameter& flat) const {
   const std::shared_ptr<Communicator>& group = groups_.replicate;
-  const bool shared =
-      group && group->reads_in_place() && flat.position().factor == 1 && flat.memory().on_compute_host();
-  return shared ? [group](int64_t nbytes) { return group->reduction_input(nbytes); } : BufferPool::Source();
+  const bool shared = group && group->memory_sharing().reads_in_place() && flat.position().factor == 1 &&
+                      flat.memory().on_compute_host();
+  return shared ? [group](int64_t nbytes) { return group->memory_sharing().reduction_input(nbytes); }
+                : BufferPool::Source();
 }
 
 void Unit::retire(BufferPool& pool) {
   {
-    MutexLock lock(mutex);
+    base::MutexLock lock(mutex);
     buffers.clear(pool);
   }
   flat_parameters_.clear();
@@ -144,12 +142,10 @@ void Unit::name_it() {
 
 void Unit::rename(const std::vector<std::string>& module_fqns,
                   const std::function<std::vector<std::string>(const at::Tensor&)>& parameter_fqns) {
-  for (size_t i = 0; i < origin_.modules.size(); ++i) {
-    origin_.modules[i].fqn = module_fqns.at(i);
-  }
+  for (size_t i = 0; i < origin_.modules.size(); ++i) origin_.modules[i].fqn = module_fqns.at(i);
   set_module_fqns(module_fqns);
   for (auto& flat : flat_parameters_) {
-    for (ShardedParameter& parameter : flat->parameters()) {
+    for (flat::ShardedParameter& parameter : flat->parameters()) {
       std::vector<std::string> fqns = parameter_fqns(parameter.tensor);
       parameter.fqn = fqns.at(0);
       parameter.other_fqns.assign(fqns.begin() + 1, fqns.end());
@@ -159,9 +155,7 @@ void Unit::rename(const std::vector<std::string>& module_fqns,
 }
 
 void Unit::name_storages() {
-  for (auto& flat : flat_parameters_) {
-    flat->name_storages(name_);
-  }
+  for (auto& flat : flat_parameters_) flat->name_storages(name_);
 }
 
 std::string Unit::flat_name(size_t index) const {
@@ -180,24 +174,20 @@ CollectiveId Unit::next_id(Pass pass) {
 
 int64_t Unit::num_parameters() const {
   int64_t count = 0;
-  for (const auto& flat : flat_parameters_) {
-    count += flat->layout().num_parameters();
-  }
+  for (const auto& flat : flat_parameters_) count += flat->layout().num_parameters();
   return count;
 }
 
 Unit::Place Unit::place(int64_t index) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     int64_t count = flat_parameters_[i]->layout().num_parameters();
-    if (index < count) {
-      return {*flat_parameters_[i], gradients_[i].get(), index};
-    }
+    if (index < count) return {*flat_parameters_[i], gradients_[i].get(), index};
     index -= count;
   }
   TORCH_CHECK(false, "fsdp: ", where(), ": no parameter with index ", index);
 }
 
-ShardedParameter& Unit::parameter(int64_t index) {
+flat::ShardedParameter& Unit::parameter(int64_t index) {
   Place p = place(index);
   return p.flat.parameters()[p.parameter];
 }
@@ -209,9 +199,8 @@ bool Unit::shares_shards() const {
 
 void Unit::await_readers() const {
   for (const auto& flat : flat_parameters_) {
-    if (flat->shared().defined()) {
-      groups_.shard->await_readers(flat->shared(), {name_, 0, Pass::kUser});
-    }
+    if (flat->shared().defined())
+      groups_.shard->memory_sharing().await_readers(flat->shared(), {name_, 0, Pass::kUser});
   }
 }
 
@@ -219,28 +208,24 @@ uint64_t Unit::shard_version() const { return version_of_shards(flat_parameters_
 
 void Unit::set_full_precision(bool on) {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
-    FlatParameter& flat = *flat_parameters_[i];
+    flat::FlatParameter& flat = *flat_parameters_[i];
     const ParameterMask shown = sentinels.installed(flat);
     auto [compute, reduce] = mixed_dtypes_[i];
     flat.set_dtypes(on ? flat.dtypes().shard : compute, on ? flat.dtypes().shard : reduce);
     if (gradients_[i]) {
       sentinels.install_missing(flat, shown);  // in the other dtype
-      for (ShardedParameter& parameter : flat.parameters()) {
-        hook_capture(parameter);
-      }
+      for (flat::ShardedParameter& parameter : flat.parameters()) hook_capture(parameter);
     }
   }
 }
 
 void Unit::check_membership() const {
   for (const auto& flat : flat_parameters_) {
-    for (const ShardedParameter& parameter : flat->parameters()) {
-      check_membership(parameter);
-    }
+    for (const flat::ShardedParameter& parameter : flat->parameters()) check_membership(parameter);
   }
 }
 
-void Unit::check_membership(const ShardedParameter& p) const {
+void Unit::check_membership(const flat::ShardedParameter& p) const {
   const at::Tensor& tensor = p.tensor;
   bool member = seams::has_sharded_key(tensor) && seams::storage_owner(tensor) == p.owner.get();
   TORCH_CHECK(
@@ -274,7 +259,7 @@ bool Unit::has_frozen() const {
 }
 
 // Throws if a leaf was replaced, because an optimizer would train copies that are never gathered.
-void Unit::check_leaves(const FlatParameter& flat) const {
+void Unit::check_leaves(const flat::FlatParameter& flat) const {
   for (size_t k = 0; k < flat.parameters().size(); ++k) {
     TORCH_CHECK(flat.original_leaves()[k].is_alias_of(flat.shard()), "fsdp: ", where(), ": the shard of parameter '",
                 flat.parameters()[k].fqn,
@@ -288,16 +273,14 @@ void Unit::check_leaves(const FlatParameter& flat) const {
 void Unit::notice_cleared_gradients() {
   for (size_t i = 0; i < flat_parameters_.size(); ++i) {
     check_leaves(*flat_parameters_[i]);
-    if (gradients_[i]) {
-      sentinels.notice_cleared(*flat_parameters_[i], *gradients_[i]);
-    }
+    if (gradients_[i]) sentinels.notice_cleared(*flat_parameters_[i], *gradients_[i]);
   }
 }
 
 // ---------------------------------------------------------------- gathering
 
 bool Unit::is_pinned() const {
-  MutexLock lock(mutex);
+  base::MutexLock lock(mutex);
   return use.pinned();
 }
 
@@ -309,4 +292,4 @@ void Unit::prefetch(Pass pass, std::vector<Unit*> units) {
   (pass == Pass::kBackward ? backward_prefetch_ : forward_prefetch_) = std::move(units);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -21,7 +21,11 @@
 #include "flat/flat_parameter.h"
 #include "schedule/scheduled_unit.h"
 
-namespace fsdp {
+namespace fsdp::schedule {
+class UseRecord;
+}  // namespace fsdp::schedule
+
+namespace fsdp::engine {
 
 // A module that a unit was made for: its FQN ("" for the module that fully_shard was called on) and its identity.
 struct AnnotatedModule {
@@ -36,10 +40,6 @@ struct UnitOrigin {
   bool automatic = false;
 };
 
-namespace schedule {
-class UseRecord;
-}
-
 // A unit of one parameter that will be united with others once their order is known (Options::auto_units).
 struct PendingCut {
   std::shared_ptr<schedule::UseRecord> record;  // the order in which parameters are used
@@ -52,8 +52,8 @@ class Unit : public schedule::ScheduledUnit {
  public:
   Unit(UnitContext& context, UnitOrigin origin, const UnitOptions& options);
   // Adds a FlatParameter. Call name_it() after the last one.
-  void add(std::vector<ShardedParameter> parameters);
-  void add(FlatParameter::Moved parameters);
+  void add(std::vector<flat::ShardedParameter> parameters);
+  void add(flat::FlatParameter::Moved parameters);
   void name_it();
   // Drops its FlatParameters after their parameters have moved to other units. Handles may still refer to the unit.
   void retire(BufferPool& pool) FSDP_EXCLUDES(mutex);
@@ -92,17 +92,17 @@ class Unit : public schedule::ScheduledUnit {
   void cut_later(std::shared_ptr<schedule::UseRecord> record);
 
   // -- parameters --
-  std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() { return flat_parameters_; }
-  const std::vector<std::unique_ptr<FlatParameter>>& flat_parameters() const { return flat_parameters_; }
+  std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters() { return flat_parameters_; }
+  const std::vector<std::unique_ptr<flat::FlatParameter>>& flat_parameters() const { return flat_parameters_; }
   int64_t num_parameters() const;
   struct Place {
-    FlatParameter& flat;
+    flat::FlatParameter& flat;
     FlatGradient* gradient;
     int64_t parameter;  // within flat
   };
   // Returns the place of the parameter with this index in the unit.
   Place place(int64_t index);
-  ShardedParameter& parameter(int64_t index);
+  flat::ShardedParameter& parameter(int64_t index);
   // Whether ranks read each other's shards of this unit in place.
   bool shares_shards() const;
   // Blocks until its shards may be written, when no other rank reads them in place. The unit must be sharded.
@@ -112,7 +112,7 @@ class Unit : public schedule::ScheduledUnit {
   void set_full_precision(bool on);
   // Throws if a parameter has left the engine (rule R6).
   void check_membership() const;
-  void check_membership(const ShardedParameter& parameter) const;
+  void check_membership(const flat::ShardedParameter& parameter) const;
 
   // -- gradients --
   FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
@@ -140,7 +140,7 @@ class Unit : public schedule::ScheduledUnit {
   // -- parts that change while the unit is used --
   GradientSentinels sentinels;  // has a lock of its own
   // Pin and gather, and unpin and release, are each one critical section (rule R3).
-  mutable Mutex mutex;
+  mutable base::Mutex mutex;
   UnshardedBuffers buffers FSDP_GUARDED_BY(mutex);
   UnitUse use FSDP_GUARDED_BY(mutex);
   ShardVersions versions FSDP_GUARDED_BY(mutex);
@@ -148,11 +148,11 @@ class Unit : public schedule::ScheduledUnit {
 
  private:
   template <typename Parameters>
-  FlatParameter& add_flat(Parameters parameters, at::ScalarType original, bool full_precision);
-  ShardPosition position_for_shards();
-  BufferPool::Source source_of_leaf_gradients(const FlatParameter& flat) const;
+  flat::FlatParameter& add_flat(Parameters parameters, at::ScalarType original, bool full_precision);
+  flat::ShardPosition position_for_shards();
+  BufferPool::Source source_of_leaf_gradients(const flat::FlatParameter& flat) const;
   void name_storages();
-  void check_leaves(const FlatParameter& flat) const;
+  void check_leaves(const flat::FlatParameter& flat) const;
   uint64_t shard_version() const;
 
   UnitContext* context_;  // never null
@@ -163,7 +163,7 @@ class Unit : public schedule::ScheduledUnit {
   bool is_root_ = false;
   std::unique_ptr<PendingCut> pending_cut_;
   std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed_dtypes_;  // compute and reduce, by FlatParameter
-  std::vector<std::unique_ptr<FlatParameter>> flat_parameters_;
+  std::vector<std::unique_ptr<flat::FlatParameter>> flat_parameters_;
   std::vector<std::unique_ptr<FlatGradient>> gradients_;
   std::vector<Unit*> forward_prefetch_;
   std::vector<Unit*> backward_prefetch_;
@@ -178,4 +178,4 @@ inline const Unit& as_unit(const schedule::ScheduledUnit& scheduled) { return st
 // Returns the unit that a storage of the engine belongs to; null once the engine was destroyed.
 inline Unit* unit_of(const seams::StorageOwner& owner) { return static_cast<Unit*>(owner.unit.load()); }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -6,7 +6,7 @@
 #include "engine/engine_options.h"
 #include "engine/engine_streams.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 class Engine;
 
@@ -15,7 +15,8 @@ struct UnitContext {
   UnitContext(Engine& engine_, const EngineOptions& options_)
       : engine(engine_),
         options(options_),
-        streams(device(), options.overlap.high_priority_streams ? StreamPriority::kHigh : StreamPriority::kNormal) {}
+        streams(device(),
+                options.overlap.high_priority_streams ? base::StreamPriority::kHigh : base::StreamPriority::kNormal) {}
 
   c10::Device device() const { return options.memory.compute_device(); }
   int rank() const { return options.mesh.rank(); }
@@ -27,4 +28,4 @@ struct UnitContext {
   bool full_precision = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -11,7 +11,7 @@
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 using namespace schedule;
 
@@ -31,9 +31,7 @@ constexpr int64_t kLargestUsefulUnit = 33'000'000;
 // orders.
 std::string text_of_rank_0(const ProcessMesh& mesh, std::string text) {
   std::vector<Communicator*> groups = {mesh.world.get()};
-  if (!mesh.world) {
-    groups = {mesh.replicate.get(), mesh.shard.get()};
-  }
+  if (!mesh.world) groups = {mesh.replicate.get(), mesh.shard.get()};
   for (Communicator* group : groups) {
     text = group->all_gather_bytes(text, {"order of parameters", 0, Pass::kSetup}).front();
   }
@@ -44,7 +42,7 @@ CutItem cut_item(const UseRecord::Use& use) {
   CutItem item{.returns = use.returns, .joins = use.joins};
   for (ScheduledUnit* member : use.units) {
     Unit* unit = &as_unit(*member);
-    const FlatParameter& flat = *unit->flat_parameters().front();
+    const flat::FlatParameter& flat = *unit->flat_parameters().front();
     int64_t nbytes = flat.layout().numel(0) * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
     item.nbytes += nbytes;
     item.gathered_nbytes += flat.shard_is_whole() ? 0 : nbytes;
@@ -55,19 +53,17 @@ CutItem cut_item(const UseRecord::Use& use) {
 }
 
 // Returns the memory of a future FlatParameter, filled with this rank's part of the members' values.
-FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPosition position) {
-  FlatParameter::Moved moved;
+flat::FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, flat::ShardPosition position) {
+  flat::FlatParameter::Moved moved;
   std::vector<int64_t> numels;
-  for (Unit* member : members) {
-    numels.push_back(member->flat_parameters().front()->layout().numel(0));
-  }
-  FlatLayout layout(numels, position.factor);
+  for (Unit* member : members) numels.push_back(member->flat_parameters().front()->layout().numel(0));
+  flat::FlatLayout layout(numels, position.factor);
   seams::CleanDispatchGuard clean;
-  const FlatParameter& first = *members.front()->flat_parameters().front();
+  const flat::FlatParameter& first = *members.front()->flat_parameters().front();
   moved.shard = first.memory().zeros(layout.shard_numel(), first.dtypes().shard);
   for (size_t i = 0; i < members.size(); ++i) {
-    FlatParameter& flat = *members[i]->flat_parameters().front();
-    ParameterSlice part = layout.slice(static_cast<int64_t>(i), position.rank);
+    flat::FlatParameter& flat = *members[i]->flat_parameters().front();
+    flat::ParameterSlice part = layout.slice(static_cast<int64_t>(i), position.rank);
     at::Tensor whole = gather_values(*members[i], flat);
     moved.shard.narrow(0, part.shard_offset, part.numel()).copy_(whole.slice(0, part.begin, part.end));
     moved.parameters.push_back(flat.parameters().front());
@@ -79,7 +75,7 @@ FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, ShardPositi
 // Updates tensors that were made like the leaves of the members. These leaves now belong to another unit.
 void follow_leaves(const std::vector<Unit*>& members) {
   for (const Unit* member : members) {
-    const FlatParameter& flat = *member->flat_parameters().front();
+    const flat::FlatParameter& flat = *member->flat_parameters().front();
     const LeafCompanions& companions = member->pending_cut()->companions;
     if (!companions.empty()) {
       member->context().options.memory.with_offloaded_memory(
@@ -109,7 +105,7 @@ void check_fits(const UnitCut& cut, const AutoUnits& options, const Unit& member
 // Groups the members that can share a FlatParameter, in order of first appearance.
 std::vector<std::vector<Unit*>> group_members(const std::vector<Unit*>& members) {
   auto key = [](Unit* unit) {
-    const FlatParameter& flat = *unit->flat_parameters().front();
+    const flat::FlatParameter& flat = *unit->flat_parameters().front();
     return std::tuple(flat.dtypes().shard, flat.requires_grad(), flat.parameters().front().full_precision);
   };
   std::vector<std::vector<Unit*>> groups;
@@ -129,20 +125,18 @@ UnitCutter::UnitCutter(UnitContext& context, UnitTree& tree, MemoryAccount& memo
 
 void UnitCutter::cut_later(Unit& unit, const std::shared_ptr<UseRecord>& record) {
   unit.cut_later(record);
-  const ShardedParameter& parameter = unit.parameter(0);
+  const flat::ShardedParameter& parameter = unit.parameter(0);
   std::vector<std::string> fqns = {parameter.fqn};
   fqns.insert(fqns.end(), parameter.other_fqns.begin(), parameter.other_fqns.end());
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   record->add(&unit, std::move(fqns));
-  if (std::find(records_.begin(), records_.end(), record) == records_.end()) {
-    records_.push_back(record);
-  }
+  if (std::find(records_.begin(), records_.end(), record) == records_.end()) records_.push_back(record);
   has_records_ = true;
 }
 
 void UnitCutter::absorb(UnitCutter& inner) {
-  MutexLock lock(mutex_);
-  MutexLock lock_inner(inner.mutex_);
+  base::MutexLock lock(mutex_);
+  base::MutexLock lock_inner(inner.mutex_);
   std::move(inner.records_.begin(), inner.records_.end(), std::back_inserter(records_));
   inner.records_.clear();
   has_records_ = !records_.empty();
@@ -151,7 +145,7 @@ void UnitCutter::absorb(UnitCutter& inner) {
 }
 
 std::vector<std::shared_ptr<UseRecord>> UnitCutter::records(const UseRecord* only) const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<std::shared_ptr<UseRecord>> found;
   std::copy_if(records_.begin(), records_.end(), std::back_inserter(found),
                [&](const auto& record) { return !only || record.get() == only; });
@@ -161,24 +155,18 @@ std::vector<std::shared_ptr<UseRecord>> UnitCutter::records(const UseRecord* onl
 // An operator pins all units that it uses before it runs. So if the previous unit is still pinned, the same operator
 // uses both, except in a scope of the user's pin(), which pins this unit as well.
 void UnitCutter::note_use(Unit& unit) {
-  if (!has_records_) {
-    return;
-  }
+  if (!has_records_) return;
   const bool same_operator = gatherer_.last_visited_is_pinned() && !unit.is_pinned();
-  MutexLock lock(mutex_);
-  for (const std::shared_ptr<UseRecord>& record : records_) {
-    record->visit(&unit, same_operator);
-  }
+  base::MutexLock lock(mutex_);
+  for (const std::shared_ptr<UseRecord>& record : records_) record->visit(&unit, same_operator);
 }
 
 // ---------------------------------------------------------------- cutting
 
 void UnitCutter::check_ready() const {
   for (const auto& unit : tree_.units()) {
-    if (!unit->pending_cut()) {
-      continue;
-    }
-    MutexLock lock(unit->mutex);
+    if (!unit->pending_cut()) continue;
+    base::MutexLock lock(unit->mutex);
     TORCH_CHECK(!unit->use.pinned() && !unit->use.writable(), "fsdp: ", unit->where(),
                 ": auto_units cuts units when the first backward begins, but this one began inside pin(), "
                 "summon_full_params or an operator that uses the unit. Call ShardedModule::cut_units first");
@@ -200,7 +188,7 @@ void UnitCutter::cut(const std::shared_ptr<UseRecord>& record) {
   check_fits(cut, record->options(), first);
   note_order(order);
   gradients_.reorder(make_units(cut, order));  // the order of rank 0
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::erase(records_, record);
   has_records_ = !records_.empty();
 }
@@ -209,7 +197,7 @@ std::vector<ScheduledUnit*> UnitCutter::make_units(const UnitCut& cut, const std
   std::vector<ScheduledUnit*> made;
   Successors successors;
   // Called once for all of them, because it walks over all units.
-  Finally forget_members([&] {
+  base::Finally forget_members([&] {
     const auto successor = [&](ScheduledUnit* unit) -> ScheduledUnit* {
       const auto found = successors.find(unit);
       return found == successors.end() ? unit : found->second;
@@ -240,17 +228,15 @@ std::vector<ScheduledUnit*> UnitCutter::make_units(const UnitCut& cut, const std
 std::unique_ptr<Unit> UnitCutter::unite(const std::vector<Unit*>& members) {
   auto united = std::make_unique<Unit>(context_, UnitOrigin{members.front()->modules(), /*automatic=*/true},
                                        members.front()->options());
-  std::vector<FlatParameter::Moved> groups;
+  std::vector<flat::FlatParameter::Moved> groups;
   for (const std::vector<Unit*>& group : group_members(members)) {
     groups.push_back(gather_parts(group, united->groups().position()));
   }
-  for (FlatParameter::Moved& group : groups) {
-    united->add(std::move(group));
-  }
+  for (flat::FlatParameter::Moved& group : groups) united->add(std::move(group));
   united->name_it();
-  MutexLock lock(united->mutex);
+  base::MutexLock lock(united->mutex);
   for (const Unit* member : members) {
-    MutexLock lock_member(member->mutex);
+    base::MutexLock lock_member(member->mutex);
     united->versions.take_over(member->versions);
   }
   return united;
@@ -259,35 +245,27 @@ std::unique_ptr<Unit> UnitCutter::unite(const std::vector<Unit*>& members) {
 // ---------------------------------------------------------------- the order of uses
 
 void UnitCutter::note_order(const std::vector<UseRecord::Use>& order) {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const UseRecord::Use& use : order) {
     OrderedUse& ordered = execution_order_.emplace_back();
     ordered.returns = use.returns;
     ordered.joins = use.joins;
-    for (ScheduledUnit* unit : use.units) {
-      ordered.owners.push_back(as_unit(*unit).parameter(0).owner);
-    }
+    for (ScheduledUnit* unit : use.units) ordered.owners.push_back(as_unit(*unit).parameter(0).owner);
   }
 }
 
 ExecutionOrder UnitCutter::execution_order() const {
-  MutexLock lock(mutex_);
+  base::MutexLock lock(mutex_);
   ExecutionOrder order, again;
   for (const OrderedUse& use : execution_order_) {
     std::vector<std::string> fqns;
-    for (const seams::StorageOwnerPtr& owner : use.owners) {
-      fqns.push_back(unit_of(*owner)->parameter(owner->index).fqn);
-    }
-    if (!use.joins && !order.empty()) {
-      order.emplace_back();
-    }
+    for (const seams::StorageOwnerPtr& owner : use.owners) fqns.push_back(unit_of(*owner)->parameter(owner->index).fqn);
+    if (!use.joins && !order.empty()) order.emplace_back();
     order.push_back(fqns);
-    if (use.returns) {
-      again.push_back(fqns);
-    }
+    if (use.returns) again.push_back(fqns);
   }
   order.insert(order.end(), again.begin(), again.end());
   return order;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -14,7 +14,7 @@
 #include "schedule/unit_cut.h"
 #include "schedule/use_record.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // schedule::cut_into_units decides; this class records uses and makes the units.
 //
@@ -57,10 +57,10 @@ class UnitCutter {
   MemoryAccount& memory_;
   Gatherer& gatherer_;
   GradientFlow& gradients_;
-  mutable Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::vector<std::shared_ptr<schedule::UseRecord>> records_ FSDP_GUARDED_BY(mutex_);  // and visits in them
   std::vector<OrderedUse> execution_order_ FSDP_GUARDED_BY(mutex_);  // of parameters of units that were cut
   std::atomic<bool> has_records_{false};
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

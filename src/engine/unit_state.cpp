@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 const char* to_string(UnitState state) {
   switch (state) {
@@ -48,4 +48,4 @@ const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions
   return table;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

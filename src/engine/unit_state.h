@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 enum class UnitState : uint8_t { kSharded, kGathering, kUnsharded };
 enum class GradientState : uint8_t { kNone, kCapturing, kAccumulating, kReducing, kReduced };
@@ -22,4 +22,4 @@ const std::vector<std::pair<UnitState, UnitState>>& unit_transitions();
 // gradients are dropped.
 const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions();
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -6,19 +6,15 @@
 
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 void UnitTree::detach_parameters() {
   for (const auto& unit : units_) {
     for (const auto& flat : unit->flat_parameters()) {
-      for (ShardedParameter& parameter : flat->parameters()) {
-        if (flat->attached()) {
-          seams::empty_storage(parameter.storage(), parameter.owner);
-        }
+      for (flat::ShardedParameter& parameter : flat->parameters()) {
+        if (flat->attached()) seams::empty_storage(parameter.storage(), parameter.owner);
         parameter.owner->unit = nullptr;
-        if (seams::StorageOwnerPtr sentinel = parameter.sentinel_owner.lock()) {
-          sentinel->unit = nullptr;
-        }
+        if (seams::StorageOwnerPtr sentinel = parameter.sentinel_owner.lock()) sentinel->unit = nullptr;
       }
     }
   }
@@ -26,9 +22,7 @@ void UnitTree::detach_parameters() {
 
 std::vector<Unit*> UnitTree::all() const {
   std::vector<Unit*> all;
-  for (const auto& unit : units_) {
-    all.push_back(unit.get());
-  }
+  for (const auto& unit : units_) all.push_back(unit.get());
   return all;
 }
 
@@ -73,12 +67,10 @@ void UnitTree::retire(const Successors& successors) {
 bool UnitTree::unused() const {
   for (const auto& unit : units_) {
     for (const auto& flat : unit->flat_parameters()) {
-      for (const ShardedParameter& parameter : flat->parameters()) {
+      for (const flat::ShardedParameter& parameter : flat->parameters()) {
         // The engine's own references: the parameter, and its gradient accumulator's.
         size_t own = parameter.capture_hook ? 2 : 1;
-        if (parameter.tensor.use_count() > own) {
-          return false;
-        }
+        if (parameter.tensor.use_count() > own) return false;
       }
     }
   }
@@ -87,26 +79,20 @@ bool UnitTree::unused() const {
 
 void UnitTree::for_each_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit) const {
   for (const auto& unit : units_) {
-    MutexLock lock(unit->mutex);
+    base::MutexLock lock(unit->mutex);
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      if (FlatGradient* gradient = unit->gradient(i)) {
-        visit(*unit, *gradient);
-      }
+      if (FlatGradient* gradient = unit->gradient(i)) visit(*unit, *gradient);
     }
   }
 }
 
 void UnitTree::check_membership() const {
-  for (const auto& unit : units_) {
-    unit->check_membership();
-  }
+  for (const auto& unit : units_) unit->check_membership();
 }
 
 void UnitTree::order_gathers_after_writes() const {
   context_.streams.order_gathers_after_writes();
-  for (const auto& unit : units_) {
-    unit->note_gathers_ordered();
-  }
+  for (const auto& unit : units_) unit->note_gathers_ordered();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

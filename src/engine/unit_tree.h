@@ -9,7 +9,7 @@
 
 #include "engine/unit.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Units that were replaced, by the unit that has their parameters now.
 using Successors = std::unordered_map<const schedule::ScheduledUnit*, Unit*>;
@@ -60,4 +60,4 @@ class UnitTree {
   std::vector<const void*> roots_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

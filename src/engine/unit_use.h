@@ -6,7 +6,7 @@
 
 #include "fsdp/pass.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // A unit must stay gathered while it is pinned: by an operator that runs, or by a scope of the user.
 //
@@ -59,4 +59,4 @@ class GatherTimes {
   int64_t held_back_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

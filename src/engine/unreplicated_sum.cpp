@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::engine {
 
 void UnreplicatedSum::add(at::Tensor& reduced, const ParameterMask& captured, BufferPool& pool) {
   if (sum_.defined()) {
@@ -16,9 +16,7 @@ void UnreplicatedSum::add(at::Tensor& reduced, const ParameterMask& captured, Bu
 }
 
 bool UnreplicatedSum::move_into(const at::Tensor& partial, ParameterMask& captured, BufferPool& pool) {
-  if (!sum_.defined()) {
-    return false;
-  }
+  if (!sum_.defined()) return false;
   partial.add_(sum_);
   captured.merge(captured_);
   drop(pool);
@@ -39,9 +37,7 @@ void UnreplicatedSum::forget(int64_t parameter) {
 }
 
 void UnreplicatedSum::zero(int64_t parameter) {
-  if (sum_.defined()) {
-    flat_.slice_of(sum_, parameter).zero_();
-  }
+  if (sum_.defined()) flat_.slice_of(sum_, parameter).zero_();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

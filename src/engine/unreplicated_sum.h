@@ -8,12 +8,12 @@
 #include "engine/parameter_mask.h"
 #include "flat/flat_parameter.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Threads: guarded by the caller's lock.
 class UnreplicatedSum {
  public:
-  explicit UnreplicatedSum(const FlatParameter& flat) : flat_(flat), captured_(flat.layout().num_parameters()) {}
+  explicit UnreplicatedSum(const flat::FlatParameter& flat) : flat_(flat), captured_(flat.layout().num_parameters()) {}
 
   bool any() const { return sum_.defined(); }
   // Adds a result of the shard group, laid out like the shard, which must be memory of the pool, and takes it over.
@@ -28,9 +28,9 @@ class UnreplicatedSum {
   void zero(int64_t parameter);
 
  private:
-  const FlatParameter& flat_;
+  const flat::FlatParameter& flat_;
   at::Tensor sum_;  // laid out like the shard, shard dtype, from the pool
   ParameterMask captured_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

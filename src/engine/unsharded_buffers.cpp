@@ -4,25 +4,28 @@
 #include <utility>
 
 #include "engine/unit.h"
+#include "fsdp/memory_sharing.h"
 #include "schedule/block_places.h"
 #include "torch_seams/clean_dispatch.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 namespace {
 
-bool needs_memory(const FlatParameter& flat, bool may_alias) {
+bool needs_memory(const flat::FlatParameter& flat, bool may_alias) {
   return !may_alias || !(flat.shard_is_whole() || flat.shared_unsharded().defined());
 }
 
-int64_t unsharded_nbytes_of(const FlatParameter& flat) {
+int64_t unsharded_nbytes_of(const flat::FlatParameter& flat) {
   return flat.layout().padded_numel() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
 }
 
-int64_t nbytes_in_block(const FlatParameter& flat) { return schedule::BlockPlaces::rounded(unsharded_nbytes_of(flat)); }
+int64_t nbytes_in_block(const flat::FlatParameter& flat) {
+  return schedule::BlockPlaces::rounded(unsharded_nbytes_of(flat));
+}
 
 // Does the only cast of a unit and pass. Values from the host are copied as they are and cast on the device. Otherwise
 // the host would have to wait for the copy.
-void copy_shard(const FlatParameter& flat, const at::Tensor& own, BufferPool& pool) {
+void copy_shard(const flat::FlatParameter& flat, const at::Tensor& own, BufferPool& pool) {
   if (!flat.memory().apart() || flat.dtypes().shard == flat.dtypes().compute) {
     own.copy_(flat.shard(), /*non_blocking=*/true);
     return;
@@ -45,9 +48,7 @@ void UnshardedBuffers::add_flat() {
 void UnshardedBuffers::clear(BufferPool& pool) {
   TORCH_CHECK(sharded(), "fsdp: ", unit_.where(), ": a unit in use cannot be cut anew");
   pool.forget(this);
-  for (at::Tensor& parked : parked_) {
-    pool.forget(&parked);
-  }
+  for (at::Tensor& parked : parked_) pool.forget(&parked);
   unsharded_.clear();
   parked_.clear();
 }
@@ -74,9 +75,7 @@ void UnshardedBuffers::acquire(BufferPool& pool, bool may_alias) {
       unsharded_[i] = flats[i]->shared_unsharded();
     }
   }
-  if (nbytes == 0) {
-    return;
-  }
+  if (nbytes == 0) return;
   const Residence residence = unit_.stays_gathered() ? Residence::kStaying : Residence::kTransient;
   block_ = pool.acquire_bytes(nbytes, residence, this, nbytes - used_nbytes_);
   int64_t offset = 0;
@@ -95,13 +94,11 @@ int64_t UnshardedBuffers::begin_gather(BufferPool& pool, Pass pass, bool may_ali
   issued_gathers_ = 0;
   try {
     const c10::Stream& stream = unit_.context().streams.gather;
-    CurrentStreamGuard on_stream(stream);
+    base::CurrentStreamGuard on_stream(stream);
     seams::CleanDispatchGuard clean;
     acquire(pool, may_alias);
     for (size_t i = 0; i < unsharded_.size(); ++i) {
-      if (unsharded_[i].defined()) {
-        gather_flat(i, pass, pool);
-      }
+      if (unsharded_[i].defined()) gather_flat(i, pass, pool);
     }
     issued_.record(stream);
   } catch (...) {
@@ -122,19 +119,15 @@ void UnshardedBuffers::gather_flat(size_t index, Pass pass, BufferPool& pool) {
 
 std::unique_ptr<Work> UnshardedBuffers::gather_shards(size_t index, const at::Tensor& full, Pass pass,
                                                       BufferPool& pool) {
-  const FlatParameter& flat = *unit_.flat_parameters()[index];
+  const flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   const std::shared_ptr<Communicator>& group = unit_.groups().shard;
-  const ShardPosition& position = flat.position();
+  const flat::ShardPosition& position = flat.position();
   const bool publishes = reads_in_place(index) && flat.publishes();
   const bool as_it_is = flat.dtypes().shard == flat.dtypes().compute && !flat.memory().apart() && !publishes;
   const int64_t n = flat.layout().shard_numel();
   const at::Tensor own = full.narrow(0, position.rank * n, n);
-  if (publishes) {
-    group->await_readers(full, {unit_.name(), 0, pass});
-  }
-  if (position.factor == 1 || !as_it_is) {
-    copy_shard(flat, own, pool);
-  }
+  if (publishes) group->memory_sharing().await_readers(full, {unit_.name(), 0, pass});
+  if (position.factor == 1 || !as_it_is) copy_shard(flat, own, pool);
   return position.factor == 1 ? nullptr : group->all_gather(full, as_it_is ? flat.shard() : own, unit_.next_id(pass));
 }
 
@@ -146,22 +139,16 @@ std::unique_ptr<Work> UnshardedBuffers::gather_parked(size_t index, const at::Te
 void UnshardedBuffers::finish_gather() {
   try {
     issued_.block_current();
-    for (std::unique_ptr<Work>& gather : gathers_) {
-      gather->wait();
-    }
+    for (std::unique_ptr<Work>& gather : gathers_) gather->wait();
   } catch (...) {
     give_up_gather();
     throw;
   }
-  if (!reads_in_place()) {
-    gathers_.clear();
-  }
+  if (!reads_in_place()) gathers_.clear();
   for (size_t i = 0; i < unsharded_.size(); ++i) {
-    FlatParameter& flat = *unit_.flat_parameters()[i];
+    flat::FlatParameter& flat = *unit_.flat_parameters()[i];
     flat.attach(unsharded_[i].defined() ? unsharded_[i] : flat.shard());
-    if (unsharded_[i].defined()) {
-      flat.memory().page_out(flat.shard());
-    }
+    if (unsharded_[i].defined()) flat.memory().page_out(flat.shard());
   }
   readers_.begin(unit_.context().device());
   state_.transition(UnitState::kUnsharded, [this] { return unit_.where(); });
@@ -170,9 +157,7 @@ void UnshardedBuffers::finish_gather() {
 // The buffers are not used again, because a collective that failed may still write to them.
 void UnshardedBuffers::give_up_gather() {
   gathers_.clear();
-  for (at::Tensor& unsharded : unsharded_) {
-    unsharded.reset();
-  }
+  for (at::Tensor& unsharded : unsharded_) unsharded.reset();
   block_.reset();
   state_.transition(UnitState::kSharded, [this] { return unit_.where(); });
 }
@@ -182,11 +167,9 @@ void UnshardedBuffers::use_on_current_stream() { readers_.add(unit_.context().de
 void UnshardedBuffers::release(BufferPool& pool) {
   state_.transition(UnitState::kSharded, [this] { return unit_.where(); });
   for (size_t i = 0; i < unsharded_.size(); ++i) {
-    FlatParameter& flat = *unit_.flat_parameters()[i];
+    flat::FlatParameter& flat = *unit_.flat_parameters()[i];
     flat.detach();
-    if (!unsharded_[i].defined()) {
-      flat.memory().page_out(flat.shard());
-    }
+    if (!unsharded_[i].defined()) flat.memory().page_out(flat.shard());
     unsharded_[i].reset();
   }
   readers_.end(unit_.context().device());
@@ -200,15 +183,11 @@ void UnshardedBuffers::release(BufferPool& pool) {
 // ---------------------------------------------------------------- parking
 
 void UnshardedBuffers::park(BufferPool& pool) {
-  if (!park_group_) {
-    return;
-  }
+  if (!park_group_) return;
   seams::CleanDispatchGuard clean;
   for (size_t i = 0; i < unsharded_.size(); ++i) {
-    if (parked_[i].defined() || reads_in_place(i)) {
-      continue;
-    }
-    const FlatParameter& flat = *unit_.flat_parameters()[i];
+    if (parked_[i].defined() || reads_in_place(i)) continue;
+    const flat::FlatParameter& flat = *unit_.flat_parameters()[i];
     const int64_t n = flat.layout().padded_numel() / park_group_->size();
     parked_[i] = pool.acquire(n, flat.dtypes().compute, Residence::kStaying, &parked_[i]);
     parked_[i].copy_(unsharded_[i].narrow(0, park_group_->rank() * n, n));
@@ -218,7 +197,7 @@ void UnshardedBuffers::park(BufferPool& pool) {
 
 // Uses the gather stream, because gathers were the last to read the parked part.
 void UnshardedBuffers::unpark(BufferPool& pool) {
-  CurrentStreamGuard on_stream(unit_.context().streams.gather);
+  base::CurrentStreamGuard on_stream(unit_.context().streams.gather);
   for (at::Tensor& parked : parked_) {
     if (parked.defined()) {
       pool.release(parked);
@@ -235,18 +214,14 @@ bool UnshardedBuffers::reads_in_place(size_t flat) const {
 
 bool UnshardedBuffers::reads_in_place() const {
   for (size_t i = 0; i < unsharded_.size(); ++i) {
-    if (reads_in_place(i)) {
-      return true;
-    }
+    if (reads_in_place(i)) return true;
   }
   return false;
 }
 
 bool UnshardedBuffers::reads_shards() const {
   for (size_t i = 0; i < unsharded_.size(); ++i) {
-    if (reads_in_place(i) && !unit_.flat_parameters()[i]->publishes()) {
-      return true;
-    }
+    if (reads_in_place(i) && !unit_.flat_parameters()[i]->publishes()) return true;
   }
   return false;
 }
@@ -255,12 +230,10 @@ bool UnshardedBuffers::holds_copies() const {
   return std::any_of(unsharded_.begin(), unsharded_.end(), [](const at::Tensor& full) { return full.defined(); });
 }
 
-const at::Tensor& UnshardedBuffers::of(const FlatParameter& flat) const {
+const at::Tensor& UnshardedBuffers::of(const flat::FlatParameter& flat) const {
   size_t index = 0;
-  while (unit_.flat_parameters().at(index).get() != &flat) {
-    ++index;
-  }
+  while (unit_.flat_parameters().at(index).get() != &flat) ++index;
   return unsharded_[index];
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -16,7 +16,7 @@
 #include "fsdp/communicator.h"
 #include "fsdp/pass.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 class Unit;
 
@@ -60,7 +60,7 @@ class UnshardedBuffers {
   bool holds_copies() const;
   // Returns the unsharded buffer of a FlatParameter; undefined if its shard serves as the buffer, or while the unit is
   // sharded.
-  const at::Tensor& of(const FlatParameter& flat) const;
+  const at::Tensor& of(const flat::FlatParameter& flat) const;
 
   // Bytes of memory that gathering takes.
   int64_t block_nbytes() const;
@@ -77,18 +77,18 @@ class UnshardedBuffers {
   bool reads_in_place(size_t flat) const;
 
   Unit& unit_;  // its FlatParameters, groups and names
-  StateMachine<UnitState> state_;
+  base::StateMachine<UnitState> state_;
   at::Tensor block_;                   // kByte; undefined if no FlatParameter needs memory
   std::vector<at::Tensor> unsharded_;  // by FlatParameter; undefined if the shard itself serves
   int64_t issued_gathers_ = 0;         // all-gathers of the last begin_gather()
-  DeviceEvent issued_;                 // after the work that the gather has enqueued on its stream
-  StreamReaders readers_;
+  base::DeviceEvent issued_;           // after the work that the gather has enqueued on its stream
+  base::StreamReaders readers_;
   int64_t used_nbytes_ = 0;
   std::shared_ptr<Communicator> park_group_;
   std::vector<at::Tensor> parked_;  // by FlatParameter; undefined unless parked
-  DeviceEvent parked_written_;
+  base::DeviceEvent parked_written_;
   // In progress, and gathers whose results are read in place. Destroyed before the memory that they use.
   std::vector<std::unique_ptr<Work>> gathers_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

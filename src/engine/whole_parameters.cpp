@@ -5,34 +5,28 @@
 
 #include "torch_seams/clean_dispatch.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
-at::Tensor gather_parts(Unit& unit, const FlatParameter& flat, const at::Tensor& part) {
+at::Tensor gather_parts(Unit& unit, const flat::FlatParameter& flat, const at::Tensor& part) {
   seams::CleanDispatchGuard clean;
   const at::Tensor mine = part.to(flat.compute_device());
-  if (flat.position().factor == 1) {
-    return mine;
-  }
+  if (flat.position().factor == 1) return mine;
   at::Tensor full = at::empty({flat.layout().padded_numel()}, mine.options());
   unit.groups().shard->all_gather(full, mine, unit.next_id(Pass::kUser))->wait();
   return full;
 }
 
-at::Tensor gather_values(Unit& unit, const FlatParameter& flat) {
+at::Tensor gather_values(Unit& unit, const flat::FlatParameter& flat) {
   return gather_parts(unit, flat, flat.shard().detach());
 }
 
 WholeGradient gather_gradient(Unit& unit, size_t index) {
-  const FlatParameter& flat = *unit.flat_parameters().at(index);
+  const flat::FlatParameter& flat = *unit.flat_parameters().at(index);
   WholeGradient whole{at::Tensor(), ParameterMask(flat.layout().num_parameters())};
-  if (!flat.requires_grad()) {
-    return whole;
-  }
+  if (!flat.requires_grad()) return whole;
   at::Tensor part = unit.gradient(index)->leaves().collect(whole.defined);
   merge_over(unit.groups().shard.get(), whole.defined, unit.next_id(Pass::kUser));
-  if (whole.defined.count() > 0) {
-    whole.flat = gather_parts(unit, flat, part);
-  }
+  if (whole.defined.count() > 0) whole.flat = gather_parts(unit, flat, part);
   return whole;
 }
 
@@ -44,7 +38,7 @@ SummonedGradients::SummonedGradients(Unit& unit) : unit_(unit) {
 }
 
 void SummonedGradients::show(size_t index) {
-  FlatParameter& flat = *unit_.flat_parameters()[index];
+  flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
     unit_.sentinels.forget(flat, k);
     flat.parameters()[k].tensor.mutable_grad() =
@@ -54,24 +48,20 @@ void SummonedGradients::show(size_t index) {
 
 void SummonedGradients::write_back() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    if (unit_.flat_parameters()[i]->requires_grad()) {
-      write_back(i);
-    }
+    if (unit_.flat_parameters()[i]->requires_grad()) write_back(i);
   }
 }
 
 void SummonedGradients::write_back(size_t index) {
-  FlatParameter& flat = *unit_.flat_parameters()[index];
+  flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   WholeGradient& whole = gradients_[index];
   at::NoGradGuard no_grad;
   for (int64_t k = 0; k < flat.layout().num_parameters(); ++k) {
-    const ShardedParameter& parameter = flat.parameters()[k];
+    const flat::ShardedParameter& parameter = flat.parameters()[k];
     const at::Tensor& gradient = parameter.tensor.grad();
     if (!gradient.defined()) {
       whole.defined.clear(k);
-      if (whole.flat.defined()) {
-        flat.view_in(whole.flat, k).zero_();
-      }
+      if (whole.flat.defined()) flat.view_in(whole.flat, k).zero_();
       continue;
     }
     TORCH_CHECK(gradient.sizes() == at::IntArrayRef(parameter.sizes), "fsdp: ", unit_.where(), ": parameter '",
@@ -82,9 +72,7 @@ void SummonedGradients::write_back(size_t index) {
       whole.flat = at::zeros({numel}, at::TensorOptions(flat.dtypes().gradient).device(flat.compute_device()));
     }
     at::Tensor place = flat.view_in(whole.flat, k);
-    if (!whole.defined.set(k) || !gradient.is_set_to(place)) {
-      place.copy_(gradient);
-    }
+    if (!whole.defined.set(k) || !gradient.is_set_to(place)) place.copy_(gradient);
   }
   int64_t n = flat.layout().shard_numel();
   at::Tensor part = whole.flat.defined() ? whole.flat.narrow(0, flat.position().rank * n, n) : at::Tensor();
@@ -94,14 +82,12 @@ void SummonedGradients::write_back(size_t index) {
 // Installs the sentinels again for parameters whose shards have gradients.
 SummonedGradients::~SummonedGradients() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    FlatParameter& flat = *unit_.flat_parameters()[i];
+    flat::FlatParameter& flat = *unit_.flat_parameters()[i];
     for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
       flat.parameters()[k].tensor.mutable_grad().reset();
-      if (gradients_[i].defined.test(k)) {
-        unit_.sentinels.install(flat, k);
-      }
+      if (gradients_[i].defined.test(k)) unit_.sentinels.install(flat, k);
     }
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -8,15 +8,15 @@
 
 #include "engine/unit.h"
 
-namespace fsdp {
+namespace fsdp::engine {
 
 // Returns the whole of a tensor that is divided into parts like a FlatParameter's shards, of any dtype: padded, on the
 // compute device. Returns `part` itself if it is whole and on that device. Collective.
-at::Tensor gather_parts(Unit& unit, const FlatParameter& flat, const at::Tensor& part);
+at::Tensor gather_parts(Unit& unit, const flat::FlatParameter& flat, const at::Tensor& part);
 
 // Returns all of a FlatParameter, padded, in the dtype of its shards; the shard itself if it is whole and on the
 // compute device. Collective.
-at::Tensor gather_values(Unit& unit, const FlatParameter& flat);
+at::Tensor gather_values(Unit& unit, const flat::FlatParameter& flat);
 
 // The whole gradients of a FlatParameter.
 struct WholeGradient {
@@ -45,4 +45,4 @@ class SummonedGradients {
   std::vector<WholeGradient> gradients_;  // by FlatParameter
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::engine

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace fsdp {
+namespace fsdp::flat {
 
 FlatLayout::FlatLayout(std::vector<int64_t> numels, int64_t sharding_factor)
     : numels_(std::move(numels)), sharding_factor_(sharding_factor) {
@@ -30,4 +30,4 @@ int64_t FlatLayout::owned_numel(int64_t rank) const {
   return std::clamp<int64_t>(unpadded_numel() - rank * shard_numel_, 0, shard_numel_);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::flat {
 
 // Elements [begin, end) of one parameter, which lie at shard_offset in a rank's shard. Empty if begin == end.
 struct ParameterSlice {
@@ -46,4 +46,4 @@ class FlatLayout {
   int64_t shard_numel_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

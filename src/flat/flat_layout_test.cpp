@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace fsdp::flat_layout_test {
+namespace fsdp::flat::flat_layout_test {
 namespace {
 
 // FSDP paper, figure 3: a 4x3 linear layer (12 weights, 3 biases) on 16 ranks. Each rank has one element; the last rank
@@ -61,9 +61,7 @@ TEST(FlatLayout, ShardsPartitionTheFlatParameter) {
   std::mt19937 random(5);
   for (int round = 0; round < 300; ++round) {
     std::vector<int64_t> numels(random() % 6 + 1);
-    for (int64_t& numel : numels) {
-      numel = random() % 23;
-    }
+    for (int64_t& numel : numels) numel = random() % 23;
     int64_t factor = random() % 17 + 1;
     FlatLayout layout(numels, factor);
     ASSERT_LT(layout.padding(), factor);
@@ -72,9 +70,7 @@ TEST(FlatLayout, ShardsPartitionTheFlatParameter) {
       int64_t next = 0;
       for (int64_t rank = 0; rank < factor; ++rank) {
         ParameterSlice part = layout.slice(p, rank);
-        if (part.numel() == 0) {
-          continue;
-        }
+        if (part.numel() == 0) continue;
         ASSERT_EQ(part.begin, next);
         ASSERT_EQ(rank * layout.shard_numel() + part.shard_offset, layout.offset(p) + part.begin);
         ASSERT_LE(part.shard_offset + part.numel(), layout.shard_numel());
@@ -88,4 +84,4 @@ TEST(FlatLayout, ShardsPartitionTheFlatParameter) {
 TEST(FlatLayout, RefusesFactorZero) { EXPECT_THROW(FlatLayout(std::vector<int64_t>{3}, 0), c10::Error); }
 
 }  // namespace
-}  // namespace fsdp::flat_layout_test
+}  // namespace fsdp::flat::flat_layout_test

@@ -11,14 +11,12 @@
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::flat {
 namespace {
 
 std::vector<int64_t> numels_of(const std::vector<ShardedParameter>& parameters) {
   std::vector<int64_t> numels;
-  for (const ShardedParameter& parameter : parameters) {
-    numels.push_back(parameter.tensor.numel());
-  }
+  for (const ShardedParameter& parameter : parameters) numels.push_back(parameter.tensor.numel());
   return numels;
 }
 
@@ -32,9 +30,7 @@ std::vector<int64_t> flat_strides(const at::Tensor& tensor) {
 
 std::string quoted_names(const ShardedParameter& parameter) {
   std::string names = "'" + parameter.fqn + "'";
-  for (const std::string& other : parameter.other_fqns) {
-    names += " (also '" + other + "')";
-  }
+  for (const std::string& other : parameter.other_fqns) names += " (also '" + other + "')";
   return names;
 }
 
@@ -90,24 +86,18 @@ FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPositio
 
 // Clears the unit of the owner, because leaves may outlive this object.
 FlatParameter::~FlatParameter() {
-  if (shard_owner_) {
-    shard_owner_->unit = nullptr;
-  }
+  if (shard_owner_) shard_owner_->unit = nullptr;
 }
 
 at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool transient) const {
-  if (!position_.shared_buffer || !memory_.on_compute_host() || layout_.padded_numel() == 0) {
-    return {};
-  }
+  if (!position_.shared_buffer || !memory_.on_compute_host() || layout_.padded_numel() == 0) return {};
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize, transient);
   return bytes.defined() ? bytes.view(dtype) : at::Tensor();
 }
 
 at::Tensor FlatParameter::make_shard(void* unit) {
-  if (dtypes_.shard == dtypes_.compute) {
-    shared_ = provide_shared(dtypes_.shard, /*transient=*/false);
-  }
+  if (dtypes_.shard == dtypes_.compute) shared_ = provide_shared(dtypes_.shard, /*transient=*/false);
   provide_transient();
   return shared_.defined() ? make_slice_of_shared(unit) : memory_.zeros(layout_.shard_numel(), dtypes_.shard);
 }
@@ -134,9 +124,7 @@ at::Tensor FlatParameter::make_watched_shard(const at::Tensor& own, const at::Te
 }
 
 void FlatParameter::watch_shard(void* unit) {
-  if (shard_owner_) {
-    return;
-  }
+  if (shard_owner_) return;
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
   at::NoGradGuard no_grad;
@@ -161,9 +149,7 @@ void FlatParameter::copy_into_shard(int64_t parameter) {
   at::Tensor value = std::exchange(parameters_[parameter].value, {});
   const at::Tensor& tensor = value.defined() ? value : parameters_[parameter].tensor;
   ParameterSlice part = slice(parameter);
-  if (tensor.is_meta() || part.numel() == 0) {
-    return;
-  }
+  if (tensor.is_meta() || part.numel() == 0) return;
   // A view of the elements in flat order; copied only if the tensor's memory is not dense.
   at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
   at::Tensor ordered = dense.as_strided({dense.numel()}, {1});
@@ -186,9 +172,7 @@ void FlatParameter::point_at_new_storage(ShardedParameter& p, int64_t position) 
 void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
   TORCH_CHECK(!attached_, "fsdp: the dtypes of a gathered FlatParameter cannot change");
   dtypes_.reduce = reduce;
-  if (std::exchange(dtypes_.compute, compute) == compute) {
-    return;
-  }
+  if (std::exchange(dtypes_.compute, compute) == compute) return;
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);
   at::NoGradGuard no_grad;
@@ -243,9 +227,7 @@ void FlatParameter::attach(const at::Tensor& flat) {
 }
 
 void FlatParameter::detach() {
-  for (ShardedParameter& parameter : parameters_) {
-    seams::empty_storage(parameter.storage(), parameter.owner);
-  }
+  for (ShardedParameter& parameter : parameters_) seams::empty_storage(parameter.storage(), parameter.owner);
   attached_ = false;
 }
 
@@ -264,4 +246,4 @@ void FlatParameter::name_storages(const std::string& unit_name) {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

@@ -12,7 +12,7 @@
 #include "flat/shard_memory.h"
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::flat {
 
 // One original parameter. `tensor` is the module's own: a keyed view with the full shape and without memory while
 // sharded.
@@ -49,7 +49,7 @@ struct FlatDtypes {
 struct ShardPosition {
   int64_t rank = 0;
   int64_t factor = 1;
-  // Provides a buffer that all ranks share (Communicator::shared_buffer), or an undefined tensor: for shards that lie
+  // Provides a buffer that all ranks share (MemorySharing::buffer), or an undefined tensor: for shards that lie
   // end to end or, if `transient`, for unsharded parameters. An empty function means that no shared buffers exist.
   std::function<at::Tensor(int64_t nbytes, bool transient)> shared_buffer = {};
 };
@@ -162,4 +162,4 @@ class FlatParameter {
   std::string unit_name_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

@@ -7,18 +7,17 @@
 
 #include "base/allocation_scope.h"
 
-namespace fsdp {
+namespace fsdp::flat {
 namespace {
 
-at::Tensor in_files(MappedFiles& files, int64_t numel, at::ScalarType dtype) {
+at::Tensor in_files(base::MappedFiles& files, int64_t numel, at::ScalarType dtype) {
   auto memory = std::make_shared<c10::DataPtr>(files.allocate(numel * c10::elementSize(dtype)));
-  return at::from_blob(
-      memory->get(), {numel}, [memory](void*) mutable { memory.reset(); }, at::TensorOptions(dtype));
+  return at::from_blob(memory->get(), {numel}, [memory](void*) mutable { memory.reset(); }, at::TensorOptions(dtype));
 }
 
 }  // namespace
 
-ShardMemory ShardMemory::on_host(c10::Device compute, std::shared_ptr<MappedFiles> files) {
+ShardMemory ShardMemory::on_host(c10::Device compute, std::shared_ptr<base::MappedFiles> files) {
   ShardMemory memory(compute);
   memory.shards_ = c10::Device(c10::kCPU);
   memory.files_ = std::move(files);
@@ -35,17 +34,13 @@ at::Tensor ShardMemory::for_gradients(int64_t numel, at::ScalarType dtype) const
 }
 
 void ShardMemory::page_out(const at::Tensor& shard) const {
-  if (files_) {
-    files_->page_out(shard.const_data_ptr(), shard.nbytes());
-  }
+  if (files_) files_->page_out(shard.const_data_ptr(), shard.nbytes());
 }
 
 void ShardMemory::with_offloaded_memory(const std::function<void()>& body) const {
-  if (!files_) {
-    return body();
-  }
+  if (!files_) return body();
   {
-    AllocationScope scope(files_);
+    base::AllocationScope scope(files_);
     body();
   }
   files_->trim();
@@ -54,4 +49,4 @@ void ShardMemory::with_offloaded_memory(const std::function<void()>& body) const
 
 std::string ShardMemory::where() const { return files_ ? " (files)" : apart() ? " (host)" : ""; }
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

@@ -9,14 +9,14 @@
 
 #include "base/mapped_files.h"
 
-namespace fsdp {
+namespace fsdp::flat {
 
 class ShardMemory {
  public:
   // Places shards on the device where parameters are gathered and used.
   explicit ShardMemory(c10::Device compute) : compute_(compute), shards_(compute) {}
   // Places shards in host memory, which is pinned if the compute device is not the CPU, or in `files` if not null.
-  static ShardMemory on_host(c10::Device compute, std::shared_ptr<MappedFiles> files);
+  static ShardMemory on_host(c10::Device compute, std::shared_ptr<base::MappedFiles> files);
 
   c10::Device compute_device() const { return compute_; }
   c10::Device shard_device() const { return shards_; }
@@ -30,7 +30,7 @@ class ShardMemory {
   // Returns memory for gradients of shards, which is never in files: 1-D, not initialised.
   at::Tensor for_gradients(int64_t numel, at::ScalarType dtype) const;
 
-  const std::shared_ptr<MappedFiles>& files() const { return files_; }
+  const std::shared_ptr<base::MappedFiles>& files() const { return files_; }
   // Removes a shard that lies in files from resident memory. Does nothing for other shards.
   void page_out(const at::Tensor& shard) const;
 
@@ -43,7 +43,7 @@ class ShardMemory {
  private:
   c10::Device compute_;
   c10::Device shards_;
-  std::shared_ptr<MappedFiles> files_;
+  std::shared_ptr<base::MappedFiles> files_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

@@ -3,13 +3,11 @@
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::flat {
 namespace {
 
 bool belongs_to_a_unit(const at::Tensor& tensor) {
-  if (!seams::has_sharded_key(tensor)) {
-    return false;
-  }
+  if (!seams::has_sharded_key(tensor)) return false;
   const seams::StorageOwner* owner = seams::storage_owner(tensor);
   return !owner || owner->kind != seams::StorageOwner::Kind::kDeferred;
 }
@@ -34,4 +32,4 @@ void check_shardable(const at::Tensor& tensor, const std::string& fqn) {
               "' already has a gradient: call zero_grad() before fully_shard");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::flat

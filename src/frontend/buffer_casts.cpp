@@ -2,10 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 
-namespace fsdp {
+namespace fsdp::frontend {
 namespace {
 
-void cast_own(torch::nn::Module& module, at::ScalarType dtype, Engine& engine) {
+void cast_own(torch::nn::Module& module, at::ScalarType dtype, engine::Engine& engine) {
   for (auto& entry : module.named_buffers(/*recurse=*/false)) {
     at::Tensor buffer = entry.value();
     if (buffer.defined() && buffer.is_floating_point() && buffer.scalar_type() != dtype) {
@@ -16,10 +16,8 @@ void cast_own(torch::nn::Module& module, at::ScalarType dtype, Engine& engine) {
 }
 
 void visit(torch::nn::Module& module, const std::string& path, at::ScalarType dtype, const PathSet& except,
-           Engine& engine) {
-  if (except.covers(path)) {
-    return;
-  }
+           engine::Engine& engine) {
+  if (except.covers(path)) return;
   cast_own(module, dtype, engine);
   for (const auto& child : module.named_children()) {
     visit(*child.value(), join_path(path, child.key()), dtype, except, engine);
@@ -28,9 +26,9 @@ void visit(torch::nn::Module& module, const std::string& path, at::ScalarType dt
 
 }  // namespace
 
-void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const PathSet& except, Engine& engine) {
+void cast_buffers(torch::nn::Module& root, at::ScalarType dtype, const PathSet& except, engine::Engine& engine) {
   at::NoGradGuard no_grad;
   visit(root, "", dtype, except, engine);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::frontend {
 namespace {
 
 // While there are few engines, each new engine frees the unused ones. Later, their number must double first: if
@@ -16,7 +16,7 @@ constexpr size_t kFewEngines = 64;
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<const Engine*, std::shared_ptr<Engine>> engines;
+  std::unordered_map<const engine::Engine*, std::shared_ptr<engine::Engine>> engines;
   size_t next_sweep = kFewEngines;  // number of engines at which unused engines are freed
   std::vector<std::pair<std::weak_ptr<Communicator>, int64_t>> models;
 };
@@ -29,21 +29,19 @@ Registry& registry() {
 
 }  // namespace
 
-void register_engine(std::shared_ptr<Engine> engine) {
-  std::vector<std::shared_ptr<Engine>> dropped;  // destroyed after the lock is released
+void register_engine(std::shared_ptr<engine::Engine> engine) {
+  std::vector<std::shared_ptr<engine::Engine>> dropped;  // destroyed after the lock is released
   std::lock_guard lock(registry().mutex);
   auto& engines = registry().engines;
   if (engines.size() < kFewEngines || engines.size() >= registry().next_sweep) {
     for (auto it = engines.begin(); it != engines.end();) {
       const bool in_use = it->second.use_count() > 1 || !it->second->tree().unused();
-      if (!in_use) {
-        dropped.push_back(std::move(it->second));
-      }
+      if (!in_use) dropped.push_back(std::move(it->second));
       it = in_use ? std::next(it) : engines.erase(it);
     }
     registry().next_sweep = std::max(kFewEngines, 2 * engines.size());
   }
-  const Engine* identity = engine.get();
+  const engine::Engine* identity = engine.get();
   engines.emplace(identity, std::move(engine));
 }
 
@@ -52,17 +50,15 @@ int64_t number_of_model(const std::shared_ptr<Communicator>& communicator) {
   auto& models = registry().models;
   std::erase_if(models, [](const auto& entry) { return entry.first.expired(); });
   for (auto& [known, count] : models) {
-    if (known.lock() == communicator) {
-      return ++count;
-    }
+    if (known.lock() == communicator) return ++count;
   }
   models.emplace_back(communicator, 1);
   return 1;
 }
 
-void unregister_engine(const Engine& engine) {
+void unregister_engine(const engine::Engine& engine) {
   std::lock_guard lock(registry().mutex);
   registry().engines.erase(&engine);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

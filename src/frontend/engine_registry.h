@@ -6,14 +6,14 @@
 
 #include "engine/engine.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 // Adds an engine, and occasionally drops engines whose parameters are not referenced elsewhere any more. Thread-safe.
-void register_engine(std::shared_ptr<Engine> engine);
+void register_engine(std::shared_ptr<engine::Engine> engine);
 // Counts a new model of a communicator and returns its number, starting at 1: ranks that shard several models in the
 // same order number them alike. Thread-safe.
 int64_t number_of_model(const std::shared_ptr<Communicator>& communicator);
 // Removes an engine that another one has absorbed.
-void unregister_engine(const Engine& engine);
+void unregister_engine(const engine::Engine& engine);
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

@@ -29,15 +29,11 @@ constexpr bool kBuiltForDebugging = true;
 #endif
 
 // Checks that AutoUnits::order names only parameters that get units by this call.
-void check_order(const Options& options, const std::vector<FoundParameter>& parameters) {
-  if (!options.auto_units) {
-    return;
-  }
+void check_order(const Options& options, const std::vector<frontend::FoundParameter>& parameters) {
+  if (!options.auto_units) return;
   std::unordered_set<std::string> known;
-  for (const FoundParameter& parameter : parameters) {
-    for (const ParameterSite& site : parameter.sites) {
-      known.insert(site.fqn);
-    }
+  for (const frontend::FoundParameter& parameter : parameters) {
+    for (const frontend::ParameterSite& site : parameter.sites) known.insert(site.fqn);
   }
   for (const std::vector<std::string>& together : options.auto_units->order) {
     for (const std::string& fqn : together) {
@@ -47,26 +43,22 @@ void check_order(const Options& options, const std::vector<FoundParameter>& para
   }
 }
 
-c10::Device compute_device(const Options& options, const std::vector<FoundParameter>& parameters,
-                           const Survey& surveyed) {
+c10::Device compute_device(const Options& options, const std::vector<frontend::FoundParameter>& parameters,
+                           const frontend::Survey& surveyed) {
   if (options.device) {
     TORCH_CHECK(*options.device != c10::kMeta, "fsdp: Options::device must not be meta");
-    return with_index(*options.device);
+    return base::with_index(*options.device);
   }
-  if (parameters.empty()) {
-    return surveyed.inner.front()->device();
-  }
+  if (parameters.empty()) return surveyed.inner.front()->device();
   c10::Device device = parameters.front().tensor.device();
   TORCH_CHECK(device != c10::kMeta, "fsdp: parameter '", parameters.front().fqn(),
               "' is on the meta device: set Options::device to the device it will be used on");
   return device;
 }
 
-ShardMemory shard_memory(const Options& options, c10::Device compute) {
-  if (options.offload_path) {
-    return ShardMemory::on_host(compute, MappedFiles::in(*options.offload_path));
-  }
-  return options.cpu_offload ? ShardMemory::on_host(compute, nullptr) : ShardMemory(compute);
+flat::ShardMemory shard_memory(const Options& options, c10::Device compute) {
+  if (options.offload_path) return flat::ShardMemory::on_host(compute, base::MappedFiles::in(*options.offload_path));
+  return options.cpu_offload ? flat::ShardMemory::on_host(compute, nullptr) : flat::ShardMemory(compute);
 }
 
 // [Note: large parameters of the root]
@@ -79,36 +71,32 @@ constexpr int64_t kNoneIsLarge = std::numeric_limits<int64_t>::max();
 
 // Returns one group for each combination of dtype, requires_grad and precision, in order of first appearance.
 // Parameters of at least `large` elements have a group of their own. `values` are the results of InitialValues::of.
-std::vector<std::vector<ShardedParameter>> group_parameters(const std::vector<FoundParameter>& parameters,
-                                                            std::vector<at::Tensor> values,
-                                                            const PathSet& full_precision_modules, int64_t large) {
+std::vector<std::vector<flat::ShardedParameter>> group_parameters(
+    const std::vector<frontend::FoundParameter>& parameters, std::vector<at::Tensor> values,
+    const frontend::PathSet& full_precision_modules, int64_t large) {
   using Key = std::tuple<at::ScalarType, bool, bool, size_t>;
-  std::vector<std::vector<ShardedParameter>> groups;
+  std::vector<std::vector<flat::ShardedParameter>> groups;
   std::map<Key, size_t> numbers;  // indices of groups
   for (size_t number = 0; number < parameters.size(); ++number) {
-    const FoundParameter& parameter = parameters[number];
-    ShardedParameter sharded;
+    const frontend::FoundParameter& parameter = parameters[number];
+    flat::ShardedParameter sharded;
     sharded.tensor = parameter.tensor;
     sharded.value = std::move(values[number]);
     sharded.fqn = parameter.fqn();
-    for (const ParameterSite& site : parameter.sites) {
+    for (const frontend::ParameterSite& site : parameter.sites) {
       sharded.full_precision |= full_precision_modules.covers(site.module);
     }
-    for (size_t i = 1; i < parameter.sites.size(); ++i) {
-      sharded.other_fqns.push_back(parameter.sites[i].fqn);
-    }
+    for (size_t i = 1; i < parameter.sites.size(); ++i) sharded.other_fqns.push_back(parameter.sites[i].fqn);
     const size_t own = parameter.tensor.numel() >= large ? number + 1 : 0;
     Key key{parameter.tensor.scalar_type(), parameter.tensor.requires_grad(), sharded.full_precision, own};
     const auto [group, is_new] = numbers.emplace(key, groups.size());
-    if (is_new) {
-      groups.emplace_back();
-    }
+    if (is_new) groups.emplace_back();
     groups[group->second].push_back(std::move(sharded));
   }
   return groups;
 }
 
-void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
+void warn_if_one_unit(const engine::Engine& engine, const torch::nn::Module* module) {
   bool has_children = module && !module->children().empty();
   if (engine.units().size() == 1 && has_children && engine.mesh().size() > 1 &&
       reshards_after_forward(engine.units().front()->options().strategy)) {
@@ -118,23 +106,21 @@ void warn_if_one_unit(const Engine& engine, const torch::nn::Module* module) {
   }
 }
 
-std::string join_fqns(const UnitSpec& spec) {
+std::string join_fqns(const frontend::UnitSpec& spec) {
   const std::string& fqn = spec.origin.modules.front().fqn;
   return fqn.empty() ? "root" : fqn;
 }
 
-void add_units(Engine& engine, const std::vector<UnitSpec>& specs, const Options& options,
-               const PathSet& full_precision, InitialValues& values) {
+void add_units(engine::Engine& engine, const std::vector<frontend::UnitSpec>& specs, const Options& options,
+               const frontend::PathSet& full_precision, frontend::InitialValues& values) {
   auto record = options.auto_units ? std::make_shared<schedule::UseRecord>(*options.auto_units) : nullptr;
-  for (const UnitSpec& spec : specs) {
+  for (const frontend::UnitSpec& spec : specs) {
     const bool is_root_of_others = spec.is_root && !engine.units().empty();
-    Unit& unit = engine.add_unit(spec.origin, unit_options(options),
-                                 group_parameters(spec.parameters, values.of(spec.parameters), full_precision,
-                                                  is_root_of_others ? kLargeInRoot : kNoneIsLarge));
+    engine::Unit& unit = engine.add_unit(spec.origin, frontend::unit_options(options),
+                                         group_parameters(spec.parameters, values.of(spec.parameters), full_precision,
+                                                          is_root_of_others ? kLargeInRoot : kNoneIsLarge));
     unit.set_root(spec.is_root);
-    if (record) {
-      engine.cutter().cut_later(unit, record);
-    }
+    if (record) engine.cutter().cut_later(unit, record);
   }
   if (record && !options.auto_units->order.empty()) {
     record->visit_in_given_order();
@@ -142,43 +128,44 @@ void add_units(Engine& engine, const std::vector<UnitSpec>& specs, const Options
   }
 }
 
-std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<UnitSpec>& specs,
-                                     const Survey& surveyed, const Options& options) {
+std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<frontend::UnitSpec>& specs,
+                                     const frontend::Survey& surveyed, const Options& options) {
   const std::string name = specs.empty() ? "root" : join_fqns(specs.front());
-  EngineOptions shared{.mesh = watched_mesh(choose_mesh(options, name), options.debug),
-                       .use_orig_params = options.use_orig_params,
-                       .keep_memory = options.keep_memory,
-                       .memory = shard_memory(options, compute_device(options, surveyed.unassigned, surveyed)),
-                       .overlap = overlap_options(options),
-                       .collective_check = options.debug.collective_check,
-                       .read_only_parameters = options.debug.read_only_parameters.value_or(kBuiltForDebugging)};
-  check_reshard_group(options, shared.mesh, name);
-  for (const Engine* inner : surveyed.inner) {
-    check_agrees(shared, *inner);
-    shared.mesh = merge_meshes(shared.mesh, inner->mesh(), inner->units().front()->name());
+  engine::EngineOptions shared{.mesh = frontend::watched_mesh(frontend::choose_mesh(options, name), options.debug),
+                               .use_orig_params = options.use_orig_params,
+                               .keep_memory = options.keep_memory,
+                               .memory = shard_memory(options, compute_device(options, surveyed.unassigned, surveyed)),
+                               .overlap = frontend::overlap_options(options),
+                               .collective_check = options.debug.collective_check,
+                               .read_only_parameters = options.debug.read_only_parameters.value_or(kBuiltForDebugging)};
+  frontend::check_reshard_group(options, shared.mesh, name);
+  for (const engine::Engine* inner : surveyed.inner) {
+    frontend::check_agrees(shared, *inner);
+    shared.mesh = frontend::merge_meshes(shared.mesh, inner->mesh(), inner->units().front()->name());
   }
   const auto& ranks = shared.mesh.world ? shared.mesh.world : shared.mesh.shard;
-  shared.model = surveyed.inner.empty() ? number_of_model(unwatched(ranks)) : surveyed.inner.front()->options().model;
-  auto engine = std::make_shared<Engine>(shared);
+  shared.model = surveyed.inner.empty() ? frontend::number_of_model(frontend::unwatched(ranks))
+                                        : surveyed.inner.front()->options().model;
+  auto engine = std::make_shared<engine::Engine>(shared);
   engine->tree().ignore(surveyed.ignored);
-  InitialValues values(root, options, shared.mesh, shared.memory.compute_device());
-  PathSet except(annotated_paths(surveyed));
+  frontend::InitialValues values(root, options, shared.mesh, shared.memory.compute_device());
+  frontend::PathSet except(frontend::annotated_paths(surveyed));
   except.add(surveyed.ignored_paths);
   values.make_others(surveyed.ignored, except);
-  const std::vector<std::string> full_precision = paths_of_classes(root, options.full_precision_classes);
+  const std::vector<std::string> full_precision = frontend::paths_of_classes(root, options.full_precision_classes);
   if (options.buffer_dtype) {
     except.add(full_precision);
-    cast_buffers(root, *options.buffer_dtype, except, *engine);
+    frontend::cast_buffers(root, *options.buffer_dtype, except, *engine);
   }
-  for (Engine* inner : surveyed.inner) {
-    std::shared_ptr<Engine> keep = inner->shared_from_this();
+  for (engine::Engine* inner : surveyed.inner) {
+    std::shared_ptr<engine::Engine> keep = inner->shared_from_this();
     engine->absorb(*inner);
-    unregister_engine(*inner);
+    frontend::unregister_engine(*inner);
   }
-  rename_inner_units(*engine, surveyed.tree);
-  add_units(*engine, specs, options, PathSet(full_precision), values);
+  frontend::rename_inner_units(*engine, surveyed.tree);
+  add_units(*engine, specs, options, frontend::PathSet(full_precision), values);
   values.finish();
-  register_engine(engine);
+  frontend::register_engine(engine);
   return std::make_shared<ShardedModule>(engine);
 }
 
@@ -193,22 +180,22 @@ void check_called_outside_deferral() {
 std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Options& options) {
   check_called_outside_deferral();
   seams::self_check();
-  check_unit_options(options, module_class_name(module));
-  check_auto_units(options, module_class_name(module));
-  Survey surveyed = survey(module, options);
+  frontend::check_unit_options(options, module_class_name(module));
+  frontend::check_auto_units(options, module_class_name(module));
+  frontend::Survey surveyed = frontend::survey(module, options);
   TORCH_CHECK(!surveyed.tree.parameters.empty(), "fsdp: fully_shard was called on a module of class ",
               module_class_name(module), " that has no parameters: an empty unit");
   TORCH_CHECK(!surveyed.unassigned.empty() || !surveyed.inner.empty(),
               "fsdp: fully_shard was called on a module of class ", module_class_name(module),
               " of which all parameters are ignored (Options::ignored_parameters, ignored_modules): an empty unit");
-  check_not_annotated(surveyed, module);
-  check_inner_units(surveyed);
-  check_unassigned(surveyed, module);
-  check_options_apply(options, surveyed, module_class_name(module));
+  frontend::check_not_annotated(surveyed, module);
+  frontend::check_inner_units(surveyed);
+  frontend::check_unassigned(surveyed, module);
+  frontend::check_options_apply(options, surveyed, module_class_name(module));
   check_order(options, surveyed.unassigned);
-  auto specs = options.auto_units
-                   ? assign_singly(module, surveyed.unassigned)
-                   : assign_units(module, options.auto_wrap_policy, surveyed.unassigned, annotated_modules(surveyed));
+  auto specs = options.auto_units ? frontend::assign_singly(module, surveyed.unassigned)
+                                  : frontend::assign_units(module, options.auto_wrap_policy, surveyed.unassigned,
+                                                           frontend::annotated_modules(surveyed));
   auto sharded = build(module, specs, surveyed, options);
   sharded->engine().tree().add_root(&module);
   warn_if_one_unit(sharded->engine(), &module);
@@ -226,25 +213,23 @@ std::shared_ptr<ShardedModule> fully_shard(const std::vector<std::shared_ptr<tor
   // A placeholder for the parent, because siblings have none here. Names relative to it are used until an outer module
   // is annotated.
   torch::nn::Module parent;
-  UnitSpec spec;
+  frontend::UnitSpec spec;
   for (size_t i = 0; i < modules.size(); ++i) {
     TORCH_CHECK(modules[i], "fsdp: fully_shard: module ", i, " of the list is null");
-    auto same = [&](const AnnotatedModule& other) { return other.identity == modules[i].get(); };
+    auto same = [&](const engine::AnnotatedModule& other) { return other.identity == modules[i].get(); };
     TORCH_CHECK(std::none_of(spec.origin.modules.begin(), spec.origin.modules.end(), same), "fsdp: module ", i,
                 " of class ", module_class_name(*modules[i]), " occurs twice in the list");
     spec.origin.modules.push_back({std::to_string(i), modules[i].get()});
     parent.register_module(std::to_string(i), modules[i]);
   }
-  check_unit_options(options, "the list of modules");
-  Survey surveyed = survey(parent, options);
-  for (const auto& module : modules) {
-    check_not_annotated(surveyed, *module);
-  }
-  check_inner_units(surveyed);
+  frontend::check_unit_options(options, "the list of modules");
+  frontend::Survey surveyed = frontend::survey(parent, options);
+  for (const auto& module : modules) frontend::check_not_annotated(surveyed, *module);
+  frontend::check_inner_units(surveyed);
   TORCH_CHECK(!surveyed.unassigned.empty(),
               "fsdp: fully_shard was called on modules without parameters, or of which "
               "all parameters are sharded already: an empty unit");
-  check_unassigned(surveyed, parent);
+  frontend::check_unassigned(surveyed, parent);
   spec.parameters = surveyed.unassigned;
   return build(parent, {spec}, surveyed, options);
 }

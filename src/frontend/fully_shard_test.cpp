@@ -1,5 +1,6 @@
 // Tests which parameters go into which unit, under which names, and which calls are refused.
 #include "fsdp/fully_shard.h"
+#include "fsdp/backends.h"
 
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
@@ -7,7 +8,7 @@
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::fully_shard_test {
+namespace fsdp::frontend::fully_shard_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -26,11 +27,9 @@ std::vector<std::string> units_of(const ShardedModule& sharded) {
   for (const auto& unit : sharded.engine().units()) {
     std::string line = unit->name() + ":";
     for (const auto& flat : unit->flat_parameters()) {
-      for (const ShardedParameter& parameter : flat->parameters()) {
+      for (const flat::ShardedParameter& parameter : flat->parameters()) {
         line += " " + parameter.fqn;
-        for (const std::string& other : parameter.other_fqns) {
-          line += "=" + other;
-        }
+        for (const std::string& other : parameter.other_fqns) line += "=" + other;
       }
     }
     result.push_back(line);
@@ -203,9 +202,7 @@ TEST(UnitRule, AModuleRegisteredTwice) {
   for (bool manual : {true, false}) {
     auto net = testing::seeded(make), plain = testing::seeded(make);
     Options options = testing::one_rank_options();
-    if (manual) {
-      testing::shard_strictly(*net->layer, options);
-    }
+    if (manual) testing::shard_strictly(*net->layer, options);
     auto sharded = testing::shard_strictly(*net, options);
     net->loss().backward();
     plain->loss().backward();
@@ -218,14 +215,10 @@ TEST(UnitRule, AModuleRegisteredTwice) {
 TEST(FullyShard, StructureAndNamesStay) {
   auto net = make_outer(), plain = make_outer();
   std::vector<const void*> before;
-  for (const auto& module : net->modules()) {
-    before.push_back(module.get());
-  }
+  for (const auto& module : net->modules()) before.push_back(module.get());
   auto sharded = testing::shard_strictly(*net);
   std::vector<const void*> after;
-  for (const auto& module : net->modules()) {
-    after.push_back(module.get());
-  }
+  for (const auto& module : net->modules()) after.push_back(module.get());
   EXPECT_EQ(before, after);
   auto got = net->named_parameters(), want = plain->named_parameters();
   ASSERT_EQ(got.keys(), want.keys());
@@ -415,9 +408,7 @@ TEST(FullyShardErrors, ABadPolicyLeavesTheModuleAlone) {
   auto net = make_outer(), plain = make_outer();
   Options options = plain_options();
   options.auto_wrap_policy = [](const WrapCandidate& candidate) -> bool {
-    if (candidate.fqn == "b") {
-      throw std::runtime_error("policy");
-    }
+    if (candidate.fqn == "b") throw std::runtime_error("policy");
     return true;
   };
   expect_error([&] { fully_shard(*net, options); }, {"policy"});
@@ -510,9 +501,7 @@ TEST(Policies, Size) {
     Options options = plain_options();
     options.auto_wrap_policy = size_policy(min_numel);
     std::vector<std::string> names;
-    for (const auto& unit : fully_shard(*net, options)->engine().units()) {
-      names.push_back(unit->name());
-    }
+    for (const auto& unit : fully_shard(*net, options)->engine().units()) names.push_back(unit->name());
     return names;
   };
   // left has 9 elements, right 8, a pair 19.
@@ -572,7 +561,7 @@ TEST(DescribeUnits, TellsUnitsSizesPaddingAndOwners) {
     Options options;
     options.communicator = communicator;
     options.param_dtype = torch::kBFloat16;
-    std::string text = fully_shard(*linear, options)->describe_units();
+    std::string text = fully_shard(*linear, options)->diagnostics().describe_units();
     EXPECT_THAT(text, HasSubstr("1 units over 2 ranks, use_orig_params true"));
     EXPECT_THAT(text, HasSubstr("unit 'root' FULL_SHARD (root)"));
     EXPECT_THAT(text, HasSubstr("trainable Float (gathered in BFloat16): 12 elements, padding 0, shard 6 x 2"));
@@ -590,9 +579,7 @@ TEST(DescribeUnits, FlatParametersHaveNamesOfTheirOwn) {
   options.auto_wrap_policy = module_class_policy<PairImpl>();
   auto sharded = fully_shard(*net, options);
   std::vector<std::string> names;
-  for (const auto& [name, leaf] : sharded->named_parameters()) {
-    names.push_back(name);
-  }
+  for (const auto& [name, leaf] : sharded->named_parameters()) names.push_back(name);
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
   EXPECT_EQ(names.size(), 4);
   for (const auto& [name, leaf] : sharded->named_parameters()) {
@@ -621,4 +608,4 @@ TEST(DescribeUnits, OneUnitForAllDrawsAWarning) {
 }
 
 }  // namespace
-}  // namespace fsdp::fully_shard_test
+}  // namespace fsdp::frontend::fully_shard_test

@@ -12,15 +12,13 @@
 #include "deferred/materialize.h"
 #include "fsdp/wrap_policy.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 namespace {
 
 using Visit = std::function<void(torch::nn::Module& module, const std::string& path)>;
 
 void for_each_module(torch::nn::Module& module, const std::string& path, const PathSet& except, const Visit& visit) {
-  if (except.covers(path)) {
-    return;
-  }
+  if (except.covers(path)) return;
   visit(module, path);
   for (const auto& child : module.named_children()) {
     for_each_module(*child.value(), join_path(path, child.key()), except, visit);
@@ -29,18 +27,12 @@ void for_each_module(torch::nn::Module& module, const std::string& path, const P
 
 // Describes the values that rank 0 cannot send; empty if it can send all.
 std::string without_values(const torch::nn::Module& root, const Options& options) {
-  if (options.param_init_fn) {
-    return {};
-  }
+  if (options.param_init_fn) return {};
   for (const auto& entry : root.named_parameters()) {
-    if (entry.value().is_meta()) {
-      return "parameter '" + entry.key() + "'";
-    }
+    if (entry.value().is_meta()) return "parameter '" + entry.key() + "'";
   }
   for (const auto& entry : root.named_buffers()) {
-    if (entry.value().is_meta()) {
-      return "buffer '" + entry.key() + "'";
-    }
+    if (entry.value().is_meta()) return "buffer '" + entry.key() + "'";
   }
   return {};
 }
@@ -48,7 +40,7 @@ std::string without_values(const torch::nn::Module& root, const Options& options
 // Returns a tensor with dense memory that has each element once, in the memory order of `tensor` if that is dense.
 at::Tensor dense_like(const at::Tensor& tensor, c10::Device device) {
   auto nbytes = static_cast<int64_t>(tensor.nbytes());
-  at::Tensor flat = transient_bytes(nbytes, device).view(tensor.scalar_type());
+  at::Tensor flat = base::transient_bytes(nbytes, device).view(tensor.scalar_type());
   return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 ? flat.as_strided(tensor.sizes(), tensor.strides())
                                                                      : flat.view(tensor.sizes());
 }
@@ -60,15 +52,11 @@ at::Tensor bytes_of(const at::Tensor& dense) { return dense.as_strided({dense.nu
 InitialValues::InitialValues(torch::nn::Module& root, const Options& options, const ProcessMesh& mesh,
                              c10::Device device)
     : root_(root), options_(options), mesh_(mesh), device_(device) {
-  if (!options_.sync_module_states) {
-    return;
-  }
+  if (!options_.sync_module_states) return;
   std::string missing = mesh_.rank() == 0 ? without_values(root_, options_) : "";
   for (const auto& group :
        {mesh_.world, mesh_.world ? nullptr : mesh_.shard, mesh_.world ? nullptr : mesh_.replicate}) {
-    if (group) {
-      missing = group->all_gather_bytes(missing, {"sync_module_states", 0, Pass::kSetup}).front();
-    }
+    if (group) missing = group->all_gather_bytes(missing, {"sync_module_states", 0, Pass::kSetup}).front();
   }
   TORCH_CHECK(missing.empty(), "fsdp: sync_module_states: ", missing,
               " is on the meta device on rank 0, so there are no values to send: load them there, or set "
@@ -81,9 +69,7 @@ void InitialValues::make_others(const std::vector<at::Tensor>& ignored, const Pa
   std::copy_if(ignored.begin(), ignored.end(), std::back_inserter(own), deferred::find);
   for_each_module(root_, "", except, [&](torch::nn::Module& module, const std::string& path) {
     for (const auto& entry : module.named_buffers(/*recurse=*/false)) {
-      if (entry.value().defined()) {
-        buffers.emplace_back(join_path(path, entry.key()), entry.value());
-      }
+      if (entry.value().defined()) buffers.emplace_back(join_path(path, entry.key()), entry.value());
     }
   });
   for (const auto& [name, buffer] : buffers) {
@@ -96,27 +82,19 @@ void InitialValues::make_others(const std::vector<at::Tensor>& ignored, const Pa
   deferred::replace_by_values(own);
   at::NoGradGuard no_grad;
   for (auto& [name, buffer] : buffers) {
-    if (buffer.is_cpu() && !device_.is_cpu()) {
-      buffer.set_data(buffer.to(device_));
-    }
+    if (buffer.is_cpu() && !device_.is_cpu()) buffer.set_data(buffer.to(device_));
   }
   if (options_.sync_module_states) {
-    for (auto& [name, buffer] : buffers) {
-      buffer.copy_(broadcast(buffer, buffer, name, device_));
-    }
+    for (auto& [name, buffer] : buffers) buffer.copy_(broadcast(buffer, buffer, name, device_));
   }
 }
 
 std::vector<at::Tensor> InitialValues::of(const std::vector<FoundParameter>& parameters) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  if (options_.param_init_fn && !receives()) {
-    call_param_init_fn(parameters);
-  }
+  if (options_.param_init_fn && !receives()) call_param_init_fn(parameters);
   std::vector<at::Tensor> tensors;
-  for (const FoundParameter& parameter : parameters) {
-    tensors.push_back(parameter.tensor);
-  }
+  for (const FoundParameter& parameter : parameters) tensors.push_back(parameter.tensor);
   std::vector<at::Tensor> values = receives() ? tensors : deferred::values_of(tensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (options_.sync_module_states) {
@@ -133,16 +111,12 @@ std::vector<at::Tensor> InitialValues::of(const std::vector<FoundParameter>& par
 void InitialValues::call_param_init_fn(const std::vector<FoundParameter>& parameters) {
   std::unordered_set<std::string> paths;
   for (const FoundParameter& parameter : parameters) {
-    if (deferred::has_no_values(parameter.tensor)) {
-      paths.insert(parameter.sites.front().module);
-    }
+    if (deferred::has_no_values(parameter.tensor)) paths.insert(parameter.sites.front().module);
   }
   for_each_module(root_, "", {}, [&](torch::nn::Module& module, const std::string& path) {
     if (paths.erase(path) > 0) {
       for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
-        if (deferred::has_no_values(entry.value())) {
-          deferred::replace_by_memory(entry.value(), device_);
-        }
+        if (deferred::has_no_values(entry.value())) deferred::replace_by_memory(entry.value(), device_);
       }
       options_.param_init_fn(module);
     }
@@ -152,9 +126,7 @@ void InitialValues::call_param_init_fn(const std::vector<FoundParameter>& parame
 at::Tensor InitialValues::broadcast(const at::Tensor& tensor, const at::Tensor& value, const std::string& name,
                                     c10::Device device) {
   at::Tensor dense = dense_like(tensor, device);
-  if (mesh_.rank() == 0) {
-    dense.copy_(value);
-  }
+  if (mesh_.rank() == 0) dense.copy_(value);
   broadcast_bytes(bytes_of(dense), name);
   return dense;
 }
@@ -172,4 +144,4 @@ void InitialValues::broadcast_bytes(const at::Tensor& bytes, const std::string& 
 
 void InitialValues::finish() { deferred::settle_generators(); }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

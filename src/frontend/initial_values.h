@@ -10,7 +10,7 @@
 #include "fsdp/mesh.h"
 #include "fsdp/options.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 class InitialValues {
  public:
@@ -40,4 +40,4 @@ class InitialValues {
   c10::Device device_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

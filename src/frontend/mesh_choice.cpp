@@ -8,7 +8,7 @@
 
 #include "comm/checked/checked_communicator.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 namespace {
 
 // Meshes of hosts that were created for communicators before.
@@ -24,9 +24,7 @@ ProcessMesh mesh_of_hosts(const std::shared_ptr<Communicator>& world) {
     std::lock_guard lock(meshes->mutex);
     std::erase_if(meshes->made, [](const auto& entry) { return entry.first.expired(); });
     for (const auto& [known, mesh] : meshes->made) {
-      if (known.lock() == world) {
-        return {world, mesh.shard, mesh.replicate};
-      }
+      if (known.lock() == world) return {world, mesh.shard, mesh.replicate};
     }
   }
   ProcessMesh mesh = make_mesh_of_hosts(world);  // without the lock, as other ranks may be threads of this process
@@ -54,15 +52,15 @@ void check_same(const DebugOptions& options, const DebugOptions& known) {
   require(options.read_only_parameters == known.read_only_parameters, "read_only_parameters");
 }
 
-std::shared_ptr<CollectiveMonitor> monitor_for(const ProcessMesh& mesh, const DebugOptions& debug) {
+std::shared_ptr<comm::CollectiveMonitor> monitor_for(const ProcessMesh& mesh, const DebugOptions& debug) {
   for (const auto& group : {mesh.world, mesh.shard, mesh.replicate}) {
-    auto monitor = group ? CheckedCommunicator::monitor_over(*group) : nullptr;
+    auto monitor = group ? comm::CheckedCommunicator::monitor_over(*group) : nullptr;
     if (monitor) {
       check_same(debug, monitor->options());
       return monitor;
     }
   }
-  return std::make_shared<CollectiveMonitor>(mesh.rank(), debug);
+  return std::make_shared<comm::CollectiveMonitor>(mesh.rank(), debug);
 }
 
 }  // namespace
@@ -75,22 +73,20 @@ ProcessMesh choose_mesh(const Options& options, const std::string& unit) {
               "': Options::communicator is not the world of Options::mesh");
   mesh.world = mesh.world ? mesh.world : options.communicator;
   TORCH_CHECK(mesh.world || mesh.is_2d(), "fsdp: unit '", unit, "': Options::communicator is not set");
-  if (is_hybrid(options.sharding_strategy) && !mesh.is_2d()) {
-    mesh = mesh_of_hosts(mesh.world);
-  }
+  if (is_hybrid(options.sharding_strategy) && !mesh.is_2d()) mesh = mesh_of_hosts(mesh.world);
   return mesh;
 }
 
 ProcessMesh watched_mesh(const ProcessMesh& mesh, const DebugOptions& debug) {
-  const std::shared_ptr<CollectiveMonitor> monitor = monitor_for(mesh, debug);
+  const std::shared_ptr<comm::CollectiveMonitor> monitor = monitor_for(mesh, debug);
   const auto over = [&](const std::shared_ptr<Communicator>& group, const char* name) {
-    return group ? CheckedCommunicator::over(group, monitor, name) : nullptr;
+    return group ? comm::CheckedCommunicator::over(group, monitor, name) : nullptr;
   };
   return {over(mesh.world, "world"), over(mesh.shard, "shard group"), over(mesh.replicate, "replicate group")};
 }
 
 std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& group) {
-  const auto checked = std::dynamic_pointer_cast<CheckedCommunicator>(group);
+  const auto checked = std::dynamic_pointer_cast<comm::CheckedCommunicator>(group);
   return checked ? checked->inner() : group;
 }
 
@@ -102,4 +98,4 @@ ProcessMesh merge_meshes(const ProcessMesh& a, const ProcessMesh& b, const std::
   return merged;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

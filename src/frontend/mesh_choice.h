@@ -7,7 +7,7 @@
 #include "fsdp/mesh.h"
 #include "fsdp/options.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 // Returns the mesh that Options::communicator and Options::mesh specify together. Hybrid strategies without a mesh get
 // one shard group for each host, created (collectively) once for each communicator. `unit` names the unit in errors.
@@ -25,4 +25,4 @@ std::shared_ptr<Communicator> unwatched(const std::shared_ptr<Communicator>& gro
 // each other.
 ProcessMesh merge_meshes(const ProcessMesh& a, const ProcessMesh& b, const std::string& unit);
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

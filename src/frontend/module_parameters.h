@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 // One registration of a parameter: the FQN of the module that holds it, and its own.
 struct ParameterSite {
@@ -56,4 +56,4 @@ class PathSet {
 
 std::string join_path(const std::string& prefix, const std::string& name);
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

@@ -1,6 +1,6 @@
 #include "frontend/option_checks.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 void check_unit_options(const Options& options, const std::string& name) {
   ReshardAfterForward reshard = options.reshard_after_forward.value_or(false);
@@ -16,9 +16,7 @@ void check_unit_options(const Options& options, const std::string& name) {
 }
 
 void check_auto_units(const Options& options, const std::string& name) {
-  if (!options.auto_units) {
-    return;
-  }
+  if (!options.auto_units) return;
   TORCH_CHECK(!options.auto_wrap_policy, "fsdp: unit '", name,
               "': auto_units and auto_wrap_policy both define the units: set only one of them");
   TORCH_CHECK(options.use_orig_params, "fsdp: unit '", name,
@@ -32,9 +30,7 @@ void check_auto_units(const Options& options, const std::string& name) {
 }
 
 void check_reshard_group(const Options& options, const ProcessMesh& mesh, const std::string& name) {
-  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) {
-    return;
-  }
+  if (!options.reshard_after_forward || !options.reshard_after_forward->group_size()) return;
   int group = *options.reshard_after_forward->group_size();
   int all = (is_hybrid(options.sharding_strategy) ? mesh.shard : mesh.world)->size();
   TORCH_CHECK(group > 1 && group < all && all % group == 0, "fsdp: unit '", name, "': reshard_after_forward=", group,
@@ -44,12 +40,10 @@ void check_reshard_group(const Options& options, const ProcessMesh& mesh, const 
 }
 
 void check_options_apply(const Options& options, const Survey& surveyed, const std::string& name) {
-  if (!surveyed.unassigned.empty()) {
-    return;
-  }
-  const UnitOptions wanted = unit_options(options);
-  bool known = wanted == UnitOptions(), automatic = !options.auto_units;
-  for (const Engine* inner : surveyed.inner) {
+  if (!surveyed.unassigned.empty()) return;
+  const engine::UnitOptions wanted = unit_options(options);
+  bool known = wanted == engine::UnitOptions(), automatic = !options.auto_units;
+  for (const engine::Engine* inner : surveyed.inner) {
     for (const auto& unit : inner->units()) {
       known = known || unit->options() == wanted;
       automatic = automatic || unit->automatic();
@@ -65,7 +59,7 @@ void check_options_apply(const Options& options, const Survey& surveyed, const s
               "auto_units would have nothing to cut", remedy);
 }
 
-UnitOptions unit_options(const Options& options) {
+engine::UnitOptions unit_options(const Options& options) {
   return {.strategy = options.sharding_strategy,
           .reshard_after_forward = options.reshard_after_forward,
           .param_dtype = options.param_dtype,
@@ -74,7 +68,7 @@ UnitOptions unit_options(const Options& options) {
           .cast_forward_inputs = options.cast_forward_inputs};
 }
 
-OverlapOptions overlap_options(const Options& options) {
+engine::OverlapOptions overlap_options(const Options& options) {
   return {.backward_prefetch = options.backward_prefetch,
           .forward_prefetch = options.forward_prefetch,
           .max_gathered_units =
@@ -84,8 +78,8 @@ OverlapOptions overlap_options(const Options& options) {
 }
 
 // Checks the options that must be the same in the whole tree.
-void check_agrees(const EngineOptions& outer, const Engine& inner) {
-  const EngineOptions& other = inner.options();
+void check_agrees(const engine::EngineOptions& outer, const engine::Engine& inner) {
+  const engine::EngineOptions& other = inner.options();
   auto require = [&](bool equal, const char* option) {
     TORCH_CHECK(equal, "fsdp: option ", option, " must be the same for all units of a tree, but unit '",
                 inner.units().front()->name(), "' was annotated with another value than the module above it");
@@ -105,4 +99,4 @@ void check_agrees(const EngineOptions& outer, const Engine& inner) {
   require(outer.overlap.high_priority_streams == other.overlap.high_priority_streams, "high_priority_streams");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

@@ -7,7 +7,7 @@
 #include "frontend/survey.h"
 #include "fsdp/options.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 // These functions throw an error if an option is wrong; `name` names the unit.
 void check_unit_options(const Options& options, const std::string& name);
@@ -17,9 +17,9 @@ void check_reshard_group(const Options& options, const ProcessMesh& mesh, const 
 // the options of an inner unit.
 void check_options_apply(const Options& options, const Survey& surveyed, const std::string& name);
 // Checks the options that must be the same in the whole tree.
-void check_agrees(const EngineOptions& outer, const Engine& inner);
+void check_agrees(const engine::EngineOptions& outer, const engine::Engine& inner);
 
-UnitOptions unit_options(const Options& options);
-OverlapOptions overlap_options(const Options& options);
+engine::UnitOptions unit_options(const Options& options);
+engine::OverlapOptions overlap_options(const Options& options);
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

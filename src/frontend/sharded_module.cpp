@@ -6,7 +6,7 @@
 #include "base/finally.h"
 #include "engine/engine.h"
 #include "engine/full_parameters.h"
-#include "fsdp/fully_shard.h"
+#include "fsdp/sharded_module.h"
 #include "torch_seams/keyed_storage.h"
 
 namespace fsdp {
@@ -30,9 +30,7 @@ std::vector<std::pair<std::string, at::Tensor>> ShardedModule::named_parameters(
 
 std::vector<at::Tensor> ShardedModule::parameters() const {
   std::vector<at::Tensor> result;
-  for (auto& [name, leaf] : named_parameters()) {
-    result.push_back(leaf);
-  }
+  for (auto& [name, leaf] : named_parameters()) result.push_back(leaf);
   return result;
 }
 
@@ -41,8 +39,8 @@ std::vector<ShardSlice> ShardedModule::shard_slices() const {
   for (const auto& unit : engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
-        const ShardedParameter& parameter = flat->parameters()[i];
-        ParameterSlice part = flat->slice(i);
+        const flat::ShardedParameter& parameter = flat->parameters()[i];
+        flat::ParameterSlice part = flat->slice(i);
         result.push_back({parameter.fqn, parameter.sizes, parameter.strides, part.begin, part.end,
                           flat->slice_of(flat->shard(), i)});
       }
@@ -82,14 +80,12 @@ void ShardedModule::set_is_last_backward(bool on) { engine().gradients().setting
 BackwardOptions ShardedModule::backward_options() const { return engine().gradients().settings().backward; }
 
 void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph) {
-  std::shared_ptr<Engine> engine = this->engine().shared_from_this();
+  std::shared_ptr<engine::Engine> engine = this->engine().shared_from_this();
   BackwardOptions& current = engine->gradients().settings().backward;
-  Finally restore([&current, before = current] { current = before; });
+  base::Finally restore([&current, before = current] { current = before; });
   current = options;
   loss.backward({}, retain_graph);
 }
-
-std::string ShardedModule::collective_log() const { return engine().collective_log(); }
 
 void ShardedModule::wait_for_gradients() { engine().gradients().reducer().finish_all(); }
 
@@ -98,20 +94,10 @@ void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
   engine().gradients().settings().divide_factor = factor;
 }
 void ShardedModule::set_reductions_see_norm(bool on) { engine().gradients().settings().sees_norm = on; }
-void ShardedModule::set_gradient_hook(GradientHook hook) {
-  engine().gradients().settings().gradient_hook = std::move(hook);
-}
-void ShardedModule::set_communication_hook(CommunicationHook hook) {
-  engine().gradients().settings().communication_hook = std::move(hook);
-}
-void ShardedModule::set_unit_reduced_hook(UnitReducedHook hook) {
-  engine().gradients().settings().unit_reduced_hook = std::move(hook);
-}
-
 void ShardedModule::for_each_full_parameter(
     const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit,
     const FullParameterOptions& options) {
-  fsdp::for_each_full_parameter(engine(), visit, options);
+  fsdp::engine::for_each_full_parameter(engine(), visit, options);
 }
 
 void ShardedModule::with_offloaded_memory(const std::function<void()>& body) {
@@ -119,21 +105,19 @@ void ShardedModule::with_offloaded_memory(const std::function<void()>& body) {
 }
 
 void ShardedModule::page_out() const {
-  if (const auto& files = engine().options().memory.files()) {
-    files->page_out();
-  }
+  if (const auto& files = engine().options().memory.files()) files->page_out();
 }
 
 void ShardedModule::summon_full_params(const SummonOptions& options, const std::function<void()>& body) {
-  fsdp::summon_full_params(engine(), options, body);
+  fsdp::engine::summon_full_params(engine(), options, body);
 }
 
 void ShardedModule::with_full_params(const std::function<void()>& body, bool writeback) {
-  fsdp::summon_full_params(engine(), {.writeback = writeback}, body);
+  fsdp::engine::summon_full_params(engine(), {.writeback = writeback}, body);
 }
 
 void ShardedModule::update_whole_parameters(const std::function<void(const WholeParameter& parameter)>& update) {
-  fsdp::update_whole_parameters(engine(), update);
+  fsdp::engine::update_whole_parameters(engine(), update);
 }
 
 void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) {
@@ -144,12 +128,12 @@ void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) {
 }
 
 void ShardedModule::pin(const std::vector<at::Tensor>& parameters, const std::function<void()>& body) {
-  std::vector<Unit*> units;
+  std::vector<engine::Unit*> units;
   for (const at::Tensor& parameter : parameters) {
     const seams::StorageOwner* owner = seams::storage_owner(parameter);
     TORCH_CHECK(owner && owner->unit && owner->kind == seams::StorageOwner::Kind::kParameter,
                 "fsdp: pin: a tensor of shape ", parameter.sizes(), " is not a sharded parameter or a view of one");
-    units.push_back(unit_of(*owner));
+    units.push_back(engine::unit_of(*owner));
   }
   engine().pin(parameters.empty() ? engine().tree().all() : units, body);
 }
@@ -159,30 +143,28 @@ UnshardHandle ShardedModule::unshard(bool async_op) {
   return {engine().shared_from_this(), engine().tree().all()};
 }
 UnshardHandle ShardedModule::unshard(const torch::nn::Module& module, bool async_op) {
-  std::vector<Unit*> units = engine().tree().made_for(&module);
+  std::vector<engine::Unit*> units = engine().tree().made_for(&module);
   engine().unshard(units, async_op);
   return {engine().shared_from_this(), units};
 }
 namespace {
 
-void set_prefetch(Engine& engine, const torch::nn::Module& module, const ShardedModule::ModuleList& modules,
+void set_prefetch(engine::Engine& engine, const torch::nn::Module& module, const ShardedModule::ModuleList& modules,
                   Pass pass) {
   auto units_of = [&](const torch::nn::Module& one) {
-    std::vector<Unit*> units = engine.tree().made_for(&one);
-    for (const Unit* unit : units) {
+    std::vector<engine::Unit*> units = engine.tree().made_for(&one);
+    for (const engine::Unit* unit : units) {
       TORCH_CHECK(!unit->pending_cut(), "fsdp: ", unit->where(),
                   ": prefetching cannot be set before its units are made (Options::auto_units). Call cut_units first");
     }
     return units;
   };
-  std::vector<Unit*> targets;
+  std::vector<engine::Unit*> targets;
   for (const torch::nn::Module& target : modules) {
-    std::vector<Unit*> units = units_of(target);
+    std::vector<engine::Unit*> units = units_of(target);
     targets.insert(targets.end(), units.begin(), units.end());
   }
-  for (Unit* unit : units_of(module)) {
-    unit->prefetch(pass, targets);
-  }
+  for (engine::Unit* unit : units_of(module)) unit->prefetch(pass, targets);
 }
 
 }  // namespace
@@ -195,42 +177,21 @@ void ShardedModule::set_modules_to_backward_prefetch(const torch::nn::Module& mo
   set_prefetch(engine(), module, modules, Pass::kBackward);
 }
 
-void ShardedModule::start_trace(std::function<std::vector<MemoryCategory>()> more) {
-  engine().trace().start([&memory = engine().memory(), more = std::move(more)] {
-    return memory.now(more ? more() : std::vector<MemoryCategory>());
-  });
-}
-Trace ShardedModule::stop_trace() { return engine().trace().stop(); }
-
-ShardedModule::TraceScope::TraceScope(ShardedModule& sharded, std::string name)
-    : engine_(sharded.engine().shared_from_this()), name_(std::move(name)), begin_(engine_->trace().now()) {
-  engine_->trace().sample_memory();
-}
-
-ShardedModule::TraceScope::~TraceScope() {
-  engine_->trace().record(TraceTrack::kStep, name_, Pass::kUser, begin_);
-  engine_->trace().sample_memory();
-}
-
 void ShardedModule::reshard() { engine().gatherer().reshard_all(); }
 void ShardedModule::reshard(const torch::nn::Module& module) {
   engine().gatherer().reshard(engine().tree().made_for(&module));
 }
 
 void UnshardHandle::wait() {
-  if (engine_) {
-    engine_->gatherer().wait_for(units_);
-  }
+  if (engine_) engine_->gatherer().wait_for(units_);
   engine_.reset();
 }
 void ShardedModule::set_full_precision(bool on) { engine().set_full_precision(on); }
 bool ShardedModule::full_precision() const { return engine().full_precision(); }
 void ShardedModule::reset() { engine().reset(); }
-EngineStats ShardedModule::stats() const { return engine().stats(); }
 void ShardedModule::cut_units() { engine().cut_units(); }
 ExecutionOrder ShardedModule::execution_order() const { return engine().cutter().execution_order(); }
-void ShardedModule::verify_sharding() { engine().compare_again(); }
 
-Engine& ShardedModule::engine() const { return engine_->current(); }
+engine::Engine& ShardedModule::engine() const { return engine_->current(); }
 
 }  // namespace fsdp

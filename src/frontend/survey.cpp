@@ -12,21 +12,19 @@
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 namespace {
 
 std::string quoted_list(const std::vector<std::string>& names) {
   constexpr size_t kShown = 20;
   std::string text;
-  for (size_t i = 0; i < names.size() && i < kShown; ++i) {
-    text += (i ? ", '" : "'") + names[i] + "'";
-  }
+  for (size_t i = 0; i < names.size() && i < kShown; ++i) text += (i ? ", '" : "'") + names[i] + "'";
   return names.size() > kShown ? c10::str(text, " and ", names.size() - kShown, " more") : text;
 }
 
-Unit* unit_holding(const at::Tensor& tensor) {
+engine::Unit* unit_holding(const at::Tensor& tensor) {
   seams::StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
-  return owner ? unit_of(*owner) : nullptr;
+  return owner ? engine::unit_of(*owner) : nullptr;
 }
 
 // Finds the parameters that the options name, and the parameters below the modules that they name.
@@ -51,9 +49,9 @@ void find_ignored(const Options& options, Survey& result) {
 }
 
 void find_inner(Survey& result) {
-  std::unordered_set<const Engine*> known;
+  std::unordered_set<const engine::Engine*> known;
   for (const FoundParameter& parameter : result.tree.parameters) {
-    Unit* unit = unit_holding(parameter.tensor);
+    engine::Unit* unit = unit_holding(parameter.tensor);
     if (unit && known.insert(&unit->engine()).second) {
       result.inner.push_back(&unit->engine());
       const std::vector<at::Tensor>& ignored = unit->engine().tree().ignored();
@@ -70,13 +68,9 @@ Survey survey(const torch::nn::Module& root, const Options& options) {
   find_inner(result);
   find_ignored(options, result);
   std::unordered_set<const void*> ignored;
-  for (const at::Tensor& parameter : result.ignored) {
-    ignored.insert(parameter.unsafeGetTensorImpl());
-  }
+  for (const at::Tensor& parameter : result.ignored) ignored.insert(parameter.unsafeGetTensorImpl());
   for (const FoundParameter& parameter : result.tree.parameters) {
-    if (unit_holding(parameter.tensor) || ignored.count(parameter.tensor.unsafeGetTensorImpl())) {
-      continue;
-    }
+    if (unit_holding(parameter.tensor) || ignored.count(parameter.tensor.unsafeGetTensorImpl())) continue;
     TORCH_CHECK(!seams::has_sharded_key(parameter.tensor) || deferred::find(parameter.tensor), "fsdp: parameter '",
                 parameter.fqn(), "' belongs to a sharded module that was destroyed");
     result.unassigned.push_back(parameter);
@@ -86,18 +80,16 @@ Survey survey(const torch::nn::Module& root, const Options& options) {
 
 std::unordered_set<const void*> annotated_modules(const Survey& surveyed) {
   std::unordered_set<const void*> modules;
-  for (const Engine* engine : surveyed.inner) {
+  for (const engine::Engine* engine : surveyed.inner) {
     for (const auto& unit : engine->units()) {
-      for (const AnnotatedModule& module : unit->modules()) {
-        modules.insert(module.identity);
-      }
+      for (const engine::AnnotatedModule& module : unit->modules()) modules.insert(module.identity);
     }
   }
   return modules;
 }
 
 void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module) {
-  const auto was_called_on = [&](const Engine* engine) {
+  const auto was_called_on = [&](const engine::Engine* engine) {
     return std::find(engine->tree().roots().begin(), engine->tree().roots().end(), &module) !=
            engine->tree().roots().end();
   };
@@ -106,9 +98,7 @@ void check_not_annotated(const Survey& surveyed, const torch::nn::Module& module
     return;
   }
   std::vector<std::string> fqns;
-  for (const FoundParameter& parameter : survey_modules(module).parameters) {
-    fqns.push_back(parameter.fqn());
-  }
+  for (const FoundParameter& parameter : survey_modules(module).parameters) fqns.push_back(parameter.fqn());
   TORCH_CHECK(false, "fsdp: fully_shard was called twice on the same module of class ", module_class_name(module),
               "; its parameters ", quoted_list(fqns),
               " are sharded already, and the options of another call would be ignored");
@@ -118,9 +108,7 @@ std::vector<std::string> annotated_paths(const Survey& surveyed) {
   std::vector<std::string> paths;
   for (const void* module : annotated_modules(surveyed)) {
     const auto& known = surveyed.tree.paths.find(module);
-    if (known != surveyed.tree.paths.end()) {
-      paths.insert(paths.end(), known->second.begin(), known->second.end());
-    }
+    if (known != surveyed.tree.paths.end()) paths.insert(paths.end(), known->second.begin(), known->second.end());
   }
   return paths;
 }
@@ -128,13 +116,11 @@ std::vector<std::string> annotated_paths(const Survey& surveyed) {
 void check_inner_units(const Survey& surveyed) {
   const ModuleTree& tree = surveyed.tree;
   for (const FoundParameter& parameter : tree.parameters) {
-    Unit* unit = unit_holding(parameter.tensor);
-    if (!unit) {
-      continue;
-    }
+    engine::Unit* unit = unit_holding(parameter.tensor);
+    if (!unit) continue;
     for (const ParameterSite& site : parameter.sites) {
       bool inside = false;
-      for (const AnnotatedModule& module : unit->modules()) {
+      for (const engine::AnnotatedModule& module : unit->modules()) {
         auto path = tree.paths.find(module.identity);
         inside |= path != tree.paths.end() &&
                   std::any_of(path->second.begin(), path->second.end(),
@@ -148,10 +134,10 @@ void check_inner_units(const Survey& surveyed) {
   }
 }
 
-void rename_inner_units(Engine& engine, const ModuleTree& tree) {
+void rename_inner_units(engine::Engine& engine, const ModuleTree& tree) {
   for (const auto& unit : engine.units()) {
     std::vector<std::string> module_fqns;
-    for (const AnnotatedModule& module : unit->modules()) {
+    for (const engine::AnnotatedModule& module : unit->modules()) {
       auto path = tree.paths.find(module.identity);
       TORCH_CHECK(path != tree.paths.end(), "fsdp: unit '", unit->name(),
                   "' was annotated on a module that is not below the module of this fully_shard call");
@@ -159,9 +145,7 @@ void rename_inner_units(Engine& engine, const ModuleTree& tree) {
     }
     unit->rename(module_fqns, [&](const at::Tensor& tensor) {
       std::vector<std::string> fqns;
-      for (const ParameterSite& site : tree.find(tensor)->sites) {
-        fqns.push_back(site.fqn);
-      }
+      for (const ParameterSite& site : tree.find(tensor)->sites) fqns.push_back(site.fqn);
       return fqns;
     });
   }
@@ -195,13 +179,9 @@ struct MemoryRange {
 };
 
 void add_range(const at::Tensor& tensor, const std::string& fqn, bool is_parameter, std::vector<MemoryRange>& ranges) {
-  if (!tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta()) {
-    return;
-  }
+  if (!tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta()) return;
   int64_t last = 0;
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    last += (tensor.size(d) - 1) * tensor.stride(d);
-  }
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const void* space = deferred::find(tensor);
   auto begin = space ? static_cast<uintptr_t>(tensor.storage_offset() * tensor.element_size())
                      : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
@@ -239,14 +219,10 @@ void check_no_overlap(const std::vector<FoundParameter>& parameters, const torch
   for (const MemoryRange& range : ranges) {
     for (const MemoryRange*& before : furthest) {
       const bool reaches = before && before->space == range.space && range.begin < before->end;
-      if (reaches && (before->is_parameter || range.is_parameter)) {
-        check_apart(*before, range);
-      }
+      if (reaches && (before->is_parameter || range.is_parameter)) check_apart(*before, range);
     }
     const MemoryRange*& same_kind = furthest[range.is_parameter];
-    if (!same_kind || same_kind->space != range.space || same_kind->end < range.end) {
-      same_kind = &range;
-    }
+    if (!same_kind || same_kind->space != range.space || same_kind->end < range.end) same_kind = &range;
   }
 }
 
@@ -254,10 +230,8 @@ void check_no_overlap(const std::vector<FoundParameter>& parameters, const torch
 
 void check_unassigned(const Survey& surveyed, const torch::nn::Module& root) {
   check_one_device(surveyed.unassigned);
-  for (const FoundParameter& parameter : surveyed.unassigned) {
-    check_shardable(parameter.tensor, parameter.fqn());
-  }
+  for (const FoundParameter& parameter : surveyed.unassigned) flat::check_shardable(parameter.tensor, parameter.fqn());
   check_no_overlap(surveyed.unassigned, root);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

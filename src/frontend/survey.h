@@ -11,12 +11,12 @@
 #include "frontend/module_parameters.h"
 #include "fsdp/options.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 struct Survey {
   ModuleTree tree;
   std::vector<FoundParameter> unassigned;  // to be sharded by this call
-  std::vector<Engine*> inner;              // engines of inner modules annotated before, in module order
+  std::vector<engine::Engine*> inner;      // engines of inner modules annotated before, in module order
   std::vector<at::Tensor> ignored;         // parameters that are not sharded, also those of inner calls
   std::vector<std::string> ignored_paths;  // of modules
 };
@@ -40,6 +40,6 @@ void check_inner_units(const Survey& surveyed);
 void check_unassigned(const Survey& surveyed, const torch::nn::Module& root);
 
 // Renames the units of an inner call, which `engine` has absorbed, by their paths in this tree.
-void rename_inner_units(Engine& engine, const ModuleTree& tree);
+void rename_inner_units(engine::Engine& engine, const ModuleTree& tree);
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

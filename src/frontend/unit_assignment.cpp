@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::frontend {
 namespace {
 
 // Parameters that belong to no unit yet, by their numbers in module order.
@@ -15,9 +15,7 @@ struct Unassigned {
   int64_t numel = 0;
 
   void add(Unassigned other) {
-    if (numbers.size() < other.numbers.size()) {
-      std::swap(numbers, other.numbers);
-    }
+    if (numbers.size() < other.numbers.size()) std::swap(numbers, other.numbers);
     numbers.insert(numbers.end(), other.numbers.begin(), other.numbers.end());
     numel += other.numel;
   }
@@ -70,15 +68,11 @@ class Assignment {
     return !unassigned.numbers.empty() && annotated_.count(&module) == 0 && policy_({module, path, unassigned.numel});
   }
 
-  void take(const AnnotatedModule& module, Unassigned unassigned) {
-    if (unassigned.numbers.empty()) {
-      return;
-    }
+  void take(const engine::AnnotatedModule& module, Unassigned unassigned) {
+    if (unassigned.numbers.empty()) return;
     std::sort(unassigned.numbers.begin(), unassigned.numbers.end());
     UnitSpec& spec = specs_.emplace_back(UnitSpec{{{module}}, {}, /*is_root=*/module.fqn.empty()});
-    for (size_t number : unassigned.numbers) {
-      spec.parameters.push_back(std::move(parameters_[number]));
-    }
+    for (size_t number : unassigned.numbers) spec.parameters.push_back(std::move(parameters_[number]));
   }
 
   const WrapPolicy& policy_;
@@ -104,4 +98,4 @@ std::vector<UnitSpec> assign_singly(const torch::nn::Module& root, const std::ve
   return specs;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

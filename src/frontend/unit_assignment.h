@@ -10,11 +10,11 @@
 #include "frontend/module_parameters.h"
 #include "fsdp/wrap_policy.h"
 
-namespace fsdp {
+namespace fsdp::frontend {
 
 // A unit to be made: the modules for which it is made, and its parameters.
 struct UnitSpec {
-  UnitOrigin origin;
+  engine::UnitOrigin origin;
   std::vector<FoundParameter> parameters;
   bool is_root = false;
 };
@@ -29,4 +29,4 @@ std::vector<UnitSpec> assign_units(const torch::nn::Module& root, const WrapPoli
 // Returns one unit for each parameter, for use until units are cut (Options::auto_units).
 std::vector<UnitSpec> assign_singly(const torch::nn::Module& root, const std::vector<FoundParameter>& parameters);
 
-}  // namespace fsdp
+}  // namespace fsdp::frontend

@@ -18,12 +18,8 @@ bool is_container(const torch::nn::Module& module) {
 
 std::string module_class_name(const torch::nn::Module& module) {
   std::string name = module.name();
-  if (size_t colon = name.rfind("::"); colon != std::string::npos) {
-    name = name.substr(colon + 2);
-  }
-  if (name.size() > 4 && name.compare(name.size() - 4, 4, "Impl") == 0) {
-    name.resize(name.size() - 4);
-  }
+  if (size_t colon = name.rfind("::"); colon != std::string::npos) name = name.substr(colon + 2);
+  if (name.size() > 4 && name.compare(name.size() - 4, 4, "Impl") == 0) name.resize(name.size() - 4);
   return name;
 }
 

@@ -11,7 +11,7 @@
 namespace fsdp::models::causal_lm_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -74,9 +74,7 @@ std::vector<torch::Tensor> loss_and_gradients(CausalLM& model) {
   const auto loss = model.forward(ids, ids).loss;
   loss.backward();
   std::vector<torch::Tensor> result = {loss.detach()};
-  for (const auto& parameter : model.parameters()) {
-    result.push_back(parameter.grad().clone());
-  }
+  for (const auto& parameter : model.parameters()) result.push_back(parameter.grad().clone());
   return result;
 }
 
@@ -96,9 +94,7 @@ TEST_P(CausalLMs, ActivationCheckpointingChangesNoNumber) {
     OperatorCalls calls(activation);
     const auto got = loss_and_gradients(*model);
     EXPECT_EQ(calls.count(), 3 + recomputed);
-    for (size_t i = 0; i < want.size(); ++i) {
-      EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
-    }
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i])) << i;
     EXPECT_EQ(model->named_parameters().keys(), names);
   }
 }

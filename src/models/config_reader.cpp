@@ -11,7 +11,7 @@
 
 namespace fsdp::models {
 
-using checkpoint::json_text;
+using formats::json_text;
 using nlohmann::json;
 
 namespace {
@@ -44,13 +44,9 @@ void ConfigReader::missing(const std::string& key, const std::string& expected) 
 
 int64_t ConfigReader::positive_integer(const std::string& key, std::optional<int64_t> default_value) const {
   const std::string expected = "an integer from 1 to 2^31-1";
-  if (!has(key)) {
-    return default_value ? *default_value : (missing(key, expected), 0);
-  }
+  if (!has(key)) return default_value ? *default_value : (missing(key, expected), 0);
   const json& value = at(key);
-  if (!is_positive_integer(value)) {
-    refuse(key, expected);
-  }
+  if (!is_positive_integer(value)) refuse(key, expected);
   return value.get<int64_t>();
 }
 
@@ -68,9 +64,7 @@ std::vector<int64_t> ConfigReader::positive_integers(const std::string& key) con
 }
 
 std::optional<int64_t> ConfigReader::integer(const std::string& key) const {
-  if (!has(key)) {
-    return std::nullopt;
-  }
+  if (!has(key)) return std::nullopt;
   const json& value = at(key);
   constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
   if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > kMax)) {
@@ -82,26 +76,16 @@ std::optional<int64_t> ConfigReader::integer(const std::string& key) const {
 double ConfigReader::number(const std::string& key, std::optional<double> default_value, double minimum,
                             double maximum) const {
   const std::string expected = c10::str("a number from ", minimum, " to ", maximum);
-  if (!has(key)) {
-    return default_value ? *default_value : (missing(key, expected), 0.0);
-  }
-  if (!at(key).is_number()) {
-    refuse(key, expected);
-  }
+  if (!has(key)) return default_value ? *default_value : (missing(key, expected), 0.0);
+  if (!at(key).is_number()) refuse(key, expected);
   const double value = at(key).get<double>();
-  if (!(value >= minimum && value <= maximum)) {
-    refuse(key, expected);
-  }
+  if (!(value >= minimum && value <= maximum)) refuse(key, expected);
   return value;
 }
 
 bool ConfigReader::boolean(const std::string& key, bool default_value) const {
-  if (!has(key)) {
-    return default_value;
-  }
-  if (!at(key).is_boolean()) {
-    refuse(key, "true or false");
-  }
+  if (!has(key)) return default_value;
+  if (!at(key).is_boolean()) refuse(key, "true or false");
   return at(key).get<bool>();
 }
 
@@ -125,16 +109,12 @@ void ConfigReader::refuse_all_but(const char* model, const std::vector<std::stri
 }
 
 void ConfigReader::refuse_quantized() const {
-  if (has("quantization_config")) {
-    refuse("quantization_config", "absent: quantized models are not supported");
-  }
+  if (has("quantization_config")) refuse("quantization_config", "absent: quantized models are not supported");
 }
 
 std::string ConfigReader::choice(const std::string& key, const std::string& default_value,
                                  const std::vector<std::string>& accepted) const {
-  if (!has(key)) {
-    return default_value;
-  }
+  if (!has(key)) return default_value;
   const json& value = at(key);
   const std::string name = value.is_string() ? value.get<std::string>() : std::string();
   if (!value.is_string() || std::find(accepted.begin(), accepted.end(), name) == accepted.end()) {

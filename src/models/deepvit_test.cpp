@@ -10,7 +10,7 @@
 namespace fsdp::models::deepvit_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -88,9 +88,7 @@ TEST(DeepViT, ThetaMixesHeadsTransposed) {
 
 TEST(DeepViT, ImagesOfAnotherSizeAreRefused) {
   const auto model = make({}, torch::kCPU);
-  EXPECT_THAT(error_of([&] {
-                model->forward(torch::zeros({1, 3, 15, 20}, torch::kFloat64));
-              }),
+  EXPECT_THAT(error_of([&] { model->forward(torch::zeros({1, 3, 15, 20}, torch::kFloat64)); }),
               AllOf(HasSubstr("15 x 20"), HasSubstr("image_size is 15")));
   EXPECT_THAT(error_of([&] { model->flops_per_image(20, 15); }), HasSubstr("20 x 15"));
 }

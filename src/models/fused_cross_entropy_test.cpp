@@ -11,7 +11,7 @@
 namespace fsdp::models::fused_cross_entropy_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using fsdp::testing::CountedMemory;
 using ::testing::HasSubstr;
 

@@ -68,9 +68,7 @@ GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config, const at::TensorOptions& 
       wte_(register_module("wte", Embedding(config.vocab_size, config.n_embd, std::nullopt, options))),
       wpe_(register_module("wpe", Embedding(config.n_positions, config.n_embd, std::nullopt, options))),
       h_(register_module("h", torch::nn::ModuleList())) {
-  for (int64_t layer = 0; layer < config.n_layer; ++layer) {
-    h_->push_back(GPT2Block(config, layer, options));
-  }
+  for (int64_t layer = 0; layer < config.n_layer; ++layer) h_->push_back(GPT2Block(config, layer, options));
   ln_f_ = register_module("ln_f", LayerNorm(config.n_embd, config.layer_norm_epsilon, options));
 }
 

@@ -15,9 +15,7 @@ void parse_sizes(const ConfigReader& config, GPT2Config& gpt2) {
   gpt2.n_layer = config.positive_integer("n_layer");
   gpt2.n_head = config.positive_integer("n_head");
   gpt2.n_inner = config.positive_integer("n_inner", 4 * gpt2.n_embd);
-  if (gpt2.n_embd % gpt2.n_head != 0) {
-    config.refuse("n_head", c10::str("a divisor of n_embd, ", gpt2.n_embd));
-  }
+  if (gpt2.n_embd % gpt2.n_head != 0) config.refuse("n_head", c10::str("a divisor of n_embd, ", gpt2.n_embd));
 }
 
 void parse_dropout(const ConfigReader& config, GPT2Config& gpt2) {

@@ -10,7 +10,7 @@
 namespace fsdp::models::gpt2_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -66,9 +66,7 @@ TEST(GPT2, InitialisationIsThatOfTransformers) {
 TEST(GPT2, SequencesLongerThanItsPositionsAreRefused) {
   const auto model = make_causal_lm(small_gpt2(), torch::kFloat32, torch::kCPU);
   EXPECT_EQ(model->forward(torch::zeros({1, 19}, torch::kInt64)).logits.size(1), 19);
-  EXPECT_THAT(error_of([&] {
-                model->forward(torch::zeros({1, 20}, torch::kInt64));
-              }),
+  EXPECT_THAT(error_of([&] { model->forward(torch::zeros({1, 20}, torch::kInt64)); }),
               AllOf(HasSubstr("20 tokens"), HasSubstr("n_positions, 19")));
 }
 

@@ -11,7 +11,7 @@
 namespace fsdp::models::image_classifier_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;

@@ -25,9 +25,7 @@ Conv2dImpl::Conv2dImpl(const ConvolutionSizes& sizes, const at::TensorOptions& o
           "weight",
           at::empty({sizes.out_channels, sizes.in_channels / sizes.groups, sizes.kernel, sizes.kernel}, options))),
       sizes_(sizes) {
-  if (sizes.with_bias) {
-    bias = register_parameter("bias", at::empty({sizes.out_channels}, options));
-  }
+  if (sizes.with_bias) bias = register_parameter("bias", at::empty({sizes.out_channels}, options));
 }
 
 at::Tensor Conv2dImpl::forward(const at::Tensor& input) {

@@ -16,9 +16,7 @@ namespace fsdp::models {
 
 LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const at::TensorOptions& options)
     : weight(register_parameter("weight", at::empty({out_features, in_features}, options))) {
-  if (with_bias) {
-    bias = register_parameter("bias", at::empty({out_features}, options));
-  }
+  if (with_bias) bias = register_parameter("bias", at::empty({out_features}, options));
 }
 
 LinearImpl::LinearImpl(const at::Tensor& shared_weight) : weight(register_parameter("weight", shared_weight)) {}

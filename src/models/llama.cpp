@@ -53,9 +53,7 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOption
       embed_tokens_(register_module("embed_tokens",
                                     Embedding(config.vocab_size, config.hidden_size, config.pad_token_id, options))),
       layers_(register_module("layers", torch::nn::ModuleList())) {
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    layers_->push_back(LlamaDecoderLayer(config, options));
-  }
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) layers_->push_back(LlamaDecoderLayer(config, options));
   norm_ = register_module("norm", RMSNorm(config.hidden_size, config.rms_norm_eps, options));
 }
 

@@ -9,7 +9,7 @@
 namespace fsdp::models::llama_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;

@@ -163,7 +163,7 @@ TEST(Preset, RunsOfThePaper) {
 TEST(Preset, NamesAreUniqueAndUnknownOnesAreRefused) {
   std::set<std::string> names;
   for (const Preset& preset : presets()) EXPECT_TRUE(names.insert(preset.name).second) << preset.name;
-  EXPECT_THAT(checkpoint::error_of([] { find_preset("gpt3"); }),
+  EXPECT_THAT(formats::error_of([] { find_preset("gpt3"); }),
               AllOf(HasSubstr("\"gpt3\""), HasSubstr("gpt2-xl, mingpt-175b")));
 }
 

@@ -13,8 +13,8 @@
 namespace fsdp::models {
 namespace {
 
-using checkpoint::HfFolder;
-using checkpoint::TensorInfo;
+using formats::HfFolder;
+using formats::TensorInfo;
 
 // Returns the further names of shared parameters, each with the first name of its parameter.
 std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module& model) {
@@ -22,9 +22,7 @@ std::unordered_map<std::string, std::string> alias_names(const torch::nn::Module
   std::unordered_map<std::string, std::string> aliases;
   for (const auto& parameter : model.named_parameters()) {
     const auto [known, is_new] = first_names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
-    if (!is_new) {
-      aliases.emplace(parameter.key(), known->second);
-    }
+    if (!is_new) aliases.emplace(parameter.key(), known->second);
   }
   return aliases;
 }

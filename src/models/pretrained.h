@@ -24,8 +24,8 @@ namespace fsdp::models {
 // checkpoint of the model contains them: a parameter with several names (a tied head) once, under its first name.
 // `dtype`: the dtype of floating-point tensors in the checkpoint, if it differs from the model's. Reads no parameter:
 // it works on the meta device and does not gather a sharded model.
-std::vector<checkpoint::TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
-                                                       std::optional<c10::ScalarType> dtype = {});
+std::vector<formats::TensorInfo> checkpoint_tensors(const torch::nn::Module& model,
+                                                    std::optional<c10::ScalarType> dtype = {});
 
 // A folder's tensors under the names of a model's parameters and buffers.
 class PretrainedWeights {
@@ -35,9 +35,9 @@ class PretrainedWeights {
   // tensors of old folders are ignored (PretrainedModel::folder_names). A shared parameter may be stored under any of
   // its names ("lm_head.weight" instead of tied embeddings, or in addition to them), if all of them have the same
   // values. The model is used only in the constructor.
-  PretrainedWeights(checkpoint::HfFolder folder, const PretrainedModel& model);
+  PretrainedWeights(formats::HfFolder folder, const PretrainedModel& model);
 
-  const checkpoint::HfFolder& folder() const { return folder_; }
+  const formats::HfFolder& folder() const { return folder_; }
   // Copies elements [begin, end) of the flattened parameter or buffer into `out` (see SafetensorsFile::read_range).
   // `fqn`: for a shared parameter, its first name.
   void read_range(const std::string& fqn, int64_t begin, int64_t end, at::Tensor out) const;
@@ -49,7 +49,7 @@ class PretrainedWeights {
   void check_aliases(const torch::nn::Module& model) const;
   const std::string& stored_name(const std::string& fqn) const;
 
-  checkpoint::HfFolder folder_;
+  formats::HfFolder folder_;
   std::unordered_map<std::string, std::string> stored_names_;  // by FQN, if the stored name differs
 };
 
@@ -58,6 +58,6 @@ class PretrainedWeights {
 // PretrainedModel, for any of them. A tabular model is returned without its embedding, whose rows are in separate files
 // (sparse/row_files.h).
 template <typename Model>
-std::shared_ptr<Model> load_pretrained(const checkpoint::HfFolder& folder, c10::ScalarType dtype, c10::Device device);
+std::shared_ptr<Model> load_pretrained(const formats::HfFolder& folder, c10::ScalarType dtype, c10::Device device);
 
 }  // namespace fsdp::models

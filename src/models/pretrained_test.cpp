@@ -13,11 +13,11 @@
 namespace fsdp::models::pretrained_test {
 namespace {
 
-using checkpoint::error_of;
-using checkpoint::HfFolder;
-using checkpoint::HfFolderWriter;
-using checkpoint::TemporaryFolder;
-using checkpoint::TensorInfo;
+using formats::error_of;
+using formats::HfFolder;
+using formats::HfFolderWriter;
+using formats::TemporaryFolder;
+using formats::TensorInfo;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -39,13 +39,9 @@ void save(
   }
   change(tensors);
   std::vector<TensorInfo> layout;
-  for (const auto& [name, tensor] : tensors) {
-    layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  }
+  for (const auto& [name, tensor] : tensors) layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   HfFolderWriter writer(path, config, layout);
-  for (const auto& [name, tensor] : tensors) {
-    writer.write(name, tensor);
-  }
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
   writer.finish();
 }
 
@@ -146,9 +142,7 @@ TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
   };
   EXPECT_EQ(error([](auto&) {}), "");
   EXPECT_THAT(error([](auto& tensors) { tensors.pop_back(); }), HasSubstr("missing tensor \"lm_head.weight\""));
-  EXPECT_THAT(error([](auto& tensors) {
-                tensors[0].second = torch::ones({31, 13});
-              }),
+  EXPECT_THAT(error([](auto& tensors) { tensors[0].second = torch::ones({31, 13}); }),
               AllOf(HasSubstr("\"model.embed_tokens.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
   EXPECT_THAT(error([](auto& tensors) { tensors.emplace_back("lm_head.bias", torch::ones({31})); }),
               HasSubstr("extra tensor \"lm_head.bias\""));
@@ -220,19 +214,13 @@ TEST(Pretrained, OldFoldersThatDoNotFitAreRefused) {
   EXPECT_EQ(error([](Tensors&) {}), "");
   EXPECT_THAT(error([](Tensors& tensors) { tensors.erase(tensors.begin()); }),
               HasSubstr("missing tensor \"transformer.wte.weight\""));
-  EXPECT_THAT(error([](Tensors& tensors) {
-                tensors[0].second = torch::ones({31, 13});
-              }),
+  EXPECT_THAT(error([](Tensors& tensors) { tensors[0].second = torch::ones({31, 13}); }),
               AllOf(HasSubstr("\"wte.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
-  EXPECT_THAT(error([](Tensors& tensors) {
-                tensors.emplace_back("transformer.wte.weight", torch::ones({31, 12}));
-              }),
+  EXPECT_THAT(error([](Tensors& tensors) { tensors.emplace_back("transformer.wte.weight", torch::ones({31, 12})); }),
               HasSubstr("extra tensor \"wte.weight\""));
   EXPECT_THAT(error([](Tensors& tensors) { tensors.emplace_back("h.0.attn.rotary_emb.inv_freq", torch::ones({2})); }),
               HasSubstr("extra tensor \"h.0.attn.rotary_emb.inv_freq\""));
-  EXPECT_THAT(error([](Tensors& tensors) {
-                tensors.emplace_back("lm_head.weight", torch::zeros({31, 12}));
-              }),
+  EXPECT_THAT(error([](Tensors& tensors) { tensors.emplace_back("lm_head.weight", torch::zeros({31, 12})); }),
               AllOf(HasSubstr("lm_head.weight and wte.weight differ"), HasSubstr("tie_word_embeddings")));
 }
 

@@ -8,7 +8,7 @@ namespace fsdp::models {
 namespace {
 
 bool keeps(const CheckpointPolicy& policy, ProductKind kind) {
-  const OperatorSelection* selection = policy.options().save_ops.selection();
+  const recompute::OperatorSelection* selection = policy.options().save_ops.selection();
   if (selection == nullptr) return false;
   switch (kind) {
     case ProductKind::kMm:

@@ -16,9 +16,7 @@ constexpr double kMaxNumber = std::numeric_limits<double>::max();
 // Returns the object that contains the scaling, and its key in this config; null if the config has none.
 const nlohmann::json& scaling_object(const ConfigReader& config, std::string& key) {
   key = "rope_scaling";
-  if (config.has(key) && !config.at(key).empty()) {
-    return config.at(key);
-  }
+  if (config.has(key) && !config.at(key).empty()) return config.at(key);
   key = "rope_parameters";
   return config.at(key);
 }
@@ -79,21 +77,15 @@ RopeConfig parse_rope_config(const ConfigReader& config, int64_t max_position_em
   rope.theta = config.number("rope_theta", rope.theta, 1e-6, kMaxNumber);
   std::string key;
   const nlohmann::json& object = scaling_object(config, key);
-  if (object.is_null()) {
-    return rope;
-  }
+  if (object.is_null()) return rope;
   const ConfigReader scaling(object, config.where() + ": " + key);
   rope.theta = scaling.number("rope_theta", rope.theta, 1e-6, kMaxNumber);
   rope.type = parse_type(scaling);
   if (scaling.number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
     scaling.refuse("partial_rotary_factor", "1 or absent: partial rotation is not supported");
   }
-  if (rope.type != RopeType::kDefault) {
-    rope.factor = scaling.number("factor", {}, 1e-6, 1e6);
-  }
-  if (rope.type == RopeType::kLlama3) {
-    parse_llama3(config, scaling, max_position_embeddings, rope);
-  }
+  if (rope.type != RopeType::kDefault) rope.factor = scaling.number("factor", {}, 1e-6, 1e6);
+  if (rope.type == RopeType::kLlama3) parse_llama3(config, scaling, max_position_embeddings, rope);
   return rope;
 }
 

@@ -10,7 +10,7 @@
 namespace fsdp::models::rope_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

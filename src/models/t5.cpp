@@ -173,9 +173,7 @@ T5StackImpl::T5StackImpl(const T5Config& config, T5Half half, const at::Tensor& 
       embed_tokens_(register_module("embed_tokens", Embedding(embedding))),
       block_(register_module("block", torch::nn::ModuleList())) {
   const int64_t blocks = half == T5Half::kEncoder ? config.num_layers : config.num_decoder_layers;
-  for (int64_t index = 0; index < blocks; ++index) {
-    block_->push_back(T5Block(config, half, index, options));
-  }
+  for (int64_t index = 0; index < blocks; ++index) block_->push_back(T5Block(config, half, index, options));
   final_layer_norm_ = register_module("final_layer_norm", norm(config, options));
 }
 

@@ -65,9 +65,7 @@ void refuse_unsupported(const ConfigReader& config) {
   if (!config.boolean("is_encoder_decoder", true)) {
     config.refuse("is_encoder_decoder", "true: neither half is supported by itself");
   }
-  if (config.boolean("is_decoder", false)) {
-    config.refuse("is_decoder", "false: the decoder by itself is not supported");
-  }
+  if (config.boolean("is_decoder", false)) config.refuse("is_decoder", "false: the decoder by itself is not supported");
   config.refuse_quantized();
 }
 

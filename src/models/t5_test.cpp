@@ -15,7 +15,7 @@
 namespace fsdp::models::t5_test {
 namespace {
 
-using checkpoint::error_of;
+using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;

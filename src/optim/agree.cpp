@@ -6,14 +6,12 @@
 
 #include "engine/engine.h"
 
-namespace fsdp {
+namespace fsdp::optim {
 
 namespace {
 
 bool any_in(Communicator* group, bool mine, const std::string& purpose) {
-  if (!group) {
-    return mine;
-  }
+  if (!group) return mine;
   const std::string yes(1, '\1'), no(1, '\0');
   const auto answers = group->all_gather_bytes(mine ? yes : no, {purpose, 0, Pass::kUser});
   return std::find(answers.begin(), answers.end(), yes) != answers.end();
@@ -21,22 +19,16 @@ bool any_in(Communicator* group, bool mine, const std::string& purpose) {
 
 }  // namespace
 
-bool any_rank(Engine& engine, bool mine, const std::string& purpose) {
+bool any_rank(engine::Engine& engine, bool mine, const std::string& purpose) {
   const ProcessMesh& mesh = engine.mesh();
-  if (mesh.world) {
-    return any_in(mesh.world.get(), mine, purpose);
-  }
+  if (mesh.world) return any_in(mesh.world.get(), mine, purpose);
   return any_in(mesh.replicate.get(), any_in(mesh.shard.get(), mine, purpose), purpose);
 }
 
 void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::string& purpose) {
-  if (!group || group->size() == 1 || sums.empty()) {
-    return;
-  }
+  if (!group || group->size() == 1 || sums.empty()) return;
   std::vector<double> mine;
-  for (NormSum* sum : sums) {
-    mine.push_back(std::exchange(sum->sum, 0));
-  }
+  for (NormSum* sum : sums) mine.push_back(std::exchange(sum->sum, 0));
   const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
   for (const std::string& part : group->all_gather_bytes(bytes, {purpose, 0, Pass::kUser})) {
     TORCH_CHECK(part.size() == bytes.size(), "fsdp: ", purpose, ": ranks hold different numbers of parameters");
@@ -48,4 +40,4 @@ void add_up(Communicator* group, const std::vector<NormSum*>& sums, const std::s
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

@@ -17,38 +17,36 @@ namespace fsdp {
 namespace {
 
 // Adds this rank's gradients of a FlatParameter; null if it has none.
-using AddGradients = std::function<void(const FlatGradient* gradient, NormSum& sum)>;
+using AddGradients = std::function<void(const engine::FlatGradient* gradient, optim::NormSum& sum)>;
 
-void add_read(const FlatGradient* gradient, NormSum& sum) {
+void add_read(const engine::FlatGradient* gradient, optim::NormSum& sum) {
   for (const at::Tensor& leaf : gradient ? gradient->leaves().leaves() : std::vector<at::Tensor>()) {
-    sum.add(norm_of(leaf.grad(), sum.type));
+    sum.add(optim::norm_of(leaf.grad(), sum.type));
   }
 }
 
 // Adds the norm that the reduction of the gradients has computed, or reads the gradients if it is not known.
-void add_seen(const FlatGradient* gradient, NormSum& sum) {
+void add_seen(const engine::FlatGradient* gradient, optim::NormSum& sum) {
   const ReductionSummary seen = gradient ? gradient->leaves().summary() : ReductionSummary{};
   seen.known ? sum.merge(seen.squared_norm) : add_read(gradient, sum);
 }
 
 // Returns the norm over all ranks.
-at::Tensor norm_over_ranks(Engine& engine, double norm_type, const AddGradients& add, bool error_if_nonfinite) {
+at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGradients& add, bool error_if_nonfinite) {
   at::NoGradGuard no_grad;
   engine.settle_gradients();
   // The norm of each rank's gradients, by the group over which it must be added up: the same groups in the same order
   // on all ranks. Replicas hold the same gradients. A null group means that this rank holds everything.
-  std::vector<std::pair<Communicator*, NormSum>> parts;
+  std::vector<std::pair<Communicator*, optim::NormSum>> parts;
   for (const auto& unit : engine.units()) {
     Communicator* group = unit->groups().shard.get();
     auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == group; });
-    if (part == parts.end()) {
-      part = parts.insert(parts.end(), {group, NormSum(norm_type)});
-    }
+    if (part == parts.end()) part = parts.insert(parts.end(), {group, optim::NormSum(norm_type)});
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) add(unit->gradient(i), part->second);
   }
-  NormSum total(norm_type);
+  optim::NormSum total(norm_type);
   for (auto& [group, part] : parts) {
-    add_up(group, {&part}, "clip_grad_norm_");
+    optim::add_up(group, {&part}, "clip_grad_norm_");
     total.merge(part.sum);
   }
   double norm = total.norm();
@@ -72,12 +70,10 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type, boo
   TORCH_CHECK(max_norm > 0, "fsdp: clip_grad_norm_: max_norm ", max_norm, " must be positive");
   at::NoGradGuard no_grad;
   at::Tensor norm = grad_norm(norm_type, error_if_nonfinite);
-  double scale = clip_scale(max_norm, norm.item<double>());
+  double scale = optim::clip_scale(max_norm, norm.item<double>());
   if (scale != 1.0) {
     for (const at::Tensor& leaf : parameters()) {
-      if (leaf.grad().defined()) {
-        leaf.mutable_grad().mul_(scale);
-      }
+      if (leaf.grad().defined()) leaf.mutable_grad().mul_(scale);
     }
   }
   return norm;

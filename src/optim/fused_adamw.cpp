@@ -17,7 +17,7 @@
 #include "optim/named_state.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::optim {
 
 FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options)
     : options_(options), parameters_(std::move(parameters)), states_(parameters_.size()) {
@@ -182,4 +182,4 @@ void FusedAdamW::update(Batch batch, double gradient_scale) const {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

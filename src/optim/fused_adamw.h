@@ -10,7 +10,7 @@
 
 #include "fsdp/optimizer_state.h"
 
-namespace fsdp {
+namespace fsdp::optim {
 
 // The defaults are those of torch.optim.AdamW, except for weight decay, which is off.
 struct FusedAdamWOptions {
@@ -69,4 +69,4 @@ class FusedAdamW {
   int64_t part_nbytes_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

@@ -5,16 +5,14 @@
 #include <torch/optim/adamw.h>
 #include <torch/torch.h>
 
-namespace fsdp::fused_adamw_test {
+namespace fsdp::optim::fused_adamw_test {
 namespace {
 
 // Returns parameters of odd sizes, one of them empty, with values of usual magnitude.
 std::vector<at::Tensor> make_parameters(at::ScalarType dtype) {
   torch::manual_seed(5);
   std::vector<at::Tensor> parameters;
-  for (int64_t size : {13, 0, 1, 1031}) {
-    parameters.push_back(torch::randn({size}).to(dtype).set_requires_grad(true));
-  }
+  for (int64_t size : {13, 0, 1, 1031}) parameters.push_back(torch::randn({size}).to(dtype).set_requires_grad(true));
   return parameters;
 }
 
@@ -104,4 +102,4 @@ TEST(FusedAdamW, RefusesTensorsThatItWouldMisread) {
 }
 
 }  // namespace
-}  // namespace fsdp::fused_adamw_test
+}  // namespace fsdp::optim::fused_adamw_test

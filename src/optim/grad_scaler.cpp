@@ -48,9 +48,7 @@ bool unscale_gradients(ShardedModule& sharded, double scale) {
   const auto options = at::TensorOptions(at::kFloat).device(sharded.engine().options().memory.shard_device());
   const at::Tensor inverse = at::full({}, 1.0 / scale, options);
   at::Tensor found = at::zeros({}, options);
-  for (auto& [dtype, tensors] : gradients) {
-    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, inverse);
-  }
+  for (auto& [dtype, tensors] : gradients) at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, inverse);
   return found.item<float>() != 0;
 }
 
@@ -93,7 +91,7 @@ void ShardedGradScaler::unscale(ShardedModule& sharded, PerModel& state, bool ot
   check_none_stepped(sharded);
   const bool mine = unscale_gradients(sharded, state_.scale) || others_not_finite;
   state = {Stage::kChecked, true};  // if the exchange fails, no step may use gradients that are already unscaled
-  state.found_inf = any_rank(sharded.engine(), mine, "ShardedGradScaler");
+  state.found_inf = optim::any_rank(sharded.engine(), mine, "ShardedGradScaler");
 }
 
 double ShardedGradScaler::unscaled_grad_norm(ShardedModule& sharded, bool others_not_finite) {
@@ -102,7 +100,7 @@ double ShardedGradScaler::unscaled_grad_norm(ShardedModule& sharded, bool others
   check_none_stepped(sharded);
   const double norm = sharded.reduced_grad_norm().item<double>();
   state = {Stage::kChecked, true};
-  state.found_inf = any_rank(sharded.engine(), !std::isfinite(norm) || others_not_finite, "ShardedGradScaler");
+  state.found_inf = optim::any_rank(sharded.engine(), !std::isfinite(norm) || others_not_finite, "ShardedGradScaler");
   return norm / state_.scale;
 }
 
@@ -115,13 +113,9 @@ bool ShardedGradScaler::step(ShardedModule& sharded, const std::function<void()>
   PerModel& state = model(sharded);
   TORCH_CHECK(state.stage != Stage::kStepped,
               "fsdp: ShardedGradScaler: step() has already been called on this model since the last update()");
-  if (state.stage == Stage::kReady) {
-    unscale(sharded, state, false);
-  }
+  if (state.stage == Stage::kReady) unscale(sharded, state, false);
   const bool good = !state.found_inf;
-  if (good) {
-    step_optimizer();
-  }
+  if (good) step_optimizer();
   state.stage = Stage::kStepped;
   return good;
 }

@@ -9,7 +9,7 @@
 #include "support/project_paths.h"
 #include "support/sharding.h"
 
-namespace fsdp::grad_scaler_test {
+namespace fsdp::optim::grad_scaler_test {
 namespace {
 
 using nlohmann::json;
@@ -256,9 +256,7 @@ TEST(ShardedGradScaler, DecidesForEachModelAndUpdatesOverAll) {
     good.set_gradient(16);
     bad.set_gradient(INFINITY);
     Model* order[] = {bad_first ? &bad : &good, bad_first ? &good : &bad};
-    for (Model* model : order) {
-      EXPECT_EQ(scaler.step(*model->sharded, optimizer), model == &good);
-    }
+    for (Model* model : order) EXPECT_EQ(scaler.step(*model->sharded, optimizer), model == &good);
     scaler.update();
     EXPECT_EQ(scaler.scale(), 8);
     EXPECT_EQ(scaler.growth_tracker(), 0);
@@ -339,4 +337,4 @@ TEST(ShardedGradScaler, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace fsdp::grad_scaler_test
+}  // namespace fsdp::optim::grad_scaler_test

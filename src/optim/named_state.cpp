@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::optim {
 
 NamedState::NamedState(std::string optimizer, const at::Tensor& leaf, const LeafState& state)
     : optimizer_(std::move(optimizer)), leaf_(leaf), state_(state) {}
@@ -17,9 +17,7 @@ at::Tensor NamedState::take_tensor(const std::string& name) {
 
 at::Tensor NamedState::take_tensor_if_there(const std::string& name) {
   const auto found = state_.tensors.find(name);
-  if (found == state_.tensors.end()) {
-    return {};
-  }
+  if (found == state_.tensors.end()) return {};
   taken_.insert(name);
   TORCH_CHECK(found->second.sizes() == leaf_.sizes(), optimizer_, ": state '", name, "' has shape ",
               found->second.sizes(), ", its leaf ", leaf_.sizes());
@@ -70,4 +68,4 @@ void NamedOptions::check_all_taken() const {
               "': was it saved by another optimizer?");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

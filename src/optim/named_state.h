@@ -9,7 +9,7 @@
 
 #include "fsdp/optimizer_state.h"
 
-namespace fsdp {
+namespace fsdp::optim {
 
 // `optimizer` is the optimizer's name, for errors. The object must not outlive `leaf` and `state`.
 class NamedState {
@@ -42,4 +42,4 @@ class NamedOptions {
   std::map<std::string, double> left_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

@@ -2,12 +2,10 @@
 
 #include <ATen/ops/linalg_vector_norm.h>
 
-namespace fsdp {
+namespace fsdp::optim {
 
 double norm_of(const at::Tensor& tensor, double norm_type) {
-  if (!tensor.defined() || tensor.numel() == 0) {
-    return 0;
-  }
+  if (!tensor.defined() || tensor.numel() == 0) return 0;
   const at::ScalarType dtype = tensor.scalar_type();
   const bool integral = c10::isIntegralType(dtype, /*includeBool=*/true);
   const at::ScalarType wide = integral || dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -15,4 +13,4 @@ double norm_of(const at::Tensor& tensor, double norm_type) {
   return at::linalg_vector_norm(values, norm_type, std::nullopt, false, wide).item<double>();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace fsdp {
+namespace fsdp::optim {
 
 // Accumulates norms: sums of powers, or the maximum for the infinity norm.
 struct NormSum {
@@ -24,4 +24,4 @@ struct NormSum {
 // undefined or empty tensor. Waits for the tensor's device.
 double norm_of(const at::Tensor& tensor, double norm_type);
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

@@ -120,7 +120,7 @@ struct Collect {
 };
 
 struct Assign {
-  NamedState& given;
+  optim::NamedState& given;
   void operator()(const char* name, at::Tensor& value) const {
     value = is_optional(name) ? given.take_tensor_if_there(name) : given.take_tensor(name);
   }
@@ -134,17 +134,13 @@ class TorchOptimizerState final : public OptimizerState {
 
   std::vector<std::vector<at::Tensor>> groups() const override {
     std::vector<std::vector<at::Tensor>> groups;
-    for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
-      groups.push_back(group.params());
-    }
+    for (const OptimizerParamGroup& group : optimizer_.param_groups()) groups.push_back(group.params());
     return groups;
   }
 
   std::optional<LeafState> leaf(const at::Tensor& leaf) const override {
     const auto kept = optimizer_.state().find(leaf.unsafeGetTensorImpl());
-    if (kept == optimizer_.state().end()) {
-      return std::nullopt;
-    }
+    if (kept == optimizer_.state().end()) return std::nullopt;
     LeafState found;
     visit_state(static_cast<ParamState&>(*kept->second), Collect{found});
     return found;
@@ -178,14 +174,14 @@ class TorchOptimizerState final : public OptimizerState {
 
  private:
   std::unique_ptr<ParamState> taken(const at::Tensor& leaf, const LeafState& state) const {
-    NamedState given(name_, leaf, state);
+    optim::NamedState given(name_, leaf, state);
     auto kept = std::make_unique<ParamState>();
     visit_state(*kept, Assign{given});
     given.check_all_taken();
     return kept;
   }
   void take(const std::map<std::string, double>& from, Options& to) const {
-    NamedOptions given(name_, from);
+    optim::NamedOptions given(name_, from);
     for (const auto& [name, value] : fixed_options<Options>()) given.take_fixed(name, value);
     visit_options(to, [&](const char* name, auto& value) {
       value = static_cast<std::decay_t<decltype(value)>>(given.take(name));

@@ -8,7 +8,7 @@
 #include "optim/fused_adamw.h"
 #include "support/error_of.h"
 
-namespace fsdp::optimizer_state_test {
+namespace fsdp::optim::optimizer_state_test {
 namespace {
 
 using ::testing::AllOf;
@@ -185,4 +185,4 @@ TEST(NamedState, WhatDoesNotFitIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::optimizer_state_test
+}  // namespace fsdp::optim::optimizer_state_test

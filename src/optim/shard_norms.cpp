@@ -12,7 +12,7 @@ namespace {
 
 // The part of the norm of one original parameter that this rank knows.
 struct PartialNorm {
-  NormSum sum;
+  optim::NormSum sum;
   Communicator* group;  // the group over which it is sharded; null if this rank holds everything
 };
 
@@ -25,12 +25,11 @@ void check_values(const ShardedModule& sharded, const std::vector<at::Tensor>& v
   const auto leaves = sharded.named_parameters();
   TORCH_CHECK(values.size() == leaves.size(), "fsdp: parameter_norms: ", values.size(), " values for ", leaves.size(),
               " leaves: pass one for each of parameters(), undefined where there is none");
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    check_size(leaves[i].first, leaves[i].second, values[i]);
-  }
+  for (size_t i = 0; i < leaves.size(); ++i) check_size(leaves[i].first, leaves[i].second, values[i]);
 }
 
-std::vector<PartialNorm> local_norms(const Engine& engine, const std::vector<at::Tensor>& values, double norm_type) {
+std::vector<PartialNorm> local_norms(const engine::Engine& engine, const std::vector<at::Tensor>& values,
+                                     double norm_type) {
   std::vector<PartialNorm> result;
   auto value = values.begin();
   for (const auto& unit : engine.units()) {
@@ -38,8 +37,8 @@ std::vector<PartialNorm> local_norms(const Engine& engine, const std::vector<at:
       for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
         const bool orig = engine.options().use_orig_params;
         const at::Tensor part = orig ? *value++ : value->defined() ? flat->slice_of(value->flatten(), i) : at::Tensor();
-        result.push_back({NormSum(norm_type), unit->groups().shard.get()});
-        result.back().sum.add(norm_of(part, norm_type));
+        result.push_back({optim::NormSum(norm_type), unit->groups().shard.get()});
+        result.back().sum.add(optim::norm_of(part, norm_type));
       }
       if (!engine.options().use_orig_params) ++value;
     }
@@ -49,18 +48,14 @@ std::vector<PartialNorm> local_norms(const Engine& engine, const std::vector<at:
 
 // Adds up each norm over the group over which it is sharded: the same groups in the same order on all ranks.
 void add_up_by_group(std::vector<PartialNorm>& norms) {
-  std::vector<std::pair<Communicator*, std::vector<NormSum*>>> groups;
+  std::vector<std::pair<Communicator*, std::vector<optim::NormSum*>>> groups;
   for (PartialNorm& norm : norms) {
     auto known =
         std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == norm.group; });
-    if (known == groups.end()) {
-      known = groups.insert(groups.end(), {norm.group, {}});
-    }
+    if (known == groups.end()) known = groups.insert(groups.end(), {norm.group, {}});
     known->second.push_back(&norm.sum);
   }
-  for (const auto& [group, sums] : groups) {
-    add_up(group, sums, "parameter_norms");
-  }
+  for (const auto& [group, sums] : groups) optim::add_up(group, sums, "parameter_norms");
 }
 
 }  // namespace

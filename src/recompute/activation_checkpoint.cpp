@@ -25,11 +25,9 @@ void refuse_forward_mode(const std::vector<at::Tensor>& inputs) {
 
 std::vector<at::Tensor> activation_checkpoint_tensors(const CheckpointOptions& options, TensorsFunction function,
                                                       const std::vector<at::Tensor>& inputs) {
-  if (!at::GradMode::is_enabled()) {
-    return function(inputs);
-  }
+  if (!at::GradMode::is_enabled()) return function(inputs);
   refuse_forward_mode(inputs);
-  auto node = seams::make_node<CheckpointNode>(options, std::move(function), inputs);
+  auto node = seams::make_node<recompute::CheckpointNode>(options, std::move(function), inputs);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   std::vector<at::Tensor> results = node->run_forward(inputs);
   for (const at::Tensor& result : results) {
@@ -39,17 +37,13 @@ std::vector<at::Tensor> activation_checkpoint_tensors(const CheckpointOptions& o
       node->add_input_metadata(torch::autograd::Node::undefined_input());
     }
   }
-  if (TransientGraph::is_recorded()) {
-    node->release_variables();
-  }
+  if (recompute::TransientGraph::is_recorded()) node->release_variables();
   return results;
 }
 
 bool requires_grad(const torch::nn::Module& module) {
   for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
-    if (entry.value().defined() && entry.value().requires_grad()) {
-      return true;
-    }
+    if (entry.value().defined() && entry.value().requires_grad()) return true;
   }
   const auto children = module.children();
   return std::any_of(children.begin(), children.end(), [](const auto& child) { return requires_grad(*child); });

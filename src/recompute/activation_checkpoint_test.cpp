@@ -5,7 +5,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp::activation_checkpoint_test {
+namespace fsdp::recompute::activation_checkpoint_test {
 namespace {
 
 using testing::CountedBlock;
@@ -93,9 +93,7 @@ TEST(ActivationCheckpoint, TakesAndReturnsAllKindsOfTensors) {
     (picked.pow(2).sum() + list[0].sum()).backward();  // list[1] and list[2] stay unused
     gradients.push_back({x.grad(), scale.grad(), part.grad()});
   }
-  for (size_t i = 0; i < 3; ++i) {
-    expect_equal(gradients[1][i], gradients[0][i]);
-  }
+  for (size_t i = 0; i < 3; ++i) expect_equal(gradients[1][i], gradients[0][i]);
 }
 
 TEST(ActivationCheckpoint, ResultsThatNeedNoGradientBringNone) {
@@ -138,9 +136,7 @@ TEST(ActivationCheckpoint, IsAPlainCallWithoutGradients) {
     torch::InferenceMode inference;
     EXPECT_FALSE(activation_checkpoint_module({}, block, x).requires_grad());
   }
-  for (Tensor& parameter : block->parameters()) {
-    parameter.set_requires_grad(false);
-  }
+  for (Tensor& parameter : block->parameters()) parameter.set_requires_grad(false);
   EXPECT_FALSE(activation_checkpoint_module({}, block, x).requires_grad());
   EXPECT_EQ(block->calls, 3);
   EXPECT_TRUE(activation_checkpoint_module({}, block, leaf({4, 3})).requires_grad());
@@ -174,20 +170,14 @@ TEST(ActivationCheckpoint, ARecomputationThatDiffersIsAnError) {
     std::vector<Tensor> results = activation_checkpoint_tensors({}, function, {x});
     expect_error([&] { results.at(0).sum().backward(); }, parts);
   };
-  expect_differs(
-      [&](const auto& in) {
-        return ++calls == 1 ? std::vector{in[0] * 2} : std::vector{in[0], in[0]};
-      },
-      {"did not do the same", "1 tensor(s) in forward, and 2"});
+  expect_differs([&](const auto& in) { return ++calls == 1 ? std::vector{in[0] * 2} : std::vector{in[0], in[0]}; },
+                 {"did not do the same", "1 tensor(s) in forward, and 2"});
   expect_differs([&](const auto& in) { return std::vector{++calls == 1 ? in[0] * 2 : in[0].t() * 2}; },
                  {"result 0 was Float [2, 3]", "is Float [3, 2]"});
   expect_differs([&](const auto& in) { return std::vector{++calls == 1 ? in[0] * 2 : in[0].to(torch::kDouble)}; },
                  {"result 0 was Float [2, 3]", "is Double [2, 3]"});
-  expect_differs(
-      [&](const auto& in) {
-        return std::vector{in[0] * 2, ++calls == 1 ? Tensor() : in[0]};
-      },
-      {"result 1 was undefined"});
+  expect_differs([&](const auto& in) { return std::vector{in[0] * 2, ++calls == 1 ? Tensor() : in[0]}; },
+                 {"result 1 was undefined"});
 }
 
 TEST(ActivationCheckpoint, WritingToAnInputIsAnError) {
@@ -249,4 +239,4 @@ TEST(ActivationCheckpoint, CheckpointedCallsItsModule) {
 }
 
 }  // namespace
-}  // namespace fsdp::activation_checkpoint_test
+}  // namespace fsdp::recompute::activation_checkpoint_test

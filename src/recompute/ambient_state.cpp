@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::recompute {
 namespace {
 
 std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
@@ -55,17 +55,13 @@ AutocastState::AutocastState(const std::vector<at::Tensor>& tensors) {
   for (const c10::Device& device : devices_of(tensors)) {
     const bool seen = std::any_of(devices_.begin(), devices_.end(),
                                   [&](const OfDevice& known) { return known.device == device.type(); });
-    if (!seen && at::autocast::is_autocast_available(device.type())) {
-      devices_.push_back(read(device.type()));
-    }
+    if (!seen && at::autocast::is_autocast_available(device.type())) devices_.push_back(read(device.type()));
   }
 }
 
 AutocastState AutocastState::now() const {
   AutocastState current;
-  for (const OfDevice& known : devices_) {
-    current.devices_.push_back(read(known.device));
-  }
+  for (const OfDevice& known : devices_) current.devices_.push_back(read(known.device));
   return current;
 }
 
@@ -93,9 +89,7 @@ AmbientGuard::AmbientGuard(const std::optional<RandomState>& random, const Autoc
 
 AmbientGuard::~AmbientGuard() {
   autocast_before_.restore();
-  if (random_before_) {
-    random_before_->restore();
-  }
+  if (random_before_) random_before_->restore();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

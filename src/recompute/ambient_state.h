@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::recompute {
 
 // Generators, with recorded states. Takes each generator's lock.
 class RandomState {
@@ -72,4 +72,4 @@ class AmbientGuard {
   AutocastState autocast_before_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

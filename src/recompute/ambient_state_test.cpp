@@ -7,7 +7,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp::ambient_state_test {
+namespace fsdp::recompute::ambient_state_test {
 namespace {
 
 using testing::CountedBlock;
@@ -34,9 +34,7 @@ Outcome run(const std::function<Tensor(CountedBlock&, const Tensor&)>& call) {
   outcome.drawn_after = torch::rand({3});
   outcome.loss = loss.detach();
   outcome.gradients = gradients_of(*first);
-  for (const auto& [name, gradient] : gradients_of(*second)) {
-    outcome.gradients["second." + name] = gradient;
-  }
+  for (const auto& [name, gradient] : gradients_of(*second)) outcome.gradients["second." + name] = gradient;
   return outcome;
 }
 
@@ -136,4 +134,4 @@ TEST(AmbientState, AutocastKeepsNoCastFromStepToStep) {
 }
 
 }  // namespace
-}  // namespace fsdp::ambient_state_test
+}  // namespace fsdp::recompute::ambient_state_test

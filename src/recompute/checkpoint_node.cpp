@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::recompute {
 namespace {
 
 using torch::autograd::variable_list;
@@ -54,14 +54,20 @@ void nested_backward(const std::vector<at::Tensor>& results, const variable_list
       root_gradients.push_back(gradients[i]);
     }
   }
-  if (!roots.empty()) {
-    torch::autograd::backward(roots, root_gradients);
-  }
+  if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
 }
 
 }  // namespace
 
-bool is_recomputing() { return recomputing; }
+}  // namespace fsdp::recompute
+
+namespace fsdp {
+
+bool is_recomputing() { return recompute::recomputing; }
+
+}  // namespace fsdp
+
+namespace fsdp::recompute {
 
 CheckpointNode::Description::Description(const at::Tensor& result) : defined(result.defined()) {
   if (defined) {
@@ -78,17 +84,13 @@ std::string CheckpointNode::Description::str() const {
 CheckpointNode::CheckpointNode(const CheckpointOptions& options, TensorsFunction function,
                                const std::vector<at::Tensor>& inputs)
     : save_ops_(options.save_ops), function_(std::move(function)), autocast_(inputs) {
-  for (const at::Tensor& input : inputs) {
-    inputs_.emplace_back(input, /*is_output=*/false);
-  }
+  for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
   std::vector<at::Generator> generators;
   if (options.preserve_rng_state) {
     generators = generators_for(inputs, options.generators);
     random_.emplace(generators);
   }
-  if (save_ops_.selection()) {
-    kept_.emplace(*save_ops_.selection(), std::move(generators));
-  }
+  if (save_ops_.selection()) kept_.emplace(*save_ops_.selection(), std::move(generators));
 }
 
 std::vector<at::Tensor> CheckpointNode::first_run(const std::vector<at::Tensor>& inputs) {
@@ -109,9 +111,7 @@ std::vector<at::Tensor> CheckpointNode::run_forward(const std::vector<at::Tensor
     // Does not return the function's own tensor, which may be an input, a parameter or a view of one.
     result = result.defined() ? result.detach() : result;
   }
-  if (kept_) {
-    kept_->watch(results);
-  }
+  if (kept_) kept_->watch(results);
   return results;
 }
 
@@ -123,9 +123,7 @@ variable_list CheckpointNode::apply(variable_list&& gradients) {
   }
   const std::vector<at::Tensor> inputs = detached(unpack_inputs());
   nested_backward(recompute(inputs), gradients);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    input_gradients[i] = inputs[i].defined() ? inputs[i].grad() : at::Tensor();
-  }
+  for (size_t i = 0; i < inputs.size(); ++i) input_gradients[i] = inputs[i].defined() ? inputs[i].grad() : at::Tensor();
   return input_gradients;
 }
 
@@ -133,9 +131,7 @@ std::vector<at::Tensor> CheckpointNode::unpack_inputs() {
   std::lock_guard lock(mutex_);
   TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
   std::vector<at::Tensor> inputs;
-  for (const auto& input : inputs_) {
-    inputs.push_back(input.unpack());
-  }
+  for (const auto& input : inputs_) inputs.push_back(input.unpack());
   return inputs;
 }
 
@@ -172,14 +168,10 @@ void CheckpointNode::check_same(const std::vector<at::Tensor>& results) const {
 void CheckpointNode::release_variables() {
   TensorsFunction function;  // destroyed without the lock, as it may own modules and tensors
   std::lock_guard lock(mutex_);
-  for (auto& input : inputs_) {
-    input.reset_data();
-  }
-  if (kept_) {
-    kept_->clear();
-  }
+  for (auto& input : inputs_) input.reset_data();
+  if (kept_) kept_->clear();
   std::swap(function, function_);
   released_ = true;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

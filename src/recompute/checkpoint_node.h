@@ -11,7 +11,7 @@
 #include "recompute/ambient_state.h"
 #include "recompute/kept_results.h"
 
-namespace fsdp {
+namespace fsdp::recompute {
 
 // [Note: the nested backward]
 // apply() runs the function again on detached inputs, with gradients enabled, and starts a backward pass of its own on
@@ -56,4 +56,4 @@ class CheckpointNode : public torch::autograd::Node {
   bool released_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

@@ -4,7 +4,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp::decompositions_test {
+namespace fsdp::recompute::decompositions_test {
 namespace {
 
 using testing::CountingAllocator;
@@ -35,9 +35,7 @@ Outcome run_once(const TwoTensors& function, const CheckpointOptions* options, b
   y.pow(2).sum().backward();
   outcome.gradient = x.grad();
   outcome.weight_gradient = w.grad();
-  for (const std::string& name : counted) {
-    outcome.kernels[name] = counter.of(name);
-  }
+  for (const std::string& name : counted) outcome.kernels[name] = counter.of(name);
   return outcome;
 }
 
@@ -184,4 +182,4 @@ TEST(Decompositions, TheFirstRunHoldsNoActivationsForItsGraph) {
 }
 
 }  // namespace
-}  // namespace fsdp::decompositions_test
+}  // namespace fsdp::recompute::decompositions_test

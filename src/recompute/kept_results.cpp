@@ -8,7 +8,7 @@
 
 #include "base/visit_tensors.h"
 
-namespace fsdp {
+namespace fsdp::recompute {
 namespace {
 
 // Returns an alias with its own version counter, for autograd to record.
@@ -29,20 +29,16 @@ KeptResults::Versioned::Versioned(const at::Tensor& result)
 
 KeptResults::Result KeptResults::keep(const c10::IValue& value) {
   Result result;
-  visit_tensors(value, [&](const at::Tensor& tensor) { result.tensors.emplace_back(tensor); });
+  base::visit_tensors(value, [&](const at::Tensor& tensor) { result.tensors.emplace_back(tensor); });
   result.is_list = value.isTensorList();
-  if (result.tensors.empty() && !result.is_list) {
-    result.other = value;
-  }
+  if (result.tensors.empty() && !result.is_list) result.other = value;
   return result;
 }
 
 c10::IValue KeptResults::hand_out(const Result& result) {
   if (result.is_list) {
     c10::List<at::Tensor> tensors;
-    for (const Versioned& kept : result.tensors) {
-      tensors.push_back(fresh_alias(kept.tensor));
-    }
+    for (const Versioned& kept : result.tensors) tensors.push_back(fresh_alias(kept.tensor));
     return tensors;
   }
   return result.tensors.empty() ? result.other : c10::IValue(fresh_alias(result.tensors.front().tensor));
@@ -52,9 +48,7 @@ template <typename Visit>
 void KeptResults::visit_kept(const Visit& visit) {
   for (Call& call : calls_) {
     for (Result& result : call.results) {
-      for (Versioned& kept : result.tensors) {
-        visit(kept);
-      }
+      for (Versioned& kept : result.tensors) visit(kept);
     }
   }
 }
@@ -63,12 +57,8 @@ void KeptResults::record(const c10::OperatorHandle& op, torch::jit::Stack& stack
   run();
   Call call{op.operator_name()};
   const size_t count = op.schema().returns().size();
-  for (size_t i = stack.size() - count; i < stack.size(); ++i) {
-    call.results.push_back(keep(stack[i]));
-  }
-  if (!generators_.empty() && op.hasTag(at::Tag::nondeterministic_seeded)) {
-    call.random.emplace(generators_);
-  }
+  for (size_t i = stack.size() - count; i < stack.size(); ++i) call.results.push_back(keep(stack[i]));
+  if (!generators_.empty() && op.hasTag(at::Tag::nondeterministic_seeded)) call.random.emplace(generators_);
   calls_.push_back(std::move(call));
 }
 
@@ -79,25 +69,17 @@ void KeptResults::replay(size_t index, const c10::OperatorHandle& op, torch::jit
               index < calls_.size() ? toString(calls_[index].name) : "absent", " in forward");
   const Call& call = calls_[index];
   stack.resize(stack.size() - op.schema().arguments().size());
-  for (const Result& result : call.results) {
-    stack.push_back(hand_out(result));
-  }
-  if (call.random) {
-    call.random->restore();
-  }
+  for (const Result& result : call.results) stack.push_back(hand_out(result));
+  if (call.random) call.random->restore();
 }
 
 void KeptResults::before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].alias_info() || !arguments[i].alias_info()->isWrite()) {
-      continue;
-    }
-    visit_tensors(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& written) {
+    if (!arguments[i].alias_info() || !arguments[i].alias_info()->isWrite()) continue;
+    base::visit_tensors(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& written) {
       visit_kept([&](Versioned& kept) {
-        if (shares_memory(kept.tensor, written)) {
-          kept = Versioned(kept.tensor.clone());
-        }
+        if (shares_memory(kept.tensor, written)) kept = Versioned(kept.tensor.clone());
       });
     });
   }
@@ -107,9 +89,7 @@ void KeptResults::watch(const std::vector<at::Tensor>& results) {
   for (const at::Tensor& result : results) {
     bool shared = false;
     visit_kept([&](const Versioned& kept) { shared = shared || shares_memory(kept.tensor, result); });
-    if (shared) {
-      watched_.emplace_back(result);
-    }
+    if (shared) watched_.emplace_back(result);
   }
 }
 
@@ -119,14 +99,10 @@ void KeptResults::check_versions() const {
                 "fsdp: a result that a checkpointed function keeps for recomputation (of shape ", kept.tensor.sizes(),
                 ") was written to after the function ended; write to a copy of it, or do not keep it");
   };
-  for (const Versioned& watched : watched_) {
-    check(watched);
-  }
+  for (const Versioned& watched : watched_) check(watched);
   for (const Call& call : calls_) {
     for (const Result& result : call.results) {
-      for (const Versioned& kept : result.tensors) {
-        check(kept);
-      }
+      for (const Versioned& kept : result.tensors) check(kept);
     }
   }
 }
@@ -163,4 +139,4 @@ void Replayer::finish() const {
               kept_.size(), " times in forward, and ", next_, " times in recomputation");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

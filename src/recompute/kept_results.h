@@ -9,7 +9,7 @@
 #include "recompute/transient_graph.h"
 #include "torch_seams/operator_interception.h"
 
-namespace fsdp {
+namespace fsdp::recompute {
 
 // [Note: writes to kept results]
 // linear adds the bias in place to the result of mm. So before an operator writes to the memory of a kept result, the
@@ -88,4 +88,4 @@ class Replayer : public seams::OperatorInterceptor {
   size_t next_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

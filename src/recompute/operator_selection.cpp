@@ -7,7 +7,7 @@
 #include "fsdp/activation_checkpoint.h"
 #include "torch_seams/operator_interception.h"
 
-namespace fsdp {
+namespace fsdp::recompute {
 namespace {
 
 constexpr const char* kUnknown = "there is no operator of this name";
@@ -17,13 +17,9 @@ std::string obstacle(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     return "it decomposes into other operators before autograd: name those";
   }
-  if (op.schema().is_mutable()) {
-    return "it writes to its arguments";
-  }
+  if (op.schema().is_mutable()) return "it writes to its arguments";
   for (const c10::Argument& result : op.schema().returns()) {
-    if (result.alias_info()) {
-      return "it returns a view";
-    }
+    if (result.alias_info()) return "it returns a view";
   }
   return op.schema().returns().empty() ? "it returns nothing" : "";
 }
@@ -36,9 +32,7 @@ bool is_named(const c10::OperatorName& op, const std::string& name) {
 
 OperatorSelection::OperatorSelection(const std::vector<std::string>& names) {
   seams::require_interception();
-  for (const std::string& name : names) {
-    add(name);
-  }
+  for (const std::string& name : names) add(name);
 }
 
 void OperatorSelection::add(const std::string& name) {
@@ -47,9 +41,7 @@ void OperatorSelection::add(const std::string& name) {
   bool found = false;
   for (const c10::OperatorName& candidate : dispatcher.getAllOpNames()) {
     const auto op = is_named(candidate, name) ? dispatcher.findSchema(candidate) : std::nullopt;
-    if (!op) {
-      continue;
-    }
+    if (!op) continue;
     const std::string why_not = obstacle(*op);
     if (why_not.empty()) {
       operators_.insert(candidate);
@@ -66,8 +58,12 @@ bool OperatorSelection::contains_any_of(const char* prefix) const {
                      [&](const c10::OperatorName& op) { return op.name.rfind(prefix, 0) == 0; });
 }
 
+}  // namespace fsdp::recompute
+
+namespace fsdp {
+
 SavedOperators::SavedOperators(const std::vector<std::string>& names)
-    : selection_(names.empty() ? nullptr : std::make_shared<const OperatorSelection>(names)) {}
+    : selection_(names.empty() ? nullptr : std::make_shared<const recompute::OperatorSelection>(names)) {}
 
 SavedOperators::SavedOperators(std::initializer_list<const char*> names)
     : SavedOperators(std::vector<std::string>(names.begin(), names.end())) {}

@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::recompute {
 
 class OperatorSelection {
  public:
@@ -25,4 +25,4 @@ class OperatorSelection {
   std::unordered_set<c10::OperatorName> operators_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

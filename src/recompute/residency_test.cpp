@@ -2,7 +2,7 @@
 #include "fsdp/activation_checkpoint.h"
 #include "recompute/recompute_test_support.h"
 
-namespace fsdp::residency_test {
+namespace fsdp::recompute::residency_test {
 namespace {
 
 using testing::CountedBlock;
@@ -20,15 +20,11 @@ class Chain {
     for (int64_t i = 0; i < kBlocks; ++i) {
       blocks_.push_back(make_block(kWidth));
       blocks_.back()->to(at::kFloat);
-      for (Tensor& parameter : blocks_.back()->parameters()) {
-        parameter.mutable_grad() = torch::zeros_like(parameter);
-      }
+      for (Tensor& parameter : blocks_.back()->parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
     }
   }
   Tensor operator()(Tensor x) {
-    for (int64_t i = 0; i < kBlocks; ++i) {
-      x = policy_.forward(i, blocks_[i], x);
-    }
+    for (int64_t i = 0; i < kBlocks; ++i) x = policy_.forward(i, blocks_[i], x);
     return x;
   }
 
@@ -71,8 +67,7 @@ TEST(Residency, OneRegionKeepsItsInputsAndResultsOnly) {
   Tensor x = torch::ones({kRows, kWidth});
   LiveBytes bytes;
   auto token = std::make_shared<int>();
-  Tensor y = activation_checkpoint(
-      without_random_state(), [&chain, token](const Tensor& in) { return chain(in); }, x);
+  Tensor y = activation_checkpoint(without_random_state(), [&chain, token](const Tensor& in) { return chain(in); }, x);
   EXPECT_EQ(bytes(), kActivation);
   EXPECT_LT(bytes.peak(), 4 * kActivation);  // no graph is recorded in the first run
   EXPECT_EQ(token.use_count(), 2);
@@ -83,4 +78,4 @@ TEST(Residency, OneRegionKeepsItsInputsAndResultsOnly) {
 }
 
 }  // namespace
-}  // namespace fsdp::residency_test
+}  // namespace fsdp::recompute::residency_test

@@ -4,7 +4,7 @@
 #include "recompute/recompute_test_support.h"
 #include "support/sharding.h"
 
-namespace fsdp::saved_operators_test {
+namespace fsdp::recompute::saved_operators_test {
 namespace {
 
 using testing::expect_error;
@@ -158,4 +158,4 @@ TEST(SavedOperators, CalledInAnotherOrderAreAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp::saved_operators_test
+}  // namespace fsdp::recompute::saved_operators_test

@@ -5,7 +5,7 @@
 #include "base/visit_tensors.h"
 #include "torch_seams/saved_tensors.h"
 
-namespace fsdp {
+namespace fsdp::recompute {
 namespace {
 
 thread_local int transient_graphs = 0;
@@ -21,21 +21,17 @@ void TransientGraph::drop_saved_tensors() {
     return;  // inside a function that creates its own node, which gets its results only at the end
   }
   for (const WeakTensor& result : latest_) {
-    if (auto tensor = result.lock()) {
-      seams::drop_saved_tensors(at::Tensor(std::move(tensor)));
-    }
+    if (auto tensor = result.lock()) seams::drop_saved_tensors(at::Tensor(std::move(tensor)));
   }
   latest_.clear();
 }
 
 void TransientGraph::note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   for (size_t i = stack.size() - op.schema().returns().size(); i < stack.size(); ++i) {
-    visit_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (tensor.defined()) {
-        latest_.emplace_back(tensor.getIntrusivePtr());
-      }
+    base::visit_tensors(stack[i], [&](const at::Tensor& tensor) {
+      if (tensor.defined()) latest_.emplace_back(tensor.getIntrusivePtr());
     });
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

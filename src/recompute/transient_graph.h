@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::recompute {
 
 // [Note: the first run with kept results]
 // LibTorch decomposes operators depending on which tensors require gradients and on whether gradients are enabled:
@@ -35,4 +35,4 @@ class TransientGraph {
   std::vector<WeakTensor> latest_;  // results since the last drop
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::recompute

@@ -22,9 +22,7 @@ std::optional<int64_t> BlockPlaces::take(int64_t nbytes) {
     }
     begin = i < blocks_.size() ? blocks_[i].end : end;
   }
-  if (!best) {
-    return std::nullopt;
-  }
+  if (!best) return std::nullopt;
   const bool at_top = best->begin > 0 && best->end == capacity_;
   const int64_t first = at_top ? best->end - wanted : best->begin;
   blocks_.insert(blocks_.begin() + static_cast<ptrdiff_t>(place), {first, first + wanted});
@@ -33,9 +31,7 @@ std::optional<int64_t> BlockPlaces::take(int64_t nbytes) {
 
 bool BlockPlaces::give_back(int64_t begin) {
   const auto found = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& b) { return b.begin == begin; });
-  if (found == blocks_.end()) {
-    return false;
-  }
+  if (found == blocks_.end()) return false;
   blocks_.erase(found);
   return true;
 }

@@ -24,9 +24,7 @@ class MadeUpUnits {
   // Returns the unit of a letter. The first call for a letter makes the unit, with a module that has this FQN.
   MadeUpUnit& add(char letter, const std::string& module) {
     std::unique_ptr<MadeUpUnit>& unit = units_[letter];
-    if (!unit) {
-      unit = std::make_unique<MadeUpUnit>(letter, module);
-    }
+    if (!unit) unit = std::make_unique<MadeUpUnit>(letter, module);
     return *unit;
   }
 
@@ -36,9 +34,7 @@ class MadeUpUnits {
 
 inline std::string text(const std::vector<ScheduledUnit*>& units) {
   std::string text;
-  for (const ScheduledUnit* unit : units) {
-    text += static_cast<const MadeUpUnit*>(unit)->letter;
-  }
+  for (const ScheduledUnit* unit : units) text += static_cast<const MadeUpUnit*>(unit)->letter;
   return text;
 }
 

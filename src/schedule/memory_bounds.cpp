@@ -15,9 +15,7 @@ class Window {
   size_t num_units() const { return visits_.size(); }
   int64_t sum() const { return sum_; }
   void add(const ScheduledUnit* unit) {
-    if (visits_[unit]++ == 0) {
-      sum_ += nbytes_(*unit);
-    }
+    if (visits_[unit]++ == 0) sum_ += nbytes_(*unit);
   }
   void remove(const ScheduledUnit* unit) {
     const auto found = visits_.find(unit);
@@ -44,9 +42,7 @@ int64_t largest_window(const std::vector<ScheduledUnit*>& order, size_t at_a_tim
   int64_t most = 0;
   size_t end = 0;
   for (const ScheduledUnit* first : visits) {
-    for (; end < visits.size() && window.num_units() < at_a_time; ++end) {
-      window.add(visits[end]);
-    }
+    for (; end < visits.size() && window.num_units() < at_a_time; ++end) window.add(visits[end]);
     most = std::max(most, window.sum());
     window.remove(first);
   }

@@ -7,9 +7,7 @@ namespace fsdp {
 
 // Whether `path` is `ancestor` itself or below it.
 inline bool is_at_or_below(const std::string& path, const std::string& ancestor) {
-  if (ancestor.empty() || path == ancestor) {
-    return true;
-  }
+  if (ancestor.empty() || path == ancestor) return true;
   return path.size() > ancestor.size() && path.compare(0, ancestor.size(), ancestor) == 0 &&
          path[ancestor.size()] == '.';
 }
@@ -19,9 +17,7 @@ template <typename Visit>
 void for_each_ancestor(const std::string& path, const Visit& visit) {
   for (std::string name = path;;) {
     visit(name);
-    if (name.empty()) {
-      return;
-    }
+    if (name.empty()) return;
     const size_t dot = name.rfind('.');
     name.resize(dot == std::string::npos ? 0 : dot);
   }

@@ -18,21 +18,15 @@ std::vector<size_t> last_places(const std::vector<ScheduledUnit*>& units) {
   for (size_t i = 0; i < units.size(); ++i) {
     last[i] = i;
     if (!units[i]->automatic()) {
-      for (const std::string& module : units[i]->module_fqns()) {
-        by_module[module].push_back(i);
-      }
+      for (const std::string& module : units[i]->module_fqns()) by_module[module].push_back(i);
     }
   }
   for (size_t i = 0; i < units.size(); ++i) {
     for_each_ancestor(units[i]->module_fqns().front(), [&](const std::string& name) {
       const auto found = by_module.find(name);
-      if (found == by_module.end()) {
-        return;
-      }
+      if (found == by_module.end()) return;
       for (size_t above : found->second) {
-        if (last[above] < i && units[above]->is_ancestor_of(*units[i])) {
-          last[above] = i;
-        }
+        if (last[above] < i && units[above]->is_ancestor_of(*units[i])) last[above] = i;
       }
     });
   }
@@ -61,9 +55,7 @@ std::vector<ScheduledUnit*> after_descendants(const std::vector<ScheduledUnit*>&
 
 void ReductionOrder::note_forward(ScheduledUnit& unit) {
   std::lock_guard lock(mutex_);
-  if (used_.insert(&unit).second) {
-    first_uses_.push_back(&unit);
-  }
+  if (used_.insert(&unit).second) first_uses_.push_back(&unit);
 }
 
 void ReductionOrder::begin_backward(std::function<bool(const ScheduledUnit&)> takes_part) {
@@ -83,12 +75,8 @@ std::vector<ScheduledUnit*> ReductionOrder::due(const ScheduledUnit& next,
   std::vector<ScheduledUnit*> units;
   for (; turn_ < order_.size(); ++turn_) {
     ScheduledUnit* unit = order_[turn_];
-    if (is_left_out(unit)) {
-      continue;
-    }
-    if (unit == &next || unit->is_related_to(next) || !captures(*unit)) {
-      break;
-    }
+    if (is_left_out(unit)) continue;
+    if (unit == &next || unit->is_related_to(next) || !captures(*unit)) break;
     units.push_back(unit);
   }
   return units;
@@ -98,9 +86,7 @@ std::vector<ScheduledUnit*> ReductionOrder::rest() {
   std::lock_guard lock(mutex_);
   std::vector<ScheduledUnit*> units;
   for (; turn_ < order_.size(); ++turn_) {
-    if (!is_left_out(order_[turn_])) {
-      units.push_back(order_[turn_]);
-    }
+    if (!is_left_out(order_[turn_])) units.push_back(order_[turn_]);
   }
   return units;
 }
@@ -132,9 +118,7 @@ void ReductionOrder::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>
     std::vector<ScheduledUnit*> replaced;
     std::unordered_set<const ScheduledUnit*> known;
     for (ScheduledUnit* unit : *units) {
-      if (ScheduledUnit* now = successor(unit); known.insert(now).second) {
-        replaced.push_back(now);
-      }
+      if (ScheduledUnit* now = successor(unit); known.insert(now).second) replaced.push_back(now);
     }
     *units = std::move(replaced);
   }

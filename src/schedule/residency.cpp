@@ -36,18 +36,14 @@ bool Residency::begin_visit(const Visit& visit) {
   std::lock_guard lock(mutex_);
   present_ = visit;
   visited_ = visit.unit;
-  if (!counts(*visit.unit)) {
-    return false;
-  }
+  if (!counts(*visit.unit)) return false;
   counted_ = visit.unit;
   history(visit.pass).visit(visit.unit);
   return true;
 }
 
 Residency::Visit Residency::end_visit() {
-  if (!visited_) {
-    return {};
-  }
+  if (!visited_) return {};
   std::lock_guard lock(mutex_);
   return visited_.exchange(nullptr) ? present_ : Visit{};
 }
@@ -77,38 +73,26 @@ void Residency::add(ScheduledUnit& unit) {
   std::lock_guard lock(mutex_);
   unit.list_ = unit.stays_gathered() ? &staying_ : &resident_;
   unit.place_ = unit.list_->insert(unit.list_->end(), &unit);
-  if (unit.list_ == &resident_) {
-    make_candidate(unit);
-  }
+  if (unit.list_ == &resident_) make_candidate(unit);
   peak_count_ = std::max(peak_count_, static_cast<int64_t>(resident_.size() + staying_.size()));
 }
 
 void Residency::remove(ScheduledUnit& unit) {
   std::lock_guard lock(mutex_);
-  if (!unit.list_) {
-    return;
-  }
+  if (!unit.list_) return;
   std::exchange(unit.list_, nullptr)->erase(unit.place_);
-  if (const auto candidate = std::exchange(unit.candidate_, std::nullopt)) {
-    candidates_.erase(*candidate);
-  }
+  if (const auto candidate = std::exchange(unit.candidate_, std::nullopt)) candidates_.erase(*candidate);
   for (VisitHistory* history : {&forward_, &backward_}) {
-    if (max_gathered_units_ == kNoLimit && history->expects(&unit)) {
-      history->look_again();
-    }
+    if (max_gathered_units_ == kNoLimit && history->expects(&unit)) history->look_again();
   }
 }
 
 void Residency::make_candidate(ScheduledUnit& unit) {
-  if (!unit.candidate_) {
-    unit.candidate_ = candidates_.insert(candidates_.end(), &unit);
-  }
+  if (!unit.candidate_) unit.candidate_ = candidates_.insert(candidates_.end(), &unit);
 }
 
 void Residency::make_all_candidates() {
-  for (ScheduledUnit* unit : resident_) {
-    make_candidate(*unit);
-  }
+  for (ScheduledUnit* unit : resident_) make_candidate(*unit);
 }
 
 std::vector<ScheduledUnit*> Residency::gathered() const {
@@ -171,9 +155,7 @@ bool Residency::stays(const ScheduledUnit& unit) const { return unit.awaits_use(
 // While visits go on as expected, a unit that was expected stays expected until it is visited.
 std::vector<ScheduledUnit*> Residency::unexpected(const ScheduledUnit& unit, Pass pass) {
   const VisitHistory& visits = history(pass);
-  if (!visits.goes_on()) {
-    make_all_candidates();
-  }
+  if (!visits.goes_on()) make_all_candidates();
   const bool unlimited = max_gathered_units_ == kNoLimit;
   const auto next = unlimited ? std::vector<ScheduledUnit*>() : visits.next(room_beside(unit), needs_no_room);
   const ScheduledUnit* last = last_of_forward(unit, pass);
@@ -194,13 +176,9 @@ std::vector<ScheduledUnit*> Residency::unrelated(const ScheduledUnit& unit) cons
   bool descendant_seen = max_gathered_units_ == 1;
   for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
     ScheduledUnit* other = *it;
-    if (other == &unit || stays(*other) || other->is_ancestor_of(unit)) {
-      continue;
-    }
+    if (other == &unit || stays(*other) || other->is_ancestor_of(unit)) continue;
     const bool kept = unit.is_ancestor_of(*other) && !std::exchange(descendant_seen, true);
-    if (!kept) {
-      victims.push_back(other);
-    }
+    if (!kept) victims.push_back(other);
   }
   return victims;
 }
@@ -215,9 +193,7 @@ bool Residency::takes_room(const ScheduledUnit& unit) const {
 
 // Returns how many more units there is room for.
 size_t Residency::room() const {
-  if (max_gathered_units_ == kNoLimit) {
-    return kNoLimit;
-  }
+  if (max_gathered_units_ == kNoLimit) return kNoLimit;
   const auto taken = static_cast<size_t>(
       std::count_if(resident_.begin(), resident_.end(), [this](const auto* unit) { return takes_room(*unit); }));
   return max_gathered_units_ - std::min(taken, max_gathered_units_);
@@ -227,17 +203,13 @@ Residency::Ahead Residency::to_gather_ahead(Pass pass, size_t count) {
   std::lock_guard lock(mutex_);
   VisitHistory& visits = history(pass);
   count = std::min(count, max_gathered_units_);
-  if (count == kNoLimit) {
-    return {visits.all_next()};
-  }
+  if (count == kNoLimit) return {visits.all_next()};
   Ahead ahead;
   size_t left = room();
   const std::vector<ScheduledUnit*> next = visits.next(count + 1, needs_no_room);
   for (size_t i = 0; i < next.size(); ++i) {
     ScheduledUnit* unit = next[i];
-    if (unit->list_) {
-      continue;
-    }
+    if (unit->list_) continue;
     if (i >= count || left == 0) {
       ahead.held_back = unit;
       break;

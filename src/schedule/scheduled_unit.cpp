@@ -8,9 +8,7 @@ namespace fsdp::schedule {
 
 // An automatic unit has no module that could still run.
 bool ScheduledUnit::is_ancestor_of(const ScheduledUnit& other) const {
-  if (automatic_ || this == &other) {
-    return false;
-  }
+  if (automatic_ || this == &other) return false;
   const auto below_one_of_mine = [&](const std::string& module) {
     return std::any_of(modules_.begin(), modules_.end(),
                        [&](const std::string& mine) { return is_at_or_below(module, mine); });

@@ -22,9 +22,7 @@ class Cutter {
     std::partition_copy(all.begin(), all.end(), std::back_inserter(returning), std::back_inserter(others),
                         [&](size_t i) { return items_[i].returns; });
     UnitCut without = cut({}, all);
-    if (returning.empty()) {
-      return without;
-    }
+    if (returning.empty()) return without;
     UnitCut with = cut(returning, others);
     int64_t bound = rules_.bound_nbytes.value_or(without.needed_nbytes + without.needed_nbytes / kRootCostDivisor);
     return with.needed_nbytes <= bound ? with : without;
@@ -44,9 +42,7 @@ class Cutter {
       result.needed_nbytes = needed(root, units);
       result.fits = result.needed_nbytes <= rules_.bound_nbytes.value_or(result.needed_nbytes);
       result.units = std::move(units);
-      if (result.fits || smallest) {
-        break;
-      }
+      if (result.fits || smallest) break;
     }
     if (!root.empty()) {
       result.has_root = true;
@@ -66,9 +62,7 @@ class Cutter {
   Units runs_of(const std::vector<size_t>& chain) const {
     Units runs;
     for (size_t i : chain) {
-      if (runs.empty() || !items_[i].joins) {
-        runs.emplace_back();
-      }
+      if (runs.empty() || !items_[i].joins) runs.emplace_back();
       runs.back().push_back(i);
     }
     return runs;
@@ -115,9 +109,7 @@ class Cutter {
   // While a unit's gradients are copied to their buffer, the root's gradients wait for their buffer.
   int64_t needed_gradients(const std::vector<size_t>& root, const Units& units) const {
     int64_t most = largest_window(units, rules_.gradients_at_a_time, &CutItem::gradient_nbytes);
-    for (const std::vector<size_t>& unit : units) {
-      most = std::max(most, with_copy(unit));
-    }
+    for (const std::vector<size_t>& unit : units) most = std::max(most, with_copy(unit));
     return std::max(sum(root, &CutItem::gradient_nbytes) + most, with_copy(root));
   }
 
@@ -127,7 +119,7 @@ class Cutter {
     return (adopts ? 1 : 2) * sum(unit, &CutItem::gradient_nbytes);
   }
 
-  int64_t largest_window(const Units& units, size_t width, int64_t CutItem::*nbytes) const {
+  int64_t largest_window(const Units& units, size_t width, int64_t CutItem::* nbytes) const {
     std::vector<int64_t> sizes;
     int64_t most = 0, together = 0;
     for (size_t i = 0; i < units.size(); ++i) {
@@ -138,7 +130,7 @@ class Cutter {
     return most;
   }
 
-  int64_t sum(const std::vector<size_t>& unit, int64_t CutItem::*nbytes) const {
+  int64_t sum(const std::vector<size_t>& unit, int64_t CutItem::* nbytes) const {
     return std::accumulate(unit.begin(), unit.end(), int64_t{0},
                            [&](int64_t before, size_t i) { return before + items_[i].*nbytes; });
   }

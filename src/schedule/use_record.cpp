@@ -30,17 +30,11 @@ void UseRecord::visit(const ScheduledUnit* unit, bool together) {
 void UseRecord::visit_in_given_order() {
   std::unordered_map<std::string, ScheduledUnit*> by_fqn;
   for (const Member& member : members_) {
-    for (const std::string& fqn : member.fqns) {
-      by_fqn[fqn] = member.unit;
-    }
+    for (const std::string& fqn : member.fqns) by_fqn[fqn] = member.unit;
   }
   for (const std::vector<std::string>& together : options_.order) {
-    if (together.empty()) {
-      visit(nullptr, false);
-    }
-    for (const std::string& fqn : together) {
-      visit(by_fqn.at(fqn), &fqn != &together.front());
-    }
+    if (together.empty()) visit(nullptr, false);
+    for (const std::string& fqn : together) visit(by_fqn.at(fqn), &fqn != &together.front());
   }
 }
 
@@ -48,13 +42,9 @@ void UseRecord::visit_in_given_order() {
 int64_t UseRecord::usual_visits() const {
   std::vector<int64_t> visits;
   for (const Member& member : members_) {
-    if (member.visits > 0) {
-      visits.push_back(member.visits);
-    }
+    if (member.visits > 0) visits.push_back(member.visits);
   }
-  if (visits.empty()) {
-    return 0;
-  }
+  if (visits.empty()) return 0;
   auto middle = visits.begin() + static_cast<ptrdiff_t>(visits.size() / 2);
   std::nth_element(visits.begin(), middle, visits.end());
   return *middle;
@@ -62,9 +52,7 @@ int64_t UseRecord::usual_visits() const {
 
 std::vector<const UseRecord::Member*> UseRecord::in_order() const {
   std::vector<const Member*> sorted;
-  for (const Member& member : members_) {
-    sorted.push_back(&member);
-  }
+  for (const Member& member : members_) sorted.push_back(&member);
   std::stable_sort(sorted.begin(), sorted.end(), [](const Member* a, const Member* b) {
     return (a->visits == 0) != (b->visits == 0) ? a->visits > 0 : a->first_visit < b->first_visit;
   });
@@ -78,9 +66,7 @@ std::vector<UseRecord::Use> UseRecord::order() const {
   for (const Member* member : in_order()) {
     bool joins =
         before && before->others_before == member->others_before && (before->visits > 0) == (member->visits > 0);
-    if (!before || !member->together) {
-      uses.push_back({{}, false, joins});
-    }
+    if (!before || !member->together) uses.push_back({{}, false, joins});
     uses.back().units.push_back(member->unit);
     uses.back().returns |= member->visits > usual;
     before = member;
@@ -92,9 +78,7 @@ std::string UseRecord::order_text() const {
   std::ostringstream out;
   for (const Use& use : order()) {
     out << use.units.size() << ' ' << use.returns << ' ' << use.joins << ' ';
-    for (const ScheduledUnit* unit : use.units) {
-      out << indices_.at(unit) << ' ';
-    }
+    for (const ScheduledUnit* unit : use.units) out << indices_.at(unit) << ' ';
   }
   return out.str();
 }
@@ -105,9 +89,7 @@ std::vector<UseRecord::Use> UseRecord::order_from(const std::string& text) const
   size_t count, index;
   for (Use use; in >> count >> use.returns >> use.joins; uses.push_back(use)) {
     use.units.clear();
-    while (use.units.size() < count && in >> index) {
-      use.units.push_back(members_.at(index).unit);
-    }
+    while (use.units.size() < count && in >> index) use.units.push_back(members_.at(index).unit);
   }
   return uses;
 }

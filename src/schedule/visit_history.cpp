@@ -34,9 +34,7 @@ void VisitHistory::visit(ScheduledUnit* unit) {
 }
 
 void VisitHistory::end() {
-  if (!visits_.empty() && visits_.back()) {
-    visit(nullptr);
-  }
+  if (!visits_.empty() && visits_.back()) visit(nullptr);
 }
 
 void VisitHistory::add(ScheduledUnit* unit) {
@@ -50,9 +48,7 @@ void VisitHistory::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& 
   places_.clear();
   for (ScheduledUnit* old : before) {
     ScheduledUnit* unit = old ? successor(old) : nullptr;
-    if (!unit || visits_.empty() || visits_.back() != unit) {
-      add(unit);
-    }
+    if (!unit || visits_.empty() || visits_.back() != unit) add(unit);
   }
   place_.reset();
   goes_on_ = false;
@@ -61,12 +57,8 @@ void VisitHistory::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& 
 std::vector<ScheduledUnit*> VisitHistory::last_pass() const {
   std::vector<ScheduledUnit*> units;
   size_t end = visits_.size();
-  while (end > 0 && visits_[end - 1]) {
-    --end;
-  }
-  for (size_t i = end; i > 1 && visits_[i - 2]; --i) {
-    units.push_back(visits_[i - 2]);
-  }
+  while (end > 0 && visits_[end - 1]) --end;
+  for (size_t i = end; i > 1 && visits_[i - 2]; --i) units.push_back(visits_[i - 2]);
   std::reverse(units.begin(), units.end());
   return units;
 }
@@ -96,16 +88,12 @@ void VisitHistory::find_place() {
 size_t VisitHistory::matching(size_t place) const {
   size_t latest = visits_.size() - 1;
   size_t count = 0;
-  while (count < kContext && count <= place && visits_[place - count] == visits_[latest - count]) {
-    ++count;
-  }
+  while (count < kContext && count <= place && visits_[place - count] == visits_[latest - count]) ++count;
   return count;
 }
 
 void VisitHistory::trim() {
-  if (visits_.size() < std::max(kMaxVisits, kVisitsOfUnit * places_.size())) {
-    return;
-  }
+  if (visits_.size() < std::max(kMaxVisits, kVisitsOfUnit * places_.size())) return;
   const std::vector<ScheduledUnit*> before = std::exchange(visits_, {});
   const size_t dropped = before.size() / 2;
   places_.clear();
@@ -131,9 +119,7 @@ VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) co
       continue;
     }
     units.push_back(unit);
-    if (count > kFewUnits) {
-      known.insert(unit);
-    }
+    if (count > kFewUnits) known.insert(unit);
   }
   return {std::move(units), i == visits_.size() || !visits_[i]};
 }
@@ -156,9 +142,7 @@ std::vector<ScheduledUnit*> VisitHistory::all_next() {
 bool VisitHistory::expects(const ScheduledUnit* unit) const {
   const auto after = [this](const ScheduledUnit* one) {
     const auto places = places_.find(one);
-    if (!place_ || places == places_.end()) {
-      return visits_.size();
-    }
+    if (!place_ || places == places_.end()) return visits_.size();
     const auto next = std::upper_bound(places->second.begin(), places->second.end(), *place_);
     return next == places->second.end() ? visits_.size() : *next;
   };
@@ -166,9 +150,7 @@ bool VisitHistory::expects(const ScheduledUnit* unit) const {
 }
 
 bool VisitHistory::ends_within(size_t count, const Ignore& ignore) const {
-  if (!place_) {
-    return false;
-  }
+  if (!place_) return false;
   const Coming coming = this->coming(count + 1, ignore);
   return coming.to_the_end && coming.units.size() <= count;
 }

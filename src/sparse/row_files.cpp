@@ -17,8 +17,8 @@
 namespace fsdp::sparse {
 namespace {
 
-using checkpoint::SafetensorsFile;
-using checkpoint::TensorInfo;
+using formats::SafetensorsFile;
+using formats::TensorInfo;
 using std::filesystem::path;
 
 std::string file_name(int rank, int size) { return c10::str("rows-", rank, "-of-", size, ".safetensors"); }
@@ -122,7 +122,7 @@ void save_rows(const path& folder, const SplitEmbedding& embedding, const RowOpt
     }
   }
   const Communicator& ranks = *embedding.group().ranks;
-  checkpoint::SafetensorsWriter writer(folder / file_name(ranks.rank(), ranks.size()), layout, metadata);
+  formats::SafetensorsWriter writer(folder / file_name(ranks.rank(), ranks.size()), layout, metadata);
   for (const StateKind& state : states) {
     for (const EmbeddingPiece& piece : state.pieces) writer.write(piece.name + state.suffix, piece.values);
   }

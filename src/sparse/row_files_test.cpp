@@ -2,13 +2,14 @@
 #include "sparse/row_files.h"
 
 #include "formats/common/test_files.h"
+#include "fsdp/backends.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp::sparse::row_files_test {
 namespace {
 
-using checkpoint::TemporaryFolder;
+using formats::TemporaryFolder;
 using fsdp::testing::error_of;
 using fsdp::testing::run_ranks;
 using ::testing::AllOf;

@@ -22,7 +22,7 @@ RowSplit::RowSplit(const models::EmbeddingTables& tables, int size) : size_(size
   }
   for (int rank = 0; rank < size; ++rank) {
     for (const HeldRows& held : held_by(rank)) places.push_back(held.place);
-    rows_of_.push_back(held_by(rank).back().place + part_of(table_rows_.back(), rank, size).numel);
+    rows_of_.push_back(held_by(rank).back().place + comm::part_of(table_rows_.back(), rank, size).numel);
   }
   share_ = at::tensor(share, at::kLong);
   longer_ = at::tensor(longer, at::kLong);
@@ -35,7 +35,7 @@ std::vector<HeldRows> RowSplit::held_by(int rank) const {
   std::vector<HeldRows> result;
   int64_t place = 0;
   for (size_t table = 0; table < table_rows_.size(); ++table) {
-    const Part part = part_of(table_rows_[table], rank, size_);
+    const comm::Part part = comm::part_of(table_rows_[table], rank, size_);
     result.push_back({static_cast<int64_t>(table), part.begin, part.begin + part.numel, place});
     place += part.numel;
   }

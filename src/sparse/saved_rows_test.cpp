@@ -1,6 +1,7 @@
 // Tests split tables as a checkpoint sees them; tests/dhen_checkpoint_test.cpp saves and loads them.
 #include "sparse/saved_rows.h"
 
+#include "fsdp/backends.h"
 #include "support/thread_ranks.h"
 
 namespace fsdp::sparse::saved_rows_test {

@@ -3,6 +3,7 @@
 #include "sparse/split_embedding.h"
 
 #include "comm/testing/recording_communicator.h"
+#include "fsdp/backends.h"
 #include "sparse/row_optimizer.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
@@ -148,9 +149,7 @@ TEST_P(RowRules, StepsEqualADenseOptimizer) {
       optimizer.step();
     }
     expect_pieces_of(embedding->pieces(), reference->weight.detach(), 1e-10);
-    if (rule == RowRule::kRowWiseAdagrad) {
-      expect_pieces_of(embedding->pieces_of(optimizer.squares()), squares, 1e-10);
-    }
+    if (rule == RowRule::kRowWiseAdagrad) expect_pieces_of(embedding->pieces_of(optimizer.squares()), squares, 1e-10);
   });
 }
 

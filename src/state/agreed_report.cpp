@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -91,4 +91,4 @@ LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
   return report;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -7,7 +7,7 @@
 #include "fsdp/load_report.h"
 #include "state/together.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Adds the entries of one report to another report.
 void append(LoadReport from, LoadReport& to);
@@ -18,4 +18,4 @@ void append(LoadReport from, LoadReport& to);
 LoadReport agree(const Exchange& exchange, const std::string& name, bool strict,
                  const std::function<LoadReport()>& match);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

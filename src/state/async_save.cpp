@@ -10,7 +10,7 @@
 #include "state/pieces.h"
 #include "state/together.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -93,4 +93,4 @@ void AsyncSave::move_to(Stage next) {
   stage_ = next;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "state/save_target.h"
 #include "state/training_state.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // One asynchronous save. The constructor copies what this rank writes to host memory; after that the state may change.
 // A separate thread writes the copies to disk. The ranks take each step of the save together, in the training thread:
@@ -57,4 +57,4 @@ class AsyncSave {
   std::unique_ptr<Task> task_;  // this rank's task of the stage; destroyed before the members it uses
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

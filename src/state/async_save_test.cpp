@@ -14,7 +14,7 @@
 #include "support/test_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::async_save_test {
+namespace fsdp::state::async_save_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -25,7 +25,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 // A file system that blocks writes until its gate is opened.
-class GatedFileSystem final : public checkpoint::FileSystem {
+class GatedFileSystem final : public formats::FileSystem {
  public:
   ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override {
     std::unique_lock lock(mutex_);
@@ -85,10 +85,10 @@ struct OneRank {
 class AsyncSaving : public ::testing::TestWithParam<int> {};
 
 TEST_P(AsyncSaving, HoldsWhatWasThereWhenItBegan) {
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
   GatedFileSystem gated;
-  const checkpoint::FileSystemGuard guard(gated);
+  const formats::FileSystemGuard guard(gated);
   run_ranks(GetParam(), [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
     run.step();
@@ -121,7 +121,7 @@ TEST_P(AsyncSaving, HoldsWhatWasThereWhenItBegan) {
 INSTANTIATE_TEST_SUITE_P(Ranks, AsyncSaving, ::testing::Values(1, 2, 3));
 
 TEST(AsyncSaves, AdvanceByThemselves) {
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
     AsyncSaver saver(world);
@@ -135,11 +135,11 @@ TEST(AsyncSaves, AdvanceByThemselves) {
 }
 
 TEST(AsyncSaves, ASecondOneWaitsOrIsRefused) {
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   const fs::path first = folder.path() / "first", second = folder.path() / "second";
   for (SecondSave policy : {SecondSave::kWait, SecondSave::kRefuse}) {
     GatedFileSystem gated;
-    const checkpoint::FileSystemGuard guard(gated);
+    const formats::FileSystemGuard guard(gated);
     run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       OneRank run(world);
       AsyncSaver saver(world, policy);
@@ -161,7 +161,7 @@ TEST(AsyncSaves, ASecondOneWaitsOrIsRefused) {
 }
 
 TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
@@ -174,7 +174,7 @@ TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
     FaultyFileSystem faulty({.error = ENOSPC, .first = call});
     std::atomic<int> failed{0};
     {
-      const checkpoint::FileSystemGuard guard(faulty);
+      const formats::FileSystemGuard guard(faulty);
       run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
         OneRank run(world);
         AsyncSaver saver(world);
@@ -203,7 +203,7 @@ TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
 }
 
 TEST(AsyncSaves, AreGivenUpWithNothingLeft) {
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   run_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
     AsyncSaver saver(world);
@@ -214,4 +214,4 @@ TEST(AsyncSaves, AreGivenUpWithNothingLeft) {
 }
 
 }  // namespace
-}  // namespace fsdp::async_save_test
+}  // namespace fsdp::state::async_save_test

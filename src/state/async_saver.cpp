@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::state {
 
 void AsyncSaver::save(const std::filesystem::path& folder, const TrainingState& state, nlohmann::json user) {
   TORCH_CHECK(!save_ || second_ == SecondSave::kWait, "the checkpoint ", folder.string(),
@@ -29,4 +29,4 @@ std::optional<std::filesystem::path> AsyncSaver::finish() {
   return save->folder();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -9,7 +9,7 @@
 #include "fsdp/checkpoint.h"
 #include "state/async_save.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // The implementation of AsyncCheckpointer (fsdp/checkpoint.h). Keeps the memory for copies from save to save, as long
 // as this object lives: copying into memory that is already allocated takes a fraction of the time. All functions are
@@ -35,4 +35,4 @@ class AsyncSaver {
   std::unique_ptr<AsyncSave> save_;  // the save in progress, or null
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

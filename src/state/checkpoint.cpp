@@ -22,14 +22,14 @@ nlohmann::json parsed(const std::string& user, const Communicator& world) {
 // Parses rank 0's `user`. If it is not JSON, all ranks throw.
 nlohmann::json parsed_together(const std::filesystem::path& folder, const std::string& user, Communicator& world) {
   nlohmann::json value;
-  together(world, "saving the checkpoint " + folder.string(), [&] {
+  state::together(world, "saving the checkpoint " + folder.string(), [&] {
     value = parsed(user, world);
     return std::string();
   });
   return value;
 }
 
-TrainingState state_of(const CheckpointedRun& run) {
+state::TrainingState state_of(const CheckpointedRun& run) {
   return {run.model, run.module, run.optimizer, run.of_rank, run.split};
 }
 
@@ -37,17 +37,17 @@ TrainingState state_of(const CheckpointedRun& run) {
 
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
                      Communicator& world) {
-  save_training_state(folder, state_of(run), parsed_together(folder, user, world), world);
+  state::save_training_state(folder, state_of(run), parsed_together(folder, user, world), world);
 }
 
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options) {
-  LoadedTrainingState loaded = load_training_state(folder, state_of(run), world, options);
+  state::LoadedTrainingState loaded = state::load_training_state(folder, state_of(run), world, options);
   return {loaded.user.dump(), std::move(loaded.model), std::move(loaded.optimizer), std::move(loaded.of_rank)};
 }
 
 AsyncCheckpointer::AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second)
-    : world_(std::move(world)), saver_(std::make_unique<AsyncSaver>(world_, second)) {}
+    : world_(std::move(world)), saver_(std::make_unique<state::AsyncSaver>(world_, second)) {}
 
 AsyncCheckpointer::~AsyncCheckpointer() = default;
 

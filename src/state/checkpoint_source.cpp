@@ -4,10 +4,9 @@
 
 #include "formats/common/tensor_names.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
-CheckpointTensors::CheckpointTensors(const checkpoint::CheckpointFolder& folder,
-                                     const std::vector<std::string>& prefixes)
+CheckpointTensors::CheckpointTensors(const formats::CheckpointFolder& folder, const std::vector<std::string>& prefixes)
     : folder_(folder) {
   for (const auto& [stored, tensor] : folder.manifest().tensors) {
     for (const std::string& prefix : prefixes) {
@@ -23,14 +22,14 @@ void CheckpointTensors::read(const std::string& name, int64_t begin, int64_t end
   if (begin < end) folder_.read(stored_.at(name), begin, end, out);
 }
 
-CheckpointTensors model_in(const checkpoint::CheckpointFolder& folder) {
-  return {folder, {checkpoint::kModelPrefix, checkpoint::kBufferPrefix}};
+CheckpointTensors model_in(const formats::CheckpointFolder& folder) {
+  return {folder, {formats::kModelPrefix, formats::kBufferPrefix}};
 }
 
-SavedOptimizer optimizer_in(const checkpoint::CheckpointFolder& folder) {
+SavedOptimizer optimizer_in(const formats::CheckpointFolder& folder) {
   const nlohmann::json& state = folder.manifest().state.at("optimizer");
-  return {std::make_shared<CheckpointTensors>(folder, std::vector<std::string>{checkpoint::kOptimizerPrefix}),
+  return {std::make_shared<CheckpointTensors>(folder, std::vector<std::string>{formats::kOptimizerPrefix}),
           state.at("leaves").get<std::map<std::string, Numbers>>(), parse_groups(state.at("groups"))};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "support/faulty_file_system.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::checkpoint_test {
+namespace fsdp::state::checkpoint_test {
 namespace {
 
 using namespace testing;  // this project's namespace
@@ -36,8 +36,8 @@ class PublicCheckpoints : public ::testing::Test {
     save_checkpoint(path, {*run.sharded, *run.net, run.state.get()}, R"({"step": 1})", *world);
   }
   UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard{unsynced};
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard{unsynced};
+  const formats::TemporaryFolder folder;
   const std::filesystem::path path = folder.path() / "it";
 };
 
@@ -53,9 +53,7 @@ TEST_F(PublicCheckpoints, ComeBackFromAnAsynchronousSave) {
     while (!saved) saved = checkpointer.advance();
     EXPECT_EQ(saved, path);
     EXPECT_EQ(checkpointer.finish(), std::nullopt);
-    EXPECT_THAT(error_of([&] {
-                  checkpointer.save(path, {*run.sharded, *run.net}, "{");
-                }),
+    EXPECT_THAT(error_of([&] { checkpointer.save(path, {*run.sharded, *run.net}, "{"); }),
                 HasSubstr("not a JSON text"));
     ShardedRun other({2, kShardGradOp, true, false}, world, 99, true);
     const LoadedCheckpoint loaded = load_checkpoint(path, {*other.sharded, *other.net, other.state.get()}, *world);
@@ -85,9 +83,7 @@ TEST_F(PublicCheckpoints, ComeBack) {
     run.step(1);
     plain.step(1);
     expect_same(full_state_dict(*run.sharded, *run.net), values_of(*plain.net));
-    EXPECT_THAT(error_of([&] {
-                  save_checkpoint(path, {*run.sharded, *run.net}, "{", *world);
-                }),
+    EXPECT_THAT(error_of([&] { save_checkpoint(path, {*run.sharded, *run.net}, "{", *world); }),
                 AllOf(HasSubstr("not a JSON text"), HasSubstr("rank 0")));
   });
 }
@@ -161,9 +157,7 @@ TEST_F(PublicCheckpoints, ParametersThatRanksHaveForThemselvesMustSaySo) {
     EXPECT_FALSE(std::filesystem::exists(path));
     save({{"b.bias", table}});
     WithTable other(world, 99);
-    EXPECT_THAT(error_of([&] {
-                  load_checkpoint(path, {*other.sharded, *other.net}, *world);
-                }),
+    EXPECT_THAT(error_of([&] { load_checkpoint(path, {*other.sharded, *other.net}, *world); }),
                 HasSubstr("missing: b.bias"));
     const auto loaded = load_checkpoint(path, {*other.sharded, *other.net, nullptr, {{"b.bias", {}}}}, *world);
     EXPECT_TRUE(same_bits(loaded.of_rank.at("b.bias"), table));
@@ -171,4 +165,4 @@ TEST_F(PublicCheckpoints, ParametersThatRanksHaveForThemselvesMustSaySo) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint_test
+}  // namespace fsdp::state::checkpoint_test

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Whether two tensors of the same dtype are bitwise equal. A NaN equals itself, and zero does not equal -0.
 inline bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
@@ -16,4 +16,4 @@ inline bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(bytes(a), bytes(b));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -4,11 +4,11 @@
 
 #include "engine/engine.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
-FlatShardLayout layout_of(const FlatParameter& flat) {
+FlatShardLayout layout_of(const flat::FlatParameter& flat) {
   FlatShardLayout layout;
   for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
     layout.fqns.push_back(flat.parameters()[i].fqn);
@@ -32,7 +32,7 @@ std::vector<FlatShard> flat_shards(const ShardedModule& model) {
   std::vector<FlatShard> shards;
   for (const auto& unit : model.engine().units()) {
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      const FlatParameter& flat = *unit->flat_parameters()[i];
+      const flat::FlatParameter& flat = *unit->flat_parameters()[i];
       shards.push_back({unit->flat_name(i), layout_of(flat), &flat});
     }
   }
@@ -53,4 +53,4 @@ std::optional<Mismatch> difference(const std::string& name, const FlatShardLayou
   return Mismatch{name, shown(given), shown(here)};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -22,14 +22,14 @@ using Names = std::vector<std::string>;
 void visit_tensors(ShardedModule& model, const torch::nn::Module& module,
                    const std::function<void(const Names& names, const at::Tensor& full)>& visit,
                    const FullParameterOptions& options) {
-  const NamedTensors unsharded = unsharded_tensors(model, module);
+  const state::NamedTensors unsharded = state::unsharded_tensors(model, module);
   std::unordered_map<std::string, Names> names;
-  for (HeldPart& part : held_parts(model)) names.emplace(part.fqn, std::move(part.names));
+  for (state::HeldPart& part : state::held_parts(model)) names.emplace(part.fqn, std::move(part.names));
   model.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) { visit(names.at(fqn), full); },
                                 options);
   if (options.rank0_only && model.engine().mesh().rank() != 0) return;
   for (const auto& [name, value] : unsharded) {
-    visit({name}, options.offload_to_cpu ? copy_on_host(value.detach()) : value.detach());
+    visit({name}, options.offload_to_cpu ? state::copy_on_host(value.detach()) : value.detach());
   }
 }
 
@@ -65,22 +65,23 @@ LoadReport load_full_state_dict(ShardedModule& model, torch::nn::Module& module,
                                 const FullLoadOptions& options) {
   const std::string what = "load_full_state_dict";
   const ProcessMesh& mesh = model.engine().mesh();
-  const Exchange exchange = exchange_over(mesh, what);
-  std::shared_ptr<const TensorSource> source;
+  const state::Exchange exchange = state::exchange_over(mesh, what);
+  std::shared_ptr<const state::TensorSource> source;
   nlohmann::json sent;
   if (options.from_rank0) {
-    sent = text_of_rank0(exchange, what, mesh, [&] {
-      source = std::make_shared<WholeTensors>(values);
-      return Rank0Tensors::describe(*source);
+    sent = state::text_of_rank0(exchange, what, mesh, [&] {
+      source = std::make_shared<state::WholeTensors>(values);
+      return state::Rank0Tensors::describe(*source);
     });
   }
-  return load_together(exchange, what, options.strict, [&] {
+  return state::load_together(exchange, what, options.strict, [&] {
     if (options.from_rank0) {
-      source = std::make_shared<Rank0Tensors>(std::move(source), sent, mesh, model.engine().device());
+      source = std::make_shared<state::Rank0Tensors>(std::move(source), sent, mesh, model.engine().device());
     } else {
-      source = std::make_shared<WholeTensors>(values);
+      source = std::make_shared<state::WholeTensors>(values);
     }
-    return std::make_unique<ModelLoader>(model, unsharded_tensors(model, module), *source, options.rename);
+    return std::make_unique<state::ModelLoader>(model, state::unsharded_tensors(model, module), *source,
+                                                options.rename);
   });
 }
 

@@ -26,26 +26,26 @@ using nlohmann::json;
 
 // Describes the state of the parameters whose first element this rank holds: {FQN: {"scalars": {…}, "tensors": {NAME:
 // dtype}}}.
-json described_here(const std::vector<HeldPart>& parts, const OptimizerState& optimizer) {
+json described_here(const std::vector<state::HeldPart>& parts, const OptimizerState& optimizer) {
   json all = json::object();
-  for (const HeldPart& part : parts) {
+  for (const state::HeldPart& part : parts) {
     if (part.begin != 0 || part.numel() == 0 || part.replica != 0) continue;
     const auto kept = optimizer.leaf(part.leaf);
     if (!kept) continue;
     json tensors = json::object();
     for (const auto& [name, tensor] : kept->tensors) {
-      tensors[name] = checkpoint::safetensors_dtype(tensor.scalar_type());
+      tensors[name] = formats::safetensors_dtype(tensor.scalar_type());
     }
     all[part.fqn] = {{"scalars", kept->scalars}, {"tensors", tensors}};
   }
   return all;
 }
 
-json described(const std::vector<HeldPart>& parts, const OptimizerState& optimizer, const ProcessMesh& mesh) {
+json described(const std::vector<state::HeldPart>& parts, const OptimizerState& optimizer, const ProcessMesh& mesh) {
   const std::string what = "full_optimizer_state";
   json all = json::object();
-  for (const std::string& text :
-       together(exchange_over(mesh, what), what, [&] { return described_here(parts, optimizer).dump(); })) {
+  for (const std::string& text : state::together(state::exchange_over(mesh, what), what,
+                                                 [&] { return described_here(parts, optimizer).dump(); })) {
     all.update(json::parse(text));
   }
   return all;
@@ -60,9 +60,9 @@ struct StateTensor {
   auto operator<=>(const StateTensor&) const = default;
 };
 
-std::set<StateTensor> tensors_of(const FlatParameter& flat, const json& described) {
+std::set<StateTensor> tensors_of(const flat::FlatParameter& flat, const json& described) {
   std::set<StateTensor> found;
-  for (const ShardedParameter& parameter : flat.parameters()) {
+  for (const flat::ShardedParameter& parameter : flat.parameters()) {
     if (const auto entry = described.find(parameter.fqn); entry != described.end()) {
       for (const auto& [name, dtype] : entry->at("tensors").items()) found.insert({name, dtype.get<std::string>()});
     }
@@ -77,12 +77,12 @@ bool has(const json& described, const std::string& fqn, const StateTensor& tenso
 
 // Returns the state tensor in the layout of the shard, with zeros for parameters that do not have it. `parts`: the
 // parts of the FlatParameter.
-at::Tensor part_of(const FlatParameter& flat, const HeldPart* parts, const OptimizerState& optimizer,
+at::Tensor part_of(const flat::FlatParameter& flat, const state::HeldPart* parts, const OptimizerState& optimizer,
                    const StateTensor& tensor) {
-  const auto dtype = checkpoint::dtype_from_safetensors(tensor.dtype).value();
+  const auto dtype = formats::dtype_from_safetensors(tensor.dtype).value();
   const at::Tensor all = at::zeros(flat.shard().sizes(), flat.shard().options().dtype(dtype).requires_grad(false));
   for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
-    const HeldPart& part = parts[i];
+    const state::HeldPart& part = parts[i];
     const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
     if (!kept || kept->tensors.count(tensor.name) == 0) continue;
     flat.slice_of(all, i).copy_(
@@ -96,12 +96,12 @@ using VisitState = std::function<void(const std::string& fqn, const std::string&
 // Gathers one tensor of one FlatParameter at a time.
 void visit_state(ShardedModule& model, const OptimizerState& optimizer, const json& described,
                  const VisitState& visit) {
-  const std::vector<HeldPart> parts = held_parts(model);
-  const HeldPart* of_flat = parts.data();
+  const std::vector<state::HeldPart> parts = state::held_parts(model);
+  const state::HeldPart* of_flat = parts.data();
   for (const auto& unit : model.engine().units()) {
     for (const auto& flat : unit->flat_parameters()) {
       for (const StateTensor& tensor : tensors_of(*flat, described)) {
-        const at::Tensor full = gather_parts(*unit, *flat, part_of(*flat, of_flat, optimizer, tensor));
+        const at::Tensor full = engine::gather_parts(*unit, *flat, part_of(*flat, of_flat, optimizer, tensor));
         for (int64_t i = 0; i < flat->layout().num_parameters(); ++i) {
           if (has(described, of_flat[i].fqn, tensor)) visit(of_flat[i].fqn, tensor.name, flat->view_in(full, i));
         }
@@ -111,27 +111,27 @@ void visit_state(ShardedModule& model, const OptimizerState& optimizer, const js
   }
 }
 
-SavedOptimizer saved_from(const FullOptimizerState& state) {
-  SavedOptimizer saved;
+state::SavedOptimizer saved_from(const FullOptimizerState& state) {
+  state::SavedOptimizer saved;
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [fqn, of_parameter] : state.state) {
-    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state_name(fqn, name)] = tensor;
+    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state::state_name(fqn, name)] = tensor;
     saved.scalars[fqn] = of_parameter.scalars;
   }
-  saved.tensors = std::make_shared<WholeTensors>(std::move(tensors));
+  saved.tensors = std::make_shared<state::WholeTensors>(std::move(tensors));
   saved.groups = state.groups;
   return saved;
 }
 
-json text_of(const SavedOptimizer& saved) {
-  return {{"tensors", Rank0Tensors::describe(*saved.tensors)},
+json text_of(const state::SavedOptimizer& saved) {
+  return {{"tensors", state::Rank0Tensors::describe(*saved.tensors)},
           {"scalars", saved.scalars},
-          {"groups", text_of(saved.groups)}};
+          {"groups", state::text_of(saved.groups)}};
 }
 
-SavedOptimizer sent_by_rank0(const SavedOptimizer& own, const json& text, const Engine& engine) {
-  return {std::make_shared<Rank0Tensors>(own.tensors, text.at("tensors"), engine.mesh(), engine.device()),
-          text.at("scalars").get<std::map<std::string, Numbers>>(), parse_groups(text.at("groups"))};
+state::SavedOptimizer sent_by_rank0(const state::SavedOptimizer& own, const json& text, const engine::Engine& engine) {
+  return {std::make_shared<state::Rank0Tensors>(own.tensors, text.at("tensors"), engine.mesh(), engine.device()),
+          text.at("scalars").get<std::map<std::string, state::Numbers>>(), state::parse_groups(text.at("groups"))};
 }
 
 }  // namespace
@@ -139,18 +139,18 @@ SavedOptimizer sent_by_rank0(const SavedOptimizer& own, const json& text, const 
 FullOptimizerState full_optimizer_state(ShardedModule& model, const OptimizerState& optimizer,
                                         const FullParameterOptions& options) {
   const at::NoGradGuard no_grad;
-  model.verify_sharding();
+  model.diagnostics().verify_sharding();
   const ProcessMesh& mesh = model.engine().mesh();
   const bool keeps = !options.rank0_only || mesh.rank() == 0;
-  const json all = described(held_parts(model), optimizer, mesh);
+  const json all = described(state::held_parts(model), optimizer, mesh);
   FullOptimizerState state;
   if (keeps) {
-    state.groups = parameter_groups(model, optimizer);
-    for (const auto& [fqn, entry] : all.items()) state.state[fqn].scalars = entry.at("scalars").get<Numbers>();
+    state.groups = state::parameter_groups(model, optimizer);
+    for (const auto& [fqn, entry] : all.items()) state.state[fqn].scalars = entry.at("scalars").get<state::Numbers>();
   }
   visit_state(model, optimizer, all, [&](const std::string& fqn, const std::string& name, const at::Tensor& full) {
     if (!keeps) return;
-    state.state[fqn].tensors[name] = options.offload_to_cpu ? copy_on_host(full) : full.clone();
+    state.state[fqn].tensors[name] = options.offload_to_cpu ? state::copy_on_host(full) : full.clone();
   });
   return state;
 }
@@ -158,19 +158,19 @@ FullOptimizerState full_optimizer_state(ShardedModule& model, const OptimizerSta
 LoadReport load_full_optimizer_state(ShardedModule& model, OptimizerState& optimizer, const FullOptimizerState& state,
                                      const FullLoadOptions& options) {
   const std::string what = "load_full_optimizer_state";
-  const Engine& engine = model.engine();
-  const Exchange exchange = exchange_over(engine.mesh(), what);
-  SavedOptimizer saved;
+  const engine::Engine& engine = model.engine();
+  const state::Exchange exchange = state::exchange_over(engine.mesh(), what);
+  state::SavedOptimizer saved;
   json sent;
   if (options.from_rank0) {
-    sent = text_of_rank0(exchange, what, engine.mesh(), [&] {
+    sent = state::text_of_rank0(exchange, what, engine.mesh(), [&] {
       saved = saved_from(state);
       return text_of(saved);
     });
   }
-  return load_together(exchange, what, options.strict, [&] {
+  return state::load_together(exchange, what, options.strict, [&] {
     saved = options.from_rank0 ? sent_by_rank0(saved, sent, engine) : saved_from(state);
-    return std::make_unique<OptimizerLoader>(model, optimizer, saved, options.rename);
+    return std::make_unique<state::OptimizerLoader>(model, optimizer, saved, options.rename);
   });
 }
 

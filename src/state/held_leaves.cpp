@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::state {
 
 void check_leaf(bool is_of_model, const at::Tensor& leaf) {
   TORCH_CHECK(is_of_model, "a leaf of the optimizer, of shape ", leaf.sizes(),
@@ -39,4 +39,4 @@ std::vector<ParameterGroup> parameter_groups(const ShardedModule& model, const O
   return groups;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

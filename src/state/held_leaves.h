@@ -8,7 +8,7 @@
 #include "fsdp/state_dict.h"
 #include "state/held_part.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 struct HeldLeaf {
   at::Tensor leaf;
@@ -24,4 +24,4 @@ std::vector<std::vector<HeldLeaf>> held_leaves(const ShardedModule& model, const
 // The optimizer's parameter groups, with the FQNs of the parameters that their leaves contain.
 std::vector<ParameterGroup> parameter_groups(const ShardedModule& model, const OptimizerState& optimizer);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

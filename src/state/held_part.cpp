@@ -3,13 +3,13 @@
 #include "engine/engine.h"
 #include "state/memory_order.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
-HeldPart part_of(const Unit& unit, const FlatParameter& flat, int64_t index, bool use_orig_params) {
-  const ShardedParameter& parameter = flat.parameters()[index];
-  const ParameterSlice slice = flat.slice(index);
+HeldPart part_of(const engine::Unit& unit, const flat::FlatParameter& flat, int64_t index, bool use_orig_params) {
+  const flat::ShardedParameter& parameter = flat.parameters()[index];
+  const flat::ParameterSlice slice = flat.slice(index);
   HeldPart part;
   part.fqn = parameter.fqn;
   part.names = {parameter.fqn};
@@ -50,4 +50,4 @@ std::vector<HeldPart> held_parts(const ShardedModule& model) {
   return parts;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

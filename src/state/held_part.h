@@ -9,9 +9,11 @@
 
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
-
+namespace fsdp::flat {
 class FlatParameter;
+}  // namespace fsdp::flat
+
+namespace fsdp::state {
 
 // Elements [begin, end) of one original parameter, in the order in which they lie in memory.
 struct HeldPart {
@@ -28,7 +30,7 @@ struct HeldPart {
   int64_t replica = 0;
   int64_t replicas = 1;
 
-  const FlatParameter* flat = nullptr;
+  const flat::FlatParameter* flat = nullptr;
   int64_t index = 0;  // of the parameter in `flat`
 
   int64_t numel() const { return end - begin; }
@@ -42,4 +44,4 @@ struct HeldPart {
 // The parts of all parameters of the tree, in unit order, including empty parts.
 std::vector<HeldPart> held_parts(const ShardedModule& model);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -8,7 +8,7 @@
 
 #include "base/device_stream.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -26,21 +26,21 @@ void HostCopies::take(std::vector<Piece>& pieces) {
   bool on_device = false;
   for (const Piece& piece : pieces) {
     nbytes += place_of(piece.values);
-    on_device = on_device || has_streams(piece.values.device());
+    on_device = on_device || base::has_streams(piece.values.device());
   }
   if (nbytes == 0) return;
   if (!memory_.defined() || memory_.numel() < nbytes || memory_.is_pinned() != on_device) {
     memory_ = at::Tensor();  // frees the old memory first
     memory_ = at::empty({nbytes}, at::TensorOptions(at::kByte).pinned_memory(on_device));
   }
-  std::optional<DeviceEvent> copied;
+  std::optional<base::DeviceEvent> copied;
   int64_t offset = 0;
   for (Piece& piece : pieces) {
     const at::Tensor from = std::exchange(
         piece.values,
         memory_.narrow(0, offset, static_cast<int64_t>(piece.values.nbytes())).view(piece.values.scalar_type()));
     offset += place_of(from);
-    const bool is_late = has_streams(from.device());
+    const bool is_late = base::has_streams(from.device());
     piece.values.copy_(from, /*non_blocking=*/is_late);
     if (!is_late) continue;
     if (!copied) copied.emplace();
@@ -49,4 +49,4 @@ void HostCopies::take(std::vector<Piece>& pieces) {
   if (copied) copied->synchronize();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -8,7 +8,7 @@
 
 #include "state/pieces.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 class HostCopies {
  public:
@@ -21,4 +21,4 @@ class HostCopies {
   at::Tensor memory_;  // a tensor of bytes
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -17,7 +17,7 @@
 #include "state/training_state.h"
 #include "state/unsharded_tensors.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -61,7 +61,7 @@ struct Loading {
     if (optimizer) optimizer->load(agreed.optimizer);
   }
 
-  checkpoint::CheckpointFolder folder;
+  formats::CheckpointFolder folder;
   CheckpointTensors tensors;
   ModelLoader model;
   SavedOptimizer saved_optimizer, saved_split;
@@ -70,10 +70,10 @@ struct Loading {
 };
 
 // Reads the rank tensors of this rank, if the folder has one file for each rank.
-std::map<std::string, at::Tensor> read_of_rank(const checkpoint::CheckpointFolder& saved, const Communicator& world) {
+std::map<std::string, at::Tensor> read_of_rank(const formats::CheckpointFolder& saved, const Communicator& world) {
   std::map<std::string, at::Tensor> tensors;
   if (saved.manifest().files.size() != static_cast<size_t>(world.size())) return tensors;
-  const std::string prefix = checkpoint::rank_name(world.rank(), "");
+  const std::string prefix = formats::rank_name(world.rank(), "");
   const auto& stored = saved.manifest().tensors;
   for (auto it = stored.lower_bound(prefix); it != stored.end() && it->first.rfind(prefix, 0) == 0; ++it) {
     const at::Tensor flat = at::empty({it->second.numel()}, at::TensorOptions(it->second.dtype));
@@ -112,4 +112,4 @@ nlohmann::json load_training_state(const std::filesystem::path& folder, const Tr
   return load_training_state(folder, state, world, LoadOptions()).user;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

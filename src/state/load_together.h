@@ -6,7 +6,7 @@
 
 #include "state/agreed_report.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 class Loader {
  public:
@@ -29,4 +29,4 @@ inline LoadReport load_together(const Exchange& exchange, const std::string& nam
   return report;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

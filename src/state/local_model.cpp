@@ -43,14 +43,14 @@ class Expected {
     if (alike) {
       report_.loaded.push_back(name);
     } else {
-      report_.mismatched.push_back({name, shown(given), shown(here)});
+      report_.mismatched.push_back({name, state::shown(given), state::shown(here)});
     }
     return alike;
   }
   // Changes the last loaded entry to a mismatch.
   void note_other_values(const std::string& name, const std::string& first) {
     report_.loaded.pop_back();
-    report_.mismatched.push_back(other_values(name, first));
+    report_.mismatched.push_back(state::other_values(name, first));
   }
 
  private:
@@ -58,24 +58,27 @@ class Expected {
   std::set<std::string> names_;
 };
 
-class LocalModelLoader final : public Loader {
+class LocalModelLoader final : public state::Loader {
  public:
   LocalModelLoader(ShardedModule& model, const torch::nn::Module& module, const LocalStateDict& values)
-      : model_(model), values_(values), shards_(flat_shards(model)), unsharded_(unsharded_tensors(model, module)) {}
+      : model_(model),
+        values_(values),
+        shards_(state::flat_shards(model)),
+        unsharded_(state::unsharded_tensors(model, module)) {}
 
   LoadReport match() override {
     LoadReport report;
     Expected expected(report);
-    for (const FlatShard& shard : shards_) {
+    for (const state::FlatShard& shard : shards_) {
       const LocalShard* given = expected.find(values_.shards, shard.name);
       if (!given) continue;
-      if (const auto differs = difference(shard.name, given->layout, shard.layout)) {
+      if (const auto differs = state::difference(shard.name, given->layout, shard.layout)) {
         report.mismatched.push_back(*differs);
       } else {
         expected.compare(shard.name, given->shard, shard.flat->shard());
       }
     }
-    for (const SharedTensor& tensor : by_tensor(unsharded_)) match(tensor, expected);
+    for (const state::SharedTensor& tensor : state::by_tensor(unsharded_)) match(tensor, expected);
     expected.note_unexpected(values_.shards);
     expected.note_unexpected(values_.unsharded);
     return report;
@@ -84,8 +87,8 @@ class LocalModelLoader final : public Loader {
   void load(const LoadReport& agreed) override {
     const at::NoGradGuard no_grad;
     const std::set<std::string> loaded(agreed.loaded.begin(), agreed.loaded.end());
-    settle_shards(model_);
-    for (const FlatShard& shard : shards_) {
+    state::settle_shards(model_);
+    for (const state::FlatShard& shard : shards_) {
       if (loaded.count(shard.name) == 0) continue;
       shard.flat->shard().detach().copy_(values_.shards.at(shard.name).shard);
       seams::bump_version(shard.flat->shard());
@@ -98,20 +101,20 @@ class LocalModelLoader final : public Loader {
 
  private:
   // Matches a tensor under all of its names; values given under several names must be the same.
-  void match(const SharedTensor& tensor, Expected& expected) const {
+  void match(const state::SharedTensor& tensor, Expected& expected) const {
     const at::Tensor* first = nullptr;
     for (const std::string& name : tensor.names) {
       const at::Tensor* given = expected.find(values_.unsharded, name);
       if (!given || !expected.compare(name, *given, tensor.value)) continue;
-      if (first && !equal_bits(*first, *given)) expected.note_other_values(name, tensor.names.front());
+      if (first && !state::equal_bits(*first, *given)) expected.note_other_values(name, tensor.names.front());
       if (!first) first = given;
     }
   }
 
   ShardedModule& model_;
   const LocalStateDict& values_;
-  std::vector<FlatShard> shards_;
-  NamedTensors unsharded_;
+  std::vector<state::FlatShard> shards_;
+  state::NamedTensors unsharded_;
 };
 
 }  // namespace
@@ -120,11 +123,11 @@ LocalStateDict local_state_dict(const ShardedModule& model, const torch::nn::Mod
                                 const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
   LocalStateDict values;
-  for (const FlatShard& shard : flat_shards(model)) {
-    values.shards[shard.name] = {shard.layout, offloaded(shard.flat->shard().detach(), options.offload_to_cpu)};
+  for (const state::FlatShard& shard : state::flat_shards(model)) {
+    values.shards[shard.name] = {shard.layout, state::offloaded(shard.flat->shard().detach(), options.offload_to_cpu)};
   }
-  for (const auto& [name, value] : unsharded_tensors(model, module)) {
-    values.unsharded[name] = offloaded(value.detach(), options.offload_to_cpu);
+  for (const auto& [name, value] : state::unsharded_tensors(model, module)) {
+    values.unsharded[name] = state::offloaded(value.detach(), options.offload_to_cpu);
   }
   return values;
 }
@@ -132,8 +135,8 @@ LocalStateDict local_state_dict(const ShardedModule& model, const torch::nn::Mod
 LoadReport load_local_state_dict(ShardedModule& model, torch::nn::Module& module, const LocalStateDict& values,
                                  bool strict) {
   const std::string what = "load_local_state_dict";
-  return load_together(exchange_over(model.engine().mesh(), what), what, strict,
-                       [&] { return std::make_unique<LocalModelLoader>(model, module, values); });
+  return state::load_together(state::exchange_over(model.engine().mesh(), what), what, strict,
+                              [&] { return std::make_unique<LocalModelLoader>(model, module, values); });
 }
 
 }  // namespace fsdp

@@ -27,17 +27,17 @@ std::map<const at::TensorImpl*, std::string> leaf_names(const ShardedModule& mod
 
 const std::string& name_of(const std::map<const at::TensorImpl*, std::string>& names, const at::Tensor& leaf) {
   const auto found = names.find(leaf.unsafeGetTensorImpl());
-  check_leaf(found != names.end(), leaf);
+  state::check_leaf(found != names.end(), leaf);
   return found->second;
 }
 
 std::map<std::string, FlatShardLayout> layouts_of(const ShardedModule& model) {
   std::map<std::string, FlatShardLayout> layouts;
-  for (const FlatShard& shard : flat_shards(model)) layouts[shard.name] = shard.layout;
+  for (const state::FlatShard& shard : state::flat_shards(model)) layouts[shard.name] = shard.layout;
   return layouts;
 }
 
-class LocalOptimizerLoader final : public Loader {
+class LocalOptimizerLoader final : public state::Loader {
  public:
   LocalOptimizerLoader(ShardedModule& model, OptimizerState& optimizer, const LocalOptimizerState& state)
       : model_(model), optimizer_(optimizer), state_(state), names_(leaf_names(model)), groups_(optimizer.groups()) {}
@@ -72,13 +72,13 @@ class LocalOptimizerLoader final : public Loader {
  private:
   // Compares the layouts of flat shards. If a layout differs, no leaf of the shard fits.
   void match_layouts(LoadReport& report) {
-    for (const FlatShard& shard : flat_shards(model_)) {
+    for (const state::FlatShard& shard : state::flat_shards(model_)) {
       const auto given = state_.layouts.find(shard.name);
       std::optional<Mismatch> differs;
       if (given == state_.layouts.end()) {
         differs = Mismatch{shard.name, "not there", "a flat shard"};
       } else {
-        differs = difference(shard.name, given->second, shard.layout);
+        differs = state::difference(shard.name, given->second, shard.layout);
       }
       if (!differs) continue;
       report.mismatched.push_back(*differs);
@@ -98,11 +98,12 @@ class LocalOptimizerLoader final : public Loader {
     if (const auto given = state_.state.find(name); given != state_.state.end()) {
       for (const auto& [key, tensor] : given->second.tensors) {
         if (tensor.sizes() != leaf.sizes()) {
-          report.mismatched.push_back({name + "/" + key, shown(tensor), shown(leaf)});
+          report.mismatched.push_back({name + "/" + key, state::shown(tensor), state::shown(leaf)});
           return;
         }
       }
-      const std::string refused = refusal_of(optimizer_, leaf, dtypes_of(given->second), given->second.scalars);
+      const std::string refused =
+          state::refusal_of(optimizer_, leaf, state::dtypes_of(given->second), given->second.scalars);
       if (!refused.empty()) {
         report.mismatched.push_back({name, refused, "state of this optimizer"});
         return;
@@ -116,7 +117,7 @@ class LocalOptimizerLoader final : public Loader {
     for (const at::Tensor& leaf : groups_[group]) names.push_back(name_of(names_, leaf));
     const bool there = group < state_.groups.size();
     if (there && state_.groups[group].parameters == names) {
-      const std::string refused = refusal_of(optimizer_, group, state_.groups[group].options);
+      const std::string refused = state::refusal_of(optimizer_, group, state_.groups[group].options);
       if (refused.empty()) {
         fitting_groups_.insert(group);
       } else {
@@ -169,7 +170,7 @@ LocalOptimizerState local_optimizer_state(const ShardedModule& model, const Opti
       LeafState& of_leaf = state.state[name];
       of_leaf.scalars = kept->scalars;
       for (const auto& [key, tensor] : kept->tensors) {
-        of_leaf.tensors[key] = offloaded(tensor.detach(), options.offload_to_cpu);
+        of_leaf.tensors[key] = state::offloaded(tensor.detach(), options.offload_to_cpu);
       }
     }
     state.groups.push_back(std::move(group));
@@ -180,8 +181,8 @@ LocalOptimizerState local_optimizer_state(const ShardedModule& model, const Opti
 LoadReport load_local_optimizer_state(ShardedModule& model, OptimizerState& optimizer, const LocalOptimizerState& state,
                                       bool strict) {
   const std::string what = "load_local_optimizer_state";
-  return load_together(exchange_over(model.engine().mesh(), what), what, strict,
-                       [&] { return std::make_unique<LocalOptimizerLoader>(model, optimizer, state); });
+  return state::load_together(state::exchange_over(model.engine().mesh(), what), what, strict,
+                              [&] { return std::make_unique<LocalOptimizerLoader>(model, optimizer, state); });
 }
 
 }  // namespace fsdp

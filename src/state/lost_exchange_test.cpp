@@ -11,7 +11,7 @@
 #include "support/faulty_file_system.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::lost_exchange_test {
+namespace fsdp::state::lost_exchange_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -41,10 +41,10 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
     return error_of([&] {
       run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
         OneRank run(kSharding, world, 17, true);
-        std::vector<Fault> faults;
+        std::vector<comm::Fault> faults;
         if (world->rank() == lost_rank()) faults.push_back({.index = exchange, .message = "cable pulled"});
         try {
-          save(run, std::make_shared<FaultyCommunicator>(world, faults), 1);
+          save(run, std::make_shared<comm::FaultyCommunicator>(world, faults), 1);
         } catch (...) {
           world->abort("this rank leaves");
           throw;
@@ -62,8 +62,8 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
   }
 
   UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard{unsynced};
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard{unsynced};
+  const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
 };
 
@@ -98,4 +98,4 @@ INSTANTIATE_TEST_SUITE_P(All, LostExchanges, ::testing::Combine(::testing::Bool(
                          });
 
 }  // namespace
-}  // namespace fsdp::lost_exchange_test
+}  // namespace fsdp::state::lost_exchange_test

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/strides.h>
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -35,4 +35,4 @@ at::Tensor reordered(const at::Tensor& values, at::IntArrayRef sizes, const std:
   return result.as_strided({values.numel()}, {1});
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

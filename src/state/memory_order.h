@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Returns the strides in their stored form: empty if the elements lie row-major. Strides of dimensions of size 1 are
 // ignored.
@@ -23,4 +23,4 @@ OrderedElements elements_of(const at::Tensor& tensor);
 at::Tensor reordered(const at::Tensor& values, at::IntArrayRef sizes, const std::vector<int64_t>& from,
                      const std::vector<int64_t>& to);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

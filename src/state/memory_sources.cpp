@@ -8,7 +8,7 @@
 #include "state/equal_bits.h"
 #include "state/memory_order.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -92,4 +92,4 @@ void TensorParts::read(const std::string& name, int64_t begin, int64_t end, cons
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -7,7 +7,7 @@
 #include "fsdp/state_dict.h"
 #include "state/tensor_source.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 class WholeTensors final : public TensorSource {
  public:
@@ -37,4 +37,4 @@ class TensorParts final : public TensorSource {
   std::map<std::string, SourceTensor> descriptions_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "state/split_tensors.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -24,13 +24,11 @@ std::set<std::string> names_of(const TensorSource& source) {
 }  // namespace
 
 void settle_shards(const ShardedModule& model) {
-  Engine& engine = model.engine();
+  engine::Engine& engine = model.engine();
   engine.gatherer().reshard_all();
-  for (Unit* unit : engine.tree().all()) {
-    engine.gatherer().prepare_write_to_shards(*unit);
-  }
+  for (engine::Unit* unit : engine.tree().all()) engine.gatherer().prepare_write_to_shards(*unit);
   if (engine.options().memory.apart()) {
-    DeviceEvent gathered;
+    base::DeviceEvent gathered;
     gathered.record(engine.streams().gather);
     gathered.synchronize();
   }
@@ -126,4 +124,4 @@ void ModelLoader::load(const LoadReport& agreed) {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -13,7 +13,7 @@
 #include "state/tensor_source.h"
 #include "state/unsharded_tensors.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Prepares the model for writes to its shards: releases all units, and waits until the device has finished reading
 // shards in host memory.
@@ -54,4 +54,4 @@ class ModelLoader final : public Loader {
   std::map<std::string, std::string> given_;  // for targets that fit: by first name here, the name to read
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

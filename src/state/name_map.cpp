@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace fsdp {
+namespace fsdp::state {
 
 NameMap::NameMap(const std::set<std::string>& given, const Rename& rename) {
   for (const std::string& name : given) {
@@ -39,4 +39,4 @@ void note_loaded(LoadReport& report, const std::string& name, const GivenName& f
   if (name != found.given) report.renamed[name] = found.given;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

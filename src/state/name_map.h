@@ -8,7 +8,7 @@
 
 #include "fsdp/load_report.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 struct GivenName {
   std::string name;   // in this model
@@ -36,4 +36,4 @@ Mismatch other_values(const std::string& name, const std::string& first);
 // Adds a name to the loaded names.
 void note_loaded(LoadReport& report, const std::string& name, const GivenName& found);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "engine/engine.h"
 #include "state/refusal.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -114,9 +114,7 @@ std::optional<Mismatch> OptimizerLoader::mismatch(const HeldPart& part, const st
     const std::string stored = state_name(given, name);
     const SourceTensor& tensor = saved_.tensors->tensors().at(stored);
     const std::string here = state_name(part.fqn, name);
-    if (tensor.sizes != part.sizes) {
-      return Mismatch{here, shown(tensor), shown({tensor.dtype, part.sizes, {}})};
-    }
+    if (tensor.sizes != part.sizes) return Mismatch{here, shown(tensor), shown({tensor.dtype, part.sizes, {}})};
     const std::string lack = lacking(*saved_.tensors, stored, {part.begin, part.end, part.strides});
     if (!lack.empty()) {
       return Mismatch{here, shown(tensor) + " without " + lack,
@@ -204,13 +202,9 @@ void OptimizerLoader::load(const LoadReport& agreed) {
       const std::optional<LeafState> state = read(leaf, loaded);
       // State of a leaf without elements is never saved. Adagrad, which creates its state in the constructor, cannot
       // work without it.
-      if (state || leaf.leaf.numel() > 0) {
-        optimizer_.set_leaf(leaf.leaf, state);
-      }
+      if (state || leaf.leaf.numel() > 0) optimizer_.set_leaf(leaf.leaf, state);
     }
-    if (const auto found = options_.find(group); found != options_.end()) {
-      optimizer_.set_options(group, *found->second);
-    }
+    if (const auto found = options_.find(group); found != options_.end()) optimizer_.set_options(group, *found->second);
   }
 }
 
@@ -233,12 +227,10 @@ void OptimizerLoader::read_tensors(const HeldLeaf& leaf, const HeldPart& part, c
   for (const std::string& name : saved_.names_of(given)) {
     const std::string stored = state_name(given, name);
     at::Tensor& tensor = state.tensors[name];
-    if (!tensor.defined()) {
-      tensor = tensor_for(leaf.leaf, saved_.tensors->tensors().at(stored).dtype, before, name);
-    }
+    if (!tensor.defined()) tensor = tensor_for(leaf.leaf, saved_.tensors->tensors().at(stored).dtype, before, name);
     read_elements(*saved_.tensors, stored, {part.begin, part.end, part.strides},
                   tensor.view(-1).narrow(0, part.leaf_offset, part.numel()));
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

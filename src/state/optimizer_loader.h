@@ -14,7 +14,7 @@
 #include "state/name_map.h"
 #include "state/saved_optimizer.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 class OptimizerLoader final : public Loader {
  public:
@@ -53,4 +53,4 @@ class OptimizerLoader final : public Loader {
   std::map<size_t, const Numbers*> options_;  // by the optimizer's group
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -8,7 +8,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::optimizer_state_dict_test {
+namespace fsdp::state::optimizer_state_dict_test {
 namespace {
 
 using namespace testing;  // this project's namespace
@@ -331,4 +331,4 @@ TEST(RekeyedState, NumbersAndNamesMustBeKnown) {
 }
 
 }  // namespace
-}  // namespace fsdp::optimizer_state_dict_test
+}  // namespace fsdp::state::optimizer_state_dict_test

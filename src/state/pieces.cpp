@@ -12,12 +12,12 @@
 #include "state/split_tensors.h"
 #include "state/unsharded_tensors.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
-using checkpoint::StoredTensor;
-using checkpoint::TensorInfo;
+using formats::StoredTensor;
+using formats::TensorInfo;
 using nlohmann::json;
 
 Piece piece_of(const HeldPart& part, const std::string& name, const at::Tensor& values) {
@@ -34,11 +34,11 @@ Piece whole_piece(const std::string& name, const at::Tensor& tensor) {
 }
 
 void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) {
-  to.pieces.push_back(piece_of(part, checkpoint::model_name(part.fqn), part.values().detach()));
+  to.pieces.push_back(piece_of(part, formats::model_name(part.fqn), part.values().detach()));
   const auto kept = state.optimizer ? state.optimizer->leaf(part.leaf) : std::nullopt;
   if (!kept) return;
   for (const auto& [name, tensor] : kept->tensors) {
-    to.pieces.push_back(piece_of(part, checkpoint::optimizer_name(part.fqn, name),
+    to.pieces.push_back(piece_of(part, formats::optimizer_name(part.fqn, name),
                                  tensor.detach().view(-1).narrow(0, part.leaf_offset, part.numel())));
   }
   if (part.begin == 0 && part.numel() > 0 && part.replica == 0) to.leaves[part.fqn] = kept->scalars;
@@ -47,10 +47,10 @@ void add_part(const TrainingState& state, const HeldPart& part, RankPieces& to) 
 void add_ignored(const TrainingState& state, int rank, RankPieces& to) {
   for (const auto& [name, parameter] : ignored_parameters(state.model, state.module)) {
     if (state.of_rank.count(name) > 0) continue;
-    Piece piece = whole_piece(checkpoint::model_name(name), parameter);
+    Piece piece = whole_piece(formats::model_name(name), parameter);
     const at::Tensor values = piece.values.cpu();
-    to.ignored[name] = checkpoint::checksums_text(
-        {checkpoint::checksum_of({static_cast<const char*>(values.const_data_ptr()), values.nbytes()})});
+    to.ignored[name] = formats::checksums_text(
+        {formats::checksum_of({static_cast<const char*>(values.const_data_ptr()), values.nbytes()})});
     if (rank == 0) to.pieces.push_back(std::move(piece));
   }
 }
@@ -58,7 +58,7 @@ void add_ignored(const TrainingState& state, int rank, RankPieces& to) {
 void add_split(const SplitTensor& tensor, RankPieces& to) {
   const bool is_state = !tensor.state.empty();
   const std::string name =
-      is_state ? checkpoint::optimizer_name(tensor.name, tensor.state) : checkpoint::model_name(tensor.name);
+      is_state ? formats::optimizer_name(tensor.name, tensor.state) : formats::model_name(tensor.name);
   to.pieces.push_back({name,
                        {tensor.rows.scalar_type(), tensor.sizes, {}, {}},
                        held_elements(tensor).first,
@@ -89,10 +89,10 @@ RankPieces pieces_of(const TrainingState& state, int rank) {
   for (const HeldPart& part : held_parts(state.model)) add_part(state, part, all);
   for (const SplitTensor& tensor : state.split) add_split(tensor, all);
   for (const auto& [name, tensor] : state.of_rank)
-    all.pieces.push_back(whole_piece(checkpoint::rank_name(rank, name), tensor));
+    all.pieces.push_back(whole_piece(formats::rank_name(rank, name), tensor));
   if (rank == 0) {
     for (const auto& [name, buffer] : named_buffers(state.module)) {
-      all.pieces.push_back(whole_piece(checkpoint::buffer_name(name), buffer));
+      all.pieces.push_back(whole_piece(formats::buffer_name(name), buffer));
     }
   }
   add_ignored(state, rank, all);
@@ -100,4 +100,4 @@ RankPieces pieces_of(const TrainingState& state, int rank) {
   return all;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

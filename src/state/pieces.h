@@ -13,19 +13,19 @@
 #include "formats/own/manifest.h"
 #include "state/training_state.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Elements of one tensor.
 struct Piece {
   std::string name;  // the tensor's name
-  checkpoint::StoredTensor tensor;
+  formats::StoredTensor tensor;
   int64_t begin = 0;
   at::Tensor values;  // 1-D
 
   bool is_whole() const { return values.numel() == tensor.numel() && tensor.strides.empty(); }
   // How the piece is stored in the file: under the tensor's name and shape if the piece is the whole tensor in
   // row-major order, else 1-D under "NAME[begin:end]".
-  checkpoint::TensorInfo stored() const;
+  formats::TensorInfo stored() const;
 };
 
 struct RankPieces {
@@ -42,4 +42,4 @@ struct RankPieces {
 // parameters that are not sharded. Does not communicate with other ranks.
 RankPieces pieces_of(const TrainingState& state, int rank);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -6,7 +6,7 @@
 
 #include "formats/common/dtype.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -32,7 +32,7 @@ json text_of_rank0(const Exchange& exchange, const std::string& name, const Proc
 json Rank0Tensors::describe(const TensorSource& source) {
   json text = json::object();
   for (const auto& [name, tensor] : source.tensors()) {
-    text[name] = {checkpoint::safetensors_dtype(tensor.dtype), tensor.sizes, tensor.strides};
+    text[name] = {formats::safetensors_dtype(tensor.dtype), tensor.sizes, tensor.strides};
   }
   return text;
 }
@@ -41,7 +41,7 @@ Rank0Tensors::Rank0Tensors(std::shared_ptr<const TensorSource> own, const json& 
                            c10::Device device)
     : own_(std::move(own)), mesh_(mesh), device_(device) {
   for (const auto& [name, tensor] : description.items()) {
-    tensors_[name] = {checkpoint::dtype_from_safetensors(tensor.at(0).get<std::string>()).value(),
+    tensors_[name] = {formats::dtype_from_safetensors(tensor.at(0).get<std::string>()).value(),
                       tensor.at(1).get<std::vector<int64_t>>(), tensor.at(2).get<std::vector<int64_t>>()};
   }
 }
@@ -59,4 +59,4 @@ void Rank0Tensors::read(const std::string& name, int64_t begin, int64_t end, con
   if (begin < end) out.copy_(whole.narrow(0, begin, end - begin));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -13,7 +13,7 @@
 #include "state/tensor_source.h"
 #include "state/together.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Returns, on all ranks, what `make` returns on rank 0. If it throws there, all ranks throw. Collective.
 nlohmann::json text_of_rank0(const Exchange& exchange, const std::string& name, const ProcessMesh& mesh,
@@ -40,4 +40,4 @@ class Rank0Tensors final : public TensorSource {
   c10::Device device_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

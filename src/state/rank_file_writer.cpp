@@ -4,11 +4,11 @@
 
 #include "formats/safetensors/safetensors_writer.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
-using checkpoint::RankFile;
-using checkpoint::StoredTensor;
-using checkpoint::TensorInfo;
+using formats::RankFile;
+using formats::StoredTensor;
+using formats::TensorInfo;
 
 RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Piece>& pieces,
                          const std::function<void()>& after_each) {
@@ -16,7 +16,7 @@ RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Pi
   for (const Piece& piece : pieces) {
     if (piece.values.numel() > 0) layout.push_back(piece.stored());
   }
-  checkpoint::SafetensorsWriter writer(path, layout);
+  formats::SafetensorsWriter writer(path, layout);
   RankFile file;
   for (const Piece& piece : pieces) {
     StoredTensor& tensor = file.tensors.try_emplace(piece.name, piece.tensor).first->second;
@@ -33,4 +33,4 @@ RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Pi
   return file;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -8,11 +8,11 @@
 #include "formats/own/manifest.h"
 #include "state/pieces.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Writes the pieces; on return the file is complete and on the disk. `after_each`, if set, is called after each piece,
 // when the memory that the piece was read from may be released.
-checkpoint::RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Piece>& pieces,
-                                     const std::function<void()>& after_each);
+formats::RankFile write_rank_file(const std::filesystem::path& path, const std::vector<Piece>& pieces,
+                                  const std::function<void()>& after_each);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

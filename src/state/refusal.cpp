@@ -5,7 +5,7 @@
 
 #include <functional>
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -40,4 +40,4 @@ std::map<std::string, c10::ScalarType> dtypes_of(const LeafState& state) {
   return dtypes;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

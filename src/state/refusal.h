@@ -9,7 +9,7 @@
 
 #include "fsdp/optimizer_state.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Returns why the optimizer does not accept a state for a leaf, or an empty string if it does. `dtypes`: the dtypes of
 // the state's tensors, by name.
@@ -21,4 +21,4 @@ std::string refusal_of(const OptimizerState& optimizer, size_t group, const std:
 // Returns the dtypes of a state's tensors, by name.
 std::map<std::string, c10::ScalarType> dtypes_of(const LeafState& state);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -82,10 +82,12 @@ void load_indexed_optimizer_state(OptimizerState& optimizer, const IndexedOptimi
     TORCH_CHECK(0 <= number && number < static_cast<int64_t>(leaves.size()), "load_indexed_optimizer_state: state of ",
                 "parameter ", number, ", but the optimizer has ", leaves.size());
     const at::Tensor& leaf = leaves[static_cast<size_t>(number)];
-    check(refusal_of(optimizer, leaf, dtypes_of(of_parameter), of_parameter.scalars), "parameter", number);
+    check(state::refusal_of(optimizer, leaf, state::dtypes_of(of_parameter), of_parameter.scalars), "parameter",
+          number);
   }
   for (size_t group = 0; group < state.groups.size(); ++group) {
-    check(refusal_of(optimizer, group, state.groups[group].options), "parameter group", static_cast<int64_t>(group));
+    check(state::refusal_of(optimizer, group, state.groups[group].options), "parameter group",
+          static_cast<int64_t>(group));
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto given = state.state.find(static_cast<int64_t>(i));

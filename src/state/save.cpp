@@ -3,7 +3,7 @@
 #include "state/together.h"
 #include "state/training_state.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 void save_training_state(const std::filesystem::path& folder, const TrainingState& state, const nlohmann::json& user,
                          Communicator& world) {
@@ -20,4 +20,4 @@ void save_training_state(const std::filesystem::path& folder, const TrainingStat
   });
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

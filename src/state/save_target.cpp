@@ -9,9 +9,10 @@
 #include "state/rank_file_writer.h"
 #include "state/together.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace fs = std::filesystem;
+
 using nlohmann::json;
 
 namespace {
@@ -39,29 +40,29 @@ SaveTarget::SaveTarget(const fs::path& folder, Communicator& world)
 }
 
 std::string SaveTarget::write(const RankPieces& pieces, const std::function<void()>& after_each) const {
-  const checkpoint::RankFile file =
-      write_rank_file(place_ / checkpoint::rank_file_name(rank_, size_), pieces.pieces, after_each);
+  const formats::RankFile file =
+      write_rank_file(place_ / formats::rank_file_name(rank_, size_), pieces.pieces, after_each);
   return json{{"leaves", pieces.leaves}, {"ignored", pieces.ignored}}.dump() + "\n" + rank_file_text(file);
 }
 
 void SaveTarget::commit(const std::vector<std::string>& written, const json& groups, const json& user) {
   if (!staged_) return;
-  const fs::path path = place_ / checkpoint::kManifestName;
-  checkpoint::Manifest manifest;
+  const fs::path path = place_ / formats::kManifestName;
+  formats::Manifest manifest;
   json leaves = json::object();
   json ignored;  // rank 0's
   for (size_t rank = 0; rank < written.size(); ++rank) {
     const std::string_view text = written[rank];
     const size_t line = text.find('\n');
     json of_rank = json::parse(text.substr(0, line));
-    add_rank_file(checkpoint::parse_rank_file(text.substr(line + 1), path.string()), manifest);
+    add_rank_file(formats::parse_rank_file(text.substr(line + 1), path.string()), manifest);
     for (auto& [name, leaf] : of_rank.at("leaves").get_ref<json::object_t&>()) leaves[name] = std::move(leaf);
     if (rank == 0) ignored = of_rank.at("ignored");
     check_ignored(ignored, of_rank.at("ignored"), rank);
   }
-  manifest.state = checkpoint::run_state(std::move(leaves), groups, user);
-  checkpoint::write_file(path, manifest_text(std::move(manifest), path.string()));
+  manifest.state = formats::run_state(std::move(leaves), groups, user);
+  formats::write_file(path, manifest_text(std::move(manifest), path.string()));
   staged_->commit();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

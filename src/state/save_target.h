@@ -12,7 +12,7 @@
 #include "fsdp/communicator.h"
 #include "state/pieces.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Rank 0 makes a temporary folder; each rank writes its file there; rank 0 writes the manifest and gives the folder its
 // final name. If the object is destroyed before that, rank 0 removes the temporary folder. write and commit do not
@@ -37,8 +37,8 @@ class SaveTarget {
   std::filesystem::path folder_;
   std::string what_;
   int rank_, size_;
-  std::optional<checkpoint::StagedFolder> staged_;  // on rank 0
+  std::optional<formats::StagedFolder> staged_;  // on rank 0
   std::filesystem::path place_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::state

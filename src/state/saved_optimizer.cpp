@@ -1,6 +1,6 @@
 #include "state/saved_optimizer.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 using nlohmann::json;
 
@@ -37,4 +37,4 @@ std::vector<ParameterGroup> parse_groups(const json& text) {
   return groups;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "fsdp/state_dict.h"
 #include "state/tensor_source.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 using Numbers = std::map<std::string, double>;
 
@@ -31,4 +31,4 @@ inline std::string state_name(const std::string& fqn, const std::string& name) {
 nlohmann::json text_of(const std::vector<ParameterGroup>& groups);
 std::vector<ParameterGroup> parse_groups(const nlohmann::json& text);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

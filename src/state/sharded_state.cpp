@@ -18,40 +18,41 @@ namespace fsdp {
 
 namespace {
 
-ShardedTensor part_of(const HeldPart& part, const at::Tensor& values, const ShardedStateOptions& options) {
+ShardedTensor part_of(const state::HeldPart& part, const at::Tensor& values, const ShardedStateOptions& options) {
   ShardedTensor tensor{values.scalar_type(), part.sizes, part.strides, {}};
   if (part.numel() > 0)
-    tensor.parts.push_back({part.begin, part.end, offloaded(values.detach(), options.offload_to_cpu)});
+    tensor.parts.push_back({part.begin, part.end, state::offloaded(values.detach(), options.offload_to_cpu)});
   return tensor;
 }
 
 ShardedTensor whole(const at::Tensor& value, const ShardedStateOptions& options) {
-  OrderedElements elements = elements_of(value);
+  state::OrderedElements elements = state::elements_of(value);
   const int64_t numel = value.numel();
   ShardedTensor tensor{value.scalar_type(), value.sizes().vec(), std::move(elements.strides), {}};
-  if (numel > 0) tensor.parts.push_back({0, numel, offloaded(elements.values, options.offload_to_cpu)});
+  if (numel > 0) tensor.parts.push_back({0, numel, state::offloaded(elements.values, options.offload_to_cpu)});
   return tensor;
 }
 
 void add_parts(const std::string& name, ShardedTensor& to, const ShardedTensor& others) {
   TORCH_CHECK(to.dtype == others.dtype && to.sizes == others.sizes && to.strides == others.strides, "add_parts: '",
-              name, "' is ", shown({to.dtype, to.sizes, {}}), " here and ", shown({others.dtype, others.sizes, {}}),
-              " there", to.sizes == others.sizes && to.dtype == others.dtype ? ", in another memory format" : "");
+              name, "' is ", state::shown({to.dtype, to.sizes, {}}), " here and ",
+              state::shown({others.dtype, others.sizes, {}}), " there",
+              to.sizes == others.sizes && to.dtype == others.dtype ? ", in another memory format" : "");
   to.parts.insert(to.parts.end(), others.parts.begin(), others.parts.end());
 }
 
 bool same_groups(const std::vector<ParameterGroup>& a, const std::vector<ParameterGroup>& b) {
-  return text_of(a) == text_of(b);
+  return state::text_of(a) == state::text_of(b);
 }
 
-SavedOptimizer saved_from(const ShardedOptimizerState& state) {
-  SavedOptimizer saved;
+state::SavedOptimizer saved_from(const ShardedOptimizerState& state) {
+  state::SavedOptimizer saved;
   ShardedStateDict tensors;
   for (const auto& [fqn, of_parameter] : state.state) {
-    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state_name(fqn, name)] = tensor;
+    for (const auto& [name, tensor] : of_parameter.tensors) tensors[state::state_name(fqn, name)] = tensor;
     saved.scalars[fqn] = of_parameter.scalars;
   }
-  saved.tensors = std::make_shared<TensorParts>(std::move(tensors));
+  saved.tensors = std::make_shared<state::TensorParts>(std::move(tensors));
   saved.groups = state.groups;
   return saved;
 }
@@ -64,11 +65,11 @@ ShardedStateDict sharded_state_dict(const ShardedModule& model, const torch::nn:
                                     const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
   ShardedStateDict values;
-  for (const HeldPart& part : held_parts(model)) {
+  for (const state::HeldPart& part : state::held_parts(model)) {
     const ShardedTensor tensor = part_of(part, part.values(), options);
     for (const std::string& name : part.names) values[name] = tensor;
   }
-  for (const auto& [name, value] : unsharded_tensors(model, module)) values[name] = whole(value, options);
+  for (const auto& [name, value] : state::unsharded_tensors(model, module)) values[name] = whole(value, options);
   return values;
 }
 
@@ -82,10 +83,11 @@ void add_parts(ShardedStateDict& to, const ShardedStateDict& others) {
 LoadReport load_sharded_state_dict(ShardedModule& model, torch::nn::Module& module, const ShardedStateDict& values,
                                    const LoadOptions& options) {
   const std::string what = "load_sharded_state_dict";
-  std::unique_ptr<TensorParts> source;
-  return load_together(exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
-    source = std::make_unique<TensorParts>(values);
-    return std::make_unique<ModelLoader>(model, unsharded_tensors(model, module), *source, options.rename);
+  std::unique_ptr<state::TensorParts> source;
+  return state::load_together(state::exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
+    source = std::make_unique<state::TensorParts>(values);
+    return std::make_unique<state::ModelLoader>(model, state::unsharded_tensors(model, module), *source,
+                                                options.rename);
   });
 }
 
@@ -95,8 +97,8 @@ ShardedOptimizerState sharded_optimizer_state(const ShardedModule& model, const 
                                               const ShardedStateOptions& options) {
   const at::NoGradGuard no_grad;
   ShardedOptimizerState state;
-  state.groups = parameter_groups(model, optimizer);
-  for (const HeldPart& part : held_parts(model)) {
+  state.groups = state::parameter_groups(model, optimizer);
+  for (const state::HeldPart& part : state::held_parts(model)) {
     const auto kept = part.numel() > 0 ? optimizer.leaf(part.leaf) : std::nullopt;
     if (!kept) continue;
     ShardedLeafState& of_parameter = state.state[part.fqn];
@@ -109,8 +111,8 @@ ShardedOptimizerState sharded_optimizer_state(const ShardedModule& model, const 
 }
 
 void add_parts(ShardedOptimizerState& to, const ShardedOptimizerState& others) {
-  TORCH_CHECK(same_groups(to.groups, others.groups), "add_parts: the parameter groups are ", text_of(to.groups).dump(),
-              " here and ", text_of(others.groups).dump(), " there");
+  TORCH_CHECK(same_groups(to.groups, others.groups), "add_parts: the parameter groups are ",
+              state::text_of(to.groups).dump(), " here and ", state::text_of(others.groups).dump(), " there");
   for (const auto& [fqn, of_parameter] : others.state) {
     const auto [here, added] = to.state.emplace(fqn, of_parameter);
     if (added) continue;
@@ -119,7 +121,7 @@ void add_parts(ShardedOptimizerState& to, const ShardedOptimizerState& others) {
                 " there");
     for (const auto& [name, tensor] : of_parameter.tensors) {
       const auto [own, is_new] = here->second.tensors.emplace(name, tensor);
-      if (!is_new) add_parts(state_name(fqn, name), own->second, tensor);
+      if (!is_new) add_parts(state::state_name(fqn, name), own->second, tensor);
     }
   }
 }
@@ -127,10 +129,10 @@ void add_parts(ShardedOptimizerState& to, const ShardedOptimizerState& others) {
 LoadReport load_sharded_optimizer_state(ShardedModule& model, OptimizerState& optimizer,
                                         const ShardedOptimizerState& state, const LoadOptions& options) {
   const std::string what = "load_sharded_optimizer_state";
-  SavedOptimizer saved;
-  return load_together(exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
+  state::SavedOptimizer saved;
+  return state::load_together(state::exchange_over(model.engine().mesh(), what), what, options.strict, [&] {
     saved = saved_from(state);
-    return std::make_unique<OptimizerLoader>(model, optimizer, saved, options.rename, options.optimizer_options);
+    return std::make_unique<state::OptimizerLoader>(model, optimizer, saved, options.rename, options.optimizer_options);
   });
 }
 

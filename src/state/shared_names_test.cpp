@@ -16,7 +16,7 @@
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::shared_names_test {
+namespace fsdp::state::shared_names_test {
 namespace {
 
 using namespace testing;  // this project's namespace
@@ -147,8 +147,8 @@ class SecondNames : public ::testing::TestWithParam<std::tuple<Way, Differs>> {
   }
 
   UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard{unsynced};
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard{unsynced};
+  const formats::TemporaryFolder folder;
 };
 
 std::vector<std::tuple<Way, Differs>> ways() {
@@ -219,8 +219,8 @@ TEST(SecondNamesOfParts, AreComparedInTheOrderOfTheModel) {
 
 TEST(SecondNamesOfWhatIsNotSharded, LoadWhereTheyAreAlike) {
   UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard(unsynced);
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard(unsynced);
+  const formats::TemporaryFolder folder;
   run_ranks(2, [&](const World& world) {
     PairRun from(world, false, /*sharded_too=*/false), to(world, true, /*sharded_too=*/false);
     const auto load = [&] {
@@ -238,4 +238,4 @@ TEST(SecondNamesOfWhatIsNotSharded, LoadWhereTheyAreAlike) {
 }
 
 }  // namespace
-}  // namespace fsdp::shared_names_test
+}  // namespace fsdp::state::shared_names_test

@@ -7,7 +7,7 @@
 #include "state/split_tensors.h"
 #include "torch_seams/shard_version.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -78,4 +78,4 @@ SavedOptimizer take_saved(SavedOptimizer& saved, const std::set<std::string>& na
   return taken;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "state/name_map.h"
 #include "state/saved_optimizer.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Reports name a state NAME/STATE.
 class SplitStateLoader final : public Loader {
@@ -37,4 +37,4 @@ class SplitStateLoader final : public Loader {
 // Removes from `saved` the state of the parameters that have these names here, and returns it.
 SavedOptimizer take_saved(SavedOptimizer& saved, const std::set<std::string>& names, const Rename& rename);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -11,7 +11,7 @@
 #include "state/saved_optimizer.h"
 #include "state/unsharded_tensors.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -35,7 +35,7 @@ void check_rows(const SplitTensor& tensor) {
   const at::IntArrayRef sizes = tensor.sizes;
   TORCH_CHECK(is_part(tensor.rows, tensor.begin, sizes), which, ": rows of sizes ", tensor.rows.sizes(), " from row ",
               tensor.begin, " on do not fit into a tensor of sizes ", sizes);
-  TORCH_CHECK(checkpoint::countable_nbytes(tensor.rows.scalar_type(), tensor.sizes), which, ": sizes ", sizes,
+  TORCH_CHECK(formats::countable_nbytes(tensor.rows.scalar_type(), tensor.sizes), which, ": sizes ", sizes,
               " have more than 2^63-1 bytes");
 }
 
@@ -76,4 +76,4 @@ std::pair<int64_t, int64_t> held_elements(const SplitTensor& tensor) {
   return {tensor.begin * width, tensor.begin * width + tensor.rows.numel()};
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -8,7 +8,7 @@
 
 #include "state/training_state.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Checks state.split. Errors name the tensor: rows that are not a part of it or not contiguous, a name that is missing
 // or already taken, state of a tensor that is not among the split tensors.
@@ -23,4 +23,4 @@ std::string full_name(const SplitTensor& tensor);
 // Returns the elements [begin, end) of the whole tensor that `tensor` holds, row-major.
 std::pair<int64_t, int64_t> held_elements(const SplitTensor& tensor);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -15,7 +15,7 @@
 #include "support/test_device.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::split_tensors_test {
+namespace fsdp::state::split_tensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -49,7 +49,7 @@ std::vector<Whole> tables(int number) {
 }
 
 SplitTensor part_on(const Whole& whole, const Communicator& world) {
-  const Part part = part_of(whole.values.size(0), world.rank(), world.size());
+  const comm::Part part = comm::part_of(whole.values.size(0), world.rank(), world.size());
   const at::Tensor rows = whole.values.narrow(0, part.begin, part.numel).clone().to(test_device());
   return {whole.name, whole.state, whole.values.sizes().vec(), part.begin, rows};
 }
@@ -105,8 +105,8 @@ class SplitTensors : public ::testing::Test {
   }
 
   UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard{unsynced};
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard{unsynced};
+  const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
 };
 
@@ -146,9 +146,9 @@ INSTANTIATE_TEST_SUITE_P(All, SplitOverRanks,
 
 TEST_F(SplitTensors, LieInTheFolderAsParametersDo) {
   save_tables();
-  const checkpoint::CheckpointFolder saved(path);
+  const formats::CheckpointFolder saved(path);
   saved.verify();
-  const checkpoint::StoredTensor& table = saved.tensor("model/embedding.table.1");
+  const formats::StoredTensor& table = saved.tensor("model/embedding.table.1");
   EXPECT_EQ(table.shape, (std::vector<int64_t>{11, 4}));
   EXPECT_EQ(table.dtype, at::kBFloat16);
   ASSERT_EQ(table.parts.size(), 2u);
@@ -252,7 +252,7 @@ TEST_F(SplitTensors, AreRenamedWithTheModel) {
 // Checksums find damage; this is a folder that other software wrote.
 TEST_F(SplitTensors, NumbersThatNobodyTakesAreRefused) {
   save_tables();
-  checkpoint::Manifest manifest = checkpoint::CheckpointFolder(path).manifest();
+  formats::Manifest manifest = formats::CheckpointFolder(path).manifest();
   manifest.state["optimizer"]["leaves"]["embedding.table.0"]["step"] = 3;
   folder.write("it/manifest.json", manifest_text(std::move(manifest), "manifest"));
   run_ranks(2, [&](const World& world) {
@@ -314,7 +314,7 @@ class SplitFaults : public SplitTensors, public ::testing::WithParamInterface<bo
  protected:
   // Saves tables 2 while a call fails. Returns the number of ranks that got an error.
   int save_with_fault(FaultyFileSystem& faulty) {
-    const checkpoint::FileSystemGuard guard(faulty);
+    const formats::FileSystemGuard guard(faulty);
     std::atomic<int> failed{0};
     run_ranks(2, [&](const World& world) {
       TableRun run(world, 17, 2);
@@ -354,4 +354,4 @@ INSTANTIATE_TEST_SUITE_P(All, SplitFaults, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "async" : "sync"; });
 
 }  // namespace
-}  // namespace fsdp::split_tensors_test
+}  // namespace fsdp::state::split_tensors_test

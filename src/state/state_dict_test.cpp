@@ -12,7 +12,7 @@
 #include "support/models.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::state_dict_test {
+namespace fsdp::state::state_dict_test {
 namespace {
 
 using namespace testing;  // this project's namespace
@@ -410,7 +410,7 @@ TEST(MemoryOfStateDicts, IsAUnitAndTheResult) {
 TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
   CountedMemory memory;
   with_blocks([&](const World& world, ShardedModule& sharded, torch::nn::Module& net, int64_t unit) {
-    FusedAdamW optimizer(sharded.parameters(), {});
+    optim::FusedAdamW optimizer(sharded.parameters(), {});
     for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::ones_like(leaf);
     optimizer.step();
     for (torch::Tensor leaf : sharded.parameters()) leaf.mutable_grad() = torch::Tensor();
@@ -425,4 +425,4 @@ TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
 }
 
 }  // namespace
-}  // namespace fsdp::state_dict_test
+}  // namespace fsdp::state::state_dict_test

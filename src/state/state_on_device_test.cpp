@@ -13,7 +13,7 @@
 #include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::state_on_device_test {
+namespace fsdp::state::state_on_device_test {
 namespace {
 
 using namespace testing;  // this project's namespace
@@ -87,7 +87,7 @@ TEST_P(StateOnADevice, AForwardUnderWayKeepsWhatItBeganWith) {
     ShardedRun run({1, kFullShard, true, false}, world, 99, true, change);
     const torch::Tensor x = torch::sin(torch::arange(20, at::kDouble)).view({5, 4});
     const torch::Tensor here = x.to(test_device());
-    enqueue_on_simulated_stream(native_stream(run.sharded->engine().streams().gather),
+    enqueue_on_simulated_stream(base::native_stream(run.sharded->engine().streams().gather),
                                 [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
     const torch::Tensor loss = run.net->loss(here).detach();
     load_full_state_dict(*run.sharded, *run.net, plain_values(17));
@@ -97,4 +97,4 @@ TEST_P(StateOnADevice, AForwardUnderWayKeepsWhatItBeganWith) {
 }
 
 }  // namespace
-}  // namespace fsdp::state_on_device_test
+}  // namespace fsdp::state::state_on_device_test

@@ -58,7 +58,7 @@ struct OneRank {
       if (leaf.requires_grad()) trained.push_back(leaf);
     }
     if (fused) {
-      own = std::make_unique<FusedAdamW>(trained, FusedAdamWOptions{.learning_rate = 0.1});
+      own = std::make_unique<optim::FusedAdamW>(trained, optim::FusedAdamWOptions{.learning_rate = 0.1});
       state = own->named_state();
     } else {
       torchs = std::make_unique<torch::optim::AdamW>(trained, torch::optim::AdamWOptions(0.1).amsgrad(true));
@@ -72,7 +72,7 @@ struct OneRank {
     net->loss(torch::cos(torch::arange(20, at::kDouble) + number).view({5, 4})).backward();
     own ? own->step() : void(torchs->step());
   }
-  TrainingState training_state() { return {*sharded, *net, state.get()}; }
+  state::TrainingState training_state() { return {*sharded, *net, state.get()}; }
 
   // Returns weights, buffers and optimizer state, unsharded, by name.
   std::map<std::string, torch::Tensor> everything() {
@@ -84,7 +84,7 @@ struct OneRank {
   std::shared_ptr<Communicator> world;
   Net net;
   std::shared_ptr<ShardedModule> sharded;
-  std::unique_ptr<FusedAdamW> own;
+  std::unique_ptr<optim::FusedAdamW> own;
   std::unique_ptr<torch::optim::AdamW> torchs;
   std::unique_ptr<OptimizerState> state;
 };
@@ -103,13 +103,14 @@ inline bool has_gradient(const std::string& fqn) { return fqn != "spare" && fqn 
 // Sets the gradients of all leaves, as a backward would leave them.
 inline void set_gradients(const ShardedModule& sharded, int step) {
   const bool flat = !sharded.engine().options().use_orig_params;
-  for (const HeldPart& part : held_parts(sharded)) {
+  for (const state::HeldPart& part : state::held_parts(sharded)) {
     torch::Tensor leaf = part.leaf;
     if (!leaf.requires_grad() || part.numel() == 0) continue;
     if (flat && !leaf.grad().defined()) leaf.mutable_grad() = torch::zeros_like(leaf);
     if (!has_gradient(part.fqn)) continue;
     const torch::Tensor whole = gradient_of(part.fqn, part.sizes, step).view(-1).to(leaf.device());
-    const torch::Tensor mine = reordered(whole, part.sizes, {}, part.strides).narrow(0, part.begin, part.numel());
+    const torch::Tensor mine =
+        state::reordered(whole, part.sizes, {}, part.strides).narrow(0, part.begin, part.numel());
     if (flat) {
       leaf.grad().narrow(0, part.leaf_offset, part.numel()).copy_(mine);
     } else {

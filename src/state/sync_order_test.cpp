@@ -15,7 +15,7 @@
 #include "state/state_test_support.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::sync_order_test {
+namespace fsdp::state::sync_order_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -24,7 +24,7 @@ using ::testing::IsEmpty;
 
 // Records which files and folders have changed since they were synced. A file or folder must have been synced, with its
 // contents, before it is renamed.
-class SyncedNames final : public checkpoint::FileSystem {
+class SyncedNames final : public formats::FileSystem {
  public:
   int open(const char* path, int flags, mode_t mode) override {
     const std::lock_guard lock(mutex_);
@@ -88,9 +88,9 @@ INSTANTIATE_TEST_SUITE_P(All, SyncOrder, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "async" : "sync"; });
 
 TEST_P(SyncOrder, EverythingIsOnTheDiskBeforeTheFolderGetsItsName) {
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   SyncedNames files;
-  const checkpoint::FileSystemGuard guard(files);
+  const formats::FileSystemGuard guard(files);
   for (int step : {0, 1}) {  // a new folder, and a folder that replaces it
     run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       OneRank run({2, ShardingStrategy::kFullShard, true, false}, world, 17, true);
@@ -113,4 +113,4 @@ TEST_P(SyncOrder, EverythingIsOnTheDiskBeforeTheFolderGetsItsName) {
 }
 
 }  // namespace
-}  // namespace fsdp::sync_order_test
+}  // namespace fsdp::state::sync_order_test

@@ -10,10 +10,10 @@
 #include "state/equal_bits.h"
 #include "state/memory_order.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 std::string shown(const SourceTensor& tensor) {
-  return c10::str(checkpoint::safetensors_dtype(tensor.dtype), " [", c10::Join(", ", tensor.sizes), "]");
+  return c10::str(formats::safetensors_dtype(tensor.dtype), " [", c10::Join(", ", tensor.sizes), "]");
 }
 
 std::string shown(const at::Tensor& tensor) {
@@ -56,4 +56,4 @@ void read_elements(const TensorSource& source, const std::string& name, const Wa
                 .narrow(0, wanted.begin, wanted.end - wanted.begin));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

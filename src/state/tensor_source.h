@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::state {
 
 struct SourceTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -51,4 +51,4 @@ std::string lacking(const TensorSource& source, const std::string& name, const W
 void read_elements(const TensorSource& source, const std::string& name, const WantedElements& wanted,
                    const at::Tensor& out);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -8,7 +8,7 @@
 
 #include "fsdp/mesh.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 namespace {
 
@@ -76,4 +76,4 @@ std::vector<std::string> together(const Exchange& exchange, const std::string& n
   return agree_on(exchange, name, outcome_of(step));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

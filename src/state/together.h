@@ -9,7 +9,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // An error that all ranks have and know that they have: one rank may report it for all.
 class ErrorOfAllRanks : public c10::Error {
@@ -23,7 +23,15 @@ class StepFailed : public ErrorOfAllRanks {
   using ErrorOfAllRanks::ErrorOfAllRanks;
 };
 
+}  // namespace fsdp::state
+
+namespace fsdp {
+
 struct ProcessMesh;
+
+}  // namespace fsdp
+
+namespace fsdp::state {
 
 // Returns the bytes of each rank on all ranks, in rank order. Collective.
 using Exchange = std::function<std::vector<std::string>(const std::string& bytes)>;
@@ -45,4 +53,4 @@ std::vector<std::string> together(const Exchange& exchange, const std::string& n
 std::string outcome_of(const std::function<std::string()>& step);
 std::vector<std::string> agree_on(const Exchange& exchange, const std::string& name, const std::string& outcome);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

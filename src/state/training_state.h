@@ -16,7 +16,7 @@
 #include "fsdp/optimizer_state.h"
 #include "fsdp/split_tensor.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 // Tensors in the manifest (formats/own/manifest.h): "model/FQN", "buffer/FQN", "optimizer/FQN/NAME" (names of
 // optimizer_state.h), "rank/RANK/NAME". State in the manifest: "optimizer": {"leaves": {FQN: {"step": 3, …}}, "groups":
@@ -60,4 +60,4 @@ struct LoadedTrainingState {
 LoadedTrainingState load_training_state(const std::filesystem::path& folder, const TrainingState& state,
                                         Communicator& world, const LoadOptions& options);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

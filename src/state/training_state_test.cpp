@@ -14,7 +14,7 @@
 #include "support/one_process.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::training_state_test {
+namespace fsdp::state::training_state_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -56,8 +56,8 @@ INSTANTIATE_TEST_SUITE_P(All, Resharding, ::testing::Combine(::testing::ValuesIn
 TEST_P(Resharding, KeepsEveryBit) {
   const auto& [sharding, fused] = GetParam();
   UnsyncedFileSystem unsynced;
-  const checkpoint::FileSystemGuard guard(unsynced);
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard(unsynced);
+  const formats::TemporaryFolder folder;
   const fs::path first = folder.path() / "first", second = folder.path() / "second";
   std::map<std::string, torch::Tensor> want, next;
   run_ranks(sharding.world_size, [&, fused = fused, sharding = sharding](const std::shared_ptr<Communicator>& world) {
@@ -90,7 +90,7 @@ TEST_P(Resharding, KeepsEveryBit) {
 }
 
 // Counts the bytes that a thread, that is, a rank, reads.
-class CountedReads final : public checkpoint::FileSystem {
+class CountedReads final : public formats::FileSystem {
  public:
   ssize_t pread(int file, void* data, size_t size, off_t offset) override {
     const ssize_t done = FileSystem::pread(file, data, size, offset);
@@ -101,10 +101,10 @@ class CountedReads final : public checkpoint::FileSystem {
 };
 
 TEST(Loading, ReadsNoMoreThanTheRankHolds) {
-  constexpr int64_t kBlock = checkpoint::kChecksumBlock, kTensor = 4 * kBlock;
+  constexpr int64_t kBlock = formats::kChecksumBlock, kTensor = 4 * kBlock;
   CountedReads counted;
-  const checkpoint::FileSystemGuard guard(counted);
-  const checkpoint::TemporaryFolder folder;
+  const formats::FileSystemGuard guard(counted);
+  const formats::TemporaryFolder folder;
   for (const int ranks : {1, 4}) {
     run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)),
@@ -130,7 +130,7 @@ TEST(Loading, ReadsNoMoreThanTheRankHolds) {
 
 TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "checkpoint";
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(sharding, world, 17, true);
@@ -149,8 +149,8 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
       world->barrier({"begin", 0, Pass::kUser});
       {
         const std::string error = [&] {
-          static std::unique_ptr<checkpoint::FileSystemGuard> guard;
-          if (world->rank() == 0) guard = std::make_unique<checkpoint::FileSystemGuard>(faulty);
+          static std::unique_ptr<formats::FileSystemGuard> guard;
+          if (world->rank() == 0) guard = std::make_unique<formats::FileSystemGuard>(faulty);
           world->barrier({"guarded", 0, Pass::kUser});
           std::string text = error_of([&] { save_training_state(path, run.training_state(), {{"step", 2}}, *world); });
           world->barrier({"saved", 0, Pass::kUser});
@@ -178,15 +178,14 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
 
 TEST(Loading, SaysWhatDoesNotFit) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
-  const checkpoint::TemporaryFolder folder;
+  const formats::TemporaryFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(sharding, world, 17, true);
     save_training_state(folder.path() / "it", run.training_state(), {}, *world);
     torch::nn::Linear linear(4, 7);
     auto sharded = fully_shard(linear, options_of(sharding, world));
-    const std::string error = error_of([&] {
-      load_training_state(folder.path() / "it", {*sharded, *linear, nullptr}, *world);
-    });
+    const std::string error =
+        error_of([&] { load_training_state(folder.path() / "it", {*sharded, *linear, nullptr}, *world); });
     EXPECT_THAT(error, AllOf(HasSubstr("does not fit this model"), HasSubstr("missing: weight"),
                              HasSubstr("missing: bias"), HasSubstr("unexpected: a.bias")));
     EXPECT_THAT(error_of([&] { load_training_state(folder.path() / "none", run.training_state(), *world); }),
@@ -195,4 +194,4 @@ TEST(Loading, SaysWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::training_state_test
+}  // namespace fsdp::state::training_state_test

@@ -9,7 +9,7 @@
 #include "state/held_part.h"
 #include "torch_seams/keyed_storage.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 NamedTensors named_buffers(const torch::nn::Module& module) {
   NamedTensors tensors;
@@ -51,4 +51,4 @@ std::vector<SharedTensor> by_tensor(const NamedTensors& tensors) {
   return shared;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::state

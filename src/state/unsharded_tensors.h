@@ -10,7 +10,7 @@
 
 #include "fsdp/fully_shard.h"
 
-namespace fsdp {
+namespace fsdp::state {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -28,4 +28,4 @@ struct SharedTensor {
 // Returns each tensor once, in the order of first names.
 std::vector<SharedTensor> by_tensor(const NamedTensors& tensors);
 
-}  // namespace fsdp
+}  // namespace fsdp::state

@@ -54,9 +54,7 @@ void set_empty_message(c10::StorageImpl& storage, const std::string& message) {
 }
 
 StorageOwner* storage_owner(const at::TensorBase& tensor) {
-  if (!tensor.has_storage()) {
-    return nullptr;
-  }
+  if (!tensor.has_storage()) return nullptr;
   const at::DataPtr& pointer = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return pointer.get_deleter() == &release_owner ? static_cast<StorageOwner*>(pointer.get_context()) : nullptr;
 }

@@ -41,9 +41,7 @@ struct StorageOwner : c10::intrusive_ptr_target {
 
  private:
   void notify() {
-    if (auto callback = std::exchange(gone, nullptr)) {
-      callback();
-    }
+    if (auto callback = std::exchange(gone, nullptr)) callback();
   }
 };
 

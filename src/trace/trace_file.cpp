@@ -49,9 +49,7 @@ struct Lane {
 
   bool takes(const TraceRange& range) {
     while (!open.empty() && open.back() <= range.begin_ns) open.pop_back();
-    if (!open.empty() && (range.end_ns > open.back() || range.track != TraceTrack::kWait)) {
-      return false;
-    }
+    if (!open.empty() && (range.end_ns > open.back() || range.track != TraceTrack::kWait)) return false;
     open.push_back(range.end_ns);
     return true;
   }
@@ -147,7 +145,7 @@ std::string file_text(const std::vector<std::string>& events) {
 std::string write(const std::filesystem::path& path, const std::vector<std::string>& events) {
   try {
     if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
-    checkpoint::write_file(path, file_text(events));
+    formats::write_file(path, file_text(events));
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -179,9 +177,7 @@ void write_trace(const std::filesystem::path& path, Communicator& communicator, 
       communicator.all_gather_bytes(trace_events(communicator.rank(), std::move(shifted)), {"trace", 0, Pass::kUser});
   const std::string problem = communicator.all_gather_bytes(communicator.rank() == 0 ? write(path, events) : "",
                                                             {"trace written", 0, Pass::kUser})[0];
-  if (!problem.empty()) {
-    throw TraceNotWritten({__func__, __FILE__, __LINE__}, "the trace was not written: " + problem);
-  }
+  if (!problem.empty()) throw TraceNotWritten({__func__, __FILE__, __LINE__}, "the trace was not written: " + problem);
 }
 
 }  // namespace fsdp

@@ -77,7 +77,7 @@ TEST(TraceFile, MemoryIsACounter) {
 }
 
 TEST(TraceFile, HoldsAllRanks) {
-  checkpoint::TemporaryFolder folder;
+  formats::TemporaryFolder folder;
   std::filesystem::path path = folder.path() / "new" / "trace.json";
   testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
     int rank = communicator->rank();

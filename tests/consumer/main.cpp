@@ -1,5 +1,6 @@
 // A project that uses the installed library: shards its own module over one rank and checks that training lowers the
 // loss.
+#include <fsdp/backends.h>
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
@@ -20,6 +21,6 @@ int main() {
     return loss.item<float>();
   };
   const float first = step(), second = step();
-  std::cout << sharded->describe_units() << "\nloss " << first << " then " << second << "\n";
+  std::cout << sharded->diagnostics().describe_units() << "\nloss " << first << " then " << second << "\n";
   return second < first ? 0 : 1;
 }

@@ -48,9 +48,7 @@ struct Arguments {
 uint64_t number(const std::string& text) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    throw std::runtime_error("'" + text + "' is no number");
-  }
+  if (error != std::errc() || end != text.data() + text.size()) throw std::runtime_error("'" + text + "' is no number");
   return value;
 }
 

@@ -27,9 +27,7 @@ void freeze(LayerImpl& layer) {
   for (auto& entry : layer.named_parameters()) {
     const bool bias = entry.key().find("bias") != std::string::npos || entry.key().find("shift") != std::string::npos;
     if (!entry.value().is_floating_point()) continue;
-    if (layer.spec().frozen == "all" || (layer.spec().frozen == "bias" && bias)) {
-      entry.value().set_requires_grad(false);
-    }
+    if (layer.spec().frozen == "all" || (layer.spec().frozen == "bias" && bias)) entry.value().set_requires_grad(false);
   }
 }
 

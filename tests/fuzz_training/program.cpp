@@ -91,9 +91,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& training,
     return std::make_unique<Adam>(leaves, options);
   }
   if (name == "adamw") return std::make_unique<AdamW>(leaves, AdamWOptions(kRate).weight_decay(decay).eps(kEps));
-  if (name == "adagrad") {
-    return std::make_unique<Adagrad>(leaves, AdagradOptions(kRate).weight_decay(decay).eps(kEps));
-  }
+  if (name == "adagrad") return std::make_unique<Adagrad>(leaves, AdagradOptions(kRate).weight_decay(decay).eps(kEps));
   if (name == "rmsprop") {
     auto options = RMSpropOptions(kRate).weight_decay(decay).eps(kEps).momentum(0.5);
     return std::make_unique<RMSprop>(leaves, options);

@@ -143,7 +143,7 @@ Verdict run_case(const Case& training, std::chrono::milliseconds timeout) {
     const Outcome outcome = run_sharded(training, timeout);
     return compare(training, outcome, run_in_one_process(training, outcome.leaves));
   } catch (const std::exception& error) {
-    const std::string message = message_of(error);
+    const std::string message = base::message_of(error);
     return {false, way_of_error(message), message};
   }
 }

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: no th
 import pytest
 
 SOURCE_DIR = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SOURCE_DIR / "tests/python/support"))  # what tests import by its name
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +43,8 @@ INDUCTOR_FOLDERS_BEFORE = inductor_folders()  # the import of tests already make
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_code(tmp_path_factory):
-    """Keeps what PyTorch's compiler makes out of the system's temporary folder; its precompiled headers, which go there in
-    any case, are removed."""
+    """Keeps what PyTorch's compiler makes out of the system's temporary folder; its precompiled headers, which go there
+    in any case, are removed."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
     yield
     for folder in inductor_folders() - INDUCTOR_FOLDERS_BEFORE:
@@ -51,8 +53,8 @@ def compiled_code(tmp_path_factory):
 
 @pytest.fixture(params=["shm", "gloo"])
 def communicator(request, monkeypatch):
-    """The test runs over each of what ranks of one host, as processes of their own, can communicate through: fsdp_train() asks
-    for it."""
+    """The test runs over each of what ranks of one host, as processes of their own, can communicate through:
+    fsdp_train() asks for it."""
     monkeypatch.setenv("FSDP_TEST_COMMUNICATOR", request.param)
 
 

@@ -11,12 +11,22 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from adversarial_models import IDS, IMAGES, X, convolutions, linear, squares, transformer, transformer_loss, two_linears
-from adversarial_support import (Sharded, assert_all_bit_equal, assert_bit_equal, assert_nothing_left_behind,
-                                 assert_trains_like_plain, local_gradients, one_unit, own_process, refuses,
-                                 right_or_refused, unit_per_module)
-
+from adversarial_support import (
+    Sharded,
+    assert_all_bit_equal,
+    assert_bit_equal,
+    assert_nothing_left_behind,
+    assert_trains_like_plain,
+    local_gradients,
+    one_unit,
+    own_process,
+    refuses,
+    right_or_refused,
+    unit_per_module,
+)
 
 # ---------------------------------------------------------------- layouts
+
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 @pytest.mark.parametrize("units", [unit_per_module, one_unit], ids=lambda units: units.__name__)
@@ -36,12 +46,21 @@ class Views(nn.Module):
     def forward(self, x):
         strided = self.w.as_strided((4, 4), (16, 2), 1)
         upper, lower = self.w.chunk(2)
-        return ((x @ self.w.t()).exp().sum() + (strided @ strided).sum() + (upper * lower).sum()
-                + (self.w[1:5, 2:6].unsqueeze(0).expand(3, 4, 4) @ strided).pow(2).sum()
-                + torch.view_as_complex(self.pairs).abs().sum() + (self.w.unfold(0, 2, 2) ** 2).sum()
-                + self.w.diagonal().prod() + (x @ self.w.t().reshape(4, 16).reshape(8, 8)).exp().sum()
-                + self.w.t().contiguous().pow(2).sum() + self.w.t().flatten().sum() + self.w.to(torch.float64).sum()
-                + sum(row.prod() for row in self.w.unbind()) + self.w.movedim(0, 1).swapaxes(0, 1).mT.square().sum())
+        return (
+            (x @ self.w.t()).exp().sum()
+            + (strided @ strided).sum()
+            + (upper * lower).sum()
+            + (self.w[1:5, 2:6].unsqueeze(0).expand(3, 4, 4) @ strided).pow(2).sum()
+            + torch.view_as_complex(self.pairs).abs().sum()
+            + (self.w.unfold(0, 2, 2) ** 2).sum()
+            + self.w.diagonal().prod()
+            + (x @ self.w.t().reshape(4, 16).reshape(8, 8)).exp().sum()
+            + self.w.t().contiguous().pow(2).sum()
+            + self.w.t().flatten().sum()
+            + self.w.to(torch.float64).sum()
+            + sum(row.prod() for row in self.w.unbind())
+            + self.w.movedim(0, 1).swapaxes(0, 1).mT.square().sum()
+        )
 
 
 @own_process
@@ -65,13 +84,17 @@ def test_bfloat16_convolutions():
 
 def odd_sizes():
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(8, 7), nn.LayerNorm(7), nn.Linear(7, 129), nn.GELU(), nn.Linear(129, 65), nn.LayerNorm(65))
+    return nn.Sequential(
+        nn.Linear(8, 7), nn.LayerNorm(7), nn.Linear(7, 129), nn.GELU(), nn.Linear(129, 65), nn.LayerNorm(65)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @own_process
 def test_odd_sizes_in_one_unit(dtype):
-    assert_trains_like_plain(odd_sizes().to(dtype), lambda module: module(X.to(dtype)).float().pow(2).sum(), units=one_unit)
+    assert_trains_like_plain(
+        odd_sizes().to(dtype), lambda module: module(X.to(dtype)).float().pow(2).sum(), units=one_unit
+    )
 
 
 @own_process
@@ -102,11 +125,13 @@ def test_recurrent_training_and_evaluation():
 
 # ---------------------------------------------------------------- passes
 
+
 @own_process
 def test_two_backwards_of_one_graph():
     def backward(loss):
         loss.backward(retain_graph=True)
         loss.backward()
+
     assert_trains_like_plain(transformer(), transformer_loss, backward=backward)
 
 
@@ -155,8 +180,9 @@ def test_gradient_penalty():
     def loss_of(module):
         x = X.clone().requires_grad_()
         y = module(x).sum()
-        gradient, = torch.autograd.grad(y, x, create_graph=True)
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
         return y + gradient.pow(2).sum()
+
     assert_trains_like_plain(two_linears(), loss_of)
 
 
@@ -192,6 +218,7 @@ def test_hessian_vector_product():
         parameters = list(module.parameters())
         gradients = torch.autograd.grad(squares(module), parameters, create_graph=True)
         return torch.autograd.grad(sum(g.sum() for g in gradients), parameters)
+
     assert_all_bit_equal(product(model), product(plain))
 
 
@@ -263,6 +290,7 @@ def test_gradients_cleared_after_a_backward_that_threw(clear):
 
 # ---------------------------------------------------------------- checkpointing
 
+
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non_reentrant"])
 @own_process
@@ -275,6 +303,7 @@ def test_nested_reentrant_checkpointing():
     def loss_of(model):
         inner = checkpoint(model.layers[0], model.embedding(IDS), use_reentrant=True)
         return checkpoint(model.layers[2], inner, use_reentrant=True).pow(2).mean()
+
     assert_trains_like_plain(transformer(layers=3), loss_of)
 
 
@@ -284,6 +313,7 @@ def test_layer_used_in_two_reentrant_checkpoints():
 
     def loss_of(module):
         return checkpoint(module, torch.tanh(checkpoint(module, x, use_reentrant=True)), use_reentrant=True).sum()
+
     assert_trains_like_plain(linear(), loss_of)
 
 
@@ -296,10 +326,12 @@ def test_selective_checkpointing():
     def loss_of(module):
         contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
         return checkpoint(module, X, use_reentrant=False, context_fn=contexts).pow(2).sum()
+
     assert_trains_like_plain(two_linears(), loss_of)
 
 
 # ---------------------------------------------------------------- saved tensors and hooks
+
 
 @pytest.mark.parametrize("pack", [lambda t: t, torch.clone, torch.detach], ids=["identity", "clone", "detach"])
 @own_process
@@ -307,6 +339,7 @@ def test_saved_tensors_hooks(pack):
     def loss_of(model):
         with saved_tensors_hooks(pack, lambda t: t):
             return transformer_loss(model)
+
     assert_trains_like_plain(transformer(), loss_of)
 
 
@@ -315,15 +348,18 @@ def test_save_on_cpu():
     def loss_of(model):
         with save_on_cpu():
             return transformer_loss(model)
+
     assert_trains_like_plain(transformer(), loss_of)
 
 
 @own_process
 def test_packing_saved_parameters_to_numpy_while_they_are_pinned():
     """An array does not know when its memory is released, so it must not outlive a pin."""
+
     def loss_of(module):
         with saved_tensors_hooks(lambda t: t.detach().numpy(), torch.from_numpy):
             return squares(module)
+
     model = two_linears()
     plain = copy.deepcopy(model)
     loss_of(plain).backward()
@@ -350,7 +386,9 @@ class Product(torch.autograd.Function):
 
 @own_process
 def test_custom_function():
-    assert_trains_like_plain(two_linears(), lambda module: Product.apply(X, module[0].weight, module[2].weight).pow(2).sum())
+    assert_trains_like_plain(
+        two_linears(), lambda module: Product.apply(X, module[0].weight, module[2].weight).pow(2).sum()
+    )
 
 
 @own_process
@@ -365,6 +403,7 @@ def test_custom_function_that_returns_the_parameter_as_gradient():
         def backward(context, gradient):
             w, v = context.saved_tensors
             return None, v, w.t()
+
     assert_trains_like_plain(two_linears(), lambda module: Odd.apply(X, module[0].weight, module[2].weight).sum())
 
 
@@ -423,6 +462,7 @@ def test_autocast():
     def loss_of(model):
         with torch.autocast("cpu", torch.bfloat16):
             return transformer_loss(model)
+
     assert_trains_like_plain(transformer(), loss_of)
 
 
@@ -440,6 +480,7 @@ def test_compiled_autograd():
 
 
 # ---------------------------------------------------------------- without gradients
+
 
 @own_process
 def test_inference_mode_and_training_afterwards():
@@ -479,6 +520,7 @@ def test_inference_in_several_threads(strict):
             for _ in range(20):
                 if not torch.equal(transformer_loss(model), expected):
                     wrong.append(threading.get_ident())
+
     threads = [threading.Thread(target=infer) for _ in range(4)]
     for thread in threads:
         thread.start()

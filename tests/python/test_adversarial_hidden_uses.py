@@ -1,4 +1,5 @@
-"""Uses of parameters that no argument list shows: custom operators, worker threads, kernels below the dispatcher key."""
+"""Uses of parameters that no argument list shows: custom operators, worker threads, kernels below the dispatcher
+key."""
 
 import copy
 import threading
@@ -8,8 +9,14 @@ import torch
 from torch import nn
 
 from adversarial_models import X, squares, two_linears
-from adversarial_support import (Sharded, assert_all_bit_equal, assert_bit_equal, assert_trains_like_plain, local_gradients,
-                                 own_process)
+from adversarial_support import (
+    Sharded,
+    assert_all_bit_equal,
+    assert_bit_equal,
+    assert_trains_like_plain,
+    local_gradients,
+    own_process,
+)
 
 STRICT = pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 
@@ -20,6 +27,7 @@ def custom_operator(module):
     @torch.library.custom_op("fsdp_adversarial::hidden", mutates_args=())
     def hidden(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return module(x @ w).detach()
+
     return hidden
 
 
@@ -41,6 +49,7 @@ def test_custom_operator_without_parameters_among_its_arguments(strict):
     @torch.library.custom_op("fsdp_adversarial::whole", mutates_args=())
     def whole(x: torch.Tensor) -> torch.Tensor:
         return model(x).detach()
+
     Sharded(model, strict=strict)
     assert_bit_equal(whole(X), expected)
 
@@ -58,9 +67,11 @@ def test_custom_operator_with_a_backward(strict):
     def backward(ctx, gradient):
         x, w = ctx.saved_tensors
         return gradient @ w.t(), x.t() @ gradient
+
     product.register_autograd(backward, setup_context=save)
-    assert_trains_like_plain(two_linears(), lambda model: product(product(X, model[0].weight), model[2].weight).pow(2).sum(),
-                             strict=strict)
+    assert_trains_like_plain(
+        two_linears(), lambda model: product(product(X, model[0].weight), model[2].weight).pow(2).sum(), strict=strict
+    )
 
 
 @STRICT
@@ -71,8 +82,12 @@ def test_custom_operator_that_writes_to_a_parameter_is_refused(strict):
     @torch.library.custom_op("fsdp_adversarial::fill", mutates_args=("w",))
     def fill(w: torch.Tensor) -> None:
         w.fill_(1)
+
     Sharded(model, strict=strict)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="parameter '0.weight' was written by fsdp_adversarial::fill"):
+    with (
+        torch.no_grad(),
+        pytest.raises(RuntimeError, match="parameter '0.weight' was written by fsdp_adversarial::fill"),
+    ):
         fill(model[0].weight)
     assert_bit_equal(squares(model), squares(two_linears()))
 
@@ -88,6 +103,7 @@ def test_backward_inside_a_custom_operator(strict):
     def train(w: torch.Tensor) -> torch.Tensor:
         loss.backward()
         return w.clone()
+
     sharded = Sharded(model, strict=strict)
     loss = squares(model)
     with torch.no_grad():
@@ -106,6 +122,7 @@ def test_backward_inside_a_hook_of_a_backward(strict):
         inner = module[2](X).sum()
         x.register_hook(lambda gradient: inner.backward())
         module(x).pow(2).sum().backward()
+
     train(plain)
     sharded = Sharded(model, strict=strict)
     train(model)

@@ -8,8 +8,16 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from adversarial_models import X, linear, squares, two_linears
-from adversarial_support import (Sharded, assert_all_bit_equal, assert_bit_equal, assert_trains_like_plain, local_gradients,
-                                 one_unit, own_process, refuses)
+from adversarial_support import (
+    Sharded,
+    assert_all_bit_equal,
+    assert_bit_equal,
+    assert_trains_like_plain,
+    local_gradients,
+    one_unit,
+    own_process,
+    refuses,
+)
 
 STRICT = pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 
@@ -51,8 +59,19 @@ def to_empty(module):
     module.to_empty(device="cpu")
 
 
-DEPARTURES = [assign_data, assign_data_of_another_dtype, assign_data_of_another_parameter, from_a_vector, set_memory,
-              nn.Module.double, nn.Module.bfloat16, nn.Module.half, to_empty, freeze, unfreeze]
+DEPARTURES = [
+    assign_data,
+    assign_data_of_another_dtype,
+    assign_data_of_another_parameter,
+    from_a_vector,
+    set_memory,
+    nn.Module.double,
+    nn.Module.bfloat16,
+    nn.Module.half,
+    to_empty,
+    freeze,
+    unfreeze,
+]
 
 
 @STRICT
@@ -113,10 +132,19 @@ def test_swapping_tensors_is_refused_by_torch():
     assert_bit_equal(squares(module), squares(linear()))
 
 
-@pytest.mark.parametrize("conversion", [nn.Module.float, nn.Module.cpu, lambda m: m.to("cpu", torch.float32),
-                                        lambda m: m.to(memory_format=torch.contiguous_format), nn.Module.eval,
-                                        lambda m: m.requires_grad_(True), nn.Module.share_memory],
-                         ids=["float", "cpu", "to", "memory_format", "eval", "requires_grad", "share_memory"])
+@pytest.mark.parametrize(
+    "conversion",
+    [
+        nn.Module.float,
+        nn.Module.cpu,
+        lambda m: m.to("cpu", torch.float32),
+        lambda m: m.to(memory_format=torch.contiguous_format),
+        nn.Module.eval,
+        lambda m: m.requires_grad_(True),
+        nn.Module.share_memory,
+    ],
+    ids=["float", "cpu", "to", "memory_format", "eval", "requires_grad", "share_memory"],
+)
 @own_process
 def test_conversion_that_changes_nothing(conversion):
     module = linear()
@@ -140,6 +168,7 @@ def test_parameter_in_two_units_is_refused():
 
 # ---------------------------------------------------------------- odd parameters
 
+
 @own_process
 def test_arguments_in_lists():
     class Lists(nn.Module):
@@ -151,11 +180,17 @@ def test_arguments_in_lists():
 
         def forward(self, x):
             order = self.order
-            return ((x[:, order] @ self.w[order, :][:, order]).sum() + torch.stack([self.w[0], self.v]).prod()
-                    + sum(t.sum() for t in torch._foreach_mul([self.w, self.v], 2.0))
-                    + torch.block_diag(self.w, self.v[None]).sum() + torch.einsum("ij,j,i->", self.w, self.v, self.v)
-                    + torch.index_put(self.w, (order, order), self.v).pow(2).sum()
-                    + torch.cartesian_prod(self.v, self.v).sum() + torch.meshgrid(self.v, self.v, indexing="ij")[0].sum())
+            return (
+                (x[:, order] @ self.w[order, :][:, order]).sum()
+                + torch.stack([self.w[0], self.v]).prod()
+                + sum(t.sum() for t in torch._foreach_mul([self.w, self.v], 2.0))
+                + torch.block_diag(self.w, self.v[None]).sum()
+                + torch.einsum("ij,j,i->", self.w, self.v, self.v)
+                + torch.index_put(self.w, (order, order), self.v).pow(2).sum()
+                + torch.cartesian_prod(self.v, self.v).sum()
+                + torch.meshgrid(self.v, self.v, indexing="ij")[0].sum()
+            )
+
     torch.manual_seed(3)
     assert_trains_like_plain(Lists(), lambda module: module(X), units=one_unit)
 
@@ -171,6 +206,7 @@ def test_frozen_parameter_of_integers(dtype):
 
         def forward(self, x):
             return (x * self.scale)[:, self.chosen.long()].sum()
+
     assert_trains_like_plain(Gather(), lambda module: module(X), units=one_unit)
 
 
@@ -186,6 +222,7 @@ def test_scalars_and_empty_parameters(compute):
 
         def forward(self):
             return self.scalar * self.row.sum() + self.empty.sum()
+
     torch.manual_seed(3)
     assert_trains_like_plain(Odd(), lambda module: module().float(), units=one_unit, compute=compute)
 
@@ -201,14 +238,22 @@ def test_parameters_of_several_dtypes_in_one_unit():
 
         def forward(self, x):
             return ((x @ self.single).double() * self.double_).sum() + self.half_.float().sum()
+
     torch.manual_seed(3)
     assert_trains_like_plain(Mixed(), lambda module: module(X), units=one_unit)
 
 
-@pytest.mark.parametrize("geometry", [lambda: torch.randn(8).expand(8, 8), lambda: torch.randn(8, 8).t(),
-                                      lambda: torch.randn(16, 16)[::2, ::2], lambda: torch.randn(100)[3:67].view(8, 8),
-                                      lambda: torch.randn(8, 8, 8)[2]],
-                         ids=["expanded", "transposed", "strided", "offset", "selected"])
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        lambda: torch.randn(8).expand(8, 8),
+        lambda: torch.randn(8, 8).t(),
+        lambda: torch.randn(16, 16)[::2, ::2],
+        lambda: torch.randn(100)[3:67].view(8, 8),
+        lambda: torch.randn(8, 8, 8)[2],
+    ],
+    ids=["expanded", "transposed", "strided", "offset", "selected"],
+)
 @own_process
 def test_parameter_of_odd_geometry(geometry):
     class Product(nn.Module):
@@ -218,6 +263,7 @@ def test_parameter_of_odd_geometry(geometry):
 
         def forward(self, x):
             return (x @ self.w).pow(2).sum()
+
     torch.manual_seed(3)
     module = Product()
     plain = copy.deepcopy(module)
@@ -290,6 +336,7 @@ def test_complex_parameter():
 
         def forward(self, x):
             return (x.to(torch.complex64) @ self.w).abs().sum()
+
     torch.manual_seed(3)
     with refuses("w"):
         Sharded(Complex())

@@ -7,8 +7,15 @@ import torch
 from torch import nn, optim
 
 from adversarial_models import IDS, squares, transformer, transformer_loss, two_linears
-from adversarial_support import (Sharded, assert_all_bit_equal, assert_bit_equal, assert_nothing_left_behind,
-                                 local_gradients, own_process, refuses)
+from adversarial_support import (
+    Sharded,
+    assert_all_bit_equal,
+    assert_bit_equal,
+    assert_nothing_left_behind,
+    local_gradients,
+    own_process,
+    refuses,
+)
 
 OPTIMIZERS = {
     "adamw_foreach": lambda p: optim.AdamW(p, foreach=True),
@@ -171,8 +178,12 @@ def test_optimizer_on_the_shards_trains_as_on_plain_parameters(name, strict):
         torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
         expected.backward()
         loss.backward()
-        torch.testing.assert_close(torch.tensor(sharded.engine.clip_grad_norm_(1.0)),
-                                   nn.utils.clip_grad_norm_(plain.parameters(), 1.0), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(sharded.engine.clip_grad_norm_(1.0)),
+            nn.utils.clip_grad_norm_(plain.parameters(), 1.0),
+            rtol=1e-5,
+            atol=0,
+        )
         on_plain.step()
         on_shards.step()
     for name, parameter in sharded.full_parameters().items():

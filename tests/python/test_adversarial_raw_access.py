@@ -251,8 +251,11 @@ def test_legacy_query(query):
     assert LEGACY[query](module.weight) == LEGACY[query](linear().weight)
 
 
-@pytest.mark.parametrize("legacy", [lambda p: p.new(3), lambda p: p.new_tensor([1.0]), nn.init.trunc_normal_],
-                         ids=["new", "new_tensor", "trunc_normal_"])
+@pytest.mark.parametrize(
+    "legacy",
+    [lambda p: p.new(3), lambda p: p.new_tensor([1.0]), nn.init.trunc_normal_],
+    ids=["new", "new_tensor", "trunc_normal_"],
+)
 @own_process
 def test_legacy_constructors_are_refused_by_torch(legacy):
     """They derive a tensor type from dispatch keys, of which they know only torch's own."""

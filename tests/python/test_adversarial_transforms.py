@@ -15,14 +15,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from adversarial_models import X, squares, transformer, transformer_loss, two_linears
-from adversarial_support import (Sharded, assert_all_bit_equal, assert_bit_equal, assert_nothing_left_behind,
-                                 assert_trains_like_plain, local_gradients, own_process, right_or_refused)
+from adversarial_support import (
+    Sharded,
+    assert_all_bit_equal,
+    assert_bit_equal,
+    assert_nothing_left_behind,
+    assert_trains_like_plain,
+    local_gradients,
+    own_process,
+    right_or_refused,
+)
 
 STRICT = pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 BY_NAME = dict(ids=lambda function: function.__name__)
 
 
 # ---------------------------------------------------------------- torch.func
+
 
 def functional_loss(model):
     return lambda parameters: functional_call(model, parameters, (X,)).pow(2).sum()
@@ -74,6 +83,7 @@ def over_stacked_parameters(model):
 def per_sample_gradients(model):
     def loss(parameters, x):
         return functional_call(model, parameters, (x,)).pow(2).sum()
+
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     return list(vmap(grad(loss), (None, 0))(parameters, X).values())
 
@@ -93,9 +103,22 @@ def jacobian_of_autograd(model):
     return list(torch.autograd.functional.jacobian(lambda w: X @ w, model[0].weight))
 
 
-TRANSFORMS = [gradient, vector_jacobian, jacobian_of_inputs, jacobian_of_parameters, hessian_of_inputs, directional,
-              linearised, over_inputs, over_rows_of_a_parameter, over_stacked_parameters, per_sample_gradients, ensemble,
-              forward_mode_on_a_parameter, jacobian_of_autograd]
+TRANSFORMS = [
+    gradient,
+    vector_jacobian,
+    jacobian_of_inputs,
+    jacobian_of_parameters,
+    hessian_of_inputs,
+    directional,
+    linearised,
+    over_inputs,
+    over_rows_of_a_parameter,
+    over_stacked_parameters,
+    per_sample_gradients,
+    ensemble,
+    forward_mode_on_a_parameter,
+    jacobian_of_autograd,
+]
 
 
 @STRICT
@@ -116,6 +139,7 @@ def test_training_through_vmap(strict):
 
 
 # ---------------------------------------------------------------- compilers
+
 
 def deep():
     torch.manual_seed(3)
@@ -214,11 +238,16 @@ def test_traced_graph_trains(trace):
         plain.zero_grad()
         squares(graph).backward()
         squares(plain_graph).backward()
-        torch.testing.assert_close(sharded.gradients(), local_gradients(plain), rtol=1e-6 if trace is scripted else 0,
-                                   atol=1e-6 if trace is scripted else 0)
+        torch.testing.assert_close(
+            sharded.gradients(),
+            local_gradients(plain),
+            rtol=1e-6 if trace is scripted else 0,
+            atol=1e-6 if trace is scripted else 0,
+        )
 
 
 # ---------------------------------------------------------------- modes
+
 
 class CountOperators(TorchDispatchMode):
     calls = 0
@@ -295,10 +324,12 @@ def test_autocast_to_float16():
     def loss_of(model):
         with torch.autocast("cpu", torch.float16):
             return transformer_loss(model)
+
     assert_trains_like_plain(transformer(), loss_of)
 
 
 # ---------------------------------------------------------------- higher-order operators
+
 
 def conditional(model):
     return torch.cond(X.sum() > 0, lambda x: model[0](x), lambda x: model[2](x), (X,))
@@ -310,9 +341,14 @@ def attention_with_a_parameter_in_the_score(model):
 
 
 @STRICT
-@pytest.mark.parametrize("use, operator", [(conditional, torch.ops.higher_order.cond),
-                                           (attention_with_a_parameter_in_the_score, torch.ops.higher_order.flex_attention)],
-                         ids=["cond", "flex_attention"])
+@pytest.mark.parametrize(
+    "use, operator",
+    [
+        (conditional, torch.ops.higher_order.cond),
+        (attention_with_a_parameter_in_the_score, torch.ops.higher_order.flex_attention),
+    ],
+    ids=["cond", "flex_attention"],
+)
 @own_process
 def test_higher_order_operator(use, operator, strict):
     """They have no fallback for other keys, but can be told to fall through: the operators inside are seen anyway."""

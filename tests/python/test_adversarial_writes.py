@@ -93,11 +93,33 @@ def map_in_python(module):
         module.weight.copy_(torch.stack([row * 2 for row in module.weight]))
 
 
-WRITES = [in_place, through_data, through_a_detached_view, load_state_dict, as_output, foreach, index_put,
-          through_a_view_of_the_parameter, in_place_activation, one_parameter_into_another, renormalise, masked_fill, scatter,
-          random_numbers, map_in_python]
-INITIALISATIONS = [nn.init.uniform_, nn.init.normal_, nn.init.zeros_, nn.init.ones_, nn.init.eye_, nn.init.xavier_uniform_,
-                   nn.init.kaiming_normal_, nn.init.orthogonal_]
+WRITES = [
+    in_place,
+    through_data,
+    through_a_detached_view,
+    load_state_dict,
+    as_output,
+    foreach,
+    index_put,
+    through_a_view_of_the_parameter,
+    in_place_activation,
+    one_parameter_into_another,
+    renormalise,
+    masked_fill,
+    scatter,
+    random_numbers,
+    map_in_python,
+]
+INITIALISATIONS = [
+    nn.init.uniform_,
+    nn.init.normal_,
+    nn.init.zeros_,
+    nn.init.ones_,
+    nn.init.eye_,
+    nn.init.xavier_uniform_,
+    nn.init.kaiming_normal_,
+    nn.init.orthogonal_,
+]
 STRICT = pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 BY_NAME = dict(ids=lambda function: function.__name__)
 

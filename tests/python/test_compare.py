@@ -10,16 +10,35 @@ import pytest
 from conftest import SOURCE_DIR
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
-from comparison import agreement, cli, jobs, lag, network, results, runner, spread, tables  # noqa: E402
-from comparison.experiments import all_gather  # noqa: E402
+import ranks
+from comparison import agreement, cli, jobs, lag, network, results, runner, spread, tables
+from comparison.experiments import all_gather
 
-import ranks  # noqa: E402  (of benchmarks, which comparison has put on the path)
 
-
-def row(variant, losses=((2.0, 1.5),), *, status="measured", seconds=(1.0,), strategy="full_shard", group="g", dtype="fp32", **more):
+def row(
+    variant,
+    losses=((2.0, 1.5),),
+    *,
+    status="measured",
+    seconds=(1.0,),
+    strategy="full_shard",
+    group="g",
+    dtype="fp32",
+    **more,
+):
     measured = [{"step_seconds": value, **more} for value in seconds] if status == "measured" else []
-    made = {"group": group, "variant": variant, "side": variant.split()[0], "status": status, "reason": "", "dtype": dtype,
-            "job": {"strategy": strategy}, "losses": [list(each) for each in losses], "rounds": measured, "figures": {}}
+    made = {
+        "group": group,
+        "variant": variant,
+        "side": variant.split()[0],
+        "status": status,
+        "reason": "",
+        "dtype": dtype,
+        "job": {"strategy": strategy},
+        "losses": [list(each) for each in losses],
+        "rounds": measured,
+        "figures": {},
+    }
     return results.summarise([made])[0]
 
 
@@ -75,9 +94,13 @@ def test_rows_that_were_not_measured_stay_as_they_are():
 
 
 def test_table_compares_with_ours_of_the_same_strategy():
-    rows = [row("fsdp.cpp full_shard", seconds=(1.0, 2.0)), row("FSDP2 full_shard", seconds=(2.0, 3.0)),
-            row("fsdp.cpp no_shard", seconds=(4.0, 4.0), strategy="no_shard"),
-            row("DDP", seconds=(2.0, 2.0), strategy="no_shard"), row("FSDP1", [], status="out of memory")]
+    rows = [
+        row("fsdp.cpp full_shard", seconds=(1.0, 2.0)),
+        row("FSDP2 full_shard", seconds=(2.0, 3.0)),
+        row("fsdp.cpp no_shard", seconds=(4.0, 4.0), strategy="no_shard"),
+        row("DDP", seconds=(2.0, 2.0), strategy="no_shard"),
+        row("FSDP1", [], status="out of memory"),
+    ]
     lines = tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], (("s", "step_seconds"),)).splitlines()
     assert lines[0] == "| variant | s | s / fsdp.cpp |" and lines[1] == "| --- | ---: | ---: |"
     assert lines[3] == "| FSDP2 full_shard | 2.5 (2.0–3.0) | 1.75 (1.50–2.00) |"
@@ -89,13 +112,21 @@ def test_void_rows_show_their_figures_without_a_ratio():
     rows = [row("fsdp.cpp"), row("FSDP2", [[2.0, 9.0]], seconds=(0.5,))]
     agreement.void_rows([row("DDP"), *rows])
     assert tables.group_table(rows, [("s", "step_seconds", "{:.1f}")], (("s", "step_seconds"),)).splitlines()[3] == (
-        "| FSDP2 (**void**) | 0.5 | – |")
+        "| FSDP2 (**void**) | 0.5 | – |"
+    )
 
 
 def test_where_ours_is_behind_is_listed():
-    ahead = [row("fsdp.cpp full_shard", seconds=(1.0,)), row("FSDP2 full_shard", seconds=(0.99,)), row("FSDP1", [], status="failed")]
-    behind = [row("fsdp.cpp no_shard", seconds=(4.0,), strategy="no_shard"), row("fsdp.cpp other", seconds=(3.0,), strategy="no_shard"),
-              row("DDP", seconds=(2.0,), strategy="no_shard")]
+    ahead = [
+        row("fsdp.cpp full_shard", seconds=(1.0,)),
+        row("FSDP2 full_shard", seconds=(0.99,)),
+        row("FSDP1", [], status="failed"),
+    ]
+    behind = [
+        row("fsdp.cpp no_shard", seconds=(4.0,), strategy="no_shard"),
+        row("fsdp.cpp other", seconds=(3.0,), strategy="no_shard"),
+        row("DDP", seconds=(2.0,), strategy="no_shard"),
+    ]
     assert lag.lagging(ahead) == []
     assert lag.lagging(ahead + behind) == ["* g, no_shard: seconds a step 3.000, DDP 2.000"]
 
@@ -107,7 +138,7 @@ def test_knee_is_where_larger_gathers_gain_little():
 
 
 def test_jobs_name_wrong_keys_and_values():
-    whole = {field: value for field, value in vars(jobs.Job("m", "s")).items()}
+    whole = dict(vars(jobs.Job("m", "s")))
     assert jobs.read_job(whole) == jobs.Job("m", "s")
     with pytest.raises(ValueError, match='unknown key "stategy"'):
         jobs.read_job({**whole, "stategy": "full_shard"})
@@ -119,23 +150,38 @@ def test_jobs_name_wrong_keys_and_values():
         jobs.variant("FSDP3")
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"stategy": "full_shard"}, 'unknown key "stategy"'), ({"strategy": "zero"}, '"strategy" has the unknown value "zero"'),
-    ({"batch": None}, 'key "batch" has the value null'), ({"batch": ...}, 'key "batch" is missing')])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"stategy": "full_shard"}, 'unknown key "stategy"'),
+        ({"strategy": "zero"}, '"strategy" has the unknown value "zero"'),
+        ({"batch": None}, 'key "batch" has the value null'),
+        ({"batch": ...}, 'key "batch" is missing'),
+    ],
+)
 def test_our_side_names_wrong_keys_and_values(change, message, build_dir, tmp_path):
     job = {key: value for key, value in {**vars(jobs.Job("m", "s")), **change}.items() if value is not ...}
     (tmp_path / "job.json").write_text(json.dumps(job))
-    done = subprocess.run([build_dir / "compare_ours", tmp_path / "job.json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [build_dir / "compare_ours", tmp_path / "job.json"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and message in done.stderr
 
 
 def test_out_of_memory_is_found_in_what_any_rank_has_written():
-    said = ("Traceback (most recent call last):\n  MemoryError is named here\nRuntimeError: [enforce fail at alloc_cpu.cpp:117] "
-            "err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.\n")
+    said = (
+        "Traceback (most recent call last):\n  MemoryError is named here\n"
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: "
+        "can't allocate memory: you tried to allocate 8 bytes.\n"
+    )
     failed = row("DDP")
-    runner.fail(failed, ranks.RankError("rank 0 failed:\nConnection closed by peer", ["Connection closed by peer", said]))
+    runner.fail(
+        failed, ranks.RankError("rank 0 failed:\nConnection closed by peer", ["Connection closed by peer", said])
+    )
     assert failed["status"] == "out of memory"
-    assert failed["reason"] == "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    assert (
+        failed["reason"] == "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    )
     runner.fail(failed, ranks.RankError("rank 0 failed:\nMemoryError " + "x" * 300))
     assert failed["status"] == "out of memory" and len(failed["reason"]) == 202 and failed["reason"].endswith("x …")
     runner.fail(failed, ranks.RankError("rank 1 failed:\nValueError: no", ["", "ValueError: no"]))
@@ -159,16 +205,31 @@ def test_ranks_of_a_namespace_are_a_host():
     assert network.Place(2).prefix_of(1) == [] and not network.Place(2).counted
     apart = dataclasses.replace(place, apart=True)
     assert [apart.variables_of(rank, 7) for rank in (0, 3)] == [
-        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1",
-         "MASTER_PORT": port, "X": "1"} for port in ("7", "10")]
+        {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": port,
+            "X": "1",
+        }
+        for port in ("7", "10")
+    ]
     first = apart.of(2)
     assert (first.ranks, first.namespaces, first.variables_of(1, 7)["WORLD_SIZE"]) == (2, ("a", "a"), "2")
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--experiment", "7"], "invalid choice: '7'"), (["--budget", "huge"], "invalid choice: 'huge'"),
-    (["--rounds", "0"], "0 is not positive"), (["--build-dir", "/nowhere"], "/nowhere lacks compare_ours"),
-    (["--report-only"], "experiment-1.json")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--experiment", "7"], "invalid choice: '7'"),
+        (["--budget", "huge"], "invalid choice: 'huge'"),
+        (["--rounds", "0"], "0 is not positive"),
+        (["--build-dir", "/nowhere"], "/nowhere lacks compare_ours"),
+        (["--report-only"], "experiment-1.json"),
+    ],
+)
 def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([*arguments, "--out", str(tmp_path)])

@@ -1,5 +1,5 @@
-"""The DHEN of benchmarks/compare's PyTorch side: with tables split over ranks it trains as one process with whole tables does,
-from the rows that the library begins with."""
+"""The DHEN of benchmarks/compare's PyTorch side: with tables split over ranks it trains as one process with whole
+tables does, from the rows that the library begins with."""
 
 import itertools
 import json
@@ -11,13 +11,24 @@ import torch
 from conftest import SOURCE_DIR
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
-from comparison import torch_dhen, torch_tables  # noqa: E402
+import ranks as rank_processes
+from comparison import torch_dhen, torch_tables
 
-import ranks as rank_processes  # noqa: E402
-
-CONFIG = dict(num_numeric_features=3, table_rows=[2, 11, 30], embedding_width=8, num_hidden_layers=2,
-              interactions=["attention", "cross", "dot_product", "linear", "mlp"], interaction_outputs=2, num_attention_heads=2,
-              cross_rank=3, mlp_size=5, numeric_sizes=[6], head_sizes=[9], initializer_range=0.3, embedding_seed=4)
+CONFIG = dict(
+    num_numeric_features=3,
+    table_rows=[2, 11, 30],
+    embedding_width=8,
+    num_hidden_layers=2,
+    interactions=["attention", "cross", "dot_product", "linear", "mlp"],
+    interaction_outputs=2,
+    num_attention_heads=2,
+    cross_rank=3,
+    mlp_size=5,
+    numeric_sizes=[6],
+    head_sizes=[9],
+    initializer_range=0.3,
+    embedding_seed=4,
+)
 BATCH, STEPS, RATE = 6, 3, 0.05
 RANK = """
 import json, sys
@@ -47,7 +58,9 @@ class WholeTables(torch.nn.Module):
         super().__init__()
         counts = torch.tensor(config["table_rows"])
         self.first = counts.cumsum(0) - counts
-        self.rows = torch.cat([torch_tables.initial_rows(config, table, 0, count) for table, count in enumerate(counts.tolist())])
+        self.rows = torch.cat(
+            [torch_tables.initial_rows(config, table, 0, count) for table, count in enumerate(counts.tolist())]
+        )
         self.rows.requires_grad_()
         self.squares = torch.zeros(len(self.rows))
 
@@ -57,7 +70,9 @@ class WholeTables(torch.nn.Module):
     @torch.no_grad()
     def step(self):
         self.squares += self.rows.grad.square().mean(1)
-        self.rows -= torch_tables.ROW_LEARNING_RATE * self.rows.grad / (self.squares.sqrt() + torch_tables.ROW_EPS).unsqueeze(1)
+        self.rows -= (
+            torch_tables.ROW_LEARNING_RATE * self.rows.grad / (self.squares.sqrt() + torch_tables.ROW_EPS).unsqueeze(1)
+        )
         self.rows.grad = None
 
 

@@ -11,10 +11,10 @@ import pytest
 from conftest import SOURCE_DIR
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
-from comparison import models, network, runner, workbench  # noqa: E402
-from comparison.experiments import scaling  # noqa: E402
-from comparison.jobs import DDP, OURS, PLAIN, of_strategies, variant  # noqa: E402
-from comparison.torch_ranks import TorchRanks  # noqa: E402
+from comparison import models, network, runner, workbench
+from comparison.experiments import scaling
+from comparison.jobs import DDP, OURS, PLAIN, of_strategies, variant
+from comparison.torch_ranks import TorchRanks
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,10 @@ def job(setting):
 
 
 def test_experiments_1_2_5_and_6(build_dir, tmp_path):
-    done = subprocess.run([sys.executable, SOURCE_DIR / "benchmarks/compare", "--experiment", "1", "2", "5", "6", "--budget", "smoke",
-                           "--rounds", "1", "--ranks", "2", "--out", tmp_path / "out", "--folder", tmp_path / "models",
-                           "--build-dir", build_dir], capture_output=True, text=True)
+    settings = ["--experiment", "1", "2", "5", "6", "--budget", "smoke", "--rounds", "1", "--ranks", "2"]
+    folders = ["--out", tmp_path / "out", "--folder", tmp_path / "models", "--build-dir", build_dir]
+    command = [sys.executable, SOURCE_DIR / "benchmarks/compare", *settings, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     documents = {number: json.loads((tmp_path / f"out/experiment-{number}.json").read_text()) for number in "1256"}
     for document in documents.values():
@@ -50,7 +51,9 @@ def test_experiments_1_2_5_and_6(build_dir, tmp_path):
     for number in "1256":
         text = (tmp_path / f"out/experiment-{number}.md").read_text()
         images = re.findall(r' src="([^"]+)\.png"', text)
-        assert images and all((tmp_path / f"out/{name}{kind}").stat().st_size > 1000 for name in images for kind in (".png", "-dark.png"))
+        assert images and all(
+            (tmp_path / f"out/{name}{kind}").stat().st_size > 1000 for name in images for kind in (".png", "-dark.png")
+        )
 
 
 def limited(row):
@@ -60,25 +63,43 @@ def limited(row):
 def check_limit(rows, page):
     """What is sharded fits under the limit, on both sides, and what is not does not, on both sides."""
     assert {row["variant"]: row["status"] for row in rows} == {
-        "fsdp.cpp full_shard": "measured", "fsdp.cpp full_shard, auto_units": "measured", "FSDP1 full_shard": "measured",
-        "FSDP2 full_shard": "measured", "fsdp.cpp no_shard": "out of memory", "DDP": "out of memory"}, rows
+        "fsdp.cpp full_shard": "measured",
+        "fsdp.cpp full_shard, auto_units": "measured",
+        "FSDP1 full_shard": "measured",
+        "FSDP2 full_shard": "measured",
+        "fsdp.cpp no_shard": "out of memory",
+        "DDP": "out of memory",
+    }, rows
     assert all(row["figures"]["base_mib"]["median"] > 0 for row in rows if row["status"] == "measured")
     assert "at most 160 MiB a process" in page and "| DDP (out of memory) |" in page and "DefaultCPUAllocator" in page
 
 
 def check_one_host(rows):
     assert {row["variant"]: row["ranks"] for row in rows} == {
-        "PyTorch alone": 1, "fsdp.cpp alone": 1, "fsdp.cpp shared memory": 2, "fsdp.cpp Gloo": 2, "DDP": 2, "FSDP1": 2, "FSDP2": 2,
-        "PyTorch apart": 2, "fsdp.cpp apart": 2}
+        "PyTorch alone": 1,
+        "fsdp.cpp alone": 1,
+        "fsdp.cpp shared memory": 2,
+        "fsdp.cpp Gloo": 2,
+        "DDP": 2,
+        "FSDP1": 2,
+        "FSDP2": 2,
+        "PyTorch apart": 2,
+        "fsdp.cpp apart": 2,
+    }
     losses = {row["variant"]: row["losses"][0] for row in rows}
     assert losses["fsdp.cpp apart"] == losses["fsdp.cpp alone"] != losses["DDP"], "each trains what one alone does"
     figures = {row["variant"]: row["figures"] for row in rows}
     assert all(row["loss_difference"] <= 1e-3 for row in rows)
     looked_at = {name: of_row["host_mib"]["median"] for name, of_row in figures.items() if "host_mib" in of_row}
-    assert looked_at.keys() == figures.keys() - {"PyTorch apart", "fsdp.cpp apart"} and min(looked_at.values()) > 10, looked_at
+    assert looked_at.keys() == figures.keys() - {"PyTorch apart", "fsdp.cpp apart"} and min(looked_at.values()) > 10, (
+        looked_at
+    )
     assert {name for name, of_row in figures.items() if "allocated_mib" not in of_row} == {"fsdp.cpp shared memory"}
     if "sent_mib" in figures["DDP"]:
-        assert figures["fsdp.cpp shared memory"]["sent_mib"]["median"] < 0.1 * figures["fsdp.cpp Gloo"]["sent_mib"]["median"]
+        assert (
+            figures["fsdp.cpp shared memory"]["sent_mib"]["median"]
+            < 0.1 * figures["fsdp.cpp Gloo"]["sent_mib"]["median"]
+        )
 
 
 def test_a_side_with_wrong_losses_is_void(setting, job, monkeypatch):
@@ -90,9 +111,15 @@ def test_a_side_with_wrong_losses_is_void(setting, job, monkeypatch):
         return run_variant(setting, chosen, type(job)(**{**vars(job), **wrong}), place)
 
     monkeypatch.setattr(runner, "run_variant", run)
-    rows = {row["variant"]: row for row in runner.measure(setting, "wrong", of_strategies(("no_shard",)), job, network.Place(2))}
+    rows = {
+        row["variant"]: row
+        for row in runner.measure(setting, "wrong", of_strategies(("no_shard",)), job, network.Place(2))
+    }
     assert rows["DDP"]["status"] == "measured"
-    assert rows["fsdp.cpp no_shard"]["status"] == "void" and "losses differ from those of DDP" in rows["fsdp.cpp no_shard"]["reason"]
+    assert (
+        rows["fsdp.cpp no_shard"]["status"] == "void"
+        and "losses differ from those of DDP" in rows["fsdp.cpp no_shard"]["reason"]
+    )
     assert rows["fsdp.cpp no_shard"]["rounds"]  # it is kept
 
 
@@ -110,15 +137,26 @@ def test_traffic_follows_the_papers_formulas(setting, job):
 
 def test_a_side_that_runs_out_of_memory_is_said_to(setting):
     """38 MiB of weights."""
-    spec = models.model("large", "deepvit", 16, image_size=16, patch_size=4, hidden_size=512, num_hidden_layers=3,
-                        num_attention_heads=2, intermediate_size=2048, num_labels=5)
+    spec = models.model(
+        "large",
+        "deepvit",
+        16,
+        image_size=16,
+        patch_size=4,
+        hidden_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=2048,
+        num_labels=5,
+    )
     limited = workbench.make_job(setting, spec, 1, "smoke", 2, memory_limit=30 << 20)
     rows = runner.measure(setting, "limit", (variant(OURS), variant("FSDP2")), limited, network.Place(2))
     assert [row["status"] for row in rows] == ["out of memory"] * 2, rows
 
 
 def test_features_count_flops_that_are_computed_again(setting):
-    """3 blocks of 17 tokens, by hand: weights 4 x 32² + 2 x 32 x 64, maps of 2 heads; patches of 48 values, 5 classes."""
+    """3 blocks of 17 tokens, by hand: weights 4 x 32² + 2 x 32 x 64, maps of 2 heads; patches of 48 values, 5
+    classes."""
     rows = scaling.features(workbench.Call(setting, "smoke", (1, 2)))
     assert {(row["status"], row["ranks"]) for row in rows} == {("measured", 2)}, rows
     blocks = 3 * 2 * (17 * (4 * 32**2 + 2 * 32 * 64) + 2 * 17**2 * 32 + 2**2 * 17**2)

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"),
-                                                                  *ROOT.glob("examples/*.md"), *ROOT.glob(".github/**/*.md")))
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob(".github/**/*.md"),
+    )
+)
 GENERATED = re.compile(r"docs/(benchmarks/experiment-\d\.md|config\.md)$")
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 
@@ -52,12 +59,16 @@ def test_links_lead_somewhere(document):
 def test_prose_is_wrapped(document):
     """Tables, code, images and single long words may be wider."""
     lines = without_blocks((ROOT / document).read_text()).splitlines()
-    assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "<")) and " " in line.strip()[:120]] == []
+    assert [
+        line for line in lines if len(line) > 120 and not line.startswith(("|", "<")) and " " in line.strip()[:120]
+    ] == []
 
 
 def test_broken_links_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     (tmp_path / "b.md").write_text("# A heading, with marks\n")
-    (tmp_path / "a.md").write_text("[x](b.md#a-heading-with-marks) [y](b.md#other) [z](c.md) `[no](link.md)`\n"
-                                   "[far](https://example.com/x)\n```\n[code](d.md)\n```\n")
+    (tmp_path / "a.md").write_text(
+        "[x](b.md#a-heading-with-marks) [y](b.md#other) [z](c.md) `[no](link.md)`\n"
+        "[far](https://example.com/x)\n```\n[code](d.md)\n```\n"
+    )
     assert list(broken("a.md")) == ["b.md#other: no such heading", "c.md: no such file"]

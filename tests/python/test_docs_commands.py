@@ -1,5 +1,5 @@
-"""Each command in a fenced block of the documents runs, on a small model where it would take long. A command that nothing
-here knows how to run is a failure; so is a rule that no command needs."""
+"""Each command in a fenced block of the documents runs, on a small model where it would take long. A command that
+nothing here knows how to run is a failure; so is a rule that no command needs."""
 
 import os
 import re
@@ -13,12 +13,21 @@ import pytest
 from resume_support import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"))
-                   if path.name != "CHANGELOG.md")
+DOCUMENTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"))
+    if path.name != "CHANGELOG.md"
+)
 
 # In place of what SmolLM2 needs.
-SMALL = {"max_steps": 1, "dataset": "dummy:40", "eval_dataset": "dummy:20", "max_seq_length": 9, "train_batch_size": 2,
-         "overwrite_output_dir": "true"}
+SMALL = {
+    "max_steps": 1,
+    "dataset": "dummy:40",
+    "eval_dataset": "dummy:20",
+    "max_seq_length": 9,
+    "train_batch_size": 2,
+    "overwrite_output_dir": "true",
+}
 
 # What runs elsewhere: a pattern, and the test that runs it.
 ELSEWHERE = {
@@ -26,8 +35,8 @@ ELSEWHERE = {
     r"MASTER_ADDR=\S+ MASTER_PORT=\S+ mpirun": "test_several_hosts.py",
     r"torchrun .*--nnodes 2": "test_several_hosts.py",
     r"cmake ": "test_setup_consumer.py",
-    r"fsdp train --config-path config.json": "gpt2_test.py",
-    r"fsdp train --config-path examples/mnist.json": "image_models_test.py",
+    r"fsdp train --config-path config.json": "test_gpt2.py",
+    r"fsdp train --config-path examples/mnist.json": "test_image_models.py",
     r"fsdp train --config-path examples/adult.json": "test_tabular.py",
 }
 
@@ -54,19 +63,38 @@ class Place:
                 (folder / name).symlink_to(ROOT / name)
 
     def run(self, words, timeout=300):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                       "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        result = subprocess.run(list(map(str, words)), cwd=self.folder, env=environment, capture_output=True, text=True,
-                                timeout=timeout)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        result = subprocess.run(
+            list(map(str, words)),
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
         assert result.returncode == 0, f"{words}:\n{result.stdout}{result.stderr}"
         return result.stdout
 
     def words(self, command):
         """Of the shell; programs are those of this build, and torchrun takes a port that is free."""
-        words = [str(self.build_dir / word.removeprefix("build/")) if word.startswith("build/") else word
-                 for word in shlex.split(command)]
+        words = [
+            str(self.build_dir / word.removeprefix("build/")) if word.startswith("build/") else word
+            for word in shlex.split(command)
+        ]
         if words[0] == "torchrun":
-            words[1:1] = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--log-dir", self.folder / "torchrun"]
+            words[1:1] = [
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                "localhost:0",
+                "--log-dir",
+                self.folder / "torchrun",
+            ]
         return words
 
     def small(self, output):
@@ -122,7 +150,8 @@ RULES = {
     r"build/fuzz_training (--seed |--case )": run_as_it_stands,
     r"build/fuzz_training (--seeds |--seconds )": run_fewer_seeds,
     r"torchrun --no-python --nproc-per-node 2 build/shard_your_model": run_as_it_stands,
-    r"(torchrun --no-python --nproc-per-node 2 )?build/fsdp train --config-path examples/smollm2.json": run_small_training,
+    r"(torchrun --no-python --nproc-per-node 2 )?"
+    r"build/fsdp train --config-path examples/smollm2.json": run_small_training,
     r"build/fsdp report ": run_report,
     r"fsdp (convert|inspect) ": compare_with_help,
 }
@@ -132,7 +161,9 @@ def rules_for(command):
     return [pattern for pattern in (*RULES, *ELSEWHERE) if re.match(pattern, command)]
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if not any(re.match(pattern, one) for pattern in ELSEWHERE)])
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if not any(re.match(pattern, one) for pattern in ELSEWHERE)]
+)
 def test_command(place, command):
     rules = rules_for(command)
     assert len(rules) == 1, f"{command!r}: add a rule to this file"
@@ -140,7 +171,9 @@ def test_command(place, command):
 
 
 def test_each_rule_is_needed():
-    unused = [pattern for pattern in (*RULES, *ELSEWHERE) if not any(re.match(pattern, command) for command in COMMANDS)]
+    unused = [
+        pattern for pattern in (*RULES, *ELSEWHERE) if not any(re.match(pattern, command) for command in COMMANDS)
+    ]
     assert unused == []
     assert all((ROOT / "tests/python" / test).exists() for test in ELSEWHERE.values())
 

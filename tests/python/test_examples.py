@@ -37,8 +37,15 @@ CASES = [(name, ranks) for name in EXAMPLES for ranks in RANKS.get(name, (1, 2))
 
 
 def environment_of(rank, ranks, port):
-    ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    ours = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,
+    }
     return {**os.environ, **{name: str(value) for name, value in ours.items()}}
 
 
@@ -48,8 +55,12 @@ def run_ranks(program, ranks, timeout=120, arguments=(), more_environment=None):
     command = [program, *map(str, arguments)]
     with free_port() as port:
         environments = [{**environment_of(rank, ranks, port), **(more_environment or {})} for rank in range(ranks)]
-        processes = [subprocess.Popen(command, env=environments[rank], text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(ranks)]
+        processes = [
+            subprocess.Popen(
+                command, env=environments[rank], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            for rank in range(ranks)
+        ]
         try:
             outputs = [process.communicate(timeout=timeout)[0] for process in processes]
         finally:

@@ -18,8 +18,11 @@ GRADIENT = (1.5, -3e-3, 0.0, 0.4375)
 SCENARIOS = {
     "defaults": ({}, "float32", "..x.x"),
     "growth": ({"init_scale": 4.0, "growth_interval": 3}, "float32", ".......x....x.x...."),
-    "odd factors": ({"init_scale": 1000.0, "growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 2},
-                    "float32", "....x..x......xx...."),
+    "odd factors": (
+        {"init_scale": 1000.0, "growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 2},
+        "float32",
+        "....x..x......xx....",
+    ),
     "each step": ({"init_scale": 1.0, "growth_interval": 1}, "float64", "...x..x."),
     "fp64": ({"init_scale": 3.0, "growth_factor": 1.1, "growth_interval": 1}, "float64", "....x."),
     "fp16": ({"init_scale": 4096.0, "growth_factor": 1.3, "growth_interval": 2}, "float16", ".x...x."),

@@ -9,14 +9,27 @@ import transformers
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from adversarial_support import (Sharded, assert_bit_equal, assert_trains_like_plain, one_unit, own_process, unit_per_layer,
-                                 unit_per_module)
+from adversarial_support import (
+    Sharded,
+    assert_bit_equal,
+    assert_trains_like_plain,
+    one_unit,
+    own_process,
+    unit_per_layer,
+    unit_per_module,
+)
 
 warnings.filterwarnings("ignore", module="transformers")
 
 VOCABULARY = 97
-TEXT_MODEL = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
-                  max_position_embeddings=64)
+TEXT_MODEL = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=48,
+    max_position_embeddings=64,
+)
 IDS = torch.arange(24).view(2, 12) * 7 % VOCABULARY
 LABELS = torch.arange(24).view(2, 12) * 5 % VOCABULARY
 IMAGES = torch.sin(torch.arange(2 * 3 * 32 * 32.0)).view(2, 3, 32, 32)
@@ -36,17 +49,29 @@ def llama(**changes):
 
 
 def vision_models():
-    vit = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-                                 image_size=32, patch_size=8, num_labels=5)
-    regnet = transformers.RegNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2], groups_width=8, num_labels=5)
-    return {"vit": lambda: transformers.ViTForImageClassification(vit),
-            "regnet": lambda: transformers.RegNetForImageClassification(regnet)}
+    vit = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+        num_labels=5,
+    )
+    regnet = transformers.RegNetConfig(
+        embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2], groups_width=8, num_labels=5
+    )
+    return {
+        "vit": lambda: transformers.ViTForImageClassification(vit),
+        "regnet": lambda: transformers.RegNetForImageClassification(regnet),
+    }
 
 
 def language_models():
     gpt2 = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=64)
-    t5 = transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-                               decoder_start_token_id=0)
+    t5 = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
     mamba = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4)
     return {
         "llama": llama,
@@ -55,7 +80,8 @@ def language_models():
         "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**TEXT_MODEL)),
         "t5": lambda: transformers.T5ForConditionalGeneration(t5),
         "mixtral": lambda: transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**TEXT_MODEL, num_key_value_heads=2, num_local_experts=4)),
+            transformers.MixtralConfig(**TEXT_MODEL, num_key_value_heads=2, num_local_experts=4)
+        ),
         "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**TEXT_MODEL, num_key_value_heads=2)),
         "mamba": lambda: transformers.MambaForCausalLM(mamba),
     }
@@ -107,14 +133,16 @@ def under_autocast(on):
     def loss_of(model):
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
             return language_loss(model)
+
     return loss_of
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @own_process
 def test_llama_computing_in_bfloat16(attention):
-    assert_trains_like_plain(build(lambda: llama(attn_implementation=attention)), language_loss, units=unit_per_layer,
-                             compute=torch.bfloat16)
+    assert_trains_like_plain(
+        build(lambda: llama(attn_implementation=attention)), language_loss, units=unit_per_layer, compute=torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
@@ -128,6 +156,7 @@ def test_generation_with_a_cache(strict):
 
 
 # ---------------------------------------------------------------- torch.nn
+
 
 class Recurrent(nn.Module):
     def __init__(self, kind):
@@ -167,8 +196,14 @@ class OddUses(nn.Module):
         bags = self.bag(torch.arange(8).view(2, 4))
         traces = sum(torch.einsum("ij,ij->", matrix, matrix) for matrix in self.matrices)
         flat = torch.cat([matrix.view(-1) for matrix in self.matrices])
-        return (self.transformer(x, x).mean() + self.bilinear(h, h).sum() + bags.sum() + traces
-                + torch.stack(list(self.matrices)).norm() + flat.exp().mean())
+        return (
+            self.transformer(x, x).mean()
+            + self.bilinear(h, h).sum()
+            + bags.sum()
+            + traces
+            + torch.stack(list(self.matrices)).norm()
+            + flat.exp().mean()
+        )
 
 
 @own_process
@@ -179,8 +214,11 @@ def test_odd_uses():
 
 
 @pytest.mark.parametrize("units", [unit_per_layer, unit_per_module], ids=lambda units: units.__name__)
-@pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.orthogonal,
-                                         parametrizations.spectral_norm], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "parametrize",
+    [parametrizations.weight_norm, parametrizations.orthogonal, parametrizations.spectral_norm],
+    ids=lambda function: function.__name__,
+)
 @own_process
 def test_parametrization(parametrize, units):
     torch.manual_seed(3)

@@ -26,8 +26,12 @@ class Outcome:
 @pytest.fixture(scope="module")
 def program(build_dir):
     def run(folder, optimizer):
-        statuses, outputs = run_ranks(build_dir / "offload_memory", RANKS, arguments=[folder, optimizer, LAYERS, WIDTH],
-                                      more_environment=ENVIRONMENT)
+        statuses, outputs = run_ranks(
+            build_dir / "offload_memory",
+            RANKS,
+            arguments=[folder, optimizer, LAYERS, WIDTH],
+            more_environment=ENVIRONMENT,
+        )
         assert statuses == [0] * RANKS, "\n".join(outputs)
         lines = [output.split() for output in outputs]
         return Outcome([line[0] for line in lines], *(max(int(line[i]) for line in lines) for i in (1, 2, 3)))

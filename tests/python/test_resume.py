@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,8 @@ STRACE = ["strace", "-f", "-qq", "-o"]
 
 
 def calls_of_the_last_saves(job, trace, ranks):
-    """System calls from the save at step 4, over the removal of checkpoint-2, to the end of the run: pairs of a name and
-    the call's number among those of its thread, which is how strace counts."""
+    """System calls from the save at step 4, over the removal of checkpoint-2, to the end of the run: pairs of a name
+    and the call's number among those of its thread, which is how strace counts."""
     result = job.run(before=[*STRACE, trace, "-e", "trace=" + ",".join(CALLS)], ranks=ranks)
     assert result.returncode == 0, result.stdout + result.stderr
     numbers, calls, begun = collections.Counter(), set(), False
@@ -54,14 +55,15 @@ def some_of(calls, of_each):
     if os.environ.get("FSDP_EVERY_SYSTEM_CALL"):
         return calls
     names = {name: [call for call in calls if call[0] == name] for name, _ in calls}
-    return [call for alike in names.values() for call in alike[::-(-len(alike) // of_each)]]
+    return [call for alike in names.values() for call in alike[:: -(-len(alike) // of_each)]]
 
 
 @pytest.mark.parametrize("ranks, asynchronous, of_each", [(1, False, 6), (2, False, 1), (2, True, 1)])
 def test_a_kill_at_any_system_call_of_saves_and_removals_costs_nothing(
-        fsdp_program, model, tmp_path, ranks, asynchronous, of_each):
-    config = {"save_total_limit": 1, "async_save": asynchronous,
-              "lr_scheduler_type": "constant"}  # the same whatever max_steps is
+    fsdp_program, model, tmp_path, ranks, asynchronous, of_each
+):
+    # The learning rate is the same whatever max_steps is.
+    config = {"save_total_limit": 1, "async_save": asynchronous, "lr_scheduler_type": "constant"}
     want = Job(fsdp_program, model, tmp_path / "whole", **config).finish(ranks=ranks)
     begun = Job(fsdp_program, model, tmp_path / "begun", **config)
     assert begun.run(overrides=["max_steps=2", "save_final=false"], ranks=ranks).returncode == 0
@@ -118,11 +120,18 @@ def test_without_checkpoints_sigterm_ends_the_run_at_once(fsdp_program, model, t
 
 
 def torchrun(job, restarts, overrides=()):
-    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--max-restarts",
-               str(restarts), "--monitor-interval", "0.1", "--master-port", "0", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "localhost:0", "--log-dir", str(job.folder / "torchelastic")]
-    return subprocess.Popen(command + job.command(overrides=overrides), env=job.environment(), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    restarting = ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+    addresses = ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    options = ["--no-python", "--nproc-per-node", "2", *restarting, *addresses]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--log-dir", str(job.folder / "torchelastic")]
+    return subprocess.Popen(
+        command + job.command(overrides=overrides),
+        env=job.environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def rank_processes(job):
@@ -130,8 +139,8 @@ def rank_processes(job):
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            line = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
-            environment = open(f"/proc/{pid}/environ", "rb").read().split(b"\0")
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
         if line[0] == str(job.program).encode() and str(job.file).encode() in line:
@@ -209,7 +218,10 @@ def test_a_restarted_job_goes_on_from_the_newest_sound_checkpoint(fsdp_program, 
     assert "DAMAGED: " in out and f"resuming from {job.output}/checkpoint-2 instead" in out, out + err
     assert job.left() == want
     assert job.checkpoints() == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-    assert sorted(path.name for path in job.output.glob("damaged-*")) == ["damaged-checkpoint-4", "damaged-checkpoint-6"]
+    assert sorted(path.name for path in job.output.glob("damaged-*")) == [
+        "damaged-checkpoint-4",
+        "damaged-checkpoint-6",
+    ]
 
 
 def test_checkpoints_of_another_model_are_refused(fsdp_program, model, tmp_path):
@@ -222,8 +234,11 @@ def test_checkpoints_of_another_model_are_refused(fsdp_program, model, tmp_path)
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(model / "model.safetensors")
-    save_file({name: value for name, value in tensors.items() if ".layers.1." not in name}, other / "model.safetensors",
-              metadata={"format": "pt"})
+    save_file(
+        {name: value for name, value in tensors.items() if ".layers.1." not in name},
+        other / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     result = job.run(overrides=[f"model_path={other}", "max_steps=4"])
     assert result.returncode == 1
     assert "does not fit this model" in result.stderr and "model.layers.1." in result.stderr
@@ -240,7 +255,9 @@ def test_a_checkpoint_of_untied_weights_is_refused_by_a_model_that_ties_them(fsd
     tied = Job(fsdp_program, model, tmp_path / "tied", resume_from_checkpoint=str(checkpoint), max_steps=7)
     result = tied.run(ranks=2)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert ("lm_head.weight is other values, expected those of 'model.embed_tokens.weight': they are one parameter"
-            in result.stderr)
+    assert (
+        "lm_head.weight is other values, expected those of 'model.embed_tokens.weight': they are one parameter"
+        in result.stderr
+    )
     assert result.stderr.count("lm_head.weight") == 1
     assert tied.metrics() == {} and tied.checkpoints() == []

@@ -1,4 +1,5 @@
-"""scripts/gpu_check says what a machine lacks; benchmarks/gpu.py measures all variants, here on the CPU, and says which failed."""
+"""scripts/gpu_check says what a machine lacks; benchmarks/gpu.py measures all variants, here on the CPU, and says which
+failed."""
 
 import importlib.util
 import os
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 GOOD_TORCH = "2.11.0+cu130\n13.0\n1\nSome GPU\n/nowhere/torch\n"
-TINY = ["--device", "cpu", "--layers", "2", "--width", "32", "--heads", "2", "--vocabulary", "64", "--batch", "1",
-        "--length", "8", "--turns", "1", "--steps", "2", "--warm-up", "1"]
+TINY = ["--device=cpu", "--layers=2", "--width=32", "--heads=2", "--vocabulary=64", "--batch=1", "--length=8"]
+TINY += ["--turns=1", "--steps=2", "--warm-up=1"]
 
 
 def script(path, text):
@@ -23,8 +24,14 @@ def script(path, text):
 @pytest.fixture
 def gpu_check(source_dir, tmp_path):
     def run(*options, python, **variables):
-        return subprocess.run([source_dir / "scripts/gpu_check", "--python", python, "--build-dir", tmp_path / "build", *options],
-                              env={**os.environ, **variables}, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [source_dir / "scripts/gpu_check", "--python", python, "--build-dir", tmp_path / "build", *options],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     return run
 
@@ -36,8 +43,11 @@ def python_with(tmp_path, torch_says):
 
 def compiler_without(tmp_path, header, unless):
     """Says that `header` is missing, unless its arguments hold `unless`."""
-    return script(tmp_path / "c++", f'source=$(cat); case "$source" in *"{header}"*) case "$*" in *"{unless}"*) exit 0;; esac;'
-                  ' exit 1;; esac; printf "%s" "$source" | c++ "$@"')
+    return script(
+        tmp_path / "c++",
+        f'source=$(cat); case "$source" in *"{header}"*) case "$*" in *"{unless}"*) exit 0;; esac;'
+        ' exit 1;; esac; printf "%s" "$source" | c++ "$@"',
+    )
 
 
 def test_machine_without_gpu_is_told_so(gpu_check, tmp_path):
@@ -53,8 +63,17 @@ def test_python_without_torch_is_told_so(gpu_check, tmp_path):
     assert "has no torch" in result.stderr and "--python" in result.stderr
 
 
-@pytest.mark.parametrize("version, too_old", [("2.9.1", True), ("2.10.0+cu130", True), ("1.13.0", True), ("2.11.0", False),
-                                              ("2.13.0a0+git12", False), ("3.0.0", False)])
+@pytest.mark.parametrize(
+    "version, too_old",
+    [
+        ("2.9.1", True),
+        ("2.10.0+cu130", True),
+        ("1.13.0", True),
+        ("2.11.0", False),
+        ("2.13.0a0+git12", False),
+        ("3.0.0", False),
+    ],
+)
 def test_version_of_torch(gpu_check, tmp_path, version, too_old):
     python = python_with(tmp_path, GOOD_TORCH.replace("2.11.0+cu130", version))
     result = gpu_check("--only", "build", python=python, CXX="no-such-compiler")
@@ -76,13 +95,23 @@ def test_prefix_is_searched_for_headers(gpu_check, tmp_path, folder):
     prefix = tmp_path / "prefix"
     (prefix / folder).mkdir(parents=True)
     compiler = compiler_without(tmp_path, "gloo/", unless=prefix / folder)
-    result = gpu_check("--only", "build", "--prefix", prefix, python=python_with(tmp_path, GOOD_TORCH), CXX=str(compiler))
+    result = gpu_check(
+        "--only", "build", "--prefix", prefix, python=python_with(tmp_path, GOOD_TORCH), CXX=str(compiler)
+    )
     assert "lacks" not in result.stderr
     assert "TORCH_DIR=/nowhere/torch holds no include/ATen/ATen.h" in result.stderr
 
 
-@pytest.mark.parametrize("options, complaint", [(["--only", "all"], "--only all"), (["--steps", "0"], "--steps 0"), (["--gpu"], "--gpu"),
-                                                (["--prefix", "/nowhere"], "--prefix /nowhere"), (["--tests"], "--tests needs a value")])
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        (["--only", "all"], "--only all"),
+        (["--steps", "0"], "--steps 0"),
+        (["--gpu"], "--gpu"),
+        (["--prefix", "/nowhere"], "--prefix /nowhere"),
+        (["--tests"], "--tests needs a value"),
+    ],
+)
 def test_wrong_options_are_refused(gpu_check, options, complaint):
     result = gpu_check(*options, python=sys.executable)
     assert result.returncode == 1
@@ -99,8 +128,10 @@ json.dump({{"testsuites": [{{"name": "Suite", "testsuite": [case]}}]}}, open(rep
 """
 
 
-@pytest.mark.parametrize("wanted, lines", [("cpu", ["1 passed, 0 failed"]),
-                                           ("another", ["* FAILED a_test: Suite.Case", "0 passed, 1 failed"])])
+@pytest.mark.parametrize(
+    "wanted, lines",
+    [("cpu", ["1 passed, 0 failed"]), ("another", ["* FAILED a_test: Suite.Case", "0 passed, 1 failed"])],
+)
 def test_tests_run_on_the_device_and_their_outcome_is_reported(gpu_check, tmp_path, wanted, lines):
     build = tmp_path / "build"
     build.mkdir()
@@ -122,17 +153,34 @@ def test_part_without_a_build_says_how_to_make_one(gpu_check):
 
 
 def measure(source_dir, tmp_path, *options):
-    result = subprocess.run([sys.executable, source_dir / "benchmarks/gpu.py", *TINY, "--folder", tmp_path, *options],
-                            capture_output=True, text=True, timeout=300)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.splitlines() if line.startswith("|")]
+    result = subprocess.run(
+        [sys.executable, source_dir / "benchmarks/gpu.py", *TINY, "--folder", tmp_path, *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in result.stdout.splitlines()
+        if line.startswith("|")
+    ]
     return result, {row[0]: row[1:] for row in rows if row[0] not in ("variant", "---")}
 
 
 def test_training_steps_of_both_sides_are_measured(source_dir, build_dir, tmp_path):
-    result, rows = measure(source_dir, tmp_path, "--build-dir", build_dir, "--only", "steps", "--variants", "^fsdp.cpp|FSDP2")
+    result, rows = measure(
+        source_dir, tmp_path, "--build-dir", build_dir, "--only", "steps", "--variants", "^fsdp.cpp|FSDP2"
+    )
     assert result.returncode == 0, result.stderr
-    assert list(rows) == ["fsdp.cpp, plain LibTorch", "fsdp.cpp", "fsdp.cpp, flat", "fsdp.cpp, no prefetch",
-                          "fsdp.cpp, `keep_memory = true`", "FSDP2"]
+    assert list(rows) == [
+        "fsdp.cpp, plain LibTorch",
+        "fsdp.cpp",
+        "fsdp.cpp, flat",
+        "fsdp.cpp, no prefetch",
+        "fsdp.cpp, `keep_memory = true`",
+        "FSDP2",
+    ]
     for step, host, *memory in rows.values():
         assert 0 < float(host) <= float(step)
         assert memory == ["–"] * 4
@@ -140,9 +188,15 @@ def test_training_steps_of_both_sides_are_measured(source_dir, build_dir, tmp_pa
 
 
 def test_variant_that_fails_is_named_and_the_others_go_on(source_dir, tmp_path):
-    script(tmp_path / "gpu", """case "$1" in *flat*) printf "error: out of luck\\nframe #0: c10::Error::Error()\\n" >&2; exit 3;; esac
-echo '{"step_ms": [3, 1, 2], "host_ms": [1], "peak_allocated": 3145728, "peak_reserved": 4194304, "retries": 0, "device_allocs": 7}'""")
-    result, rows = measure(source_dir, tmp_path, "--build-dir", tmp_path, "--only", "steps", "--variants", "^fsdp.cpp(, flat)?$")
+    script(
+        tmp_path / "gpu",
+        """case "$1" in *flat*) printf "error: out of luck\\nframe #0: c10::Error::Error()\\n" >&2; exit 3;; esac
+echo '{"step_ms": [3, 1, 2], "host_ms": [1], "peak_allocated": 3145728, "peak_reserved": 4194304,' \\
+     '"retries": 0, "device_allocs": 7}'""",
+    )
+    result, rows = measure(
+        source_dir, tmp_path, "--build-dir", tmp_path, "--only", "steps", "--variants", "^fsdp.cpp(, flat)?$"
+    )
     assert result.returncode == 1
     assert rows == {"fsdp.cpp": ["2.00", "1.00", "3", "4", "0", "7"], "fsdp.cpp, flat": ["failed", *[""] * 5]}
     assert "Failed: fake group, fsdp.cpp, flat: error: out of luck" in result.stdout

@@ -14,22 +14,39 @@ def diagnose(source_dir, tmp_path, text):
     """Clang's exit status and messages for a file with this text."""
     (tmp_path / "all.cpp").write_text(text)
     torch_include = Path(torch.__file__).parent / "include"
-    command = ["clang++", "-std=c++20", "-fsyntax-only", "-Werror=thread-safety", "-I", source_dir / "src",
-               "-I", source_dir / "include", "-isystem", torch_include,
-               "-isystem", torch_include / "torch/csrc/api/include", tmp_path / "all.cpp"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command = [
+        "clang++",
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Werror=thread-safety",
+        "-I",
+        source_dir / "src",
+        "-I",
+        source_dir / "include",
+        "-isystem",
+        torch_include,
+        "-isystem",
+        torch_include / "torch/csrc/api/include",
+        tmp_path / "all.cpp",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     return result.returncode, result.stderr
 
 
 def test_the_engine_takes_the_locks_that_its_members_name(source_dir, tmp_path):
-    sources = [source for layer in ("engine", "dispatch") for source in sorted((source_dir / "src" / layer).glob("*.cpp"))
-               if not source.name.endswith("_test.cpp")]
+    sources = [
+        source
+        for layer in ("engine", "dispatch")
+        for source in sorted((source_dir / "src" / layer).glob("*.cpp"))
+        if not source.name.endswith("_test.cpp")
+    ]
     assert len(sources) > 20
     status, messages = diagnose(source_dir, tmp_path, "".join(f'#include "{source}"\n' for source in sources))
     assert (status, "thread-safety" in messages) == (0, False), messages
 
 
 def test_a_use_without_the_lock_is_found(source_dir, tmp_path):
-    status, messages = diagnose(source_dir, tmp_path, '#include "engine/unit.h"\n'
-                                "bool pinned(fsdp::Unit& unit) { return unit.use.pinned(); }\n")
+    status, messages = diagnose(
+        source_dir, tmp_path, '#include "engine/unit.h"\nbool pinned(fsdp::Unit& unit) { return unit.use.pinned(); }\n'
+    )
     assert status != 0 and "requires holding mutex 'unit.mutex'" in messages

@@ -38,8 +38,12 @@ def debian(tmp_path, source_dir):
         fake.parent.mkdir(exist_ok=True)
         fake.write_text(f"#!/bin/sh\n{body}")
         fake.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "STATE": str(tmp_path),
-                   "VENV": str(tmp_path / "venv")}
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "STATE": str(tmp_path),
+        "VENV": str(tmp_path / "venv"),
+    }
 
     def run(stage, installed=(), removed=(), unknown=()):
         for name, packages in (("removed", removed), ("unknown", unknown)):
@@ -47,11 +51,18 @@ def debian(tmp_path, source_dir):
         if not (tmp_path / "installed").exists() or installed:
             (tmp_path / "installed").write_text("".join(f"{package}\n" for package in installed))
         (tmp_path / "calls").write_text("")
-        result = subprocess.run([source_dir / "scripts/setup.sh", "packages", stage], env=environment,
-                                capture_output=True, text=True, timeout=60)
+        result = subprocess.run(
+            [source_dir / "scripts/setup.sh", "packages", stage],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         calls = (tmp_path / "calls").read_text().splitlines()
-        asked_for = {word for call in calls if call.startswith("install") for word in call.split()
-                     if not word.startswith("-")} - {"install"}
+        asked_for = {
+            word for call in calls if call.startswith("install") for word in call.split() if not word.startswith("-")
+        } - {"install"}
         return result, asked_for
 
     return run

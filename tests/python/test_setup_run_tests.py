@@ -39,7 +39,7 @@ def report(cases):
 def run_tests(tmp_path, source_dir):
     """Runs the script over programs with the given bodies, through a CTest file as CMake writes it."""
 
-    def run(bodies, *options, environment="", labels={}, arguments='"--gtest_brief=1"'):
+    def run(bodies, *options, environment="", labels=None, arguments='"--gtest_brief=1"'):
         lines = []
         for name, body in bodies.items():
             program = tmp_path / name
@@ -48,11 +48,16 @@ def run_tests(tmp_path, source_dir):
             lines.append(f'add_test([=[{name}]=] "{program}" {arguments})\n')
             if environment:
                 lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES ENVIRONMENT "{environment}")\n')
-            if name in labels:
+            if name in (labels or {}):
                 lines.append(f'set_tests_properties([=[{name}]=] PROPERTIES LABELS "{labels[name]}")\n')
         (tmp_path / "CTestTestfile.cmake").write_text("".join(lines))
-        return subprocess.run([sys.executable, source_dir / "scripts/run_tests.py", "--build-dir", tmp_path, *options],
-                              capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [sys.executable, source_dir / "scripts/run_tests.py", "--build-dir", tmp_path, *options],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     return run
 
@@ -94,7 +99,10 @@ def test_programs_are_chosen_by_label(run_tests):
     assert "a_test: 1 passed" in result.stdout and last_line(result) == "1 passed, 0 failed, 1 skipped"
     result = run_tests(programs, "--label", "units", labels=labels)
     assert result.returncode == 1
-    assert "error: no test program matches '' with the label 'units'; there are: a_test unit, b_test ranks" in result.stderr
+    assert (
+        "error: no test program matches '' with the label 'units'; there are: a_test unit, b_test ranks"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("body, reason", [(CRASHING_AT_EXIT, "crashed with SIGABRT"), (EMPTY, "ran no test")])
@@ -111,7 +119,9 @@ def test_program_that_hangs_is_ended(run_tests):
     assert "ran out of time" in result.stdout
 
 
-@pytest.mark.parametrize("body, leftover", [(LITTERING, "left litter-"), (LEAVING_A_PROCESS, "left the process sleep 1234")])
+@pytest.mark.parametrize(
+    "body, leftover", [(LITTERING, "left litter-"), (LEAVING_A_PROCESS, "left the process sleep 1234")]
+)
 def test_a_program_that_leaves_something_behind_has_failed(run_tests, body, leftover):
     result = run_tests({"a_test": body, "b_test": PASSING})
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
@@ -124,8 +134,10 @@ KEYBOARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the last one: of a 
 
 def test_programs_heed_the_keyboards_signals_in_the_background_too(run_tests):
     body = """import signal
-ignored = [name for name in ("SIGINT", "SIGQUIT", "SIGHUP") if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
-report([("One", {"result": "COMPLETED", "failures": [{"failure": str(ignored)}]} if ignored else {"result": "COMPLETED"})])"""
+names = ("SIGINT", "SIGQUIT", "SIGHUP")
+ignored = [name for name in names if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
+failures = {"failures": [{"failure": str(ignored)}]} if ignored else {}
+report([("One", {"result": "COMPLETED", **failures})])"""
     before = [signal.signal(signum, signal.SIG_IGN) for signum in KEYBOARD]
     try:
         result = run_tests({"a_test": body})
@@ -158,18 +170,22 @@ def test_python_tests_are_counted_with_the_programs(run_tests, tmp_path):
     folder = tmp_path / "python"
     folder.mkdir()
     (folder / "test_some.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('value', [1, 2])\n"
-        "def test_small(value): assert value < 2\n")
+        "import pytest\n@pytest.mark.parametrize('value', [1, 2])\ndef test_small(value): assert value < 2\n"
+    )
     result = run_tests({"a_test": PASSING}, "--pytest", folder)
     assert last_line(result) == "2 passed, 1 failed, 1 skipped"
     assert "test_small[2]" in result.stdout
 
 
-@pytest.mark.parametrize("said, counts", [("2 passed, 0 failed", "2 passed, 0 failed"),
-                                          ("seed 7 failed: hang\n1 passed, 1 failed", "1 passed, 1 failed"),
-                                          ("1 passed, 1 failed", "0 passed, 1 failed"),
-                                          ("nothing", "0 passed, 1 failed")])
+@pytest.mark.parametrize(
+    "said, counts",
+    [
+        ("2 passed, 0 failed", "2 passed, 0 failed"),
+        ("seed 7 failed: hang\n1 passed, 1 failed", "1 passed, 1 failed"),
+        ("1 passed, 1 failed", "0 passed, 1 failed"),
+        ("nothing", "0 passed, 1 failed"),
+    ],
+)
 def test_programs_that_are_not_googletests_run_as_they_stand(run_tests, tmp_path, said, counts):
     result = run_tests({"a_test": f"print({said!r}, end='')"}, arguments='"--seeds" "1..2"')
     assert last_line(result) == counts

@@ -1,5 +1,5 @@
-"""`fsdp train` on two hosts of two ranks each, made of network namespaces with names of their own: memory within a host, Gloo between
-them."""
+"""`fsdp train` on two hosts of two ranks each, made of network namespaces with names of their own: memory within a
+host, Gloo between them."""
 
 import json
 import math
@@ -13,12 +13,30 @@ from conftest import SOURCE_DIR
 from waiting import wait_until
 
 sys.path.insert(0, str(SOURCE_DIR / "benchmarks"))
-from comparison import network  # noqa: E402
+from comparison import network
 
-MODEL = dict(model_type="llama", vocab_size=499, hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False)
-CONFIG = dict(model=MODEL, dataset="dummy:64", max_seq_length=16, train_batch_size=2, max_steps=5, learning_rate=1e-2,
-              clip_grad_norm=0.5, seed=3, device="cpu")
+MODEL = dict(
+    model_type="llama",
+    vocab_size=499,
+    hidden_size=96,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
+CONFIG = dict(
+    model=MODEL,
+    dataset="dummy:64",
+    max_seq_length=16,
+    train_batch_size=2,
+    max_steps=5,
+    learning_rate=1e-2,
+    clip_grad_norm=0.5,
+    seed=3,
+    device="cpu",
+)
 PORT = 29437
 
 
@@ -29,7 +47,7 @@ def with_name(host, command):
 
 @pytest.fixture(scope="module")
 def place():
-    if subprocess.run(with_name("fsdp", ["true"]), capture_output=True).returncode:
+    if subprocess.run(with_name("fsdp", ["true"]), capture_output=True, check=False).returncode:
         pytest.skip("no name of its own can be given to a host here (needs root)")
     try:
         with network.two_hosts(4, mbit=10000) as place:
@@ -41,8 +59,17 @@ def place():
 def sent_between_hosts(place):
     """Bytes that the link between the hosts has carried so far, both ways."""
     names = dict.fromkeys(place.namespaces)
-    return sum(int(subprocess.run(["ip", "netns", "exec", name, "cat", f"/sys/class/net/cmp{host}/statistics/tx_bytes"],
-                                  capture_output=True, text=True, check=True).stdout) for host, name in enumerate(names))
+    return sum(
+        int(
+            subprocess.run(
+                ["ip", "netns", "exec", name, "cat", f"/sys/class/net/cmp{host}/statistics/tx_bytes"],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+        for host, name in enumerate(names)
+    )
 
 
 class Ranks:
@@ -56,7 +83,10 @@ class Ranks:
         file.write_text(json.dumps({**config, "output_dir": str(folder / "output")}))
         self.processes = []
         for rank in range(4):
-            command = [*place.prefix_of(rank), *with_name(f"host{rank // 2}", [program, "train", "--config-path", file])]
+            command = [
+                *place.prefix_of(rank),
+                *with_name(f"host{rank // 2}", [program, "train", "--config-path", file]),
+            ]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", **place.variables_of(rank, PORT)}
             with open(self.log(rank), "wb") as sink:
                 self.processes.append(subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT))
@@ -92,12 +122,17 @@ def train(program, place, config, folder):
 def test_trains_as_over_gloo(fsdp_program, place, tmp_path, strategy, dtype):
     config = {**CONFIG, "sharding_strategy": strategy, "dtype": dtype}
     losses, said, sent = train(fsdp_program, place, {**config, "comm_backend": "auto"}, tmp_path / "auto")
-    flat_losses, flat_said, flat_sent = train(fsdp_program, place, {**config, "comm_backend": "gloo"}, tmp_path / "gloo")
+    flat_losses, flat_said, flat_sent = train(
+        fsdp_program, place, {**config, "comm_backend": "gloo"}, tmp_path / "gloo"
+    )
     assert "over shared memory and Gloo: 2 hosts of 2 ranks each: memory within a host, Gloo among hosts" in said
     assert "over Gloo" in flat_said
     assert len(losses) == CONFIG["max_steps"]
     tolerance = 1e-5 if dtype == "fp32" else 1e-2
-    assert all(math.isclose(ours, flat, rel_tol=tolerance) for ours, flat in zip(losses, flat_losses)), (losses, flat_losses)
+    assert all(math.isclose(ours, flat, rel_tol=tolerance) for ours, flat in zip(losses, flat_losses)), (
+        losses,
+        flat_losses,
+    )
     if strategy == "full_shard":  # each shard comes to a host once, not once for each of its ranks
         assert sent < (0.7 if dtype == "fp32" else 0.9) * flat_sent, (sent, flat_sent)
     else:  # only gradients go between hosts, once in either case

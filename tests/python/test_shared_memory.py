@@ -1,6 +1,7 @@
-"""`fsdp train` with ranks that are processes of their own and share memory: as over Gloo, and what happens when one of them does not
-answer, dies, or lives in a container."""
+"""`fsdp train` with ranks that are processes of their own and share memory: as over Gloo, and what happens when one of
+them does not answer, dies, or lives in a container."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,19 +15,43 @@ from fsdp_train import fsdp_train
 from ports import free_port
 from waiting import wait_until
 
-MODEL = dict(model_type="llama", vocab_size=97, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False)
-CONFIG = dict(model=MODEL, dataset="dummy:64", eval_dataset="dummy:8", do_eval=True, max_seq_length=16, train_batch_size=2, max_steps=6,
-              learning_rate=1e-2, clip_grad_norm=0.5, gradient_accumulation_steps=2, seed=3)
+MODEL = dict(
+    model_type="llama",
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=44,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
+CONFIG = dict(
+    model=MODEL,
+    dataset="dummy:64",
+    eval_dataset="dummy:8",
+    do_eval=True,
+    max_seq_length=16,
+    train_batch_size=2,
+    max_steps=6,
+    learning_rate=1e-2,
+    clip_grad_norm=0.5,
+    gradient_accumulation_steps=2,
+    seed=3,
+)
 
 
-@pytest.mark.parametrize("world_size, strategy, dtype", ((2, "full_shard", "fp32"), (3, "full_shard", "bf16"),
-                                                         (4, "shard_grad_op", "fp32"), (3, "no_shard", "fp32")))
+@pytest.mark.parametrize(
+    "world_size, strategy, dtype",
+    ((2, "full_shard", "fp32"), (3, "full_shard", "bf16"), (4, "shard_grad_op", "fp32"), (3, "no_shard", "fp32")),
+)
 def test_trains_as_over_gloo(fsdp_program, tmp_path, world_size, strategy, dtype):
     """To the bit, with any number of ranks: both add contributions in the order of ranks."""
     config = {**CONFIG, "sharding_strategy": strategy, "dtype": dtype}
-    shared, sent = (fsdp_train(fsdp_program, {**config, "comm_backend": backend}, world_size, tmp_path / backend)
-                    for backend in ("shm", "gloo"))
+    shared, sent = (
+        fsdp_train(fsdp_program, {**config, "comm_backend": backend}, world_size, tmp_path / backend)
+        for backend in ("shm", "gloo")
+    )
     assert (shared.losses, shared.eval_loss) == (sent.losses, sent.eval_loss)
     weights = shared.weights()
     for name, value in sent.weights().items():
@@ -41,23 +66,27 @@ class LongRun:
 
     def __init__(self, program, folder):
         config = folder / "config.json"
-        config.write_text(json.dumps({**CONFIG, "max_steps": 10**6, "comm_backend": "shm", "output_dir": str(folder / "output")}))
+        config.write_text(
+            json.dumps({**CONFIG, "max_steps": 10**6, "comm_backend": "shm", "output_dir": str(folder / "output")})
+        )
         self.metrics = folder / "output/metrics.jsonl"
         self.log = folder / "log"
         with open(self.log, "wb") as sink:
-            self.launcher = subprocess.Popen([program, "train", "--config-path", config, "--nproc-per-node", "2"], stdout=sink,
-                                             stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                                             start_new_session=True)
+            self.launcher = subprocess.Popen(
+                [program, "train", "--config-path", config, "--nproc-per-node", "2"],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
 
     def __enter__(self):
         wait_until(lambda: self.metrics.exists() and self.metrics.read_text().count("\n") > 3, self.text)
         return self
 
     def __exit__(self, *_):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.launcher.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.launcher.wait()
 
     def ranks(self):
@@ -95,21 +124,42 @@ def test_a_killed_rank_is_named_and_nothing_stays_behind(fsdp_program, tmp_path)
 
 
 def has_containers():
-    return subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def train_with_one_in_a_container(program, folder, backend):
-    """Of two ranks with the same host name the second one sees processes of its own only. What each has said, and its status."""
+    """Of two ranks with the same host name the second one sees processes of its own only. What each has said, and its
+    status."""
     with free_port() as port:
         ranks = []
         for rank in range(2):
             config = folder / f"config{rank}.json"
             config.write_text(json.dumps({**CONFIG, "comm_backend": backend, "output_dir": str(folder / "output")}))
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                           "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
             contained = ["unshare", "--pid", "--fork", "--mount-proc"] if rank == 1 else []
-            ranks.append(subprocess.Popen([*contained, program, "train", "--config-path", config], env=environment, text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            ranks.append(
+                subprocess.Popen(
+                    [*contained, program, "train", "--config-path", config],
+                    env=environment,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+            )
         texts = [process.communicate(timeout=120)[0] for process in ranks]
     return texts, [process.returncode for process in ranks]
 

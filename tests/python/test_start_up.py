@@ -14,8 +14,12 @@ FULL_MIB = LAYERS * WIDTH * WIDTH * 4 // 2**20
 @pytest.fixture(scope="module")
 def program(build_dir):
     def run(how, limit_mib):
-        return run_ranks(build_dir / "start_up_memory", RANKS, arguments=[how, LAYERS, WIDTH, limit_mib],
-                         more_environment=ENVIRONMENT)
+        return run_ranks(
+            build_dir / "start_up_memory",
+            RANKS,
+            arguments=[how, LAYERS, WIDTH, limit_mib],
+            more_environment=ENVIRONMENT,
+        )
 
     return run
 

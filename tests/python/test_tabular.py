@@ -1,4 +1,5 @@
-"""`fsdp train` trains the DHEN of examples/adult.json on census data: dense layers in shards, tables split over the ranks."""
+"""`fsdp train` trains the DHEN of examples/adult.json on census data: dense layers in shards, tables split over the
+ranks."""
 
 import json
 import subprocess
@@ -17,8 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adult")
-    result = subprocess.run([sys.executable, ROOT / "scripts/prepare_tabular.py", "--output", folder], check=True,
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, ROOT / "scripts/prepare_tabular.py", "--output", folder],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return folder, result.stdout
 
 
@@ -26,7 +31,9 @@ def prepared(tmp_path_factory):
 def config(prepared):
     folder, _ = prepared
     return json.loads((ROOT / "examples/adult.json").read_text()) | {
-        "dataset": str(folder / "adult_train.safetensors"), "eval_dataset": str(folder / "adult_eval.safetensors")}
+        "dataset": str(folder / "adult_train.safetensors"),
+        "eval_dataset": str(folder / "adult_eval.safetensors"),
+    }
 
 
 def rows_of(folder):
@@ -60,8 +67,13 @@ def test_learns_incomes(fsdp_program, config, tmp_path):
 
     tables = rows_of(run.final)
     assert [len(tables[f"table.{table}"]) for table in range(8)] == config["model"]["table_rows"]
-    again = fsdp_train(fsdp_program, {key: value for key, value in config.items() if key != "model"} | {
-        "model_path": str(run.final), "max_steps": 1, "learning_rate": 0, "sparse_learning_rate": 0}, 3, tmp_path / "again")
+    again = fsdp_train(
+        fsdp_program,
+        {key: value for key, value in config.items() if key != "model"}
+        | {"model_path": str(run.final), "max_steps": 1, "learning_rate": 0, "sparse_learning_rate": 0},
+        3,
+        tmp_path / "again",
+    )
     assert again.eval_loss == pytest.approx(run.eval_loss, abs=1e-5)
     for name, rows in rows_of(again.final).items():
         assert (rows == tables[name]).all(), name

@@ -15,14 +15,31 @@ from fsdp_train import fsdp_train
 from model_support import edit_tensors
 
 VOCABULARY = 97
-LLAMA = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=64)
-GPT2 = dict(vocab_size=VOCABULARY, n_embd=32, n_inner=44, n_layer=3, n_head=4, n_positions=64, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0)
+LLAMA = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=44,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+GPT2 = dict(
+    vocab_size=VOCABULARY,
+    n_embd=32,
+    n_inner=44,
+    n_layer=3,
+    n_head=4,
+    n_positions=64,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    attn_pdrop=0.0,
+)
 # fp32: what the order of additions changes in ten to thirty steps; several times what is seen.
 TOLERANCE = 1e-5
-# bf16 and fp16: both sides round the same values and add gradients in fp32, but weights that differ in the last bit of fp32 may
-# be rounded to neighbours, and later steps see that. FSDP2 beside the single process: norms to 2.5e-4, weights to 1.1e-5.
+# bf16 and fp16: both sides round the same values and add gradients in fp32, but weights that differ in the last bit of
+# fp32 may be rounded to neighbours, and later steps see that. FSDP2 beside the single process: norms to 2.5e-4, weights
+# to 1.1e-5.
 LOW_PRECISION_TOLERANCE = 1e-4
 
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard")
@@ -34,8 +51,13 @@ def combinations():
     for world_size, (row, strategy) in itertools.product((1, 2, 3, 4), enumerate(STRATEGIES)):
         for offset in (0, 3):
             policy, use_orig_params = FORMS[(row + world_size + offset) % len(FORMS)]
-            yield pytest.param(world_size, strategy, policy, use_orig_params,
-                               id=f"{world_size}-{strategy}-{policy}-{'orig' if use_orig_params else 'flat'}")
+            yield pytest.param(
+                world_size,
+                strategy,
+                policy,
+                use_orig_params,
+                id=f"{world_size}-{strategy}-{policy}-{'orig' if use_orig_params else 'flat'}",
+            )
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +68,10 @@ def inputs(tmp_path_factory):
     reference.make_llama(folder / "tied", seed=1, tie_word_embeddings=True, **LLAMA)
     reference.make_model(folder / "gpt2", GPT2Config(**GPT2))
     reference.make_model(folder / "gpt2_old_names", GPT2Config(**GPT2, tie_word_embeddings=False))
-    edit_tensors(folder / "gpt2_old_names", lambda tensors: {
-        name.removeprefix("transformer."): tensor for name, tensor in tensors.items()})
+    edit_tensors(
+        folder / "gpt2_old_names",
+        lambda tensors: {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()},
+    )
     reference.make_tokens(folder / "train.bin", 12 * 50 + 5, VOCABULARY)
     reference.make_tokens(folder / "eval.bin", 12 * 7 + 1, VOCABULARY, seed=1)
     return folder
@@ -55,9 +79,21 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base_config(inputs):
-    return dict(model_path=str(inputs / "untied"), dataset=str(inputs / "train.bin"), dtype="fp32", max_seq_length=12,
-                train_batch_size=2, max_steps=10, learning_rate=1e-3, lr_scheduler_type="cosine", warmup_steps=3,
-                weight_decay=0.1, clip_grad_norm=0.5, seed=7, save_final=True)
+    return dict(
+        model_path=str(inputs / "untied"),
+        dataset=str(inputs / "train.bin"),
+        dtype="fp32",
+        max_seq_length=12,
+        train_batch_size=2,
+        max_steps=10,
+        learning_rate=1e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=3,
+        weight_decay=0.1,
+        clip_grad_norm=0.5,
+        seed=7,
+        save_final=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +123,8 @@ def tolerance_of(config):
 
 
 def what_counts(name, tensor):
-    """Softmax takes no notice of a number added to all scores of a query, so the gradient of a bias of keys is nothing but
-    rounding errors, which AdamW makes steps of."""
+    """Softmax takes no notice of a number added to all scores of a query, so the gradient of a bias of keys is nothing
+    but rounding errors, which AdamW makes steps of."""
     if not name.endswith("c_attn.bias"):
         return tensor
     query, _, value = tensor.chunk(3)
@@ -97,11 +133,14 @@ def what_counts(name, tensor):
 
 def assert_same_training(losses, norms, weights, expected, tolerance=TOLERANCE):
     assert losses == pytest.approx(expected.losses, rel=tolerance)
-    assert of_taken_steps(norms, expected) == pytest.approx(of_taken_steps(expected.grad_norms, expected),
-                                                            rel=10 * tolerance)
+    assert of_taken_steps(norms, expected) == pytest.approx(
+        of_taken_steps(expected.grad_norms, expected), rel=10 * tolerance
+    )
     assert weights.keys() == expected.weights.keys()
-    distances = {name: distance(what_counts(name, weights[name]), what_counts(name, whole))
-                 for name, whole in expected.weights.items()}
+    distances = {
+        name: distance(what_counts(name, weights[name]), what_counts(name, whole))
+        for name, whole in expected.weights.items()
+    }
     far = {name: far for name, far in distances.items() if far > tolerance}
     assert not far, f"weights differ by more than {tolerance} of their norm: {far}"
 
@@ -125,24 +164,32 @@ HYBRID = {"sharding_strategy": "hybrid_shard", "sharding_factor": 2}
 HYBRID_ZERO2 = {"sharding_strategy": "hybrid_shard_zero2", "sharding_factor": 2}
 BF16 = {"dtype": "bf16", "mixed_precision_reduce_dtype": "fp32"}
 # Starts with a scale that overflows, and grows into overflow again.
-FP16 = {"dtype": "fp16", "mixed_precision_reduce_dtype": "fp32", "fp16_init_scale": 2.0**21, "fp16_growth_interval": 2,
-        "max_steps": 14}
+FP16 = {
+    "dtype": "fp16",
+    "mixed_precision_reduce_dtype": "fp32",
+    "fp16_init_scale": 2.0**21,
+    "fp16_growth_interval": 2,
+    "max_steps": 14,
+}
 
 
-@pytest.mark.parametrize("method, world_size, changes", [
-    ("ddp", 2, {}),
-    ("fsdp1", 2, {}),
-    ("fsdp1", 2, {"sharding_strategy": "shard_grad_op", "use_orig_params": False}),
-    ("fsdp2", 2, {}),
-    ("fsdp1", 4, HYBRID),
-    ("fsdp2", 4, HYBRID),
-    ("fsdp1", 4, HYBRID_ZERO2),
-    ("fsdp2", 4, {"reshard_after_forward": 2}),
-    ("fsdp1", 2, BF16),
-    ("fsdp2", 2, BF16),
-    ("fsdp1", 2, FP16),
-    ("fsdp2", 2, FP16),
-])
+@pytest.mark.parametrize(
+    "method, world_size, changes",
+    [
+        ("ddp", 2, {}),
+        ("fsdp1", 2, {}),
+        ("fsdp1", 2, {"sharding_strategy": "shard_grad_op", "use_orig_params": False}),
+        ("fsdp2", 2, {}),
+        ("fsdp1", 4, HYBRID),
+        ("fsdp2", 4, HYBRID),
+        ("fsdp1", 4, HYBRID_ZERO2),
+        ("fsdp2", 4, {"reshard_after_forward": 2}),
+        ("fsdp1", 2, BF16),
+        ("fsdp2", 2, BF16),
+        ("fsdp1", 2, FP16),
+        ("fsdp2", 2, FP16),
+    ],
+)
 def test_pytorch_agrees_with_the_reference(base_config, single_process, method, world_size, changes):
     config = {**base_config, **changes}
     run, expected = reference.train(config, world_size, method), single_process(config, world_size)
@@ -152,8 +199,9 @@ def test_pytorch_agrees_with_the_reference(base_config, single_process, method, 
 
 @pytest.mark.parametrize("world_size, strategy, policy, use_orig_params", list(combinations()))
 @pytest.mark.usefixtures("communicator")
-def test_matches_single_process(fsdp_program, base_config, single_process, tmp_path, world_size, strategy, policy,
-                                use_orig_params):
+def test_matches_single_process(
+    fsdp_program, base_config, single_process, tmp_path, world_size, strategy, policy, use_orig_params
+):
     config = dict(sharding_strategy=strategy, wrap_policy=policy, use_orig_params=use_orig_params)
     if policy == "size":
         config["size_min_params"] = 5000
@@ -161,24 +209,35 @@ def test_matches_single_process(fsdp_program, base_config, single_process, tmp_p
     assert_trains_like(run, single_process(base_config, world_size))
 
 
-@pytest.mark.parametrize("changes", [
-    pytest.param(HYBRID, id="hybrid"),
-    pytest.param({**HYBRID, "use_orig_params": False, "wrap_policy": "none"}, id="hybrid, one flat unit"),
-    pytest.param(HYBRID_ZERO2, id="hybrid zero2"),
-    pytest.param({"sharding_strategy": "hybrid_shard"}, id="hybrid by host"),
-    pytest.param({"reshard_after_forward": 2}, id="reshard to pairs"),
-    pytest.param({**HYBRID, "sharding_factor": 4, "reshard_after_forward": 2}, id="hybrid, reshard to pairs"),
-    pytest.param({"reshard_after_forward": False}, id="no reshard"),
-    pytest.param({"wrap_policy": "auto_units", "auto_units_target_bytes": 20000}, id="automatic units"),
-    pytest.param({**HYBRID, "wrap_policy": "auto_units", "gradient_accumulation_steps": 3, "sync_each_batch": False},
-                 id="hybrid, automatic units, accumulation without communication"),
-    pytest.param({"gradient_accumulation_steps": 3, "sync_each_batch": True}, id="accumulation of shards"),
-    pytest.param({"gradient_accumulation_steps": 3, "sync_each_batch": False}, id="accumulation without communication"),
-    pytest.param({**HYBRID_ZERO2, "gradient_accumulation_steps": 3, "sync_each_batch": False},
-                 id="hybrid zero2, accumulation without communication"),
-    pytest.param({**HYBRID, "gradient_accumulation_steps": 3, "all_reduce_each_batch": False},
-                 id="hybrid, accumulation inside the shard group"),
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(HYBRID, id="hybrid"),
+        pytest.param({**HYBRID, "use_orig_params": False, "wrap_policy": "none"}, id="hybrid, one flat unit"),
+        pytest.param(HYBRID_ZERO2, id="hybrid zero2"),
+        pytest.param({"sharding_strategy": "hybrid_shard"}, id="hybrid by host"),
+        pytest.param({"reshard_after_forward": 2}, id="reshard to pairs"),
+        pytest.param({**HYBRID, "sharding_factor": 4, "reshard_after_forward": 2}, id="hybrid, reshard to pairs"),
+        pytest.param({"reshard_after_forward": False}, id="no reshard"),
+        pytest.param({"wrap_policy": "auto_units", "auto_units_target_bytes": 20000}, id="automatic units"),
+        pytest.param(
+            {**HYBRID, "wrap_policy": "auto_units", "gradient_accumulation_steps": 3, "sync_each_batch": False},
+            id="hybrid, automatic units, accumulation without communication",
+        ),
+        pytest.param({"gradient_accumulation_steps": 3, "sync_each_batch": True}, id="accumulation of shards"),
+        pytest.param(
+            {"gradient_accumulation_steps": 3, "sync_each_batch": False}, id="accumulation without communication"
+        ),
+        pytest.param(
+            {**HYBRID_ZERO2, "gradient_accumulation_steps": 3, "sync_each_batch": False},
+            id="hybrid zero2, accumulation without communication",
+        ),
+        pytest.param(
+            {**HYBRID, "gradient_accumulation_steps": 3, "all_reduce_each_batch": False},
+            id="hybrid, accumulation inside the shard group",
+        ),
+    ],
+)
 @pytest.mark.usefixtures("communicator")
 def test_four_ranks_match_single_process(fsdp_program, base_config, single_process, tmp_path, changes):
     shared = {key: value for key, value in changes.items() if key == "gradient_accumulation_steps"}
@@ -186,16 +245,24 @@ def test_four_ranks_match_single_process(fsdp_program, base_config, single_proce
     assert_trains_like(run, single_process({**base_config, **shared}, 4))
 
 
-@pytest.mark.parametrize("world_size, changes", [
-    pytest.param(2, {}, id="full shard"),
-    pytest.param(4, {**HYBRID, "gradient_accumulation_steps": 2}, id="hybrid, accumulation"),
-    pytest.param(2, {"sharding_strategy": "no_shard", "keep_low_precision_grads": True}, id="no shard, gradients kept"),
-    pytest.param(2, {"gradient_accumulation_steps": 2, "sync_each_batch": False}, id="accumulation without communication"),
-])
+@pytest.mark.parametrize(
+    "world_size, changes",
+    [
+        pytest.param(2, {}, id="full shard"),
+        pytest.param(4, {**HYBRID, "gradient_accumulation_steps": 2}, id="hybrid, accumulation"),
+        pytest.param(
+            2, {"sharding_strategy": "no_shard", "keep_low_precision_grads": True}, id="no shard, gradients kept"
+        ),
+        pytest.param(
+            2, {"gradient_accumulation_steps": 2, "sync_each_batch": False}, id="accumulation without communication"
+        ),
+    ],
+)
 @pytest.mark.parametrize("precision", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.usefixtures("communicator")
-def test_low_precision_matches_single_process(fsdp_program, base_config, single_process, tmp_path, precision, world_size,
-                                              changes):
+def test_low_precision_matches_single_process(
+    fsdp_program, base_config, single_process, tmp_path, precision, world_size, changes
+):
     config = {**base_config, **precision}
     shared = {key: value for key, value in changes.items() if key == "gradient_accumulation_steps"}
     run = fsdp_train(fsdp_program, {**config, **changes}, world_size, tmp_path)
@@ -223,15 +290,20 @@ def test_normalisations_in_full_precision_change_little(fsdp_program, base_confi
     assert run.losses == pytest.approx(exact.losses, rel=2e-3)
 
 
-@pytest.mark.parametrize("changes", [
-    pytest.param({"gradient_divide_factor": 5, "clip_grad_norm": 0.2}, id="gradient divide factor"),
-    pytest.param({"gradient_accumulation_steps": 3}, id="accumulation"),
-    pytest.param({"shuffle": False, "lr_scheduler_type": "linear"}, id="in order, linear"),
-    pytest.param({"clip_grad_norm": 0, "lr_scheduler_type": "constant", "warmup_steps": 0}, id="no clipping, constant"),
-    pytest.param({"max_steps": 30, "learning_rate": 1e-4}, id="several epochs"),
-    pytest.param({"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}, id="adam"),
-    pytest.param({"wrap_classes": ["Embedding"]}, id="embedding as a unit"),
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"gradient_divide_factor": 5, "clip_grad_norm": 0.2}, id="gradient divide factor"),
+        pytest.param({"gradient_accumulation_steps": 3}, id="accumulation"),
+        pytest.param({"shuffle": False, "lr_scheduler_type": "linear"}, id="in order, linear"),
+        pytest.param(
+            {"clip_grad_norm": 0, "lr_scheduler_type": "constant", "warmup_steps": 0}, id="no clipping, constant"
+        ),
+        pytest.param({"max_steps": 30, "learning_rate": 1e-4}, id="several epochs"),
+        pytest.param({"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}, id="adam"),
+        pytest.param({"wrap_classes": ["Embedding"]}, id="embedding as a unit"),
+    ],
+)
 @pytest.mark.usefixtures("communicator")
 def test_keys_mean_what_they_mean_in_pytorch(fsdp_program, base_config, single_process, tmp_path, changes):
     config = {**base_config, **changes}
@@ -239,16 +311,25 @@ def test_keys_mean_what_they_mean_in_pytorch(fsdp_program, base_config, single_p
     assert_trains_like(fsdp_train(fsdp_program, config, 2, tmp_path), single_process(without_wrapping, 2))
 
 
-@pytest.mark.parametrize("world_size, model, changes", [
-    pytest.param(1, "gpt2", {}, id="1"),
-    pytest.param(2, "gpt2", {"activation_checkpointing": True}, id="2, recomputed"),
-    pytest.param(3, "gpt2", {"use_orig_params": False}, id="3, flat"),
-    pytest.param(2, "gpt2_old_names", {}, id="2, old names"),
-    pytest.param(3, "gpt2_old_names", {"sync_module_states": True, "wrap_policy": "auto_units"},
-                 id="3, old names, read by rank 0"),
-])
+@pytest.mark.parametrize(
+    "world_size, model, changes",
+    [
+        pytest.param(1, "gpt2", {}, id="1"),
+        pytest.param(2, "gpt2", {"activation_checkpointing": True}, id="2, recomputed"),
+        pytest.param(3, "gpt2", {"use_orig_params": False}, id="3, flat"),
+        pytest.param(2, "gpt2_old_names", {}, id="2, old names"),
+        pytest.param(
+            3,
+            "gpt2_old_names",
+            {"sync_module_states": True, "wrap_policy": "auto_units"},
+            id="3, old names, read by rank 0",
+        ),
+    ],
+)
 @pytest.mark.usefixtures("communicator")
-def test_gpt2_matches_single_process(fsdp_program, base_config, inputs, single_process, tmp_path, world_size, model, changes):
+def test_gpt2_matches_single_process(
+    fsdp_program, base_config, inputs, single_process, tmp_path, world_size, model, changes
+):
     config = {**base_config, "model_path": str(inputs / model)}
     run = fsdp_train(fsdp_program, {**config, **changes}, world_size, tmp_path)
     assert_trains_like(run, single_process(config, world_size))
@@ -257,14 +338,20 @@ def test_gpt2_matches_single_process(fsdp_program, base_config, inputs, single_p
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.usefixtures("communicator")
 def test_tied_embeddings_and_evaluation(fsdp_program, base_config, inputs, single_process, tmp_path, world_size):
-    config = {**base_config, "model_path": str(inputs / "tied"), "do_eval": True, "eval_dataset": str(inputs / "eval.bin"),
-              "eval_batch_size": 3}
+    config = {
+        **base_config,
+        "model_path": str(inputs / "tied"),
+        "do_eval": True,
+        "eval_dataset": str(inputs / "eval.bin"),
+        "eval_batch_size": 3,
+    }
     run, expected = fsdp_train(fsdp_program, config, world_size, tmp_path), single_process(config, world_size)
     weights = {name: tensor for name, tensor in expected.weights.items() if name != "lm_head.weight"}
     assert run.losses == pytest.approx(expected.losses, rel=TOLERANCE)
     assert run.eval_loss == pytest.approx(expected.eval_loss, rel=TOLERANCE)
     assert {name: distance(run.weights()[name], whole) for name, whole in weights.items()} == {
-        name: pytest.approx(0, abs=TOLERANCE) for name in weights}
+        name: pytest.approx(0, abs=TOLERANCE) for name in weights
+    }
 
 
 @pytest.mark.usefixtures("communicator")

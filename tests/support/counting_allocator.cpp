@@ -45,9 +45,7 @@ class CountingAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     c10::DataPtr data = inner_.allocate(bytes);
-    if (bytes == 0) {
-      return data;
-    }
+    if (bytes == 0) return data;
     ++allocations;
     const int64_t now = current += static_cast<int64_t>(bytes);
     for (int64_t seen = peak; seen < now && !peak.compare_exchange_weak(seen, now);) {

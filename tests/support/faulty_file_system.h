@@ -21,7 +21,7 @@ struct FileFault {
 };
 
 // Thread-safe.
-class FaultyFileSystem final : public checkpoint::FileSystem {
+class FaultyFileSystem final : public formats::FileSystem {
  public:
   explicit FaultyFileSystem(const FileFault& fault) : fault_(fault) {}
 
@@ -47,7 +47,7 @@ class FaultyFileSystem final : public checkpoint::FileSystem {
 };
 
 // A file system whose fsync does not wait for a disk.
-class UnsyncedFileSystem final : public checkpoint::FileSystem {
+class UnsyncedFileSystem final : public formats::FileSystem {
  public:
   int fsync(int) override { return 0; }
 };

@@ -31,9 +31,7 @@ torch::Tensor BlockImpl::forward(const torch::Tensor& x) { return x + gate * dow
 TinyLMImpl::TinyLMImpl(const Config& config) {
   embed = register_module("embed", torch::nn::Embedding(config.vocabulary, config.width));
   blocks = register_module("blocks", torch::nn::ModuleList());
-  for (int64_t i = 0; i < config.blocks; ++i) {
-    blocks->push_back(testing::Block(config.width, config.hidden));
-  }
+  for (int64_t i = 0; i < config.blocks; ++i) blocks->push_back(testing::Block(config.width, config.hidden));
   norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})));
   head =
       register_module("head", torch::nn::Linear(torch::nn::LinearOptions(config.width, config.vocabulary).bias(false)));
@@ -46,9 +44,7 @@ TinyLMImpl::TinyLMImpl(const Config& config) {
 
 torch::Tensor TinyLMImpl::forward(const torch::Tensor& ids) {
   torch::Tensor x = embed(ids);
-  for (const auto& block : *blocks) {
-    x = block->as<testing::Block>()->forward(x);
-  }
+  for (const auto& block : *blocks) x = block->as<testing::Block>()->forward(x);
   return head(norm(x));
 }
 

@@ -8,6 +8,7 @@
 #include "base/device_stream.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "fsdp/backends.h"
 #include "support/project_paths.h"
 #include "support/simulated_device.h"
 #include "support/thread_ranks.h"
@@ -23,11 +24,11 @@ void find(void* library, const char* name, Function& function) {
 
 void run_on_devices(int size, const std::function<c10::Device(int rank)>& device_of,
                     const std::function<void(std::shared_ptr<Communicator>)>& body, const NcclOptions& options) {
-  const auto point = make_in_memory_meeting_point();
+  const auto point = comm::make_in_memory_meeting_point();
   run_ranks(size, [&](std::shared_ptr<Communicator> rank) {
     const c10::Device device = device_of(rank->rank());
-    const CurrentStreamGuard own_stream(take_stream(device));
-    body(make_nccl_communicator(point, rank->rank(), size, options, {device, fake_nccl_path()}));
+    const base::CurrentStreamGuard own_stream(base::take_stream(device));
+    body(comm::make_nccl_communicator(point, rank->rank(), size, options, {device, fake_nccl_path()}));
   });
 }
 
@@ -56,8 +57,7 @@ FakeNccl fresh_fake_nccl() {
 
 void run_nccl_ranks(int size, c10::Device device, const std::function<void(std::shared_ptr<Communicator>)>& body,
                     const NcclOptions& options) {
-  run_on_devices(
-      size, [&](int) { return device; }, body, options);
+  run_on_devices(size, [&](int) { return device; }, body, options);
 }
 
 void run_nccl_ranks_on_own_devices(int size, const std::function<void(std::shared_ptr<Communicator>)>& body) {

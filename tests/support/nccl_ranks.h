@@ -9,6 +9,7 @@
 #include <string>
 
 #include "comm/nccl/nccl_communicator.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "tools/fake_nccl.h"
 
@@ -34,11 +35,11 @@ FakeNccl fresh_fake_nccl();
 class WithFakeNccl : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
+    if (!comm::nccl_is_built_in()) GTEST_SKIP() << "built without NCCL's headers";
     fake = fresh_fake_nccl();
   }
   void TearDown() override {
-    if (!nccl_is_built_in()) return;
+    if (!comm::nccl_is_built_in()) return;
     EXPECT_EQ(fake.live_communicators(), 0);
     EXPECT_EQ(fake.live_operators(), 0);
   }

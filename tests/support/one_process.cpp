@@ -21,9 +21,7 @@ void expect_near(const torch::Tensor& got, const torch::Tensor& want, bool to_th
 void expect_same_gradients(const std::vector<LeafGradient>& got, const std::vector<LeafGradient>& want) {
   std::set<std::string> defined;
   for (const LeafGradient& parameter : want) {
-    if (parameter.defined) {
-      defined.insert(parameter.parameters.begin(), parameter.parameters.end());
-    }
+    if (parameter.defined) defined.insert(parameter.parameters.begin(), parameter.parameters.end());
   }
   for (const LeafGradient& leaf : got) {
     bool any = std::any_of(leaf.parameters.begin(), leaf.parameters.end(),
@@ -73,9 +71,7 @@ Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communica
   } else {
     options.auto_wrap_policy = every_module();
   }
-  if (is_hybrid(sharding.strategy)) {
-    options.mesh = make_mesh(world, sharding.world_size / 2);
-  }
+  if (is_hybrid(sharding.strategy)) options.mesh = make_mesh(world, sharding.world_size / 2);
   return options;
 }
 
@@ -95,9 +91,7 @@ void RankStep::backward(const torch::Tensor& loss, bool retain_graph) const {
 
 std::vector<LeafGradient> leaf_gradients(const torch::nn::Module& module) {
   std::vector<LeafGradient> result;
-  for (const auto& entry : module.named_parameters()) {
-    result.push_back({{entry.key()}, entry.value().grad().defined()});
-  }
+  for (const auto& entry : module.named_parameters()) result.push_back({{entry.key()}, entry.value().grad().defined()});
   return result;
 }
 
@@ -113,9 +107,7 @@ std::vector<LeafGradient> leaf_gradients(const ShardedModule& sharded) {
           result.push_back({{whole.parameters.back()}, leaf.grad().defined()});
         }
       }
-      if (!sharded.engine().options().use_orig_params) {
-        result.push_back(whole);
-      }
+      if (!sharded.engine().options().use_orig_params) result.push_back(whole);
     }
   }
   return result;

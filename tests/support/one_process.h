@@ -115,12 +115,10 @@ void expect_as_in_one_process(const ShardingCase& sharding, const Make& make, co
     auto net = seeded(make);
     net->to(test_device());
     Options options = options_of(sharding, world);
-    if (change_options) {
-      change_options(options);
-    }
+    if (change_options) change_options(options);
     auto sharded = shard(*net, sharding, options);
     expect_same_outcome(train_sharded(*net, *sharded, run_step, world->rank()), want, sharding, world->rank());
-    EXPECT_EQ(sharded->stats().gradient_buffer_bytes, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gradient_buffer_bytes, 0);
   });
 }
 

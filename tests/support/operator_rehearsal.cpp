@@ -29,7 +29,7 @@ at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
 
 bool has_masks(const c10::IValue& indices) {
   bool found = false;
-  visit_tensors(indices, [&](const at::Tensor& index) {
+  base::visit_tensors(indices, [&](const at::Tensor& index) {
     found |= index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
   });
   return found;
@@ -60,7 +60,7 @@ std::optional<Rehearsal> rehearse_on(c10::Device device, const MakeStandIn& make
   };
   Rehearsal rehearsal;
   for (const c10::IValue& argument : arguments) {
-    rehearsal.arguments.push_back(with_device(map_tensors(argument, stand_in), device));
+    rehearsal.arguments.push_back(with_device(base::map_tensors(argument, stand_in), device));
   }
   rehearsal.results = rehearsal.arguments;
   try {

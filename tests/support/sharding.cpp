@@ -7,6 +7,7 @@
 #include "base/error_message.h"
 #include "comm/meeting/meeting_point.h"
 #include "engine/engine.h"
+#include "fsdp/backends.h"
 
 namespace fsdp::testing {
 namespace {
@@ -36,7 +37,7 @@ torch::Tensor copy_on_host(const torch::Tensor& tensor) {
   return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-std::shared_ptr<Communicator> one_rank() { return make_gloo_communicator(nullptr, 0, 1, {}); }
+std::shared_ptr<Communicator> one_rank() { return comm::make_gloo_communicator(nullptr, 0, 1, {}); }
 
 WrapPolicy every_module() {
   return
@@ -87,7 +88,7 @@ std::string expect_error(const std::function<void()>& body, std::initializer_lis
   try {
     body();
   } catch (const std::exception& error) {
-    message = message_of(error);
+    message = base::message_of(error);
   }
   if (message.empty()) {
     ADD_FAILURE() << "no error";
@@ -102,9 +103,7 @@ std::string expect_error(const std::function<void()>& body, std::initializer_lis
 std::map<std::string, torch::Tensor> gradients_of(const ShardedModule& sharded) {
   std::map<std::string, torch::Tensor> result;
   std::map<std::string, torch::Tensor> leaves;
-  for (const auto& [name, leaf] : sharded.named_parameters()) {
-    leaves[name] = leaf;
-  }
+  for (const auto& [name, leaf] : sharded.named_parameters()) leaves[name] = leaf;
   for (const ShardSlice& slice : sharded.shard_slices()) {
     torch::Tensor gradient = leaves.at(slice.fqn).grad();
     result[slice.fqn] = gradient.defined() ? gradient.as_strided(slice.sizes, slice.strides).clone() : gradient;
@@ -131,12 +130,8 @@ std::map<std::string, torch::Tensor> weights_of(const torch::nn::Module& module)
 }
 
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
-  if (!a.defined() || !b.defined()) {
-    return a.defined() == b.defined();
-  }
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
-    return false;
-  }
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   return a.is_floating_point() ? torch::allclose(a.cpu(), b.cpu(), 0, 0, /*equal_nan=*/true)
                                : torch::equal(a.cpu(), b.cpu());
 }

@@ -78,9 +78,7 @@ template <typename Make, typename Loss>
 void expect_trains_alike(Make make, Loss loss_of, const Options& options = one_rank_options(),
                          const std::function<void(torch::nn::Module&)>& convert_plain = {}) {
   auto plain = seeded(make);
-  if (convert_plain) {
-    convert_plain(*plain);
-  }
+  if (convert_plain) convert_plain(*plain);
   auto model = seeded(make);
   auto sharded = shard_strictly(*model, options);
   for (int step = 0; step < 2; ++step) {
@@ -94,7 +92,7 @@ void expect_trains_alike(Make make, Loss loss_of, const Options& options = one_r
     got.backward();
     ASSERT_TRUE(same_bits(got.detach(), want.detach())) << "loss at step " << step << ": " << got << " and " << want;
     expect_same(gradients_of(*sharded), gradients_of(*plain));
-    EXPECT_EQ(sharded->stats().gathered_units, 0);
+    EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 0);
     descend(sharded->parameters());
     descend(plain->parameters());
   }

@@ -47,7 +47,7 @@ class Call {
 
   void check_devices(size_t i) {
     const bool is_index = schema().arguments()[i].name() == "indices";
-    visit_tensors(arguments_[i], [&](const at::Tensor& tensor) {
+    base::visit_tensors(arguments_[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       if (tensor.is_cpu()) {
         TORCH_CHECK(!is_written(schema().arguments()[i]) && (tensor.dim() == 0 || is_index), schema().name(),
@@ -77,9 +77,8 @@ class Call {
       return copy;
     };
     Stack host;
-    for (const c10::IValue& argument : arguments_) {
-      host.push_back(with_device(map_tensors(argument, view), c10::kCPU));
-    }
+    for (const c10::IValue& argument : arguments_)
+      host.push_back(with_device(base::map_tensors(argument, view), c10::kCPU));
     return host;
   }
 
@@ -121,7 +120,7 @@ class Call {
     Stack own;
     for (size_t i = 0; i < results.size(); ++i) {
       const c10::IValue* argument = written_as(schema().returns()[i]);
-      own.push_back(argument ? *argument : map_tensors(results[i], [&](const at::Tensor& result) {
+      own.push_back(argument ? *argument : base::map_tensors(results[i], [&](const at::Tensor& result) {
         allocated.push_back(allocate_like(result));
         return allocated.back();
       }));
@@ -134,7 +133,7 @@ class Call {
     std::vector<at::Tensor> found;
     for (size_t i = 0; i < results.size(); ++i) {
       if (schema.returns()[i].alias_info()) continue;
-      visit_tensors(results[i], [&](const at::Tensor& result) {
+      base::visit_tensors(results[i], [&](const at::Tensor& result) {
         if (result.defined()) found.push_back(result);
       });
     }

@@ -48,7 +48,7 @@ c10::Device test_device() {
 bool enough_devices(int ranks) {
   switch (present_kind()) {
     case DeviceKind::kCuda:
-      return ranks <= device_count(c10::kCUDA);
+      return ranks <= base::device_count(c10::kCUDA);
     case DeviceKind::kSimulated:
       return ranks <= kSimulatedDevices;
     case DeviceKind::kCpu:

@@ -17,6 +17,7 @@
 #include "comm/cpu_communicator.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/staged/staged_communicator.h"
+#include "fsdp/backends.h"
 #include "support/event_loop_ticks.h"
 #include "support/test_device.h"
 
@@ -39,9 +40,7 @@ class Errors {
 };
 
 void skip_without_devices(int world_size) {
-  if (enough_devices(world_size)) {
-    return;
-  }
+  if (enough_devices(world_size)) return;
   const std::string why = std::to_string(world_size) + " ranks need as many devices";
   [&] { GTEST_SKIP() << why; }();
   // Ends the test from here as well. GoogleTest takes the exception for the skip that was reported already.
@@ -57,19 +56,19 @@ std::string communicator_of(const std::string& wanted) {
   return name;
 }
 
-std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted, const std::shared_ptr<MeetingPoint>& point,
+std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted, const std::shared_ptr<comm::MeetingPoint>& point,
                                                 int rank, int world_size, const GlooOptions& options) {
   const std::string name = communicator_of(wanted.communicator);
-  if (name == "gloo") return make_gloo_communicator(point, rank, world_size, options);
-  HostProbe probe;
+  if (name == "gloo") return comm::make_gloo_communicator(point, rank, world_size, options);
+  comm::HostProbe probe;
   probe.spare = [nbytes = wanted.spare_memory] { return nbytes; };
   if (name == "hosts" && world_size >= 4 && world_size % 2 == 0) {
     probe.name = rank < world_size / 2 ? "first" : "second";
   }
-  auto gloo = make_host_communicator(point, rank, world_size, options);
-  ChosenCommunicator chosen = share_memory(std::move(gloo), probe);
+  auto gloo = comm::make_host_communicator(point, rank, world_size, options);
+  ChosenCommunicator chosen = comm::share_memory(std::move(gloo), probe);
   TORCH_CHECK(world_size == 1 || chosen.communicator->backend() != "gloo", "ranks share no memory: ", chosen.reason);
-  return make_staged_communicator(std::move(chosen.communicator));
+  return comm::make_staged_communicator(std::move(chosen.communicator));
 }
 
 // Makes MKL choose its kernels, which it does at its first call, on one thread. If two threads make the first call at
@@ -91,7 +90,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   skip_without_devices(world_size);
   choose_kernels_of_mkl();
   shorten_event_loop_ticks(std::chrono::milliseconds(2));
-  const auto point = make_in_memory_meeting_point();
+  const auto point = comm::make_in_memory_meeting_point();
   GlooOptions gloo;
   gloo.timeout = options.timeout;
   Errors errors;

@@ -35,7 +35,7 @@ class UncheckedHub {
       : size(size),
         names(std::move(names)),
         options(options),
-        point(options.has_meeting_point ? make_in_memory_meeting_point() : nullptr) {}
+        point(options.has_meeting_point ? comm::make_in_memory_meeting_point() : nullptr) {}
 
   void put(uint64_t number, int rank, Part part) {
     std::lock_guard lock(mutex_);
@@ -80,7 +80,7 @@ class UncheckedHub {
   const int size;
   const std::vector<int> names;
   const UncheckedOptions options;
-  const std::shared_ptr<MeetingPoint> point;
+  const std::shared_ptr<comm::MeetingPoint> point;
 
  private:
   std::mutex mutex_;
@@ -187,7 +187,7 @@ class UncheckedCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& members, const CollectiveId& id) override {
-    const int position = check_subgroup(members, rank_, size(), id);
+    const int position = comm::check_subgroup(members, rank_, size(), id);
     const uint64_t number = next_number_;
     all_gather_bytes("", id);
     const std::string key = c10::str(number, ": ", c10::Join(",", members));
@@ -203,7 +203,7 @@ class UncheckedCommunicator final : public Communicator {
     return twin_;
   }
 
-  std::shared_ptr<MeetingPoint> meeting_point() const override { return hub_->point; }
+  std::shared_ptr<comm::MeetingPoint> meeting_point() const override { return hub_->point; }
   std::chrono::milliseconds timeout() const override { return hub_->options.timeout; }
   int world_rank(int rank) const override { return hub_->names[static_cast<size_t>(rank)]; }
   void abort(const std::string& reason) override { hub_->abort(reason); }
@@ -263,7 +263,7 @@ void run_unchecked_ranks(int world_size, const std::function<void(std::shared_pt
         body(make_unchecked_communicator(hub, rank));
       } catch (const std::exception& error) {
         std::lock_guard lock(mutex);
-        errors += c10::str("rank ", rank, ": ", message_of(error), "\n");
+        errors += c10::str("rank ", rank, ": ", base::message_of(error), "\n");
       }
     });
   }

@@ -21,9 +21,9 @@
 
 namespace {
 
-using fsdp::checkpoint::SafetensorsFile;
-using fsdp::checkpoint::SafetensorsWriter;
-using fsdp::checkpoint::TensorInfo;
+using fsdp::formats::SafetensorsFile;
+using fsdp::formats::SafetensorsWriter;
+using fsdp::formats::TensorInfo;
 using fsdp::models::CausalLM;
 using fsdp::models::ImageClassifier;
 using fsdp::models::PretrainedModel;
@@ -32,13 +32,9 @@ using Results = std::vector<std::pair<std::string, at::Tensor>>;
 
 void write_results(const std::string& path, const Results& results) {
   std::vector<TensorInfo> layout;
-  for (const auto& [name, tensor] : results) {
-    layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  }
+  for (const auto& [name, tensor] : results) layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   SafetensorsWriter writer(path, layout);
-  for (const auto& [name, tensor] : results) {
-    writer.write(name, tensor);
-  }
+  for (const auto& [name, tensor] : results) writer.write(name, tensor);
   writer.finish();
 }
 
@@ -80,7 +76,7 @@ void run_forward(const std::vector<std::string>& arguments) {
   const std::string mode = arguments.size() == 5 ? arguments[4] : "";
   TORCH_CHECK(arguments.size() == 4 || mode == "eval" || mode == "fused",
               "usage: model_forward FOLDER DTYPE INPUT OUTPUT [eval|fused]");
-  const auto model = fsdp::models::load_pretrained<PretrainedModel>(fsdp::checkpoint::HfFolder(arguments[0]),
+  const auto model = fsdp::models::load_pretrained<PretrainedModel>(fsdp::formats::HfFolder(arguments[0]),
                                                                     parse_dtype_argument(arguments[1]), at::kCPU);
   model->train(mode != "eval");
   if (mode == "fused") dynamic_cast<fsdp::models::LanguageModel&>(*model).set_fused_loss(true);

@@ -14,10 +14,10 @@
 namespace {
 
 void resave(const std::string& source, c10::ScalarType dtype, const std::string& target, int64_t max_shard_size) {
-  const fsdp::checkpoint::HfFolder folder(source);
+  const fsdp::formats::HfFolder folder(source);
   const auto model = fsdp::models::load_pretrained<fsdp::models::PretrainedModel>(folder, dtype, at::kCPU);
   const auto tensors = fsdp::models::checkpoint_tensors(*model);
-  fsdp::checkpoint::HfFolderWriter writer(target, folder.config(), tensors, {max_shard_size, source});
+  fsdp::formats::HfFolderWriter writer(target, folder.config(), tensors, {max_shard_size, source});
   const auto parameters = model->named_parameters(), buffers = model->named_buffers();
   for (const auto& tensor : tensors) {
     writer.write(tensor.name, parameters.contains(tensor.name) ? parameters[tensor.name] : buffers[tensor.name]);

@@ -11,6 +11,7 @@
 #include <iostream>
 #include <string>
 
+#include "fsdp/backends.h"
 #include "fsdp/fsdp.h"
 #include "optim/fused_adamw.h"
 
@@ -53,7 +54,7 @@ class Optimizer {
     if (which == "adamw") {
       plain_ = std::make_unique<torch::optim::AdamW>(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
     } else {
-      fused_ = std::make_unique<fsdp::FusedAdamW>(sharded.parameters(), fsdp::FusedAdamWOptions{});
+      fused_ = std::make_unique<fsdp::optim::FusedAdamW>(sharded.parameters(), fsdp::optim::FusedAdamWOptions{});
       fused_->after_each_part([this] { after_part(); }, int64_t{8} << 20);
     }
   }
@@ -70,7 +71,7 @@ class Optimizer {
 
   fsdp::ShardedModule& sharded_;
   std::unique_ptr<torch::optim::AdamW> plain_;
-  std::unique_ptr<fsdp::FusedAdamW> fused_;
+  std::unique_ptr<fsdp::optim::FusedAdamW> fused_;
 };
 
 void train(const std::string& folder, const std::string& which, int64_t layers, int64_t width) {

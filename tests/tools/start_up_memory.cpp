@@ -9,6 +9,7 @@
 #include <iostream>
 #include <string>
 
+#include "fsdp/backends.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 

@@ -92,12 +92,10 @@ int run_convert_command(const ConvertCommand& command) {
     const convert::Converted done = convert::convert(command.source, command.target, kind, options_of(command, kind));
     std::printf("%s: %s, %zu tensors, %lld bytes\n", command.target.c_str(), convert::kind_name(kind), done.tensors,
                 static_cast<long long>(done.bytes));
-    for (const std::string& note : done.notes) {
-      std::printf("  %s\n", note.c_str());
-    }
+    for (const std::string& note : done.notes) std::printf("  %s\n", note.c_str());
     return kExitSuccess;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp convert: %s\n", message_of(error).c_str());
+    std::fprintf(stderr, "fsdp convert: %s\n", base::message_of(error).c_str());
   }
   return kExitFailure;
 }

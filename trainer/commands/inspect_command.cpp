@@ -46,9 +46,7 @@ std::string section(const json& description, const char* key, const char* title)
   const json& value = description[key];
   std::string text = std::string(title) + ":\n";
   if (!value.is_object() && !value.is_array()) return text + "  " + value.dump() + "\n";
-  for (const auto& [name, item] : value.items()) {
-    text += "  " + name + ": " + shortened(item).dump() + "\n";
-  }
+  for (const auto& [name, item] : value.items()) text += "  " + name + ": " + shortened(item).dump() + "\n";
   return text;
 }
 
@@ -96,7 +94,7 @@ int run_inspect_command(const InspectCommand& command) {
     }
     return problems.empty() ? kExitSuccess : kExitFailure;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp inspect: %s\n", message_of(error).c_str());
+    std::fprintf(stderr, "fsdp inspect: %s\n", base::message_of(error).c_str());
   }
   return kExitFailure;
 }

@@ -11,6 +11,7 @@
 #include "config/config_reader.h"
 #include "config/errors.h"
 #include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 #include "launch/launcher.h"
 #include "loop/train_rank.h"
 #include "report/failure_report.h"
@@ -58,7 +59,7 @@ RankEnvironment read_rank_environment() {
   try {
     return rank_environment();
   } catch (const std::exception& error) {
-    throw ConfigError(message_of(error));
+    throw ConfigError(base::message_of(error));
   }
 }
 
@@ -69,7 +70,7 @@ RankEnvironment read_rank_environment() {
   if (dynamic_cast<const ReportedFailure*>(&error)) {
     record_failure(error.what());
   } else {
-    report_failure(rank, message_of(error));
+    report_failure(rank, base::message_of(error));
   }
   std::_Exit(status_of(error));
 }
@@ -92,7 +93,7 @@ int run_train_command(const TrainCommand& command) {
   try {
     return command.nproc_per_node ? launch(command) : run_as_rank(command);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp: error: %s\n", message_of(error).c_str());
+    std::fprintf(stderr, "fsdp: error: %s\n", base::message_of(error).c_str());
     return status_of(error);
   }
 }

@@ -22,7 +22,7 @@ void check_model(const Config& c) {
   }
   if (!c.model_path || !c.model) return;
   contradiction("key \"model_path\" is \"" + *c.model_path + "\", and key \"model\" is " +
-                checkpoint::json_text(*c.model) + "; only one of them may be given");
+                formats::json_text(*c.model) + "; only one of them may be given");
 }
 
 void check_recomputation(const Config& c) {
@@ -64,7 +64,7 @@ void check_accumulation(const Config& c) {
 void check_resharding(const Config& c) {
   const bool can = c.sharding_strategy == "full_shard" || c.sharding_strategy == "hybrid_shard";
   if (can || !c.reshard_after_forward || *c.reshard_after_forward == BoolOrInteger(false)) return;
-  const std::string value = checkpoint::json_text(value_of(*find_config_key("reshard_after_forward"), c));
+  const std::string value = formats::json_text(value_of(*find_config_key("reshard_after_forward"), c));
   contradiction("key \"reshard_after_forward\" is " + value + ", but \"sharding_strategy\" is \"" +
                 c.sharding_strategy +
                 "\", which keeps parameters gathered; accepted: false, null, or the strategy full_shard or "
@@ -81,9 +81,7 @@ void check_trace(const Config& c) {
   if (c.trace_first_step != Config{}.trace_first_step) {
     contradiction(c10::str("key \"trace_first_step\" is ", c.trace_first_step, needed));
   }
-  if (c.trace_steps != Config{}.trace_steps) {
-    contradiction(c10::str("key \"trace_steps\" is ", c.trace_steps, needed));
-  }
+  if (c.trace_steps != Config{}.trace_steps) contradiction(c10::str("key \"trace_steps\" is ", c.trace_steps, needed));
 }
 
 void check_saving(const Config& c) {
@@ -125,12 +123,12 @@ void check_sampling(const Config& c) {
 }
 
 void check_devices(const Config& c) {
-  const Backend* backend = find_backend(c.comm_backend);  // null: auto
+  const comm::Backend* backend = comm::find_backend(c.comm_backend);  // null: auto
   const bool on_gpus = c.device == "cuda";
   if (c.device == "auto" || !backend || backend->serves(on_gpus)) return;
   contradiction(c10::str("key \"comm_backend\" is \"", backend->name, "\", but \"device\" is \"", c.device, "\"; ",
                          backend->words, on_gpus ? " needs ranks on CPUs" : " needs GPUs", ": accepted are ",
-                         join_or(backends_for(on_gpus)), ", or the device ", on_gpus ? "cpu" : "cuda"));
+                         join_or(comm::backends_for(on_gpus)), ", or the device ", on_gpus ? "cpu" : "cuda"));
 }
 
 [[noreturn]] void does_not_fit(const std::string& key, int64_t value, const Config& config, int64_t world_size,

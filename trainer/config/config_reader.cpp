@@ -30,7 +30,7 @@ json parse(const std::string& text, const std::string& path) {
     throw ConfigError(path + ":1:1: the file starts with a byte-order mark; save it as UTF-8 without one");
   }
   try {
-    return checkpoint::parse_json(text, path);
+    return formats::parse_json(text, path);
   } catch (const c10::Error& error) {
     throw ConfigError(error.what_without_backtrace());
   }
@@ -50,7 +50,7 @@ const ConfigKey& known_key(const std::string& name, const std::string& where) {
   const ConfigKey* key = find_config_key(name);
   if (key != nullptr) return *key;
   const std::optional<std::string> similar = similar_config_key(name.substr(0, 100));
-  throw ConfigError(c10::str(where, ": unknown key ", checkpoint::quoted_name(name),
+  throw ConfigError(c10::str(where, ": unknown key ", formats::quoted_name(name),
                              similar ? "; the nearest known one is \"" + *similar + "\"" : "",
                              " (`fsdp train --help` lists all)"));
 }
@@ -79,9 +79,7 @@ json override_value(const ConfigKey& key, const std::string& text, const std::st
 
 void apply_override(const std::string& override, Config& config) {
   const size_t equals = override.find('=');
-  if (equals == std::string::npos) {
-    throw ConfigError("--set " + override + ": must have the form KEY=VALUE");
-  }
+  if (equals == std::string::npos) throw ConfigError("--set " + override + ": must have the form KEY=VALUE");
   const std::string name = override.substr(0, equals);
   const std::string where = "--set " + override.substr(0, 200);
   const ConfigKey& key = known_key(name, where);

@@ -83,7 +83,7 @@ std::string describe(const Range& range) {
 }
 
 [[noreturn]] void refuse(const ConfigKey& key, const json& value, const std::string& where, const std::string& why) {
-  throw ConfigError(c10::str(where, ": key \"", key.name, "\": ", checkpoint::json_text(value), " ", why,
+  throw ConfigError(c10::str(where, ": key \"", key.name, "\": ", formats::json_text(value), " ", why,
                              "; accepted: ", accepted_values(key)));
 }
 
@@ -183,7 +183,7 @@ std::string accepted_values(const ConfigKey& key) {
 
 json value_of(const ConfigKey& key, const Config& config) {
   return std::visit(
-      [&]<typename T>(T Config::*member) -> json {
+      [&]<typename T>(T Config::* member) -> json {
         if constexpr (Held<T>::kOptional) {
           return (config.*member) ? json_of(*(config.*member)) : json();
         } else {
@@ -199,7 +199,7 @@ void set_value(const ConfigKey& key, const json& given, const std::string& where
   check_range(key, value, where);
   check_choice(key, value, where);
   std::visit(
-      [&]<typename T>(T Config::*member) {
+      [&]<typename T>(T Config::* member) {
         if (Held<T>::kOptional && value.is_null()) {
           (config.*member) = T{};
         } else {

@@ -6,7 +6,7 @@ namespace {
 
 std::string meanings_of_backends() {
   std::string text;
-  for (const Backend& backend : kBackends) {
+  for (const comm::Backend& backend : comm::kBackends) {
     text.append("`").append(backend.name).append("`: ").append(backend.meaning).append(" ");
   }
   return text;
@@ -14,9 +14,7 @@ std::string meanings_of_backends() {
 
 std::vector<std::string> names_of_backends() {
   std::vector<std::string> names = {"auto"};
-  for (const Backend& backend : kBackends) {
-    names.emplace_back(backend.name);
-  }
+  for (const comm::Backend& backend : comm::kBackends) names.emplace_back(backend.name);
   return names;
 }
 

@@ -23,9 +23,7 @@ int64_t predictions_of(const Dataset& dataset, const std::vector<int64_t>& indic
 int64_t GlobalBatch::samples() const {
   constexpr int64_t kMost = int64_t{1} << 62;
   int64_t product = batch_size;
-  for (int64_t factor : {world_size, accumulation_steps}) {
-    product = product > kMost / factor ? kMost : product * factor;
-  }
+  for (int64_t factor : {world_size, accumulation_steps}) product = product > kMost / factor ? kMost : product * factor;
   return product;
 }
 

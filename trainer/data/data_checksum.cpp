@@ -24,10 +24,10 @@ std::string data_checksum(const Dataset& dataset) {
     for (const at::Tensor& tensor : {sample.inputs, sample.labels, sample.attention_mask, sample.categorical}) {
       if (!tensor.defined()) continue;
       const at::Tensor contiguous = tensor.contiguous();
-      checksums.push_back(checkpoint::checksum_of(bytes_of(contiguous)));
+      checksums.push_back(formats::checksum_of(bytes_of(contiguous)));
     }
   }
-  return checkpoint::checksums_text({checkpoint::checksum_of(checkpoint::checksums_text(checksums))});
+  return formats::checksums_text({formats::checksum_of(formats::checksums_text(checksums))});
 }
 
 }  // namespace fsdp::trainer

@@ -87,7 +87,7 @@ class DummyImages : public ImageDataset {
   DummyNumbers numbers_;
 };
 
-at::Tensor images_in(const checkpoint::SafetensorsFile& file, int64_t channels, int64_t size) {
+at::Tensor images_in(const formats::SafetensorsFile& file, int64_t channels, int64_t size) {
   const std::string wanted = size > 0 ? std::to_string(size) : "any height";
   const std::string expected = c10::str("[N, ", channels, ", ", wanted, ", ", size > 0 ? wanted : "any width",
                                         "] with N > 0, of uint8 or floating point");
@@ -103,14 +103,14 @@ at::Tensor images_in(const checkpoint::SafetensorsFile& file, int64_t channels, 
 }  // namespace
 
 std::unique_ptr<Dataset> open_image_file(const std::string& path, int64_t channels, int64_t size, int64_t classes) {
-  const checkpoint::SafetensorsFile file(path);
+  const formats::SafetensorsFile file(path);
   const at::Tensor images = images_in(file, channels, size);
   return std::make_unique<ImageFile>(path, ImageShape{channels, images.size(2), images.size(3)}, images,
                                      labels_in(file, images.size(0), classes));
 }
 
 std::unique_ptr<Dataset> make_dummy_images(const DatasetSpec& spec, const ImageShape& shape, int64_t classes) {
-  const auto nbytes = checkpoint::countable_nbytes(at::kFloat, {shape.channels, shape.height, shape.width});
+  const auto nbytes = formats::countable_nbytes(at::kFloat, {shape.channels, shape.height, shape.width});
   if (!nbytes) spec.refuse("cannot be generated: images of this size are too large");
   const int64_t most = std::numeric_limits<int64_t>::max() / (*nbytes + 1);
   return std::make_unique<DummyImages>(spec, spec.dummy_samples(most).value(), shape, classes);

@@ -5,12 +5,12 @@
 
 namespace fsdp::trainer {
 
-at::Tensor tensor_in(const checkpoint::SafetensorsFile& file, const std::string& name, const std::string& expected) {
+at::Tensor tensor_in(const formats::SafetensorsFile& file, const std::string& name, const std::string& expected) {
   TORCH_CHECK(file.contains(name), file.path().string(), ": has no tensor \"", name, "\"; it must be ", expected);
   return file.tensor(name);
 }
 
-at::Tensor labels_in(const checkpoint::SafetensorsFile& file, int64_t samples, int64_t classes) {
+at::Tensor labels_in(const formats::SafetensorsFile& file, int64_t samples, int64_t classes) {
   const std::string expected = c10::str("[", samples, "], of integers");
   const at::Tensor labels = tensor_in(file, "labels", expected);
   TORCH_CHECK(labels.dim() == 1 && labels.size(0) == samples && c10::isIntegralType(labels.scalar_type(), false),

@@ -102,7 +102,7 @@ class DummyTable : public TabularDataset {
 };
 
 // Returns a matrix [N, features] with N > 0.
-at::Tensor matrix_in(const checkpoint::SafetensorsFile& file, const std::string& name, int64_t features,
+at::Tensor matrix_in(const formats::SafetensorsFile& file, const std::string& name, int64_t features,
                      bool is_floating) {
   const std::string expected =
       c10::str("[N, ", features, "] with N > 0, of ", is_floating ? "floating point" : "integers");
@@ -125,7 +125,7 @@ void check_elements(const at::Tensor& matrix, const Wrong& wrong, const Refuse& 
   }
 }
 
-at::Tensor numbers_in(const checkpoint::SafetensorsFile& file, int64_t features) {
+at::Tensor numbers_in(const formats::SafetensorsFile& file, int64_t features) {
   at::Tensor numbers = matrix_in(file, "numeric", features, true);
   check_elements(
       numbers, [](const at::Tensor& part) { return at::isfinite(part.to(at::kFloat)).logical_not(); },
@@ -136,7 +136,7 @@ at::Tensor numbers_in(const checkpoint::SafetensorsFile& file, int64_t features)
   return numbers;
 }
 
-at::Tensor ids_in(const checkpoint::SafetensorsFile& file, const std::vector<int64_t>& table_rows) {
+at::Tensor ids_in(const formats::SafetensorsFile& file, const std::vector<int64_t>& table_rows) {
   at::Tensor ids = matrix_in(file, "categorical", static_cast<int64_t>(table_rows.size()), false);
   const at::Tensor rows = at::tensor(table_rows, at::kLong);
   check_elements(
@@ -156,7 +156,7 @@ at::Tensor ids_in(const checkpoint::SafetensorsFile& file, const std::vector<int
 }  // namespace
 
 std::unique_ptr<Dataset> open_tabular_file(const std::string& path, const TabularShape& shape) {
-  const checkpoint::SafetensorsFile file(path);
+  const formats::SafetensorsFile file(path);
   Table table;
   table.numeric = numbers_in(file, shape.numeric);
   table.categorical = ids_in(file, shape.table_rows);

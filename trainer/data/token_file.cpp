@@ -43,7 +43,7 @@ ReadFile::ReadFile(const std::string& path)
     // Without O_NONBLOCK, opening a named pipe would block.
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   TORCH_CHECK(file_ >= 0, path, ": cannot be opened: ", std::strerror(errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(file_);
     TORCH_CHECK(false, path, ": not a regular file");

@@ -129,14 +129,14 @@ int launch_ranks(const LaunchRequest& request) {
 }
 
 std::optional<std::string> rank_variable_present() {
-  const std::optional<SlurmPlace> slurm = slurm_place();
+  const std::optional<comm::SlurmPlace> slurm = comm::slurm_place();
   if (slurm && slurm->size > 1) return "SLURM_PROCID";
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "PALS_RANKID",
                            "FLUX_TASK_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
     const std::string text = name;
     const bool may_be_of_slurm = slurm && text.starts_with("PMI");  // set for a step of one task
-    if (env_string(text) && !may_be_of_slurm) return text;
+    if (base::env_string(text) && !may_be_of_slurm) return text;
   }
   return std::nullopt;
 }

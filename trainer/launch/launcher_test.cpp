@@ -63,8 +63,8 @@ TEST_F(Launcher, GivesEachRankItsEnvironment) {
 
 // Each process that looks for a port finds another one, and a server can still listen on it.
 TEST(FreePorts, AreKeptForTheServer) {
-  const FreePort port;
-  for (int i = 0; i < 200; ++i) EXPECT_NE(FreePort().number(), port.number());
+  const comm::FreePort port;
+  for (int i = 0; i < 200; ++i) EXPECT_NE(comm::FreePort().number(), port.number());
   const int server = socket(AF_INET, SOCK_STREAM, 0);
   const int yes = 1;
   setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));

@@ -36,7 +36,7 @@ class RankProcesses {
   std::vector<RankDeath> reap();
 
  private:
-  FreePort port_;
+  comm::FreePort port_;
   std::vector<pid_t> pids_;  // by rank; 0: ended
 };
 

@@ -7,7 +7,7 @@ namespace fsdp::trainer {
 SignalQueue::SignalQueue(std::initializer_list<int> signals) {
   sigemptyset(&signals_);
   for (int signal : signals) {
-    struct sigaction present {};
+    struct sigaction present{};
     sigaction(signal, nullptr, &present);
     if (present.sa_handler != SIG_IGN || signal == SIGCHLD) sigaddset(&signals_, signal);
   }

@@ -54,7 +54,7 @@ void RunReport::say(const std::string& text) {
 
 StepMetrics RunReport::measure(int64_t step, const StepResult& result) {
   const ProcessMemory memory = memory_.look();
-  const std::optional<int64_t> device_memory = peak_allocated_bytes(device_);
+  const std::optional<int64_t> device_memory = base::peak_allocated_bytes(device_);
   const auto all = gather_values(communicator_,
                                  {result.loss, static_cast<double>(memory.own), static_cast<double>(memory.mapped),
                                   static_cast<double>(device_memory.value_or(0))},

@@ -14,12 +14,12 @@ StepTrace::StepTrace(const Config& config, ShardedModule& sharded, Communicator&
       memory_(std::move(memory)) {}
 
 void StepTrace::before_step(int64_t step) {
-  if (traces() && step == config_.trace_first_step) sharded_.start_trace(memory_);
+  if (traces() && step == config_.trace_first_step) sharded_.tracing().start(memory_);
 }
 
 std::string StepTrace::after_step(int64_t step) {
   if (!traces() || step != last_step_) return {};
-  unwritten_ = sharded_.stop_trace();
+  unwritten_ = sharded_.tracing().stop();
   const std::string problem = write();
   if (problem.empty()) return "wrote a trace to " + *config_.trace_path;
   return problem + "; training continues, and writing the trace is tried again after the last step";

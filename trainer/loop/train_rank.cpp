@@ -13,6 +13,7 @@
 #include "config/config_writer.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/rank_environment.h"
 #include "loop/evaluation.h"
 #include "loop/run_report.h"
 #include "loop/step_trace.h"
@@ -74,8 +75,8 @@ auto RankRun::explained(const Part& part, const Memory& memory) const {
   try {
     return part();
   } catch (const std::exception& error) {
-    if (!is_out_of_memory(error)) throw;
-    throw std::runtime_error(sharded_->explain_out_of_memory(error, memory()));
+    if (!base::is_out_of_memory(error)) throw;
+    throw std::runtime_error(sharded_->diagnostics().explain_out_of_memory(error, memory()));
   }
 }
 
@@ -125,7 +126,7 @@ int64_t RankRun::load_checkpoint(RunCheckpoints& checkpoints) {
   while (true) {
     try {
       return checkpoints.load(*start_.checkpoint);
-    } catch (const StepFailed& error) {
+    } catch (const state::StepFailed& error) {
       start_at(agree_on_start_instead(config_, *communicator_, *start_.checkpoint, error));
     }
   }
@@ -138,7 +139,7 @@ void RankRun::shard() {
   options.sync_module_states = from_rank_0;
   make_separate_parameters();
   sharded_ = fully_shard(module(), options);
-  sharded_->verify_sharding();
+  sharded_->diagnostics().verify_sharding();
   if (config_.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }
@@ -193,7 +194,7 @@ RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& chec
     trace.before_step(step - begin);
     report_.after_step(step, explained([&] { return run.step(); }, [&] { return run.memory(); }));
     if (step == begin + 1 && config_.wrap_policy == "auto_units") {
-      report_.say(c10::str("made ", sharded_->stats().units, " units from the execution order"));
+      report_.say(c10::str("made ", sharded_->diagnostics().stats().units, " units from the execution order"));
     }
     if (const std::string text = trace.after_step(step - begin); !text.empty()) report_.say(text);
     if (checkpoints.after_step(step)) return RunEnd::kTerminated;
@@ -214,7 +215,7 @@ void RankRun::evaluate_model() {
 
 void RankRun::save_model() {
   const fs::path path = final_folder(config_);
-  checkpoint::HfFolderWriterOptions options;
+  formats::HfFolderWriterOptions options;
   options.max_shard_size = *parse_byte_count(config_.max_shard_size);
   if (inputs_.weights) options.tokenizer_source = inputs_.weights->folder().path();
   save_folder(path, inputs_.model_config, *inputs_.model, *sharded_, *communicator_, options);
@@ -227,7 +228,7 @@ void RankRun::check_written() {
   unwritten_.push_back(report_.finish());
   std::erase(unwritten_, "");
   const std::string text = c10::Join("; ", unwritten_);
-  if (of_all) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, text);
+  if (of_all) throw state::ErrorOfAllRanks({__func__, __FILE__, __LINE__}, text);
   if (!text.empty()) throw std::runtime_error(text);
 }
 
@@ -243,7 +244,7 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
   const RankPlace place = take_place(choice, environment);
   try {
     return train_at(config, std::move(inputs), place, request);
-  } catch (const ErrorOfAllRanks& error) {
+  } catch (const state::ErrorOfAllRanks& error) {
     report_failure_of_all(*place.communicator, environment.local_rank, error.what_without_backtrace());
     throw ReportedFailure(error.what_without_backtrace());
   }

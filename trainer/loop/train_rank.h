@@ -5,6 +5,7 @@
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 #include "setup/rank_place.h"
 #include "setup/training_inputs.h"
 

@@ -10,7 +10,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-FusedAdamWOptions optimizer_options(const Config& config) {
+optim::FusedAdamWOptions optimizer_options(const Config& config) {
   return {.learning_rate = config.learning_rate,
           .beta1 = config.adam_beta1,
           .beta2 = config.adam_beta2,
@@ -52,10 +52,11 @@ StepResult TrainingRun::step() {
   sharded_.zero_grad();
   if (separate_) separate_->zero_grad();
   result.loss = accumulate_gradients();
-  const auto traced = sharded_.trace_range("optimizer");
+  const auto traced = sharded_.tracing().range("optimizer");
   result.grad_norm = unscaled_grad_norm();
   optimizer_.set_learning_rate(result.learning_rate);
-  const double clipping = config_.clip_grad_norm > 0 ? clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
+  const double clipping =
+      config_.clip_grad_norm > 0 ? optim::clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
   result.skipped = !scaler_.step(sharded_, [&] { update(clipping); });
   scaler_.update();
   if (!result.skipped) ++updates_;
@@ -101,7 +102,7 @@ double TrainingRun::accumulate_gradients() {
   for (int64_t pass = 0; pass < config_.gradient_accumulation_steps; ++pass) {
     const auto [batch, weight] = batches_.next();
     const at::Tensor loss = forward(batch);
-    const auto traced = sharded_.trace_range("backward");
+    const auto traced = sharded_.tracing().range("backward");
     sharded_.backward(scaler_.scale(loss * (share * weight)), backward_options(pass));
     loss_sum += loss.item<double>() * weight;
   }
@@ -109,7 +110,7 @@ double TrainingRun::accumulate_gradients() {
 }
 
 at::Tensor TrainingRun::forward(const Batch& batch) {
-  const auto traced = sharded_.trace_range("forward");
+  const auto traced = sharded_.tracing().range("forward");
   return model_.loss(batch);
 }
 

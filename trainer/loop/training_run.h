@@ -67,7 +67,7 @@ class TrainingRun {
   TrainBatches& batches_;
   LrSchedule schedule_;
   std::optional<LrSchedule> separate_schedule_;
-  FusedAdamW optimizer_;
+  optim::FusedAdamW optimizer_;
   ShardedGradScaler scaler_;
   int64_t updates_ = 0;  // steps that were not skipped
 };

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "config/errors.h"
+#include "fsdp/backends.h"
 #include "loop/evaluation.h"
 #include "models/registry.h"
 #include "saving/checkpoint_policy.h"
@@ -354,7 +355,7 @@ TEST(TrainingRun, WrapClassesMakeUnits) {
     config.wrap_classes = std::move(classes);
     auto model = make_tiny_llama(false, kModelSeed);
     const auto handle = fully_shard(*model, sharding_options(config, *model, make_fake_communicator(0, 1)));
-    return handle->describe_units();
+    return handle->diagnostics().describe_units();
   };
   EXPECT_NE(units({}), units({"Embedding"}));
   EXPECT_THROW(units({"Embeddding"}), std::exception);
@@ -386,7 +387,7 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
 
 // Returns each rank's shards, read by the rank itself or sent by rank 0.
 Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>& world, bool from_rank_0) {
-  checkpoint::HfFolder folder(*config.model_path);
+  formats::HfFolder folder(*config.model_path);
   const auto model = models::make_uninitialized<models::PretrainedModel>(
       folder.config(), at::TensorOptions(at::kFloat).device(at::kMeta));
   const models::PretrainedWeights weights(std::move(folder), *model);

@@ -63,11 +63,11 @@ void AppendedFile::write_kept() {
 
 bool AppendedFile::write_oldest() {
   std::string& record = kept_.front();
-  struct stat status {};
+  struct stat status{};
   if (::fstat(descriptor_, &status) != 0) return false;
   const off_t begin = status.st_size;
   for (size_t done = 0; done < record.size();) {
-    const ssize_t written = checkpoint::uninterrupted([&] {
+    const ssize_t written = formats::uninterrupted([&] {
       return limits_.write(descriptor_, record.data() + done, record.size() - done, begin + static_cast<off_t>(done));
     });
     if (written > 0) {

@@ -27,17 +27,17 @@ std::string read_file(const std::string& path) {
 // Parses one line. Errors begin with `where`: the file and the line number.
 nlohmann::json parse(const std::string& text, const std::string& where) {
   try {
-    return checkpoint::parse_json(text, "");
+    return formats::parse_json(text, "");
   } catch (const std::exception& error) {
     constexpr std::string_view kFirstLine = ":1";  // position in `text`; the column follows
-    throw std::runtime_error(where + message_of(error).substr(kFirstLine.size()));
+    throw std::runtime_error(where + base::message_of(error).substr(kFirstLine.size()));
   }
 }
 
 MetricsLine line_of(const std::string& text, const std::string& where) {
   MetricsLine line{.values = parse(text, where)};
   const auto refuse = [&](const std::string& what) { throw std::runtime_error(where + ": " + what); };
-  if (!line.values.is_object()) refuse("is not a JSON object: " + checkpoint::json_text(line.values));
+  if (!line.values.is_object()) refuse("is not a JSON object: " + formats::json_text(line.values));
   const auto step = line.values.find("step");
   if (step == line.values.end() || !step->is_number_integer() || step->get<double>() < 0 ||
       step->get<double>() > 9.2e18) {
@@ -46,7 +46,7 @@ MetricsLine line_of(const std::string& text, const std::string& where) {
   line.step = step->get<int64_t>();
   for (const auto& [key, value] : line.values.items()) {
     if (value.is_number() || value.is_boolean() || value.is_null()) continue;
-    refuse(checkpoint::quoted_name(key) + " is neither a number nor true, false or null");
+    refuse(formats::quoted_name(key) + " is neither a number nor true, false or null");
   }
   return line;
 }

@@ -153,7 +153,9 @@ TEST(ProcessMemory, SeesWhatWasTouched) {
   PeakMemory memory;
   const int64_t before = memory.look().own;
   memory.restart();
-  { std::vector<char> block(kSize, 1); }
+  {
+    std::vector<char> block(kSize, 1);
+  }
   EXPECT_GT(memory.look().own, before + kSize * 9 / 10);
   EXPECT_LT(memory.look().own, kSize * 64);
 }
@@ -171,7 +173,7 @@ TEST(ProcessMemory, SharedMemoryIsOwn) {
 TEST(ProcessMemory, MappedFilesAreApart) {
   constexpr int64_t kSize = int64_t{64} << 20;
   testing::TemporaryFolder folder;
-  struct statfs system {};
+  struct statfs system{};
   ASSERT_EQ(statfs(folder.path("").c_str(), &system), 0);
   if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "files of a tmpfs are shared memory";
   const std::string path = folder.write("file", std::string(kSize, 'x'));
@@ -197,7 +199,9 @@ TEST(ProcessMemory, MappedFilesAreApart) {
 int64_t page_faults_of_a_large_block() {
   rusage before{}, after{};
   getrusage(RUSAGE_SELF, &before);
-  { std::vector<char> block(int64_t{64} << 20, 1); }
+  {
+    std::vector<char> block(int64_t{64} << 20, 1);
+  }
   getrusage(RUSAGE_SELF, &after);
   return after.ru_minflt - before.ru_minflt;
 }

@@ -60,11 +60,11 @@ int run_report_command(const ReportCommand& command) {
     const std::vector<RunData> runs = read_runs(command.folders);
     check_folder_of(target);
     const std::string page = report_page(runs, command.title);
-    checkpoint::write_file(target, page);
+    formats::write_file(target, page);
     std::printf("wrote %s\n", target.c_str());
     return kExitSuccess;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp report: %s\n", message_of(error).c_str());
+    std::fprintf(stderr, "fsdp report: %s\n", base::message_of(error).c_str());
   }
   return kExitFailure;
 }

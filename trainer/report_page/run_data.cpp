@@ -19,14 +19,14 @@ namespace fs = std::filesystem;
 // Reads "config" and "ranks" from the file, if it contains them.
 void read_facts(const fs::path& folder, RunData& run) {
   if (fs::exists(folder / kRunFactsFile)) {
-    const nlohmann::json facts = checkpoint::read_json_file(folder / kRunFactsFile);
+    const nlohmann::json facts = formats::read_json_file(folder / kRunFactsFile);
     if (facts.is_object() && facts.contains("ranks") && facts["ranks"].is_number_integer()) {
       const auto ranks = facts["ranks"].get<int64_t>();
       if (ranks > 0) run.ranks = ranks;
     }
     if (facts.is_object() && facts.contains("config") && facts["config"].is_object()) run.config = facts["config"];
   } else if (fs::exists(folder / "resolved_config.json")) {
-    run.config = checkpoint::read_json_file(folder / "resolved_config.json");
+    run.config = formats::read_json_file(folder / "resolved_config.json");
   }
   if (!run.config.is_object()) run.config = nullptr;
 }

@@ -96,12 +96,12 @@ void put_in_order(RankTrace& rank) {
 }
 
 std::map<int64_t, RankTrace> read_trace(const std::filesystem::path& path) {
-  const json file = checkpoint::read_json_file(path);
+  const json file = formats::read_json_file(path);
   std::map<int64_t, RankTrace> ranks;
   try {
     for (const json& event : file.at("traceEvents")) add_event(event, ranks);
   } catch (const std::exception& error) {
-    throw std::runtime_error(path.string() + ": is not a trace of fsdp train: " + message_of(error));
+    throw std::runtime_error(path.string() + ": is not a trace of fsdp train: " + base::message_of(error));
   }
   for (auto& [number, rank] : ranks) put_in_order(rank);
   return ranks;

@@ -33,7 +33,7 @@ std::optional<int64_t> step_of(std::string_view name) {
   return all && step > 0 && digits.front() != '0' ? std::optional(step) : std::nullopt;
 }
 
-// Recognizes names that checkpoint::temporary_sibling makes for checkpoints: ".checkpoint-20.tmp-4711-0".
+// Recognizes names that formats::temporary_sibling makes for checkpoints: ".checkpoint-20.tmp-4711-0".
 bool is_leftover(std::string_view name) {
   const size_t end = name.find(".tmp-");
   return !name.empty() && name.front() == '.' && end != std::string_view::npos &&
@@ -41,13 +41,13 @@ bool is_leftover(std::string_view name) {
 }
 
 void remove_folder(const fs::path& path, const fs::path& name) {
-  TORCH_CHECK(checkpoint::remove_tree(path), name.string(), ": cannot be removed: ", std::strerror(errno));
+  TORCH_CHECK(formats::remove_tree(path), name.string(), ": cannot be removed: ", std::strerror(errno));
 }
 
 void rename_folder(const fs::path& from, const fs::path& to, const char* what) {
-  const auto rename = [&] { return checkpoint::file_system().rename(from.c_str(), to.c_str()); };
-  TORCH_CHECK(checkpoint::uninterrupted(rename) == 0, from.string(), ": ", what, ": ", std::strerror(errno));
-  checkpoint::sync_folder(from.parent_path());
+  const auto rename = [&] { return formats::file_system().rename(from.c_str(), to.c_str()); };
+  TORCH_CHECK(formats::uninterrupted(rename) == 0, from.string(), ": ", what, ": ", std::strerror(errno));
+  formats::sync_folder(from.parent_path());
 }
 
 template <typename Entry>
@@ -66,7 +66,7 @@ std::vector<SavedCheckpoint> saved_checkpoints(const fs::path& output_dir) {
   std::vector<SavedCheckpoint> saved;
   for_each_entry(output_dir, [&](const fs::path& path) {
     const auto step = step_of(path.filename().string());
-    if (step && fs::exists(path / checkpoint::kManifestName)) saved.push_back({*step, path});
+    if (step && fs::exists(path / formats::kManifestName)) saved.push_back({*step, path});
   });
   std::sort(saved.begin(), saved.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
   return saved;
@@ -76,7 +76,7 @@ std::vector<fs::path> folders_without_manifest(const fs::path& output_dir) {
   std::vector<fs::path> folders;
   for_each_entry(output_dir, [&](const fs::path& path) {
     const bool is_named_so = step_of(path.filename().string()).has_value();
-    if (is_named_so && !fs::exists(path / checkpoint::kManifestName)) folders.push_back(path);
+    if (is_named_so && !fs::exists(path / formats::kManifestName)) folders.push_back(path);
   });
   std::sort(folders.begin(), folders.end());
   return folders;
@@ -84,7 +84,7 @@ std::vector<fs::path> folders_without_manifest(const fs::path& output_dir) {
 
 std::string fault_of(const fs::path& checkpoint) {
   try {
-    checkpoint::CheckpointFolder folder(checkpoint);
+    formats::CheckpointFolder folder(checkpoint);
     return "";
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
@@ -112,7 +112,7 @@ fs::path set_aside(const fs::path& checkpoint) {
 }
 
 void remove_checkpoint(const fs::path& path) {
-  const fs::path nameless = checkpoint::temporary_sibling(path);
+  const fs::path nameless = formats::temporary_sibling(path);
   rename_folder(path, nameless, "cannot be removed");
   remove_folder(nameless, path);
 }

@@ -403,7 +403,7 @@ TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
     const std::string name = async ? "async" : "sync";
     config.async_save = async;
     testing::FaultyFileSystem faulty({.error = ENOSPC, .first = 3});
-    const checkpoint::FileSystemGuard guard(faulty);
+    const formats::FileSystemGuard guard(faulty);
     ::testing::internal::CaptureStdout();
     expect_same(run_whole(config, folder, name, 2), want);
     EXPECT_THAT(::testing::internal::GetCapturedStdout(),
@@ -414,7 +414,7 @@ TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
 }
 
 // Fails the first write, after a delay in which training reaches the next save.
-class LateFault final : public checkpoint::FileSystem {
+class LateFault final : public formats::FileSystem {
  public:
   ssize_t pwrite(int file, const void* data, size_t size, off_t offset) override {
     if (has_failed_.exchange(true)) return FileSystem::pwrite(file, data, size, offset);
@@ -435,7 +435,7 @@ TEST(FailedSaves, CostNoOtherSave) {
   config.async_save = true;
   config.max_steps = 2;
   LateFault faulty;
-  const checkpoint::FileSystemGuard guard(faulty);
+  const formats::FileSystemGuard guard(faulty);
   run_whole(config, folder, "out", 1);
   EXPECT_THAT(names_of_checkpoints(folder, "out"), ElementsAre("checkpoint-2"));
 }
@@ -446,7 +446,7 @@ TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
   config.save_steps = 4;
   config.save_final = false;
   testing::FaultyFileSystem faulty({.error = EIO, .first = 1, .lasts = true});
-  const checkpoint::FileSystemGuard guard(faulty);
+  const formats::FileSystemGuard guard(faulty);
   EXPECT_THAT(testing::error_of([&] { run_whole(config, folder, "out", 1); }),
               AllOf(HasSubstr("checkpoint-6 failed"), HasSubstr("Input/output error")));
   EXPECT_THAT(folder.read("out/metrics.jsonl"), HasSubstr("eval_loss"));

@@ -29,7 +29,7 @@ RunCheckpoints::RunCheckpoints(const RunParts& parts)
   if (parts.config.save_steps) stop_signal_.emplace();
 }
 
-TrainingState RunCheckpoints::state() const {
+state::TrainingState RunCheckpoints::state() const {
   return {.model = parts_.sharded,
           .module = parts_.model,
           .optimizer = optimizer_.get(),
@@ -40,8 +40,8 @@ TrainingState RunCheckpoints::state() const {
 
 int64_t RunCheckpoints::load(const fs::path& checkpoint) {
   // The config's optimizer options apply, even if they were different when the checkpoint was saved.
-  const LoadedTrainingState loaded =
-      load_training_state(checkpoint, state(), *parts_.communicator, {.optimizer_options = false});
+  const state::LoadedTrainingState loaded =
+      state::load_training_state(checkpoint, state(), *parts_.communicator, {.optimizer_options = false});
   const RunRecord record = read_run_record(loaded.state, checkpoint.string());
   parts_.report.say(c10::str("resumed from ", checkpoint.string(), ", saved after step ", record.step));
   parts_.run.set_progress({.updates = record.updates, .loss_scaling = record.loss_scaling});
@@ -109,7 +109,7 @@ bool RunCheckpoints::after_step(int64_t step) {
   if (stop || step == config.max_steps || step % *config.save_steps == 0) save(step);
   if (!stop) return false;
   finish();
-  if (!last_failure_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
+  if (!last_failure_.empty()) throw state::ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
   parts_.report.say(c10::str(signal, ": stopping after step ", step, "; resume_from_checkpoint \"latest\" continues"));
   return true;
 }
@@ -128,14 +128,14 @@ std::string RunCheckpoints::signal_of_any_rank() {
 
 void RunCheckpoints::save(int64_t step) {
   const fs::path path = checkpoint_path(parts_.config.output_dir, step);
-  TrainingState saved = state();
+  state::TrainingState saved = state();
   saved.of_rank = random_state(parts_.device);
   finish();  // if the previous save failed, this one may still succeed
   attempt([&] {
     if (parts_.config.async_save) {
       saver_.save(path, saved, to_json(record(step)));
     } else {
-      save_training_state(path, saved, to_json(record(step)), *parts_.communicator);
+      state::save_training_state(path, saved, to_json(record(step)), *parts_.communicator);
       note_saved(path);
     }
   });
@@ -155,7 +155,7 @@ void RunCheckpoints::note_saved(const fs::path& path) {
 void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
   try {
     part_of_save();
-  } catch (const StepFailed& error) {
+  } catch (const state::StepFailed& error) {
     last_failure_ = error.what_without_backtrace();
     parts_.report.say(last_failure_ + "; existing checkpoints are kept");
   }
@@ -164,7 +164,7 @@ void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
 // Uses the checksum of rank 0, so that all ranks decide alike.
 const std::string& RunCheckpoints::data_checksum_of_rank_0() {
   if (data_checksum_.empty()) {
-    data_checksum_ = together(*parts_.communicator, "looking at the training data", [&] {
+    data_checksum_ = state::together(*parts_.communicator, "looking at the training data", [&] {
       return parts_.communicator->rank() == 0 ? data_checksum(parts_.dataset) : std::string();
     })[0];
   }

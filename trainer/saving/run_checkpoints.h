@@ -61,7 +61,7 @@ class RunCheckpoints {
   void note_saved(const std::filesystem::path& path);
   // Runs `part_of_save`. Notes a failed save and lets other errors through.
   void attempt(const std::function<void()>& part_of_save);
-  TrainingState state() const;
+  state::TrainingState state() const;
   RunRecord record(int64_t step);
   const std::string& data_checksum_of_rank_0();
   void restore(const RunRecord& record);
@@ -73,7 +73,7 @@ class RunCheckpoints {
 
   RunParts parts_;
   std::unique_ptr<OptimizerState> optimizer_;
-  AsyncSaver saver_;
+  state::AsyncSaver saver_;
   std::optional<StopSignal> stop_signal_;
   std::string data_checksum_;  // empty: not computed yet
   std::string last_failure_;   // of the newest save; empty: it has not failed

@@ -31,7 +31,7 @@ class RecordReader {
     try {
       return part(key).get<T>();
     } catch (const json::exception&) {
-      refuse("its record has", checkpoint::json_text(part(key)) + " as", key);
+      refuse("its record has", formats::json_text(part(key)) + " as", key);
     }
   }
   int64_t count(const char* key) const {
@@ -40,7 +40,7 @@ class RecordReader {
     return value;
   }
   RecordReader object(const char* key) const {
-    if (!part(key).is_object()) refuse("its record has", checkpoint::json_text(part(key)) + " as", key);
+    if (!part(key).is_object()) refuse("its record has", formats::json_text(part(key)) + " as", key);
     return {part(key), source_};
   }
   const json& part(const char* key) const {
@@ -105,7 +105,7 @@ RunRecord foreign_record(const json& state, const std::string& source) {
   for (const json& numbers : leaves) {
     const json step = numbers.is_object() ? numbers.value("step", json(0)) : json(0);
     const double steps = step.is_number() ? step.get<double>() : -1;
-    TORCH_CHECK(steps >= 0 && steps < 9e15, source, ": a parameter's optimizer state has ", checkpoint::json_text(step),
+    TORCH_CHECK(steps >= 0 && steps < 9e15, source, ": a parameter's optimizer state has ", formats::json_text(step),
                 " as its step; it must be a number >= 0");
     record.step = std::max(record.step, static_cast<int64_t>(std::llround(steps)));
   }

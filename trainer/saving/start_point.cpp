@@ -34,7 +34,7 @@ std::string advice_on(const fs::path& checkpoint) {
 
 int64_t step_of(const Config& config, const fs::path& path) {
   try {
-    const checkpoint::CheckpointFolder folder(path);
+    const formats::CheckpointFolder folder(path);
     return read_run_record(folder.manifest().state, path.string()).step;
   } catch (const c10::Error& error) {
     refuse(config, error.what_without_backtrace() + advice_on(path));
@@ -125,7 +125,7 @@ void make_room(StartPoint& start) {
 }
 
 StartPoint start_of_rank_0(Communicator& communicator, const std::function<StartPoint()>& choose) {
-  const std::string found = together(communicator, "choosing where training starts", [&] {
+  const std::string found = state::together(communicator, "choosing where training starts", [&] {
     if (communicator.rank() != 0) return std::string();
     StartPoint start = choose();
     make_room(start);
@@ -162,14 +162,16 @@ StartPoint agree_on_start(const Config& config, Communicator& communicator) {
 }
 
 StartPoint agree_on_start_instead(const Config& config, Communicator& communicator, const fs::path& checkpoint,
-                                  const StepFailed& error) {
+                                  const state::StepFailed& error) {
   const std::string message = error.what_without_backtrace();
-  const auto give_up = [&] { throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, message + advice_on(checkpoint)); };
+  const auto give_up = [&] {
+    throw state::ErrorOfAllRanks({__func__, __FILE__, __LINE__}, message + advice_on(checkpoint));
+  };
   if (config.resume_from_checkpoint != kLatest) give_up();
-  const auto outcomes = together(communicator, "looking for damage", [&] {
+  const auto outcomes = state::together(communicator, "looking for damage", [&] {
     if (communicator.rank() != 0) return std::string();
     try {
-      checkpoint::CheckpointFolder(checkpoint).verify();
+      formats::CheckpointFolder(checkpoint).verify();
     } catch (const c10::Error& fault) {
       return std::string(fault.what_without_backtrace());
     }

@@ -33,7 +33,7 @@ StopSignal::StopSignal() {
   if (users++ > 0) return;
   received_signal = 0;
   interrupts = 0;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);

@@ -52,7 +52,7 @@ std::string gibibytes(int64_t bytes) {
 }
 
 int64_t free_swap() {
-  struct sysinfo info {};
+  struct sysinfo info{};
   return sysinfo(&info) == 0 ? static_cast<int64_t>(info.freeswap) * info.mem_unit : 0;
 }
 
@@ -91,7 +91,7 @@ MemoryNeeds memory_needs(const Config& config, const models::PretrainedModel& mo
 }
 
 void check_memory(const Config& config, const models::PretrainedModel& model, const Dataset& train,
-                  const HostRanks& ranks, const MemoryHeadroom& headroom) {
+                  const HostRanks& ranks, const comm::MemoryHeadroom& headroom) {
   if (!config.check_memory) return;
   const int64_t left = headroom.nbytes + std::min(free_swap(), INT64_MAX - headroom.nbytes);
   const std::string available =

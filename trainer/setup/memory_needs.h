@@ -34,6 +34,6 @@ MemoryNeeds memory_needs(const Config& config, const models::PretrainedModel& mo
 // the free swap space. Does nothing if the key `check_memory` is false. Must be called before ranks of this run
 // allocate memory.
 void check_memory(const Config& config, const models::PretrainedModel& model, const Dataset& train,
-                  const HostRanks& ranks, const MemoryHeadroom& headroom = memory_headroom());
+                  const HostRanks& ranks, const comm::MemoryHeadroom& headroom = comm::memory_headroom());
 
 }  // namespace fsdp::trainer

@@ -17,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded, const torch::nn::Module& model) {
-  std::vector<checkpoint::TensorInfo> tensors;
+std::vector<formats::TensorInfo> tensors_of(const ShardedModule& sharded, const torch::nn::Module& model) {
+  std::vector<formats::TensorInfo> tensors;
   for (const ShardSlice& slice : sharded.shard_slices()) {
     tensors.push_back({slice.fqn, slice.data.scalar_type(), slice.sizes});
   }
@@ -31,7 +31,7 @@ std::vector<checkpoint::TensorInfo> tensors_of(const ShardedModule& sharded, con
 // Writes into rank 0's folder while it still has its temporary name.
 void save_separate(const SeparateParameters& separate, const fs::path& folder_of_rank_0, Communicator& ranks) {
   const auto folder = ranks.all_gather_bytes(folder_of_rank_0.string(), {.name = "final_folder"}).at(0);
-  together(ranks, "saving the model", [&] {
+  state::together(ranks, "saving the model", [&] {
     separate.save(folder);
     return std::string();
   });
@@ -74,15 +74,13 @@ void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::M
   }
   options.sync_module_states = true;
   options.param_init_fn = [&weights, parameters = std::move(parameters)](torch::nn::Module& module) {
-    for (const auto& [name, value] : parameters.at(&module)) {
-      weights.read_range(name, 0, value.numel(), value.view(-1));
-    }
+    for (const auto& [name, value] : parameters.at(&module)) weights.read_range(name, 0, value.numel(), value.view(-1));
   };
 }
 
 void save_folder(const fs::path& path, const nlohmann::json& config, const TrainedModel& model, ShardedModule& sharded,
-                 Communicator& ranks, const checkpoint::HfFolderWriterOptions& options) {
-  std::optional<checkpoint::HfFolderWriter> writer;
+                 Communicator& ranks, const formats::HfFolderWriterOptions& options) {
+  std::optional<formats::HfFolderWriter> writer;
   const torch::nn::Module& module = model.module();
   if (ranks.rank() == 0) writer.emplace(path, config, tensors_of(sharded, module), options);
   sharded.for_each_full_parameter([&](const std::string& fqn, const at::Tensor& full) {

@@ -31,6 +31,6 @@ void read_on_rank_0(const models::PretrainedWeights& weights, const torch::nn::M
 // the dtype of the shards, and its buffers. Collective over `ranks`: rank 0 writes; every rank writes its own files of
 // separate parameters, so all ranks must be able to access the folder.
 void save_folder(const std::filesystem::path& path, const nlohmann::json& config, const TrainedModel& model,
-                 ShardedModule& sharded, Communicator& ranks, const checkpoint::HfFolderWriterOptions& options);
+                 ShardedModule& sharded, Communicator& ranks, const formats::HfFolderWriterOptions& options);
 
 }  // namespace fsdp::trainer

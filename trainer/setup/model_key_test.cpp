@@ -40,9 +40,7 @@ class NewModels : public ::testing::TestWithParam<Kind> {
     if (GetParam().name == "regnet") config.image_size = 21;
     return config;
   }
-  checkpoint::HfFolder final_of(const std::string& run) const {
-    return checkpoint::HfFolder(folder_.path(run + "/final"));
-  }
+  formats::HfFolder final_of(const std::string& run) const { return formats::HfFolder(folder_.path(run + "/final")); }
 
   testing::TemporaryFolder folder_;
 };
@@ -62,7 +60,7 @@ TEST_P(NewModels, BeginWithTheSameWeightsOverAnyNumberOfRanks) {
       still.sync_module_states = from_rank_0;
       for (int world_size : {1, 2, 3}) {
         run_whole(still, folder_, "still", world_size);
-        const checkpoint::HfFolder saved = final_of("still");
+        const formats::HfFolder saved = final_of("still");
         for (const auto& info : models::checkpoint_tensors(*expected)) {
           const at::Tensor* parameter = parameters.find(info.name);
           if (parameter == nullptr) continue;  // a running statistic

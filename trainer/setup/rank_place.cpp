@@ -7,6 +7,7 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
+#include "fsdp/backends.h"
 
 namespace fsdp::trainer {
 
@@ -32,26 +33,24 @@ bool chooses_cuda(const Config& config, const RankEnvironment& environment, cons
   return enough;
 }
 
-const Backend& backend_named(const std::string& name) {
-  const Backend* backend = find_backend(name);
+const comm::Backend& backend_named(const std::string& name) {
+  const comm::Backend* backend = comm::find_backend(name);
   TORCH_CHECK(backend, "fsdp: there is no back end '", name, "' of communication");
   return *backend;
 }
 
 std::vector<std::string> quoted(std::vector<std::string> words) {
-  for (std::string& word : words) {
-    word = "\"" + word + "\"";
-  }
+  for (std::string& word : words) word = "\"" + word + "\"";
   return words;
 }
 
 std::string choose_backend(const Config& config, bool cuda, const PlacesAvailable& available) {
   if (config.comm_backend == "auto") return !cuda ? "auto" : available.nccl ? "nccl" : "gloo";
-  const Backend& backend = backend_named(config.comm_backend);
+  const comm::Backend& backend = backend_named(config.comm_backend);
   if (!backend.serves(cuda)) {
     throw ConfigError(c10::str("key \"comm_backend\": \"", backend.name, "\" needs ranks on ", cuda ? "CPUs" : "GPUs",
                                ", but \"device\" is \"", config.device, "\", which means ", cuda ? "GPUs" : "the CPU",
-                               " here; accepted: ", join_or(quoted(backends_for(cuda)))));
+                               " here; accepted: ", join_or(quoted(comm::backends_for(cuda)))));
   }
   if (backend.name == "nccl" && !available.nccl) {
     throw ConfigError(
@@ -68,7 +67,9 @@ std::string words_for(const std::string& backend) {
 
 }  // namespace
 
-PlacesAvailable places_available() { return {.gpus = device_count(c10::kCUDA), .nccl = nccl_is_built_in()}; }
+PlacesAvailable places_available() {
+  return {.gpus = base::device_count(c10::kCUDA), .nccl = comm::nccl_is_built_in()};
+}
 
 PlaceChoice choose_place(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available) {
   const bool cuda = chooses_cuda(config, environment, available);
@@ -88,7 +89,8 @@ RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environme
     return {choice.device, communicator,
             c10::str(choice.text, ", communicating over ", words_for(communicator->backend()), ": ", reason)};
   }
-  return {choice.device, make_communicator(backend_named(choice.backend), environment, choice.device), choice.text};
+  return {choice.device, comm::make_communicator(backend_named(choice.backend), environment, choice.device),
+          choice.text};
 }
 
 }  // namespace fsdp::trainer

@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 
 namespace fsdp::trainer {
 

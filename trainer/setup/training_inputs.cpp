@@ -36,7 +36,7 @@ struct OpenedModel {
 };
 
 OpenedModel open_pretrained(const Config& config) {
-  checkpoint::HfFolder folder(*config.model_path);
+  formats::HfFolder folder(*config.model_path);
   OpenedModel opened{
       .config = models::with_class_of_model(folder.config()),
       .model = models::make_uninitialized<PretrainedModel>(folder.config(), parameter_options(config, c10::kMeta))};

@@ -15,14 +15,14 @@ void refuse_unless_default(const char* key, const Config& config, const char* ki
   const nlohmann::json only = value_of(*find_config_key(key), Config{});
   if (value_of(*find_config_key(key), config) == only) return;
   refuse_value(key, config,
-               c10::str("does not apply: the model is ", kind, "; leave it at ", checkpoint::json_text(only)));
+               c10::str("does not apply: the model is ", kind, "; leave it at ", formats::json_text(only)));
 }
 
 }  // namespace
 
 void refuse_value(const char* key, const Config& config, const std::string& why) {
   const nlohmann::json value = value_of(*find_config_key(key), config);
-  throw ConfigError(c10::str("key \"", key, "\": ", checkpoint::json_text(value), " ", why));
+  throw ConfigError(c10::str("key \"", key, "\": ", formats::json_text(value), " ", why));
 }
 
 void refuse_unless_null(const char* key, const Config& config, const char* kind) {

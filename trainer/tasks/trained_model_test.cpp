@@ -171,9 +171,7 @@ TEST(TokenPairs, AreCutMaskedAndCounted) {
   EXPECT_EQ(nothing->predictions(0), 2);
   EXPECT_THAT(error_of([&] { nothing->predictions(1); }),
               HasSubstr("sample 1 (from token 5): its target is nothing but padding, token id 0"));
-  EXPECT_THAT(error_of([&] {
-                nothing->batch({0, 2});
-              }),
+  EXPECT_THAT(error_of([&] { nothing->batch({0, 2}); }),
               HasSubstr("sample 2 (from token 10): its source is nothing but padding"));
   EXPECT_THAT(error_of([&] { open("\1\2"s); }), AllOf(HasSubstr("holds 2 tokens"), HasSubstr("max_target_length = 2")));
 }
@@ -196,10 +194,10 @@ class ImageFiles : public ::testing::Test {
     return write({{"images", images}, {"labels", labels}});
   }
   std::string write(const std::vector<std::pair<std::string, at::Tensor>>& tensors) const {
-    std::vector<checkpoint::TensorInfo> infos;
+    std::vector<formats::TensorInfo> infos;
     for (const auto& [name, tensor] : tensors) infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
     const std::string path = folder_.path("images.safetensors");
-    checkpoint::SafetensorsWriter writer(path, infos);
+    formats::SafetensorsWriter writer(path, infos);
     for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
     writer.finish();
     return path;

@@ -9,6 +9,7 @@
 
 #include "formats/hugging_face/hf_folder.h"
 #include "formats/safetensors/safetensors_writer.h"
+#include "fsdp/backends.h"
 #include "models/pretrained.h"
 #include "models/small_models.h"
 #include "saving/checkpoint_list.h"
@@ -181,8 +182,7 @@ class WholeTabularRuns : public ::testing::Test {
   std::filesystem::path final_of(const std::string& name) const { return folder_.path(name + "/final"); }
   // Returns the model in the final folder of a run, in one process.
   std::shared_ptr<models::TabularModel> saved(const std::string& name) const {
-    auto model =
-        models::load_pretrained<models::TabularModel>(checkpoint::HfFolder(final_of(name)), at::kFloat, at::kCPU);
+    auto model = models::load_pretrained<models::TabularModel>(formats::HfFolder(final_of(name)), at::kFloat, at::kCPU);
     auto rows = std::make_shared<sparse::SplitEmbedding>(make_fake_communicator(0, 1), model->tables());
     sparse::load_rows(final_of(name), *rows);
     models::WholeEmbedding whole(model->tables(), at::kFloat);
@@ -351,10 +351,10 @@ class TabularFiles : public ::testing::Test {
             {"labels", at::tensor({1, 0}, at::kByte)}};
   }
   std::string write(const Tensors& tensors) const {
-    std::vector<checkpoint::TensorInfo> infos;
+    std::vector<formats::TensorInfo> infos;
     for (const auto& [name, tensor] : tensors) infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
     const std::string path = folder_.path("table.safetensors");
-    checkpoint::SafetensorsWriter writer(path, infos);
+    formats::SafetensorsWriter writer(path, infos);
     for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
     writer.finish();
     return path;

@@ -182,7 +182,7 @@ Training train_in_shards(const Config& config, int world_size, const Subject& su
       ranks[rank].grad_norms.push_back(result.grad_norm);
       ranks[rank].steps.push_back(result);
     }
-    ranks[rank].stats = handle->stats();
+    ranks[rank].stats = handle->diagnostics().stats();
     pieces[rank] = pieces_of(model->module());
     handle->for_each_full_parameter(
         [&](const std::string& name, const at::Tensor& full) { ranks[rank].weights[name] = full.clone(); });

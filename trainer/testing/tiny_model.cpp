@@ -28,7 +28,7 @@ void write_tiny_model(const std::string& folder, const nlohmann::json& config, u
   const auto tensors = models::checkpoint_tensors(*model);
   auto stored = tensors;
   for (auto& info : stored) info.name = stored_name(info.name);
-  checkpoint::SafetensorsWriter writer(path / "model.safetensors", stored);
+  formats::SafetensorsWriter writer(path / "model.safetensors", stored);
   const auto parameters = model->named_parameters(), buffers = model->named_buffers();
   for (const auto& info : tensors) {
     const at::Tensor* parameter = parameters.find(info.name);

@@ -1,5 +1,5 @@
-"""The experiments: each module has TITLE, run(call) that returns rows, and report(rows) that returns Markdown; plot(rows,
-folder) writes images and returns their names."""
+"""The experiments: each module has TITLE, run(call) that returns rows, and report(rows) that returns Markdown;
+plot(rows, folder) writes images and returns their names."""
 
 from comparison.experiments import all_gather, model_size, one_host, overlap, parts, scaling
 

@@ -1,11 +1,10 @@
-"""Experiment 1, after the paper's figure 2: all-gathers of a fixed total against the size of one collective, and even, uneven
-and list forms."""
+"""Experiment 1, after the paper's figure 2: all-gathers of a fixed total against the size of one collective, and even,
+uneven and list forms."""
 
 import json
 import random
 
 import ranks as rank_processes
-
 from comparison import network, plots, results, runner, spread, tables
 
 TITLE = "All-gather: the size of one collective"
@@ -48,8 +47,17 @@ def measure(call, place):
 
 
 def new_row(group, form, ranks):
-    return {"group": group, "variant": form, "side": form.split()[0], "ranks": ranks, "status": "measured", "reason": "",
-            "rounds": [], "losses": [], "figures": {}}
+    return {
+        "group": group,
+        "variant": form,
+        "side": form.split()[0],
+        "ranks": ranks,
+        "status": "measured",
+        "reason": "",
+        "rounds": [],
+        "losses": [],
+        "figures": {},
+    }
 
 
 def knee(row):
@@ -68,22 +76,43 @@ def report(rows):
     for group, members in tables.groups_of(rows).items():
         measured = [row for row in members if row["status"] == "measured"]
         sizes = sorted({int(size) for row in measured for size in row["figures"]})
-        lines = [[row["variant"], *(spread.shown(row["figures"][str(size)], "{:.3f}") if str(size) in row["figures"] else "–"
-                                    for size in sizes), f"{knee(row)}"] for row in measured]
-        parts.append(f"### {group}: seconds\n\n" + tables.table(["form", *(f"{size}" for size in sizes), "knee"], lines))
+        lines = [
+            [
+                row["variant"],
+                *(
+                    spread.shown(row["figures"][str(size)], "{:.3f}") if str(size) in row["figures"] else "–"
+                    for size in sizes
+                ),
+                f"{knee(row)}",
+            ]
+            for row in measured
+        ]
+        parts.append(
+            f"### {group}: seconds\n\n" + tables.table(["form", *(f"{size}" for size in sizes), "knee"], lines)
+        )
         parts += tables.notes(members)
-    parts.append(f"The knee is the smallest size from which on the total takes at most {KNEE} times the least, by the best rounds; the paper's, over "
-                 "NCCL on InfiniBand, is at 33 million elements. A unit should have at least that many: below it, its gathers "
-                 "cost more than their bytes. Uneven forms need that many elements a rank.")
+    parts.append(
+        f"The knee is the smallest size from which on the total takes at most {KNEE} times the least, by the best "
+        "rounds; the paper's, over NCCL on InfiniBand, is at 33 million elements. A unit should have at least that "
+        "many: below it, its gathers cost more than their bytes. Uneven forms need that many elements a rank."
+    )
     return "\n\n".join(parts)
 
 
 def plot(rows, folder):
     names = []
     for members in tables.groups_of([row for row in rows if row["figures"]]).values():
-        series = {row["variant"]: [(int(size), figures["median"]) for size, figures in row["figures"].items()] for row in members}
+        series = {
+            row["variant"]: [(int(size), figures["median"]) for size, figures in row["figures"].items()]
+            for row in members
+        }
         base = next(row for row in members if row["variant"] == "fsdp.cpp even")
-        names.append(plots.lines(series, ("elements of one all-gather", "seconds for the total"),
-                                 mark=(knee(base), "knee of fsdp.cpp even"),
-                                 path=folder / f"all-gather-{members[0]['ranks']}-ranks"))
+        names.append(
+            plots.lines(
+                series,
+                ("elements of one all-gather", "seconds for the total"),
+                mark=(knee(base), "knee of fsdp.cpp even"),
+                path=folder / f"all-gather-{members[0]['ranks']}-ranks",
+            )
+        )
     return names

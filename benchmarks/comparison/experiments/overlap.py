@@ -1,5 +1,6 @@
 """Experiment 3, after the paper's figures 6 (b) and (c): prefetching and the rate limiter over a throttled link, on a
-convolution, a vision transformer and a T5 model; hybrid against full sharding over two hosts with a slow link between."""
+convolution, a vision transformer and a T5 model; hybrid against full sharding over two hosts with a slow link
+between."""
 
 from comparison import network, plots, runner, tables, workbench
 from comparison.jobs import FSDP1, FSDP2, OURS, variant
@@ -9,14 +10,21 @@ KINDS = ("regnet", "deepvit", "t5")
 MBIT = {"smoke": 400, "small": 400, "full": 1000}
 NO_PREFETCH = dict(backward_prefetch="none", forward_prefetch=False)
 VARIANTS = (
-    variant(OURS), variant(OURS, "without prefetch", **NO_PREFETCH),
+    variant(OURS),
+    variant(OURS, "without prefetch", **NO_PREFETCH),
     variant(OURS, "without forward prefetch", forward_prefetch=False),
     variant(OURS, "without limit", limit_all_gathers=False),
-    variant(FSDP1), variant(FSDP1, "without prefetch", **NO_PREFETCH), variant(FSDP1, "without limit", limit_all_gathers=False),
-    variant(FSDP2), variant(FSDP2, "without forward prefetch", forward_prefetch=False),
+    variant(FSDP1),
+    variant(FSDP1, "without prefetch", **NO_PREFETCH),
+    variant(FSDP1, "without limit", limit_all_gathers=False),
+    variant(FSDP2),
+    variant(FSDP2, "without forward prefetch", forward_prefetch=False),
 )
-HYBRID = tuple(variant(side, strategy, strategy=strategy, sharding_factor=2 if strategy == "hybrid_shard" else None)
-               for strategy in ("full_shard", "hybrid_shard") for side in (OURS, FSDP1, FSDP2))
+HYBRID = tuple(
+    variant(side, strategy, strategy=strategy, sharding_factor=2 if strategy == "hybrid_shard" else None)
+    for strategy in ("full_shard", "hybrid_shard")
+    for side in (OURS, FSDP1, FSDP2)
+)
 
 
 def run(call):

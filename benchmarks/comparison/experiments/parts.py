@@ -7,7 +7,6 @@ import tempfile
 
 import checkpoint as checkpoint_bench
 import ranks as rank_processes
-
 from comparison import ROOT, network, plots, results, runner, spread, tables, workbench
 from comparison.jobs import of_strategies
 
@@ -21,16 +20,29 @@ def run(call):
 
 
 def new_row(group, name, side):
-    return {"group": group, "variant": name, "side": side, "status": "measured", "reason": "", "rounds": [], "losses": [],
-            "figures": {}}
+    return {
+        "group": group,
+        "variant": name,
+        "side": side,
+        "status": "measured",
+        "reason": "",
+        "rounds": [],
+        "losses": [],
+        "figures": {},
+    }
 
 
 def host_time(call):
     steps, rows = HOST_STEPS[call.budget], {}
-    commands = ([call.setting.build_dir / "host_time", steps], [sys.executable, ROOT / "benchmarks/host_time.py", "--steps", steps])
+    commands = (
+        [call.setting.build_dir / "host_time", steps],
+        [sys.executable, ROOT / "benchmarks/host_time.py", "--steps", steps],
+    )
     for number in range(call.setting.rounds):
         for command in commands if number % 2 == 0 else reversed(commands):
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=call.setting.timeout)
+            done = subprocess.run(
+                list(map(str, command)), capture_output=True, text=True, timeout=call.setting.timeout, check=False
+            )
             if done.returncode:
                 return [runner.not_run("host time of a unit", str(command[0]), done.stderr[-600:])]
             for measured in map(json.loads, done.stdout.splitlines()):
@@ -47,8 +59,13 @@ def optimizer(call):
     spec, batch = models.get("gpt2") or models["deepvit"]
     ranks = call.fewest_ranks
     job = workbench.make_job(call.setting, spec, batch, call.budget, ranks)
-    return workbench.train(call.setting, f"AdamW and clipping, {spec.name}, {ranks} ranks", of_strategies(("full_shard", "no_shard")),
-                           job, ranks)
+    return workbench.train(
+        call.setting,
+        f"AdamW and clipping, {spec.name}, {ranks} ranks",
+        of_strategies(("full_shard", "no_shard")),
+        job,
+        ranks,
+    )
 
 
 def checkpoints(call):
@@ -56,9 +73,11 @@ def checkpoints(call):
     ranks, rows = call.fewest_ranks, {}
     group = f"checkpoints, {layers} layers of width {width}, {ranks} ranks"
     with network.alone(ranks) as place, tempfile.TemporaryDirectory(dir=call.setting.folder) as folder:
-        sides = {"fsdp.cpp": [call.setting.build_dir / "checkpoint_bench", folder, layers, width, 2],
-                 "DCP": [sys.executable, ROOT / "benchmarks/checkpoint.py", "--worker", "--folder", folder, "--turns", 2,
-                         "--layers", layers, "--width", width]}
+        worker = [sys.executable, ROOT / "benchmarks/checkpoint.py", "--worker", "--folder", folder]
+        sides = {
+            "fsdp.cpp": [call.setting.build_dir / "checkpoint_bench", folder, layers, width, 2],
+            "DCP": [*worker, "--turns", 2, "--layers", layers, "--width", width],
+        }
         for number in range(call.setting.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
                 try:
@@ -73,16 +92,26 @@ def checkpoints(call):
 
 def of_slowest(printed):
     """Median over the turns of the slowest rank's seconds."""
-    return {f"{name}_seconds": spread.summary(checkpoint_bench.slowest(printed, name, "seconds"))["median"]
-            for name in checkpoint_bench.WHAT}
+    return {
+        f"{name}_seconds": spread.summary(checkpoint_bench.slowest(printed, name, "seconds"))["median"]
+        for name in checkpoint_bench.WHAT
+    }
 
 
 COLUMNS = {
     "host": ((("added ms a unit", "added_ms", "{:.4f}"),), (("added ms", "added_ms"),)),
-    "AdamW": ((("optimizer, s", "optimizer_seconds", "{:.4f}"), ("clip, s", "clip_seconds", "{:.4f}"),
-               ("s a step", "step_seconds", "{:.3f}")), (("optimizer", "optimizer_seconds"), ("clip", "clip_seconds"))),
-    "checkpoints": (tuple((f"{name}, s", f"{name}_seconds", "{:.3f}") for name in checkpoint_bench.WHAT),
-                    (("save", "save_seconds"), ("load", "load_seconds"))),
+    "AdamW": (
+        (
+            ("optimizer, s", "optimizer_seconds", "{:.4f}"),
+            ("clip, s", "clip_seconds", "{:.4f}"),
+            ("s a step", "step_seconds", "{:.3f}"),
+        ),
+        (("optimizer", "optimizer_seconds"), ("clip", "clip_seconds")),
+    ),
+    "checkpoints": (
+        tuple((f"{name}, s", f"{name}_seconds", "{:.3f}") for name in checkpoint_bench.WHAT),
+        (("save", "save_seconds"), ("load", "load_seconds")),
+    ),
 }
 
 
@@ -102,5 +131,7 @@ def report(rows):
 def plot(rows, folder):
     host = [row for row in rows if row["group"].startswith("host")]
     saved = [row for row in rows if row["group"].startswith("checkpoints")]
-    return [plots.bars(host, "added_ms", "milliseconds that a unit adds", path=folder / "host-time"),
-            plots.bars(saved, "save_seconds", "seconds of a save", path=folder / "checkpoint-save")]
+    return [
+        plots.bars(host, "added_ms", "milliseconds that a unit adds", path=folder / "host-time"),
+        plots.bars(saved, "save_seconds", "seconds of a save", path=folder / "checkpoint-save"),
+    ]

@@ -13,8 +13,9 @@
 #include "comm/error_text.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/staged/staging_pool.h"
+#include "fsdp/backends.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The state kept with a communicator for all its wrappers. Has no reference to the communicator.
 struct CheckedCommunicator::Group {
@@ -289,4 +290,4 @@ std::shared_ptr<Communicator> CheckedCommunicator::twin() {
   return twin_;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

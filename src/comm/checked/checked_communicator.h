@@ -15,7 +15,7 @@
 #include "comm/forwarding_communicator.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // [Note: fingerprints]
 // An all-gather of fingerprints (256 bytes for each rank) precedes each checked collective. It runs over the *control
@@ -80,4 +80,4 @@ class CheckedCommunicator final : public ForwardingCommunicator {
   std::shared_ptr<CheckedCommunicator> twin_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -9,11 +9,12 @@
 #include <thread>
 
 #include "comm/fake_communicator.h"
+#include "fsdp/backends.h"
 #include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
-namespace fsdp::checked_communicator_test {
+namespace fsdp::comm::checked_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -355,4 +356,4 @@ TEST_F(Dump, ThatCannotBeWrittenIsSaid) {
 }
 
 }  // namespace
-}  // namespace fsdp::checked_communicator_test
+}  // namespace fsdp::comm::checked_communicator_test

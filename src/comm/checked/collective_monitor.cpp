@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr auto kDefaultWarning = std::chrono::milliseconds(30'000);
@@ -29,18 +29,6 @@ std::chrono::milliseconds warning_of(const DebugOptions& options, const Communic
 }
 
 }  // namespace
-
-bool CollectiveCheck::covers(int64_t step) const {
-  switch (level) {
-    case CollectiveCheckLevel::kOff:
-      return false;
-    case CollectiveCheckLevel::kSampled:
-      return step < first_steps || (every > 0 && step % every == 0);
-    case CollectiveCheckLevel::kAlways:
-      return true;
-  }
-  TORCH_CHECK(false, "fsdp: unknown level of collective checks ", static_cast<int>(level));
-}
 
 CollectiveMonitor::CollectiveMonitor(int rank, DebugOptions options)
     : options_(std::move(options)), record_(std::make_shared<FlightRecord>(rank)), watchdog_(record_, options_.log) {
@@ -79,6 +67,22 @@ std::string CollectiveMonitor::dump(const std::string& reason) {
   out.close();
   return out ? c10::str("the last collectives of rank ", record_->rank(), " are in ", path.string())
              : c10::str("the last collectives of rank ", record_->rank(), " could not be written to ", path.string());
+}
+
+}  // namespace fsdp::comm
+
+namespace fsdp {
+
+bool CollectiveCheck::covers(int64_t step) const {
+  switch (level) {
+    case CollectiveCheckLevel::kOff:
+      return false;
+    case CollectiveCheckLevel::kSampled:
+      return step < first_steps || (every > 0 && step % every == 0);
+    case CollectiveCheckLevel::kAlways:
+      return true;
+  }
+  TORCH_CHECK(false, "fsdp: unknown level of collective checks ", static_cast<int>(level));
 }
 
 }  // namespace fsdp

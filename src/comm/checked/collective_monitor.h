@@ -12,7 +12,7 @@
 #include "fsdp/communicator.h"
 #include "fsdp/debug_options.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Threads: safe, except for add_group, add_control and abort: one thread at a time, as for the communicators.
 class CollectiveMonitor {
@@ -51,4 +51,4 @@ class CollectiveMonitor {
   Watchdog watchdog_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

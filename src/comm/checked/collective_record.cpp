@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 using State = CollectiveEntry::State;
@@ -161,4 +161,4 @@ std::string FlightRecord::text(size_t lines) const {
   return text;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

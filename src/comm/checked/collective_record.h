@@ -12,7 +12,7 @@
 
 #include "comm/collective_header.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct CollectiveEntry {
   using Clock = std::chrono::steady_clock;
@@ -91,4 +91,4 @@ class FlightRecord {
 // Returns a time as text: "1.5 s", "20 ms".
 std::string seconds_text(CollectiveEntry::Clock::duration time);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-namespace fsdp::collective_record_test {
+namespace fsdp::comm::collective_record_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -70,4 +70,4 @@ TEST(FlightRecord, IsReadWhileItIsWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp::collective_record_test
+}  // namespace fsdp::comm::collective_record_test

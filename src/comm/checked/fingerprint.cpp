@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr size_t kFingerprintDescriptionBytes = 228;
@@ -103,4 +103,4 @@ std::optional<std::string> FingerprintExchange::compare(const std::vector<int>& 
   return trouble;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

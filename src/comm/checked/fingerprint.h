@@ -14,7 +14,7 @@
 #include "comm/staged/staging_pool.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The properties of one collective that ranks compare.
 struct Fingerprint {
@@ -46,4 +46,4 @@ class FingerprintExchange {
   std::unique_ptr<Work> work_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

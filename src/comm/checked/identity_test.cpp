@@ -6,7 +6,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::identity_test {
+namespace fsdp::comm::identity_test {
 namespace {
 
 using ::testing::AllOf;
@@ -121,9 +121,7 @@ TEST(Identity, OneOfThreeIsWrong) {
   for (int wrong = 0; wrong < 3; ++wrong) {
     std::vector<Action> actions(3, [](auto& comm) { gather(comm, id("a"))->wait(); });
     actions[static_cast<size_t>(wrong)] = [](auto& comm) { gather(comm, id("b"))->wait(); };
-    for (const auto& error : errors_of(actions)) {
-      EXPECT_THAT(error, AllOf(HasSubstr("'a'"), HasSubstr("'b'"))) << wrong;
-    }
+    for (const auto& error : errors_of(actions)) EXPECT_THAT(error, AllOf(HasSubstr("'a'"), HasSubstr("'b'"))) << wrong;
   }
 }
 
@@ -168,4 +166,4 @@ TEST(Identity, ARankThatSkipsAGeneration) {
 }
 
 }  // namespace
-}  // namespace fsdp::identity_test
+}  // namespace fsdp::comm::identity_test

@@ -8,7 +8,7 @@
 
 #include "comm/meeting/meeting_point_impl.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 const char* const kRequests = "watchdog/requests";
@@ -98,4 +98,4 @@ std::vector<std::optional<RankStatus>> StatusBoard::answers_to(int64_t request) 
   return answers;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

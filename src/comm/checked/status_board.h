@@ -10,7 +10,7 @@
 #include "comm/checked/collective_record.h"
 #include "comm/meeting/meeting_point.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The status that a rank reports.
 struct RankStatus {
@@ -51,4 +51,4 @@ class StatusBoard {
   int size_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

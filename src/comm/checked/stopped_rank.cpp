@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <fstream>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(1);
@@ -39,4 +39,4 @@ void StoppedRankWarning::look(std::chrono::steady_clock::duration waited,
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

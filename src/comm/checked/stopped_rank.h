@@ -9,7 +9,7 @@
 
 #include "comm/shm/shared_memory.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // One wait of this rank for others. The watchdog (DebugOptions::watchdog_warning) handles ranks that are only slow, and
 // asks them what they do.
@@ -24,4 +24,4 @@ class StoppedRankWarning {
   bool said_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -12,7 +12,7 @@
 #include "comm/checked/status_board.h"
 #include "comm/error_text.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 using Clock = FlightRecord::Clock;
@@ -28,9 +28,7 @@ std::chrono::milliseconds period_for(std::chrono::milliseconds warning) {
 // Describes what keeps `rank` from doing its part of the collective; empty if nothing does.
 std::string trouble_of(int rank, const std::optional<RankStatus>& status, const CollectiveEntry& entry) {
   if (!status) return c10::str("rank ", rank, " does not answer: did it end, or is it stopped or cut off?");
-  if (status->issued <= entry.number) {
-    return c10::str("rank ", rank, " is late; its last collective: ", status->doing);
-  }
+  if (status->issued <= entry.number) return c10::str("rank ", rank, " is late; its last collective: ", status->doing);
   const RankStatus::Issued* other = status->find(entry.number);
   if (other && other->identity_hash != entry.identity.hash() && entry.identity.kind != CollectiveKind::kGatherBytes) {
     return c10::str("rank ", rank, " has issued another collective in its place: ", other->description,
@@ -199,4 +197,4 @@ void Watchdog::say(const std::string& line) const {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, with_end.data(), with_end.size());
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -13,7 +13,7 @@
 #include "comm/checked/collective_record.h"
 #include "comm/meeting/meeting_point.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // [Note: who is late]
 // The state of other ranks cannot be queried over the group that is stuck. So ranks leave notes in the store where they
@@ -61,4 +61,4 @@ class Watchdog {
   std::thread thread_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -12,7 +12,7 @@
 #include "support/thread_ranks.h"
 #include "support/unchecked_communicator.h"
 
-namespace fsdp::watchdog_test {
+namespace fsdp::comm::watchdog_test {
 namespace {
 
 using ::testing::AllOf;
@@ -266,4 +266,4 @@ TEST_F(WatchdogTest, AWarningThatWouldComeTooLateIsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp::watchdog_test
+}  // namespace fsdp::comm::watchdog_test

@@ -7,7 +7,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/reduce_kernels.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr int kReduceStep = 0;
@@ -172,4 +172,4 @@ void GatherBytes::finish() {
   exchange_.finish();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -12,7 +12,7 @@
 #include "comm/pending_collective.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 class Collective : public PendingCollective {
  public:
@@ -101,4 +101,4 @@ class GatherBytes final : public Collective {
   std::vector<std::string> result_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

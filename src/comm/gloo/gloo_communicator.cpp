@@ -18,9 +18,10 @@
 #include "comm/meeting/meeting_point.h"
 #include "comm/pending_collective.h"
 #include "comm/staged/staged_communicator.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // Allocates memory for the headers of a few collectives in flight at a time, so that it is not allocated later.
@@ -190,10 +191,14 @@ std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<Meeti
   return make_staged_communicator(make_host_communicator(point, rank, size, options));
 }
 
+}  // namespace fsdp::comm
+
+namespace fsdp {
+
 std::shared_ptr<Communicator> make_gloo_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  if (environment.world_size == 1) return make_gloo_communicator(nullptr, environment.rank, 1, options);
-  const auto point = make_tcp_meeting_point(environment, options.timeout);
-  return make_gloo_communicator(point, environment.rank, environment.world_size, options);
+  if (environment.world_size == 1) return comm::make_gloo_communicator(nullptr, environment.rank, 1, options);
+  const auto point = comm::make_tcp_meeting_point(environment, options.timeout);
+  return comm::make_gloo_communicator(point, environment.rank, environment.world_size, options);
 }
 
 }  // namespace fsdp

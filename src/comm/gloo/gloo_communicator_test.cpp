@@ -10,7 +10,7 @@
 #include "support/counting_allocator.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::gloo_communicator_test {
+namespace fsdp::comm::gloo_communicator_test {
 namespace {
 
 using ::testing::Combine;
@@ -174,4 +174,4 @@ INSTANTIATE_TEST_SUITE_P(All, HostSizes,
                                  Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf)));
 
 }  // namespace
-}  // namespace fsdp::gloo_communicator_test
+}  // namespace fsdp::comm::gloo_communicator_test

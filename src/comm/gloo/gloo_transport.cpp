@@ -31,9 +31,10 @@
 #include "comm/error_text.h"
 #include "comm/family_failure.h"
 #include "comm/meeting/meeting_point_impl.h"
+#include "fsdp/backends.h"
 #include "torch_seams/gloo_thread.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr auto kWatchPeriod = std::chrono::milliseconds(50);
@@ -76,7 +77,7 @@ namespace {
 void ignore_sigpipe() {
   static std::once_flag once;
   std::call_once(once, [] {
-    struct sigaction action {};
+    struct sigaction action{};
     if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
   });
 }
@@ -429,4 +430,4 @@ void GlooTransport::check_not_failed() const { impl_->check_not_failed(); }
 void GlooTransport::check_complete() const { impl_->check_complete(); }
 void GlooTransport::release(std::vector<std::unique_ptr<Message>> messages) { impl_->release(std::move(messages)); }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -12,11 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 class FamilyFailure;
+
 class MeetingPoint;
 
 // A message. Holds a reference to its tensor until it is done.
@@ -104,4 +106,4 @@ class GlooTransport {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

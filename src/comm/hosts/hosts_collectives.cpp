@@ -8,8 +8,9 @@
 
 #include "comm/collective_shapes.h"
 #include "comm/reduce_kernels.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // Returns the dtype in which sums over the ranks of a host travel to other hosts.
@@ -132,7 +133,8 @@ void HostsSharedGather::go_on() {
   const auto [hosts, ranks] = context_->grid;
   const int64_t n = input_.numel();
   const at::Tensor own_slice = buffer_.narrow(0, context_->world->rank() * n, n);
-  if (input_.const_data_ptr() != own_slice.const_data_ptr()) context_->local_next->await_readers(buffer_, id_);
+  if (input_.const_data_ptr() != own_slice.const_data_ptr())
+    context_->local_next->memory_sharing().await_readers(buffer_, id_);
   for (int host = 0; host < hosts; ++host) {
     const bool own = host == context_->host();
     copy_into_slice(buffer_, host * ranks + context_->place(), own ? input_ : pieces_.narrow(0, host * n, n));
@@ -154,7 +156,8 @@ HostsReduceScatter::HostsReduceScatter(std::shared_ptr<HostsContext> context, co
   sums_ = at::empty({hosts * n}, dtype_of_sums(input.scalar_type()));
   Communicator& local = *context_->local;
   if (hosts > kMostSteps) {
-    const at::Tensor ordered = local.reduction_input(static_cast<int64_t>(input.nbytes())).view(input.scalar_type());
+    const at::Tensor ordered =
+        local.memory_sharing().reduction_input(static_cast<int64_t>(input.nbytes())).view(input.scalar_type());
     place_by_place(ordered, context_->grid).copy_(host_by_host(input, context_->grid));
     begun_.push_back(local.reduce_scatter(sums_, ordered, {}, step_, this->flags()));
   } else {
@@ -183,7 +186,8 @@ HostsAllReduce::HostsAllReduce(std::shared_ptr<HostsContext> context, const Coll
   Communicator& local = *context_->local;
   at::Tensor input = tensor;
   if (numel_ < n * ranks) {
-    input = local.reduction_input(n * ranks * static_cast<int64_t>(tensor.element_size())).view(dtype_);
+    input =
+        local.memory_sharing().reduction_input(n * ranks * static_cast<int64_t>(tensor.element_size())).view(dtype_);
     input.narrow(0, 0, numel_).copy_(tensor);
     input.narrow(0, numel_, n * ranks - numel_).zero_();
   }
@@ -233,4 +237,4 @@ HostsAllToAll::HostsAllToAll(std::shared_ptr<HostsContext> context, const Collec
   begin_in(*context_->across);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

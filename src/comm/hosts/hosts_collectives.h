@@ -14,7 +14,7 @@
 #include "comm/pending_collective.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // [Note: steps over hosts]
 // Ranks are numbered host by host, with the same number on each: rank = host * ranks_per_host + place. `local` is the
@@ -186,4 +186,4 @@ class HostsAgreement final : public HostsCollective {
   void go_on() override {}
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

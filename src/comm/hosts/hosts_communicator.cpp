@@ -19,8 +19,9 @@
 #include "comm/fake_communicator.h"
 #include "comm/hosts/hosts_collectives.h"
 #include "comm/shm/resident_pages.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // A buffer of this host's ranks that the communicator has given out.
@@ -88,7 +89,7 @@ class HostsReading final : public Work {
   std::unique_ptr<Work> gather_;
 };
 
-class HostsCommunicator final : public Communicator, public Failable {
+class HostsCommunicator final : public Communicator, public MemorySharing, public Failable {
  public:
   HostsCommunicator(HostsContext groups, RankHosts ranks)
       : context_(std::make_shared<HostsContext>(std::move(groups))),
@@ -117,7 +118,7 @@ class HostsCommunicator final : public Communicator, public Failable {
     auto whole = identify(CollectiveKind::kAllGather, id, output, output.scalar_type(), 1.0, nullptr);
     if (buffer == nullptr) return make_work(issue<HostsAllGather>(whole, std::move(output), input));
     whole.shared_buffer = buffer->number;
-    if (!buffer->shared) share_buffers(0, id);
+    if (!buffer->shared) share(0, id);
     auto gather = issue<HostsSharedGather>(whole, std::move(output), input);
     return std::make_unique<HostsReading>(make_work(gather), gather);
   }
@@ -166,25 +167,28 @@ class HostsCommunicator final : public Communicator, public Failable {
     return twin_;
   }
 
+  MemorySharing& memory_sharing() override { return *this; }
   // Provides transient buffers only: in others each rank would keep its shard, and the shards of several hosts lie in
   // no common memory.
-  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
+  at::Tensor buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
     if (!options.transient) return {};
     TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
                 " bytes cannot be cut into slices for ", size(), " ranks");
-    at::Tensor buffer = context_->local_next->shared_buffer(nbytes, options, id);
+    at::Tensor buffer = context_->local_next->memory_sharing().buffer(nbytes, options, id);
     buffers_->add(buffer);
     return buffer;
   }
 
-  void share_buffers(int64_t further_nbytes, const CollectiveId& id) override;
+  void share(int64_t further_nbytes, const CollectiveId& id) override;
 
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override {
     advancing_->advance_all();
-    context_->local_next->await_readers(buffer, id);
+    context_->local_next->memory_sharing().await_readers(buffer, id);
   }
-  at::Tensor reduction_input(int64_t nbytes) override { return context_->local->reduction_input(nbytes); }
-  bool reads_in_place() const override { return context_->local->reads_in_place(); }
+  at::Tensor reduction_input(int64_t nbytes) override {
+    return context_->local->memory_sharing().reduction_input(nbytes);
+  }
+  bool reads_in_place() const override { return context_->local->memory_sharing().reads_in_place(); }
 
   bool carries_identity() const override { return true; }
   std::shared_ptr<MeetingPoint> meeting_point() const override { return world().meeting_point(); }
@@ -252,12 +256,12 @@ class HostsCommunicator final : public Communicator, public Failable {
 };
 
 // If one host has too little memory, all hosts throw.
-void HostsCommunicator::share_buffers(int64_t further_nbytes, const CollectiveId& id) {
+void HostsCommunicator::share(int64_t further_nbytes, const CollectiveId& id) {
   agree_on(id);
   const std::vector<HostBuffers::Written> written = buffers_->written(rank(), size());
   std::string failure;
   try {
-    context_->local_next->share_buffers(further_nbytes, id);
+    context_->local_next->memory_sharing().share(further_nbytes, id);
   } catch (const c10::Error& error) {
     failure = error.what_without_backtrace();
   }
@@ -297,4 +301,4 @@ std::shared_ptr<Communicator> make_hosts_group(std::shared_ptr<Communicator> glo
   return std::make_shared<HostsCommunicator>(std::move(groups), ranks);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

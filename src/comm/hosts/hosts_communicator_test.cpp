@@ -9,9 +9,11 @@
 
 #include "comm/cpu_communicator.h"
 #include "comm/meeting/meeting_point.h"
+#include "fsdp/backends.h"
+#include "fsdp/memory_sharing.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::hosts_communicator_test {
+namespace fsdp::comm::hosts_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -289,14 +291,14 @@ TEST_P(OverHosts, AWorkMayBeDropped) {
 
 struct Shared {
   Shared(Communicator& comm, int64_t n)
-      : whole(comm.shared_buffer(comm.size() * n * 4, {.transient = true}, id("buffer")).view(at::kFloat)),
+      : whole(comm.memory_sharing().buffer(comm.size() * n * 4, {.transient = true}, id("buffer")).view(at::kFloat)),
         own(whole.narrow(0, comm.rank() * n, n)) {}
   at::Tensor whole, own;
 };
 
 TEST_P(OverHosts, GathersInPlaceOverAndOver) {
   run([](Communicator& comm, Communicator&) {
-    EXPECT_FALSE(comm.shared_buffer(comm.size() * 4, {}, id("buffer")).defined());
+    EXPECT_FALSE(comm.memory_sharing().buffer(comm.size() * 4, {}, id("buffer")).defined());
     const int64_t n = 1500;
     Shared first(comm, n), second(comm, n);
     for (uint64_t step = 0; step < 40; ++step) {
@@ -304,7 +306,7 @@ TEST_P(OverHosts, GathersInPlaceOverAndOver) {
       std::vector<at::Tensor> all;
       for (int rank = 0; rank < comm.size(); ++rank) all.push_back(integers(rank + static_cast<int>(step), n));
       const at::Tensor value = all[static_cast<size_t>(comm.rank())];
-      comm.await_readers(shared.whole, id("u", step));
+      comm.memory_sharing().await_readers(shared.whole, id("u", step));
       if (step % 2 == 0) shared.own.copy_(value);
       const auto reading = comm.all_gather(shared.whole, step % 2 == 0 ? shared.own : value, id("u", step));
       reading->wait();
@@ -318,7 +320,7 @@ TEST_P(OverHosts, SharingKeepsWhatWasWritten) {
     Shared shared(comm, 3000);
     shared.own.copy_(integers(comm.rank(), 3000));
     const void* address = shared.whole.const_data_ptr();
-    comm.share_buffers(1 << 20, id("share"));
+    comm.memory_sharing().share(1 << 20, id("share"));
     EXPECT_TRUE(torch::equal(shared.own, integers(comm.rank(), 3000)));
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     reading->wait();
@@ -341,7 +343,7 @@ TEST_P(OverHosts, WhoWritesWaitsForReaders) {
       EXPECT_TRUE(torch::equal(shared.whole.narrow(0, rank * 100, 100), integers(rank, 100)));
     }
     reading.reset();
-    comm.await_readers(shared.whole, id("u"));
+    comm.memory_sharing().await_readers(shared.whole, id("u"));
     const auto next = comm.all_gather(shared.whole, integers(comm.rank() + 7, 100), id("u", 1));
     next->wait();
     EXPECT_TRUE(torch::equal(shared.whole.narrow(0, 100, 100), integers(8, 100)));
@@ -418,4 +420,4 @@ TEST(HostsTraffic, IsWhatTwoLevelsNeed) {
 }
 
 }  // namespace
-}  // namespace fsdp::hosts_communicator_test
+}  // namespace fsdp::comm::hosts_communicator_test

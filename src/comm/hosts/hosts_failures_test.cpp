@@ -4,10 +4,12 @@
 
 #include "comm/cpu_communicator.h"
 #include "comm/meeting/meeting_point.h"
+#include "fsdp/backends.h"
+#include "fsdp/memory_sharing.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::hosts_failures_test {
+namespace fsdp::comm::hosts_failures_test {
 namespace {
 
 using ::testing::AllOf;
@@ -147,11 +149,8 @@ const std::vector<Kind>& kinds() {
          comm.all_to_all(torch::zeros({8}), torch::ones({8}), {{2, 2, 2, 2}, {2, 2, 2, 2}}, id("a"))->wait();
        }},
       {"all-gather of bytes of 'a'", [](Communicator& comm) { comm.all_gather_bytes("x", id("a")); }},
-      {"all-gather of bytes of 'group'",
-       [](Communicator& comm) {
-         comm.subgroup({0, 1, 2, 3}, id("group"));
-       }},
-      {"all-gather of bytes of 'share'", [](Communicator& comm) { comm.share_buffers(0, id("share")); }},
+      {"all-gather of bytes of 'group'", [](Communicator& comm) { comm.subgroup({0, 1, 2, 3}, id("group")); }},
+      {"all-gather of bytes of 'share'", [](Communicator& comm) { comm.memory_sharing().share(0, id("share")); }},
   };
   return all;
 }
@@ -265,4 +264,4 @@ TEST(HostsLoss, AbortEndsAllGroups) {
 }
 
 }  // namespace
-}  // namespace fsdp::hosts_failures_test
+}  // namespace fsdp::comm::hosts_failures_test

@@ -11,7 +11,7 @@
 
 #include "comm/meeting/network.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // Returns the address space for one rank's heap: the size of the machine's memory.
@@ -142,4 +142,4 @@ FoundHosts find_hosts(Communicator& group, const HostProbe& probe) {
   return found;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -12,7 +12,7 @@
 #include "comm/shm/shared_memory.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Returns how many bytes may be kept although they are not in use: spare_memory().
 using SpareMemory = std::function<int64_t()>;
@@ -54,4 +54,4 @@ struct FoundHosts {
 // Finds out which ranks of `group` share a host. Collective; blocks.
 FoundHosts find_hosts(Communicator& group, const HostProbe& probe);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

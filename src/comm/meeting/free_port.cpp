@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 FreePort::FreePort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   sockaddr_in address{};
@@ -28,4 +28,4 @@ FreePort::FreePort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))
 
 FreePort::~FreePort() { close(socket_); }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

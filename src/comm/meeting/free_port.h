@@ -1,7 +1,7 @@
 // A TCP port for the ranks to meet at.
 #pragma once
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A port on which no process listens. While this object lives, the system does not give the port to another process as
 // a free one, but a server that sets SO_REUSEADDR (as LibTorch's store does) can listen on it.
@@ -19,4 +19,4 @@ class FreePort {
   int number_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,7 +10,7 @@
 
 #include "comm/error_text.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr size_t kLatest = 6;        // collectives named in errors
@@ -95,4 +95,4 @@ std::string HostAgreement::latest() const {
   return c10::Join("; ", lines);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

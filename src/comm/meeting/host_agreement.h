@@ -11,7 +11,7 @@
 #include "comm/collective_header.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // [Note: identities beside a device] A collective on a device must not wait for the hosts, so the ranks compare
 // identities beside the collective, not before it. Each rank keeps a hash of everything it has issued. The hash is part
@@ -51,4 +51,4 @@ class HostAgreement {
   std::deque<std::shared_ptr<Exchange>> unfinished_;  // in order of issue
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

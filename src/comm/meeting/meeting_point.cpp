@@ -21,8 +21,9 @@
 #include "comm/meeting/meeting_point_impl.h"
 #include "comm/meeting/network.h"
 #include "comm/meeting/store_barrier.h"
+#include "fsdp/rank_environment.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 using namespace std::chrono_literals;
 
@@ -57,7 +58,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environmen
                                                std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && env_string("TORCHELASTIC_USE_AGENT_STORE") != "True";
+  options.isServer = environment.rank == 0 && base::env_string("TORCHELASTIC_USE_AGENT_STORE") != "True";
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = timeout;
@@ -98,7 +99,7 @@ void MeetingPoint::agree_on_size(int rank, int size) {
 }
 
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
-  StoreBarrier barrier(store, size);
+  comm::StoreBarrier barrier(store, size);
   std::vector<int> missing;
   const auto deadline = std::chrono::steady_clock::now() + timeout + (rank == 0 ? kGrace : 0ms);
   try {
@@ -112,7 +113,7 @@ void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::
     }
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "rank ", rank, " waited at ", name_, " for the other ranks of ", size,
-                " when the store was lost; did rank 0 end? (", first_line(error), ")");
+                " when the store was lost; did rank 0 end? (", comm::first_line(error), ")");
   }
   TORCH_CHECK(missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
               c10::Join(", ", missing), " of ", size, " ranks, which did not arrive");
@@ -127,8 +128,8 @@ std::shared_ptr<MeetingPoint> make_tcp_meeting_point(const RankEnvironment& envi
   const auto name = c10::str(environment.master_address, ":", environment.master_port);
   auto store = open_tcp_store(environment, name, timeout);
   // The store of one agent serves all jobs and restarts that it runs.
-  const auto prefix = c10::str("fsdp/", env_string("TORCHELASTIC_RUN_ID").value_or("none"), "/",
-                               env_string("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+  const auto prefix = c10::str("fsdp/", base::env_string("TORCHELASTIC_RUN_ID").value_or("none"), "/",
+                               base::env_string("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return std::make_shared<MeetingPoint>(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)), name,
                                         local_address_towards(environment.master_address));
 }
@@ -138,4 +139,4 @@ std::shared_ptr<MeetingPoint> inner_meeting_point(const MeetingPoint& point, con
                                         point.local_address());
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -6,9 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Opaque, so that no c10d header is needed to pass one on; defined in meeting_point_impl.h.
 class MeetingPoint;
@@ -35,4 +36,4 @@ std::shared_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<Meeti
 std::shared_ptr<Communicator> make_host_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
                                                      const GlooOptions& options);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

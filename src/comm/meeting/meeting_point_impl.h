@@ -10,7 +10,7 @@
 
 #include "comm/meeting/meeting_point.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 class MeetingPoint {
  public:
@@ -36,4 +36,4 @@ class MeetingPoint {
   std::string local_address_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,7 +10,7 @@
 #include <memory>
 #include <thread>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr auto kRetryPeriod = std::chrono::milliseconds(100);
@@ -94,4 +94,4 @@ bool wait_until_listening(const std::string& host, int port, std::chrono::millis
   return true;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Returns the name that this host has for itself.
 std::string host_name();
@@ -17,4 +17,4 @@ std::string local_address_towards(const std::string& host);
 // unknown.
 bool wait_until_listening(const std::string& host, int port, std::chrono::milliseconds timeout);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -9,6 +9,7 @@
 #include "base/env.h"
 #include "comm/meeting/slurm_environment.h"
 #include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 
 namespace fsdp {
 namespace {
@@ -43,8 +44,8 @@ struct Place {
 
 // Reads a rank and a number of ranks from two variables; both or neither must be set.
 std::optional<Place> read_place(const char* launcher, const char* rank_name, const char* size_name) {
-  const auto rank = env_int(rank_name, 0, kMaxRanks);
-  const auto size = env_int(size_name, 1, kMaxRanks);
+  const auto rank = base::env_int(rank_name, 0, kMaxRanks);
+  const auto size = base::env_int(size_name, 1, kMaxRanks);
   if (!rank && !size) return std::nullopt;
   TORCH_CHECK(rank && size, "of the variables of ", launcher, " ", rank ? rank_name : size_name, " is set (",
               rank ? *rank : *size, ") but ", rank ? size_name : rank_name, " is not; set both or none");
@@ -54,14 +55,14 @@ std::optional<Place> read_place(const char* launcher, const char* rank_name, con
 }
 
 // Whether srun has set the launcher's variables: some of its plugins also set the PMI variables, which contain less.
-bool is_of_slurm(const Launcher& launcher, const Place& place, const std::optional<SlurmPlace>& slurm) {
+bool is_of_slurm(const Launcher& launcher, const Place& place, const std::optional<comm::SlurmPlace>& slurm) {
   return slurm && launcher.rank == std::string("PMI_RANK") && place.rank == slurm->rank && place.size == slurm->size &&
-         !env_string(launcher.local_rank);
+         !base::env_string(launcher.local_rank);
 }
 
 // Returns the launcher that started this process, or null. torchrun may itself be started by mpirun, once for each
 // host; then the variables of torchrun count. Otherwise it is an error if two launchers disagree.
-const Launcher* find_launcher(const std::optional<SlurmPlace>& slurm) {
+const Launcher* find_launcher(const std::optional<comm::SlurmPlace>& slurm) {
   const Launcher* found = nullptr;
   Place place;
   for (const auto& launcher : kLaunchers) {
@@ -70,7 +71,7 @@ const Launcher* find_launcher(const std::optional<SlurmPlace>& slurm) {
     if (found == nullptr) {
       found = &launcher;
       place = *next;
-      if (env_string("TORCHELASTIC_RUN_ID")) return found;
+      if (base::env_string("TORCHELASTIC_RUN_ID")) return found;
       continue;
     }
     TORCH_CHECK(next->rank == place.rank && next->size == place.size, found->rank, "=", place.rank, ", ", found->size,
@@ -85,8 +86,8 @@ bool is_loopback(const std::string& address) {
 }
 
 void read_master(RankEnvironment& environment) {
-  const auto address = env_string("MASTER_ADDR");
-  const auto port = env_int("MASTER_PORT", 1, 65535);
+  const auto address = base::env_string("MASTER_ADDR");
+  const auto port = base::env_int("MASTER_PORT", 1, 65535);
   TORCH_CHECK(environment.world_size == 1 || (address && port), address ? "MASTER_PORT" : "MASTER_ADDR",
               " is not set: ", environment.world_size,
               " ranks need MASTER_ADDR (host or address of rank 0) and MASTER_PORT (a free port there)");
@@ -117,18 +118,18 @@ void read_place_of_launcher(RankEnvironment& environment, const Launcher& launch
   read_local_place(environment, launcher);
 }
 
-void read_place_of_slurm(RankEnvironment& environment, const SlurmPlace& place) {
+void read_place_of_slurm(RankEnvironment& environment, const comm::SlurmPlace& place) {
   environment.rank = place.rank;
   environment.world_size = place.size;
   environment.local_rank = place.local_rank;
   environment.local_world_size = place.local_size;
-  environment.master_address = env_string("MASTER_ADDR").value_or(place.master_address);
-  environment.master_port = static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(place.master_port));
+  environment.master_address = base::env_string("MASTER_ADDR").value_or(place.master_address);
+  environment.master_port = static_cast<int>(base::env_int("MASTER_PORT", 1, 65535).value_or(place.master_port));
 }
 
 void refuse_unknown_launchers() {
   for (const char* variable : kRanksAlone) {
-    const auto rank = env_string(variable);
+    const auto rank = base::env_string(variable);
     TORCH_CHECK(!rank, variable, " is set (", *rank,
                 "), so a launcher started this process as one rank of several, but "
                 "fsdp does not know that launcher's variables; set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
@@ -141,7 +142,7 @@ void refuse_unknown_launchers() {
 
 RankEnvironment rank_environment() {
   RankEnvironment environment;
-  const std::optional<SlurmPlace> slurm = slurm_place();
+  const std::optional<comm::SlurmPlace> slurm = comm::slurm_place();
   if (const Launcher* launcher = find_launcher(slurm)) {
     read_place_of_launcher(environment, *launcher);
   } else if (slurm) {

@@ -4,8 +4,9 @@
 
 #include "comm/meeting/slurm_environment.h"
 #include "fsdp/communicator.h"
+#include "fsdp/rank_environment.h"
 
-namespace fsdp::rank_environment_test {
+namespace fsdp::comm::rank_environment_test {
 namespace {
 
 using ::testing::AllOf;
@@ -291,4 +292,4 @@ TEST_F(RankEnvironmentTest, UnknownLaunchersAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace fsdp::rank_environment_test
+}  // namespace fsdp::comm::rank_environment_test

@@ -8,14 +8,14 @@
 
 #include "base/env.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int>::max();
 constexpr int kFirstPort = 20000, kPorts = 12000;
 
 int needed(const char* name, int64_t least) {
-  const auto value = env_int(name, least, kMost);
+  const auto value = base::env_int(name, least, kMost);
   TORCH_CHECK(value, name,
               " is not set, but SLURM_STEP_ID is, so srun started this process; start it with srun, or with "
               "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set");
@@ -23,7 +23,7 @@ int needed(const char* name, int64_t least) {
 }
 
 std::string needed_text(const char* name) {
-  const auto value = env_string(name);
+  const auto value = base::env_string(name);
   TORCH_CHECK(value, name, " is not set, but the step of Slurm has several hosts; start it with srun");
   return *value;
 }
@@ -44,8 +44,8 @@ bool take(std::string_view& text, std::string_view prefix) {
 }
 
 int port_of_step() {
-  const int64_t job = env_int("SLURM_JOB_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
-  const int64_t step = env_int("SLURM_STEP_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
+  const int64_t job = base::env_int("SLURM_JOB_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
+  const int64_t step = base::env_int("SLURM_STEP_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
   return kFirstPort + static_cast<int>((job % kPorts * 31 + step % kPorts) % kPorts);
 }
 
@@ -87,7 +87,7 @@ int slurm_tasks_of_node(const std::string& tasks, int node) {
 }
 
 std::optional<SlurmPlace> slurm_place() {
-  if (!env_string("SLURM_STEP_ID") || !env_string("SLURM_PROCID")) return std::nullopt;
+  if (!base::env_string("SLURM_STEP_ID") || !base::env_string("SLURM_PROCID")) return std::nullopt;
   SlurmPlace place;
   place.size = needed("SLURM_STEP_NUM_TASKS", 1);
   place.rank = needed("SLURM_PROCID", 0);
@@ -103,4 +103,4 @@ std::optional<SlurmPlace> slurm_place() {
   return place;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct SlurmPlace {
   int rank = 0;
@@ -27,4 +27,4 @@ std::string first_slurm_host(const std::string& hosts);
 // Returns the number of tasks on node `node`, counted from 0, in a Slurm task list, such as "2(x3),1".
 int slurm_tasks_of_node(const std::string& tasks, int node);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -11,7 +11,7 @@
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::start_up_costs_test {
+namespace fsdp::comm::start_up_costs_test {
 namespace {
 
 using ::testing::AllOf;
@@ -90,17 +90,17 @@ struct Counted {
 Counted partition(int size, const std::function<std::vector<int>(int rank)>& members) {
   Counted counted;
   std::vector<std::string> errors(static_cast<size_t>(size)), words(static_cast<size_t>(size));
-  testing::run_ranks(
-      size,
-      [&](std::shared_ptr<Communicator> comm) {
-        const int rank = comm->rank();
-        const uint64_t before = comm->bytes_sent_to().back();
-        errors[static_cast<size_t>(rank)] = error_of([&] {
-          words[static_cast<size_t>(rank)] = agree_on_partition(*comm, members(rank), {"parts", 0, Pass::kSetup});
-        });
-        if (rank == 0) counted.bytes = static_cast<int64_t>(comm->bytes_sent_to().back() - before);
-      },
-      {.communicator = "gloo"});
+  testing::run_ranks(size,
+                     [&](std::shared_ptr<Communicator> comm) {
+                       const int rank = comm->rank();
+                       const uint64_t before = comm->bytes_sent_to().back();
+                       errors[static_cast<size_t>(rank)] = error_of([&] {
+                         words[static_cast<size_t>(rank)] =
+                             agree_on_partition(*comm, members(rank), {"parts", 0, Pass::kSetup});
+                       });
+                       if (rank == 0) counted.bytes = static_cast<int64_t>(comm->bytes_sent_to().back() - before);
+                     },
+                     {.communicator = "gloo"});
   for (int rank = 0; rank < size; ++rank) {
     EXPECT_EQ(errors[static_cast<size_t>(rank)], errors[0]) << rank;
     EXPECT_EQ(words[static_cast<size_t>(rank)], words[0]) << rank;
@@ -137,4 +137,4 @@ TEST(StartUpCosts, ListsThatDoNotPartitionAGroupAreAnErrorOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp::start_up_costs_test
+}  // namespace fsdp::comm::start_up_costs_test

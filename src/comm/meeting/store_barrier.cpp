@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr int kBlock = 64;
@@ -47,4 +47,4 @@ std::vector<int> StoreBarrier::missing() {
   return ranks;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Ranks count themselves in blocks of 64. The rank that completes a block counts that block in a block of 64 blocks,
 // and so on; the rank that completes the last block announces that all have arrived. So a rank needs three operations
@@ -28,4 +28,4 @@ class StoreBarrier {
   const int size_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -18,8 +18,9 @@
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_reduction.h"
 #include "comm/payload_count.h"
+#include "fsdp/backends.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // A group, and the agreement of its ranks through their hosts.
@@ -70,7 +71,7 @@ class NcclWork final : public Work {
   CollectiveId id_;
   std::shared_ptr<HostAgreement::Exchange> exchange_;
   std::vector<uint64_t>* flags_;
-  DeviceEvent done_;
+  base::DeviceEvent done_;
 };
 
 class NcclCommunicator final : public Communicator {
@@ -134,7 +135,7 @@ class NcclCommunicator final : public Communicator {
 
   // Returns the stream on which a collective on `tensor` enqueues its kernels.
   cudaStream_t stream_of(const at::Tensor& tensor) const {
-    return static_cast<cudaStream_t>(native_stream(current_stream(tensor.device())));
+    return static_cast<cudaStream_t>(base::native_stream(base::current_stream(tensor.device())));
   }
 
   void check_place(const at::Tensor& tensor, const NcclSubject& subject) const {
@@ -295,7 +296,7 @@ std::unique_ptr<Work> NcclCommunicator::all_to_all(at::Tensor output, at::Tensor
 }
 
 c10::Device cuda_device_of(const RankEnvironment& environment, const NcclOptions& options) {
-  const int count = device_count(c10::kCUDA);
+  const int count = base::device_count(c10::kCUDA);
   TORCH_CHECK(count > 0,
               "NCCL exchanges tensors on NVIDIA GPUs, but there is no CUDA device: either LibTorch is built "
               "for the CPU only, or no GPU or driver is found (nvidia-smi shows them; CUDA_VISIBLE_DEVICES may hide "
@@ -320,11 +321,15 @@ std::shared_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Meeti
   return std::make_shared<NcclCommunicator>(std::move(setup), host);
 }
 
+}  // namespace fsdp::comm
+
+namespace fsdp {
+
 std::shared_ptr<Communicator> make_nccl_communicator(const RankEnvironment& environment, const NcclOptions& options) {
-  const NcclPlace place{cuda_device_of(environment, options), {}};
-  load_nccl_library();  // a rank without a library reports it before the others wait for it
-  const auto point = environment.world_size == 1 ? nullptr : make_tcp_meeting_point(environment, options.timeout);
-  return make_nccl_communicator(point, environment.rank, environment.world_size, options, place);
+  const comm::NcclPlace place{comm::cuda_device_of(environment, options), {}};
+  comm::load_nccl_library();  // a rank without a library reports it before the others wait for it
+  const auto point = environment.world_size == 1 ? nullptr : comm::make_tcp_meeting_point(environment, options.timeout);
+  return comm::make_nccl_communicator(point, environment.rank, environment.world_size, options, place);
 }
 
 }  // namespace fsdp

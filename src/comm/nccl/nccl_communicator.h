@@ -7,9 +7,10 @@
 #include <string>
 
 #include "comm/meeting/meeting_point.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Whether this build has NCCL's headers. If not, the calls below throw an error that says how to get them.
 bool nccl_is_built_in();
@@ -25,4 +26,4 @@ struct NcclPlace {
 std::shared_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<MeetingPoint>& point, int rank, int size,
                                                      const NcclOptions& options, const NcclPlace& place);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -6,10 +6,11 @@
 #include <thread>
 
 #include "base/device_stream.h"
+#include "fsdp/backends.h"
 #include "support/nccl_ranks.h"
 #include "support/simulated_device.h"
 
-namespace fsdp::nccl_communicator_test {
+namespace fsdp::comm::nccl_communicator_test {
 namespace {
 
 using ::testing::Combine;
@@ -240,16 +241,16 @@ TEST_F(Nccl, TheHostWaitsForNobodyWhereItNeedNot) {
 TEST_F(Nccl, StreamsAreThoseThatAreCurrent) {
   run_nccl_ranks(2, simulated_device(), [](std::shared_ptr<Communicator> comm) {
     const auto device = simulated_device();
-    const auto aside = take_stream(device);
+    const auto aside = base::take_stream(device);
     auto input = torch::empty({1000}, device);
     auto output = torch::empty({2000}, device);
     for (int round = 0; round < 5; ++round) {
       std::unique_ptr<Work> work;
       for (int i = 0; i < 3; ++i) input.fill_(10 * round + i + 100 * comm->rank());
-      DeviceEvent filled;
+      base::DeviceEvent filled;
       filled.record_current(device);
       {
-        CurrentStreamGuard guard(aside);
+        base::CurrentStreamGuard guard(aside);
         filled.block_current();
         work = comm->all_gather(output, input, id("g"));
       }
@@ -264,19 +265,19 @@ TEST_F(Nccl, StreamsAreThoseThatAreCurrent) {
 TEST_F(Nccl, WorkThatIsDroppedIsWaitedForByTheStream) {
   run_nccl_ranks(2, simulated_device(), [](std::shared_ptr<Communicator> comm) {
     const auto device = simulated_device();
-    const auto aside = take_stream(device);
+    const auto aside = base::take_stream(device);
     auto input = torch::empty({1000}, device);
     auto output = torch::empty({2000}, device);
-    DeviceEvent made;
+    base::DeviceEvent made;
     made.record_current(device);
     {
-      CurrentStreamGuard guard(aside);
+      base::CurrentStreamGuard guard(aside);
       made.block_current();
       for (int i = 0; i < 5; ++i) input.fill_(i);
     }
     std::unique_ptr<Work> work;
     {
-      CurrentStreamGuard guard(aside);
+      base::CurrentStreamGuard guard(aside);
       work = comm->all_gather(output, input, id("g"));
     }
     work.reset();
@@ -326,4 +327,4 @@ TEST_F(Nccl, CommunicatorsThatDoNotBlockArePolled) {
 }
 
 }  // namespace
-}  // namespace fsdp::nccl_communicator_test
+}  // namespace fsdp::comm::nccl_communicator_test

@@ -5,11 +5,12 @@
 #include <thread>
 
 #include "base/device_stream.h"
+#include "fsdp/backends.h"
 #include "support/error_of.h"
 #include "support/nccl_ranks.h"
 #include "support/simulated_device.h"
 
-namespace fsdp::nccl_failures_test {
+namespace fsdp::comm::nccl_failures_test {
 namespace {
 
 using ::testing::AllOf;
@@ -174,8 +175,8 @@ TEST_F(NcclFailures, RanksThatDifferAreFoundAtABarrier) {
 TEST_F(NcclFailures, RanksThatDifferAreFoundAtOnceOnRequest) {
   NcclOptions options;
   options.compare_every_collective = true;
-  const auto errors = errors_of_ranks(
-      2, [](Communicator& comm) { gather(comm, comm.rank() == 0 ? "a" : "b"); }, options);
+  const auto errors =
+      errors_of_ranks(2, [](Communicator& comm) { gather(comm, comm.rank() == 0 ? "a" : "b"); }, options);
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0 issues all-gather of 'a, "),
                                  HasSubstr("rank 1 issues all-gather of 'b, "), HasSubstr("8 elements"))));
 }
@@ -193,11 +194,11 @@ TEST_F(NcclFailures, ARankThatLeaves) {
 }
 
 TEST(NcclFactory, SaysWhatIsMissing) {
-  if (device_count(c10::kCUDA) > 0) GTEST_SKIP() << "there is a CUDA device";
+  if (base::device_count(c10::kCUDA) > 0) GTEST_SKIP() << "there is a CUDA device";
   const auto error = error_of([] { make_nccl_communicator(RankEnvironment{}); });
   EXPECT_THAT(error, HasSubstr(nccl_is_built_in() ? "there is no CUDA device" : "scripts/nccl_headers.sh"));
   EXPECT_THAT(error, HasSubstr("make_gloo_communicator"));
 }
 
 }  // namespace
-}  // namespace fsdp::nccl_failures_test
+}  // namespace fsdp::comm::nccl_failures_test

@@ -10,7 +10,7 @@
 #include "comm/error_text.h"
 #include "comm/failable.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -180,4 +180,4 @@ void NcclGroup::fail(const std::string& reason) {
   abort();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -14,9 +14,10 @@
 #include "base/device_stream.h"
 #include "comm/collective_shapes.h"
 #include "comm/nccl/nccl_library.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The setup that the groups of one family share.
 struct NcclSetup {
@@ -81,11 +82,11 @@ class NcclGroup {
   NcclSetup setup_;
   std::shared_ptr<Communicator> host_;
   ncclComm_t comm_ = nullptr;
-  DeviceEvent latest_;
+  base::DeviceEvent latest_;
   std::string failure_;  // why the group failed; empty if it has not
 };
 
 // Returns the bytes of a new ncclUniqueId.
 std::string make_nccl_unique_id(const NcclLibrary& library);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

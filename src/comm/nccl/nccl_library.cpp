@@ -6,7 +6,7 @@
 
 #include "base/env.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // The first version with all functions that are called here; LibTorch 2.11 comes with a much later one.
@@ -74,10 +74,10 @@ std::string nccl_version_text(int version) {
 
 std::shared_ptr<const NcclLibrary> load_nccl_library(const std::string& path) {
   auto library = std::make_shared<NcclLibrary>();
-  library->path = !path.empty() ? path : env_string(kVariable).value_or(kUsualName);
+  library->path = !path.empty() ? path : base::env_string(kVariable).value_or(kUsualName);
   find_functions(open(library->path), *library);
   check_version(*library);
   return library;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

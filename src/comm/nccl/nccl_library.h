@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct NcclLibrary {
   std::string path;  // "libnccl.so.2", or the requested path
@@ -39,4 +39,4 @@ std::shared_ptr<const NcclLibrary> load_nccl_library(const std::string& path = {
 // Formats a version, such as "2.28.3".
 std::string nccl_version_text(int version);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr double kSmallestNormalHalf = 0x1p-14;
@@ -91,4 +91,4 @@ ScaledSum::~ScaledSum() {
   if (op_ != ncclSum) group_.forget(op_);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -6,7 +6,7 @@
 
 #include "comm/nccl/nccl_group.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Returns NCCL's name for a dtype that it can add. Throws for other dtypes, naming the collective.
 ncclDataType_t nccl_dtype(at::ScalarType dtype, const NcclSubject& subject);
@@ -37,4 +37,4 @@ class ScaledSum {
   ncclRedOp_t op_ = ncclSum;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include "comm/nccl/nccl_communicator.h"
+#include "fsdp/backends.h"
 
 namespace fsdp {
 namespace {

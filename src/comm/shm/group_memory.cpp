@@ -9,7 +9,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/shm/memory_headroom.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 using Memories = std::vector<std::shared_ptr<SharedMemory>>;
@@ -86,4 +86,4 @@ std::shared_ptr<SharedMemory> memory_of_all(Communicator& group, int64_t nbytes,
   return provide(group, {{nbytes, nbytes}}, nbytes, SharedMemory::open_to_stay, id).front();
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

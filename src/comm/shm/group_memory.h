@@ -8,7 +8,7 @@
 #include "comm/shm/shared_memory.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct MemoryRequest {
   int64_t nbytes = 0;
@@ -24,4 +24,4 @@ std::vector<std::shared_ptr<SharedMemory>> memories_of_all(Communicator& group,
 // Returns memory for one request, all of it reserved. It stays where it is mapped.
 std::shared_ptr<SharedMemory> memory_of_all(Communicator& group, int64_t nbytes, const CollectiveId& id);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -13,7 +13,7 @@
 #include <sstream>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -110,4 +110,4 @@ void check_headroom(int64_t nbytes, const std::string& what, const MemoryHeadroo
               headroom.nbytes / kMiB, " MiB are left: ", headroom.limit);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

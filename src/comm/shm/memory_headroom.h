@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct MemoryHeadroom {
   int64_t nbytes = 0;
@@ -24,4 +24,4 @@ int64_t spare_memory();
 // Throws, with the figures, if `nbytes` more bytes are not available. `what`: what needs them, for the error text.
 void check_headroom(int64_t nbytes, const std::string& what, const MemoryHeadroom& headroom);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -8,7 +8,7 @@
 
 #include "support/temporary_folder.h"
 
-namespace fsdp::memory_headroom_test {
+namespace fsdp::comm::memory_headroom_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -100,4 +100,4 @@ TEST(HeadroomHere, IsSomething) {
 }
 
 }  // namespace
-}  // namespace fsdp::memory_headroom_test
+}  // namespace fsdp::comm::memory_headroom_test

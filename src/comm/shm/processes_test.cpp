@@ -11,11 +11,13 @@
 
 #include "comm/meeting/free_port.h"
 #include "comm/testing/stress_test_support.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
+#include "fsdp/memory_sharing.h"
 #include "support/child_process.h"
 #include "support/error_of.h"
 
-namespace fsdp::processes_test {
+namespace fsdp::comm::processes_test {
 namespace {
 
 using ::testing::AllOf;
@@ -56,7 +58,7 @@ std::shared_ptr<Communicator> make_communicator() {
 // Rank 1 is stopped while it reads the memory that rank 0 is about to write.
 void share_and_stop() {
   const auto comm = make_shm_communicator(rank_environment(), with_timeout(60s));
-  const at::Tensor buffer = comm->shared_buffer(4096 * comm->size(), {}, id("weights"));
+  const at::Tensor buffer = comm->memory_sharing().buffer(4096 * comm->size(), {}, id("weights"));
   const at::Tensor own = buffer.narrow(0, 4096 * comm->rank(), 4096);
   {
     const auto reading = comm->all_gather(buffer, own, id("weights"));
@@ -64,7 +66,7 @@ void share_and_stop() {
     if (comm->rank() == 1) raise(SIGSTOP);
   }
   dup2(STDOUT_FILENO, STDERR_FILENO);
-  comm->await_readers(buffer, id("weights"));
+  comm->memory_sharing().await_readers(buffer, id("weights"));
   say("may write");
 }
 
@@ -248,4 +250,4 @@ TEST(Processes, OneRankNeedsNoNetwork) {
 }
 
 }  // namespace
-}  // namespace fsdp::processes_test
+}  // namespace fsdp::comm::processes_test

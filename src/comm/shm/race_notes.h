@@ -11,7 +11,7 @@ void __tsan_write_range(void* begin, unsigned long nbytes);
 }
 #endif
 
-namespace fsdp {
+namespace fsdp::comm {
 
 #ifdef __SANITIZE_THREAD__
 inline void note_read(const at::Tensor& tensor) {
@@ -25,4 +25,4 @@ inline void note_read(const at::Tensor&) {}
 inline void note_write(const at::Tensor&) {}
 #endif
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <mutex>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The entries that the signal handler reads, at any moment: they are reused, never freed. A free entry contains no
 // address.
@@ -54,7 +54,7 @@ void ReadOnlyMemory::Known::say_and_end(int signal, siginfo_t* info, void*) {
 ReadOnlyMemory::Known& ReadOnlyMemory::Known::take(const std::string& text) {
   std::lock_guard lock(known_mutex);
   if (all == nullptr) {
-    struct sigaction handler {};
+    struct sigaction handler{};
     handler.sa_sigaction = &Known::say_and_end;
     handler.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &handler, &handler_before);
@@ -91,4 +91,4 @@ void ReadOnlyMemory::set_read_only(bool on) {
   on_ = on;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

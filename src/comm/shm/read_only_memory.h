@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A range of whole pages. A write to it while it is read-only prints a line on stderr and then ends the process by
 // SIGSEGV, as it would without this class; a signal handler that was installed before the first ReadOnlyMemory runs
@@ -30,4 +30,4 @@ class ReadOnlyMemory {
   bool on_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

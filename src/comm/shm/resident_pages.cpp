@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 int64_t resident_nbytes(const char* begin, int64_t nbytes) {
   constexpr int64_t kAtATime = int64_t{1} << 16;
@@ -23,4 +23,4 @@ int64_t resident_nbytes(const char* begin, int64_t nbytes) {
   return pages * page;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -10,8 +10,9 @@
 #include <utility>
 
 #include "comm/shm/resident_pages.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct alignas(64) SharedBuffer::Count {
   std::atomic<uint64_t> ended;
@@ -83,8 +84,7 @@ SharedBuffer::Count& SharedBuffer::count(int rank) const { return reinterpret_ca
 char* SharedBuffer::data() const { return addresses_ + SharedMemory::kPage + header_nbytes(); }
 
 at::Tensor SharedBuffer::tensor() {
-  return at::from_blob(
-      data(), {nbytes_}, [buffer = shared_from_this()](void*) {}, at::kByte);
+  return at::from_blob(data(), {nbytes_}, [buffer = shared_from_this()](void*) {}, at::kByte);
 }
 
 bool SharedBuffer::is_whole(const at::Tensor& tensor) const {
@@ -122,4 +122,4 @@ void SharedBuffer::give_back_if_last() {
 
 bool SharedBuffer::has_read(int rank) const { return count(rank).ended.load(std::memory_order_acquire) >= begun_; }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

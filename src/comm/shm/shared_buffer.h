@@ -14,8 +14,9 @@
 #include "comm/shm/read_only_memory.h"
 #include "comm/shm/shared_memory.h"
 #include "fsdp/communicator.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // [Note: pages that are kept]
 // Returning pages to the system and taking them again costs ten times as much as copying data into them: the system
@@ -112,4 +113,4 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   uint64_t ended_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -11,7 +11,7 @@
 
 #include "comm/shm/group_memory.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr size_t kFew = 16;
@@ -28,9 +28,7 @@ void SharedBuffers::add(const std::shared_ptr<SharedBuffer>& buffer) {
 }
 
 void SharedBuffers::forget_expired(Buffers::iterator begin, Buffers::iterator end) {
-  while (begin != end) {
-    begin = begin->second.expired() ? buffers_.erase(begin) : std::next(begin);
-  }
+  while (begin != end) begin = begin->second.expired() ? buffers_.erase(begin) : std::next(begin);
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::at_or_below(const void* address) {
@@ -131,4 +129,4 @@ void SharedBuffers::share_all(Communicator& group, int64_t further_nbytes, const
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

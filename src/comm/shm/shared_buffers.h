@@ -11,7 +11,7 @@
 #include "comm/shm/shared_buffer.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // The shared buffers of one group that are alive.
 class SharedBuffers {
@@ -23,7 +23,7 @@ class SharedBuffers {
   // Shares one buffer. Collective; blocks. Throws on all ranks, with the figures, if there is too little memory.
   static void share(const std::shared_ptr<SharedBuffer>& buffer, Communicator& group, const CollectiveId& id);
   // Shares all buffers that are not shared yet. Shares none if ranks have made different ones; the gathers that share
-  // them detect this, or an earlier check that knows more. See Communicator::share_buffers.
+  // them detect this, or an earlier check that knows more. See MemorySharing::share.
   void share_all(Communicator& group, int64_t further_nbytes, const CollectiveId& id);
 
  private:
@@ -40,4 +40,4 @@ class SharedBuffers {
   size_t alive_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

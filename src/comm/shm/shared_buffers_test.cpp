@@ -1,12 +1,13 @@
 // Tests which shared buffer a tensor belongs to, while buffers are made and freed.
 #include "comm/shm/shared_buffers.h"
+#include "fsdp/memory_sharing.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 
-namespace fsdp::shared_buffers_test {
+namespace fsdp::comm::shared_buffers_test {
 namespace {
 
 std::shared_ptr<SharedBuffer> make_buffer(int64_t nbytes) {
@@ -41,4 +42,4 @@ TEST(SharedBuffers, FindsEachThatIsAlive) {
 }
 
 }  // namespace
-}  // namespace fsdp::shared_buffers_test
+}  // namespace fsdp::comm::shared_buffers_test

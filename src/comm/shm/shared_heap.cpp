@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr int64_t kAlignment = 64;
@@ -134,4 +134,4 @@ int64_t SharedHeap::nbytes_in_use() const {
   return in_use_;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -13,7 +13,7 @@
 
 #include "comm/shm/shared_memory.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Threads: safe.
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
@@ -59,4 +59,4 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   int64_t in_use_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

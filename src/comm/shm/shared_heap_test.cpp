@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace fsdp::shared_heap_test {
+namespace fsdp::comm::shared_heap_test {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -115,4 +115,4 @@ TEST(SharedHeap, RandomUse) {
 }
 
 }  // namespace
-}  // namespace fsdp::shared_heap_test
+}  // namespace fsdp::comm::shared_heap_test

@@ -19,7 +19,7 @@
 #include <mutex>
 #endif
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // The contents of the first page. It keeps a process from mistaking another file, whose descriptor has the same number,
@@ -140,7 +140,7 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& ticket) {
   if (!(in >> process >> number >> nbytes >> mark.word)) return nullptr;
   const int file = ::open(path_of(process, number).c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return nullptr;
-  struct stat status {};
+  struct stat status{};
   if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size != kPage + nbytes) {
     ::close(file);
     return nullptr;
@@ -179,4 +179,4 @@ void SharedMemory::release(int64_t begin, int64_t nbytes) const {
   if (first < last) madvise(data() + first, static_cast<size_t>(last - first), MADV_REMOVE);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

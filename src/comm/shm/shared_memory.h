@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A range of addresses over a file that has no name (memfd_create). Its pages are allocated when they are first written
 // or reserved, and freed with the last process that maps them, however that process ends. Other processes of the same
@@ -58,4 +58,4 @@ class SharedMemory {
 // SharedMemory::open, open_to_stay, or a replacement in tests.
 using OpenMemory = std::function<std::shared_ptr<SharedMemory>(const std::string& ticket)>;
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -14,7 +14,7 @@
 
 #include "support/sanitizers.h"
 
-namespace fsdp::shared_memory_test {
+namespace fsdp::comm::shared_memory_test {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -89,7 +89,7 @@ TEST(SharedMemory, WhatCannotBeReachedIsNull) {
 int64_t shared_bytes_of_this_process() {
   int64_t nbytes = 0;
   for (const auto& link : std::filesystem::directory_iterator("/proc/self/fd")) {
-    struct stat status {};
+    struct stat status{};
     std::error_code gone;  // the iterator's own descriptor
     const std::string target = std::filesystem::read_symlink(link, gone).string();
     if (target.starts_with("/memfd:fsdp") && stat(link.path().c_str(), &status) == 0) nbytes += status.st_blocks * 512;
@@ -168,4 +168,4 @@ TEST(SharedMemory, ALimitOnAddressesIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::shared_memory_test
+}  // namespace fsdp::comm::shared_memory_test

@@ -7,7 +7,7 @@
 #include <climits>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(4);
@@ -95,4 +95,4 @@ void ShmBoard::await_change(uint32_t seen, std::chrono::milliseconds limit) cons
   bell().sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

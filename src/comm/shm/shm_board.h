@@ -9,7 +9,7 @@
 #include "comm/collective_header.h"
 #include "comm/shm/shared_memory.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // [Note: a board in shared memory]
 // Each rank has a post for each of its last kDepth collectives: the header and the position of its payload in its heap.
@@ -69,4 +69,4 @@ class ShmBoard {
   const int ranks_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -9,7 +9,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/reduce_kernels.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 at::Tensor as_tensor(const std::string& bytes) {
@@ -132,9 +132,7 @@ ShmBroadcast::ShmBroadcast(std::shared_ptr<ShmContext> context, const at::Tensor
 
 void ShmBroadcast::complete() {
   exchange_.agree();
-  if (exchange_.rank() != root_) {
-    tensor_.copy_(exchange_.payload_of(root_, 0, tensor_.numel(), tensor_.scalar_type()));
-  }
+  if (exchange_.rank() != root_) tensor_.copy_(exchange_.payload_of(root_, 0, tensor_.numel(), tensor_.scalar_type()));
   exchange_.finish();
 }
 
@@ -193,4 +191,4 @@ void ShmInFlight::make_room() {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

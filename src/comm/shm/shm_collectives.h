@@ -14,7 +14,7 @@
 #include "comm/shm/shared_buffer.h"
 #include "comm/shm/shm_exchange.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // A collective in flight. finish() may be called before its Work is waited for: see ShmInFlight.
 class ShmCollective : public PendingCollective {
@@ -150,4 +150,4 @@ class ShmInFlight {
   std::deque<std::weak_ptr<ShmCollective>> queue_;  // in order of issue; some are finished or dropped
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

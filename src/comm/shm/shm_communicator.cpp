@@ -16,8 +16,9 @@
 #include "comm/shm/shared_buffers.h"
 #include "comm/shm/shm_collectives.h"
 #include "comm/shm/shm_exchange.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // A gather whose result is read in place, until this object is destroyed.
@@ -47,7 +48,7 @@ class SharedReading final : public Work {
   const bool in_place_;
 };
 
-class ShmCommunicator final : public Communicator, public Failable {
+class ShmCommunicator final : public Communicator, public MemorySharing, public Failable {
  public:
   ShmCommunicator(std::shared_ptr<Communicator> host, const RankHosts& heaps, std::shared_ptr<SharedMemory> board)
       : host_(std::move(host)),
@@ -130,10 +131,9 @@ class ShmCommunicator final : public Communicator, public Failable {
     return twin_;
   }
 
-  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override;
-  void share_buffers(int64_t further_nbytes, const CollectiveId& id) override {
-    buffers_.share_all(*this, further_nbytes, id);
-  }
+  MemorySharing& memory_sharing() override { return *this; }
+  at::Tensor buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override;
+  void share(int64_t further_nbytes, const CollectiveId& id) override { buffers_.share_all(*this, further_nbytes, id); }
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override;
   at::Tensor reduction_input(int64_t nbytes) override { return heaps_.own->take(nbytes); }
   bool reads_in_place() const override { return true; }
@@ -194,39 +194,40 @@ class ShmCommunicator final : public Communicator, public Failable {
 
 }  // namespace
 
-at::Tensor ShmCommunicator::shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) {
-  TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
+at::Tensor ShmCommunicator::buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) {
+  TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, comm::describe("shared buffer", id), ": ", nbytes,
               " bytes cannot be cut into slices for ", size(), " ranks");
-  const SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
-                                  c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
-  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, transient_);
+  const comm::SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
+                                        c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
+  const auto buffer = std::make_shared<comm::SharedBuffer>(place, nbytes, options, transient_);
   buffers_.add(buffer);
   return buffer->tensor();
 }
 
 void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId& id) {
   const auto buffer = buffers_.of_whole(tensor);
-  TORCH_CHECK(buffer, describe("write", id), ": not a shared buffer of this group");
-  TORCH_CHECK(!buffer->is_reading(), describe("write", id), ": rank ", world_rank(rank()), " itself still reads it");
-  const auto began = ShmContext::Clock::now();
-  StoppedRankWarning stopped;
+  TORCH_CHECK(buffer, comm::describe("write", id), ": not a shared buffer of this group");
+  TORCH_CHECK(!buffer->is_reading(), comm::describe("write", id), ": rank ", world_rank(rank()),
+              " itself still reads it");
+  const auto began = comm::ShmContext::Clock::now();
+  comm::StoppedRankWarning stopped;
   const auto waits = [&] {
     return c10::str("rank ", world_rank(rank()), " waits to write to its part of '", id.name, "'");
   };
   for (int peer = 0; peer < size(); ++peer) {
     context_->await([&] { return buffer->has_read(peer); },
                     [&] {
-                      const auto waited = ShmContext::Clock::now() - began;
+                      const auto waited = comm::ShmContext::Clock::now() - began;
                       stopped.look(waited, context_->heaps, context_->names, waits);
                       check_reader(peer, waited, waits);
                     });
   }
 }
 
-void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
+void ShmCommunicator::check_reader(int peer, comm::ShmContext::Clock::duration waited,
                                    const std::function<std::string()>& waits) const {
   check_not_failed();
-  if (const std::vector<Loss> lost = losses(); !lost.empty()) {
+  if (const std::vector<comm::Loss> lost = losses(); !lost.empty()) {
     fail(c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why));
   }
   if (waited < timeout()) return;
@@ -244,4 +245,4 @@ std::shared_ptr<Communicator> make_shm_group(std::shared_ptr<Communicator> gloo,
   return std::make_shared<ShmCommunicator>(std::move(gloo), ranks, std::move(board));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

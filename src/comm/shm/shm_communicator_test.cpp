@@ -13,10 +13,12 @@
 #include <thread>
 
 #include "comm/cpu_communicator.h"
+#include "fsdp/backends.h"
+#include "fsdp/memory_sharing.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::shm_communicator_test {
+namespace fsdp::comm::shm_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -34,7 +36,7 @@ void with_ranks(int size, const std::function<void(Communicator&)>& body, int64_
 // A buffer of all ranks and this rank's slice of it.
 struct Shared {
   Shared(Communicator& comm, int64_t numel, const SharedBufferOptions& options = {})
-      : whole(comm.shared_buffer(comm.size() * numel * 4, options, id("buffer")).view(at::kFloat)),
+      : whole(comm.memory_sharing().buffer(comm.size() * numel * 4, options, id("buffer")).view(at::kFloat)),
         own(whole.narrow(0, comm.rank() * numel, numel)) {}
   at::Tensor whole;
   at::Tensor own;
@@ -55,7 +57,7 @@ TEST(SharedBuffer, AGatherOfSlicesMovesNothing) {
         const Shared shared(comm, numel);
         EXPECT_TRUE(torch::equal(shared.whole, torch::zeros(ranks * numel)));
         comm.all_gather(shared.whole, shared.own, id("shares it"))->wait();
-        comm.await_readers(shared.whole, id("u"));
+        comm.memory_sharing().await_readers(shared.whole, id("u"));
         shared.own.copy_(values(comm.rank(), numel));
         const uint64_t sent = comm.bytes_sent();
         const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
@@ -87,7 +89,7 @@ TEST(SharedBuffer, AGatherElsewhereCopies) {
     at::Tensor output = torch::zeros(33);
     const auto gather = comm.all_gather(output, shared.own, id("u"));
     gather->wait();
-    comm.await_readers(shared.whole, id("u"));  // returns although the Work still exists
+    comm.memory_sharing().await_readers(shared.whole, id("u"));  // returns although the Work still exists
     shared.own.zero_();
     EXPECT_TRUE(torch::equal(output, all_values(3, 11)));
   });
@@ -103,7 +105,7 @@ TEST(SharedBuffer, WhoWritesWaitsForReaders) {
     if (comm.rank() != 1) {
       reading->wait();
       reading.reset();
-      comm.await_readers(shared.whole, id("u"));
+      comm.memory_sharing().await_readers(shared.whole, id("u"));
       EXPECT_TRUE(read);
       shared.own.zero_();
     } else {
@@ -121,7 +123,7 @@ TEST(SharedBuffer, ReadingsAreCountedOverAndOver) {
   with_ranks(4, [](Communicator& comm) {
     const Shared shared(comm, 3);
     for (uint64_t step = 0; step < 200; ++step) {
-      comm.await_readers(shared.whole, id("u", step));
+      comm.memory_sharing().await_readers(shared.whole, id("u", step));
       shared.own.fill_(static_cast<double>(step));
       const auto reading = comm.all_gather(shared.whole, shared.own, id("u", step));
       reading->wait();
@@ -137,7 +139,7 @@ TEST(SharedBuffer, AReaderThatIsLostIsNamedByWhoWaitsToWrite) {
     comm.all_gather(shared.whole, shared.own, id("u"))->wait();
     if (comm.rank() == 1) return;  // before the reading that the others begin
     comm.all_gather(shared.whole, shared.own, id("u"));
-    const std::string error = error_of([&] { comm.await_readers(shared.whole, id("u")); });
+    const std::string error = error_of([&] { comm.memory_sharing().await_readers(shared.whole, id("u")); });
     const std::string what = "waits to write to its part of 'u': rank 1 is lost: its connection closed";
     EXPECT_THAT(error, HasSubstr(what));  // its own message, or that of the rank that noticed first
     named += error.find(c10::str("rank ", comm.rank(), " ", what)) == 0;
@@ -151,7 +153,7 @@ TEST(TransientBuffer, GivesMemoryBackWhenAllHaveRead) {
     with_ranks(ranks, [&](Communicator& comm) {
       const Shared shared(comm, 5000, {.transient = true});
       for (uint64_t step = 0; step < 50; ++step) {
-        comm.await_readers(shared.whole, id("u", step));
+        comm.memory_sharing().await_readers(shared.whole, id("u", step));
         EXPECT_TRUE(torch::equal(shared.own, torch::zeros({5000}))) << "memory of the reading before is gone";
         shared.own.copy_(values(comm.rank(), 5000) + static_cast<double>(step));
         auto reading = comm.all_gather(shared.whole, shared.own, id("u", step));
@@ -173,10 +175,10 @@ TEST(TransientBuffer, StaysWhereAllOfThemAreLittle) {
           const Shared shared(comm, 5000, {.transient = true});
           std::optional<Shared> other(std::in_place, comm, 5000, SharedBufferOptions{.transient = true});
           const auto read = [&](const Shared& buffer, uint64_t step) {
-            comm.await_readers(buffer.whole, id("u", step));
+            comm.memory_sharing().await_readers(buffer.whole, id("u", step));
             buffer.own.fill_(7);
             comm.all_gather(buffer.whole, buffer.own, id("u", step))->wait();
-            comm.await_readers(buffer.whole, id("u", step));
+            comm.memory_sharing().await_readers(buffer.whole, id("u", step));
             return buffer.own[0].item<float>() == 7;
           };
           EXPECT_TRUE(read(shared, 0)) << "it is the only one that is shared";
@@ -193,7 +195,7 @@ TEST(TransientBuffer, StaysWhereAllOfThemAreLittle) {
 TEST(TransientBuffer, IsThereUntilTheLastHasRead) {
   with_ranks(3, [](Communicator& comm) {
     const Shared shared(comm, 5000, {.transient = true});
-    comm.await_readers(shared.whole, id("u"));
+    comm.memory_sharing().await_readers(shared.whole, id("u"));
     shared.own.copy_(values(comm.rank(), 5000));
     auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     reading->wait();
@@ -224,7 +226,7 @@ TEST(ShareBuffers, SharesAllAndKeepsWhatWasWritten) {
     many.emplace_back(comm, 5000, SharedBufferOptions{.transient = true});
     for (Shared& one : many) one.own.copy_(values(comm.rank(), one.own.numel()));
     const uint64_t sent = comm.bytes_sent();
-    comm.share_buffers(0, id("at once"));
+    comm.memory_sharing().share(0, id("at once"));
     EXPECT_GT(comm.bytes_sent(), sent);
     const uint64_t shared = comm.bytes_sent();
     for (Shared& one : many) {
@@ -241,7 +243,7 @@ TEST(ShareBuffers, SaysWhatIsWanting) {
     const Shared shared(comm, 1000);
     const int64_t further = comm.rank() == 0 ? int64_t{1} << 50 : 0;
     EXPECT_THAT(
-        error_of([&] { comm.share_buffers(further, id("model")); }),
+        error_of([&] { comm.memory_sharing().share(further, id("model")); }),
         AllOf(HasSubstr("rank 0"), HasSubstr("'model'"), HasSubstr("needs 1073741824 MiB"), HasSubstr("are left")));
     comm.barrier(id("all have thrown"));
   });
@@ -251,7 +253,7 @@ TEST(ShareBuffers, SaysWhatIsWanting) {
 TEST(ShareBuffers, LeavesDifferentOnesToTheirGathers) {
   with_ranks(2, [](Communicator& comm) {
     const Shared shared(comm, comm.rank() == 0 ? 1000 : 9000);
-    comm.share_buffers(0, id("model"));
+    comm.memory_sharing().share(0, id("model"));
     EXPECT_THAT(error_of([&] { comm.all_gather(shared.whole, shared.own, id("u")); }),
                 AllOf(HasSubstr("'u'"), HasSubstr("rank 1 wants "), HasSubstr("rank 0 "), HasSubstr("bytes")));
   });
@@ -282,7 +284,7 @@ TEST(SharedBuffer, ThatIsReadOnlyIsWrittenBetweenReadings) {
     with_ranks(3, [&](Communicator& comm) {
       const Shared shared(comm, 3, {.transient = transient, .read_only = true});
       for (uint64_t step = 0; step < 20; ++step) {
-        comm.await_readers(shared.whole, id("u", step));
+        comm.memory_sharing().await_readers(shared.whole, id("u", step));
         shared.own.fill_(static_cast<double>(step));
         const auto reading = comm.all_gather(shared.whole, shared.own, id("u", step));
         reading->wait();
@@ -297,8 +299,8 @@ TEST(SharedBuffer, WhoReadsCannotWaitForReaders) {
     const Shared shared(comm, 3);
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     reading->wait();
-    EXPECT_THROW(comm.await_readers(shared.whole, id("u")), c10::Error);
-    EXPECT_THROW(comm.await_readers(torch::zeros(3), id("u")), c10::Error);
+    EXPECT_THROW(comm.memory_sharing().await_readers(shared.whole, id("u")), c10::Error);
+    EXPECT_THROW(comm.memory_sharing().await_readers(torch::zeros(3), id("u")), c10::Error);
   });
 }
 
@@ -322,8 +324,8 @@ TEST(SharedBuffer, ARankThatGathersSomethingElseIsNamed) {
 
 TEST(SharedBuffer, IsNamedWhereItCannotBeCut) {
   with_ranks(3, [](Communicator& comm) {
-    EXPECT_THROW(comm.shared_buffer(8, {}, id("u")), c10::Error);
-    EXPECT_THROW(comm.shared_buffer(0, {}, id("u")), c10::Error);
+    EXPECT_THROW(comm.memory_sharing().buffer(8, {}, id("u")), c10::Error);
+    EXPECT_THROW(comm.memory_sharing().buffer(0, {}, id("u")), c10::Error);
   });
 }
 
@@ -343,7 +345,7 @@ TEST(ReductionInput, IsNotUsedAgainBeforeAllHaveReadIt) {
   std::barrier<> taken(2);
   with_ranks(2, [&](Communicator& comm) {
     constexpr int64_t kNumel = 1 << 14;
-    at::Tensor input = comm.reduction_input(kNumel * 4).view(at::kFloat);
+    at::Tensor input = comm.memory_sharing().reduction_input(kNumel * 4).view(at::kFloat);
     input.fill_(comm.rank() + 1);
     const void* address = input.const_data_ptr();
     at::Tensor output = torch::zeros({kNumel / 2});
@@ -352,7 +354,7 @@ TEST(ReductionInput, IsNotUsedAgainBeforeAllHaveReadIt) {
     if (comm.rank() == 0) {
       work->wait();
       work.reset();
-      at::Tensor next = comm.reduction_input(kNumel * 4).view(at::kFloat);
+      at::Tensor next = comm.memory_sharing().reduction_input(kNumel * 4).view(at::kFloat);
       EXPECT_NE(next.const_data_ptr(), address);
       next.fill_(99);
       taken.arrive_and_wait();
@@ -362,7 +364,7 @@ TEST(ReductionInput, IsNotUsedAgainBeforeAllHaveReadIt) {
     }
     EXPECT_TRUE(torch::equal(output, torch::full({kNumel / 2}, 3.0)));
     comm.barrier(id("read"));
-    const at::Tensor again = comm.reduction_input(kNumel * 4);
+    const at::Tensor again = comm.memory_sharing().reduction_input(kNumel * 4);
     if (comm.rank() == 0) {
       EXPECT_EQ(again.const_data_ptr(), address) << "all have read it";
     }
@@ -412,4 +414,4 @@ TEST(SharedMemoryChoice, SaysThatRanksShareMemory) {
 }
 
 }  // namespace
-}  // namespace fsdp::shm_communicator_test
+}  // namespace fsdp::comm::shm_communicator_test

@@ -11,7 +11,7 @@
 #include "comm/failable.h"
 #include "comm/shm/race_notes.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 // How long a rank sleeps before it checks whether the others are still alive.
@@ -40,9 +40,7 @@ ShmExchange::ShmExchange(std::shared_ptr<ShmContext> context, CollectiveIdentity
                          std::vector<uint64_t>* flags)
     : context_(std::move(context)), identity_(std::move(identity)), sequence_(context_->next_sequence), flags_(flags) {
   check_group_not_failed(*context_->host);
-  for (int peer = 0; peer < size(); ++peer) {
-    await(peer, [&] { return context_->board->has_room(peer, sequence_); });
-  }
+  for (int peer = 0; peer < size(); ++peer) await(peer, [&] { return context_->board->has_room(peer, sequence_); });
   started_ = {};
   stopped_ = {};
   ++context_->next_sequence;
@@ -195,4 +193,4 @@ void ShmExchange::fail(const std::string& reason) const {
   TORCH_CHECK(false, reason);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -18,7 +18,7 @@
 #include "comm/shm/shm_board.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // State that the collectives of one communicator share.
 struct ShmContext {
@@ -106,4 +106,4 @@ class ShmExchange {
   StoppedRankWarning stopped_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

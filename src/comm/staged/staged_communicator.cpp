@@ -6,8 +6,9 @@
 #include <utility>
 
 #include "comm/collective_shapes.h"
+#include "fsdp/memory_sharing.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 at::Tensor host_memory_for(const at::Tensor& tensor) {
@@ -96,9 +97,7 @@ class StagedCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
                                    const CollectiveId& id) override {
-    if (output.defined() && output.is_cpu()) {
-      return host_->all_to_all(std::move(output), std::move(input), counts, id);
-    }
+    if (output.defined() && output.is_cpu()) return host_->all_to_all(std::move(output), std::move(input), counts, id);
     check_all_to_all(output, input, counts, size(), id);
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     at::Tensor received = host_memory_for(output);
@@ -126,13 +125,7 @@ class StagedCommunicator final : public Communicator {
   int world_rank(int rank) const override { return host_->world_rank(rank); }
   void abort(const std::string& reason) override { host_->abort(reason); }
   void trim() override { host_->trim(); }
-  at::Tensor shared_buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override {
-    return host_->shared_buffer(nbytes, options, id);
-  }
-  void share_buffers(int64_t further, const CollectiveId& id) override { host_->share_buffers(further, id); }
-  void await_readers(const at::Tensor& buffer, const CollectiveId& id) override { host_->await_readers(buffer, id); }
-  at::Tensor reduction_input(int64_t nbytes) override { return host_->reduction_input(nbytes); }
-  bool reads_in_place() const override { return host_->reads_in_place(); }
+  MemorySharing& memory_sharing() override { return host_->memory_sharing(); }
 
  private:
   std::shared_ptr<Communicator> host_;
@@ -145,4 +138,4 @@ std::shared_ptr<Communicator> make_staged_communicator(std::shared_ptr<Communica
   return std::make_shared<StagedCommunicator>(std::move(host));
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

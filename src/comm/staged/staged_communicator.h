@@ -5,7 +5,7 @@
 
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Wraps `host` for tensors on any device. Tensors in host memory are passed on unchanged. Others are copied to the host
 // (into pinned memory, for CUDA) when a collective is issued, which blocks until the device has completed what was
@@ -13,4 +13,4 @@ namespace fsdp {
 // current then.
 std::shared_ptr<Communicator> make_staged_communicator(std::shared_ptr<Communicator> host);
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 constexpr int64_t kSmallBytes = int64_t{1} << 16;
@@ -28,4 +28,4 @@ void StagingPool::trim() {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -7,7 +7,7 @@
 
 #include "base/free_buffers.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 // Not thread-safe.
 class StagingPool {
@@ -21,7 +21,7 @@ class StagingPool {
   void trim();
 
  private:
-  FreeBuffers free_;
+  base::FreeBuffers free_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

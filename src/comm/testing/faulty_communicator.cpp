@@ -7,7 +7,7 @@
 
 #include "comm/fake_communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 namespace {
 
 bool is(const Fault* fault, Fault::What what) { return fault != nullptr && fault->what == what; }
@@ -99,4 +99,4 @@ std::shared_ptr<Communicator> FaultyCommunicator::twin() {
   return twin_;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

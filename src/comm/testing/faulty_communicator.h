@@ -12,7 +12,7 @@
 #include "comm/forwarding_communicator.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct Fault {
   enum class What : uint8_t {
@@ -61,4 +61,4 @@ class FaultyCommunicator final : public ForwardingCommunicator {
   std::shared_ptr<FaultyCommunicator> twin_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct RecordingCommunicator::Log {
   std::vector<CollectiveEvent> events;
@@ -115,4 +115,4 @@ int64_t RecordingCommunicator::count(CollectiveKind kind) const {
 
 void RecordingCommunicator::clear() { log_->events.clear(); }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

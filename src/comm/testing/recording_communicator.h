@@ -14,7 +14,7 @@
 #include "comm/forwarding_communicator.h"
 #include "fsdp/communicator.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 struct CollectiveEvent {
   enum class What : uint8_t { kIssue, kWait };
@@ -65,4 +65,4 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   bool is_twin_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

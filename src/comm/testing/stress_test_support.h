@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/communicator.h"
+#include "fsdp/memory_sharing.h"
 
 namespace fsdp::testing {
 
@@ -22,8 +23,8 @@ class Stress {
       : comm_(comm), same_(seed), own_(seed + 1 + static_cast<unsigned>(comm.rank())) {
     for (const bool transient : {false, true}) {
       constexpr int64_t kNumel = 5000;
-      const at::Tensor bytes =
-          comm_.shared_buffer(kNumel * 4 * comm_.size(), {.transient = transient, .read_only = true}, id("buffer"));
+      const at::Tensor bytes = comm_.memory_sharing().buffer(kNumel * 4 * comm_.size(),
+                                                             {.transient = transient, .read_only = true}, id("buffer"));
       if (bytes.defined()) buffers_.push_back(bytes.view(at::kFloat));
     }
   }
@@ -78,13 +79,13 @@ class Stress {
   }
   // Returns an input in memory that other ranks may read.
   at::Tensor input(int64_t numel) {
-    const at::Tensor bytes = comm_.reduction_input(std::max<int64_t>(numel, 1) * 4);
+    const at::Tensor bytes = comm_.memory_sharing().reduction_input(std::max<int64_t>(numel, 1) * 4);
     return bytes.view(at::kFloat).narrow(0, 0, numel).fill_(value(comm_.rank()));
   }
   std::unique_ptr<Work> issue_reduce_scatter(const at::Tensor& output) {
     const int64_t numel = output.numel() * comm_.size();
     const at::Tensor input =
-        comm_.reduction_input(std::max<int64_t>(numel, 1) * 4).view(at::kFloat).narrow(0, 0, numel);
+        comm_.memory_sharing().reduction_input(std::max<int64_t>(numel, 1) * 4).view(at::kFloat).narrow(0, 0, numel);
     input.fill_(value(comm_.rank()));
     return comm_.reduce_scatter(output, input, {}, id("reduce-scatter"));
   }
@@ -127,7 +128,7 @@ class Stress {
   void share(at::Tensor& buffer) {
     const int64_t n = buffer.numel() / comm_.size();
     const at::Tensor own = buffer.narrow(0, comm_.rank() * n, n);
-    comm_.await_readers(buffer, id("write"));
+    comm_.memory_sharing().await_readers(buffer, id("write"));
     own.fill_(value(comm_.rank()));
     delay();
     const auto reading = comm_.all_gather(buffer, own, id("read"));

@@ -8,7 +8,7 @@
 #include <charconv>
 #include <new>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 namespace {
 
@@ -25,9 +25,7 @@ std::string checksums_text(const std::vector<uint64_t>& checksums) {
   std::string text;
   text.reserve(checksums.size() * kDigits);
   for (uint64_t checksum : checksums) {
-    for (int shift = 60; shift >= 0; shift -= 4) {
-      text += kHex[(checksum >> shift) & 15];
-    }
+    for (int shift = 60; shift >= 0; shift -= 4) text += kHex[(checksum >> shift) & 15];
   }
   return text;
 }
@@ -36,9 +34,7 @@ bool parse_checksums(std::string_view text, std::vector<uint64_t>& checksums) {
   const bool lower_case = std::all_of(text.begin(), text.end(), [](char digit) {
     return (digit >= '0' && digit <= '9') || (digit >= 'a' && digit <= 'f');
   });
-  if (!lower_case || text.size() % kDigits != 0) {
-    return false;
-  }
+  if (!lower_case || text.size() % kDigits != 0) return false;
   checksums.clear();
   for (size_t at = 0; at < text.size(); at += kDigits) {
     std::from_chars(text.data() + at, text.data() + at + kDigits, checksums.emplace_back(), 16);
@@ -47,9 +43,7 @@ bool parse_checksums(std::string_view text, std::vector<uint64_t>& checksums) {
 }
 
 BlockChecksums::BlockChecksums() : state_(XXH3_createState()) {
-  if (!state_) {
-    throw std::bad_alloc();
-  }
+  if (!state_) throw std::bad_alloc();
   XXH3_64bits_reset(state_of(state_));
 }
 
@@ -61,16 +55,12 @@ void BlockChecksums::add(std::string_view bytes) {
     XXH3_64bits_update(state_of(state_), bytes.data(), taken);
     in_block_ += taken;
     bytes.remove_prefix(taken);
-    if (in_block_ == kChecksumBlock) {
-      end_block();
-    }
+    if (in_block_ == kChecksumBlock) end_block();
   }
 }
 
 std::vector<uint64_t> BlockChecksums::finish() {
-  if (in_block_ > 0) {
-    end_block();
-  }
+  if (in_block_ > 0) end_block();
   return std::move(checksums_);
 }
 
@@ -80,4 +70,4 @@ void BlockChecksums::end_block() {
   in_block_ = 0;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

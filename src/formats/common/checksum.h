@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Tensors are checked in blocks of this many bytes, counted from their first byte, so that a part can be read and
 // checked on its own.
@@ -45,4 +45,4 @@ class BlockChecksums {
   std::vector<uint64_t> checksums_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

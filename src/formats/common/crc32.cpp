@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -18,9 +18,7 @@ constexpr Tables make_tables() {
   Tables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t value = byte;
-    for (int bit = 0; bit < 8; ++bit) {
-      value = (value >> 1) ^ ((value & 1) != 0 ? 0xedb88320u : 0u);
-    }
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0xedb88320u : 0u);
     tables[0][byte] = value;
   }
   for (size_t k = 1; k < kStride; ++k) {
@@ -43,14 +41,10 @@ uint32_t crc32_of(std::string_view bytes, uint32_t before) {
     std::memcpy(&word, bytes.data(), kStride);
     word ^= value;
     value = 0;
-    for (size_t k = 0; k < kStride; ++k) {
-      value ^= kTables[kStride - 1 - k][(word >> (8 * k)) & 0xff];
-    }
+    for (size_t k = 0; k < kStride; ++k) value ^= kTables[kStride - 1 - k][(word >> (8 * k)) & 0xff];
   }
-  for (const char byte : bytes) {
-    value = (value >> 8) ^ kTables[0][(value ^ static_cast<uint8_t>(byte)) & 0xff];
-  }
+  for (const char byte : bytes) value = (value >> 8) ^ kTables[0][(value ^ static_cast<uint8_t>(byte)) & 0xff];
   return ~value;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

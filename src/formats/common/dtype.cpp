@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 struct DtypeNames {
@@ -26,9 +26,7 @@ constexpr std::array<DtypeNames, 10> kDtypes{{{c10::ScalarType::Double, "F64", "
 
 const DtypeNames& names_of(c10::ScalarType dtype) {
   for (const DtypeNames& names : kDtypes) {
-    if (names.dtype == dtype) {
-      return names;
-    }
+    if (names.dtype == dtype) return names;
   }
   TORCH_CHECK(false, "dtype ", c10::toString(dtype), " cannot be stored in safetensors files here; supported are ",
               supported_safetensors_dtypes());
@@ -38,9 +36,7 @@ const DtypeNames& names_of(c10::ScalarType dtype) {
 
 std::optional<c10::ScalarType> dtype_from_safetensors(std::string_view name) {
   for (const DtypeNames& names : kDtypes) {
-    if (name == names.safetensors) {
-      return names.dtype;
-    }
+    if (name == names.safetensors) return names.dtype;
   }
   return std::nullopt;
 }
@@ -49,12 +45,10 @@ std::string safetensors_dtype(c10::ScalarType dtype) { return names_of(dtype).sa
 
 std::string supported_safetensors_dtypes() {
   std::string list;
-  for (const DtypeNames& names : kDtypes) {
-    list += (list.empty() ? "" : ", ") + std::string(names.safetensors);
-  }
+  for (const DtypeNames& names : kDtypes) list += (list.empty() ? "" : ", ") + std::string(names.safetensors);
   return list;
 }
 
 std::string hugging_face_dtype(c10::ScalarType dtype) { return names_of(dtype).hugging_face; }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Returns the dtype of a name as safetensors spells it ("F32", "BF16", …), or unset if the name is not supported.
 std::optional<c10::ScalarType> dtype_from_safetensors(std::string_view name);
@@ -19,4 +19,4 @@ std::string supported_safetensors_dtypes();
 // Returns the name of a dtype as config.json spells it ("float32", "bfloat16", …).
 std::string hugging_face_dtype(c10::ScalarType dtype);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

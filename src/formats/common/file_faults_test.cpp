@@ -11,7 +11,7 @@
 #include "formats/own/checkpoint_test_support.h"
 #include "support/faulty_file_system.h"
 
-namespace fsdp::checkpoint::file_faults_test {
+namespace fsdp::formats::file_faults_test {
 namespace {
 
 using fsdp::testing::FaultyFileSystem;
@@ -25,9 +25,7 @@ const std::vector<TensorInfo> kTensors{{"a", torch::kFloat32, {20}}, {"b", torch
 // Saves three files of tensors and an index, with all values equal to `value`.
 void save(const std::filesystem::path& path, float value) {
   HfFolderWriter writer(path, {{"model_type", "llama"}}, kTensors, {.max_shard_size = 30, .tokenizer_source = {}});
-  for (const TensorInfo& tensor : kTensors) {
-    writer.write(tensor.name, torch::full(tensor.shape, value));
-  }
+  for (const TensorInfo& tensor : kTensors) writer.write(tensor.name, torch::full(tensor.shape, value));
   writer.finish();
 }
 
@@ -135,4 +133,4 @@ TEST(MakeFolders, NamesTheOneThatCannotBeMade) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::file_faults_test
+}  // namespace fsdp::formats::file_faults_test

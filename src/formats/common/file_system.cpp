@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 namespace fs = std::filesystem;
 
@@ -67,9 +67,7 @@ FileSystemGuard::~FileSystemGuard() { present() = &before_; }
 
 void make_folders(const fs::path& folder) {
   std::error_code ignored;
-  if (folder.empty() || fs::is_directory(folder, ignored)) {
-    return;
-  }
+  if (folder.empty() || fs::is_directory(folder, ignored)) return;
   const fs::path clean = folder.has_filename() ? folder : folder.parent_path();
   make_folders(clean.parent_path());
   if (uninterrupted([&] { return file_system().mkdir(clean.c_str(), 0777); }) != 0) {
@@ -88,4 +86,4 @@ bool remove_tree(const fs::path& folder) noexcept {
   }
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <filesystem>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Each function is the system call of its name, with its results and errno, unless its comment says more. Threads: as
 // for the system calls.
@@ -53,9 +53,7 @@ class FileSystemGuard {
 template <typename Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
-  while (result < 0 && errno == EINTR) {
-    result = call();
-  }
+  while (result < 0 && errno == EINTR) result = call();
   return result;
 }
 
@@ -65,4 +63,4 @@ void make_folders(const std::filesystem::path& folder);
 // Removes a folder with everything in it, without following links. Returns false and sets errno if something is left.
 bool remove_tree(const std::filesystem::path& folder) noexcept;
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

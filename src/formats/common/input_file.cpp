@@ -9,7 +9,7 @@
 
 #include "formats/common/file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 namespace fs = std::filesystem;
 
@@ -19,7 +19,7 @@ InputFile::InputFile(const fs::path& path) : path_(path) {
   file_ = uninterrupted([&] { return file_system().open(path.c_str(), kFlags, 0); });
   TORCH_CHECK(file_ >= 0, path.string(),
               ": cannot be opened: ", errno == ELOOP ? "it is a symbolic link" : std::strerror(errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
     file_system().close(file_);
     TORCH_CHECK(false, path.string(), ": not a regular file");
@@ -54,4 +54,4 @@ std::string read_file(const fs::path& path, uint64_t max_bytes) {
   return file.read(0, file.bytes());
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // A regular file, open for reading. Threads: const functions may be called from any number of threads.
 class InputFile {
@@ -34,4 +34,4 @@ class InputFile {
 // Returns the contents of a whole file. Throws if it has more than `max_bytes`.
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using nlohmann::json;
@@ -87,9 +87,7 @@ class ValueBuilder {
   bool key(std::string& key) {
     const bool is_new = in_reader_object() ? reader_->begin(key) : begin_member(key);
     TORCH_CHECK(is_new, location(text_, offset() - 1, source_), ": duplicate key ", quoted_name(key));
-    if (in_reader_object()) {
-      value_of_key_ = &member_;
-    }
+    if (in_reader_object()) value_of_key_ = &member_;
     return true;
   }
 
@@ -111,9 +109,7 @@ class ValueBuilder {
   // Whether the innermost open object passes its members to the reader.
   bool in_reader_object() const { return readers_object_ && open_.back() == readers_object_; }
   void give_to_reader() {
-    if (in_reader_object()) {
-      reader_->end(std::exchange(member_, nullptr));
-    }
+    if (in_reader_object()) reader_->end(std::exchange(member_, nullptr));
   }
 
   // Returns the place of the next value.
@@ -124,9 +120,7 @@ class ValueBuilder {
   bool add(json value) {
     place() = std::move(value);
     readers_next_ = false;
-    if (!open_.empty()) {
-      give_to_reader();
-    }
+    if (!open_.empty()) give_to_reader();
     return true;
   }
   bool open(json value) {
@@ -135,19 +129,13 @@ class ValueBuilder {
     json& opened = place();
     opened = std::move(value);
     open_.push_back(&opened);
-    if (std::exchange(readers_next_, false) && opened.is_object()) {
-      readers_object_ = &opened;
-    }
+    if (std::exchange(readers_next_, false) && opened.is_object()) readers_object_ = &opened;
     return true;
   }
   bool close() {
-    if (in_reader_object()) {
-      readers_object_ = nullptr;
-    }
+    if (in_reader_object()) readers_object_ = nullptr;
     open_.pop_back();
-    if (!open_.empty()) {
-      give_to_reader();
-    }
+    if (!open_.empty()) give_to_reader();
     return true;
   }
 
@@ -199,18 +187,14 @@ json read_json_file(const std::filesystem::path& path) {
 std::string quoted_name(std::string_view text) {
   constexpr size_t kMaxShown = 200;
   std::string shown = json(std::string(text.substr(0, kMaxShown))).dump(-1, ' ', true, json::error_handler_t::replace);
-  if (text.size() > kMaxShown) {
-    shown.insert(shown.size() - 1, "...");
-  }
+  if (text.size() > kMaxShown) shown.insert(shown.size() - 1, "...");
   return shown;
 }
 
 std::string json_text(const json& value) {
-  if (value.is_string()) {
-    return quoted_name(std::string_view(value.get_ref<const std::string&>()));
-  }
+  if (value.is_string()) return quoted_name(std::string_view(value.get_ref<const std::string&>()));
   const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   return text.size() <= 200 ? text : text.substr(0, 200) + "...";
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

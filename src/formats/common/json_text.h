@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Parses one JSON value, encoded in UTF-8, with nothing but white space around it. Syntax errors, duplicate keys of an
 // object and nesting deeper than 64 are errors of the form "SOURCE:LINE:COLUMN: what is wrong" (columns count bytes
@@ -35,4 +35,4 @@ nlohmann::json read_json_file(const std::filesystem::path& path);
 std::string quoted_name(std::string_view text);
 std::string json_text(const nlohmann::json& value);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -6,7 +6,7 @@
 
 #include "formats/own/checkpoint_test_support.h"
 
-namespace fsdp::checkpoint::json_text_test {
+namespace fsdp::formats::json_text_test {
 namespace {
 
 using ::testing::AllOf;
@@ -133,4 +133,4 @@ TEST(JsonText, QuotedTextIsSafeToPrint) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::json_text_test
+}  // namespace fsdp::formats::json_text_test

@@ -10,16 +10,14 @@
 #include <cstring>
 #include <utility>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 // Closes a file descriptor at the end of its scope; a mapping stays valid without it.
 struct Descriptor {
   int fd;
   ~Descriptor() {
-    if (fd >= 0) {
-      ::close(fd);
-    }
+    if (fd >= 0) ::close(fd);
   }
 };
 
@@ -29,13 +27,11 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
   // Without O_NONBLOCK, opening a named pipe would block.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   TORCH_CHECK(file.fd >= 0, path.string(), ": cannot be opened: ", std::strerror(errno));
-  struct stat status {};
+  struct stat status{};
   TORCH_CHECK(::fstat(file.fd, &status) == 0, path.string(), ": ", std::strerror(errno));
   TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
   const auto size = static_cast<size_t>(status.st_size);
-  if (size == 0) {
-    return std::shared_ptr<const MappedFile>(new MappedFile(path, nullptr, 0));
-  }
+  if (size == 0) return std::shared_ptr<const MappedFile>(new MappedFile(path, nullptr, 0));
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
   TORCH_CHECK(data != MAP_FAILED, path.string(), ": cannot be mapped into memory: ", std::strerror(errno));
   return std::shared_ptr<const MappedFile>(new MappedFile(path, static_cast<const char*>(data), size));
@@ -45,9 +41,7 @@ MappedFile::MappedFile(std::filesystem::path path, const char* data, size_t size
     : path_(std::move(path)), data_(data), size_(size) {}
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) {
-    ::munmap(const_cast<char*>(data_), size_);
-  }
+  if (data_ != nullptr) ::munmap(const_cast<char*>(data_), size_);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

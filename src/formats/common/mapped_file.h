@@ -6,7 +6,7 @@
 #include <memory>
 #include <string_view>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Threads: may be read by any number of threads. If another process truncates the file while it is mapped, reads beyond
 // its new end fail with SIGBUS; replacing it by rename is safe.
@@ -29,4 +29,4 @@ class MappedFile {
   size_t size_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

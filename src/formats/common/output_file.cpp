@@ -11,7 +11,7 @@
 
 #include "formats/common/file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 namespace fs = std::filesystem;
 
@@ -56,9 +56,7 @@ void OutputFile::fail(const char* action, int error) {
 
 void OutputFile::reserve(uint64_t bytes) {
   TORCH_CHECK(fd_ >= 0, target_.string(), ": is no longer open for writing");
-  if (bytes == 0) {
-    return;
-  }
+  if (bytes == 0) return;
   const int result = uninterrupted([&] { return file_system().fallocate(fd_, static_cast<off_t>(bytes)); });
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     const int error = errno;
@@ -71,9 +69,7 @@ void OutputFile::write(uint64_t offset, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = uninterrupted(
         [&] { return file_system().pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
-    if (written <= 0) {
-      fail("writing", written < 0 ? errno : EIO);
-    }
+    if (written <= 0) fail("writing", written < 0 ? errno : EIO);
     offset += static_cast<uint64_t>(written);
     bytes.remove_prefix(static_cast<size_t>(written));
   }
@@ -81,9 +77,7 @@ void OutputFile::write(uint64_t offset, std::string_view bytes) {
 
 void OutputFile::commit() {
   TORCH_CHECK(fd_ >= 0, target_.string(), ": is no longer open for writing");
-  if (sync(fd_) != 0) {
-    fail("writing to the disk", errno);
-  }
+  if (sync(fd_) != 0) fail("writing to the disk", errno);
   if (uninterrupted([&] { return file_system().rename(temporary_.c_str(), target_.c_str()); }) != 0) {
     fail("renaming the finished file", errno);
   }
@@ -107,4 +101,4 @@ void write_file(const fs::path& target, std::string_view bytes) {
   file.commit();
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

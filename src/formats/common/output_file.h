@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // The file is written under a temporary name in the target's folder. Errors name the target and the system's reason.
 // After an error, or if the object is destroyed before commit(), the temporary file is removed and the target is
@@ -45,4 +45,4 @@ std::filesystem::path temporary_sibling(const std::filesystem::path& target);
 // Writes a whole file, with the guarantees of OutputFile.
 void write_file(const std::filesystem::path& target, std::string_view bytes);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

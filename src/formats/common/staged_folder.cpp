@@ -8,7 +8,7 @@
 #include "formats/common/file_system.h"
 #include "formats/common/output_file.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -33,9 +33,7 @@ fs::path resolve(const fs::path& target) {
 
 void check_replaceable(const fs::path& target, const char* marker, const char* what) {
   std::error_code ignored;
-  if (!fs::exists(target, ignored)) {
-    return;
-  }
+  if (!fs::exists(target, ignored)) return;
   TORCH_CHECK(fs::is_directory(target, ignored), target.string(), ": exists and is not a folder");
   TORCH_CHECK(fs::is_empty(target, ignored) || fs::exists(target / marker, ignored), target.string(),
               ": is not empty and holds no ", marker, ", so it is not ", what,
@@ -49,9 +47,7 @@ StagedFolder::StagedFolder(const fs::path& target) : target_(resolve(target)), t
 }
 
 StagedFolder::~StagedFolder() {
-  if (!committed_) {
-    remove_tree(temporary_);
-  }
+  if (!committed_) remove_tree(temporary_);
 }
 
 void StagedFolder::commit() {
@@ -81,4 +77,4 @@ void StagedFolder::replace_target() {
   remove_tree(old);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Files are written into a temporary folder next to the target, with which commit() replaces the target. If the object
 // is destroyed before commit(), the temporary folder is removed with everything in it, and the target is unchanged.
@@ -36,4 +36,4 @@ class StagedFolder {
 // empty folder, or contain a file `marker`, as every `what` ("a model folder") does.
 void check_replaceable(const std::filesystem::path& target, const char* marker, const char* what);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

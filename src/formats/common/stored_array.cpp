@@ -9,7 +9,7 @@
 #include "formats/dcp/dcp_globals.h"
 #include "formats/torch_archive/torch_globals.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using dcp::expect;
@@ -44,18 +44,14 @@ void parse_storage(const PickleValue& value, bool is_untyped, StoredArray& array
 c10::ScalarType parse_dtype(const PickleValue& value, const Place& place) {
   const std::string& name = expect(value, Kind::kGlobal, "dtype", "a dtype", place).text;
   const auto dtype = dcp::dtype_from_global(name);
-  if (!dtype) {
-    place.fail("dtype ", name, " is not a known dtype");
-  }
+  if (!dtype) place.fail("dtype ", name, " is not a known dtype");
   return *dtype;
 }
 
 // Returns one more than the last element's position in the storage, or unset if that overflows.
 std::optional<int64_t> end_of(const StoredArray& array) {
   int64_t end = array.offset;
-  if (array.numel() == 0) {
-    return end;
-  }
+  if (array.numel() == 0) return end;
   for (size_t i = 0; i < array.sizes.size(); ++i) {
     int64_t step = 0;
     if (__builtin_mul_overflow(array.sizes[i] - 1, array.strides[i], &step) ||
@@ -76,12 +72,8 @@ void check_extent(const StoredArray& array, const Place& place) {
                "] do not describe a tensor");
   }
   const auto end = end_of(array);
-  if (!end || *end > array.storage_numel) {
-    fail("reach beyond the storage");
-  }
-  if (array.numel() > array.storage_numel) {
-    fail("are more elements than in the storage");
-  }
+  if (!end || *end > array.storage_numel) fail("reach beyond the storage");
+  if (array.numel() > array.storage_numel) fail("are more elements than in the storage");
 }
 
 }  // namespace
@@ -89,14 +81,10 @@ void check_extent(const StoredArray& array, const Place& place) {
 int64_t StoredArray::numel() const { return TensorInfo{"", dtype, sizes}.numel(); }
 
 bool StoredArray::is_row_major() const {
-  if (numel() == 0) {
-    return true;
-  }
+  if (numel() == 0) return true;
   int64_t expected = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
-    if (sizes[i] != 1 && strides[i] != expected) {
-      return false;
-    }
+    if (sizes[i] != 1 && strides[i] != expected) return false;
     expected *= sizes[i];
   }
   return true;
@@ -105,18 +93,14 @@ bool StoredArray::is_row_major() const {
 StoredArray parse_array(const PickleValue& value, const std::string& source) {
   const Place place{source};
   const bool of_dtype = value.kind == Kind::kObject && value.text == torch_save::kRebuildTensorOfDtype;
-  if (!of_dtype) {
-    dcp::expect_class(value, torch_save::kRebuildTensor, "the value", place);
-  }
+  if (!of_dtype) dcp::expect_class(value, torch_save::kRebuildTensor, "the value", place);
   // The arguments are storage, offset, sizes, strides, requires_grad, hooks, and the dtype of an untyped storage.
   const auto& arguments = value.arguments->items;
   if (arguments.size() != (of_dtype ? 7 : 6) || value.state != nullptr) {
     place.fail("a tensor is made from ", arguments.size(), " values (byte ", value.offset, ")");
   }
   StoredArray array;
-  if (of_dtype) {
-    array.dtype = parse_dtype(*arguments[6], place);
-  }
+  if (of_dtype) array.dtype = parse_dtype(*arguments[6], place);
   parse_storage(*arguments[0], of_dtype, array, place);
   array.offset = expect_size(*arguments[1], "the offset in the storage", place);
   array.sizes = parse_size_tuple(*arguments[2], "sizes", place);
@@ -125,4 +109,4 @@ StoredArray parse_array(const PickleValue& value, const std::string& source) {
   return array;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -9,7 +9,7 @@
 
 #include "formats/pickle/pickle_reader.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 struct StoredArray {
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -28,4 +28,4 @@ struct StoredArray {
 // that reaches beyond its storage, a tensor with more elements than its storage.
 StoredArray parse_array(const PickleValue& value, const std::string& source);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -2,25 +2,21 @@
 
 #include <algorithm>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 std::optional<int64_t> countable_nbytes(c10::ScalarType dtype, const std::vector<int64_t>& shape) {
   auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   bool empty = false;
   for (int64_t size : shape) {
     empty = empty || size == 0;
-    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) {
-      return std::nullopt;
-    }
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return std::nullopt;
   }
   return empty ? 0 : bytes;
 }
 
 int64_t TensorInfo::numel() const {
   int64_t count = 1;
-  for (int64_t size : shape) {
-    count *= size;
-  }
+  for (int64_t size : shape) count *= size;
   return count;
 }
 
@@ -40,4 +36,4 @@ std::vector<std::vector<TensorInfo>> split_into_files(const std::vector<TensorIn
   return files;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

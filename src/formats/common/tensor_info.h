@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 constexpr size_t kMaxTensorRank = 64;
 
@@ -30,4 +30,4 @@ struct TensorInfo {
 // Returns at least one list, which may be empty.
 std::vector<std::vector<TensorInfo>> split_into_files(const std::vector<TensorInfo>& tensors, int64_t max_bytes);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 constexpr const char *kModelPrefix = "model/", *kBufferPrefix = "buffer/", *kOptimizerPrefix = "optimizer/";
 
@@ -14,4 +14,4 @@ inline std::string optimizer_name(const std::string& fqn, const std::string& nam
 }
 inline std::string rank_name(int rank, const std::string& name) { return "rank/" + std::to_string(rank) + "/" + name; }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -7,7 +7,7 @@
 
 #include "support/temporary_folder.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 using fsdp::testing::TemporaryFolder;
 
@@ -19,4 +19,4 @@ inline std::string safetensors_bytes(const std::string& header, const std::strin
   return bytes + header + data;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 // Runs of equal length at regular positions: one for each index of the dimensions before `cut`.
@@ -11,9 +11,7 @@ class Runs {
  public:
   Runs(const std::vector<int64_t>& shape, const DcpChunk& chunk) : shape_(shape), chunk_(chunk) {
     size_t whole = shape.size();  // from this dimension on, the chunk has the tensor's full extent
-    while (whole > 0 && chunk.sizes[whole - 1] == shape[whole - 1]) {
-      --whole;
-    }
+    while (whole > 0 && chunk.sizes[whole - 1] == shape[whole - 1]) --whole;
     cut_ = whole == 0 ? 0 : whole - 1;
     length_ = product(chunk.sizes, cut_, shape.size());
     begin_ = whole == 0 ? 0 : chunk.offsets[cut_] * product(shape, cut_ + 1, shape.size());
@@ -49,9 +47,7 @@ class Runs {
  private:
   static int64_t product(const std::vector<int64_t>& sizes, size_t first, size_t last) {
     int64_t count = 1;
-    for (size_t i = first; i < last; ++i) {
-      count *= sizes[i];
-    }
+    for (size_t i = first; i < last; ++i) count *= sizes[i];
     return count;
   }
 
@@ -66,18 +62,14 @@ class Runs {
 
 void for_each_run(const std::vector<int64_t>& shape, const DcpChunk& chunk, int64_t begin, int64_t end,
                   const std::function<void(const ChunkRun&)>& visit) {
-  if (begin >= end || std::find(chunk.sizes.begin(), chunk.sizes.end(), 0) != chunk.sizes.end()) {
-    return;
-  }
+  if (begin >= end || std::find(chunk.sizes.begin(), chunk.sizes.end(), 0) != chunk.sizes.end()) return;
   const Runs runs(shape, chunk);
   for (int64_t number = runs.first_behind(begin); number < runs.count(); ++number) {
     const ChunkRun whole = runs.run(number);
-    if (whole.in_tensor >= end) {
-      return;
-    }
+    if (whole.in_tensor >= end) return;
     const int64_t from = std::max(begin, whole.in_tensor), until = std::min(end, whole.in_tensor + whole.count);
     visit({from, whole.in_chunk + (from - whole.in_tensor), until - from});
   }
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

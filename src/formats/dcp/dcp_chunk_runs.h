@@ -7,7 +7,7 @@
 
 #include "formats/dcp/dcp_metadata.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Elements that are contiguous both in the tensor and in the chunk.
 struct ChunkRun {
@@ -21,4 +21,4 @@ struct ChunkRun {
 void for_each_run(const std::vector<int64_t>& shape, const DcpChunk& chunk, int64_t begin, int64_t end,
                   const std::function<void(const ChunkRun&)>& visit);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

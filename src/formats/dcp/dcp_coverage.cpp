@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using Point = std::vector<int64_t>;
@@ -54,9 +54,7 @@ class CoverageSum {
   bool find_first(Point& element, int64_t& excess) const {
     for (const auto& [point, sum] : corners_) {
       if (sum != 0) {
-        for (size_t i = 0; i < point.size(); ++i) {
-          element[dimensions_[i]] = point[i];
-        }
+        for (size_t i = 0; i < point.size(); ++i) element[dimensions_[i]] = point[i];
         excess = sum;
         return true;
       }
@@ -71,17 +69,13 @@ class CoverageSum {
 
 bool holds(const DcpChunk& chunk, const Point& element) {
   for (size_t i = 0; i < element.size(); ++i) {
-    if (element[i] < chunk.offsets[i] || element[i] - chunk.offsets[i] >= chunk.sizes[i]) {
-      return false;
-    }
+    if (element[i] < chunk.offsets[i] || element[i] - chunk.offsets[i] >= chunk.sizes[i]) return false;
   }
   return true;
 }
 
 std::string describe(const std::vector<DcpChunk>& chunks, const Point& element, int64_t excess) {
-  if (excess < 0) {
-    return c10::str("no chunk holds element [", c10::Join(", ", element), "]");
-  }
+  if (excess < 0) return c10::str("no chunk holds element [", c10::Join(", ", element), "]");
   const auto holds_it = [&](const DcpChunk& chunk) { return holds(chunk, element); };
   const auto first = std::find_if(chunks.begin(), chunks.end(), holds_it);
   const auto second = std::find_if(std::next(first), chunks.end(), holds_it);
@@ -92,9 +86,7 @@ std::string describe(const std::vector<DcpChunk>& chunks, const Point& element, 
 }  // namespace
 
 std::optional<std::string> coverage_problem(const std::vector<int64_t>& shape, const std::vector<DcpChunk>& chunks) {
-  if (is_empty(shape)) {
-    return std::nullopt;
-  }
+  if (is_empty(shape)) return std::nullopt;
   std::vector<size_t> dimensions = split_dimensions(shape, chunks);
   if (dimensions.size() > kMaxSplitDimensions || chunks.size() + 1 > kMaxCorners >> dimensions.size()) {
     return c10::str(chunks.size(), " chunks that split ", dimensions.size(), " dimensions are more than supported");
@@ -102,16 +94,12 @@ std::optional<std::string> coverage_problem(const std::vector<int64_t>& shape, c
   CoverageSum sum(std::move(dimensions));
   sum.add(Point(shape.size(), 0), shape, -1);
   for (const DcpChunk& chunk : chunks) {
-    if (!is_empty(chunk.sizes)) {
-      sum.add(chunk.offsets, chunk.sizes, 1);
-    }
+    if (!is_empty(chunk.sizes)) sum.add(chunk.offsets, chunk.sizes, 1);
   }
   Point element(shape.size(), 0);
   int64_t excess = 0;
-  if (sum.find_first(element, excess)) {
-    return describe(chunks, element, excess);
-  }
+  if (sum.find_first(element, excess)) return describe(chunks, element, excess);
   return std::nullopt;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -5,7 +5,7 @@
 
 #include "formats/dcp/dcp_test_support.h"
 
-namespace fsdp::checkpoint::dcp_coverage_test {
+namespace fsdp::formats::dcp_coverage_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -44,16 +44,12 @@ TEST(DcpCoverage, CoverageIsExact) {
   std::vector<Box> all;
   for (int64_t cell = 0; cell < 6; ++cell) {
     for (int64_t height = 1; height <= 2 - cell / 3; ++height) {
-      for (int64_t width = 1; width <= 3 - cell % 3; ++width) {
-        all.push_back({{cell / 3, cell % 3}, {height, width}});
-      }
+      for (int64_t width = 1; width <= 3 - cell % 3; ++width) all.push_back({{cell / 3, cell % 3}, {height, width}});
     }
   }
   int covered = 0;
   for (uint32_t set = 0; set < uint32_t{1} << all.size(); ++set) {
-    if (__builtin_popcount(set) > 4) {
-      continue;
-    }
+    if (__builtin_popcount(set) > 4) continue;
     int counts[2][3] = {};
     OneTensor tensor{.shape = {2, 3}, .boxes = {}};
     std::set<Sizes> offsets;
@@ -77,13 +73,11 @@ TEST(DcpCoverage, CoverageIsExact) {
 
 TEST(DcpCoverage, ManyChunksAreQuicklyChecked) {
   std::vector<Box> boxes;
-  for (int64_t i = 0; i < 10'000; ++i) {
-    boxes.push_back({{i, 0}, {1, 6}});
-  }
+  for (int64_t i = 0; i < 10'000; ++i) boxes.push_back({{i, 0}, {1, 6}});
   EXPECT_EQ(boxes_error({10'000, 6}, boxes), "");
   boxes.back().sizes[1] = 5;
   EXPECT_THAT(boxes_error({10'000, 6}, boxes), HasSubstr("no chunk holds element [9999, 5]"));
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::dcp_coverage_test
+}  // namespace fsdp::formats::dcp_coverage_test

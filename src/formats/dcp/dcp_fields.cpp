@@ -6,13 +6,11 @@
 #include "formats/common/tensor_info.h"
 #include "formats/dcp/dcp_globals.h"
 
-namespace fsdp::checkpoint::dcp {
+namespace fsdp::formats::dcp {
 
 const PickleValue& expect(const PickleValue& value, Kind kind, const char* what, const char* expected,
                           const Place& place) {
-  if (value.kind != kind) {
-    place.fail(what, " is not ", expected, " (byte ", value.offset, ")");
-  }
+  if (value.kind != kind) place.fail(what, " is not ", expected, " (byte ", value.offset, ")");
   return value;
 }
 
@@ -22,9 +20,7 @@ const std::string& expect_text(const PickleValue& value, const char* what, const
 
 int64_t expect_size(const PickleValue& value, const char* what, const Place& place) {
   const int64_t size = expect(value, Kind::kInt, what, "an integer", place).integer;
-  if (size < 0) {
-    place.fail(what, " is negative: ", size);
-  }
+  if (size < 0) place.fail(what, " is negative: ", size);
   return size;
 }
 
@@ -37,15 +33,11 @@ void expect_class(const PickleValue& value, const char* name, const char* what, 
 Attributes::Attributes(const PickleValue& object, const char* name, const char* what, const Place& place)
     : what_(what), place_(place) {
   expect_class(object, name, what, place);
-  if (object.state == nullptr) {
-    return;
-  }
+  if (object.state == nullptr) return;
   const auto& items = expect(*object.state, Kind::kDict, what, "an object with named attributes", place).items;
   for (size_t i = 0; i < items.size(); i += 2) {
     const std::string& key = expect_text(*items[i], "an attribute's name", place);
-    if (!values_.emplace(key, items[i + 1]).second) {
-      place.fail(what, " has the attribute ", quoted_name(key), " twice");
-    }
+    if (!values_.emplace(key, items[i + 1]).second) place.fail(what, " has the attribute ", quoted_name(key), " twice");
   }
 }
 
@@ -56,9 +48,7 @@ const PickleValue* Attributes::find(const char* name) const {
 
 const PickleValue& Attributes::get(const char* name) const {
   const PickleValue* value = find(name);
-  if (value == nullptr) {
-    place_.fail(what_, " has no ", name);
-  }
+  if (value == nullptr) place_.fail(what_, " has no ", name);
   return *value;
 }
 
@@ -82,4 +72,4 @@ Sizes parse_sizes(const PickleValue& value, const char* what, const Place& place
   return parse_size_tuple(*arguments[0], what, place);
 }
 
-}  // namespace fsdp::checkpoint::dcp
+}  // namespace fsdp::formats::dcp

@@ -12,7 +12,7 @@
 #include "formats/common/json_text.h"
 #include "formats/pickle/pickle_reader.h"
 
-namespace fsdp::checkpoint::dcp {
+namespace fsdp::formats::dcp {
 
 using Kind = PickleValue::Kind;
 using Sizes = std::vector<int64_t>;
@@ -60,4 +60,4 @@ class Attributes {
   const Place& place_;
 };
 
-}  // namespace fsdp::checkpoint::dcp
+}  // namespace fsdp::formats::dcp

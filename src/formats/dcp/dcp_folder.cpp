@@ -13,7 +13,7 @@
 #include "formats/common/json_text.h"
 #include "formats/dcp/dcp_chunk_runs.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 // folder.
 uint64_t checked_length(const fs::path& folder, const std::string& relative) {
   fs::path path = folder;
-  struct stat status {};
+  struct stat status{};
   for (const fs::path& part : fs::path(relative)) {
     path /= part;
     TORCH_CHECK(::lstat(path.c_str(), &status) == 0, path.string(),
@@ -39,9 +39,7 @@ class FileLengths {
 
   void check(const DcpLocation& location, const std::string& name) {
     const auto [known, is_new] = lengths_.try_emplace(location.path, 0);
-    if (is_new) {
-      known->second = checked_length(folder_, location.path);
-    }
+    if (is_new) known->second = checked_length(folder_, location.path);
     const auto end = static_cast<uint64_t>(location.offset + location.length);
     TORCH_CHECK(end <= known->second, (folder_ / location.path).string(), ": has ", known->second, " bytes, but ",
                 quoted_name(name), " ends at byte ", end, ": it was cut short or belongs to another checkpoint");
@@ -55,13 +53,9 @@ class FileLengths {
 void check_files(const fs::path& folder, const DcpMetadata& metadata) {
   FileLengths files(folder);
   for (const auto& [name, tensor] : metadata.tensors) {
-    for (const DcpChunk& chunk : tensor.chunks) {
-      files.check(chunk.location, name);
-    }
+    for (const DcpChunk& chunk : tensor.chunks) files.check(chunk.location, name);
   }
-  for (const auto& [name, location] : metadata.bytes) {
-    files.check(location, name);
-  }
+  for (const auto& [name, location] : metadata.bytes) files.check(location, name);
 }
 
 // Any byte but 0 means true; a bool with a value other than 0 and 1 is undefined behavior.
@@ -90,9 +84,7 @@ const DcpLocation& DcpFolder::location(const std::string& name) const {
 const InputFile& DcpFolder::file(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   auto& known = files_[name];
-  if (!known) {
-    known = std::make_unique<InputFile>(path_ / name);
-  }
+  if (!known) known = std::make_unique<InputFile>(path_ / name);
   return *known;
 }
 
@@ -120,15 +112,9 @@ void DcpFolder::read(const std::string& name, int64_t begin, int64_t end, at::Te
   const at::NoGradGuard no_grad;
   const at::Tensor host = out.is_cpu() ? out : at::empty(out.sizes(), at::TensorOptions(stored.info.dtype));
   char* const bytes = static_cast<char*>(host.mutable_data_ptr());
-  for (const DcpChunk& chunk : stored.chunks) {
-    read_chunk(stored, chunk, begin, end, bytes);
-  }
-  if (stored.info.dtype == c10::ScalarType::Bool) {
-    normalize_bools(bytes, end - begin);
-  }
-  if (!out.is_cpu()) {
-    out.copy_(host);
-  }
+  for (const DcpChunk& chunk : stored.chunks) read_chunk(stored, chunk, begin, end, bytes);
+  if (stored.info.dtype == c10::ScalarType::Bool) normalize_bools(bytes, end - begin);
+  if (!out.is_cpu()) out.copy_(host);
 }
 
 void DcpFolder::read_chunk(const DcpTensor& tensor, const DcpChunk& chunk, int64_t begin, int64_t end, char* to) const {
@@ -138,9 +124,7 @@ void DcpFolder::read_chunk(const DcpTensor& tensor, const DcpChunk& chunk, int64
     first = first < 0 ? run.in_chunk : first;
     last = run.in_chunk + run.count;
   });
-  if (first < 0) {
-    return;
-  }
+  if (first < 0) return;
   const TorchArchive source = archive(chunk.location, where_of(tensor, chunk));
   const StoredArray stored = array(source, tensor, chunk);
   const ZipRecord& storage = source.storage(stored);
@@ -168,9 +152,7 @@ void DcpFolder::verify_value(const std::string& name) const {
   const DcpLocation& place = location(name);
   const ZipArchive zip(file(place.path), static_cast<uint64_t>(place.offset), static_cast<uint64_t>(place.length),
                        where_of(name, place));
-  for (const ZipRecord& record : zip.records()) {
-    zip.verify(record);
-  }
+  for (const ZipRecord& record : zip.records()) zip.verify(record);
 }
 
 std::string DcpFolder::where_of(const std::string& name, const DcpLocation& location) const {
@@ -191,4 +173,4 @@ void DcpFolder::note_verified(const ZipRecord& record, const InputFile& file) co
   verified_.insert({&file, record.offset});
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -16,7 +16,7 @@
 #include "formats/dcp/dcp_metadata.h"
 #include "formats/torch_archive/torch_archive.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Runs no code that the files name, and reads nothing outside of the folder. Checks the form of each archive, and the
 // CRC-32 of the data stored in it once, at the first read. Errors name the file, the tensor or key, and the chunk.
@@ -64,4 +64,4 @@ class DcpFolder {
   mutable std::set<std::pair<const InputFile*, uint64_t>> verified_;  // by offset of the storage's record
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

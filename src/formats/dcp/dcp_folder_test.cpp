@@ -14,7 +14,7 @@
 #include "formats/torch_archive/torch_archive_samples.h"
 #include "support/faulty_file_system.h"
 
-namespace fsdp::checkpoint::dcp_folder_test {
+namespace fsdp::formats::dcp_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -48,9 +48,7 @@ void write_sample(const fs::path& target, const DcpFolderWriterOptions& options,
   DcpFolderWriter writer(target, options);
   for (const auto& [name, tensor] : sample()) {
     writer.begin({name, tensor.scalar_type(), tensor.sizes().vec()}, {name});
-    for (int64_t at = 0; at < tensor.numel(); at += step) {
-      writer.append(tensor.reshape(-1).slice(0, at, at + step));
-    }
+    for (int64_t at = 0; at < tensor.numel(); at += step) writer.append(tensor.reshape(-1).slice(0, at, at + step));
   }
   writer.add_value("optim.0.lr", {"optim", int64_t{0}, "lr"}, pickled::real(0.125));
   writer.finish();
@@ -306,4 +304,4 @@ TEST_F(Dcp, WritersMistakesAndFullDisksLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::dcp_folder_test
+}  // namespace fsdp::formats::dcp_folder_test

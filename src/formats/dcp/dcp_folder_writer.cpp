@@ -8,7 +8,7 @@
 #include "formats/common/json_text.h"
 #include "formats/dcp/dcp_metadata_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 constexpr const char* kVersion = "1.0.0";  // the format of torch 2.13
@@ -18,18 +18,14 @@ std::string file_name(int number) { return c10::str("__0_", number, ".distcp"); 
 
 int64_t product(const std::vector<int64_t>& sizes, size_t first) {
   int64_t count = 1;
-  for (size_t i = first; i < sizes.size(); ++i) {
-    count *= sizes[i];
-  }
+  for (size_t i = first; i < sizes.size(); ++i) count *= sizes[i];
   return count;
 }
 
 // Advances the indices of the dimensions before `cut`; returns false after the last ones.
 bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& shape, size_t cut) {
   for (size_t i = cut; i-- > 0;) {
-    if (++index[i] < shape[i]) {
-      return true;
-    }
+    if (++index[i] < shape[i]) return true;
     index[i] = 0;
   }
   return false;
@@ -40,13 +36,9 @@ bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& shape, siz
 std::vector<DcpChunk> cut_into_chunks(const TensorInfo& info, int64_t max_bytes) {
   const auto element = static_cast<int64_t>(c10::elementSize(info.dtype));
   const std::vector<int64_t> origin(info.shape.size(), 0);
-  if (info.nbytes() <= std::max(max_bytes, element)) {
-    return {{origin, info.shape, {}}};
-  }
+  if (info.nbytes() <= std::max(max_bytes, element)) return {{origin, info.shape, {}}};
   size_t cut = 0;  // the dimension that is cut; each index of the dimensions before it gets its own chunks
-  while (cut + 1 < info.shape.size() && product(info.shape, cut + 1) * element > max_bytes) {
-    ++cut;
-  }
+  while (cut + 1 < info.shape.size() && product(info.shape, cut + 1) * element > max_bytes) ++cut;
   const int64_t step = std::max<int64_t>(1, max_bytes / (product(info.shape, cut + 1) * element));
   std::vector<DcpChunk> chunks;
   std::vector<int64_t> index = origin;
@@ -114,9 +106,7 @@ void DcpFolderWriter::next_chunk() {
     OutputFile& target = file();
     archive_.emplace(target, end_, info);
     left_ = info.nbytes();
-    if (left_ > 0) {
-      return;
-    }
+    if (left_ > 0) return;
   }
 }
 
@@ -153,11 +143,9 @@ void DcpFolderWriter::add_value(const std::string& name, const std::vector<DcpKe
 
 void DcpFolderWriter::finish() {
   check_complete();
-  if (file_) {
-    file_->commit();
-  }
+  if (file_) file_->commit();
   write_file(folder_.path() / ".metadata", dcp_metadata_text(metadata_));
   folder_.commit();
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

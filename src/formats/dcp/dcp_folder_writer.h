@@ -15,7 +15,7 @@
 #include "formats/dcp/dcp_metadata.h"
 #include "formats/torch_archive/torch_archive_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 struct DcpFolderWriterOptions {
   int64_t max_file_bytes = 5'000'000'000;      // a new file is begun with the first chunk after this size
@@ -68,4 +68,4 @@ class DcpFolderWriter {
 // at most `max_bytes` (or one element). Returns at least one box, which may be empty.
 std::vector<DcpChunk> cut_into_chunks(const TensorInfo& info, int64_t max_bytes);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

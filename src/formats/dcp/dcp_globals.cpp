@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace fsdp::checkpoint::dcp {
+namespace fsdp::formats::dcp {
 namespace {
 
 struct Dtype {
@@ -60,27 +60,21 @@ const PickleGlobals& globals() {
 
 std::optional<c10::ScalarType> dtype_from_global(std::string_view name) {
   for (const Dtype& dtype : kDtypes) {
-    if (name == std::string("torch.") + dtype.name) {
-      return dtype.dtype;
-    }
+    if (name == std::string("torch.") + dtype.name) return dtype.dtype;
   }
   return std::nullopt;
 }
 
 std::string dtype_name(c10::ScalarType dtype) {
   for (const Dtype& known : kDtypes) {
-    if (known.dtype == dtype) {
-      return known.name;
-    }
+    if (known.dtype == dtype) return known.name;
   }
   TORCH_CHECK(false, "dtype ", c10::toString(dtype),
               " cannot be stored in checkpoints of torch.distributed.checkpoint");
 }
 
 void allow_dtypes(PickleGlobals& globals) {
-  for (const Dtype& dtype : kDtypes) {
-    globals.constants.emplace("torch", dtype.name);
-  }
+  for (const Dtype& dtype : kDtypes) globals.constants.emplace("torch", dtype.name);
 }
 
-}  // namespace fsdp::checkpoint::dcp
+}  // namespace fsdp::formats::dcp

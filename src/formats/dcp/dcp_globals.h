@@ -9,7 +9,7 @@
 
 #include "formats/pickle/pickle_reader.h"
 
-namespace fsdp::checkpoint::dcp {
+namespace fsdp::formats::dcp {
 
 constexpr const char* kMetadata = "torch.distributed.checkpoint.metadata.Metadata";
 constexpr const char* kTensorStorageMetadata = "torch.distributed.checkpoint.metadata.TensorStorageMetadata";
@@ -31,4 +31,4 @@ std::string dtype_name(c10::ScalarType dtype);
 // Allows a pickle to name dtypes.
 void allow_dtypes(PickleGlobals& globals);
 
-}  // namespace fsdp::checkpoint::dcp
+}  // namespace fsdp::formats::dcp

@@ -14,7 +14,7 @@
 #include "formats/dcp/dcp_globals.h"
 #include "formats/pickle/pickle_reader.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using namespace dcp;
@@ -25,21 +25,13 @@ constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 
 void check_path(const std::string& path, const Place& place) {
   const auto refuse = [&](const std::string& why) { place.fail("relative_path ", quoted_name(path), " ", why); };
-  if (path.empty() || path.find('\0') != std::string::npos) {
-    refuse("is not a file name");
-  }
-  if (path.size() > kMaxPathBytes) {
-    refuse(c10::str("is longer than ", kMaxPathBytes, " bytes"));
-  }
-  if (path.front() == '/') {
-    refuse("is absolute");
-  }
+  if (path.empty() || path.find('\0') != std::string::npos) refuse("is not a file name");
+  if (path.size() > kMaxPathBytes) refuse(c10::str("is longer than ", kMaxPathBytes, " bytes"));
+  if (path.front() == '/') refuse("is absolute");
   for (size_t begin = 0; begin <= path.size();) {
     const size_t end = std::min(path.find('/', begin), path.size());
     const std::string_view part = std::string_view(path).substr(begin, end - begin);
-    if (part.empty() || part == "." || part == "..") {
-      refuse("has a part that is empty, \".\" or \"..\"");
-    }
+    if (part.empty() || part == "." || part == "..") refuse("has a part that is empty, \".\" or \"..\"");
     begin = end + 1;
   }
 }
@@ -76,9 +68,7 @@ Storage parse_storage(const PickleValue& value, const std::string& source) {
       offsets = parse_sizes(*offset, "the offset of a key of storage_data", {source, &name});
     }
     const Place place{source, &name, offsets ? &*offsets : nullptr};
-    if (!storage[name].emplace(offsets, parse_location(*items[i + 1], place)).second) {
-      place.fail("two storage entries");
-    }
+    if (!storage[name].emplace(offsets, parse_location(*items[i + 1], place)).second) place.fail("two storage entries");
   }
   return storage;
 }
@@ -115,9 +105,7 @@ class EntryParser {
  private:
   DcpLocation location(const std::optional<Sizes>& offsets, const Place& place) const {
     if (locations_ != nullptr) {
-      if (const auto found = locations_->find(offsets); found != locations_->end()) {
-        return found->second;
-      }
+      if (const auto found = locations_->find(offsets); found != locations_->end()) return found->second;
     }
     place.fail("no storage entry");
   }
@@ -130,9 +118,7 @@ class EntryParser {
     }
     const PickleValue& name = expect(*value.state->items[0], Kind::kGlobal, "dtype", "a dtype", place_);
     const auto dtype = dtype_from_global(name.text);
-    if (!dtype) {
-      place_.fail("dtype ", name.text, " is not a known dtype");
-    }
+    if (!dtype) place_.fail("dtype ", name.text, " is not a known dtype");
     check_layout(*value.state->items[1]);
     return *dtype;
   }
@@ -151,9 +137,7 @@ class EntryParser {
     for (const PickleValue* item : expect(value, Kind::kList, "chunks", "a list", place_).items) {
       DcpChunk chunk = parse_chunk(*item, tensor.info.shape);
       const bool is_empty = std::find(chunk.sizes.begin(), chunk.sizes.end(), 0) != chunk.sizes.end();
-      if (!is_empty || empty.insert(chunk.offsets).second) {
-        tensor.chunks.push_back(std::move(chunk));
-      }
+      if (!is_empty || empty.insert(chunk.offsets).second) tensor.chunks.push_back(std::move(chunk));
     }
   }
 
@@ -186,9 +170,7 @@ void parse_entries(const PickleValue& value, const Storage& storage, const std::
   for (size_t i = 0; i < items.size(); i += 2) {
     const std::string& name = expect_text(*items[i], "a name in state_dict_metadata", whole);
     const Place place{source, &name};
-    if (metadata.tensors.contains(name) || metadata.bytes.contains(name)) {
-      place.fail("described twice");
-    }
+    if (metadata.tensors.contains(name) || metadata.bytes.contains(name)) place.fail("described twice");
     const EntryParser parser(source, name, storage);
     if (items[i + 1]->kind == Kind::kObject && items[i + 1]->text == kBytesStorageMetadata) {
       metadata.bytes.emplace(name, parser.parse_bytes(*items[i + 1]));
@@ -210,9 +192,7 @@ std::vector<DcpKey> parse_key_path(const PickleValue& value, const std::string& 
       path.emplace_back(expect_text(*key, "a key in planner_data", place));
       length += key->text.size() + 1;
     }
-    if (length > name.size() + 1) {
-      place.fail("the path in planner_data is longer than the name");
-    }
+    if (length > name.size() + 1) place.fail("the path in planner_data is longer than the name");
   }
   return path;
 }
@@ -224,9 +204,7 @@ void parse_key_paths(const PickleValue& value, const std::string& source, DcpMet
     const std::string& name = expect_text(*items[i], "a name in planner_data", whole);
     const Place place{source, &name};
     auto path = parse_key_path(*items[i + 1], name, place);
-    if (!metadata.key_paths.emplace(name, std::move(path)).second) {
-      place.fail("twice in planner_data");
-    }
+    if (!metadata.key_paths.emplace(name, std::move(path)).second) place.fail("twice in planner_data");
   }
 }
 
@@ -239,12 +217,8 @@ DcpMetadata parse_dcp_metadata(std::string_view file, const std::string& source)
   DcpMetadata metadata;
   const Storage storage = parse_storage(fields.get("storage_data"), source);
   parse_entries(fields.get("state_dict_metadata"), storage, source, metadata);
-  if (const PickleValue* planner_data = fields.find("planner_data")) {
-    parse_key_paths(*planner_data, source, metadata);
-  }
-  if (const PickleValue* version = fields.find("version")) {
-    metadata.version = expect_text(*version, "version", whole);
-  }
+  if (const PickleValue* planner_data = fields.find("planner_data")) parse_key_paths(*planner_data, source, metadata);
+  if (const PickleValue* version = fields.find("version")) metadata.version = expect_text(*version, "version", whole);
   return metadata;
 }
 
@@ -253,4 +227,4 @@ DcpMetadata read_dcp_metadata(const std::filesystem::path& folder) {
   return parse_dcp_metadata(read_file(path, kMaxFileBytes), path.string());
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

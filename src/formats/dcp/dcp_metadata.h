@@ -11,7 +11,7 @@
 
 #include "formats/common/tensor_info.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // A range of bytes in a file of the folder. The path is relative, at most 4096 bytes long, and its components do not
 // lead out of the folder. Offset and length are not negative and their sum does not overflow, but the file may be
@@ -56,4 +56,4 @@ DcpMetadata parse_dcp_metadata(std::string_view file, const std::string& source)
 // Reads folder/.metadata (at most 1 GiB); errors name the path.
 DcpMetadata read_dcp_metadata(const std::filesystem::path& folder);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -5,7 +5,7 @@
 #include "formats/own/checkpoint_test_support.h"
 #include "formats/pickle/pickle_test_support.h"
 
-namespace fsdp::checkpoint::dcp_metadata_test {
+namespace fsdp::formats::dcp_metadata_test {
 namespace {
 
 using ::testing::AllOf;
@@ -26,9 +26,7 @@ std::vector<std::string> shown(const std::vector<DcpChunk>& chunks) {
 template <typename Map>
 std::vector<std::string> names(const Map& map) {
   std::vector<std::string> keys;
-  for (const auto& [key, value] : map) {
-    keys.push_back(key);
-  }
+  for (const auto& [key, value] : map) keys.push_back(key);
   return keys;
 }
 
@@ -215,4 +213,4 @@ TEST(DcpMetadataMalformed, ForeignGlobals) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::dcp_metadata_test
+}  // namespace fsdp::formats::dcp_metadata_test

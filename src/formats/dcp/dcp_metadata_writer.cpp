@@ -7,7 +7,7 @@
 #include "formats/pickle/pickle_writer.h"
 #include "formats/pickle/shared_pickle.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using namespace pickled;
@@ -63,18 +63,14 @@ std::string path_opcodes(const std::vector<DcpKey>& path) {
 
 // The entries of Metadata.state_dict_metadata.
 void add_entries(SharedPickle& pickle, const DcpMetadata& metadata) {
-  for (const auto& [fqn, tensor] : metadata.tensors) {
-    pickle.add(text(fqn) + tensor_opcodes(tensor));
-  }
+  for (const auto& [fqn, tensor] : metadata.tensors) pickle.add(text(fqn) + tensor_opcodes(tensor));
   for (const auto& [key, location] : metadata.bytes) {
     pickle.add(text(key) + call(name(kModule, "BytesStorageMetadata"), {}));
   }
 }
 
 void add_key_paths(SharedPickle& pickle, const DcpMetadata& metadata) {
-  for (const auto& [key, path] : metadata.key_paths) {
-    pickle.add(text(key) + path_opcodes(path));
-  }
+  for (const auto& [key, path] : metadata.key_paths) pickle.add(text(key) + path_opcodes(path));
 }
 
 // The entries of Metadata.storage_data.
@@ -108,4 +104,4 @@ std::string dcp_metadata_text(const DcpMetadata& metadata) {
   return std::move(pickle).finish();
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

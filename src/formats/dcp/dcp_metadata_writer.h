@@ -5,9 +5,9 @@
 
 #include "formats/dcp/dcp_metadata.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Returns the metadata as FileSystemWriter pickles it; parse_dcp_metadata reads equal metadata from it.
 std::string dcp_metadata_text(const DcpMetadata& metadata);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -1,7 +1,7 @@
 // .metadata files that torch 2.13 wrote, in hexadecimal, for from_hex.
 #pragma once
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // One process: dcp.save({"w": torch.zeros(2, 3), "s": torch.tensor(1.5, dtype=torch.bfloat16), "step": 7,
 //                        "nest": {"a": [torch.zeros(0, 2), "x"]}}, checkpoint_id="single", no_dist=True)
@@ -175,4 +175,4 @@ const char* const kMeshHex =
     "632d316237622d343232612d626232392d383738656465363136343537948c076c6f61645f6964944e8c076d6f64756c6573945d9475628c"
     "0776657273696f6e948c05312e302e309475622e";
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

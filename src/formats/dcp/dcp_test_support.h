@@ -9,7 +9,7 @@
 #include "formats/own/checkpoint_test_support.h"
 #include "formats/pickle/pickle_test_support.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 using namespace pickled;
 using Sizes = std::vector<int64_t>;
@@ -28,9 +28,7 @@ inline const std::string kModule = "torch.distributed.checkpoint.metadata";
 
 inline std::string sizes(const Sizes& values) {
   std::vector<std::string> items;
-  for (const int64_t value : values) {
-    items.push_back(integer(value));
-  }
+  for (const int64_t value : values) items.push_back(integer(value));
   return call(pickled::name("torch", "Size"), {tuple(items)});
 }
 
@@ -83,9 +81,7 @@ struct OneTensor {
   std::string bytes() const {
     Items storage;
     for (size_t i = 0; i < boxes.size(); ++i) {
-      if (i != unstored) {
-        storage.emplace_back(index("t", boxes[i].offsets), info());
-      }
+      if (i != unstored) storage.emplace_back(index("t", boxes[i].offsets), info());
     }
     storage.insert(storage.end(), more_storage.begin(), more_storage.end());
     Items entries{{text("t"), entry()}};
@@ -108,4 +104,4 @@ inline std::string boxes_error(const Sizes& shape, const std::vector<Box>& boxes
   return tensor_error({.shape = shape, .boxes = boxes});
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

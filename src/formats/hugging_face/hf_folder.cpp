@@ -8,7 +8,7 @@
 #include "formats/common/json_text.h"
 #include "formats/hugging_face/hf_index.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -20,9 +20,7 @@ class Problems {
  public:
   void add(const std::string& line) {
     constexpr int kMaxShown = 10;
-    if (++count_ <= kMaxShown) {
-      text_ += "\n  " + line;
-    }
+    if (++count_ <= kMaxShown) text_ += "\n  " + line;
   }
   int count() const { return count_; }
   std::string text() const { return count_ <= 10 ? text_ : c10::str(text_, "\n  and ", count_ - 10, " more"); }
@@ -134,4 +132,4 @@ void HfFolder::check_tensors(const std::vector<TensorInfo>& expected,
   TORCH_CHECK(problems.count() == 0, path_.string(), ": the tensors do not fit the model:", problems.text());
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

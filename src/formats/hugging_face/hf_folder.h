@@ -14,7 +14,7 @@
 #include "formats/common/tensor_info.h"
 #include "formats/safetensors/safetensors.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Reads only headers until a tensor is requested, and then only its part of the memory-mapped file. Threads: const
 // functions may be called from any number of threads.
@@ -65,4 +65,4 @@ class HfFolder {
   std::unordered_map<std::string, Place> index_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -5,7 +5,7 @@
 #include "formats/own/checkpoint_test_support.h"
 #include "formats/safetensors/safetensors_writer.h"
 
-namespace fsdp::checkpoint::hf_folder_test {
+namespace fsdp::formats::hf_folder_test {
 namespace {
 
 using ::testing::AllOf;
@@ -14,14 +14,10 @@ using ::testing::Not;
 
 void save(const std::filesystem::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   std::vector<TensorInfo> layout;
-  for (const auto& [name, tensor] : tensors) {
-    layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  }
+  for (const auto& [name, tensor] : tensors) layout.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   std::filesystem::create_directories(path.parent_path());
   SafetensorsWriter writer(path, layout);
-  for (const auto& [name, tensor] : tensors) {
-    writer.write(name, tensor);
-  }
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
   writer.finish();
 }
 
@@ -156,22 +152,16 @@ TEST_F(HfFolderTest, CheckTensorsNamesWhatDoesNotFit) {
   const HfFolder folder(folder_.path());
   const TensorInfo a{"a", torch::kFloat32, {2, 3}}, b{"b", torch::kFloat32, {2}};
   folder.check_tensors({a, b});
-  EXPECT_THAT(error_of([&] {
-                folder.check_tensors({a, b, {"c", torch::kFloat32, {7}}});
-              }),
+  EXPECT_THAT(error_of([&] { folder.check_tensors({a, b, {"c", torch::kFloat32, {7}}}); }),
               AllOf(HasSubstr("missing tensor \"c\" of shape [7]"), Not(HasSubstr("\"a\""))));
-  EXPECT_THAT(error_of([&] {
-                folder.check_tensors({{"a", torch::kFloat32, {3, 2}}, b});
-              }),
+  EXPECT_THAT(error_of([&] { folder.check_tensors({{"a", torch::kFloat32, {3, 2}}, b}); }),
               HasSubstr("tensor \"a\" has shape [2, 3], expected [3, 2]"));
   EXPECT_THAT(error_of([&] { folder.check_tensors({a}); }), HasSubstr("extra tensor \"b\""));
   folder.check_tensors({a}, [](const std::string& name) { return name == "b"; });
   std::vector<TensorInfo> many;
-  for (int i = 0; i < 100; ++i) {
-    many.push_back({c10::str("layer.", i), torch::kFloat32, {1}});
-  }
+  for (int i = 0; i < 100; ++i) many.push_back({c10::str("layer.", i), torch::kFloat32, {1}});
   EXPECT_THAT(error_of([&] { folder.check_tensors(many); }), HasSubstr("and 92 more"));
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::hf_folder_test
+}  // namespace fsdp::formats::hf_folder_test

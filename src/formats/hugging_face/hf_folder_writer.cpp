@@ -12,7 +12,7 @@
 #include "formats/common/mapped_file.h"
 #include "formats/common/output_file.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,9 +22,7 @@ using Shards = std::vector<std::vector<TensorInfo>>;
 const std::map<std::string, std::string> kFileMetadata{{"format", "pt"}};
 
 std::string shard_name(size_t shard, size_t count) {
-  if (count == 1) {
-    return "model.safetensors";
-  }
+  if (count == 1) return "model.safetensors";
   std::array<char, 64> name{};
   std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", shard + 1, count);
   return name.data();
@@ -35,16 +33,10 @@ std::string shard_name(size_t shard, size_t count) {
 json with_dtype(json config, const std::vector<TensorInfo>& tensors) {
   const auto floating = std::find_if(tensors.begin(), tensors.end(),
                                      [](const TensorInfo& info) { return c10::isFloatingType(info.dtype); });
-  if (floating == tensors.end()) {
-    return config;
-  }
+  if (floating == tensors.end()) return config;
   const std::string dtype = hugging_face_dtype(floating->dtype);
-  if (config.contains("dtype")) {
-    config["dtype"] = dtype;
-  }
-  if (config.contains("torch_dtype") || !config.contains("dtype")) {
-    config["torch_dtype"] = dtype;
-  }
+  if (config.contains("dtype")) config["dtype"] = dtype;
+  if (config.contains("torch_dtype") || !config.contains("dtype")) config["torch_dtype"] = dtype;
   return config;
 }
 
@@ -66,9 +58,7 @@ std::vector<std::string> tokenizer_files(const fs::path& folder) {
   std::error_code failure;
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder, failure)) {
-    if (entry.is_regular_file() && is_tokenizer_file(entry.path().filename())) {
-      names.push_back(entry.path().filename());
-    }
+    if (entry.is_regular_file() && is_tokenizer_file(entry.path().filename())) names.push_back(entry.path().filename());
   }
   TORCH_CHECK(!failure, folder.string(), ": cannot be read: ", failure.message());
   std::sort(names.begin(), names.end());
@@ -90,9 +80,7 @@ HfFolderWriter::HfFolderWriter(const fs::path& target, const json& config, const
   }
   const Shards shards = split_into_files(tensors, options.max_shard_size);
   open_files(shards);
-  if (shards.size() > 1) {
-    write_index(shards);
-  }
+  if (shards.size() > 1) write_index(shards);
 }
 
 void HfFolderWriter::open_files(const Shards& shards) {
@@ -131,10 +119,8 @@ void HfFolderWriter::write(const std::string& name, const at::Tensor& tensor) { 
 void HfFolderWriter::append(const std::string& name, const at::Tensor& values) { file_of(name).append(name, values); }
 
 void HfFolderWriter::finish() {
-  for (const auto& file : files_) {
-    file->finish();
-  }
+  for (const auto& file : files_) file->finish();
   folder_.commit();
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -15,7 +15,7 @@
 #include "formats/common/tensor_info.h"
 #include "formats/safetensors/safetensors_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 struct HfFolderWriterOptions {
   // Tensor bytes in one file before the next file is begun; a larger tensor gets a file of its own.
@@ -59,4 +59,4 @@ class HfFolderWriter {
 // Returns the names of the files in `folder` that HfFolderWriter copies from options.tokenizer_source.
 std::vector<std::string> tokenizer_files(const std::filesystem::path& folder);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

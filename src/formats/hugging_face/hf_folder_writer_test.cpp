@@ -8,7 +8,7 @@
 #include "formats/hugging_face/hf_folder.h"
 #include "formats/own/checkpoint_test_support.h"
 
-namespace fsdp::checkpoint::hf_folder_writer_test {
+namespace fsdp::formats::hf_folder_writer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -132,9 +132,7 @@ TEST(HfFolderWriter, AModelCanBeSavedOverItself) {
   const TemporaryFolder folder;
   const auto save = [&](const std::function<at::Tensor(const TensorInfo&)>& value) {
     HfFolderWriter writer(folder / "model", kConfig, layout());
-    for (const TensorInfo& tensor : layout()) {
-      writer.write(tensor.name, value(tensor));
-    }
+    for (const TensorInfo& tensor : layout()) writer.write(tensor.name, value(tensor));
     writer.finish();
   };
   save([](const TensorInfo& tensor) { return torch::ones(tensor.shape); });
@@ -207,4 +205,4 @@ TEST(HfFolderWriter, WrongUseIsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::hf_folder_writer_test
+}  // namespace fsdp::formats::hf_folder_writer_test

@@ -7,7 +7,7 @@
 
 #include "formats/common/json_text.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,10 +53,8 @@ ShardMap read_shard_index(const fs::path& index) {
     shards[shard.get_ref<const std::string&>()].push_back(tensor);
   }
   TORCH_CHECK(!shards.empty(), index.string(), ": weight_map is empty");
-  for (const auto& [shard, tensors] : shards) {
-    check_shard_path(index, shard);
-  }
+  for (const auto& [shard, tensors] : shards) check_shard_path(index, shard);
   return shards;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Maps each shard file (path as in the index) to the names of the tensors that the index lists for it.
 using ShardMap = std::map<std::string, std::vector<std::string>>;
@@ -17,4 +17,4 @@ using ShardMap = std::map<std::string, std::vector<std::string>>;
 // followed.
 ShardMap read_shard_index(const std::filesystem::path& index);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

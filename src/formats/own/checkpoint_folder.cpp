@@ -15,7 +15,7 @@
 #include "formats/common/input_file.h"
 #include "formats/common/json_text.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 namespace fs = std::filesystem;
 
@@ -64,7 +64,7 @@ void CheckpointFolder::check_files() const {
   for (const StoredFile& stored : manifest_.files) {
     listed.insert(stored.name);
     const fs::path path = path_ / stored.name;
-    struct stat status {};
+    struct stat status{};
     TORCH_CHECK(::lstat(path.c_str(), &status) == 0, path.string(),
                 ": the manifest lists this file, but it cannot be accessed: ", std::strerror(errno));
     TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
@@ -117,9 +117,7 @@ void CheckpointFolder::read(const std::string& name, int64_t begin, int64_t end,
                  static_cast<uint64_t>(last - part.begin) * size, bytes + static_cast<uint64_t>(first - begin) * size});
     }
   }
-  if (!out.is_cpu()) {
-    out.copy_(host);
-  }
+  if (!out.is_cpu()) out.copy_(host);
 }
 
 // A block that is wanted completely is read directly into its destination.
@@ -129,9 +127,7 @@ void CheckpointFolder::read_part(const std::string& where, const StoredPart& par
   for (uint64_t i = wanted.first / kChecksumBlock; i * kChecksumBlock < wanted.last; ++i) {
     const uint64_t begin = i * kChecksumBlock, end = std::min<uint64_t>(wanted.part_bytes, begin + kChecksumBlock);
     const bool whole = wanted.to != nullptr && wanted.first <= begin && end <= wanted.last;
-    if (!whole) {
-      aside.resize(end - begin);
-    }
+    if (!whole) aside.resize(end - begin);
     char* const block = whole ? wanted.to + (begin - wanted.first) : aside.data();
     source.read(part.offset + begin, block, end - begin);
     TORCH_CHECK(checksum_of({block, end - begin}) == part.checksums[i], where, ": bytes [", part.offset + begin, ", ",
@@ -155,13 +151,11 @@ void CheckpointFolder::verify() const {
 }
 
 void CheckpointFolder::verify_headers() const {
-  for (size_t i = 0; i < manifest_.files.size(); ++i) {
-    file(i);
-  }
+  for (size_t i = 0; i < manifest_.files.size(); ++i) file(i);
 }
 
 std::string CheckpointFolder::where_of(const std::string& name, const StoredPart& part) const {
   return c10::str(path_.string(), ": tensor ", quoted_name(name), ", elements [", part.begin, ", ", part.end, ")");
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

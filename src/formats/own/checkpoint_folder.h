@@ -12,7 +12,7 @@
 
 #include "formats/own/manifest.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Checks all data against the manifest's checksums before returning it. If a file was changed, cut short or replaced in
 // the meantime, an error names the file and the tensor. Reads only the requested data, in whole blocks
@@ -59,4 +59,4 @@ class CheckpointFolder {
   mutable std::vector<std::unique_ptr<File>> files_;  // null until first read
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

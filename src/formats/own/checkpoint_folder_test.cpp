@@ -11,7 +11,7 @@
 #include "formats/safetensors/safetensors_writer.h"
 #include "support/faulty_file_system.h"
 
-namespace fsdp::checkpoint::checkpoint_folder_test {
+namespace fsdp::formats::checkpoint_folder_test {
 namespace {
 
 using fsdp::testing::FaultyFileSystem;
@@ -42,9 +42,7 @@ void write_rank(const std::filesystem::path& folder, int rank, const std::vector
     StoredPart part{piece.begin, piece.begin + piece.values.numel(), manifest.files.size(), place.offset,
                     place.checksums};
     manifest.tensors[piece.name].dtype = piece.values.scalar_type();
-    if (part.begin < part.end) {
-      manifest.tensors[piece.name].parts.push_back(part);
-    }
+    if (part.begin < part.end) manifest.tensors[piece.name].parts.push_back(part);
   }
   writer.finish();
   manifest.files.push_back({name, writer.bytes(), writer.header_bytes(), writer.header_checksum()});
@@ -263,9 +261,7 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["shape"] = {-1}; }), HasSubstr("0 to 2^63-1"));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["shape"] = 5; }), HasSubstr("list"));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["dtype"] = "F7"; }), HasSubstr("not supported"));
-  EXPECT_THAT(parsed([&](auto& c) {
-                c["tensors"]["model/small"]["strides"] = {1, 1};
-              }),
+  EXPECT_THAT(parsed([&](auto& c) { c["tensors"]["model/small"]["strides"] = {1, 1}; }),
               HasSubstr("leave elements out"));
   EXPECT_THAT(parsed([&](auto& c) { tensor(c)["parts"][0]["begin"] = "0"; }), HasSubstr("integers"));
   EXPECT_THAT(parsed([](auto& c) { c["version"] = 2; }), HasSubstr("newer program"));
@@ -356,4 +352,4 @@ TEST(Checksums, AreThoseOfTheReference) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::checkpoint_folder_test
+}  // namespace fsdp::formats::checkpoint_folder_test

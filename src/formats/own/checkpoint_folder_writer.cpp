@@ -10,7 +10,7 @@
 #include "formats/common/output_file.h"
 #include "formats/own/manifest.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 RankFile rank_file(const std::string& name, const SafetensorsWriter& writer, const std::vector<TensorInfo>& tensors) {
@@ -71,4 +71,4 @@ void CheckpointFolderWriter::finish(const nlohmann::json& state) {
   folder_.commit();
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

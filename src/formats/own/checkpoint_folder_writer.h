@@ -15,7 +15,7 @@
 #include "formats/common/tensor_info.h"
 #include "formats/safetensors/safetensors_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // The complete folder appears under its name when finish() returns. If anything fails, or the writer is destroyed
 // before, nothing is left behind. Errors name the file and the reason. Used by one thread of one process.
@@ -50,4 +50,4 @@ class CheckpointFolderWriter {
 // "rank-00000-of-00004.safetensors": the name of a rank's file, or of one of several files.
 std::string rank_file_name(int rank, int count);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -10,7 +10,7 @@
 
 #include "formats/common/test_files.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Returns the message of the error that `action` throws, or an empty string if it throws none.
 inline std::string error_of(const std::function<void()>& action) {
@@ -22,4 +22,4 @@ inline std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

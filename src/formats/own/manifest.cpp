@@ -14,7 +14,7 @@
 #include "formats/common/json_text.h"
 #include "formats/safetensors/safetensors_header.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using nlohmann::json;
@@ -44,13 +44,9 @@ json to_json(const StoredPart& part) {
 
 json to_json(const StoredTensor& tensor) {
   json parts = json::array();
-  for (const StoredPart& part : tensor.parts) {
-    parts.push_back(to_json(part));
-  }
+  for (const StoredPart& part : tensor.parts) parts.push_back(to_json(part));
   json fields{{"dtype", safetensors_dtype(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(parts)}};
-  if (!tensor.strides.empty()) {
-    fields["strides"] = tensor.strides;
-  }
+  if (!tensor.strides.empty()) fields["strides"] = tensor.strides;
   return fields;
 }
 
@@ -109,9 +105,7 @@ class Fields {
     TORCH_CHECK(value.is_array() && value.size() <= kMaxTensorRank, where_(), ": ", key, " must be a list of at most ",
                 kMaxTensorRank, " integers, got ", json_text(value));
     std::vector<int64_t> sizes;
-    for (const json& element : value) {
-      sizes.push_back(static_cast<int64_t>(size_of(element, key)));
-    }
+    for (const json& element : value) sizes.push_back(static_cast<int64_t>(size_of(element, key)));
     return sizes;
   }
   const json& list(const char* key) const {
@@ -157,13 +151,9 @@ StoredTensor parse_tensor(const Fields& fields) {
               " is not supported; supported are ", supported_safetensors_dtypes());
   tensor.dtype = *dtype;
   tensor.shape = fields.sizes("shape");
-  if (fields.has("strides")) {
-    tensor.strides = fields.sizes("strides");
-  }
+  if (fields.has("strides")) tensor.strides = fields.sizes("strides");
   const Where where = [&] { return c10::str(fields.where(), ", part ", tensor.parts.size()); };
-  for (const json& part : fields.list("parts")) {
-    tensor.parts.push_back(parse_part(Fields(part, where)));
-  }
+  for (const json& part : fields.list("parts")) tensor.parts.push_back(parse_part(Fields(part, where)));
   return tensor;
 }
 
@@ -192,9 +182,7 @@ class TensorReader : public MemberReader {
   // Returns the tensors. `fields`: the member from which they were read.
   std::map<std::string, StoredTensor> take(const json& fields) {
     TORCH_CHECK(fields.is_object(), source_, ": tensors: expected an object, got ", json_text(fields));
-    if (error_) {
-      std::rethrow_exception(error_);
-    }
+    if (error_) std::rethrow_exception(error_);
     return std::move(tensors_);
   }
 
@@ -223,9 +211,7 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
 
 // Throws unless the strides are those of a dense tensor: each element has its own place and no place is left out.
 void check_strides(const StoredTensor& tensor, const Where& where) {
-  if (tensor.strides.empty()) {
-    return;
-  }
+  if (tensor.strides.empty()) return;
   TORCH_CHECK(tensor.strides.size() == tensor.shape.size(), where(), ": ", tensor.strides.size(), " strides for ",
               tensor.shape.size(), " sizes");
   std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
@@ -286,9 +272,7 @@ void check_extents(std::vector<Extent> extents, const Manifest& manifest, const 
 
 void check(const Manifest& manifest, const std::string& source) {
   std::set<std::string> names;
-  for (const StoredFile& file : manifest.files) {
-    check_file(file, names, source);
-  }
+  for (const StoredFile& file : manifest.files) check_file(file, names, source);
   std::vector<Extent> extents;
   for (const auto& [name, tensor] : manifest.tensors) {
     check_parts(name, tensor, manifest, extents,
@@ -347,9 +331,7 @@ std::string manifest_text(Manifest manifest, const std::string& source) {
   }
   check(manifest, source);
   json files = json::array();
-  for (const StoredFile& file : manifest.files) {
-    files.push_back(to_json(file));
-  }
+  for (const StoredFile& file : manifest.files) files.push_back(to_json(file));
   const std::string content = text_with_tensors({{"format", kFormat},
                                                  {"version", kVersion},
                                                  {"block_bytes", kChecksumBlock},
@@ -381,4 +363,4 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   return manifest;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -23,7 +23,7 @@
 
 #include "formats/common/tensor_info.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 constexpr const char* kManifestName = "manifest.json";
 
@@ -77,4 +77,4 @@ std::string manifest_text(Manifest manifest, const std::string& source);
 // that they lie in their file's data without sharing bytes. Errors begin with `source` and name the file or tensor.
 Manifest parse_manifest(std::string_view text, const std::string& source);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // `leaves`: the numbers of each parameter's optimizer state, by FQN. `groups`: a list of parameter groups with
 // "parameters" and "options". `user`: the caller's data.
@@ -12,4 +12,4 @@ inline nlohmann::json run_state(nlohmann::json leaves, nlohmann::json groups, nl
   return {{"optimizer", {{"leaves", std::move(leaves)}, {"groups", std::move(groups)}}}, {"user", std::move(user)}};
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

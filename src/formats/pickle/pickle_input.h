@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 bool is_utf8(std::string_view text);
 
@@ -50,4 +50,4 @@ class PickleInput {
   std::optional<size_t> frame_end_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

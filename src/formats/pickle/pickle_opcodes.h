@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // An unscoped enumeration in its own namespace, because opcodes are compared with bytes.
 namespace opcode {
@@ -74,11 +74,9 @@ inline const char* refused_opcode_name(uint8_t value) {
       {0x97, "NEXT_BUFFER"}, {0x98, "READONLY_BUFFER"},
   };
   for (const auto& [refused, name] : kNames) {
-    if (refused == value) {
-      return name;
-    }
+    if (refused == value) return name;
   }
   return "unknown";
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -9,7 +9,7 @@
 #include "formats/pickle/pickle_stack.h"
 #include "formats/pickle/pickle_tree_check.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using Kind = PickleValue::Kind;
@@ -37,9 +37,7 @@ class Machine {
       }
     }
     const PickleValue& root = stack_.finish();
-    if (input_.left() > 0) {
-      input_.fail(input_.left(), " more bytes follow the end of the pickle");
-    }
+    if (input_.left() > 0) input_.fail(input_.left(), " more bytes follow the end of the pickle");
     return &root;
   }
 
@@ -50,21 +48,15 @@ class Machine {
   void push_int(int64_t integer, Kind kind = Kind::kInt) { push(kind).integer = integer; }
   void push_text(Kind kind, size_t length_bytes) {
     const std::string_view text = input_.take(input_.take_unsigned(length_bytes));
-    if (kind == Kind::kString && !is_utf8(text)) {
-      input_.fail("a string that is not valid UTF-8");
-    }
+    if (kind == Kind::kString && !is_utf8(text)) input_.fail("a string that is not valid UTF-8");
     push(kind).text = text;
   }
 
   // Adds items to the container on top of the stack.
   void extend(Kind kind, const char* expected, const std::vector<const PickleValue*>& items) {
     PickleValue& container = stack_.top();
-    if (container.kind != kind) {
-      input_.fail("the opcode adds to a ", expected, ", but the stack holds something else");
-    }
-    if (kind == Kind::kDict && items.size() % 2 != 0) {
-      input_.fail("a key without a value");
-    }
+    if (container.kind != kind) input_.fail("the opcode adds to a ", expected, ", but the stack holds something else");
+    if (kind == Kind::kDict && items.size() % 2 != 0) input_.fail("a key without a value");
     container.items.insert(container.items.end(), items.begin(), items.end());
   }
 
@@ -99,9 +91,7 @@ class Machine {
   }
 
   void push_long(uint64_t width) {
-    if (width > sizeof(int64_t)) {
-      input_.fail("an integer of ", width, " bytes; at most 8 are supported");
-    }
+    if (width > sizeof(int64_t)) input_.fail("an integer of ", width, " bytes; at most 8 are supported");
     uint64_t value = input_.take_unsigned(width);
     if (const size_t bits = 8 * width; width > 0 && bits < 64 && (value >> (bits - 1)) != 0) {
       value |= ~uint64_t{0} << bits;
@@ -203,12 +193,8 @@ class Machine {
     }
     PickleValue& global = push(Kind::kGlobal);
     global.text = std::move(full);
-    if (is_class) {
-      classes_.insert(&global);
-    }
-    if (globals_.enums.contains({module, name})) {
-      enums_.insert(&global);
-    }
+    if (is_class) classes_.insert(&global);
+    if (globals_.enums.contains({module, name})) enums_.insert(&global);
   }
 
   void make_enum_member(const PickleValue& arguments) {
@@ -257,9 +243,7 @@ class Machine {
   }
 
   bool persistent_id() {
-    if (!globals_.persistent_ids) {
-      return false;
-    }
+    if (!globals_.persistent_ids) return false;
     const PickleValue& id = stack_.pop();
     push(Kind::kPersistentId).arguments = &id;
     return true;
@@ -275,9 +259,7 @@ class Machine {
       case opcode::kStackGlobal: {
         const PickleValue& name = stack_.pop();
         const PickleValue& module = stack_.pop();
-        if (name.kind != Kind::kString || module.kind != Kind::kString) {
-          input_.fail("STACK_GLOBAL needs two strings");
-        }
+        if (name.kind != Kind::kString || module.kind != Kind::kString) input_.fail("STACK_GLOBAL needs two strings");
         push_global(module.text, name.text);
         return true;
       }
@@ -337,4 +319,4 @@ PickleTree read_pickle(std::string_view bytes, const std::string& source, const 
   return PickleTree(machine.take_values(), root);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

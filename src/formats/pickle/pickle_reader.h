@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 struct PickleValue {
   enum class Kind : uint8_t {
@@ -92,4 +92,4 @@ struct PickleLimits {
 PickleTree read_pickle(std::string_view bytes, const std::string& source, const PickleGlobals& globals,
                        const PickleLimits& limits = {});
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

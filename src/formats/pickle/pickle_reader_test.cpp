@@ -3,7 +3,7 @@
 #include "formats/own/checkpoint_test_support.h"
 #include "formats/pickle/pickle_test_support.h"
 
-namespace fsdp::checkpoint::pickle_reader_test {
+namespace fsdp::formats::pickle_reader_test {
 namespace {
 
 using ::testing::AllOf;
@@ -34,9 +34,7 @@ std::string shown(const PickleValue& value);
 
 std::string shown_items(const PickleValue& value) {
   std::string text;
-  for (const PickleValue* item : value.items) {
-    text += (text.empty() ? "" : " ") + shown(*item);
-  }
+  for (const PickleValue* item : value.items) text += (text.empty() ? "" : " ") + shown(*item);
   return text;
 }
 
@@ -282,18 +280,14 @@ TEST(PickleHostile, MemoBombs) {
   EXPECT_THAT(opcodes_error(nested), HasSubstr("counting shared ones wherever they stand"));
   // A tuple of many arguments, shared by many objects.
   std::string wide = "((" + std::string(10'000, 'N') + "t\x94";
-  for (int object = 0; object < 10'000; ++object) {
-    wide += "cm\nC\nh" + std::string(1, '\0') + "R";
-  }
+  for (int object = 0; object < 10'000; ++object) wide += "cm\nC\nh" + std::string(1, '\0') + "R";
   EXPECT_THAT(opcodes_error(wide + "t"), HasSubstr("counting shared ones wherever they stand"));
 }
 
 TEST(PickleHostile, DepthBombs) {
   EXPECT_THAT(opcodes_error(std::string(1'000'000, ']') + std::string(999'999, 'a')), HasSubstr("nested deeper"));
   std::string tuples = "N";
-  for (int level = 0; level < 1'000'000; ++level) {
-    tuples += '\x85';
-  }
+  for (int level = 0; level < 1'000'000; ++level) tuples += '\x85';
   EXPECT_THAT(opcodes_error(tuples), HasSubstr("nested deeper"));
   EXPECT_THAT(opcodes_error(std::string(1'000'000, '(')), HasSubstr("none is on the stack"));
   // Deep only through the memo: list i, of 60 levels, contains list i - 1 at its innermost level.
@@ -305,4 +299,4 @@ TEST(PickleHostile, DepthBombs) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::pickle_reader_test
+}  // namespace fsdp::formats::pickle_reader_test

@@ -10,7 +10,7 @@
 #include "formats/pickle/pickle_input.h"
 #include "formats/pickle/pickle_reader.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // All errors refer to the offset of the input's current opcode. Values keep their addresses.
 class PickleStack {
@@ -44,4 +44,4 @@ class PickleStack {
   std::vector<PickleValue*> memo_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

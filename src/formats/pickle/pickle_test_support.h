@@ -7,13 +7,11 @@
 
 #include "formats/pickle/pickle_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 inline std::string from_hex(const std::string& hex) {
   std::string bytes;
-  for (size_t i = 0; i < hex.size(); i += 2) {
-    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  }
+  for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
   return bytes;
 }
 
@@ -31,4 +29,4 @@ inline std::string stack_name(const std::string& module, const std::string& name
 }
 
 }  // namespace pickled
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 class TreeCheck {
@@ -21,9 +21,7 @@ class TreeCheck {
 
   Extent measure(const PickleValue& value, size_t depth) {
     check_depth(value, depth);
-    if (value.items.empty() && value.arguments == nullptr) {
-      return {};
-    }
+    if (value.items.empty() && value.arguments == nullptr) return {};
     return value.recalled ? measure_recalled(value, depth) : measure_parts(value, depth);
   }
 
@@ -53,17 +51,13 @@ class TreeCheck {
     };
     std::for_each(value.items.begin(), value.items.end(), [&](const PickleValue* item) { add(*item); });
     for (const PickleValue* part : {value.arguments, value.state}) {
-      if (part != nullptr) {
-        add(*part);
-      }
+      if (part != nullptr) add(*part);
     }
     return extent;
   }
 
   void check_depth(const PickleValue& value, size_t depth) const {
-    if (depth > limits_.max_depth) {
-      input_.fail_at(value.offset, "nested deeper than ", limits_.max_depth, " levels");
-    }
+    if (depth > limits_.max_depth) input_.fail_at(value.offset, "nested deeper than ", limits_.max_depth, " levels");
   }
 
   const PickleInput& input_;
@@ -77,4 +71,4 @@ void check_pickle_tree(const PickleValue& root, const PickleInput& input, const 
   TreeCheck(input, limits).check(root);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

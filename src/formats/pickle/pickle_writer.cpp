@@ -5,7 +5,7 @@
 
 #include "formats/pickle/pickle_opcodes.h"
 
-namespace fsdp::checkpoint::pickled {
+namespace fsdp::formats::pickled {
 namespace {
 
 std::string op(uint8_t opcode) { return std::string(1, static_cast<char>(opcode)); }
@@ -17,9 +17,7 @@ std::string little_endian(uint64_t value, size_t width) {
 
 std::string join(const std::vector<std::string>& values) {
   std::string joined;
-  for (const std::string& value : values) {
-    joined += value;
-  }
+  for (const std::string& value : values) joined += value;
   return joined;
 }
 
@@ -61,9 +59,7 @@ std::string list(const std::vector<std::string>& values) {
 
 std::string dict(const Items& items) {
   std::string joined;
-  for (const auto& [key, value] : items) {
-    joined += key + value;
-  }
+  for (const auto& [key, value] : items) joined += key + value;
   return begin_dict() + joined + end_dict();
 }
 
@@ -88,16 +84,12 @@ std::string persistent_id(const std::string& id) { return id + op(opcode::kBinPe
 std::string value_of(const nlohmann::json& value) {
   if (value.is_object()) {
     Items items;
-    for (const auto& [key, item] : value.items()) {
-      items.emplace_back(text(key), value_of(item));
-    }
+    for (const auto& [key, item] : value.items()) items.emplace_back(text(key), value_of(item));
     return dict(items);
   }
   if (value.is_array()) {
     std::vector<std::string> items;
-    for (const auto& item : value) {
-      items.push_back(value_of(item));
-    }
+    for (const auto& item : value) items.push_back(value_of(item));
     return list(items);
   }
   if (value.is_string()) return text(value.get<std::string>());
@@ -109,4 +101,4 @@ std::string value_of(const nlohmann::json& value) {
 
 std::string file(const std::string& value) { return op(opcode::kProto) + op(2) + value + op(opcode::kStop); }
 
-}  // namespace fsdp::checkpoint::pickled
+}  // namespace fsdp::formats::pickled

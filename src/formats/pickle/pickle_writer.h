@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace fsdp::checkpoint::pickled {
+namespace fsdp::formats::pickled {
 
 std::string none();
 std::string boolean(bool value);
@@ -40,4 +40,4 @@ std::string value_of(const nlohmann::json& value);
 // A whole pickle of one value.
 std::string file(const std::string& value);
 
-}  // namespace fsdp::checkpoint::pickled
+}  // namespace fsdp::formats::pickled

@@ -4,7 +4,7 @@
 
 #include "formats/torch_archive/torch_globals.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using nlohmann::json;
@@ -61,9 +61,7 @@ class PlainValues {
 
   json make_list(const PickleValue& value) {
     json items = json::array();
-    for (const PickleValue* item : value.items) {
-      items.push_back(make(*item));
-    }
+    for (const PickleValue* item : value.items) items.push_back(make(*item));
     return items;
   }
 
@@ -89,4 +87,4 @@ json plain_value(const PickleValue& value, uint64_t pickle_bytes, const std::str
   return PlainValues(pickle_bytes, source).make(value);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

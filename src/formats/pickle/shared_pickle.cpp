@@ -8,7 +8,7 @@
 
 #include "formats/pickle/pickle_opcodes.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 uint32_t read_four_bytes(std::string_view bytes) {
@@ -103,4 +103,4 @@ std::string SharedPickle::finish() && {
   return std::move(file_);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

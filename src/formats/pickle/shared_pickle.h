@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Builds a pickle piece by piece from the opcodes of pickle_writer.h. A name or a text that occurs again refers to its
 // first occurrence through the pickle's memo, as in pickles of Python: readers look a class up once, and the file is
@@ -27,4 +27,4 @@ class SharedPickle {
   std::unordered_map<std::string, size_t> memo_;  // index in the pickle's memo, by the opcode of a name or a text
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -11,7 +11,7 @@
 namespace fsdp::shared_pickle_test {
 namespace {
 
-using namespace checkpoint;
+using namespace formats;
 
 PickleTree read(const std::string& bytes) {
   return read_pickle(bytes, "x.pickle", {.classes = {{"m", "C"}}, .persistent_ids = true});

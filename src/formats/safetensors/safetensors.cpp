@@ -12,7 +12,7 @@
 #include "formats/common/json_text.h"
 #include "formats/safetensors/safetensors_header.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(MappedFile::open(path)) {
   SafetensorsHeader header = parse_safetensors_header(file_->bytes(), path.string());
@@ -48,8 +48,7 @@ at::Tensor SafetensorsFile::view(size_t position, int64_t begin, int64_t end) co
     return at::from_blob(const_cast<char*>(data), {count}, at::TensorOptions(at::kByte)).ne(0);
   }
   if (reinterpret_cast<uintptr_t>(data) % element_size == 0) {
-    return at::from_blob(
-        const_cast<char*>(data), {count}, [file = file_](void*) {}, at::TensorOptions(dtype));
+    return at::from_blob(const_cast<char*>(data), {count}, [file = file_](void*) {}, at::TensorOptions(dtype));
   }
   at::Tensor copy = at::empty({count}, at::TensorOptions(dtype));
   if (count > 0) std::memcpy(copy.mutable_data_ptr(), data, static_cast<size_t>(count) * element_size);
@@ -71,4 +70,4 @@ void SafetensorsFile::read_range(const std::string& name, int64_t begin, int64_t
   }
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

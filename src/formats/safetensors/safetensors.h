@@ -16,7 +16,7 @@
 #include "formats/common/mapped_file.h"
 #include "formats/common/tensor_info.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Threads: const functions may be called from any number of threads.
 class SafetensorsFile {
@@ -51,4 +51,4 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -10,7 +10,7 @@
 #include "formats/common/dtype.h"
 #include "formats/common/json_text.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using nlohmann::json;
@@ -76,9 +76,7 @@ class EntryParser {
     TORCH_CHECK(value.size() <= kMaxTensorRank, where_, ": shape has ", value.size(), " dimensions; at most ",
                 kMaxTensorRank, " are supported");
     std::vector<int64_t> shape;
-    for (const json& size : value) {
-      shape.push_back(static_cast<int64_t>(parse_size(size, "shape")));
-    }
+    for (const json& size : value) shape.push_back(static_cast<int64_t>(parse_size(size, "shape")));
     return shape;
   }
 
@@ -158,4 +156,4 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, const std::str
   return header;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

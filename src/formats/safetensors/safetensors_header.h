@@ -9,7 +9,7 @@
 
 #include "formats/common/tensor_info.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference library's limit
 
@@ -27,4 +27,4 @@ struct SafetensorsHeader {
 // Parses the header of a file with these contents and reads only the header's bytes. Errors begin with `source`.
 SafetensorsHeader parse_safetensors_header(std::string_view file, const std::string& source);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

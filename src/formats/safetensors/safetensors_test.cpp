@@ -5,7 +5,7 @@
 
 #include "formats/own/checkpoint_test_support.h"
 
-namespace fsdp::checkpoint::safetensors_test {
+namespace fsdp::formats::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -182,9 +182,7 @@ TEST(SafetensorsMalformed, Shape) {
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,1]})", 1),
               HasSubstr("2^63-1"));
   std::string ones = "1";
-  for (int i = 1; i < 65; ++i) {
-    ones += ",1";
-  }
+  for (int i = 1; i < 65; ++i) ones += ",1";
   EXPECT_THAT(tensor_error(R"({"dtype":"U8","shape":[)" + ones + R"(],"data_offsets":[0,1]})", 1),
               HasSubstr("65 dimensions"));
 }
@@ -247,9 +245,7 @@ TEST(SafetensorsMalformed, EverySingleDamagedByte) {
       const auto path = folder.write("x", bad);
       refused += !error_of([&] {
                     const SafetensorsFile file(path);
-                    for (const auto& info : file.tensors()) {
-                      file.tensor(info.name).to(torch::kFloat64).sum();
-                    }
+                    for (const auto& info : file.tensors()) file.tensor(info.name).to(torch::kFloat64).sum();
                   }).empty();
     }
   }
@@ -259,10 +255,8 @@ TEST(SafetensorsMalformed, EverySingleDamagedByte) {
 TEST(SafetensorsMalformed, EveryTruncation) {
   const std::string good = safetensors_bytes(kGoodHeader, kGoodData);
   EXPECT_EQ(open_error(good), "");
-  for (size_t length = 0; length < good.size(); ++length) {
-    EXPECT_NE(open_error(good.substr(0, length)), "") << length;
-  }
+  for (size_t length = 0; length < good.size(); ++length) EXPECT_NE(open_error(good.substr(0, length)), "") << length;
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::safetensors_test
+}  // namespace fsdp::formats::safetensors_test

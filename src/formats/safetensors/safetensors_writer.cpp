@@ -12,7 +12,7 @@
 #include "formats/common/dtype.h"
 #include "formats/common/json_text.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 // Sorts tensors by decreasing element size, so that each is aligned for its dtype, and otherwise keeps the given order.
@@ -27,9 +27,7 @@ std::vector<TensorInfo> aligned_layout(std::vector<TensorInfo> tensors) {
 // so entries are appended: assigning to a key of an ordered object searches all of its keys.
 std::string encode_header(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) {
-    header["__metadata__"] = metadata;
-  }
+  if (!metadata.empty()) header["__metadata__"] = metadata;
   auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();
   entries.reserve(entries.size() + tensors.size());
   int64_t offset = 0;
@@ -135,4 +133,4 @@ void SafetensorsWriter::finish() {
   file_.commit();
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -15,7 +15,7 @@
 #include "formats/common/output_file.h"
 #include "formats/common/tensor_info.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // The file appears under its name, complete and on the disk, when finish() returns. Until then it has a temporary name
 // in the same folder, and it is removed if anything fails or the writer is destroyed unfinished. Errors name the file
@@ -70,4 +70,4 @@ class SafetensorsWriter {
   uint64_t header_checksum_ = 0;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

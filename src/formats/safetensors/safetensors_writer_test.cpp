@@ -8,7 +8,7 @@
 #include "formats/own/checkpoint_test_support.h"
 #include "formats/safetensors/safetensors.h"
 
-namespace fsdp::checkpoint::safetensors_writer_test {
+namespace fsdp::formats::safetensors_writer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -111,18 +111,15 @@ TEST(SafetensorsWriter, WrongUseIsAnError) {
                 SafetensorsWriter twice(folder / "y", {{"a", torch::kFloat32, {2}}, {"a", torch::kFloat32, {2}}});
               }),
               HasSubstr("occurs twice"));
-  EXPECT_THAT(error_of([&] {
-                SafetensorsWriter complex(folder / "y", {{"a", torch::kComplexFloat, {2}}});
-              }),
+  EXPECT_THAT(error_of([&] { SafetensorsWriter complex(folder / "y", {{"a", torch::kComplexFloat, {2}}}); }),
               HasSubstr("ComplexFloat"));
 }
 
 TEST(SafetensorsWriter, AFullDiskIsKnownBeforeTheFirstTensor) {
   const TemporaryFolder folder;
   const FileSizeLimit limit(1 << 16);
-  const std::string error = error_of([&] {
-    SafetensorsWriter writer(folder / "x.safetensors", {{"a", torch::kFloat32, {1 << 20}}});
-  });
+  const std::string error =
+      error_of([&] { SafetensorsWriter writer(folder / "x.safetensors", {{"a", torch::kFloat32, {1 << 20}}}); });
   EXPECT_THAT(error, AllOf(HasSubstr("x.safetensors"), HasSubstr("File too large")));
   EXPECT_THAT(folder.names(), IsEmpty());
 }
@@ -173,4 +170,4 @@ TEST(SafetensorsWriter, PiecesAreTheWholeTensor) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::safetensors_writer_test
+}  // namespace fsdp::formats::safetensors_writer_test

@@ -13,7 +13,7 @@
 #include "formats/pickle/plain_value.h"
 #include "formats/torch_archive/torch_globals.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 28;
@@ -61,7 +61,7 @@ void TorchArchive::check_format() const {
 }
 
 nlohmann::json TorchArchive::plain_value() const {
-  return checkpoint::plain_value(value(), pickle_of(zip_, prefix_).bytes, zip_.source());
+  return formats::plain_value(value(), pickle_of(zip_, prefix_).bytes, zip_.source());
 }
 
 const ZipRecord& TorchArchive::storage(const StoredArray& array) const {
@@ -80,9 +80,7 @@ void TorchArchive::read(const StoredArray& array, int64_t begin, int64_t end, ch
   const ZipRecord& record = storage(array);
   const auto size = static_cast<uint64_t>(c10::elementSize(array.dtype));
   const auto bytes = static_cast<uint64_t>(end - begin) * size;
-  if (!is_verified) {
-    zip_.verify(record);
-  }
+  if (!is_verified) zip_.verify(record);
   if (array.is_row_major()) {
     zip_.file().read(record.offset + static_cast<uint64_t>(array.offset + begin) * size, to, bytes);
     return;
@@ -96,4 +94,4 @@ void TorchArchive::read(const StoredArray& array, int64_t begin, int64_t end, ch
   std::memcpy(to, static_cast<const char*>(ordered.const_data_ptr()) + static_cast<uint64_t>(begin) * size, bytes);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -9,7 +9,7 @@
 #include "formats/pickle/pickle_reader.h"
 #include "formats/torch_archive/zip_archive.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Runs nothing that the archive names; storages are little-endian. Errors begin with `source`. Threads: const functions
 // may be called from any number of threads.
@@ -41,4 +41,4 @@ class TorchArchive {
   PickleTree tree_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -1,7 +1,7 @@
 // Archives that torch.save of torch 2.13 wrote, in hexadecimal, for from_hex.
 #pragma once
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // torch.arange(6.).view(2, 3) + 0.5
 const char* const kMatrixHex =
@@ -97,4 +97,4 @@ const char* const kValueHex =
     "6c697a6174696f6e5f6964504b06062c000000000000001e032d000000000000000000060000000000000006000000000000009301000000"
     "000000b803000000000000504b0607000000004b0500000000000001000000504b0506000000000600060093010000b80300000000";
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -12,7 +12,7 @@
 #include "formats/torch_archive/torch_archive_samples.h"
 #include "formats/torch_archive/torch_archive_writer.h"
 
-namespace fsdp::checkpoint::torch_archive_test {
+namespace fsdp::formats::torch_archive_test {
 namespace {
 
 using namespace pickled;
@@ -110,9 +110,7 @@ TEST_F(TorchArchives, ValuesThatTorchWrote) {
 // A few bytes state that a list contains the same list twice, and so on.
 TEST_F(TorchArchives, ValuesThatSharingMakesLarge) {
   const auto doubled = [&](int times, std::string opcodes) {
-    for (char place = 0; place < times; ++place) {
-      opcodes = list({opcodes + "q" + place, std::string("h") + place});
-    }
+    for (char place = 0; place < times; ++place) opcodes = list({opcodes + "q" + place, std::string("h") + place});
     return value_archive(opcodes);
   };
   EXPECT_EQ(value(doubled(1, text("x"))), json::parse(R"(["x", "x"])"));
@@ -231,4 +229,4 @@ TEST_F(TorchArchives, WrittenOnesAreReadBack) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::torch_archive_test
+}  // namespace fsdp::formats::torch_archive_test

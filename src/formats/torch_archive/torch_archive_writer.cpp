@@ -10,7 +10,7 @@
 #include "formats/pickle/pickle_writer.h"
 #include "formats/torch_archive/torch_globals.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using namespace pickled;
@@ -35,9 +35,7 @@ std::string tensor_opcodes(const TensorInfo& info) {
                                      integers(c10::contiguous_strides(info.shape)),
                                      boolean(false),
                                      call(name("collections", "OrderedDict"), {})};
-  if (!type) {
-    arguments.push_back(name("torch", dcp::dtype_name(info.dtype)));
-  }
+  if (!type) arguments.push_back(name("torch", dcp::dtype_name(info.dtype)));
   return call(name("torch._utils", type ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3"), arguments);
 }
 
@@ -66,4 +64,4 @@ uint64_t write_value_archive(OutputFile& file, uint64_t offset, const std::strin
   return end_archive(zip);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -9,7 +9,7 @@
 #include "formats/common/tensor_info.h"
 #include "formats/torch_archive/zip_writer.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // Writes a tensor whose elements arrive in pieces. Used by one thread.
 class TorchArchiveWriter {
@@ -31,4 +31,4 @@ class TorchArchiveWriter {
 // (formats/pickle/pickle_writer.h). Returns the offset of the archive's end.
 uint64_t write_value_archive(OutputFile& file, uint64_t offset, const std::string& opcodes);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -2,7 +2,7 @@
 
 #include "formats/dcp/dcp_globals.h"
 
-namespace fsdp::checkpoint::torch_save {
+namespace fsdp::formats::torch_save {
 namespace {
 
 struct Storage {
@@ -32,9 +32,7 @@ PickleGlobals make_globals() {
   globals.classes.emplace("torch", "Size");
   globals.classes.emplace("collections", "OrderedDict");
   globals.constants.emplace("torch.storage", "UntypedStorage");
-  for (const Storage& storage : kStorages) {
-    globals.constants.emplace("torch", storage.name);
-  }
+  for (const Storage& storage : kStorages) globals.constants.emplace("torch", storage.name);
   dcp::allow_dtypes(globals);
   return globals;
 }
@@ -48,20 +46,16 @@ const PickleGlobals& globals() {
 
 std::optional<c10::ScalarType> dtype_from_storage(std::string_view name) {
   for (const Storage& storage : kStorages) {
-    if (name == std::string("torch.") + storage.name) {
-      return storage.dtype;
-    }
+    if (name == std::string("torch.") + storage.name) return storage.dtype;
   }
   return std::nullopt;
 }
 
 std::optional<std::string> storage_name(c10::ScalarType dtype) {
   for (const Storage& storage : kStorages) {
-    if (storage.dtype == dtype) {
-      return storage.name;
-    }
+    if (storage.dtype == dtype) return storage.name;
   }
   return std::nullopt;
 }
 
-}  // namespace fsdp::checkpoint::torch_save
+}  // namespace fsdp::formats::torch_save

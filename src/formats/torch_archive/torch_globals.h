@@ -9,7 +9,7 @@
 
 #include "formats/pickle/pickle_reader.h"
 
-namespace fsdp::checkpoint::torch_save {
+namespace fsdp::formats::torch_save {
 
 constexpr const char* kRebuildTensor = "torch._utils._rebuild_tensor_v2";
 constexpr const char* kRebuildTensorOfDtype = "torch._utils._rebuild_tensor_v3";
@@ -24,4 +24,4 @@ std::optional<c10::ScalarType> dtype_from_storage(std::string_view name);
 // Returns the name of the dtype's storage in module torch, like "FloatStorage", or unset if the dtype has none.
 std::optional<std::string> storage_name(c10::ScalarType dtype);
 
-}  // namespace fsdp::checkpoint::torch_save
+}  // namespace fsdp::formats::torch_save

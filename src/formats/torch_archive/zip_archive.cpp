@@ -11,7 +11,7 @@
 #include "formats/torch_archive/zip_directory.h"
 #include "formats/torch_archive/zip_format.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using namespace zip;
@@ -113,4 +113,4 @@ void ZipArchive::check_crc(const ZipRecord& record, uint32_t crc32) const {
               "checksums (torch.serialization.set_crc32_options)");
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

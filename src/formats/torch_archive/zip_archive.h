@@ -8,7 +8,7 @@
 
 #include "formats/common/input_file.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 struct ZipRecord {
   std::string name;
@@ -45,4 +45,4 @@ class ZipArchive {
   std::vector<ZipRecord> records_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

@@ -9,7 +9,7 @@
 #include "formats/torch_archive/zip_format.h"
 #include "formats/torch_archive/zip_writer.h"
 
-namespace fsdp::checkpoint::zip_archive_test {
+namespace fsdp::formats::zip_archive_test {
 namespace {
 
 using ::testing::AllOf;
@@ -180,4 +180,4 @@ TEST_F(Archive, RecordWithinAnother) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::zip_archive_test
+}  // namespace fsdp::formats::zip_archive_test

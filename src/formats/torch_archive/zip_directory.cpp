@@ -8,7 +8,7 @@
 #include "formats/common/json_text.h"
 #include "formats/torch_archive/zip_format.h"
 
-namespace fsdp::checkpoint::zip {
+namespace fsdp::formats::zip {
 namespace {
 
 constexpr uint64_t kMaxDirectoryBytes = uint64_t{1} << 26;
@@ -140,12 +140,10 @@ Directory read_directory(const InputFile& file, uint64_t offset, uint64_t length
   const std::string bytes = file.read(offset + extent.begin, extent.bytes);
   EntryParser parser(bytes, source);
   Directory directory{extent.begin, {}};
-  while (!parser.is_at_end()) {
-    directory.entries.push_back(parser.next());
-  }
+  while (!parser.is_at_end()) directory.entries.push_back(parser.next());
   TORCH_CHECK(directory.entries.size() == extent.count, source, ": the zip directory has ", directory.entries.size(),
               " entries, but says ", extent.count);
   return directory;
 }
 
-}  // namespace fsdp::checkpoint::zip
+}  // namespace fsdp::formats::zip

@@ -7,7 +7,7 @@
 
 #include "formats/common/input_file.h"
 
-namespace fsdp::checkpoint::zip {
+namespace fsdp::formats::zip {
 
 struct Entry {
   std::string name;
@@ -27,4 +27,4 @@ struct Directory {
 // the positions of records are not checked. Errors begin with `source`.
 Directory read_directory(const InputFile& file, uint64_t offset, uint64_t length, const std::string& source);
 
-}  // namespace fsdp::checkpoint::zip
+}  // namespace fsdp::formats::zip

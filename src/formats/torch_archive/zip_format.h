@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace fsdp::checkpoint::zip {
+namespace fsdp::formats::zip {
 
 constexpr uint32_t kLocalSignature = 0x04034b50, kCentralSignature = 0x02014b50, kEndSignature = 0x06054b50,
                    kEnd64Signature = 0x06064b50, kLocator64Signature = 0x07064b50;
@@ -30,4 +30,4 @@ void add_number(std::string& header, Number number) {
   header.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-}  // namespace fsdp::checkpoint::zip
+}  // namespace fsdp::formats::zip

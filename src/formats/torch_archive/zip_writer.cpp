@@ -7,7 +7,7 @@
 #include "formats/common/crc32.h"
 #include "formats/torch_archive/zip_format.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 namespace {
 
 using namespace zip;
@@ -66,9 +66,7 @@ void ZipWriter::add(const std::string& name, std::string_view bytes) {
 
 // Writes the header last, when the checksum is known.
 void ZipWriter::end_record() {
-  if (!is_open_) {
-    return;
-  }
+  if (!is_open_) return;
   const Record& record = records_.back();
   const size_t extra = record.data - record.header - kLocalBytes - record.name.size();
   std::string header =
@@ -129,4 +127,4 @@ uint32_t ZipWriter::place(uint64_t offset) const {
   return static_cast<uint32_t>(offset - begin_);
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

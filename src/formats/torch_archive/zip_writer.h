@@ -8,7 +8,7 @@
 
 #include "formats/common/output_file.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::formats {
 
 // The data of records begin at multiples of 64 bytes from the archive's beginning, as in torch.save. Used by one
 // thread.
@@ -50,4 +50,4 @@ class ZipWriter {
   std::vector<Record> records_;
 };
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::formats

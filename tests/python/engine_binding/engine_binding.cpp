@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/full_parameters.h"
 #include "frontend/engine_registry.h"
+#include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 #include "scope_thread.h"
@@ -19,20 +20,18 @@
 namespace fsdp::testing {
 namespace {
 
-std::vector<std::vector<ShardedParameter>> group_by_dtype_and_requires_grad(const std::vector<at::Tensor>& parameters,
-                                                                            const std::vector<std::string>& fqns) {
-  std::vector<std::vector<ShardedParameter>> groups;
+std::vector<std::vector<flat::ShardedParameter>> group_by_dtype_and_requires_grad(
+    const std::vector<at::Tensor>& parameters, const std::vector<std::string>& fqns) {
+  std::vector<std::vector<flat::ShardedParameter>> groups;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& tensor = parameters[i];
-    auto alike = [&](const std::vector<ShardedParameter>& group) {
+    auto alike = [&](const std::vector<flat::ShardedParameter>& group) {
       const at::Tensor& other = group.front().tensor;
       return other.scalar_type() == tensor.scalar_type() && other.requires_grad() == tensor.requires_grad();
     };
     auto group = std::find_if(groups.begin(), groups.end(), alike);
-    if (group == groups.end()) {
-      group = groups.insert(groups.end(), std::vector<ShardedParameter>{});
-    }
-    ShardedParameter parameter;
+    if (group == groups.end()) group = groups.insert(groups.end(), std::vector<flat::ShardedParameter>{});
+    flat::ShardedParameter parameter;
     parameter.tensor = tensor;
     parameter.fqn = fqns.at(i);
     group->push_back(std::move(parameter));
@@ -49,20 +48,20 @@ class EngineForPython : public torch::CustomClassHolder {
  public:
   explicit EngineForPython(bool strict_release) {
     seams::self_check();
-    EngineOptions options;
+    engine::EngineOptions options;
     options.mesh.world = make_fake_communicator(0, 1);
-    engine_ = std::make_shared<Engine>(options);
+    engine_ = std::make_shared<engine::Engine>(options);
     engine_->gatherer().set_strict(strict_release);
-    register_engine(engine_);  // like fully_shard: parameters keep their engine alive
+    frontend::register_engine(engine_);  // like fully_shard: parameters keep their engine alive
   }
 
   // `compute` and `reduce` are codes of at::ScalarType.
   void add_unit(std::vector<at::Tensor> parameters, std::vector<std::string> fqns, const std::string& module_fqn,
                 std::optional<int64_t> compute, std::optional<int64_t> reduce) {
-    UnitOptions options;
+    engine::UnitOptions options;
     options.param_dtype = dtype_of(compute);
     options.reduce_dtype = dtype_of(reduce);
-    Unit& unit =
+    engine::Unit& unit =
         engine_->add_unit({{{module_fqn, nullptr}}}, options, group_by_dtype_and_requires_grad(parameters, fqns));
     unit.set_root(module_fqn.empty());
   }
@@ -72,7 +71,7 @@ class EngineForPython : public torch::CustomClassHolder {
     c10::Dict<std::string, at::Tensor> result;
     for (const auto& [fqn, leaf] : ShardedModule(engine_).named_parameters()) {
       if (leaf.grad().defined()) {
-        const ShardedParameter& parameter = *find(fqn);
+        const flat::ShardedParameter& parameter = *find(fqn);
         result.insert(fqn, leaf.grad().as_strided(parameter.sizes, parameter.strides).clone());
       }
     }
@@ -81,7 +80,7 @@ class EngineForPython : public torch::CustomClassHolder {
 
   c10::Dict<std::string, at::Tensor> full_parameters() {
     c10::Dict<std::string, at::Tensor> result;
-    fsdp::for_each_full_parameter(
+    fsdp::engine::for_each_full_parameter(
         *engine_, [&](const std::string& fqn, const at::Tensor& full) { result.insert(fqn, full.clone()); });
     return result;
   }
@@ -89,9 +88,7 @@ class EngineForPython : public torch::CustomClassHolder {
   // Returns the tensors for the optimizer, by FQN.
   c10::Dict<std::string, at::Tensor> leaves() {
     c10::Dict<std::string, at::Tensor> result;
-    for (const auto& [fqn, leaf] : ShardedModule(engine_).named_parameters()) {
-      result.insert(fqn, leaf);
-    }
+    for (const auto& [fqn, leaf] : ShardedModule(engine_).named_parameters()) result.insert(fqn, leaf);
     return result;
   }
 
@@ -110,7 +107,9 @@ class EngineForPython : public torch::CustomClassHolder {
   int64_t gradient_buffer_bytes() { return engine_->stats().gradient_buffer_bytes; }
 
   void open_full_params(bool writeback) {
-    open([this, writeback](const auto& body) { fsdp::summon_full_params(*engine_, {.writeback = writeback}, body); });
+    open([this, writeback](const auto& body) {
+      fsdp::engine::summon_full_params(*engine_, {.writeback = writeback}, body);
+    });
   }
   void open_pin(std::vector<at::Tensor> parameters) {
     open([this, parameters](const auto& body) { ShardedModule(engine_).pin(parameters, body); });
@@ -126,20 +125,18 @@ class EngineForPython : public torch::CustomClassHolder {
  private:
   void open(ScopeThread::Scope scope) { scopes_.push_back(std::make_unique<ScopeThread>(std::move(scope))); }
 
-  const ShardedParameter* find(const std::string& fqn) const {
+  const flat::ShardedParameter* find(const std::string& fqn) const {
     for (const auto& unit : engine_->units()) {
       for (const auto& flat : unit->flat_parameters()) {
-        for (const ShardedParameter& parameter : flat->parameters()) {
-          if (parameter.fqn == fqn) {
-            return &parameter;
-          }
+        for (const flat::ShardedParameter& parameter : flat->parameters()) {
+          if (parameter.fqn == fqn) return &parameter;
         }
       }
     }
     TORCH_CHECK(false, "no parameter '", fqn, "'");
   }
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<engine::Engine> engine_;
   std::vector<std::unique_ptr<ScopeThread>> scopes_;
 };
 

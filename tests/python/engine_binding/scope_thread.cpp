@@ -15,9 +15,7 @@ ScopeThread::ScopeThread(Scope scope) {
         may_close.wait();
       });
     } catch (...) {
-      if (!entered) {
-        opened.set_exception(std::current_exception());
-      }
+      if (!entered) opened.set_exception(std::current_exception());
       throw;
     }
   });

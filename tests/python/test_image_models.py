@@ -10,25 +10,51 @@ import model_support
 from model_support import assert_same_results, check_tool, relative_error, run_forward, run_tool
 from torch_deepvit import DeepViT
 
-REGNETS = {name: RegNetConfig(**{**dict(embedding_size=10, hidden_sizes=[12, 20, 28], depths=[1, 3, 2], groups_width=4,
-                                        num_labels=7), **changes}) for name, changes in {
-    "y": {},
-    "x": {"layer_type": "x"},
-    "not_downsampled": {"downsample_in_first_stage": False, "hidden_sizes": [10, 20, 28], "groups_width": 64},
-    "one_stage": {"hidden_sizes": [22], "depths": [1], "groups_width": 11, "num_channels": 1, "num_labels": 2},
-    "depthwise_silu": {"groups_width": 1, "layer_type": "x", "hidden_act": "silu"},
-    "gelu": {"hidden_act": "gelu"},
-}.items()}
+REGNETS = {
+    name: RegNetConfig(
+        **{
+            **dict(embedding_size=10, hidden_sizes=[12, 20, 28], depths=[1, 3, 2], groups_width=4, num_labels=7),
+            **changes,
+        }
+    )
+    for name, changes in {
+        "y": {},
+        "x": {"layer_type": "x"},
+        "not_downsampled": {"downsample_in_first_stage": False, "hidden_sizes": [10, 20, 28], "groups_width": 64},
+        "one_stage": {"hidden_sizes": [22], "depths": [1], "groups_width": 11, "num_channels": 1, "num_labels": 2},
+        "depthwise_silu": {"groups_width": 1, "layer_type": "x", "hidden_act": "silu"},
+        "gelu": {"hidden_act": "gelu"},
+    }.items()
+}
 
-DEEPVITS = {name: {**dict(model_type="deepvit", architectures=["DeepViT"], image_size=35, patch_size=7, num_channels=3,
-                          hidden_size=36, num_hidden_layers=3, num_attention_heads=4, intermediate_size=50,
-                          hidden_act="gelu", qkv_bias=True, layer_norm_eps=1e-5, num_labels=7, dropout=0.0,
-                          attention_dropout=0.0), **changes} for name, changes in {
-    "deepvit": {},
-    "one_head": {"num_attention_heads": 1},
-    "without_bias": {"qkv_bias": False, "num_hidden_layers": 1, "num_channels": 1},
-    "one_patch_relu": {"patch_size": 35, "layer_norm_eps": 0.1, "hidden_act": "relu"},
-}.items()}
+DEEPVITS = {
+    name: {
+        **dict(
+            model_type="deepvit",
+            architectures=["DeepViT"],
+            image_size=35,
+            patch_size=7,
+            num_channels=3,
+            hidden_size=36,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            intermediate_size=50,
+            hidden_act="gelu",
+            qkv_bias=True,
+            layer_norm_eps=1e-5,
+            num_labels=7,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
+        **changes,
+    }
+    for name, changes in {
+        "deepvit": {},
+        "one_head": {"num_attention_heads": 1},
+        "without_bias": {"qkv_bias": False, "num_hidden_layers": 1, "num_channels": 1},
+        "one_patch_relu": {"patch_size": 35, "layer_norm_eps": 0.1, "hidden_act": "relu"},
+    }.items()
+}
 NAMES = [*REGNETS, *DEEPVITS]
 # What the order of additions changes, relative to the norm of a tensor; several times what is seen. Gradients of Theta
 # are small differences, as batch norm undoes its scale: with one head all of it.
@@ -52,8 +78,10 @@ def random_model(name, dtype=torch.float32):
 def images_for(name, dtype=torch.float32):
     """Pixels and labels. RegNets take images of any size."""
     channels, height, width, classes = (
-        (DEEPVITS[name]["num_channels"], 35, 35, 7) if name in DEEPVITS else
-        (REGNETS[name].num_channels, 37, 26, REGNETS[name].num_labels))
+        (DEEPVITS[name]["num_channels"], 35, 35, 7)
+        if name in DEEPVITS
+        else (REGNETS[name].num_channels, 37, 26, REGNETS[name].num_labels)
+    )
     generator = torch.Generator().manual_seed(3)
     pixels = torch.randn(5, channels, height, width, generator=generator)
     return {"pixel_values": pixels.to(dtype), "labels": torch.randint(0, classes, (5,), generator=generator)}
@@ -71,10 +99,13 @@ def reference_results(model, inputs, mode):
     if not isinstance(model, DeepViT):
         assert torch.equal(loss, model.loss_function(inputs["labels"], logits, model.config))
     loss.backward()
-    return {"loss": loss.detach(), "logits": logits.detach(),
-            **{"grad." + name: parameter.grad for name, parameter in model.named_parameters()},
-            **{"buffer." + name: buffer for name, buffer in model.named_buffers()},
-            "flops": torch.tensor(3 * counter.get_total_flops() / len(logits), dtype=torch.float64)}
+    return {
+        "loss": loss.detach(),
+        "logits": logits.detach(),
+        **{"grad." + name: parameter.grad for name, parameter in model.named_parameters()},
+        **{"buffer." + name: buffer for name, buffer in model.named_buffers()},
+        "flops": torch.tensor(3 * counter.get_total_flops() / len(logits), dtype=torch.float64),
+    }
 
 
 def check_equals_reference(name, mode, dtype, folder):
@@ -89,8 +120,11 @@ def check_equals_reference(name, mode, dtype, folder):
     tracked = [value for key, value in ours.items() if key.endswith("num_batches_tracked")]
     assert tracked and all(value == (6 if mode == "train" else 5) for value in tracked)
     theta = [result for result in reference if result.endswith("theta")]
-    assert_same_results({result: ours.pop(result) for result in theta},
-                        {result: reference.pop(result) for result in theta}, TOLERANCE_OF_THETA[dtype])
+    assert_same_results(
+        {result: ours.pop(result) for result in theta},
+        {result: reference.pop(result) for result in theta},
+        TOLERANCE_OF_THETA[dtype],
+    )
     assert_same_results(ours, reference, TOLERANCE[dtype])
 
 
@@ -125,7 +159,8 @@ def test_folders_of_the_model_without_its_prefix(tmp_path):
     model = random_model("y")
     model.save_pretrained(tmp_path)
     model_support.edit_tensors(
-        tmp_path, lambda tensors: {key.removeprefix("regnet."): value for key, value in tensors.items()})
+        tmp_path, lambda tensors: {key.removeprefix("regnet."): value for key, value in tensors.items()}
+    )
     inputs = images_for("y")
     ours = run_forward(tmp_path, "fp32", inputs, tmp_path)
     assert_same_results(ours, reference_results(model, inputs, "train"), TOLERANCE["fp32"])
@@ -134,7 +169,8 @@ def test_folders_of_the_model_without_its_prefix(tmp_path):
 def test_missing_statistics_are_named(tmp_path):
     random_model("y").save_pretrained(tmp_path)
     model_support.edit_tensors(
-        tmp_path, lambda tensors: {key: value for key, value in tensors.items() if not key.endswith("running_var")})
+        tmp_path, lambda tensors: {key: value for key, value in tensors.items() if not key.endswith("running_var")}
+    )
     failed = run_tool("model_resave", tmp_path, "fp32", tmp_path / "target", 10**9)
     assert failed.returncode == 1
     assert 'missing tensor "regnet.embedder.embedder.normalization.running_var"' in failed.stderr

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # noqa: F401: optimizers and compilers import it; once here instead of in every child
+import torch._dynamo  # optimizers and compilers import it; once here instead of in every child
 from torch import nn
 
 SECONDS_PER_TEST = 150
 
-_source_dir = Path(__file__).resolve().parents[2]
+_source_dir = Path(__file__).resolve().parents[3]
 _build_dir = Path(os.environ.get("FSDP_BUILD_DIR", _source_dir / "build")).resolve()
 _DTYPE_CODES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 
 
 # ---------------------------------------------------------------- processes
+
 
 def own_process(test):
     """Runs a test in a forked child: a crash fails this test only, and what it switches on stays in the child."""
@@ -72,6 +73,7 @@ def _run_in_child(body, writer):
 
 # ---------------------------------------------------------------- the engine
 
+
 @functools.cache
 def _engine_class():
     library = _build_dir / "libfsdp_engine_binding.so"
@@ -82,7 +84,9 @@ def _engine_class():
 
 def unit_per_module(module):
     """One unit for each module that has parameters of its own."""
-    return _first_takes_all((name, child.named_parameters(name, recurse=False)) for name, child in module.named_modules())
+    return _first_takes_all(
+        (name, child.named_parameters(name, recurse=False)) for name, child in module.named_modules()
+    )
 
 
 def one_unit(module):
@@ -91,9 +95,15 @@ def one_unit(module):
 
 def unit_per_layer(module):
     """One unit for each child of a list or sequence of modules, and one for the rest: what people do with models."""
-    containers = ((name, child) for name, child in module.named_modules() if isinstance(child, (nn.ModuleList, nn.Sequential)))
-    layers = [(f"{name}.{i}" if name else str(i), layer) for name, child in containers for i, layer in child.named_children()]
-    return _first_takes_all([(name, layer.named_parameters(name)) for name, layer in layers] + [("", module.named_parameters())])
+    containers = (
+        (name, child) for name, child in module.named_modules() if isinstance(child, (nn.ModuleList, nn.Sequential))
+    )
+    layers = [
+        (f"{name}.{i}" if name else str(i), layer) for name, child in containers for i, layer in child.named_children()
+    ]
+    return _first_takes_all(
+        [(name, layer.named_parameters(name)) for name, layer in layers] + [("", module.named_parameters())]
+    )
 
 
 def _first_takes_all(candidates):
@@ -118,7 +128,9 @@ class Sharded:
         self.engine = _engine_class()(strict)
         for name, named_parameters in units(module):
             fqns, parameters = zip(*named_parameters)
-            self.engine.add_unit(list(parameters), list(fqns), name, _DTYPE_CODES.get(compute), _DTYPE_CODES.get(reduce))
+            self.engine.add_unit(
+                list(parameters), list(fqns), name, _DTYPE_CODES.get(compute), _DTYPE_CODES.get(reduce)
+            )
 
     def gradients(self):
         return dict(self.engine.gradients())
@@ -131,8 +143,11 @@ class Sharded:
 
     def gradients_left_on_module(self):
         """Names of parameters whose .grad is more than the engine's sentinel."""
-        return [name for name, p in self.module.named_parameters()
-                if p.grad is not None and not self.engine.is_gradient_sentinel(p.grad)]
+        return [
+            name
+            for name, p in self.module.named_parameters()
+            if p.grad is not None and not self.engine.is_gradient_sentinel(p.grad)
+        ]
 
     @contextlib.contextmanager
     def full_params(self, writeback=True):
@@ -152,6 +167,7 @@ class Sharded:
 
 
 # ---------------------------------------------------------------- comparisons
+
 
 def assert_bit_equal(actual, expected, what=""):
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
@@ -180,8 +196,9 @@ def seeded(loss_of, module, seed=7):
     return loss_of(module)
 
 
-def assert_trains_like_plain(module, loss_of, *, units=unit_per_module, compute=None, strict=True,
-                             backward=torch.Tensor.backward):
+def assert_trains_like_plain(
+    module, loss_of, *, units=unit_per_module, compute=None, strict=True, backward=torch.Tensor.backward
+):
     """The loss and all gradients of a sharded module equal, bit for bit, those of a plain copy of it."""
     plain = copy.deepcopy(module)
     for parameter in plain.parameters():
@@ -223,6 +240,6 @@ def right_or_refused(*words):
         yield
     except AssertionError:
         raise
-    except Exception as error:  # noqa: BLE001: any kind, if it says what is wrong
+    except Exception as error:  # any kind, if it says what is wrong
         for word in ("fsdp:", *words):
             assert word in str(error), f"neither right nor refused by the engine: {type(error).__name__}: {error}"

@@ -6,7 +6,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-MEASURED = ("samples_per_second", "tokens_per_second", "tflops", "hardware_tflops", "peak_memory_bytes", "mapped_file_bytes")
+MEASURED = (
+    "samples_per_second",
+    "tokens_per_second",
+    "tflops",
+    "hardware_tflops",
+    "peak_memory_bytes",
+    "mapped_file_bytes",
+)
 
 
 def write_model(folder, tied=True):
@@ -15,8 +22,15 @@ def write_model(folder, tied=True):
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=131, hidden_size=18, intermediate_size=29, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied)
+        vocab_size=131,
+        hidden_size=18,
+        intermediate_size=29,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -28,9 +42,19 @@ class Job:
         self.program, self.folder = program, Path(folder)
         self.output = self.folder / "output"
         self.config = {
-            "model_path": str(model), "dataset": "dummy:40", "max_seq_length": 9, "train_batch_size": 2, "max_steps": 6,
-            "dtype": "fp32", "learning_rate": 1e-2, "save_steps": 2, "save_final": True,
-            "resume_from_checkpoint": "latest", "output_dir": str(self.output), **config}
+            "model_path": str(model),
+            "dataset": "dummy:40",
+            "max_seq_length": 9,
+            "train_batch_size": 2,
+            "max_steps": 6,
+            "dtype": "fp32",
+            "learning_rate": 1e-2,
+            "save_steps": 2,
+            "save_final": True,
+            "resume_from_checkpoint": "latest",
+            "output_dir": str(self.output),
+            **config,
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file = self.folder / "config.json"
         self.file.write_text(json.dumps(self.config))
@@ -45,8 +69,14 @@ class Job:
         return {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def start(self, **how):
-        return subprocess.Popen(self.command(**how), env=self.environment(), text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, start_new_session=True)
+        return subprocess.Popen(
+            self.command(**how),
+            env=self.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def run(self, **how):
         process = self.start(**how)
@@ -72,8 +102,12 @@ class Job:
 
     def copy(self, folder):
         """The same job elsewhere, with what it has written so far."""
-        other = Job(self.program, self.config["model_path"], folder,
-                    **{key: value for key, value in self.config.items() if key not in ("model_path", "output_dir")})
+        other = Job(
+            self.program,
+            self.config["model_path"],
+            folder,
+            **{key: value for key, value in self.config.items() if key not in ("model_path", "output_dir")},
+        )
         if self.output.exists():
             shutil.copytree(self.output, other.output)
         return other

@@ -1,22 +1,21 @@
 """Kills a training again and again, resumes it each time, and compares what it leaves with a run that nobody killed.
 
-  python tests/python/chaos.py --program build/fsdp --rounds 200 --seed 1
+  python tests/python/support/chaos.py --program build/fsdp --rounds 200 --seed 1
 
 Each round lets the job run for a drawn time, then sends SIGKILL to a rank, to the process that started the ranks, or
-SIGTERM; saves are synchronous or not, with one to three checkpoints kept. Losses, norms and the final model must be those
-of the undisturbed run, to the bit.
+SIGTERM; saves are synchronous or not, with one to three checkpoints kept. Losses, norms and the final model must be
+those of the undisturbed run, to the bit.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 from resume_support import Job, write_model
 
 RANKS = 2
@@ -43,10 +42,8 @@ def disturb(process, draw):
 
 
 def kill(pid, number):
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def wait_for_the_dead(pids):

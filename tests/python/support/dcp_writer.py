@@ -1,7 +1,7 @@
 """Ranks of FSDP2 over Gloo that write checkpoints for test_dcp.py, or go on from one.
 
-dcp_writer.py FOLDER: trains two steps on three ranks; writes FOLDER/nested and FOLDER/flat (model and AdamW), FOLDER/odd
-(tensors of many dtypes and placements), the same values in *.pt, and next.pt: the model after a third step.
+dcp_writer.py FOLDER: trains two steps on three ranks; writes FOLDER/nested and FOLDER/flat (model and AdamW),
+FOLDER/odd (tensors of many dtypes and placements), the same values in *.pt, and next.pt: the model after a third step.
 dcp_writer.py FOLDER resume CHECKPOINT: two ranks load CHECKPOINT and take that step; writes FOLDER/resumed.pt.
 """
 
@@ -13,8 +13,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as multiprocessing
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
-                                                     set_model_state_dict, set_optimizer_state_dict)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -40,8 +45,11 @@ def make_run(seed):
     model = Net()
     for module in [model.odd, model.last, model]:
         fully_shard(module)
-    groups = [{"params": list(model.odd.parameters()), "lr": 0.1}, {"params": model.last.parameters(), "weight_decay": 0.0},
-              {"params": model.norm.parameters()}]
+    groups = [
+        {"params": list(model.odd.parameters()), "lr": 0.1},
+        {"params": model.last.parameters(), "weight_decay": 0.0},
+        {"params": model.norm.parameters()},
+    ]
     return model, torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -58,16 +66,38 @@ def whole(value):
 
 def odd_tensors(mesh):
     """By name: what is written, whole and as it lies on this rank."""
-    values = {f"of.{dtype}".replace("torch.", ""): torch.arange(10).to(dtype).view(5, 2) for dtype in
-              [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
-               torch.int8, torch.uint8, torch.bool]}
-    values |= {"scalar": torch.tensor(2.5), "none": torch.zeros(0, 3), "one": torch.ones(1, 4), "columns": torch.rand(4, 5),
-               "copies": torch.rand(3, 2), "plain": torch.rand(6), "transposed": torch.rand(4, 3).t()}
+    values = {
+        f"of.{dtype}".replace("torch.", ""): torch.arange(10).to(dtype).view(5, 2)
+        for dtype in [
+            torch.float64,
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.int8,
+            torch.uint8,
+            torch.bool,
+        ]
+    }
+    values |= {
+        "scalar": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "one": torch.ones(1, 4),
+        "columns": torch.rand(4, 5),
+        "copies": torch.rand(3, 2),
+        "plain": torch.rand(6),
+        "transposed": torch.rand(4, 3).t(),
+    }
     placements = {"columns": Shard(1), "copies": Replicate()}
     plain = ["scalar", "plain", "transposed"]
-    placed = {name: value if name in plain else
-              distribute_tensor(value, mesh, [placements.get(name, Shard(0))], src_data_rank=None)
-              for name, value in values.items()}
+    placed = {
+        name: value
+        if name in plain
+        else distribute_tensor(value, mesh, [placements.get(name, Shard(0))], src_data_rank=None)
+        for name, value in values.items()
+    }
     return values, placed
 
 
@@ -79,8 +109,9 @@ def write(folder):
     for layout in ["nested", "flat"]:
         flat = layout == "flat"
         model_state = get_model_state_dict(model)
-        optimizer_state = get_optimizer_state_dict(model, optimizer,
-                                                   options=StateDictOptions(flatten_optimizer_state_dict=flat))
+        optimizer_state = get_optimizer_state_dict(
+            model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat)
+        )
         state = {"model": model_state, "optim": optimizer_state, "step": 2}
         dcp.save(state, checkpoint_id=folder / layout)
         plain = torch.utils._pytree.tree_map(whole, copy.deepcopy(state))

@@ -65,15 +65,25 @@ class Seen:
 
 
 def rgb(text):
-    return tuple(int(text[i:i + 2], 16) for i in (1, 3, 5))
+    return tuple(int(text[i : i + 2], 16) for i in (1, 3, 5))
 
 
 def run_browser(page, folder, height, dark, *arguments):
-    command = [find_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-               f"--user-data-dir={folder / 'profile'}", f"--window-size={WIDTH},{height}", "--virtual-time-budget=5000",
-               "--enable-logging=stderr", f"--blink-settings=preferredColorScheme={0 if dark else 1}", *arguments,
-               page.as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [
+        find_browser(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={WIDTH},{height}",
+        "--virtual-time-budget=5000",
+        "--enable-logging=stderr",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        *arguments,
+        page.as_uri(),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout, [line for line in result.stderr.splitlines() if "CONSOLE" in line]
 
@@ -96,6 +106,12 @@ def look_at(page, folder, dark=False):
     dom, complaints, measured = measure(height)
     picture = folder / ("dark.png" if dark else "light.png")
     run_browser(measuring, folder, height, dark, f"--screenshot={picture}")
-    return Seen(dom, Image.open(picture).convert("RGB"), measured["boxes"],
-                {name: rgb(text) for name, text in measured["colours"].items()}, measured["cut"], complaints,
-                measured["width"])
+    return Seen(
+        dom,
+        Image.open(picture).convert("RGB"),
+        measured["boxes"],
+        {name: rgb(text) for name, text in measured["colours"].items()},
+        measured["cut"],
+        complaints,
+        measured["width"],
+    )

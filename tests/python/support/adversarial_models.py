@@ -16,7 +16,9 @@ class TinyTransformer(nn.Module):
     def __init__(self, layers=2, width=16, reentrant=None):
         super().__init__()
         self.embedding = nn.Embedding(20, width)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, 24, 0.0, batch_first=True) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 2, 24, 0.0, batch_first=True) for _ in range(layers)
+        )
         self.head = nn.Linear(width, 20)
         self.reentrant = reentrant
 
@@ -52,5 +54,6 @@ def transformer(**options):
 
 def convolutions():
     torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU(), nn.Conv2d(7, 14, 3, groups=7), nn.BatchNorm2d(14),
-                         nn.ConvTranspose2d(14, 5, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 7, 3), nn.ReLU(), nn.Conv2d(7, 14, 3, groups=7), nn.BatchNorm2d(14), nn.ConvTranspose2d(14, 5, 3)
+    )

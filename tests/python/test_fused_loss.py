@@ -1,11 +1,11 @@
-"""The fused head and loss of our language models against transformers, as the tests of each model compare the plain one."""
+"""The fused head and loss of our language models against transformers, as each model's tests compare the plain one."""
 
 import pytest
 import torch
 
-import gpt2_test
-import llama_test
-import t5_test
+import test_gpt2
+import test_llama
+import test_t5
 from model_support import assert_same_results, our_results, random_ids, reference_results, relative_error
 
 
@@ -18,8 +18,17 @@ def without_logits(results):
     return {name: value for name, value in results.items() if name != "logits"}
 
 
-@pytest.mark.parametrize("module,name", [(llama_test, "grouped_queries"), (llama_test, "tied"), (gpt2_test, "tied"),
-                                         (gpt2_test, "untied"), (t5_test, "tied"), (t5_test, "untied_and_scaled")])
+@pytest.mark.parametrize(
+    "module,name",
+    [
+        (test_llama, "grouped_queries"),
+        (test_llama, "tied"),
+        (test_gpt2, "tied"),
+        (test_gpt2, "untied"),
+        (test_t5, "tied"),
+        (test_t5, "untied_and_scaled"),
+    ],
+)
 def test_fp32_equals_transformers(module, name, tmp_path):
     model = module.random_model(name)
     getattr(module, "save", lambda model, name, folder: model.save_pretrained(folder))(model, name, tmp_path)
@@ -29,7 +38,7 @@ def test_fp32_equals_transformers(module, name, tmp_path):
 
 
 def test_bf16_is_as_close_to_fp32_as_transformers_in_bf16(tmp_path):
-    model = gpt2_test.random_model("tied", torch.bfloat16)
+    model = test_gpt2.random_model("tied", torch.bfloat16)
     model.save_pretrained(tmp_path)
     ids, labels = random_ids(model.config), labels_of(model)
     exact = without_logits(reference_results(model.float(), ids, labels))

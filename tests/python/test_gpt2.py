@@ -5,29 +5,51 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import model_support
-from model_support import (assert_loads, assert_same_results, check_tool, double_loss, edit_config, edit_tensors, names_in,
-                           our_results, random_ids, reference_results, relative_error)
+from model_support import (
+    assert_loads,
+    assert_same_results,
+    check_tool,
+    double_loss,
+    edit_config,
+    edit_tensors,
+    names_in,
+    our_results,
+    random_ids,
+    reference_results,
+    relative_error,
+)
 
-SMALL = dict(vocab_size=101, n_positions=64, n_embd=48, n_layer=2, n_head=6, resid_pdrop=0.0, embd_pdrop=0.0,
-             attn_pdrop=0.0,
-             # Large enough that attention is not nearly uniform, so that errors in it show.
-             initializer_range=0.3)
+SMALL = dict(
+    vocab_size=101,
+    n_positions=64,
+    n_embd=48,
+    n_layer=2,
+    n_head=6,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    attn_pdrop=0.0,
+    # Large enough that attention is not nearly uniform, so that errors in it show.
+    initializer_range=0.3,
+)
 
-CONFIGS = {name: GPT2Config(**{**SMALL, **changes}) for name, changes in {
-    "tied": {},
-    "untied": {"tie_word_embeddings": False},
-    "inner": {"n_inner": 68, "n_layer": 3},
-    "one_head": {"n_head": 1},
-    "unscaled": {"scale_attn_weights": False, "initializer_range": 0.1},
-    "by_layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 4},
-    "upcast": {"reorder_and_upcast_attn": True, "attn_implementation": "eager"},
-    "large_epsilon": {"layer_norm_epsilon": 0.1},
-    "gelu": {"activation_function": "gelu"},
-    "gelu_tanh": {"activation_function": "gelu_pytorch_tanh"},
-    "relu": {"activation_function": "relu"},
-    "silu": {"activation_function": "silu"},
-    "with_dropout_in_training": {"resid_pdrop": 0.3, "embd_pdrop": 0.2, "attn_pdrop": 0.1},
-}.items()}
+CONFIGS = {
+    name: GPT2Config(**{**SMALL, **changes})
+    for name, changes in {
+        "tied": {},
+        "untied": {"tie_word_embeddings": False},
+        "inner": {"n_inner": 68, "n_layer": 3},
+        "one_head": {"n_head": 1},
+        "unscaled": {"scale_attn_weights": False, "initializer_range": 0.1},
+        "by_layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 4},
+        "upcast": {"reorder_and_upcast_attn": True, "attn_implementation": "eager"},
+        "large_epsilon": {"layer_norm_epsilon": 0.1},
+        "gelu": {"activation_function": "gelu"},
+        "gelu_tanh": {"activation_function": "gelu_pytorch_tanh"},
+        "relu": {"activation_function": "relu"},
+        "silu": {"activation_function": "silu"},
+        "with_dropout_in_training": {"resid_pdrop": 0.3, "embd_pdrop": 0.2, "attn_pdrop": 0.1},
+    }.items()
+}
 # fp32: what the order of additions changes, relative to the norm of a tensor; several times what is seen.
 TOLERANCE = 1e-5
 
@@ -86,9 +108,20 @@ def test_keys_that_early_configs_lack(tmp_path):
     """With the defaults of transformers; dropout apart, which is not 0 by default."""
     model = random_model("tied")
     model.save_pretrained(tmp_path)
-    optional = ["n_inner", "activation_function", "layer_norm_epsilon", "initializer_range", "scale_attn_weights",
-                "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention",
-                "tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype"]
+    optional = [
+        "n_inner",
+        "activation_function",
+        "layer_norm_epsilon",
+        "initializer_range",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+        "reorder_and_upcast_attn",
+        "add_cross_attention",
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "dtype",
+    ]
     edit_config(tmp_path, lambda config: [config.pop(key, None) for key in optional] and config.update(n_ctx=64))
     ids = random_ids(model.config)
     assert_same_results(our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids), TOLERANCE)

@@ -1,5 +1,5 @@
-"""DeepViT in PyTorch, by the paper's formula, with the FQNs of src/models/deepvit.h: for tests and benchmarks to compare
-with. transformers has no such model. Dropout is left out.
+"""DeepViT in PyTorch, by the paper's formula, with the FQNs of src/models/deepvit.h: for tests and benchmarks to
+compare with. transformers has no such model. Dropout is left out.
 """
 
 import json

@@ -6,28 +6,53 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import model_support
-from model_support import (assert_loads, assert_same_results, check_tool, edit_config, edit_tensors, names_in, our_results,
-                           random_ids, reference_results, relative_error, run_tool)
+from model_support import (
+    assert_loads,
+    assert_same_results,
+    check_tool,
+    edit_config,
+    edit_tensors,
+    names_in,
+    our_results,
+    random_ids,
+    reference_results,
+    relative_error,
+    run_tool,
+)
 
 # Heads of a width that is not d_model / num_heads; few enough buckets that sequences of 29 tokens reach the last one.
-SMALL = dict(vocab_size=101, d_model=48, d_kv=7, d_ff=76, num_layers=2, num_heads=5, dropout_rate=0.0,
-             relative_attention_num_buckets=10, relative_attention_max_distance=21, decoder_start_token_id=0)
+SMALL = dict(
+    vocab_size=101,
+    d_model=48,
+    d_kv=7,
+    d_ff=76,
+    num_layers=2,
+    num_heads=5,
+    dropout_rate=0.0,
+    relative_attention_num_buckets=10,
+    relative_attention_max_distance=21,
+    decoder_start_token_id=0,
+)
 
-CONFIGS = {name: T5Config(**{**SMALL, **changes}) for name, changes in {
-    "tied": {},
-    "unscaled": {"tie_word_embeddings": False},  # the name that transformers has for a head that is tied all the same
-    "untied": {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},
-    "untied_and_scaled": {"tie_word_embeddings": False, "scale_decoder_outputs": True},
-    "gated_gelu": {"feed_forward_proj": "gated-gelu"},
-    "gated_silu": {"feed_forward_proj": "gated-silu"},
-    "gelu": {"feed_forward_proj": "gelu"},
-    "more_decoders": {"num_layers": 1, "num_decoder_layers": 3},
-    "fewer_decoders": {"num_layers": 3, "num_decoder_layers": 1, "num_heads": 1},
-    "odd_buckets": {"relative_attention_num_buckets": 7, "relative_attention_max_distance": 4},
-    "default_buckets": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
-    "other_start": {"decoder_start_token_id": 17, "pad_token_id": 5},
-    "large_epsilon": {"layer_norm_epsilon": 0.1},
-}.items()}
+CONFIGS = {
+    name: T5Config(**{**SMALL, **changes})
+    for name, changes in {
+        "tied": {},
+        # The name that transformers has for a head that is tied all the same.
+        "unscaled": {"tie_word_embeddings": False},
+        "untied": {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},
+        "untied_and_scaled": {"tie_word_embeddings": False, "scale_decoder_outputs": True},
+        "gated_gelu": {"feed_forward_proj": "gated-gelu"},
+        "gated_silu": {"feed_forward_proj": "gated-silu"},
+        "gelu": {"feed_forward_proj": "gelu"},
+        "more_decoders": {"num_layers": 1, "num_decoder_layers": 3},
+        "fewer_decoders": {"num_layers": 3, "num_decoder_layers": 1, "num_heads": 1},
+        "odd_buckets": {"relative_attention_num_buckets": 7, "relative_attention_max_distance": 4},
+        "default_buckets": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+        "other_start": {"decoder_start_token_id": 17, "pad_token_id": 5},
+        "large_epsilon": {"layer_norm_epsilon": 0.1},
+    }.items()
+}
 # fp32: what the order of additions changes, relative to the norm of a tensor; several times what is seen.
 TOLERANCE = 1e-5
 
@@ -91,7 +116,10 @@ def test_masks_of_padded_sources(tmp_path):
 
 def test_ignored_labels(tmp_path):
     """They are read as padding."""
-    ignore = lambda labels: torch.where(torch.arange(23) % 3 == 0, -100, labels)
+
+    def ignore(labels):
+        return torch.where(torch.arange(23) % 3 == 0, -100, labels)
+
     assert_same_results(*results("other_start", tmp_path, change_labels=ignore), TOLERANCE)
 
 
@@ -123,9 +151,22 @@ def test_keys_that_early_configs_lack(tmp_path):
     """With the defaults of transformers; dropout and start token apart."""
     model = random_model("default_buckets")
     model.save_pretrained(tmp_path)
-    optional = ["num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance", "dense_act_fn",
-                "feed_forward_proj", "is_gated_act", "layer_norm_epsilon", "initializer_factor", "pad_token_id",
-                "eos_token_id", "scale_decoder_outputs", "tie_word_embeddings", "is_decoder", "is_encoder_decoder"]
+    optional = [
+        "num_decoder_layers",
+        "relative_attention_num_buckets",
+        "relative_attention_max_distance",
+        "dense_act_fn",
+        "feed_forward_proj",
+        "is_gated_act",
+        "layer_norm_epsilon",
+        "initializer_factor",
+        "pad_token_id",
+        "eos_token_id",
+        "scale_decoder_outputs",
+        "tie_word_embeddings",
+        "is_decoder",
+        "is_encoder_decoder",
+    ]
     edit_config(tmp_path, lambda config: [config.pop(key, None) for key in optional] and config.update(n_positions=512))
     ids, labels = random_ids(model.config), random_labels(model.config)
     reference = reference_results(T5ForConditionalGeneration.from_pretrained(tmp_path), ids, labels)

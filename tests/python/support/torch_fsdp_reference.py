@@ -1,8 +1,8 @@
 """Trains a Hugging Face model with PyTorch the way `fsdp train` does it, for tests and benchmarks to compare with.
 
-It reads the same config keys and token files, and is written on PyTorch's and transformers' own parts: DistributedSampler,
-get_scheduler, AdamW, GradScaler, DDP, FSDP1, FSDP2. A run is over Gloo, with weights kept in fp32; ranks are forked
-processes.
+It reads the same config keys and token files, and is written on PyTorch's and transformers' own parts:
+DistributedSampler, get_scheduler, AdamW, GradScaler, DDP, FSDP1, FSDP2. A run is over Gloo, with weights kept in fp32;
+ranks are forked processes.
 """
 
 import dataclasses
@@ -18,8 +18,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy,
-                                    ShardingStrategy, fully_shard)
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
@@ -41,13 +47,37 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NUMBERS_STAY = {"sync_each_batch", "all_reduce_each_batch"}
 
 # The trainer's defaults, for the keys that matter here; but for dtype, which the trainer has as bf16.
-DEFAULTS = dict(eval_dataset=None, max_seq_length=1024, train_batch_size=4, eval_batch_size=4, shuffle=True, seed=42,
-                max_steps=100, gradient_accumulation_steps=1, learning_rate=5e-5, lr_scheduler_type="linear",
-                warmup_steps=0, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
-                clip_grad_norm=1.0, sharding_strategy="full_shard", wrap_policy="transformer", wrap_classes=[],
-                size_min_params=30_000_000, use_orig_params=True, do_eval=False, dtype="fp32",
-                mixed_precision_reduce_dtype=None, sharding_factor=None, reshard_after_forward=None,
-                gradient_divide_factor=None, fp16_init_scale=65536.0, fp16_growth_interval=2000)
+DEFAULTS = dict(
+    eval_dataset=None,
+    max_seq_length=1024,
+    train_batch_size=4,
+    eval_batch_size=4,
+    shuffle=True,
+    seed=42,
+    max_steps=100,
+    gradient_accumulation_steps=1,
+    learning_rate=5e-5,
+    lr_scheduler_type="linear",
+    warmup_steps=0,
+    weight_decay=0.0,
+    adam_beta1=0.9,
+    adam_beta2=0.999,
+    adam_epsilon=1e-8,
+    clip_grad_norm=1.0,
+    sharding_strategy="full_shard",
+    wrap_policy="transformer",
+    wrap_classes=[],
+    size_min_params=30_000_000,
+    use_orig_params=True,
+    do_eval=False,
+    dtype="fp32",
+    mixed_precision_reduce_dtype=None,
+    sharding_factor=None,
+    reshard_after_forward=None,
+    gradient_divide_factor=None,
+    fp16_init_scale=65536.0,
+    fp16_growth_interval=2000,
+)
 
 
 @dataclasses.dataclass
@@ -99,7 +129,9 @@ class TokenFile(Dataset):
 
 def rank_batches(dataset, config, rank, world_size):
     """The batches of one rank, epoch after epoch; an epoch's incomplete last global batch is dropped."""
-    sampler = DistributedSampler(dataset, world_size, rank, shuffle=config["shuffle"], seed=config["seed"], drop_last=True)
+    sampler = DistributedSampler(
+        dataset, world_size, rank, shuffle=config["shuffle"], seed=config["seed"], drop_last=True
+    )
     loader = DataLoader(dataset, config["train_batch_size"], sampler=sampler, drop_last=True)
     whole = len(loader) - len(loader) % config["gradient_accumulation_steps"]
     for epoch in itertools.count():
@@ -137,11 +169,16 @@ def wrap_fsdp1(model, config, prefetch):
         "transformer": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=wrap_classes(config)),
     }
     return FullyShardedDataParallel(
-        model, sharding_strategy=fsdp1_strategy(config), device_mesh=mesh_of(config),
+        model,
+        sharding_strategy=fsdp1_strategy(config),
+        device_mesh=mesh_of(config),
         mixed_precision=None if config["dtype"] == "fp32" else MixedPrecision(*dtypes_of(config)),
-        auto_wrap_policy=policies[config["wrap_policy"]], use_orig_params=config["use_orig_params"],
-        backward_prefetch=BackwardPrefetch.BACKWARD_PRE if prefetch else None, limit_all_gathers=prefetch,
-        device_id=torch.device("cpu"))
+        auto_wrap_policy=policies[config["wrap_policy"]],
+        use_orig_params=config["use_orig_params"],
+        backward_prefetch=BackwardPrefetch.BACKWARD_PRE if prefetch else None,
+        limit_all_gathers=prefetch,
+        device_id=torch.device("cpu"),
+    )
 
 
 def wrap_fsdp2(model, config):
@@ -192,8 +229,10 @@ def whole_weights(model):
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             return {name: tensor.detach().clone() for name, tensor in clean_names(model)}
-    return {name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
-            for name, tensor in clean_names(model)}
+    return {
+        name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+        for name, tensor in clean_names(model)
+    }
 
 
 def clean_names(model):
@@ -240,16 +279,27 @@ class Training:
         scales = "fp16" in (config["dtype"], config["mixed_precision_reduce_dtype"])
         sharded_scaler = scales and method == "fsdp1"  # which fused AdamW does not work with
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config["learning_rate"], betas=(config["adam_beta1"], config["adam_beta2"]),
-            eps=config["adam_epsilon"], weight_decay=config["weight_decay"], fused=not sharded_scaler)
+            self.parameters,
+            lr=config["learning_rate"],
+            betas=(config["adam_beta1"], config["adam_beta2"]),
+            eps=config["adam_epsilon"],
+            weight_decay=config["weight_decay"],
+            fused=not sharded_scaler,
+        )
         self.scaler = (ShardedGradScaler if sharded_scaler else torch.amp.GradScaler)(
-            "cpu", init_scale=config["fp16_init_scale"], growth_interval=config["fp16_growth_interval"], enabled=scales)
+            "cpu", init_scale=config["fp16_init_scale"], growth_interval=config["fp16_growth_interval"], enabled=scales
+        )
         schedule = config["lr_scheduler_type"]
-        self.schedule = get_scheduler("constant_with_warmup" if schedule == "constant" else schedule, self.optimizer,
-                                      config["warmup_steps"], config["max_steps"])
+        self.schedule = get_scheduler(
+            "constant_with_warmup" if schedule == "constant" else schedule,
+            self.optimizer,
+            config["warmup_steps"],
+            config["max_steps"],
+        )
 
     def step(self):
-        """Returns loss (mean over the global batch), gradient norm before clipping, learning rate, loss scale, skipped."""
+        """Returns loss (mean over the global batch), gradient norm before clipping, learning rate, loss scale,
+        skipped."""
         passes = self.config["gradient_accumulation_steps"]
         self.optimizer.zero_grad()
         total = torch.zeros(())
@@ -279,7 +329,9 @@ class Training:
 def run_rank(rank, world_size, method, config, options, result):
     torch.set_num_threads(options["threads"])
     if method != "single":
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{options['port']}", rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{options['port']}", rank=rank, world_size=world_size
+        )
     start_memory = status_bytes("VmRSS") - status_bytes("RssFile")
     training = Training(config, method, rank, world_size, options["prefetch"])
     rows, seconds = [], []
@@ -302,8 +354,12 @@ def run_rank(rank, world_size, method, config, options, result):
 
 def train(config, world_size, method, threads=1, prefetch=False, keep_weights=True):
     """Trains as `config` says. `prefetch`: PyTorch's default prefetching, where the method has a choice."""
-    unknown = set(config) - set(DEFAULTS) - NUMBERS_STAY - {
-        "model_path", "dataset", "output_dir", "save_final", "logging_steps"}
+    unknown = (
+        set(config)
+        - set(DEFAULTS)
+        - NUMBERS_STAY
+        - {"model_path", "dataset", "output_dir", "save_final", "logging_steps"}
+    )
     if method != "single" and config.get("gradient_divide_factor"):
         unknown.add("gradient_divide_factor")
     if method not in METHODS or unknown:
@@ -312,6 +368,9 @@ def train(config, world_size, method, threads=1, prefetch=False, keep_weights=Tr
         result = Path(folder) / "run.pt"
         options = dict(threads=threads, prefetch=prefetch, keep_weights=keep_weights, port=port)
         multiprocessing.start_processes(
-            run_rank, (world_size, method, {**DEFAULTS, **config}, options, result),
-            nprocs=1 if method == "single" else world_size, start_method="fork")
+            run_rank,
+            (world_size, method, {**DEFAULTS, **config}, options, result),
+            nprocs=1 if method == "single" else world_size,
+            start_method="fork",
+        )
         return Run(**torch.load(result))

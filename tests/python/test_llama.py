@@ -9,8 +9,18 @@ from transformers.models.llama import modeling_llama
 
 import model_support
 from llama_configs import CONFIGS
-from model_support import (assert_same_results, check_tool, double_loss, edit_config, edit_tensors, our_results, random_ids,
-                           reference_results, relative_error, run_tool)
+from model_support import (
+    assert_same_results,
+    check_tool,
+    double_loss,
+    edit_config,
+    edit_tensors,
+    our_results,
+    random_ids,
+    reference_results,
+    relative_error,
+    run_tool,
+)
 
 
 def random_model(name, dtype=torch.float32):
@@ -200,4 +210,6 @@ def test_saving_in_another_dtype(spelling, tmp_path):
     ids = random_ids(model.config)
     assert saved.dtype == torch.bfloat16
     assert torch.equal(saved(ids).logits, original(ids).logits)
-    assert_same_results(our_results(target, "fp32", ids, tmp_path), reference_results(reference_model(target), ids), 1e-5)
+    assert_same_results(
+        our_results(target, "fp32", ids, tmp_path), reference_results(reference_model(target), ids), 1e-5
+    )

@@ -50,7 +50,9 @@ def _check():
 def _wait_until_idle(environment):
     deadline = time.monotonic() + 30
     while True:
-        state = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
+        state = subprocess.run(
+            ["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True, check=False
+        )
         if state.stdout.strip() == "idle":
             return
         if time.monotonic() > deadline:
@@ -72,13 +74,31 @@ def slurm_host():
             (folder / name).mkdir()
         ports = [stack.enter_context(free_port()) for _ in range(2)]
         config = folder / "slurm.conf"
-        config.write_text(CONFIG.format(host=socket.gethostname().split(".")[0], folder=folder, cpus=os.cpu_count(),
-                                        control_port=ports[0], node_port=ports[1]))
+        config.write_text(
+            CONFIG.format(
+                host=socket.gethostname().split(".")[0],
+                folder=folder,
+                cpus=os.cpu_count(),
+                control_port=ports[0],
+                node_port=ports[1],
+            )
+        )
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI"))}
         environment["SLURM_CONF"] = str(config)
-        for command in (["munged", "--force", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket",
-                         f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"],
-                        ["slurmctld", "-D"], ["slurmd", "-D"]):
+        for command in (
+            [
+                "munged",
+                "--force",
+                "--foreground",
+                f"--key-file={key}",
+                f"--socket={folder}/munge.socket",
+                f"--pid-file={folder}/munge.pid",
+                f"--log-file={folder}/munge.log",
+                f"--seed-file={folder}/munge.seed",
+            ],
+            ["slurmctld", "-D"],
+            ["slurmd", "-D"],
+        ):
             log = stack.enter_context(open(folder / f"{command[0]}.out", "wb"))
             daemon = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             stack.callback(daemon.wait)
