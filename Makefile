@@ -7,7 +7,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR TORCH_INDEX BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-all test test-fast train bench growth compare chaos gpu-check format format-check sanitize fuzz fuzz-training clean
+.PHONY: help setup build build-all test test-fast train bench growth compare chaos gpu-check format format-check tidy sanitize fuzz fuzz-training clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ format:  ## Format all C++ and Python files
 
 format-check:  ## Fail when a file is not formatted, or ruff, codespell or pymarkdown finds a slip
 	@scripts/format.sh --check
+
+tidy: build-all  ## Look for slips in the library and the program with clang-tidy
+	@scripts/tidy.sh
 
 sanitize: setup  ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZER=thread: those of communicators under ThreadSanitizer)
 	@scripts/sanitize.sh $(SANITIZER)

@@ -31,7 +31,7 @@ class Tracing {
   // trace is recorded.
   class Range {
    public:
-    Range(std::shared_ptr<engine::Engine> engine, std::string name);
+    Range(const std::shared_ptr<engine::Engine>& engine, std::string name);
     ~Range();
     Range(const Range&) = delete;
     Range& operator=(const Range&) = delete;

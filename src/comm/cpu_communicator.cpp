@@ -71,12 +71,13 @@ std::shared_ptr<Communicator> make_shm_communicator(const std::shared_ptr<Meetin
 namespace fsdp {
 
 std::shared_ptr<Communicator> make_shm_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  return comm::make_shm_communicator(comm::point_of(environment, options), environment.rank, environment.world_size, options);
+  return comm::make_shm_communicator(comm::point_of(environment, options), environment.rank, environment.world_size,
+                                     options);
 }
 
 ChosenCommunicator make_cpu_communicator(const RankEnvironment& environment, const GlooOptions& options) {
-  ChosenCommunicator chosen = comm::share_memory(
-      comm::make_host_communicator(comm::point_of(environment, options), environment.rank, environment.world_size, options));
+  ChosenCommunicator chosen = comm::share_memory(comm::make_host_communicator(
+      comm::point_of(environment, options), environment.rank, environment.world_size, options));
   return {comm::make_staged_communicator(std::move(chosen.communicator)), std::move(chosen.reason)};
 }
 

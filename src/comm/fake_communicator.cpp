@@ -114,18 +114,6 @@ std::shared_ptr<Communicator> make_local_communicator(int rank, int size, std::s
   return std::make_shared<LocalCommunicator>(rank, size, std::move(backend));
 }
 
-}  // namespace fsdp::comm
-
-namespace fsdp {
-
-std::shared_ptr<Communicator> make_fake_communicator(int rank, int size) {
-  return comm::make_local_communicator(rank, size, "fake");
-}
-
-}  // namespace fsdp
-
-namespace fsdp::comm {
-
 std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64_t> own) {
   if (twin != nullptr) {
     const std::vector<uint64_t> more = twin->bytes_sent_to();
@@ -135,3 +123,11 @@ std::vector<uint64_t> with_bytes_of(const Communicator* twin, std::vector<uint64
 }
 
 }  // namespace fsdp::comm
+
+namespace fsdp {
+
+std::shared_ptr<Communicator> make_fake_communicator(int rank, int size) {
+  return comm::make_local_communicator(rank, size, "fake");
+}
+
+}  // namespace fsdp

@@ -20,7 +20,7 @@ std::string Diagnostics::memory_summary(const std::vector<MemoryCategory>& more)
 
 std::string Diagnostics::explain_out_of_memory(const std::exception& error,
                                                const std::vector<MemoryCategory>& more) const {
-  const std::string text = base::message_of(error);
+  std::string text = base::message_of(error);
   if (!base::is_out_of_memory(error)) return text;
   if (!engine::has_memory_report(text)) return c10::str(text, "\n", engine_->current().memory().report(more));
   return more.empty() ? text : c10::str(text, "\n", memory_summary(more));

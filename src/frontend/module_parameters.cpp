@@ -68,7 +68,7 @@ std::vector<std::string> paths_of_classes(const torch::nn::Module& root, const s
 std::string FoundParameter::lowest_common_ancestor() const {
   std::string ancestor = sites.front().module;
   for (const ParameterSite& site : sites) {
-    while (!is_at_or_below(site.module, ancestor)) ancestor = parent_path(ancestor);
+    while (!schedule::is_at_or_below(site.module, ancestor)) ancestor = parent_path(ancestor);
   }
   return ancestor;
 }

@@ -124,7 +124,7 @@ void check_inner_units(const Survey& surveyed) {
         auto path = tree.paths.find(module.identity);
         inside |= path != tree.paths.end() &&
                   std::any_of(path->second.begin(), path->second.end(),
-                              [&](const std::string& at) { return is_at_or_below(site.module, at); });
+                              [&](const std::string& at) { return schedule::is_at_or_below(site.module, at); });
       }
       TORCH_CHECK(inside, "fsdp: parameter '", site.fqn, "' (first registered as '", parameter.fqn(),
                   "') already belongs to unit '", unit->name(),

@@ -15,7 +15,7 @@ void Tracing::start(std::function<std::vector<MemoryCategory>()> more) {
 
 Trace Tracing::stop() { return engine_->current().trace().stop(); }
 
-Tracing::Range::Range(std::shared_ptr<engine::Engine> engine, std::string name)
+Tracing::Range::Range(const std::shared_ptr<engine::Engine>& engine, std::string name)
     : engine_(engine->current().shared_from_this()), name_(std::move(name)), begin_(engine_->trace().now()) {
   engine_->trace().sample_memory();
 }

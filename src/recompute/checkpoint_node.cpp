@@ -59,16 +59,6 @@ void nested_backward(const std::vector<at::Tensor>& results, const variable_list
 
 }  // namespace
 
-}  // namespace fsdp::recompute
-
-namespace fsdp {
-
-bool is_recomputing() { return recompute::recomputing; }
-
-}  // namespace fsdp
-
-namespace fsdp::recompute {
-
 CheckpointNode::Description::Description(const at::Tensor& result) : defined(result.defined()) {
   if (defined) {
     sizes = result.sizes().vec();
@@ -175,3 +165,9 @@ void CheckpointNode::release_variables() {
 }
 
 }  // namespace fsdp::recompute
+
+namespace fsdp {
+
+bool is_recomputing() { return recompute::recomputing; }
+
+}  // namespace fsdp

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace fsdp {
+namespace fsdp::schedule {
 
 // Whether `path` is `ancestor` itself or below it.
 inline bool is_at_or_below(const std::string& path, const std::string& ancestor) {
@@ -23,4 +23,4 @@ void for_each_ancestor(const std::string& path, const Visit& visit) {
   }
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::schedule

@@ -1,13 +1,17 @@
 // Steps that either all ranks take or none.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <functional>
 #include <string>
 #include <vector>
 
-#include <c10/util/Exception.h>
-
 #include "fsdp/communicator.h"
+
+namespace fsdp {
+struct ProcessMesh;
+}  // namespace fsdp
 
 namespace fsdp::state {
 
@@ -22,16 +26,6 @@ class StepFailed : public ErrorOfAllRanks {
  public:
   using ErrorOfAllRanks::ErrorOfAllRanks;
 };
-
-}  // namespace fsdp::state
-
-namespace fsdp {
-
-struct ProcessMesh;
-
-}  // namespace fsdp
-
-namespace fsdp::state {
 
 // Returns the bytes of each rank on all ranks, in rank order. Collective.
 using Exchange = std::function<std::vector<std::string>(const std::string& bytes)>;

@@ -10,7 +10,7 @@
 
 #include "formats/common/output_file.h"
 
-namespace fsdp {
+namespace fsdp::trace {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -164,18 +164,22 @@ std::string trace_events(int rank, Trace trace) {
   return events.text();
 }
 
+}  // namespace fsdp::trace
+
+namespace fsdp {
+
 void write_trace(const std::filesystem::path& path, Communicator& communicator, const Trace& trace) {
-  const int64_t origin =
-      earliest(communicator.all_gather_bytes(std::to_string(first_begin(trace)), {"trace origin", 0, Pass::kUser}));
+  const int64_t origin = trace::earliest(
+      communicator.all_gather_bytes(std::to_string(trace::first_begin(trace)), {"trace origin", 0, Pass::kUser}));
   Trace shifted = trace;
   for (TraceRange& range : shifted.ranges) {
     range.begin_ns -= origin;
     range.end_ns -= origin;
   }
   for (TraceMemory& memory : shifted.memory) memory.at_ns -= origin;
-  const std::vector<std::string> events =
-      communicator.all_gather_bytes(trace_events(communicator.rank(), std::move(shifted)), {"trace", 0, Pass::kUser});
-  const std::string problem = communicator.all_gather_bytes(communicator.rank() == 0 ? write(path, events) : "",
+  const std::vector<std::string> events = communicator.all_gather_bytes(
+      trace::trace_events(communicator.rank(), std::move(shifted)), {"trace", 0, Pass::kUser});
+  const std::string problem = communicator.all_gather_bytes(communicator.rank() == 0 ? trace::write(path, events) : "",
                                                             {"trace written", 0, Pass::kUser})[0];
   if (!problem.empty()) throw TraceNotWritten({__func__, __FILE__, __LINE__}, "the trace was not written: " + problem);
 }

@@ -6,10 +6,10 @@
 
 #include "fsdp/trace.h"
 
-namespace fsdp {
+namespace fsdp::trace {
 
 // Returns one rank's recorded trace as events, comma-separated without brackets. Rows are named. Overlapping ranges of
 // a track are put into rows of their own (into the first row that is free).
 std::string trace_events(int rank, Trace trace);
 
-}  // namespace fsdp
+}  // namespace fsdp::trace

@@ -11,7 +11,7 @@
 #include "support/sharding.h"
 #include "support/thread_ranks.h"
 
-namespace fsdp::trace_file_test {
+namespace fsdp::trace::trace_file_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -104,4 +104,4 @@ TEST(TraceFile, AFileThatCannotBeWrittenIsAnErrorOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp::trace_file_test
+}  // namespace fsdp::trace::trace_file_test

@@ -56,8 +56,9 @@ std::string communicator_of(const std::string& wanted) {
   return name;
 }
 
-std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted, const std::shared_ptr<comm::MeetingPoint>& point,
-                                                int rank, int world_size, const GlooOptions& options) {
+std::shared_ptr<Communicator> make_communicator(const RankOptions& wanted,
+                                                const std::shared_ptr<comm::MeetingPoint>& point, int rank,
+                                                int world_size, const GlooOptions& options) {
   const std::string name = communicator_of(wanted.communicator);
   if (name == "gloo") return comm::make_gloo_communicator(point, rank, world_size, options);
   comm::HostProbe probe;

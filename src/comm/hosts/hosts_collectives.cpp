@@ -101,7 +101,7 @@ void HostsAllGather::go_on() {
   at::Tensor gathered = output_;
   if (!gathered.defined() || hosts > kMostSteps) gathered = at::empty({pieces_.numel() * ranks}, pieces_.options());
   if (hosts > kMostSteps) {
-    by_place_ = gathered;
+    by_place_ = std::move(gathered);
     next_.push_back(context_->local_next->all_gather(by_place_, pieces_, step_));
     return;
   }

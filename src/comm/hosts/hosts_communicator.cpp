@@ -265,7 +265,9 @@ void HostsCommunicator::share(int64_t further_nbytes, const CollectiveId& id) {
   } catch (const c10::Error& error) {
     failure = error.what_without_backtrace();
   }
-  for (const std::string& one : context_->across_next->all_gather_bytes(failure, id)) TORCH_CHECK(one.empty(), one);
+  for (const std::string& one : context_->across_next->all_gather_bytes(failure, id)) {
+    TORCH_CHECK(one.empty(), one);
+  }
   context_->local_next->barrier(id);  // all ranks have moved the contents of their slices
   for (const HostBuffers::Written& one : written) std::memcpy(one.place, one.bytes.data(), one.bytes.size());
   buffers_->set_shared();

@@ -94,8 +94,9 @@ void MeetingPoint::claim_rank(int rank, int size) {
 
 void MeetingPoint::agree_on_size(int rank, int size) {
   const auto first = claim(*store_, "size", c10::str(size, " (rank ", rank, ")"));
-  TORCH_CHECK(std::atoi(first.c_str()) == size, "the ranks at ", name_, " disagree about the number of ranks: ", first,
-              " and ", size, " (rank ", rank, "); check WORLD_SIZE on every host");
+  TORCH_CHECK(first.rfind(c10::str(size, " "), 0) == 0, "the ranks at ", name_,
+              " disagree about the number of ranks: ", first, " and ", size, " (rank ", rank,
+              "); check WORLD_SIZE on every host");
 }
 
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {

@@ -123,7 +123,7 @@ void ShmAllReduce::complete() {
   exchange_.finish();
 }
 
-ShmBroadcast::ShmBroadcast(std::shared_ptr<ShmContext> context, const at::Tensor& tensor, int root,
+ShmBroadcast::ShmBroadcast(const std::shared_ptr<ShmContext>& context, const at::Tensor& tensor, int root,
                            const CollectiveId& id)
     : ShmCollective(context, identify_broadcast(tensor, root, id),
                     {context->host->rank() == root ? tensor : at::Tensor()}, nullptr),

@@ -94,7 +94,7 @@ class ShmAllReduce final : public ShmCollective {
 
 class ShmBroadcast final : public ShmCollective {
  public:
-  ShmBroadcast(std::shared_ptr<ShmContext> context, const at::Tensor& tensor, int root, const CollectiveId& id);
+  ShmBroadcast(const std::shared_ptr<ShmContext>& context, const at::Tensor& tensor, int root, const CollectiveId& id);
 
  private:
   void complete() override;

@@ -145,7 +145,8 @@ void ShmExchange::check_counts() const {
   for (int sender = 0; sender < size(); ++sender) {
     for (int receiver = 0; receiver < size(); ++receiver) {
       const auto sent = static_cast<int64_t>(flag_word_of(sender, static_cast<size_t>(receiver)));
-      const auto expected = static_cast<int64_t>(flag_word_of(receiver, static_cast<size_t>(size() + sender)));
+      const auto expected =
+          static_cast<int64_t>(flag_word_of(receiver, static_cast<size_t>(size()) + static_cast<size_t>(sender)));
       if (sent != expected) fail(errors().count_differs(sender, sent, receiver, expected));
     }
   }
