@@ -47,6 +47,8 @@ def test_the_engine_takes_the_locks_that_its_members_name(source_dir, tmp_path):
 
 def test_a_use_without_the_lock_is_found(source_dir, tmp_path):
     status, messages = diagnose(
-        source_dir, tmp_path, '#include "engine/unit.h"\nbool pinned(fsdp::Unit& unit) { return unit.use.pinned(); }\n'
+        source_dir,
+        tmp_path,
+        '#include "engine/unit.h"\nbool pinned(fsdp::engine::Unit& unit) { return unit.use.pinned(); }\n',
     )
     assert status != 0 and "requires holding mutex 'unit.mutex'" in messages
