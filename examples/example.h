@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "fsdp/backends.h"
-#include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
 namespace example {

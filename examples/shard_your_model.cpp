@@ -5,7 +5,6 @@
 #include <iostream>
 
 #include "fsdp/backends.h"
-#include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
 
 struct BlockImpl : torch::nn::Module {

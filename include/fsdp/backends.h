@@ -3,8 +3,8 @@
 //   auto chosen = fsdp::make_cpu_communicator(fsdp::rank_environment());
 //   options.communicator = chosen.communicator;
 //
-// All of them are collective over the ranks of the environment, block until all have come, and throw if one does not
-// come before the timeout.
+// Those over Gloo, shared memory and NCCL are collective over the ranks of the environment. They block until all ranks
+// have come, and throw if one does not come before the timeout.
 #pragma once
 
 #include <chrono>

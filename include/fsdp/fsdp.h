@@ -1,5 +1,6 @@
 // FullyShardedDataParallel<M>: a module and its sharding in one object. A thin layer over fully_shard, which adds
-// functions that must see forward, train() and eval().
+// functions that must see forward, train() and eval(). Includes all headers that a first program needs, that of the
+// communicators' factories among them.
 //
 //   fsdp::FullyShardedDataParallel<Net> model(Net(…), options);
 //   torch::optim::AdamW optimizer(model.parameters(), …);
@@ -9,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "fsdp/backends.h"
 #include "fsdp/cast_floating.h"
 #include "fsdp/fully_shard.h"
 

@@ -1,4 +1,4 @@
-// A module whose parameters are sharded: what fully_shard returns.
+// The handle of a module whose parameters are sharded, as fully_shard returns it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -138,6 +138,9 @@ class ShardedModule {
   // Whether reductions compute the norm of the gradients that they write, for reduced_grad_norm(). Takes effect with
   // the next backward. Off by default. Must be the same on all ranks.
   void set_reductions_see_norm(bool on);
+
+  // -- Gathering and releasing --
+
   // Keeps the units of these parameters gathered during `body`, so that code that bypasses the dispatcher (data_ptr,
   // numpy, dlpack) may read their memory. Empty list: all units.
   void pin(const std::vector<at::Tensor>& parameters, const std::function<void()>& body);
@@ -182,7 +185,7 @@ class ShardedModule {
   // The order in which the parameters of Options::auto_units were used (AutoUnits::order). Empty before units are made.
   ExecutionOrder execution_order() const;
 
-  // -- Rarely needed: handles that stay valid as long as this one --
+  // -- Groups of functions that are rarely needed, each behind a handle that may be kept --
 
   // Hooks that see, change or perform reductions.
   GradientHooks hooks() const { return GradientHooks(engine_); }

@@ -1,6 +1,5 @@
 // A project that uses the installed library: shards its own module over one rank and checks that training lowers the
 // loss.
-#include <fsdp/backends.h>
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 

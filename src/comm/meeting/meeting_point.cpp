@@ -100,7 +100,7 @@ void MeetingPoint::agree_on_size(int rank, int size) {
 }
 
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
-  comm::StoreBarrier barrier(store, size);
+  StoreBarrier barrier(store, size);
   std::vector<int> missing;
   const auto deadline = std::chrono::steady_clock::now() + timeout + (rank == 0 ? kGrace : 0ms);
   try {
@@ -114,7 +114,7 @@ void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::
     }
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "rank ", rank, " waited at ", name_, " for the other ranks of ", size,
-                " when the store was lost; did rank 0 end? (", comm::first_line(error), ")");
+                " when the store was lost; did rank 0 end? (", first_line(error), ")");
   }
   TORCH_CHECK(missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
               c10::Join(", ", missing), " of ", size, " ranks, which did not arrive");

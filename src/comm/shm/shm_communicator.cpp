@@ -195,39 +195,38 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
 }  // namespace
 
 at::Tensor ShmCommunicator::buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) {
-  TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, comm::describe("shared buffer", id), ": ", nbytes,
+  TORCH_CHECK(nbytes > 0 && nbytes % size() == 0, describe("shared buffer", id), ": ", nbytes,
               " bytes cannot be cut into slices for ", size(), " ranks");
-  const comm::SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
-                                        c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
-  const auto buffer = std::make_shared<comm::SharedBuffer>(place, nbytes, options, transient_);
+  const SharedBuffer::Place place{rank(), size(), ++shared_buffers_,
+                                  c10::str("rank ", world_rank(rank()), ": '", id.name, "'")};
+  const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, transient_);
   buffers_.add(buffer);
   return buffer->tensor();
 }
 
 void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId& id) {
   const auto buffer = buffers_.of_whole(tensor);
-  TORCH_CHECK(buffer, comm::describe("write", id), ": not a shared buffer of this group");
-  TORCH_CHECK(!buffer->is_reading(), comm::describe("write", id), ": rank ", world_rank(rank()),
-              " itself still reads it");
-  const auto began = comm::ShmContext::Clock::now();
-  comm::StoppedRankWarning stopped;
+  TORCH_CHECK(buffer, describe("write", id), ": not a shared buffer of this group");
+  TORCH_CHECK(!buffer->is_reading(), describe("write", id), ": rank ", world_rank(rank()), " itself still reads it");
+  const auto began = ShmContext::Clock::now();
+  StoppedRankWarning stopped;
   const auto waits = [&] {
     return c10::str("rank ", world_rank(rank()), " waits to write to its part of '", id.name, "'");
   };
   for (int peer = 0; peer < size(); ++peer) {
     context_->await([&] { return buffer->has_read(peer); },
                     [&] {
-                      const auto waited = comm::ShmContext::Clock::now() - began;
+                      const auto waited = ShmContext::Clock::now() - began;
                       stopped.look(waited, context_->heaps, context_->names, waits);
                       check_reader(peer, waited, waits);
                     });
   }
 }
 
-void ShmCommunicator::check_reader(int peer, comm::ShmContext::Clock::duration waited,
+void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
                                    const std::function<std::string()>& waits) const {
   check_not_failed();
-  if (const std::vector<comm::Loss> lost = losses(); !lost.empty()) {
+  if (const std::vector<Loss> lost = losses(); !lost.empty()) {
     fail(c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why));
   }
   if (waited < timeout()) return;
