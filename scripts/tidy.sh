@@ -3,25 +3,15 @@
 # batch is checked as one file.
 source "$(dirname "$0")/common.sh"
 cd "$ROOT"
-for tool in clang-tidy clang-format; do
-  [[ -x $VENV/bin/$tool ]] || die "$tool is missing" "make setup installs it."
-done
+[[ -x $VENV/bin/clang-tidy ]] || die "clang-tidy is missing" "make setup installs it."
 [[ -f $BUILD_DIR/compile_commands.json ]] || die "$BUILD_DIR is not configured" "make build configures it."
 
-# Batches of src/ and trainer/, without their tests.
-batches() {
-  "$VENV/bin/python" - "$BUILD_DIR/compile_commands.json" <<'PYTHON'
-import json, re, sys
-for entry in json.load(open(sys.argv[1])):
-    if re.search(r"CMakeFiles/fsdp_(?!.*(pch|test|binding|counted))\w+\.dir/Unity/", entry["file"]):
-        print(entry["file"])
-PYTHON
-}
-
-mapfile -t files < <(batches)
+# The batches of src/ and trainer/, without those of tests, examples and benchmarks and of precompiled headers.
+mapfile -t files < <(grep -oE '"file": "[^"]+"' "$BUILD_DIR/compile_commands.json" | cut -d '"' -f 4 |
+  grep -E "^$BUILD_DIR/(trainer/)?CMakeFiles/fsdp_[a-z_]+[.]dir/Unity/" | grep -v _pch.dir/)
 ((${#files[@]})) || die "$BUILD_DIR has no unity batches" "make clean build makes them."
 say "clang-tidy over ${#files[@]} batches"
 printf '%s\n' "${files[@]}" |
-  xargs -P "${JOBS:-$(default_jobs)}" -n 1 "$VENV/bin/clang-tidy" --quiet -p "$BUILD_DIR" 2>/dev/null ||
+  xargs -P "${JOBS:-$(default_jobs)}" -n 1 "$VENV/bin/clang-tidy" --quiet -p "$BUILD_DIR" ||
   die "clang-tidy found slips; the lines above name them"
 say "clang-tidy found nothing"

@@ -140,7 +140,7 @@ auto activation_checkpoint_module(const CheckpointOptions& options, Module modul
   bool needed = requires_grad(*module);
   detail::TensorPack<std::tuple<Inputs...>>::visit(
       arguments, [&](const at::Tensor& input) { needed = needed || (input.defined() && input.requires_grad()); });
-  auto forward = [module](const Inputs&... given) mutable { return module->forward(given...); };
+  auto forward = [module = std::move(module)](const Inputs&... given) mutable { return module->forward(given...); };
   return needed ? activation_checkpoint(options, forward, inputs...) : forward(inputs...);
 }
 

@@ -53,7 +53,7 @@ CutItem cut_item(const UseRecord::Use& use) {
 }
 
 // Returns the memory of a future FlatParameter, filled with this rank's part of the members' values.
-flat::FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, flat::ShardPosition position) {
+flat::FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, const flat::ShardPosition& position) {
   flat::FlatParameter::Moved moved;
   std::vector<int64_t> numels;
   for (Unit* member : members) numels.push_back(member->flat_parameters().front()->layout().numel(0));

@@ -9,7 +9,7 @@ namespace fsdp::engine {
 
 at::Tensor gather_parts(Unit& unit, const flat::FlatParameter& flat, const at::Tensor& part) {
   seams::CleanDispatchGuard clean;
-  const at::Tensor mine = part.to(flat.compute_device());
+  at::Tensor mine = part.to(flat.compute_device());
   if (flat.position().factor == 1) return mine;
   at::Tensor full = at::empty({flat.layout().padded_numel()}, mine.options());
   unit.groups().shard->all_gather(full, mine, unit.next_id(Pass::kUser))->wait();

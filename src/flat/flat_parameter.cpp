@@ -46,14 +46,14 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
                              const ShardMemory& memory)
     : parameters_(std::move(parameters)),
       dtypes_(dtypes),
-      position_(position),
+      position_(std::move(position)),
       memory_(memory),
       requires_grad_(parameters_.front().tensor.requires_grad()),
-      layout_(numels_of(parameters_), position.factor) {}
+      layout_(numels_of(parameters_), position_.factor) {}
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                              const ShardMemory& memory, void* unit, int64_t first_index)
-    : FlatParameter(std::move(parameters), dtypes, position, memory) {
+    : FlatParameter(std::move(parameters), dtypes, std::move(position), memory) {
   c10::InferenceMode no_inference(false);
   c10::impl::ExcludeDispatchKeyGuard not_seen(seams::kShardedKey);  // set_data runs operators on the new views
   at::NoGradGuard no_grad;
@@ -71,7 +71,7 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
 
 FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, const ShardMemory& memory,
                              void* unit, int64_t first_index)
-    : FlatParameter(std::move(moved.parameters), dtypes, position, memory) {
+    : FlatParameter(std::move(moved.parameters), dtypes, std::move(position), memory) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   shard_ = make_shard(unit);

@@ -53,7 +53,7 @@ at::Tensor as_autocast_does(const at::Tensor& tensor) {
 at::Tensor logits_gradient(at::Tensor log_probabilities, const at::Tensor& labels) {
   const at::Tensor ignored = labels.eq(kIgnoredLabel);
   const at::Tensor index = labels.masked_fill(ignored, 0).unsqueeze(1);
-  at::Tensor gradient = log_probabilities.exp_();
+  const at::Tensor& gradient = log_probabilities.exp_();
   gradient.scatter_(1, index, gradient.gather(1, index).sub_(1));
   return gradient.masked_fill_(ignored.unsqueeze(1), 0);
 }

@@ -76,7 +76,7 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids) {
   const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options());
   at::Tensor hidden_states = at::dropout(wte_(input_ids) + wpe_(positions), embedding_dropout_, is_training());
   for (size_t i = 0; i < h_->size(); ++i) {
-    hidden_states = checkpointing_.forward(i, h_->ptr<GPT2BlockImpl>(i), hidden_states);
+    hidden_states = checkpointing_.forward(static_cast<int64_t>(i), h_->ptr<GPT2BlockImpl>(i), hidden_states);
   }
   return ln_f_(hidden_states);
 }

@@ -62,7 +62,8 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& input_ids) {
   const RotaryFactors rotary =
       rotary_factors(rope_, head_dim_, input_ids.size(1), hidden_states.options().requires_grad(false));
   for (size_t i = 0; i < layers_->size(); ++i) {
-    hidden_states = checkpointing_.forward(i, layers_->ptr<LlamaDecoderLayerImpl>(i), hidden_states, rotary);
+    hidden_states =
+        checkpointing_.forward(static_cast<int64_t>(i), layers_->ptr<LlamaDecoderLayerImpl>(i), hidden_states, rotary);
   }
   return norm_(hidden_states);
 }

@@ -30,7 +30,7 @@ int64_t add_below(torch::nn::Module& module, const LoraOptions& options, std::se
 }  // namespace
 
 int64_t add_lora(torch::nn::Module& root, const LoraOptions& options) {
-  for (at::Tensor parameter : root.parameters()) parameter.set_requires_grad(false);
+  for (const at::Tensor& parameter : root.parameters()) parameter.set_requires_grad(false);
   std::set<std::string> unused(options.targets.begin(), options.targets.end());
   const int64_t added = add_below(root, options, unused);
   TORCH_CHECK(unused.empty(), "LoRA: no linear layer is registered as \"", *unused.begin(), "\"");

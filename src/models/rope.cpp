@@ -58,7 +58,7 @@ at::Tensor llama3_frequencies(const RopeConfig& rope, const at::Tensor& frequenc
 }
 
 at::Tensor inverse_frequencies(const RopeConfig& rope, int64_t head_dim, const at::TensorOptions& options) {
-  const at::Tensor frequencies = base_frequencies(rope, head_dim, options);
+  at::Tensor frequencies = base_frequencies(rope, head_dim, options);
   switch (rope.type) {
     case RopeType::kLinear:
       return frequencies / rope.factor;

@@ -61,7 +61,7 @@ at::Tensor SplitEmbedding::forward(const at::Tensor& ids) {
   if (with_graph) {
     const auto self = std::static_pointer_cast<SplitEmbedding>(shared_from_this());
     auto node = seams::make_node<LookupNode>(std::move(exchange), tables().width,
-                                             [self](SparseRows gradient) { self->add_gradient(gradient); });
+                                             [self](const SparseRows& gradient) { self->add_gradient(gradient); });
     node->set_next_edges(torch::autograd::collect_next_edges(weight_));
     torch::autograd::set_history(rows, node);
   }

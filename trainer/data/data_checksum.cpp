@@ -19,7 +19,10 @@ std::string data_checksum(const Dataset& dataset) {
   const int64_t last = dataset.size() - 1, count = std::min(kSamples, dataset.size());
   std::vector<uint64_t> checksums;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t index = count == 1 ? 0 : static_cast<int64_t>(static_cast<double>(last) * i / (count - 1));
+    const int64_t index =
+        count == 1
+            ? 0
+            : static_cast<int64_t>(static_cast<double>(last) * static_cast<double>(i) / static_cast<double>(count - 1));
     const Batch sample = dataset.batch({index});
     for (const at::Tensor& tensor : {sample.inputs, sample.labels, sample.attention_mask, sample.categorical}) {
       if (!tensor.defined()) continue;

@@ -134,7 +134,7 @@ std::optional<std::string> rank_variable_present() {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "PALS_RANKID",
                            "FLUX_TASK_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
-    const std::string text = name;
+    std::string text = name;
     const bool may_be_of_slurm = slurm && text.starts_with("PMI");  // set for a step of one task
     if (base::env_string(text) && !may_be_of_slurm) return text;
   }

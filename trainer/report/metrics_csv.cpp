@@ -22,7 +22,7 @@ std::string cell(const nlohmann::json& value) {
 std::string row(const nlohmann::json& line) {
   std::string text;
   for (const std::string& column : csv_columns()) {
-    if (&column != &csv_columns().front()) text += ",";
+    if (&column != &csv_columns().front()) text += ',';
     if (line.contains(column)) text += cell(line.at(column));
   }
   return text + "\n";

@@ -15,7 +15,10 @@ std::string within(const std::string& folder, const char* name) {
 
 MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
                                AppendedFile::Say say)
-    : output_dir_(output_dir), report_to_(report_to), say_(say), file_(within(output_dir, "metrics.jsonl"), say) {}
+    : output_dir_(output_dir),
+      report_to_(report_to),
+      say_(std::move(say)),
+      file_(within(output_dir, "metrics.jsonl"), say_) {}
 
 std::string MetricsOutputs::start(int64_t step, bool keeps) {
   std::string kept;

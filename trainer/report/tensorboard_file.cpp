@@ -7,9 +7,9 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -95,7 +95,10 @@ std::string record(const std::string& data) {
 // Returns the time in the name of an event file, or 0 for other files.
 int64_t stamp_of(const std::string& name) {
   if (name.compare(0, kPrefix.size(), kPrefix) != 0) return 0;
-  return std::atoll(name.substr(kPrefix.size(), 10).c_str());
+  const std::string digits = name.substr(kPrefix.size(), 10);
+  int64_t stamp = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), stamp);
+  return stamp;
 }
 
 // Returns "events.out.tfevents.SECONDS.HOST.PROCESS.0", the form of TensorFlow's own names.

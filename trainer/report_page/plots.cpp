@@ -114,7 +114,7 @@ std::string plot_summary(const Plot& plot, const std::vector<RunData>& runs) {
     text += " " + runs[curve.run].name + (curve.as_dots ? ", evaluation" : "") + ": " +
             value_text(plot, series.values.front()) + " at step " + std::to_string(series.steps.front());
     if (series.steps.size() == 1) {
-      text += ".";
+      text += '.';
       continue;
     }
     text += ", " + value_text(plot, series.values.back()) + " at step " + std::to_string(series.steps.back()) +

@@ -164,9 +164,8 @@ StartPoint agree_on_start(const Config& config, Communicator& communicator) {
 StartPoint agree_on_start_instead(const Config& config, Communicator& communicator, const fs::path& checkpoint,
                                   const state::StepFailed& error) {
   const std::string message = error.what_without_backtrace();
-  const auto give_up = [&] {
-    throw state::ErrorOfAllRanks({__func__, __FILE__, __LINE__}, message + advice_on(checkpoint));
-  };
+  const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+  const auto give_up = [&] { throw state::ErrorOfAllRanks(here, message + advice_on(checkpoint)); };
   if (config.resume_from_checkpoint != kLatest) give_up();
   const auto outcomes = state::together(communicator, "looking for damage", [&] {
     if (communicator.rank() != 0) return std::string();

@@ -71,7 +71,7 @@ TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
   opened.model->set_activation_checkpointing(checkpoint_policy(config));
   TrainingInputs inputs{.model_config = std::move(opened.config),
                         .weights = std::move(opened.weights),
-                        .model = make_trained_model(std::move(opened.model), config),
+                        .model = make_trained_model(opened.model, config),
                         .train = nullptr,
                         .eval = nullptr};
   const auto open = [&](const std::string& text, DatasetRole role) {

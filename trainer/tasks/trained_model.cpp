@@ -108,7 +108,8 @@ class TrainedImageClassifier : public TrainedKind<models::ImageClassifier> {
 
 }  // namespace
 
-std::unique_ptr<TrainedModel> make_trained_model(std::shared_ptr<models::PretrainedModel> model, const Config& config) {
+std::unique_ptr<TrainedModel> make_trained_model(const std::shared_ptr<models::PretrainedModel>& model,
+                                                 const Config& config) {
   if (auto causal = std::dynamic_pointer_cast<models::CausalLM>(model)) {
     return std::make_unique<TrainedCausalLM>(std::move(causal), config);
   }

@@ -39,6 +39,7 @@ class TrainedModel {
 
 // Wraps `model`, which must be a causal or sequence-to-sequence language model, an image classifier or a model of
 // tabular data. Throws a ConfigError if keys of the config do not fit the kind or the model.
-std::unique_ptr<TrainedModel> make_trained_model(std::shared_ptr<models::PretrainedModel> model, const Config& config);
+std::unique_ptr<TrainedModel> make_trained_model(const std::shared_ptr<models::PretrainedModel>& model,
+                                                 const Config& config);
 
 }  // namespace fsdp::trainer

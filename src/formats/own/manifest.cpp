@@ -65,12 +65,12 @@ std::string text_with_tensors(json others, const std::map<std::string, StoredTen
       text += value.dump();
       continue;
     }
-    text += "{";
+    text += '{';
     for (const auto& [name, tensor] : tensors) {
       add_key(name);
       text += to_json(tensor).dump();
     }
-    text += "}";
+    text += '}';
   }
   return text + "}";
 }
