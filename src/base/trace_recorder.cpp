@@ -9,7 +9,8 @@ namespace fsdp::base {
 void SamplePace::note(int64_t began, int64_t ended) {
   recent_[count_++ % recent_.size()] = ended - began;
   const int64_t cost = *std::min_element(recent_.begin(), recent_.end());
-  next_ = count_ >= kFirst && cost > kCheap ? ended + (kShare - 1) * cost : 0;
+  spent_ += cost;
+  next_ = spent_ >= kFree && cost > kCheap ? ended + (kShare - 1) * cost : 0;
 }
 
 int64_t TraceRecorder::clock() {

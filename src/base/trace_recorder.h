@@ -16,19 +16,20 @@
 namespace fsdp::base {
 
 // Decides when to take samples that cost time: measuring the memory of a large model takes as long as computing one of
-// its units. The first thousand samples are always taken. After that, all samples are taken while they are cheap;
-// otherwise sampling is limited to a tenth of the time. Times are in nanoseconds.
+// its units. All samples are taken while they are cheap, and costly ones until they have cost 50 milliseconds together.
+// After that, costly samples take at most a tenth of the time. Times are in nanoseconds.
 class SamplePace {
  public:
   bool allows(int64_t now) const { return now >= next_; }
   void note(int64_t began, int64_t ended);
 
  private:
-  static constexpr size_t kFirst = 1000;
+  static constexpr int64_t kFree = 50'000'000;
   static constexpr int64_t kCheap = 50'000;
   static constexpr int64_t kShare = 10;
   std::array<int64_t, 4> recent_{};  // costs of the last samples; the least counts, as others were interrupted
   size_t count_ = 0;
+  int64_t spent_ = 0;
   int64_t next_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "formats/common/output_file.h"
@@ -18,7 +19,7 @@ using Json = nlohmann::ordered_json;
 // In the order of the rows. Waits lie within the ranges of computation and share their row.
 enum class Row : int { kStep, kCompute, kGather, kLimiter, kReduce };
 constexpr std::array kRowNames = {"step", "compute", "all-gather", "held back by limit_all_gathers", "reduce"};
-constexpr int kMaxLanes = 1000;  // row numbers are row * kMaxLanes + lane + 1
+constexpr int kMaxLanes = 1'000'000;  // row numbers are row * kMaxLanes + lane + 1
 
 Row row_of(TraceTrack track) {
   switch (track) {
@@ -55,6 +56,34 @@ struct Lane {
   }
 };
 
+// The lanes of one kind of row. A range is placed in the first lane that takes it. Thousands of gathers may be in
+// flight at once, so the empty lanes are known; only waits, which lie within other ranges, look at the lanes before
+// those.
+class Lanes {
+ public:
+  size_t size() const { return lanes_.size(); }
+
+  // Returns the index of the range's lane. Ranges must come in the order of comes_first().
+  size_t place(const TraceRange& range) {
+    for (; !busy_.empty() && busy_.begin()->first <= range.begin_ns; busy_.erase(busy_.begin())) {
+      empty_.insert(busy_.begin()->second);
+    }
+    size_t lane = range.track == TraceTrack::kWait ? 0 : empty_.empty() ? lanes_.size() : *empty_.begin();
+    while (lane < lanes_.size() && !lanes_[lane].takes(range)) ++lane;
+    if (lane == lanes_.size()) lanes_.emplace_back().takes(range);
+    if (lanes_[lane].open.size() == 1) {
+      empty_.erase(lane);
+      busy_.emplace(range.end_ns, lane);
+    }
+    return lane;
+  }
+
+ private:
+  std::vector<Lane> lanes_;
+  std::set<size_t> empty_;
+  std::set<std::pair<int64_t, size_t>> busy_;  // when the outermost range of a lane ends, and the lane
+};
+
 class RankEvents {
  public:
   explicit RankEvents(int rank) : rank_(rank) {
@@ -64,12 +93,9 @@ class RankEvents {
 
   void add(const TraceRange& range) {
     const auto row = static_cast<size_t>(row_of(range.track));
-    std::vector<Lane>& lanes = lanes_[row];
-    size_t lane = 0;
-    while (lane < lanes.size() && !lanes[lane].takes(range)) ++lane;
+    const size_t known = lanes_[row].size(), lane = lanes_[row].place(range);
     const int tid = static_cast<int>(row) * kMaxLanes + static_cast<int>(lane) + 1;
-    if (lane == lanes.size()) {
-      lanes.emplace_back().takes(range);
+    if (lane == known) {
       name("thread_name", tid, kRowNames[row]);
       events_.push_back(
           {{"ph", "M"}, {"name", "thread_sort_index"}, {"pid", rank_}, {"tid", tid}, {"args", {{"sort_index", tid}}}});
@@ -117,7 +143,7 @@ class RankEvents {
   }
 
   int rank_;
-  std::array<std::vector<Lane>, kRowNames.size()> lanes_;
+  std::array<Lanes, kRowNames.size()> lanes_;
   std::vector<Json> events_;
 };
 

@@ -56,6 +56,21 @@ TEST(TraceFile, OverlappingGathersHaveRowsOfTheirOwn) {
   EXPECT_NE(rows["d"], rows["a"]);
 }
 
+TEST(TraceFile, ThousandsOfGathersInFlightHaveRowsOfTheirOwn) {
+  std::vector<TraceRange> ranges;
+  constexpr int kGathers = 3000;
+  for (int i = 0; i < kGathers; ++i) {
+    ranges.push_back({TraceTrack::kGather, "gather " + std::to_string(i), Pass::kForward, i, kGathers + i});
+    ranges.push_back({TraceTrack::kReduce, "reduction " + std::to_string(i), Pass::kReduce, i, kGathers + i});
+  }
+  ranges.push_back({TraceTrack::kGather, "later", Pass::kForward, kGathers + 1, 2 * kGathers});
+  const auto rows = rows_of(ranges);
+  std::set<int> different;
+  for (const auto& [name, row] : rows) different.insert(row);
+  EXPECT_EQ(different.size(), 2 * kGathers);
+  EXPECT_EQ(rows.at("later"), rows.at("gather 0"));
+}
+
 TEST(TraceFile, WaitsLieWithinComputation) {
   auto rows = rows_of({{TraceTrack::kWait, "b", Pass::kForward, 2, 4},
                        {TraceTrack::kCompute, "a", Pass::kForward, 0, 10},
