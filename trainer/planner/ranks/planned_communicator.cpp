@@ -1,0 +1,184 @@
+#include "planner/ranks/planned_communicator.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/device_stream.h"
+#include "comm/collective_shapes.h"
+#include "comm/payload_count.h"
+#include "planner/device/planned_device.h"
+#include "planner/device/planned_memory.h"
+
+namespace fsdp::planner {
+namespace {
+
+constexpr const char* kHostsOfMesh = "mesh";  // the gather of make_mesh_of_hosts
+
+Place place_of(c10::Device device) { return device.is_cpu() ? Place::kHost : Place::kDevice; }
+int stream_of(c10::Device device) { return device.is_cpu() ? -1 : current_stream_number(); }
+
+class PlannedWork final : public Work {
+ public:
+  PlannedWork(Tape& tape, int64_t collective, c10::Device device)
+      : tape_(tape), collective_(collective), device_(device) {}
+  ~PlannedWork() override {
+    if (!waited_) note();
+  }
+  void wait() override {
+    TORCH_CHECK(!std::exchange(waited_, true), "a collective can be waited for only once");
+    note();
+  }
+
+ private:
+  void note() {
+    PlannedMemory::get().report([&](DeviceLog&) { tape_.waited(collective_, place_of(device_), stream_of(device_)); });
+  }
+
+  Tape& tape_;
+  int64_t collective_;
+  c10::Device device_;
+  bool waited_ = false;
+};
+
+class PlannedCommunicator final : public Communicator {
+ public:
+  PlannedCommunicator(Tape& tape, int rank, std::vector<int> members, RankLayout layout)
+      : PlannedCommunicator(tape, rank, tape.add_group(std::move(members)), layout, false) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members().size()); }
+  std::string backend() const override { return "planned"; }
+
+  std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
+    comm::check_all_gather(output, input, size(), id);
+    sent_.add_for_each_peer(input.nbytes());
+    return issue(comm::CollectiveKind::kAllGather, id, output.numel(), input);
+  }
+
+  std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, const ReduceOptions& options,
+                                       const CollectiveId& id, std::vector<uint64_t>*) override {
+    comm::check_reduce_scatter(output, input, size(), id);
+    summarize(output, options);
+    sent_.add_for_each_peer(output.numel() * input.element_size());
+    return issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input);
+  }
+
+  std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
+                                   const CollectiveId& id, std::vector<uint64_t>*) override {
+    comm::check_all_reduce(output, tensor, id);
+    summarize(output, options);
+    sent_.add_all_reduce(tensor.numel(), tensor.element_size());
+    return issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor);
+  }
+
+  std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
+    comm::check_broadcast(tensor, root, size(), id);
+    if (rank_ == root) sent_.add_for_each_peer(tensor.nbytes());
+    return issue(comm::CollectiveKind::kBroadcast, id, tensor.numel(), tensor);
+  }
+
+  std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
+                                   const CollectiveId& id) override {
+    comm::check_all_to_all(output, input, counts, size(), id);
+    comm::check_own_part(counts, rank_, id);
+    for (int peer = 0; peer < size(); ++peer) {
+      sent_.add(peer, static_cast<uint64_t>(counts.send[static_cast<size_t>(peer)]) * input.element_size());
+    }
+    return issue(comm::CollectiveKind::kAllToAll, id, input.numel(), input);
+  }
+
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CollectiveId& id) override {
+    sent_.add_for_each_peer(bytes.size());
+    PlannedMemory::get().report([&](DeviceLog&) {
+      const int64_t index = tape_.issued({.kind = comm::CollectiveKind::kGatherBytes,
+                                          .id = id,
+                                          .numel = static_cast<int64_t>(bytes.size()),
+                                          .dtype = at::kByte,
+                                          .group = group_,
+                                          .twin = is_twin_},
+                                         Place::kHost, -1);
+      tape_.waited(index, Place::kHost, -1);
+    });
+    return id.name == kHostsOfMesh ? hosts() : std::vector<std::string>(members().size(), bytes);
+  }
+
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, const CollectiveId& id) override {
+    const int rank = comm::check_subgroup(ranks, rank_, size(), id);
+    std::vector<int> of_world;
+    for (const int member : ranks) of_world.push_back(members()[static_cast<size_t>(member)]);
+    return std::make_shared<PlannedCommunicator>(tape_, rank, std::move(of_world), layout_);
+  }
+
+  std::shared_ptr<Communicator> twin() override {
+    if (!twin_) twin_.reset(new PlannedCommunicator(tape_, rank_, group_, layout_, true));
+    return twin_;
+  }
+
+  bool carries_identity() const override { return true; }
+  int world_rank(int rank) const override { return members().at(static_cast<size_t>(rank)); }
+
+  std::vector<uint64_t> bytes_sent_to() const override {
+    std::vector<uint64_t> sent = sent_.by_rank();
+    if (!twin_) return sent;
+    const std::vector<uint64_t> more = twin_->bytes_sent_to();
+    std::transform(sent.begin(), sent.end(), more.begin(), sent.begin(), std::plus<>());
+    return sent;
+  }
+
+ private:
+  PlannedCommunicator(Tape& tape, int rank, int group, RankLayout layout, bool is_twin)
+      : tape_(tape),
+        rank_(rank),
+        group_(group),
+        layout_(layout),
+        is_twin_(is_twin),
+        sent_(rank, static_cast<int>(tape.groups().at(static_cast<size_t>(group)).size())) {}
+
+  const std::vector<int>& members() const { return tape_.groups()[static_cast<size_t>(group_)]; }
+
+  std::vector<std::string> hosts() const {
+    std::vector<std::string> names;
+    for (const int member : members()) names.push_back("host " + std::to_string(member / layout_.per_host));
+    return names;
+  }
+
+  // Where the CPU adds, it finds the norm in the same pass.
+  static void summarize(const at::Tensor& output, const ReduceOptions& options) {
+    if (options.summary == nullptr || !output.is_cpu() || !output.is_floating_point()) return;
+    *options.summary = {.known = true, .finite = true, .squared_norm = 1.0};
+  }
+
+  std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel,
+                              const at::Tensor& sent) {
+    const c10::Device device = sent.device();
+    int64_t index = -1;
+    PlannedMemory::get().report([&](DeviceLog&) {
+      index = tape_.issued(
+          {.kind = kind, .id = id, .numel = numel, .dtype = sent.scalar_type(), .group = group_, .twin = is_twin_},
+          place_of(device), stream_of(device));
+    });
+    return std::make_unique<PlannedWork>(tape_, index, device);
+  }
+
+  Tape& tape_;
+  int rank_;
+  int group_;
+  RankLayout layout_;
+  bool is_twin_;
+  comm::PayloadCount sent_;
+  std::shared_ptr<PlannedCommunicator> twin_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_planned_communicator(Tape& tape, int rank, const RankLayout& layout) {
+  TORCH_CHECK(rank >= 0 && rank < layout.world, "rank ", rank, " is not one of ", layout.world, " ranks");
+  std::vector<int> all(static_cast<size_t>(layout.world));
+  std::iota(all.begin(), all.end(), 0);
+  return std::make_shared<PlannedCommunicator>(tape, rank, std::move(all), layout);
+}
+
+}  // namespace fsdp::planner

@@ -1,0 +1,24 @@
+// One rank of many, without the others: collectives are noted on the tape and are done.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+
+#include "fsdp/communicator.h"
+#include "planner/tape/tape.h"
+
+namespace fsdp::planner {
+
+// Which ranks share a host.
+struct RankLayout {
+  int world = 1;
+  int per_host = 1;
+};
+
+// Returns the communicator of all ranks of the plan, as seen by `rank`. Collectives behave as over NCCL on a device
+// with streams, as over Gloo on the CPU. Every rank is taken to send the same bytes as this one, except that names of
+// hosts follow the layout. `tape` must outlive the communicator and its groups.
+std::shared_ptr<Communicator> make_planned_communicator(Tape& tape, int rank, const RankLayout& layout);
+
+}  // namespace fsdp::planner

@@ -1,0 +1,94 @@
+#include "planner/run/planned_run.h"
+
+#include <ATen/Context.h>
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+
+#include "formats/hugging_face/hf_folder.h"
+#include "models/presets.h"
+#include "models/registry.h"
+#include "planner/device/planned_device.h"
+#include "planner/device/planned_memory.h"
+#include "saving/checkpoint_policy.h"
+#include "setup/sharding_options.h"
+
+namespace fsdp::planner {
+namespace {
+
+using trainer::Config;
+
+// Samples for this many steps, so that an epoch does not end within the plan.
+constexpr int64_t kGlobalBatches = 4;
+
+nlohmann::json model_config(const Config& config) {
+  if (config.model_path) return formats::HfFolder(*config.model_path).config();
+  return config.model->is_string() ? models::find_preset(config.model->get<std::string>()).config : *config.model;
+}
+
+// Without values, whether weights come from a folder or are drawn: neither takes part in a step.
+std::unique_ptr<trainer::TrainedModel> make_model(const Config& config) {
+  const auto options = at::TensorOptions().dtype(trainer::scalar_type(config.master_dtype)).device(c10::kMeta);
+  auto model = models::make_uninitialized<models::PretrainedModel>(model_config(config), options);
+  model->set_activation_checkpointing(trainer::checkpoint_policy(config));
+  return trainer::make_trained_model(model, config);
+}
+
+// Data sets write their samples into host memory.
+class DataInRealMemory final : public trainer::Dataset {
+ public:
+  explicit DataInRealMemory(std::unique_ptr<trainer::Dataset> data) : data_(std::move(data)) {}
+  std::string name() const override { return data_->name(); }
+  int64_t size() const override { return data_->size(); }
+  std::string sample_text() const override { return data_->sample_text(); }
+  trainer::Batch batch(const std::vector<int64_t>& indices) const override {
+    const PlannedMemory::RealHostMemory real;
+    return data_->batch(indices);
+  }
+  std::string remark() const override { return data_->remark(); }
+  int64_t predictions(int64_t index) const override { return data_->predictions(index); }
+
+ private:
+  std::unique_ptr<trainer::Dataset> data_;
+};
+
+trainer::GlobalBatch global_batch(const Config& config, const PlanTarget& target) {
+  return {config.train_batch_size, target.layout.world, config.gradient_accumulation_steps};
+}
+
+}  // namespace
+
+PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
+    : config_(config), device_(target.has_device ? planned_device() : c10::Device(c10::kCPU)) {
+  model_ = make_model(config_);
+  const trainer::GlobalBatch global = global_batch(config_, target);
+  data_ = std::make_unique<DataInRealMemory>(
+      model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
+  begin_planning();
+  PlannedMemory::get().set_log(&tape_);
+  at::manual_seed(static_cast<uint64_t>(config_.seed));
+  shard(target);
+  batches_ = std::make_unique<trainer::TrainBatches>(
+      *data_,
+      trainer::TrainBatches::Options{.global = global, .rank = target.rank, .shuffle = false, .device = device_});
+  run_ = std::make_unique<trainer::TrainingRun>(config_, *model_, *sharded_, *batches_);
+  step_bounds_.push_back(tape_.entries().size());
+}
+
+PlannedRun::~PlannedRun() { PlannedMemory::get().set_log(nullptr); }
+
+void PlannedRun::shard(const PlanTarget& target) {
+  const auto communicator = make_planned_communicator(tape_, target.rank, target.layout);
+  sharded_ = fully_shard(model_->module(), trainer::sharding_options(config_, model_->module(), communicator, device_));
+  model_->module().train();
+}
+
+void PlannedRun::step() {
+  run_->step();
+  step_bounds_.push_back(tape_.entries().size());
+  StepMemory memory{sharded_->diagnostics().memory()};
+  for (MemoryCategory& category : run_->memory()) memory.categories.push_back(std::move(category));
+  memory_.push_back(std::move(memory));
+}
+
+}  // namespace fsdp::planner

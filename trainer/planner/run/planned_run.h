@@ -1,0 +1,65 @@
+// A training run on the planned device: the program's own model, sharding, steps and optimizer, on one rank of many.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "config/config.h"
+#include "data/batches.h"
+#include "fsdp/fully_shard.h"
+#include "loop/training_run.h"
+#include "planner/ranks/planned_communicator.h"
+#include "planner/tape/tape.h"
+#include "tasks/trained_model.h"
+
+namespace fsdp::planner {
+
+// The machine that is planned for.
+struct PlanTarget {
+  bool has_device = true;  // false: ranks compute on CPUs
+  RankLayout layout;
+  int rank = 0;  // the rank that runs
+};
+
+// The engine's memory after a step, by category (Diagnostics::memory), and that of the optimizer.
+struct StepMemory {
+  std::vector<MemoryCategory> categories;
+};
+
+// One for a process. The process plans from then on (planned_device.h).
+class PlannedRun {
+ public:
+  // Makes and shards the model. Opens no data: samples are dummy ones of the shapes that the config gives. Throws a
+  // ConfigError as `fsdp train` would.
+  PlannedRun(const trainer::Config& config, const PlanTarget& target);
+  ~PlannedRun();
+  PlannedRun(const PlannedRun&) = delete;
+  PlannedRun& operator=(const PlannedRun&) = delete;
+
+  // Runs the next optimizer step.
+  void step();
+
+  const Tape& tape() const { return tape_; }
+  // The number of entries on the tape before each step, and after the last one.
+  const std::vector<size_t>& step_bounds() const { return step_bounds_; }
+  // After each step.
+  const std::vector<StepMemory>& memory() const { return memory_; }
+  ShardedModule& sharded() { return *sharded_; }
+
+ private:
+  void shard(const PlanTarget& target);
+
+  trainer::Config config_;
+  Tape tape_;
+  c10::Device device_;
+  std::unique_ptr<trainer::TrainedModel> model_;
+  std::unique_ptr<trainer::Dataset> data_;
+  std::shared_ptr<ShardedModule> sharded_;
+  std::unique_ptr<trainer::TrainBatches> batches_;
+  std::unique_ptr<trainer::TrainingRun> run_;
+  std::vector<size_t> step_bounds_;
+  std::vector<StepMemory> memory_;
+};
+
+}  // namespace fsdp::planner

@@ -1,0 +1,80 @@
+// The record of a planned run, in the order in which the host did things.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/collective_shapes.h"
+#include "fsdp/communicator.h"
+#include "planner/device/device_log.h"
+
+namespace fsdp::planner {
+
+enum class TapeKind : uint8_t {
+  kKernel,          // name: the operator; bytes: read and written
+  kAllocation,      // name: the operator or the tag; id: the allocation; bytes: as requested
+  kFree,            // id: the allocation
+  kRecord,          // id: the point
+  kBlock,           // id: the point
+  kCollective,      // id: an index into Tape::collectives(); bytes: of the larger tensor
+  kWait,            // id: the same index
+  kHostWaitsEvent,  // id: the point
+  kHostWaitsStream,
+};
+
+// Entries contain numbers only: a tensor would live longer than in a real run.
+struct TapeEntry {
+  TapeKind kind;
+  Place place = Place::kDevice;
+  int16_t stream = -1;  // -1: none
+  int32_t name = -1;    // an index into Tape::names(); -1: none
+  int64_t id = -1;
+  int64_t bytes = 0;
+};
+
+// A collective that the planned rank issued.
+struct TapeCollective {
+  comm::CollectiveKind kind = comm::CollectiveKind::kAllGather;
+  CollectiveId id;
+  int64_t numel = 0;                 // of the larger tensor; of a gather of bytes, the bytes that this rank sends
+  at::ScalarType dtype = at::kByte;  // of the data that is sent
+  int group = 0;                     // an index into Tape::groups()
+  bool twin = false;                 // whether through the group's twin
+};
+
+// Threads: PlannedMemory::report gives it one report at a time.
+class Tape final : public DeviceLog {
+ public:
+  void kernel(const KernelCall& call) override;
+  void allocated(Place place, int64_t id, int64_t nbytes, int stream) override;
+  void freed(int64_t id) override;
+  void recorded(int64_t event, int stream) override;
+  void blocked(int64_t event, int stream) override;
+  void host_waited_for_event(int64_t event) override;
+  void host_waited_for_stream(int stream) override;
+
+  // Adds a group of ranks, by their numbers in the whole run. Returns its index.
+  int add_group(std::vector<int> ranks);
+  // Returns the collective's index.
+  int64_t issued(const TapeCollective& collective, Place place, int stream);
+  void waited(int64_t collective, Place place, int stream);
+
+  const std::vector<TapeEntry>& entries() const { return entries_; }
+  const std::vector<TapeCollective>& collectives() const { return collectives_; }
+  const std::vector<std::vector<int>>& groups() const { return groups_; }
+  const std::vector<std::string>& names() const { return names_; }
+  const std::string& name(const TapeEntry& entry) const { return names_.at(static_cast<size_t>(entry.name)); }
+
+ private:
+  int32_t name_of(const std::string& text);
+
+  std::vector<TapeEntry> entries_;
+  std::vector<TapeCollective> collectives_;
+  std::vector<std::vector<int>> groups_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, int32_t> numbers_;
+};
+
+}  // namespace fsdp::planner
