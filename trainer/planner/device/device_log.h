@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/allocation_tag.h"
+
 namespace fsdp::planner {
 
 enum class Place : uint8_t { kDevice, kHost, kPinnedHost };
@@ -19,14 +21,23 @@ struct KernelCall {
   int stream;  // of the device; -1 on the host
 };
 
+// An allocation as it was requested.
+struct NewMemory {
+  Place place;
+  int64_t id;  // a number of its own for each allocation
+  int64_t nbytes;
+  int stream;  // that was current; -1 on the host
+  base::AllocationPurpose purpose;
+  const char* maker;  // the operator that allocates a result; null: code outside of operators
+};
+
 // An implementation must not keep tensors: they would live longer than in a real run. Threads: reports come one at a
 // time, from the threads that run operators.
 class DeviceLog {
  public:
   virtual ~DeviceLog() = default;
   virtual void kernel(const KernelCall& call) = 0;
-  // `id`: a number of its own for each allocation. `stream`: the one that was current, -1 on the host.
-  virtual void allocated(Place place, int64_t id, int64_t nbytes, int stream) = 0;
+  virtual void allocated(const NewMemory& memory) = 0;
   virtual void freed(int64_t id) = 0;
   // `event`: a number of its own for each point that is recorded.
   virtual void recorded(int64_t event, int stream) = 0;

@@ -98,6 +98,7 @@ class Call {
       const PlannedMemory::Quiet quiet;
       shapes = result_shapes(op_, arguments_, meta);
     }
+    const PlannedMemory::Maker maker(schema().name().c_str());
     resize_outputs(meta);
     Stack results;
     for (size_t i = 0; i < shapes.size(); ++i) {

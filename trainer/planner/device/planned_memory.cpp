@@ -48,6 +48,11 @@ int& PlannedMemory::quiet() {
   return depth;
 }
 
+const char*& PlannedMemory::maker() {
+  thread_local const char* name = nullptr;
+  return name;
+}
+
 int& PlannedMemory::real_host() {
   thread_local int depth = 0;
   return depth;
@@ -72,7 +77,12 @@ c10::DataPtr PlannedMemory::allocate(Place place, size_t nbytes, int stream) {
   }
   if (log_ != nullptr && quiet() == 0) {
     block.reported = true;
-    log_->allocated(place, block.id, static_cast<int64_t>(nbytes), stream);
+    log_->allocated({.place = place,
+                     .id = block.id,
+                     .nbytes = static_cast<int64_t>(nbytes),
+                     .stream = stream,
+                     .purpose = base::AllocationTag::current(),
+                     .maker = maker()});
   }
   blocks_.emplace(address, std::move(block));
   return {address, address, &PlannedMemory::free, device};

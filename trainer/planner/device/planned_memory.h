@@ -55,6 +55,15 @@ class PlannedMemory {
     RealHostMemory& operator=(const RealHostMemory&) = delete;
   };
 
+  // Names the operator whose results this thread allocates while the object lives. `name` must stay valid.
+  class Maker {
+   public:
+    explicit Maker(const char* name) { maker() = name; }
+    ~Maker() { maker() = nullptr; }
+    Maker(const Maker&) = delete;
+    Maker& operator=(const Maker&) = delete;
+  };
+
  private:
   struct Block {
     int64_t id;
@@ -66,6 +75,7 @@ class PlannedMemory {
 
   PlannedMemory();
   static int& quiet();
+  static const char*& maker();
   static int& real_host();
   static void free(void* address);
   void free_block(void* address);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/visit_tensors.h"
+#include "torch_seams/gradient_hooks.h"
 
 namespace fsdp::planner {
 namespace {
@@ -19,38 +20,43 @@ int64_t nbytes_of(const torch::jit::Stack& values) {
 
 }  // namespace
 
+Tape::Tape(std::vector<TapeEntry> entries, std::vector<std::string> names)
+    : entries_(std::move(entries)), names_(std::move(names)) {
+  for (size_t i = 0; i < names_.size(); ++i) numbers_.emplace(names_[i], static_cast<int32_t>(i));
+}
+
 void Tape::kernel(const KernelCall& call) {
-  entries_.push_back({.kind = TapeKind::kKernel,
-                      .place = call.place,
-                      .stream = static_cast<int16_t>(call.stream),
-                      .name = name_of(c10::toString(call.op.operator_name())),
-                      .bytes = nbytes_of(call.arguments) + nbytes_of(call.results)});
+  add({.kind = TapeKind::kKernel,
+       .place = call.place,
+       .stream = static_cast<int16_t>(call.stream),
+       .name = name_of(c10::toString(call.op.operator_name())),
+       .bytes = nbytes_of(call.arguments) + nbytes_of(call.results)});
 }
 
-void Tape::allocated(Place place, int64_t id, int64_t nbytes, int stream) {
-  entries_.push_back({.kind = TapeKind::kAllocation,
-                      .place = place,
-                      .stream = static_cast<int16_t>(stream),
-                      .id = id,
-                      .bytes = nbytes});
+void Tape::allocated(const NewMemory& memory) {
+  add({.kind = TapeKind::kAllocation,
+       .place = memory.place,
+       .purpose = memory.purpose,
+       .stream = static_cast<int16_t>(memory.stream),
+       .name = memory.maker == nullptr ? -1 : name_of(memory.maker),
+       .id = memory.id,
+       .bytes = memory.nbytes});
 }
 
-void Tape::freed(int64_t id) { entries_.push_back({.kind = TapeKind::kFree, .id = id}); }
+void Tape::freed(int64_t id) { add({.kind = TapeKind::kFree, .id = id}); }
 
 void Tape::recorded(int64_t event, int stream) {
-  entries_.push_back({.kind = TapeKind::kRecord, .stream = static_cast<int16_t>(stream), .id = event});
+  add({.kind = TapeKind::kRecord, .stream = static_cast<int16_t>(stream), .id = event});
 }
 
 void Tape::blocked(int64_t event, int stream) {
-  entries_.push_back({.kind = TapeKind::kBlock, .stream = static_cast<int16_t>(stream), .id = event});
+  add({.kind = TapeKind::kBlock, .stream = static_cast<int16_t>(stream), .id = event});
 }
 
-void Tape::host_waited_for_event(int64_t event) {
-  entries_.push_back({.kind = TapeKind::kHostWaitsEvent, .id = event});
-}
+void Tape::host_waited_for_event(int64_t event) { add({.kind = TapeKind::kHostWaitsEvent, .id = event}); }
 
 void Tape::host_waited_for_stream(int stream) {
-  entries_.push_back({.kind = TapeKind::kHostWaitsStream, .stream = static_cast<int16_t>(stream)});
+  add({.kind = TapeKind::kHostWaitsStream, .stream = static_cast<int16_t>(stream)});
 }
 
 int Tape::add_group(std::vector<int> ranks) {
@@ -61,17 +67,21 @@ int Tape::add_group(std::vector<int> ranks) {
 int64_t Tape::issued(const TapeCollective& collective, Place place, int stream) {
   const auto index = static_cast<int64_t>(collectives_.size());
   collectives_.push_back(collective);
-  entries_.push_back({.kind = TapeKind::kCollective,
-                      .place = place,
-                      .stream = static_cast<int16_t>(stream),
-                      .id = index,
-                      .bytes = collective.numel * static_cast<int64_t>(c10::elementSize(collective.dtype))});
+  add({.kind = TapeKind::kCollective,
+       .place = place,
+       .stream = static_cast<int16_t>(stream),
+       .id = index,
+       .bytes = collective.numel * static_cast<int64_t>(c10::elementSize(collective.dtype))});
   return index;
 }
 
 void Tape::waited(int64_t collective, Place place, int stream) {
-  entries_.push_back(
-      {.kind = TapeKind::kWait, .place = place, .stream = static_cast<int16_t>(stream), .id = collective});
+  add({.kind = TapeKind::kWait, .place = place, .stream = static_cast<int16_t>(stream), .id = collective});
+}
+
+void Tape::add(TapeEntry entry) {
+  entry.backward = seams::in_backward();
+  entries_.push_back(entry);
 }
 
 int32_t Tape::name_of(const std::string& text) {

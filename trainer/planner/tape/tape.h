@@ -14,7 +14,7 @@ namespace fsdp::planner {
 
 enum class TapeKind : uint8_t {
   kKernel,          // name: the operator; bytes: read and written
-  kAllocation,      // name: the operator or the tag; id: the allocation; bytes: as requested
+  kAllocation,      // name: the operator that makes a result; id: the allocation; bytes: as requested
   kFree,            // id: the allocation
   kRecord,          // id: the point
   kBlock,           // id: the point
@@ -28,8 +28,10 @@ enum class TapeKind : uint8_t {
 struct TapeEntry {
   TapeKind kind;
   Place place = Place::kDevice;
-  int16_t stream = -1;  // -1: none
-  int32_t name = -1;    // an index into Tape::names(); -1: none
+  base::AllocationPurpose purpose = base::AllocationPurpose::kOther;
+  bool backward = false;  // whether a backward pass runs
+  int16_t stream = -1;    // -1: none
+  int32_t name = -1;      // an index into Tape::names(); -1: none
   int64_t id = -1;
   int64_t bytes = 0;
 };
@@ -47,8 +49,12 @@ struct TapeCollective {
 // Threads: PlannedMemory::report gives it one report at a time.
 class Tape final : public DeviceLog {
  public:
+  Tape() = default;
+  // A tape of these entries, whose names are indices of `names`.
+  Tape(std::vector<TapeEntry> entries, std::vector<std::string> names);
+
   void kernel(const KernelCall& call) override;
-  void allocated(Place place, int64_t id, int64_t nbytes, int stream) override;
+  void allocated(const NewMemory& memory) override;
   void freed(int64_t id) override;
   void recorded(int64_t event, int stream) override;
   void blocked(int64_t event, int stream) override;
@@ -68,6 +74,7 @@ class Tape final : public DeviceLog {
   const std::string& name(const TapeEntry& entry) const { return names_.at(static_cast<size_t>(entry.name)); }
 
  private:
+  void add(TapeEntry entry);
   int32_t name_of(const std::string& text);
 
   std::vector<TapeEntry> entries_;
