@@ -43,6 +43,7 @@ struct Setting {
   bool tied = false;
   bool freeze_blocks = false;
   bool strict = true;
+  int64_t blocks = 3;
 };
 
 struct Trained {
@@ -50,6 +51,7 @@ struct Trained {
   std::map<std::string, Tensor> gradients;  // of this rank's leaves, in the last step
   std::map<std::string, Tensor> weights;
   int64_t peak_gathered_units = 0;
+  int64_t peak_gradient_buffers = 0;  // bytes
 };
 
 std::map<std::string, Tensor> leaf_gradients(const ShardedModule& sharded) {
@@ -63,6 +65,7 @@ std::map<std::string, Tensor> leaf_gradients(const ShardedModule& sharded) {
 Trained train(const Setting& setting, const std::shared_ptr<Communicator>& communicator, const CallBlock& call) {
   TinyLMImpl::Config config;
   config.tied = setting.tied;
+  config.blocks = setting.blocks;
   TinyLM model = make_tiny_lm(config);
   if (setting.freeze_blocks) {
     for (int64_t i : {0, 1}) {
@@ -87,6 +90,9 @@ Trained train(const Setting& setting, const std::shared_ptr<Communicator>& commu
     testing::descend(sharded->parameters());
   }
   trained.peak_gathered_units = sharded->diagnostics().stats().peak_gathered_units;
+  for (const MemoryCategory& category : sharded->diagnostics().memory()) {
+    if (category.name == "gradient buffers") trained.peak_gradient_buffers = category.peak;
+  }
   trained.weights = testing::weights_of(*sharded);
   return trained;
 }
@@ -135,6 +141,18 @@ INSTANTIATE_TEST_SUITE_P(All, Recomputed,
                                                               ShardingStrategy::kNoShard),
                                             ::testing::Bool()),
                          case_name);
+
+// The forward of a recomputed block records no graph, but counts in the order of reductions: otherwise the gradients of
+// all blocks would be kept whole until backward ends.
+TEST(RecomputedReductions, HoldNoMoreGradientsThanWithoutRecomputation) {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const Setting setting{.blocks = 12};
+    const Trained want = train(setting, communicator, by_policy({}));
+    for (const CheckpointPolicy& policy : policies()) {
+      EXPECT_LE(train(setting, communicator, by_policy(policy)).peak_gradient_buffers, want.peak_gradient_buffers);
+    }
+  });
+}
 
 // Each rank has its own generator, as each process has, and draws different numbers.
 TEST(RecomputedDropout, DiffersPerRankAndRepeats) {

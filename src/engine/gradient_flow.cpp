@@ -1,11 +1,10 @@
 #include "engine/gradient_flow.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <functional>
 
 #include "torch_seams/gradient_hooks.h"
+#include "torch_seams/graph_recording.h"
 
 namespace fsdp::engine {
 
@@ -41,7 +40,7 @@ void GradientFlow::make_groups() {
 // ---------------------------------------------------------------- uses and captures
 
 void GradientFlow::note_use(Unit& unit) {
-  if (!seams::in_backward() && at::GradMode::is_enabled()) order_.note_forward(unit);
+  if (!seams::in_backward() && seams::records_graph()) order_.note_forward(unit);
 }
 
 bool GradientFlow::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "torch_seams/graph_recording.h"
+
 namespace fsdp::recompute {
 namespace {
 
@@ -90,6 +92,7 @@ std::vector<at::Tensor> CheckpointNode::first_run(const std::vector<at::Tensor>&
     seams::InterceptionGuard interception(recorder);
     return function_(detached(inputs));
   }
+  const seams::GraphRecordedLater later;
   at::NoGradGuard no_grad;
   return function_(inputs);
 }

@@ -26,7 +26,7 @@ class ScheduledUnit;
 // Threads: safe.
 class ReductionOrder {
  public:
-  // Notes that a forward that records a graph begins to use the unit.
+  // Notes that a forward that records a graph, or has it recorded later, begins to use the unit.
   void note_forward(ScheduledUnit& unit);
   // Fixes the order. If there was no forward since the last call, the order stays the same. `takes_part`: whether the
   // backward reduces a unit at all.
