@@ -12,6 +12,7 @@
 #include <mutex>
 #include <utility>
 
+#include "planner/device/attention.h"
 #include "planner/device/memory_kernels.h"
 #include "planner/device/planned_kernels.h"
 #include "planner/device/planned_memory.h"
@@ -124,6 +125,7 @@ void register_device() {
   c10::SetAllocator(c10::kPrivateUse1, &planned_device_allocator(), kPriority);
   c10::SetCPUAllocator(&planned_host_allocator(), kPriority);
   register_memory_kernels();
+  register_attention();
   register_planned_kernels();
 }
 

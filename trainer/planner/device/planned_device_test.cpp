@@ -1,8 +1,10 @@
 // Trains on the planned device: shapes, memory and events without any computing.
 #include "planner/device/planned_device.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <torch/nn.h>
+
+#include <set>
 
 #include "fsdp/fully_shard.h"
 #include "optim/fused_adamw.h"
@@ -67,6 +69,36 @@ TEST(PlannedDevice, ALinearModelTrains) {
     sharded->zero_grad();
   }
   EXPECT_GT(count(recording.tape(), TapeKind::kCollective), 6);
+}
+
+// Returns the operators that attention on the device calls, forward and backward.
+std::set<std::string> attention_operators(at::ScalarType dtype, int64_t key_heads, bool masked, int64_t width = 64) {
+  Recording recording;
+  const auto options = at::TensorOptions(dtype).device(planned_device());
+  const at::Tensor query = torch::empty({2, 8, 128, width}, options).requires_grad_();
+  const at::Tensor key = torch::empty({2, key_heads, 128, width}, options).requires_grad_();
+  const auto mask = masked ? std::optional(torch::empty({128, 128}, options)) : std::nullopt;
+  at::scaled_dot_product_attention(query, key, key, mask, 0.0, !masked, std::nullopt, key_heads != 8).sum().backward();
+  std::set<std::string> names;
+  for (const TapeEntry& entry : recording.tape().entries()) {
+    if (entry.kind == TapeKind::kKernel) names.insert(recording.tape().name(entry));
+  }
+  return names;
+}
+
+using ::testing::Contains;
+const std::string kFlash = "aten::_scaled_dot_product_flash_attention_for_cpu";
+const std::string kEfficient = "aten::_scaled_dot_product_efficient_attention";
+const std::string kSoftmax = "aten::_softmax";
+
+TEST(PlannedAttention, IsChosenAsOnAGpu) {
+  EXPECT_THAT(attention_operators(at::kBFloat16, 8, false), Contains(kFlash));
+  EXPECT_THAT(attention_operators(at::kBFloat16, 2, false), Contains(kFlash));
+  EXPECT_THAT(attention_operators(at::kBFloat16, 8, true), Contains(kEfficient));
+  EXPECT_THAT(attention_operators(at::kFloat, 8, false), Contains(kEfficient));
+  EXPECT_THAT(attention_operators(at::kFloat, 2, false), Contains(kSoftmax));
+  EXPECT_THAT(attention_operators(at::kBFloat16, 2, true), Contains(kSoftmax));
+  EXPECT_THAT(attention_operators(at::kFloat, 8, false, 63), Contains(kSoftmax));
 }
 
 }  // namespace

@@ -181,6 +181,26 @@ Stack attention_on_cpu_backward(const Stack& arguments) {
   return results;
 }
 
+// Sums of exponents are padded to a multiple of 32 queries.
+Stack efficient_attention(const Stack& arguments) {
+  const at::Tensor &query = arguments[0].toTensor(), &value = arguments[2].toTensor();
+  const int64_t padded = arguments[4].toBool() ? (query.size(2) + 31) / 32 * 32 : 0;
+  return {make_heads(query, query.size(2), value.size(3)), make({query.size(0), query.size(1), padded}, at::kFloat),
+          make({}, at::kLong), make({}, at::kLong)};
+}
+
+Stack efficient_attention_backward(const Stack& arguments) {
+  const auto mask = arguments[10].toBoolList();
+  Stack results;
+  for (size_t i = 0; i < 3; ++i) {
+    const at::Tensor& tensor = arguments[i + 1].toTensor();
+    results.emplace_back(mask.get(i) ? make_heads(tensor, tensor.size(2), tensor.size(3)) : undefined());
+  }
+  const at::Tensor bias = optional_tensor(arguments[4]);
+  results.emplace_back(mask.get(3) && bias.defined() ? make(bias.sizes(), bias.scalar_type()) : undefined());
+  return results;
+}
+
 }  // namespace
 
 ShapeFunction find_shape_function(const c10::OperatorName& operation) {
@@ -210,6 +230,8 @@ ShapeFunction find_shape_function(const c10::OperatorName& operation) {
       {"aten::native_dropout", &dropout},
       {"aten::native_dropout_backward", &like_first},
       {"aten::embedding_dense_backward", &embedding_backward},
+      {"aten::_scaled_dot_product_efficient_attention", &efficient_attention},
+      {"aten::_scaled_dot_product_efficient_attention_backward", &efficient_attention_backward},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", &attention_on_cpu},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &attention_on_cpu_backward},
   };
