@@ -213,7 +213,7 @@ TEST(NoSync, ReducesUnitsThatTheLastPassDoesNotUse) {
 
 // ---------------------------------------------------------------- what goes wrong
 
-TEST(NoSync, ZeroGradDropsWhatWasAccumulated) {
+TEST(NoSync, ZeroGradDropsAccumulatedGradients) {
   for (bool on_module : {false, true}) {
     for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
       run_ranks(2, [&](Ranks world) {
@@ -370,7 +370,7 @@ TEST(UnitReducedHook, SteppingTooEarlyIsAnError) {
   });
 }
 
-TEST(GradientHook, ChangesWhatTheOptimizerSees) {
+TEST(GradientHook, ChangesTheOptimizersGradients) {
   for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
     run_ranks(2, [&](Ranks world) {
       TinyLM model = make_tiny_lm({}, at::kDouble);

@@ -161,7 +161,7 @@ TEST_P(AutoUnitsMemory, StaysBelowTheBound) {
   });
 }
 
-TEST(AutoUnits, ABoundThatIsTooSmallSaysWhatIsNeeded) {
+TEST(AutoUnits, ATooSmallBoundNamesTheNeededSize) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     Chain net;
     Options options = automatic(communicator);

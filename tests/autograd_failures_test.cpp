@@ -269,7 +269,7 @@ INSTANTIATE_TEST_SUITE_P(All, UnevenRanks,
 // No rank hangs or continues with wrong numbers. The result is right if all ranks first use the same units in the same
 // order, as they do if only single parameters are left out. Otherwise each rank gets an error that names ranks and
 // units, and at least one error says what to do.
-TEST_P(UnevenRanks, AreRightOrGetAnErrorThatSaysWhatToDo) {
+TEST_P(UnevenRanks, AreRightOrGetAnErrorWithAdvice) {
   std::string all;
   const std::vector<std::string> seen = errors();
   const bool right = seen == std::vector<std::string>(seen.size());

@@ -147,7 +147,7 @@ TEST_P(GradientNorm, AfterZeroGrad) {
   });
 }
 
-TEST_P(GradientNorm, BehindAHook) {
+TEST_P(GradientNorm, AfterAHook) {
   const auto& [ranks, setting] = GetParam();
   testing::run_ranks(ranks, [&](Ranks world) {
     auto model = make_tiny_lm({});

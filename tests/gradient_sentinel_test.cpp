@@ -254,7 +254,7 @@ TEST_P(GradientSentinel, ClearsGradientsThatCameFromOtherRanks) {
   }
 }
 
-TEST_P(GradientSentinel, AFlatLeafLosesItsGradientWithTheLastOfItsParameters) {
+TEST_P(GradientSentinel, ClearingAllParametersClearsTheFlatLeaf) {
   net->loss().backward();
   net->zero_grad();
   for (const torch::Tensor& leaf : sharded->parameters()) EXPECT_FALSE(leaf.grad().defined());

@@ -326,7 +326,7 @@ struct ChainWithFault {
   std::shared_ptr<ShardedModule> sharded;
 };
 
-TEST(HybridOrder, AStageThatFailsIsAnErrorAfterWhichAnotherStepMayFollow) {
+TEST(HybridOrder, AFailedStageIsAnErrorAndAStepMayFollow) {
   for (comm::Fault::What what : {comm::Fault::What::kFailIssue, comm::Fault::What::kFailWait}) {
     int failed = 0;
     for (;; ++failed) {

@@ -104,7 +104,7 @@ TEST_P(Membership, ReplacingTheDataOfCopiesIsNot) {
 }
 
 // The shards would keep the old values, so no call of the handle may silently ignore the replacement.
-TEST_P(Membership, WhatTheHandleDoesNoticesToo) {
+TEST_P(Membership, CallsOfTheHandleNoticeToo) {
   for (torch::Tensor& parameter : net->parameters()) replace_data(parameter, torch::ones(parameter.sizes()));
   expect_error([&] { sharded->zero_grad(); }, {"has left the engine"});
   expect_error([&] { sharded->clip_grad_norm_(1); }, {"has left the engine"});
@@ -180,7 +180,7 @@ TEST(MembershipAtAnnotation, NeighboursInOneAllocation) {
   EXPECT_EQ(memory.sum().item<float>(), 66);  // the caller's own memory is unchanged
 }
 
-TEST(MembershipAtAnnotation, WhatCannotBeSharded) {
+TEST(MembershipAtAnnotation, UnshardableTensors) {
   Bag complex(std::vector<torch::Tensor>{torch::ones({2}, torch::kComplexFloat)});
   expect_error([&] { shard_strictly(*complex); }, {"'p0'", "complex"});
   Bag sparse(std::vector<torch::Tensor>{torch::eye(3).to_sparse()});

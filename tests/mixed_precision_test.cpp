@@ -457,7 +457,7 @@ struct WithBuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithBuffers);
 
-TEST(BufferDtype, IsThatOfFloatingBuffersButNotOfFullPrecisionClasses) {
+TEST(BufferDtype, LeavesOutFullPrecisionClasses) {
   WithBuffers model;
   Options options = low_on_one_rank();
   options.buffer_dtype = at::kHalf;

@@ -166,7 +166,7 @@ TEST(Prefetch, AChangedOrderCostsTimeOnly) {
 }
 
 // Prefetched units that the step does not use are released unused.
-TEST(Prefetch, CountsWhatWasWasted) {
+TEST(Prefetch, CountsWastedGathers) {
   run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     Row row = make_row();
     auto sharded = fully_shard(row, options_for(communicator));
@@ -373,7 +373,7 @@ TEST(Trace, KnowsTheMemoryOfEachCategory) {
   EXPECT_EQ(bytes_over_a_step("gradient buffers"), gradients_that_wait());
 }
 
-TEST(Trace, EverythingElseIsWhatIsAllocatedBeside) {
+TEST(Trace, CountsOtherAllocationsTogether) {
   torch::Tensor large;
   std::vector<int64_t> else_of;
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
@@ -399,7 +399,7 @@ TEST(Trace, EverythingElseIsWhatIsAllocatedBeside) {
   }
 }
 
-TEST(Trace, ShowsWhatTheLimiterHoldsBack) {
+TEST(Trace, ShowsGathersHeldBackByTheLimiter) {
   auto trace = trace_of_third_step([](Options&) {});
   EXPECT_EQ(units_of(trace, TraceTrack::kLimiter, Pass::kForward), "l2 l3 l4");
   EXPECT_EQ(units_of(trace, TraceTrack::kLimiter, Pass::kBackward), "l2 l1 l0");

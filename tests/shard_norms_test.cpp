@@ -142,7 +142,7 @@ std::vector<Case> all_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, ShardNorms, ::testing::ValuesIn(all_cases()), case_name);
 
-TEST(ShardNormsErrors, NameWhatIsWrong) {
+TEST(ShardNormsErrors, NameTheMistake) {
   Bag model(std::vector<torch::Tensor>{numbers({2, 3}), numbers({4})});
   auto sharded = fully_shard(*model, testing::one_rank_options_for_lists());
   for (double p : {0.0, -1.0, double(NAN)}) {

@@ -273,7 +273,7 @@ TEST(SharedShardsWrites, WhileAUnitIsPinnedAreErrors) {
 }
 
 // Writes through a pointer, which no operator sees; DebugOptions::read_only_parameters detects the write.
-TEST(SharedShardsDeathTest, AWriteThatBypassesTheDispatcherEndsTheProcess) {
+TEST(SharedShardsDeathTest, AWritePastTheDispatcherEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const std::optional<at::ScalarType> dtype : {std::optional<at::ScalarType>(), {at::kBFloat16}}) {
     const auto write_through_pointer = [&] {

@@ -155,7 +155,7 @@ TEST_F(SimulatedStreams, BackwardRunsOnTheStreamOfForward) {
   }
 }
 
-TEST_F(SimulatedStreams, MemoryGoesInTheOrderOfItsStream) {
+TEST_F(SimulatedStreams, MemoryIsFreedInTheOrderOfItsStream) {
   for (bool recorded : {false, true}) {
     auto made = torch::ones({1000}, on_device());
     base::DeviceEvent ready;

@@ -264,7 +264,7 @@ TEST(StartUpMemory, IsTheShardsAndOneUnit) {
   EXPECT_LT(memory.peak_bytes(), kShards + kUnit + kUnit / 4);  // a quarter for generator states
 }
 
-TEST(StartUpMemory, OfAWholeModuleGoesUnitByUnit) {
+TEST(StartUpMemory, OfAWholeModuleIsFreedUnitByUnit) {
   constexpr int64_t kWidth = 256, kLayers = 12, kUnit = kWidth * kWidth * 4;
   Options options = one_rank_options();
   options.communicator = make_fake_communicator(0, 4);

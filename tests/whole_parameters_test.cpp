@@ -316,7 +316,7 @@ TEST(Unshard, OfOneModuleLeavesTheOthersAlone) {
   });
 }
 
-TEST(Unshard, WhatIsUnderWayIsNotUsedOnceShardsWereWritten) {
+TEST(Unshard, GathersUnderWayAreDroppedAfterShardWrites) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({});
     auto sharded = fully_shard(*model, options_for(world, kFullShard));

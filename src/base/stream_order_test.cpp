@@ -22,7 +22,7 @@ class StreamOrder : public ::testing::Test {
   const c10::Stream stream_ = take_stream(device_);
 };
 
-TEST_F(StreamOrder, MemoryIsUsedAgainBehindItsLastUse) {
+TEST_F(StreamOrder, MemoryIsUsedAgainAfterItsLastUse) {
   const at::Tensor memory = ones(8), copy = zeros(4);
   MemoryOrder order;
   HeldStream reader;

@@ -26,7 +26,7 @@ int taken(const std::vector<int64_t>& costs) {
 }
 
 // The first three of these samples count as free, because each may have been interrupted.
-TEST(SamplePace, CostlySamplesAreTakenUntilTheyHaveCostFiftyMilliseconds) {
+TEST(SamplePace, CostlySamplesAreTakenForFiftyMilliseconds) {
   SamplePace pace;
   int64_t now = 0;
   int count = 0;

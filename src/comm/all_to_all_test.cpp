@@ -91,7 +91,7 @@ TEST_P(AllToAllSizes, ThroughTheHostFromADevice) {
   });
 }
 
-TEST_P(AllToAllSizes, CheckedAndRecordedOverABackendWithoutIdentities) {
+TEST_P(AllToAllSizes, CheckedOverABackendWithoutIdentities) {
   const auto [size, counts, dtype] = GetParam();
   testing::run_unchecked_ranks(size, [counts = counts, dtype = dtype](std::shared_ptr<Communicator> inner) {
     DebugOptions debug;

@@ -85,7 +85,7 @@ TEST(GlooOnASimulatedDevice, TwinsAndSubgroupsDoToo) {
 }
 
 // The fake communicator has no transfers to wait for, but copies on the stream that is current in the call.
-TEST(FakeCommunicatorOnASimulatedDevice, IsWaitedForByTheCurrentStream) {
+TEST(FakeCommunicatorOnADevice, IsWaitedForByTheCurrentStream) {
   const auto device = simulated_device();
   const base::CurrentStreamGuard compute(base::take_stream(device));
   const auto aside = base::take_stream(device);

@@ -90,7 +90,7 @@ TEST_P(SumInOrder, TakesUnalignedSlices) {
   EXPECT_EQ(output_buffer[4000].item<double>(), 0);
 }
 
-TEST_P(SumInOrder, SummarizesWhatItStores) {
+TEST_P(SumInOrder, SummarizesItsResult) {
   for (const int64_t numel : {0, 1, 15, 16, 17, 1023, 1024, 1025, 5000}) {
     const auto parts = random_parts(2, numel, input());
     auto sum = torch::zeros({numel}, output());
@@ -152,7 +152,7 @@ TEST(SumInOrderOfIntegers, IsExactAndUnscaled) {
   EXPECT_THROW(sum_in_order(sum, parts, 0.5), c10::Error);
 }
 
-TEST(SumInOrderErrors, NameWhatDiffers) {
+TEST(SumInOrderErrors, NameTheDifference) {
   auto sum = torch::zeros({2});
   EXPECT_THROW(sum_in_order(sum, {}, 1.0), c10::Error);
   EXPECT_THROW(sum_in_order(sum, {torch::ones({3})}, 1.0), c10::Error);

@@ -159,7 +159,7 @@ std::vector<Case> cases() {
 
 class DeferredInit : public ::testing::TestWithParam<Case> {};
 
-TEST_P(DeferredInit, MakesWhatOrdinaryConstructionMakes) {
+TEST_P(DeferredInit, EqualsOrdinaryConstruction) {
   torch::manual_seed(7);
   ModulePtr eager = GetParam().build();
   at::Tensor after = torch::rand({5});
@@ -379,7 +379,7 @@ TEST(DeferredInitMemory, PointersOfDeferredTensorsThrow) {
   EXPECT_EQ(large.sum().item<float>(), 5000);
 }
 
-TEST(DeferredInitMemory, WhatNothingNeedsGoes) {
+TEST(DeferredInitMemory, UnneededTensorsAreFreed) {
   int64_t before = deferred::live_storages();
   {
     auto module = deferred_init([] { return std::make_shared<Net>(); });

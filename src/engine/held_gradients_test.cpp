@@ -16,7 +16,7 @@ at::Tensor transposed(at::IntArrayRef sizes) { return torch::rand(sizes).t(); }
 at::Tensor row() { return torch::rand({2, 3}).select(0, 1); }
 at::Tensor expanded() { return torch::ones({1}).expand({3, 4}); }
 
-class HeldGradientsTest : public ::testing::Test {
+class HeldGradientsOnCpu : public ::testing::Test {
  protected:
   // Holds one gradient and returns the held tensor. Checks the bytes that the pool counts meanwhile.
   at::Tensor held_of(const at::Tensor& gradient, bool shared) {
@@ -41,7 +41,7 @@ class HeldGradientsTest : public ::testing::Test {
   BufferPool pool_{at::kCPU, /*keeps_memory=*/false};
 };
 
-TEST_F(HeldGradientsTest, WhatOthersCanReachIsCopied) {
+TEST_F(HeldGradientsOnCpu, TensorsThatOthersHoldAreCopied) {
   EXPECT_FALSE(is_copied(torch::rand({3, 4})));
   EXPECT_TRUE(is_copied(torch::rand({3, 4}), /*shared=*/true));
   EXPECT_FALSE(is_copied(transposed({3, 4})));
@@ -50,9 +50,9 @@ TEST_F(HeldGradientsTest, WhatOthersCanReachIsCopied) {
   EXPECT_TRUE(is_copied(base.detach()));
 }
 
-TEST_F(HeldGradientsTest, APartDoesNotKeepTheWhole) { EXPECT_TRUE(is_copied(row())); }
+TEST_F(HeldGradientsOnCpu, APartDoesNotKeepTheWhole) { EXPECT_TRUE(is_copied(row())); }
 
-TEST_F(HeldGradientsTest, TheOnlyOneBecomesTheBuffer) {
+TEST_F(HeldGradientsOnCpu, TheOnlyOneBecomesTheBuffer) {
   const auto buffer_of = [&](const std::vector<at::Tensor>& gradients, at::ScalarType dtype = at::kFloat) {
     HeldGradients held;
     for (const at::Tensor& gradient : gradients) held.hold(0, gradient, false, pool_);
@@ -97,7 +97,7 @@ TEST_F(HeldGradientsOnStreams, AreReadWhereTheyCame) {
   EXPECT_EQ(first_of(copy), 1);
 }
 
-TEST_F(HeldGradientsOnStreams, ABufferGoesBackBehindItsUses) {
+TEST_F(HeldGradientsOnStreams, ABufferIsReturnedAfterItsUses) {
   const c10::Stream home = base::current_stream(device_);
   HeldGradients held;
   held.hold(0, at::ones({4}, at::TensorOptions(device_)), false, pool_);

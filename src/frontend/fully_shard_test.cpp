@@ -75,7 +75,7 @@ TEST(UnitRule, WithoutAPolicyThereIsOneUnit) {
                           "b.left.weight b.left.bias b.right.weight b.right.bias"));
 }
 
-TEST(UnitRule, AUnitTakesWhatIsLeftBelowIt) {
+TEST(UnitRule, AUnitTakesTheRemainingParametersBelowIt) {
   auto net = make_outer();
   Options options = plain_options();
   options.auto_wrap_policy = module_class_policy<PairImpl>();
@@ -540,7 +540,7 @@ TEST(Policies, Names) {
   expect_error([] { module_name_policy({}); }, {"no class names"});
 }
 
-TEST(Policies, AreAskedBottomUpWithWhatIsLeft) {
+TEST(Policies, AreAskedBottomUpWithTheRemainingParameters) {
   auto net = make_outer();
   std::vector<std::string> asked;
   Options options = plain_options();

@@ -111,7 +111,7 @@ TEST(DeepViTConfig, Defaults) {
   EXPECT_EQ(config.tokens(), 10);
 }
 
-TEST(DeepViTConfig, WhatDoesNotFitIsRefused) {
+TEST(DeepViTConfig, MisfitsAreRefused) {
   for (const char* key : {"image_size", "patch_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}) {
     EXPECT_THAT(make_error({{key, nullptr}}), HasSubstr(std::string(key) + " is missing")) << key;
     EXPECT_THAT(make_error({{key, 0}}), HasSubstr(std::string(key) + " is 0; it must be an integer from 1")) << key;

@@ -165,7 +165,7 @@ TEST(Dhen, CountsFlops) {
 
 // A third of a layer's FLOPs are in forward: 2 of 6 for each product with a weight, 4 of 12 for attention, 2 of 6 for
 // dot products.
-TEST(Dhen, CountsWhatIsRecomputed) {
+TEST(Dhen, CountsRecomputedFlops) {
   json one = small_dhen();
   one["num_hidden_layers"] = 1;
   Dhen model = made(one);

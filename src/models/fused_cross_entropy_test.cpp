@@ -63,7 +63,7 @@ void expect_near(const Results& got, const Results& want, double tolerance) {
   }
 }
 
-TEST(FusedCrossEntropy, EqualsThePlainLossWhateverTheChunks) {
+TEST(FusedCrossEntropy, EqualsThePlainLossForAllChunks) {
   for (int64_t tokens : {1, 2, 7, 8, 9, 16, 21}) {
     const Inputs inputs = make_inputs(tokens, 5, 13);
     const Results want = plain(inputs);
@@ -74,7 +74,7 @@ TEST(FusedCrossEntropy, EqualsThePlainLossWhateverTheChunks) {
   }
 }
 
-TEST(FusedCrossEntropy, InSinglePrecisionItDiffersByTheOrderOfAdditions) {
+TEST(FusedCrossEntropy, InFp32DiffersByTheOrderOfAdditions) {
   const Inputs inputs = make_inputs(70, 24, 301, torch::kFloat32);
   for (int64_t chunk : {0, 1, 8, 32, 70}) expect_near(fused(inputs, chunk), plain(inputs), 1e-6);
 }
@@ -107,7 +107,7 @@ TEST(FusedCrossEntropy, ScaledLossesNeitherUnderflowNorOverflow) {
   EXPECT_LE(relative_error(ours.weight, want.weight), 2e-3);
 }
 
-TEST(FusedCrossEntropy, WithoutLabelsTheLossIsNaNAndGradientsAreZero) {
+TEST(FusedCrossEntropy, WithoutLabelsLossIsNaNAndGradientsZero) {
   for (int64_t tokens : {0, 5}) {
     Inputs inputs = make_inputs(tokens, 3, 7);
     inputs.labels.fill_(kIgnoredLabel);
@@ -118,7 +118,7 @@ TEST(FusedCrossEntropy, WithoutLabelsTheLossIsNaNAndGradientsAreZero) {
   }
 }
 
-TEST(FusedCrossEntropy, OnlyWhatIsAskedForIsComputed) {
+TEST(FusedCrossEntropy, ComputesNoUnneededGradients) {
   Inputs inputs = make_inputs(9, 5, 13);
   const Results want = plain(inputs);
   const auto products = [&](const std::function<void()>& run) {
@@ -160,7 +160,7 @@ TEST(FusedCrossEntropy, AKeptGraphMayBeUsedAgain) {
   EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("a second time"));
 }
 
-TEST(FusedCrossEntropy, WhatItCannotDoIsAnError) {
+TEST(FusedCrossEntropy, UnsupportedInputsAreErrors) {
   const Inputs inputs = make_inputs(9, 5, 13);
   const auto loss = [&] { return fused_cross_entropy(inputs.hidden_states, inputs.weight, inputs.labels); };
   EXPECT_THAT(error_of([&] { loss().backward({}, std::nullopt, /*create_graph=*/true); }),

@@ -142,7 +142,7 @@ TEST(GPT2Config, WrongTypesAndValues) {
   }
 }
 
-TEST(GPT2Config, WhatIsNotSupportedIsRefused) {
+TEST(GPT2Config, UnsupportedOptionsAreRefused) {
   EXPECT_THAT(make_error(with("add_cross_attention", true)),
               HasSubstr("add_cross_attention is true; it must be false"));
   EXPECT_THAT(make_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));

@@ -34,7 +34,7 @@ const torch::Tensor& labels() {
   return kLabels;
 }
 
-TEST_P(ImageClassifiers, SaysWhatItTakes) {
+TEST_P(ImageClassifiers, DescribesItself) {
   const auto model = make({}, torch::kFloat32, torch::kMeta);
   EXPECT_EQ(model->num_classes(), 7);
   EXPECT_EQ(model->channels(), 3);
@@ -87,7 +87,7 @@ std::vector<torch::Tensor> results_of_a_step(ImageClassifier& model, int backwar
   return result;
 }
 
-TEST_P(ImageClassifiers, ActivationCheckpointingChangesNeitherGradientsNorRunningStatistics) {
+TEST_P(ImageClassifiers, ActivationCheckpointingChangesNoNumber) {
   json changes;
   for (const std::string& key : GetParam().dropout_keys) changes[key] = 0.3;
   const auto model = make(changes, torch::kFloat32);
@@ -132,7 +132,7 @@ TEST_P(ImageClassifiers, LossIsTheMeanOverLabelledImages) {
   EXPECT_FALSE(model->forward(images()).loss.defined());
 }
 
-TEST_P(ImageClassifiers, EvaluationTakesAndLeavesTheRunningStatistics) {
+TEST_P(ImageClassifiers, EvaluationReadsRunningStatistics) {
   const auto model = make();
   model->eval();
   const auto alone = model->forward(images().narrow(0, 1, 1)).logits;

@@ -102,7 +102,7 @@ TEST(RegNetConfig, DefaultsAreThoseOfTransformers) {
   EXPECT_EQ(config.num_labels, 2);
 }
 
-TEST(RegNetConfig, WhatDoesNotFitIsRefused) {
+TEST(RegNetConfig, MisfitsAreRefused) {
   for (const char* key : {"hidden_sizes", "depths"}) {
     EXPECT_THAT(make_error({{key, nullptr}}), HasSubstr(std::string(key) + " is missing")) << key;
     for (const json& value : {json(3), json::array(), json({1, 0}), json({1, 2.5}), json({4294967296})}) {

@@ -355,7 +355,7 @@ TEST(T5Config, WrongTypesAndValues) {
   }
 }
 
-TEST(T5Config, WhatIsNotSupportedIsRefused) {
+TEST(T5Config, UnsupportedOptionsAreRefused) {
   EXPECT_THAT(make_error(with("is_encoder_decoder", false)), HasSubstr("is_encoder_decoder is false; it must be true"));
   EXPECT_THAT(make_error(with("is_decoder", true)), HasSubstr("is_decoder is true; it must be false"));
   EXPECT_THAT(make_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));

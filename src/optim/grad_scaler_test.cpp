@@ -146,7 +146,7 @@ TEST(ShardedGradScaler, UnscalesByItselfOrOnRequestButOnce) {
   }
 }
 
-TEST(ShardedGradScaler, CountsWhatIsNotFiniteElsewhere) {
+TEST(ShardedGradScaler, CountsNonFiniteValuesOfOtherRanks) {
   Model model;
   ShardedGradScaler scaler = scaler_in_use({.init_scale = 8});
   model.set_gradient(24);

@@ -95,7 +95,7 @@ class NamedOptimizer : public ::testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, NamedOptimizer, ::testing::ValuesIn(kinds()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(NamedOptimizer, GoesOnWhereItWas) {
+TEST_P(NamedOptimizer, ContinuesFromItsState) {
   Tensors parameters = make_parameters();
   auto optimizer = GetParam().make(in_groups(parameters), false);
   train(*optimizer, parameters, 0, 3);
@@ -108,7 +108,7 @@ TEST_P(NamedOptimizer, GoesOnWhereItWas) {
   expect_same(copies, parameters);
 }
 
-TEST(NamedFusedAdamW, GoesOnAsItselfAndAsTorchs) {
+TEST(NamedFusedAdamW, ContinuesAsItselfAndAsTorchs) {
   Tensors parameters = make_parameters();
   FusedAdamW optimizer(parameters, {.learning_rate = 0.1, .weight_decay = 0.1});
   train(optimizer, parameters, 0, 3);
@@ -154,7 +154,7 @@ TEST(NamedState, FollowsAddedGroups) {
   EXPECT_EQ(error_of([&] { state->set_leaf(p[1], std::nullopt); }), "no error");
 }
 
-TEST(NamedState, WhatDoesNotFitIsNamed) {
+TEST(NamedState, MisfitsAreNamed) {
   Tensors p = {torch::ones({3}).set_requires_grad(true)};
   torch::optim::AdamW optimizer(p);
   const auto state = state_of(optimizer);

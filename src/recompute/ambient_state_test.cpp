@@ -38,7 +38,7 @@ Outcome run(const std::function<Tensor(CountedBlock&, const Tensor&)>& call) {
   return outcome;
 }
 
-TEST(AmbientState, DropoutRepeatsAndTheStreamGoesOnAsWithoutCheckpointing) {
+TEST(AmbientState, DropoutRepeatsAndLaterDrawsStayTheSame) {
   Outcome want = run([](CountedBlock& block, const Tensor& x) { return block(x); });
   Outcome got = run([](CountedBlock& block, const Tensor& x) { return activation_checkpoint_module({}, block, x); });
   EXPECT_TRUE(same_bits(got.loss, want.loss));

@@ -52,7 +52,7 @@ class OrderOfReductions : public ::testing::Test {
   std::set<std::string> captured, frozen;
 };
 
-TEST_F(OrderOfReductions, IsTheReverseOfFirstUsesWithParentsAfterChildren) {
+TEST_F(OrderOfReductions, ReversesFirstUsesWithParentsLast) {
   forward({"root", "a", "a.c0", "a.c1", "b", "a", "d", "root"});
   begin();
   EXPECT_EQ(rest(), "d b a.c1 a.c0 a root");
@@ -80,7 +80,7 @@ TEST_F(OrderOfReductions, ATurnComesWithTheNextUnrelatedUnit) {
 }
 
 // Another rank has captured gradients of d, or comes to it later. The order is the same.
-TEST_F(OrderOfReductions, NothingOvertakesAUnitOfWhichNothingWasCaptured) {
+TEST_F(OrderOfReductions, NothingOvertakesAUnitWithoutCaptures) {
   forward({"a", "b", "d"});
   begin();
   captured = {"a"};
@@ -90,7 +90,7 @@ TEST_F(OrderOfReductions, NothingOvertakesAUnitOfWhichNothingWasCaptured) {
   EXPECT_EQ(rest(), "d b a");
 }
 
-TEST_F(OrderOfReductions, LeavesOutWhatNobodyCapturedLastTime) {
+TEST_F(OrderOfReductions, LeavesOutUnitsWithoutCapturesLastTime) {
   for (int step = 0; step < 3; ++step) {
     forward({"a", "b", "d"});
     begin();

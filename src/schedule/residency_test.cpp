@@ -111,7 +111,7 @@ TEST(Residency, WithoutALimitGathersAllThatIsKnownAtOnce) {
   EXPECT_EQ(actor.use('b'), "-d");
 }
 
-TEST(Residency, WithoutALimitGathersAgainWhatWasReleasedByHand) {
+TEST(Residency, WithoutALimitGathersReleasedUnitsAgain) {
   Actor actor(kNoLimit);
   actor.pass("abcd");
   actor.use('a');

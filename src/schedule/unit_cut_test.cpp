@@ -103,7 +103,7 @@ TEST(UnitCut, IsTheBestOfAllCuts) {
   }
 }
 
-TEST(UnitCut, CountsWhatIsHeldAtATime) {
+TEST(UnitCut, CountsTheMemoryHeldAtATime) {
   auto items = items_of({4, 1, 3, 5});
   items[1].gradient_nbytes = 0;
   CutRules rules{.target_nbytes = 1};
@@ -133,7 +133,7 @@ TEST(UnitCut, UnitsAreMadeSmallerUntilTheyFitTheBound) {
   EXPECT_EQ(cut.needed_nbytes, 40);
 }
 
-TEST(UnitCut, WhatReturnsIsTheRootWhereThatCostsLittle) {
+TEST(UnitCut, AReturningItemIsTheRootIfThatIsCheap) {
   auto items = items_of({40, 10, 10, 10, 10});
   items[0].returns = true;
   UnitCut cut = cut_into_units(items, {.target_nbytes = 10});

@@ -42,7 +42,7 @@ TEST(VisitHistory, KnowsNothingOfTheFirstPass) {
   EXPECT_FALSE(after("").known());
 }
 
-TEST(VisitHistory, ExpectsWhatFollowedBefore) {
+TEST(VisitHistory, ExpectsTheFollowersOfTheLastPass) {
   EXPECT_EQ(next("abcd.a"), "bcd");
   EXPECT_EQ(next("abcd.a", 1), "b");
   EXPECT_EQ(next("abcd.abc"), "d");
@@ -51,7 +51,7 @@ TEST(VisitHistory, ExpectsWhatFollowedBefore) {
 
 TEST(VisitHistory, NamesEachUnitOnceAndNotThePresentOne) { EXPECT_EQ(next("abacbad.a"), "bcd"); }
 
-TEST(VisitHistory, TellsRepeatedUnitsApartByWhatCameBefore) {
+TEST(VisitHistory, TellsRepeatedUnitsApartByTheirPredecessors) {
   EXPECT_EQ(next("abxcbyd.ab", 1), "x");
   EXPECT_EQ(next("abxcbyd.abxcb", 1), "y");
   EXPECT_EQ(next("abxcbyd.cb", 1), "y") << "the order has changed";
@@ -64,7 +64,7 @@ TEST(VisitHistory, LearnsAChangedOrderByItsHavingHappenedOnce) {
   EXPECT_EQ(next("abcd.axc", 1), "d");
 }
 
-TEST(VisitHistory, GoesRoundInPassesThatNothingEnds) {
+TEST(VisitHistory, FollowsPassesThatNothingEnds) {
   EXPECT_EQ(next("abcabcabc", 2), "ab");
   EXPECT_EQ(next("abcdab", 2), "cd");
 }

@@ -16,7 +16,7 @@ std::shared_ptr<SplitEmbedding> tables_over(std::shared_ptr<Communicator> comm) 
   return std::make_shared<SplitEmbedding>(std::move(comm), models::EmbeddingTables{{2, 12}, 5, 1}, options);
 }
 
-TEST(SavedRows, AreViewsOfWhatTheRankHolds) {
+TEST(SavedRows, AreViewsOfTheRanksTables) {
   run_ranks(3, [](std::shared_ptr<Communicator> comm) {
     const auto embedding = tables_over(comm);
     const RowOptimizer optimizer(embedding, {RowRule::kRowWiseAdagrad, 0.1});

@@ -82,9 +82,9 @@ struct OneRank {
   std::unique_ptr<OptimizerState> state;
 };
 
-class AsyncSaving : public ::testing::TestWithParam<int> {};
+class AsyncSavesOverRanks : public ::testing::TestWithParam<int> {};
 
-TEST_P(AsyncSaving, HoldsWhatWasThereWhenItBegan) {
+TEST_P(AsyncSavesOverRanks, HoldTheStateOfTheirBeginning) {
   const formats::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
   GatedFileSystem gated;
@@ -118,7 +118,7 @@ TEST_P(AsyncSaving, HoldsWhatWasThereWhenItBegan) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, AsyncSaving, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Ranks, AsyncSavesOverRanks, ::testing::Values(1, 2, 3));
 
 TEST(AsyncSaves, AdvanceByThemselves) {
   const formats::TemporaryFolder folder;

@@ -144,7 +144,7 @@ TEST_F(PublicCheckpoints, ParametersThatAreNotShardedAreInThem) {
   });
 }
 
-TEST_F(PublicCheckpoints, ParametersThatRanksHaveForThemselvesMustSaySo) {
+TEST_F(PublicCheckpoints, ParametersOfSingleRanksMustBeDeclared) {
   run_ranks(2, [&](const World& world) {
     WithTable run(world, 17);
     const torch::Tensor table = run.net->b->bias.detach();

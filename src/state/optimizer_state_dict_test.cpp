@@ -69,7 +69,7 @@ TEST_P(OptimizerStateDicts, FullIsThatOfOneProcess) {
   });
 }
 
-TEST_P(OptimizerStateDicts, FullGoesFromRank0ToAll) {
+TEST_P(OptimizerStateDicts, FullIsSentFromRank0ToAll) {
   on_ranks([&](const World& world) {
     ShardedRun run = trained(world);
     const FullOptimizerState state =
@@ -86,7 +86,7 @@ TEST_P(OptimizerStateDicts, FullGoesFromRank0ToAll) {
 }
 
 // A state of a run without sharding continues in a sharded run, and the other way round.
-TEST_P(OptimizerStateDicts, OfARunWithoutShardingGoesOn) {
+TEST_P(OptimizerStateDicts, OfARunWithoutShardingContinues) {
   on_ranks([&](const World& world) {
     PlainRun before = plain(3);
     const IndexedOptimizerState indexed = indexed_optimizer_state(*before.state);
@@ -103,7 +103,7 @@ TEST_P(OptimizerStateDicts, OfARunWithoutShardingGoesOn) {
   });
 }
 
-TEST_P(OptimizerStateDicts, ShardedSendsNothingAndGoesAnywhere) {
+TEST_P(OptimizerStateDicts, ShardedSendsNothingAndFitsAnyLayout) {
   std::vector<ShardedOptimizerState> of_ranks(GetParam().world_size);
   on_ranks([&](const World& world) {
     ShardedRun run = trained(world);
@@ -171,7 +171,7 @@ TEST(LoadingOptimizerState, OneErrorListsAllAndNothingIsChanged) {
   });
 }
 
-TEST(LoadingOptimizerState, AnotherDtypeOrAnotherOptimizersIsRefused) {
+TEST(LoadingOptimizerState, OtherDtypesAndOptimizersAreRefused) {
   with_state(true, [](ShardedRun& run, FullOptimizerState state) {
     FullOptimizerState single = state;
     for (auto& [name, tensor] : single.state.at("b.bias").tensors) tensor = tensor.to(at::kFloat);
@@ -183,7 +183,7 @@ TEST(LoadingOptimizerState, AnotherDtypeOrAnotherOptimizersIsRefused) {
 }
 
 // Errors that only the optimizer can detect are found before anything is changed.
-TEST(LoadingOptimizerState, OptionsOfAnotherOptimizerAreRefusedBefore) {
+TEST(LoadingOptimizerState, ForeignOptionsAreRefusedBeforehand) {
   with_state(true, [](ShardedRun& run, FullOptimizerState state) {
     const FullOptimizerState before = state;
     for (const auto& [fqn, of_parameter] : before.state) {
@@ -212,7 +212,7 @@ TEST(LoadingOptimizerState, OptionsOfAnotherOptimizerAreRefusedBefore) {
 }
 
 // Loading needs no memory of its own, and values that are not loaded remain.
-TEST(LoadingOptimizerState, GoesToTheTensorsThatAreThere) {
+TEST(LoadingOptimizerState, FillsTheExistingTensors) {
   for (const bool use_orig_params : {true, false}) {
     with_state(use_orig_params, [](ShardedRun& run, FullOptimizerState state) {
       const auto addresses = [&] {

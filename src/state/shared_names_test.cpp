@@ -217,7 +217,7 @@ TEST(SecondNamesOfParts, AreComparedInTheOrderOfTheModel) {
   });
 }
 
-TEST(SecondNamesOfWhatIsNotSharded, LoadWhereTheyAreAlike) {
+TEST(SecondNamesOfUnshardedTensors, LoadWhereTheyAreAlike) {
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard(unsynced);
   const formats::TemporaryFolder folder;

@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(All, StateDicts, ::testing::ValuesIn(state_cases()),
 
 // ---------------------------------------------------------------- full
 
-TEST_P(StateDicts, FullIsWhatThePlainModelHas) {
+TEST_P(StateDicts, FullEqualsThatOfThePlainModel) {
   on_ranks([&](const World& world) {
     ShardedRun run = run_of(GetParam(), world, 17);
     const FullStateDict values = full_state_dict(*run.sharded, *run.net);
@@ -86,7 +86,7 @@ TEST_P(StateDicts, FullIsTakenByEachRank) {
 }
 
 // A unit that stays gathered must not keep its old values, and a graph from before the load must not be run backward.
-TEST_P(StateDicts, GatheredUnitsSeeWhatIsLoaded) {
+TEST_P(StateDicts, GatheredUnitsSeeLoadedValues) {
   on_ranks([&](const World& world) {
     ShardedRun run = run_of(GetParam(), world, 99);
     run.sharded->unshard();
@@ -155,7 +155,7 @@ TEST_P(StateDicts, LocalComesBackIntoTheSameLayout) {
   });
 }
 
-TEST(LocalStateDicts, SayInWhatALayoutDiffers) {
+TEST(LocalStateDicts, NameTheDifferenceOfLayouts) {
   LocalStateDict of_two;
   run_ranks(2, [&](const World& world) {
     ShardedRun run = run_of({2, kFullShard, true, false}, world, 17);
@@ -295,7 +295,7 @@ TEST(LoadingStateDicts, ASharedParameterComesUnderAnyOfItsNames) {
                });
 }
 
-TEST(LoadingStateDicts, PartsMustCoverWhatARankHolds) {
+TEST(LoadingStateDicts, PartsMustCoverTheShardsOfARank) {
   run_ranks(2, [&](const World& world) {
     ShardedRun run = run_of({2, kFullShard, true, false}, world, 17);
     ShardedStateDict values = sharded_state_dict(*run.sharded, *run.net);
@@ -407,7 +407,7 @@ TEST(MemoryOfStateDicts, IsAUnitAndTheResult) {
 }
 
 // At any time, each of the two ranks holds one whole tensor of one unit, in addition to the part that is sent.
-TEST(MemoryOfStateDicts, IsATensorOfAUnitAndTheResultForAnOptimizer) {
+TEST(MemoryOfStateDicts, OfAnOptimizerIsATensorAndTheResult) {
   CountedMemory memory;
   with_blocks([&](const World& world, ShardedModule& sharded, torch::nn::Module& net, int64_t unit) {
     optim::FusedAdamW optimizer(sharded.parameters(), {});

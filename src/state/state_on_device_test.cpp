@@ -82,7 +82,7 @@ TEST_P(StateOnADevice, ComesAndGoes) {
 }
 
 // The host must not write to shards that the device has yet to read.
-TEST_P(StateOnADevice, AForwardUnderWayKeepsWhatItBeganWith) {
+TEST_P(StateOnADevice, AForwardUnderWayKeepsItsValues) {
   on_ranks(1, [&](const World& world, const auto& change) {
     ShardedRun run({1, kFullShard, true, false}, world, 99, true, change);
     const torch::Tensor x = torch::sin(torch::arange(20, at::kDouble)).view({5, 4});

@@ -176,7 +176,7 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
   }
 }
 
-TEST(Loading, SaysWhatDoesNotFit) {
+TEST(Loading, NamesMisfits) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
   const formats::TemporaryFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {

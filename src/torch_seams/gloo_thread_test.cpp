@@ -28,7 +28,7 @@ void wait_for(GlooThread& thread) {
   reached.get_future().wait();
 }
 
-TEST(GlooThread, RunsWhatItIsGivenInOrderOnOneThread) {
+TEST(GlooThread, RunsTasksInOrderOnOneThread) {
   GlooThread thread(make_device());
   std::vector<int> order;
   std::vector<std::thread::id> threads;
@@ -46,7 +46,7 @@ TEST(GlooThread, RunsWhatItIsGivenInOrderOnOneThread) {
   EXPECT_EQ(threads, std::vector<std::thread::id>(1000, threads.front()));
 }
 
-TEST(GlooThread, WhatItRunsMayHandOverMore) {
+TEST(GlooThread, TasksMayAddTasks) {
   GlooThread thread(make_device());
   std::promise<int> last;
   thread.run([&] { thread.run([&] { thread.run([&] { last.set_value(3); }); }); });
@@ -67,7 +67,7 @@ TEST(GlooThread, TakesFromManyThreads) {
   EXPECT_EQ(sum, 2000);
 }
 
-TEST(GlooThread, EndsBehindWhatItWasGiven) {
+TEST(GlooThread, EndsAfterItsTasks) {
   std::atomic<int> done{0};
   {
     GlooThread thread(make_device());

@@ -27,7 +27,7 @@ std::map<std::string, int> rows_of(const std::vector<TraceRange>& ranges) {
   return rows;
 }
 
-TEST(TraceFile, AnEventSaysWhatWhenAndWhere) {
+TEST(TraceFile, AnEventHasNameTimeAndPlace) {
   Json events = parse(trace_events(3, {{{TraceTrack::kGather, "layers.0", Pass::kBackward, 2500, 5000}}, {}}));
   Json want = {{"ph", "X"},
                {"name", "layers.0"},

@@ -65,7 +65,7 @@ TEST(FuzzTraining, PartsAreComparedWhereTheyLie) {
   EXPECT_EQ(difference->name, "gradient");
 }
 
-TEST(FuzzTraining, AMissingGradientANanAndATensorNotSeenAreDifferences) {
+TEST(FuzzTraining, MissingTensorsAndNansAreDifferences) {
   Record want;
   want.add("gradient", torch::zeros({2}));
   for (const torch::Tensor& value : {torch::Tensor(), torch::full({2}, NAN), torch::ones({2})}) {

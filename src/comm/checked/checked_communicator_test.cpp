@@ -266,7 +266,7 @@ TEST(CheckedCommunicatorWorld, ARankThatDoesNotCome) {
   EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 0"), HasSubstr("'b'"), HasSubstr("rank 1 is late")));
 }
 
-TEST(CheckedCommunicatorWorld, WithoutAMeetingPointSaysWhatToDo) {
+TEST(CheckedCommunicatorWorld, WithoutAMeetingPointGivesAdvice) {
   testing::UncheckedOptions lonely;
   lonely.has_meeting_point = false;
   run_unchecked_ranks(

@@ -125,7 +125,7 @@ TEST(Identity, OneOfThreeIsWrong) {
   }
 }
 
-TEST(Identity, EarlierCollectivesStillEndAndLaterCallsRepeatTheReason) {
+TEST(Identity, EarlierCollectivesEndAndLaterOnesGiveTheReason) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     auto output = torch::zeros({4});
     auto good = comm->all_gather(output, torch::full({2}, static_cast<float>(comm->rank())), id("good"));

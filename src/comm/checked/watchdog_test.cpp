@@ -139,7 +139,7 @@ TEST_F(WatchdogTest, NamesARankThatIssuedAnotherCollective) {
 }
 
 // A rank that waits for something else counts as late here; the report says what it waits for.
-TEST_F(WatchdogTest, SaysWhatTheLateRankWaitsFor) {
+TEST_F(WatchdogTest, NamesTheCollectiveOfTheLateRank) {
   testing::UncheckedOptions options;
   options.timeout = std::chrono::seconds(60);
   testing::run_unchecked_ranks(

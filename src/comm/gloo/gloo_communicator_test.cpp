@@ -106,7 +106,7 @@ TEST_P(HostSizes, AllReduceSumsInPlaceAndOutOfPlace) {
   });
 }
 
-TEST_P(HostSizes, AllReduceSendsWhatTheOthersLack) {
+TEST_P(HostSizes, AllReduceSendsOnlyMissingParts) {
   with_ranks(backend(), size(), [&](Communicator& comm) {
     auto tensor = contribution(comm.rank(), numel(), dtype());
     comm.all_reduce(tensor, tensor, {}, id("u"))->wait();
@@ -151,7 +151,7 @@ std::optional<uint64_t> bytes_written_by_this_thread() {
 }
 
 // [Note: messages are posted on Gloo's thread]: they are, even if the other side already waits for them.
-TEST(GlooThreads, WhoeverIssuesACollectiveWritesNothing) {
+TEST(GlooThreads, IssuingACollectiveWritesNothing) {
   if (!bytes_written_by_this_thread()) GTEST_SKIP() << "the system does not count a thread's bytes";
   std::latch posted(1);
   with_ranks(2, [&](Communicator& comm) {

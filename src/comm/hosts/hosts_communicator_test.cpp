@@ -252,7 +252,7 @@ TEST_P(OverHosts, WaitsInAnyOrder) {
 }
 
 // Rank 1 reduces after its gather is complete; the others wait for the reduction before they wait for the gather.
-TEST_P(OverHosts, WhoWaitsInTheTwinDoesItsPartHere) {
+TEST_P(OverHosts, AWaitInTheTwinAdvancesThisGroup) {
   run([](Communicator& comm, Communicator&) {
     const auto twin = comm.twin();
     at::Tensor gathered = torch::zeros({comm.size()}), sum = torch::zeros({1});
@@ -315,7 +315,7 @@ TEST_P(OverHosts, GathersInPlaceOverAndOver) {
   });
 }
 
-TEST_P(OverHosts, SharingKeepsWhatWasWritten) {
+TEST_P(OverHosts, SharingKeepsWrittenValues) {
   run([](Communicator& comm, Communicator&) {
     Shared shared(comm, 3000);
     shared.own.copy_(integers(comm.rank(), 3000));
@@ -332,7 +332,7 @@ TEST_P(OverHosts, SharingKeepsWhatWasWritten) {
 }
 
 // Rank 1 has not begun to read when the others are about to write the next values.
-TEST_P(OverHosts, WhoWritesWaitsForReaders) {
+TEST_P(OverHosts, WritersWaitForReaders) {
   run([](Communicator& comm, Communicator&) {
     Shared shared(comm, 100);
     auto reading = comm.all_gather(shared.whole, integers(comm.rank(), 100), id("u"));
@@ -385,7 +385,7 @@ TEST(HostsGroups, ListsThatAreNoPartitionAreAnErrorOnAllRanks) {
 }
 
 // Each collective sends the data for other hosts there only once for all ranks of a host.
-TEST(HostsTraffic, IsWhatTwoLevelsNeed) {
+TEST(HostsTraffic, EqualsThatOfTwoLevels) {
   on_hosts(2, 3, [](Communicator& comm, Communicator& flat) {
     const int64_t n = 1000;
     const auto to_other_host = [&](Communicator& group) {

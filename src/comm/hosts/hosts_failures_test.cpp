@@ -196,7 +196,7 @@ TEST(HostsIdentity, AnotherOrderOverAGroupAndItsTwinIsNamed) {
   }
 }
 
-TEST(HostsIdentity, WhatCameBeforeStillEnds) {
+TEST(HostsIdentity, EarlierCollectivesStillEnd) {
   testing::run_ranks(4,
                      [](std::shared_ptr<Communicator> comm) {
                        at::Tensor output = torch::zeros({4});

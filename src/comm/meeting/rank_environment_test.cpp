@@ -47,7 +47,7 @@ constexpr const char* kVariables[] = {"RANK",
 
 using Variables = std::map<std::string, std::string>;
 
-class RankEnvironmentTest : public ::testing::Test {
+class RankVariables : public ::testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : kVariables) {
@@ -99,14 +99,14 @@ Variables without(Variables variables, const std::string& name) {
   return variables;
 }
 
-TEST_F(RankEnvironmentTest, NothingSetIsOneRank) {
+TEST_F(RankVariables, NothingSetIsOneRank) {
   const auto environment = read({});
   EXPECT_EQ(environment.rank, 0);
   EXPECT_EQ(environment.world_size, 1);
   EXPECT_EQ(environment.local_world_size, 1);
 }
 
-TEST_F(RankEnvironmentTest, Torchrun) {
+TEST_F(RankVariables, Torchrun) {
   const auto environment = read(kTorchrun);
   EXPECT_EQ(environment.rank, 5);
   EXPECT_EQ(environment.world_size, 8);
@@ -116,7 +116,7 @@ TEST_F(RankEnvironmentTest, Torchrun) {
   EXPECT_EQ(environment.master_port, 1234);
 }
 
-TEST_F(RankEnvironmentTest, OpenMpi) {
+TEST_F(RankVariables, OpenMpi) {
   const auto environment = read({{"OMPI_COMM_WORLD_RANK", "2"},
                                  {"OMPI_COMM_WORLD_SIZE", "3"},
                                  {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
@@ -129,7 +129,7 @@ TEST_F(RankEnvironmentTest, OpenMpi) {
   EXPECT_EQ(environment.local_world_size, 1);
 }
 
-TEST_F(RankEnvironmentTest, MpichWithoutLocalRanksOnOneHost) {
+TEST_F(RankVariables, MpichWithoutLocalRanksOnOneHost) {
   const auto environment =
       read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}});
   EXPECT_EQ(environment.rank, 1);
@@ -137,7 +137,7 @@ TEST_F(RankEnvironmentTest, MpichWithoutLocalRanksOnOneHost) {
   EXPECT_EQ(environment.local_world_size, 2);
 }
 
-TEST_F(RankEnvironmentTest, IntelMpiLocalRank) {
+TEST_F(RankVariables, IntelMpiLocalRank) {
   const auto environment = read({{"PMI_RANK", "3"},
                                  {"PMI_SIZE", "4"},
                                  {"MPI_LOCALRANKID", "1"},
@@ -148,13 +148,13 @@ TEST_F(RankEnvironmentTest, IntelMpiLocalRank) {
   EXPECT_EQ(environment.local_world_size, 2);
 }
 
-TEST_F(RankEnvironmentTest, TorchrunUnderMpirunCounts) {
+TEST_F(RankVariables, TorchrunUnderMpirunCounts) {
   const auto environment = read(
       with(kTorchrun, {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "x"}}));
   EXPECT_EQ(environment.rank, 5);
 }
 
-TEST_F(RankEnvironmentTest, PartialVariablesAreNamed) {
+TEST_F(RankVariables, PartialVariablesAreNamed) {
   EXPECT_THAT(error_of(without(kTorchrun, "WORLD_SIZE")),
               AllOf(HasSubstr("RANK is set (5)"), HasSubstr("WORLD_SIZE is not")));
   EXPECT_THAT(error_of(without(kTorchrun, "RANK")),
@@ -166,7 +166,7 @@ TEST_F(RankEnvironmentTest, PartialVariablesAreNamed) {
               AllOf(HasSubstr("LOCAL_RANK and LOCAL_WORLD_SIZE are not set"), HasSubstr("node0")));
 }
 
-TEST_F(RankEnvironmentTest, BadValuesAreNamed) {
+TEST_F(RankVariables, BadValuesAreNamed) {
   EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "five"}})), AllOf(HasSubstr("RANK"), HasSubstr("'five'")));
   EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "5x"}})), HasSubstr("'5x'"));
   EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "-1"}})), HasSubstr("'-1'"));
@@ -176,7 +176,7 @@ TEST_F(RankEnvironmentTest, BadValuesAreNamed) {
               AllOf(HasSubstr("MASTER_PORT"), HasSubstr("65536")));
 }
 
-TEST_F(RankEnvironmentTest, ContradictionsAreNamed) {
+TEST_F(RankVariables, ContradictionsAreNamed) {
   EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "8"}})), AllOf(HasSubstr("RANK is 8"), HasSubstr("WORLD_SIZE is 8")));
   EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_RANK", "4"}})), HasSubstr("LOCAL_RANK is 4"));
   EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}})), HasSubstr("LOCAL_WORLD_SIZE=9"));
@@ -199,7 +199,7 @@ const Variables kSlurm = {{"SLURM_JOB_ID", "4711"},
                           {"SLURM_STEP_NODELIST", "node[08-10]"},
                           {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"}};
 
-TEST_F(RankEnvironmentTest, Slurm) {
+TEST_F(RankVariables, Slurm) {
   const auto environment = read(kSlurm);
   EXPECT_EQ(environment.rank, 4);
   EXPECT_EQ(environment.world_size, 5);
@@ -212,26 +212,26 @@ TEST_F(RankEnvironmentTest, Slurm) {
   EXPECT_NE(other_step.master_port, environment.master_port);
 }
 
-TEST_F(RankEnvironmentTest, SlurmOnOneHostNeedsNoName) {
+TEST_F(RankVariables, SlurmOnOneHostNeedsNoName) {
   const auto environment = read(with(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_LOCALID", "4"}}));
   EXPECT_EQ(environment.local_rank, 4);
   EXPECT_EQ(environment.local_world_size, 5);
   EXPECT_EQ(environment.master_address, "127.0.0.1");
 }
 
-TEST_F(RankEnvironmentTest, MasterOfTheUserComesBeforeSlurms) {
+TEST_F(RankVariables, MasterOfTheUserComesBeforeSlurms) {
   const auto environment = read(with(kSlurm, {{"MASTER_ADDR", "node9"}, {"MASTER_PORT", "1234"}}));
   EXPECT_EQ(environment.master_address, "node9");
   EXPECT_EQ(environment.master_port, 1234);
 }
 
-TEST_F(RankEnvironmentTest, ShellsOfSlurmAreNoRanks) {
+TEST_F(RankVariables, ShellsOfSlurmAreNoRanks) {
   const Variables batch = {{"SLURM_JOB_ID", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "8"}};
   EXPECT_EQ(read(batch).world_size, 1);
   EXPECT_EQ(read({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "8"}}).world_size, 1);
 }
 
-TEST_F(RankEnvironmentTest, OtherLaunchersInAStepOfSlurmCount) {
+TEST_F(RankVariables, OtherLaunchersInAStepOfSlurmCount) {
   EXPECT_EQ(read(with(kSlurm, kTorchrun)).world_size, 8);
   const Variables pmi = with(kSlurm, {{"PMI_RANK", "4"}, {"PMI_SIZE", "5"}, {"PMIX_RANK", "4"}});
   EXPECT_EQ(read(pmi).master_address, "node08") << "srun --mpi=pmi2 sets them";
@@ -241,7 +241,7 @@ TEST_F(RankEnvironmentTest, OtherLaunchersInAStepOfSlurmCount) {
   EXPECT_EQ(read(with(hydra, {{"MASTER_PORT", "1"}})).rank, 6) << "mpiexec starts its ranks from a step of its own";
 }
 
-TEST_F(RankEnvironmentTest, StepsOfSlurmThatAreIncompleteAreNamed) {
+TEST_F(RankVariables, StepsOfSlurmThatAreIncompleteAreNamed) {
   for (const char* name : {"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST",
                            "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"}) {
     EXPECT_THAT(error_of(without(kSlurm, name)), HasSubstr(std::string(name) + " is not set")) << name;
@@ -251,7 +251,7 @@ TEST_F(RankEnvironmentTest, StepsOfSlurmThatAreIncompleteAreNamed) {
               AllOf(HasSubstr("SLURM_NODEID is 3"), HasSubstr("2(x2),1")));
 }
 
-TEST(Slurm, FirstHostOfAList) {
+TEST(SlurmVariables, FirstHostOfAList) {
   EXPECT_EQ(first_slurm_host("node7"), "node7");
   EXPECT_EQ(first_slurm_host("node[01-03,7],other"), "node01");
   EXPECT_EQ(first_slurm_host("node[3,7]"), "node3");
@@ -262,7 +262,7 @@ TEST(Slurm, FirstHostOfAList) {
   }
 }
 
-TEST(Slurm, TasksOfANode) {
+TEST(SlurmVariables, TasksOfANode) {
   EXPECT_EQ(slurm_tasks_of_node("8", 0), 8);
   EXPECT_EQ(slurm_tasks_of_node("2(x3),1,16(x1)", 2), 2);
   EXPECT_EQ(slurm_tasks_of_node("2(x3),1,16(x1)", 3), 1);
@@ -274,7 +274,7 @@ TEST(Slurm, TasksOfANode) {
 
 // ---------------------------------------------------------------- other launchers
 
-TEST_F(RankEnvironmentTest, Mvapich) {
+TEST_F(RankVariables, Mvapich) {
   const auto environment = read({{"MV2_COMM_WORLD_RANK", "2"},
                                  {"MV2_COMM_WORLD_SIZE", "3"},
                                  {"MV2_COMM_WORLD_LOCAL_RANK", "0"},
@@ -285,7 +285,7 @@ TEST_F(RankEnvironmentTest, Mvapich) {
   EXPECT_EQ(environment.local_world_size, 1);
 }
 
-TEST_F(RankEnvironmentTest, UnknownLaunchersAreRefusedByName) {
+TEST_F(RankVariables, UnknownLaunchersAreRefusedByName) {
   EXPECT_THAT(error_of({{"PMIX_RANK", "1"}}), AllOf(HasSubstr("PMIX_RANK is set (1)"), HasSubstr("WORLD_SIZE")));
   EXPECT_THAT(error_of({{"PALS_RANKID", "0"}}), HasSubstr("PALS_RANKID"));
   EXPECT_EQ(read(with(kTorchrun, {{"PMIX_RANK", "1"}})).rank, 5);

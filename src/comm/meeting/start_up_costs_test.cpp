@@ -64,7 +64,7 @@ c10::intrusive_ptr<CountingStore> store_after_joining(int size) {
   return store;
 }
 
-TEST(StartUpCosts, JoiningTakesAsManyOperationsOfEachRankHoweverManyThereAre) {
+TEST(StartUpCosts, JoiningCostsARankTheSameAtAnySize) {
   for (int size : {2, 8, 64, 512}) {
     const auto store = store_after_joining(size);
     EXPECT_LE(store->requests(), 6 * size) << size;
@@ -124,7 +124,7 @@ TEST(StartUpCosts, RanksTellHashesOfTheListsOfTheirSubgroups) {
   }
 }
 
-TEST(StartUpCosts, ListsThatDoNotPartitionAGroupAreAnErrorOnAllRanks) {
+TEST(StartUpCosts, BadListsAreAnErrorOnAllRanks) {
   const auto error_with = [](std::vector<std::vector<int>> lists) {
     return partition(static_cast<int>(lists.size()), [&](int rank) { return lists[static_cast<size_t>(rank)]; }).error;
   };

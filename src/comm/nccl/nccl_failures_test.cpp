@@ -193,7 +193,7 @@ TEST_F(NcclFailures, ARankThatLeaves) {
   EXPECT_THAT(errors[0], AllOf(HasSubstr("all-reduce of 'a"), HasSubstr("rank 1 is lost")));
 }
 
-TEST(NcclFactory, SaysWhatIsMissing) {
+TEST(NcclFactory, NamesTheMissingRequirement) {
   if (base::device_count(c10::kCUDA) > 0) GTEST_SKIP() << "there is a CUDA device";
   const auto error = error_of([] { make_nccl_communicator(RankEnvironment{}); });
   EXPECT_THAT(error, HasSubstr(nccl_is_built_in() ? "there is no CUDA device" : "scripts/nccl_headers.sh"));

@@ -28,7 +28,7 @@ class Headroom : public ::testing::Test {
   const fs::path root_ = folder_.path();
 };
 
-TEST_F(Headroom, WithoutLimitsIsWhatTheMachineHas) {
+TEST_F(Headroom, WithoutLimitsIsTheMemoryOfTheMachine) {
   EXPECT_EQ(headroom().nbytes, 8 * kMiB);
   EXPECT_EQ(headroom().limit, "this machine");
   write("proc/self/cgroup", "0::/user\n");
@@ -37,7 +37,7 @@ TEST_F(Headroom, WithoutLimitsIsWhatTheMachineHas) {
   EXPECT_EQ(headroom().nbytes, 8 * kMiB);
 }
 
-TEST_F(Headroom, IsWhatTheGroupLeaves) {
+TEST_F(Headroom, IsTheRestOfTheGroupsLimit) {
   write("proc/self/cgroup", "0::/a/b\n");
   write("sys/fs/cgroup/a/b/memory.max", "5242880\n");
   write("sys/fs/cgroup/a/b/memory.current", "3145728\n");
@@ -75,7 +75,7 @@ TEST_F(Headroom, OfVersionOne) {
   EXPECT_EQ(headroom().nbytes, 5 * kMiB);
 }
 
-TEST_F(Headroom, WhatCannotBeReadLimitsNothing) {
+TEST_F(Headroom, UnreadableFilesLimitNothing) {
   fs::remove_all(root_ / "proc");
   EXPECT_EQ(headroom().nbytes, std::numeric_limits<int64_t>::max());
   write("proc/self/cgroup", "nonsense\n0::/a\n");

@@ -42,7 +42,7 @@ TEST(SharedHeap, MemoryIsUsedAgain) {
   EXPECT_EQ(heap->nbytes_in_use(), 0);
 }
 
-TEST(SharedHeap, WhatIsHeldIsNotUsedAgain) {
+TEST(SharedHeap, HeldMemoryIsNotUsedAgain) {
   const auto heap = make_heap();
   bool read = false, other_read = true;
   at::Tensor tensor = heap->take(kMiB);
@@ -56,7 +56,7 @@ TEST(SharedHeap, WhatIsHeldIsNotUsedAgain) {
   EXPECT_EQ(heap->place_of(heap->take(kMiB)), place);
 }
 
-TEST(SharedHeap, TensorsOutliveWhoeverHasTheHeap) {
+TEST(SharedHeap, TensorsOutliveTheOwnerOfTheHeap) {
   auto heap = make_heap();
   at::Tensor tensor = heap->take(100);
   heap.reset();
@@ -64,7 +64,7 @@ TEST(SharedHeap, TensorsOutliveWhoeverHasTheHeap) {
   EXPECT_EQ(tensor.sum().item<int64_t>(), 100);
 }
 
-TEST(SharedHeap, TrimGivesBackWhatNobodyUses) {
+TEST(SharedHeap, TrimGivesBackUnusedMemory) {
   const auto heap = make_heap();
   at::Tensor kept = heap->take(10 * kMiB);
   const int64_t place = *heap->place_of(heap->take(20 * kMiB).fill_(1));
@@ -76,7 +76,7 @@ TEST(SharedHeap, TrimGivesBackWhatNobodyUses) {
   EXPECT_EQ(heap->place_of(heap->take(20 * kMiB)), place);
 }
 
-TEST(SharedHeap, TrimKeepsWhatIsLittle) {
+TEST(SharedHeap, TrimKeepsSmallAmounts) {
   const auto heap = make_heap();
   const int64_t place = *heap->place_of(heap->take(20 * kMiB).fill_(1));
   heap->trim(20 * kMiB);

@@ -42,7 +42,7 @@ int status_of_process(const Body& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-TEST(SharedMemory, WhatOneMappingWritesAnotherReads) {
+TEST(SharedMemory, MappingsShareTheirContents) {
   const auto made = SharedMemory::create(3 * kMiB);
   const auto opened = SharedMemory::open(made->ticket());
   ASSERT_TRUE(opened);
@@ -68,7 +68,7 @@ TEST(SharedMemory, AnotherProcessOpensItByItsTicket) {
   EXPECT_EQ(made->data()[7], 42);
 }
 
-TEST(SharedMemory, WhatCannotBeReachedIsNull) {
+TEST(SharedMemory, OutOfReachIsNull) {
   std::string ticket;
   {
     const auto gone = SharedMemory::create(kMiB);
@@ -120,7 +120,7 @@ TEST(SharedMemory, GivesBackNothingBesideTheRange) {
   EXPECT_EQ(made->data()[2 * 4096 + 100], 5);
 }
 
-TEST(SharedMemory, NothingStaysBehindAProcessThatIsKilled) {
+TEST(SharedMemory, AKilledProcessLeavesNothing) {
   const int64_t before = shared_bytes_of_system();
   if (before < 0) GTEST_SKIP() << "the system does not tell";
   EXPECT_EQ(status_of_process([] {

@@ -70,7 +70,7 @@ TEST(SharedBuffer, AGatherOfSlicesMovesNothing) {
 }
 
 // Values written before the first gather are still there after it, at the same addresses.
-TEST(SharedBuffer, SharingKeepsWhatWasWritten) {
+TEST(SharedBuffer, SharingKeepsWrittenValues) {
   with_ranks(3, [](Communicator& comm) {
     const Shared shared(comm, 3000);
     shared.own.copy_(values(comm.rank(), 3000));
@@ -96,7 +96,7 @@ TEST(SharedBuffer, AGatherElsewhereCopies) {
 }
 
 // Rank 1 reads for a while; ranks 0 and 2 must not write before it has ended.
-TEST(SharedBuffer, WhoWritesWaitsForReaders) {
+TEST(SharedBuffer, AWriterWaitsForReaders) {
   std::atomic<bool> read = false;
   with_ranks(3, [&](Communicator& comm) {
     const Shared shared(comm, 5);
@@ -132,7 +132,7 @@ TEST(SharedBuffer, ReadingsAreCountedOverAndOver) {
   });
 }
 
-TEST(SharedBuffer, AReaderThatIsLostIsNamedByWhoWaitsToWrite) {
+TEST(SharedBuffer, ALostReaderIsNamedToTheWaitingWriter) {
   std::atomic<int> named = 0;
   with_ranks(3, [&](Communicator& comm) {
     const Shared shared(comm, 5);
@@ -219,7 +219,7 @@ TEST(TransientBuffer, IsReadOnceAtATime) {
 
 // ---------------------------------------------------------------- sharing at once
 
-TEST(ShareBuffers, SharesAllAndKeepsWhatWasWritten) {
+TEST(ShareBuffers, SharesAllAndKeepsWrittenValues) {
   with_ranks(3, [](Communicator& comm) {
     std::vector<Shared> many;
     for (int i = 0; i < 130; ++i) many.emplace_back(comm, 7 + i);  // more than are shared at a time
@@ -238,7 +238,7 @@ TEST(ShareBuffers, SharesAllAndKeepsWhatWasWritten) {
   });
 }
 
-TEST(ShareBuffers, SaysWhatIsWanting) {
+TEST(ShareBuffers, NamesTheMissingMemory) {
   with_ranks(2, [](Communicator& comm) {
     const Shared shared(comm, 1000);
     const int64_t further = comm.rank() == 0 ? int64_t{1} << 50 : 0;
@@ -263,7 +263,7 @@ TEST(ShareBuffers, LeavesDifferentOnesToTheirGathers) {
 
 using SharedBufferDeathTest = ::testing::Test;
 
-TEST(SharedBufferDeathTest, AWriteToWhatIsReadEndsTheProcess) {
+TEST(SharedBufferDeathTest, AWriteDuringReadingEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto write_while_read = [] {
     with_ranks(2, [](Communicator& comm) {
@@ -294,7 +294,7 @@ TEST(SharedBuffer, ThatIsReadOnlyIsWrittenBetweenReadings) {
   }
 }
 
-TEST(SharedBuffer, WhoReadsCannotWaitForReaders) {
+TEST(SharedBuffer, AReaderCannotWaitForReaders) {
   with_ranks(2, [](Communicator& comm) {
     const Shared shared(comm, 3);
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
@@ -371,7 +371,7 @@ TEST(ReductionInput, IsNotUsedAgainBeforeAllHaveReadIt) {
   });
 }
 
-TEST(ReductionInput, WhatLiesElsewhereIsCopied) {
+TEST(ReductionInput, IsCopiedFromElsewhere) {
   with_ranks(2, [](Communicator& comm) {
     at::Tensor input = torch::full({10}, comm.rank() + 1.0);
     at::Tensor output = torch::zeros({5});

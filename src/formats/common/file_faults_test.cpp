@@ -96,7 +96,7 @@ TEST_P(EveryCall, FailsFromThenOn) {
   }
 }
 
-TEST(Writing, GoesOnAfterShortWritesAndInterruptions) {
+TEST(Writing, ContinuesAfterShortWritesAndInterruptions) {
   const int64_t calls = save_over({.first = 0}).calls;
   for (int64_t call = 1; call <= calls; ++call) {
     SCOPED_TRACE(call);

@@ -18,7 +18,7 @@ std::string parse_error(const std::string& text) {
   return error_of([&] { parse_json(text, "some.json"); });
 }
 
-TEST(JsonText, ParsesWhatIsValid) {
+TEST(JsonText, ParsesValidText) {
   const auto json = parse_json(" {\"a\": [1, 2.5, {\"a\": null}], \"b\": {\"a\": \"\\u00e9\"}}\n", "some.json");
   EXPECT_EQ(json["a"][1], 2.5);
   EXPECT_EQ(json["b"]["a"], "\xc3\xa9");
@@ -82,7 +82,7 @@ struct Members : MemberReader {
   std::string key_;
 };
 
-TEST(JsonText, MembersOfOneObjectAreGivenAway) {
+TEST(JsonText, MembersOfOneObjectAreMovedOut) {
   Members members;
   const auto rest =
       parse_json(R"({"a": {"t": 1}, "t": {"y": {"t": [1, {"t": 2}]}, "x": 3, "z": []}, "u": [{"t": {}}]})", "some.json",
@@ -101,7 +101,7 @@ TEST(JsonText, AMemberOfAnotherTypeStays) {
   }
 }
 
-TEST(JsonText, MembersThatAreGivenAwayAreCheckedAsOthersAre) {
+TEST(JsonText, MovedMembersAreCheckedLikeOthers) {
   for (const std::string text : {R"({"t": {"a": 1, "a": 2}})", R"({"t": {"a": {"b": 1, "b": 2}}})",
                                  R"({"t": {"a": 1}, "t": {}})", R"({"t": {"a": 1,}})", R"({"t": {"a": 1)"}) {
     Members members;

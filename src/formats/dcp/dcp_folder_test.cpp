@@ -111,7 +111,7 @@ class Dcp : public ::testing::Test {
   TemporaryFolder folder;
 };
 
-TEST_F(Dcp, WhatWasWrittenIsReadBack) {
+TEST_F(Dcp, WrittenFoldersAreReadBack) {
   for (const int64_t max_chunk : {int64_t{1} << 30, int64_t{40}, int64_t{1}}) {
     for (const int64_t step : {1000, 3}) {
       const fs::path target = folder / "checkpoint";

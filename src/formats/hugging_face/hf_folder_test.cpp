@@ -148,7 +148,7 @@ TEST_F(HfFolderTest, IndexAndShardsDisagree) {
   EXPECT_THAT(open_error(), AllOf(HasSubstr("two.safetensors: tensor \"a\" is also in"), HasSubstr("one.safetensors")));
 }
 
-TEST_F(HfFolderTest, CheckTensorsNamesWhatDoesNotFit) {
+TEST_F(HfFolderTest, CheckTensorsNamesMisfits) {
   const HfFolder folder(folder_.path());
   const TensorInfo a{"a", torch::kFloat32, {2, 3}}, b{"b", torch::kFloat32, {2}};
   folder.check_tensors({a, b});

@@ -136,7 +136,7 @@ TEST_F(Checkpoint, TheManifestIsOneJsonText) {
             c10::str("{\"checksum\":\"", checksums_text({checksum_of(content)}), "\",\"content\":", content, "}\n"));
 }
 
-TEST_F(Checkpoint, RefusesWhatIsAskedWrongly) {
+TEST_F(Checkpoint, RefusesWrongRequests) {
   const CheckpointFolder saved(folder.path());
   EXPECT_THAT(error_of([&] { saved.read("model/medium", 0, 1, torch::empty({1})); }), HasSubstr("\"model/medium\""));
   EXPECT_THAT(error_of([&] { saved.read("model/large", 0, kLarge + 1, torch::empty({kLarge + 1})); }),

@@ -72,7 +72,7 @@ std::string shown(const PickleValue& value) {
 
 std::string shown_opcodes(const std::string& opcodes) { return shown(read(pickled::file(opcodes)).root()); }
 
-TEST(PickleReader, ReadsWhatPythonWrites) {
+TEST(PickleReader, ReadsPicklesOfPython) {
   // value = {"a": [1, -2, 300, 70000, -2**63, 2**63-1, 3.5, None, True, False],
   //          "b": ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)), "s": [k, k, "é"]} with k = "k";
   // pickle.dumps(value, protocol=2).hex()

@@ -66,7 +66,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   return c10::str(to_string(info.param.strategy), "_", info.param.ranks, "ranks", info.param.frozen ? "_frozen" : "");
 }
 
-class MemoryPlan : public ::testing::TestWithParam<Case> {
+class EngineMemory : public ::testing::TestWithParam<Case> {
  protected:
   static Options options(const std::shared_ptr<Communicator>& communicator) {
     Options options;
@@ -89,7 +89,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MemoryPlan, ::testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, EngineMemory, ::testing::ValuesIn(all_cases()), case_name);
 
 // Returns a function in which all ranks meet.
 auto meeting_of(Communicator& communicator) {
@@ -115,7 +115,7 @@ int64_t allocations_of_all(Communicator& communicator, const std::function<void(
 
 // With keep_memory, a step of the sharded model allocates no more often than a step of the plain one: the engine itself
 // does not allocate. The memory that the communicator keeps for sums of all-reduces settles one step later.
-TEST_P(MemoryPlan, KeptAfterTheFirstStepTheEngineAllocatesNothing) {
+TEST_P(EngineMemory, IsAllocatedInTheFirstStepOnlyIfKept) {
   Uneven plain = make_uneven(GetParam().frozen);
   auto plain_step = [&] {
     plain->zero_grad();
@@ -174,7 +174,7 @@ MemoryCategory category(const ShardedModule& sharded, const std::string& name) {
   return {};
 }
 
-TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
+TEST_P(EngineMemory, HoldsTheRootAndTheTwoLargestUnits) {
   if (!reshards_after_forward(GetParam().strategy)) {
     return;  // all units stay gathered
   }
@@ -212,7 +212,7 @@ TEST_P(MemoryPlan, HoldsTheRootAndTheTwoLargestUnits) {
 }
 
 // A layer without bias is a unit. Its gradient is large, and becomes the buffer that is reduced if it needs no padding.
-TEST(MemoryPlanOfLargeParameters, TheirGradientsAreNotCopied) {
+TEST(GradientsOfLargeParameters, AreNotCopied) {
   for (const auto& [ranks, outputs, fits] :
        {std::tuple(2, 600, true), std::tuple(3, 600, true), std::tuple(3, 601, false)}) {
     std::vector<std::map<std::string, torch::Tensor>> weights(2);
@@ -277,13 +277,13 @@ int64_t staging_after_backward(bool keep_memory) {
   return nbytes;
 }
 
-TEST(MemoryPlanOfTheCommunicator, ContributionsOfOthersAreGivenBackBehindBackward) {
+TEST(CommunicatorMemory, IsFreedAfterBackward) {
   const int64_t contributions = 17 * 60000 * 4 / 3 * 2;  // of two ranks, for the part of one
   EXPECT_LT(staging_after_backward(/*keep_memory=*/false), contributions / 4);
   EXPECT_GE(staging_after_backward(/*keep_memory=*/true), 3 * contributions) << "of each rank";
 }
 
-TEST_P(MemoryPlan, ClearedGradientsTakeNoMemoryOnRequest) {
+TEST_P(EngineMemory, OfClearedGradientsIsFreedUnlessKept) {
   std::vector<std::map<std::string, torch::Tensor>> weights(2);
   for (bool keep : {true, false}) {
     run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -348,7 +348,7 @@ void train_counted(const Options& options, Uneven& net, Held& held) {
   meet();
 }
 
-TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack) {
+TEST_P(EngineMemory, OfGradientsAndGatheredUnitsIsFreedByDefault) {
   Held kept, given_back;
   for (Held* held : {&kept, &given_back}) {
     testing::run_ranks_over_gloo(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -367,7 +367,7 @@ TEST_P(MemoryPlan, ByDefaultMemoryOfGradientsAndOfWhatStayedGatheredIsGivenBack)
 
 // Arenas are made for the order that was seen. In another order all numbers stay the same, and memory comes from
 // elsewhere if necessary.
-TEST_P(MemoryPlan, AnotherOrderIsRightToo) {
+TEST_P(EngineMemory, ServesAnotherOrderToo) {
   const std::vector<std::vector<size_t>> orders = {{0, 2, 5}, {0, 2, 5}, {4, 1, 6}, {1, 1, 4}, {6, 5, 4, 3, 2, 1, 0},
                                                    {}};
   struct Way {
