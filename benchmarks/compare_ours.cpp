@@ -23,7 +23,7 @@
 #include "optim/fused_adamw.h"
 #include "process_use.h"
 #include "setup/transformer_policy.h"
-#include "support/counting_allocator.h"
+#include "support/memory/counting_allocator.h"
 #include "tasks/trained_model.h"
 #include "training_job.h"
 

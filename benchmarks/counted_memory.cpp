@@ -1,5 +1,5 @@
 // Makes the counting allocator available to a Python process, through ctypes.
-#include "support/counting_allocator.h"
+#include "support/memory/counting_allocator.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include "models/fused_cross_entropy.h"
 #include "models/loss.h"
-#include "support/counting_allocator.h"
+#include "support/memory/counting_allocator.h"
 
 namespace {
 

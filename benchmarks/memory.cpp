@@ -8,7 +8,7 @@
 #include "block.h"
 #include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
-#include "support/counting_allocator.h"
+#include "support/memory/counting_allocator.h"
 
 namespace {
 

@@ -19,7 +19,7 @@
 #include "comm/meeting/meeting_point.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "comm/staged/staged_communicator.h"
-#include "support/counting_store.h"
+#include "support/ranks/counting_store.h"
 
 namespace fsdp {
 namespace {

@@ -53,14 +53,18 @@ function(fsdp_set_options target)
 endfunction()
 
 # fsdp_add_layer(NAME [WITHOUT_LIBTORCH] [DEPENDS layer...] [EXCEPT file...]): the files *.cpp below src/NAME as the object
-# library fsdp_NAME, and those named *_test.cpp as the sources of the test program NAME_test (built in tests/). A layer
+# library fsdp_NAME, and those named *_test.cpp as the sources of the test program NAME_test (built in tests/). Files in
+# folders named testing are helpers of tests, and part of the library that tests share (tests/support). A layer
 # sees its own headers and those of the layers that it depends on through links in layers/ of the build folder: an
 # include of any other layer, or of LibTorch in a layer without it, does not compile.
 function(fsdp_add_layer name)
   cmake_parse_arguments(arg "WITHOUT_LIBTORCH" "" "DEPENDS;EXCEPT" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cpp")
   set(test_sources ${sources})
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  set(helper_sources ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/testing/")
+  list(FILTER helper_sources INCLUDE REGEX "/testing/")
+  set_property(GLOBAL APPEND PROPERTY FSDP_TEST_HELPERS ${helper_sources})
   foreach(file ${arg_EXCEPT})
     list(REMOVE_ITEM sources "${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/${file}")
   endforeach()

@@ -3,7 +3,7 @@
 #include <functional>
 #include <map>
 
-#include "formats/pickle/pickle_test_support.h"
+#include "formats/testing/pickles.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -7,9 +7,9 @@
 #include "dense_metadata.h"
 #include "formats/common/checksum.h"
 #include "formats/dcp/dcp_metadata.h"
-#include "formats/dcp/dcp_test_samples.h"
 #include "formats/own/manifest.h"
-#include "formats/pickle/pickle_test_support.h"
+#include "formats/testing/dcp_samples.h"
+#include "formats/testing/pickles.h"
 #include "reader_check.h"
 
 namespace fsdp::fuzz {

@@ -8,11 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/common/test_files.h"
+#include "formats/testing/safetensors_bytes.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::fuzz {
 
-using formats::TemporaryFolder;
+using testing::TemporaryFolder;
 
 inline std::string_view text_of(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};

@@ -2,15 +2,15 @@
 // reductions.
 #include "engine/engine.h"
 #include "fsdp/fully_shard.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
 
 using testing::batch_of;
-using testing::BlockImpl;
+using testing::block_options;
 using testing::expect_error;
 using testing::make_tiny_lm;
 using testing::run_ranks;
@@ -95,16 +95,6 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
                   to_string(c.way));
 }
 
-Options options_for(const Ranks& world, ShardingStrategy strategy, bool use_orig_params = true) {
-  Options options;
-  options.communicator = world;
-  options.sharding_strategy = strategy;
-  options.use_orig_params = use_orig_params;
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(strategy)) options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
-  return options;
-}
-
 // Checks the number of reductions that a step issues. Passes that accumulate without communication add none.
 void expect_counts(const Case& c, const ShardedModule& sharded, const EngineStats& before, const EngineStats& after) {
   const int64_t units = static_cast<int64_t>(sharded.engine().units().size());
@@ -125,7 +115,7 @@ TEST_P(Accumulation, EqualsSingleProcess) {
   Weights want = train_alone(c.world_size);
   run_ranks(c.world_size, [&](Ranks world) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
-    auto sharded = fully_shard(*model, options_for(world, c.strategy, c.use_orig_params));
+    auto sharded = fully_shard(*model, block_options(world, c.strategy, c.use_orig_params));
     for (int step = 0; step < kSteps; ++step) {
       EngineStats before = sharded->diagnostics().stats();
       sharded->zero_grad();
@@ -162,7 +152,7 @@ TEST(NoSync, KeepsParametersGatheredThatAreNotResharded) {
   for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kHybridShard, kHybridShardZero2}) {
     run_ranks(4, [strategy](Ranks world) {
       TinyLM model = make_tiny_lm({});
-      auto sharded = fully_shard(*model, options_for(world, strategy));
+      auto sharded = fully_shard(*model, block_options(world, strategy));
       const int64_t units = static_cast<int64_t>(sharded->engine().units().size());
       {
         auto no_sync = sharded->no_sync();
@@ -190,7 +180,7 @@ TEST(NoSync, ReducesUnitsThatTheLastPassDoesNotUse) {
       pair->push_back(torch::nn::Linear(3, 2));
       return pair;
     });
-    Options options = options_for(world, kFullShard);
+    Options options = block_options(world, kFullShard);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*both, options);
     torch::Tensor x = torch::full({1, 3}, world->rank() + 1.0);
@@ -219,7 +209,7 @@ TEST(NoSync, ZeroGradDropsAccumulatedGradients) {
       run_ranks(2, [&](Ranks world) {
         auto gradients = [&](bool accumulate_first) {
           TinyLM model = make_tiny_lm({}, at::kDouble);
-          auto sharded = fully_shard(*model, options_for(world, strategy));
+          auto sharded = fully_shard(*model, block_options(world, strategy));
           if (accumulate_first) {
             sharded->backward(model->loss(batch_of(world->rank(), 5)), {.requires_gradient_sync = false});
             on_module ? model->zero_grad() : sharded->zero_grad();
@@ -247,7 +237,7 @@ struct Thrown : std::runtime_error {
 TEST(NoSync, LostAccumulationIsAnError) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
-    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
     auto step = [&] {
       sharded->backward(model->loss(batch_of(world->rank(), 1)), {.requires_gradient_sync = false});
       model->loss(batch_of(world->rank(), 2)).backward();
@@ -281,7 +271,7 @@ TEST(UnitReducedHook, StepsOptimizersInsideBackward) {
       run_ranks(4, [&](Ranks world) {
         auto train = [&](bool inside) {
           TinyLM model = make_tiny_lm({}, at::kDouble);
-          auto sharded = fully_shard(*model, options_for(world, strategy, orig));
+          auto sharded = fully_shard(*model, block_options(world, strategy, orig));
           std::vector<std::string> order;
           if (inside) {
             sharded->hooks().set_unit_reduced_hook(
@@ -315,7 +305,7 @@ TEST(UnitReducedHook, StepsOptimizersInsideBackward) {
 TEST(UnitReducedHook, IsNotCalledBeforeTheStepIsComplete) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
-    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
     int calls = 0;
     sharded->hooks().set_unit_reduced_hook([&](const std::string&, const std::vector<torch::Tensor>&) { ++calls; });
     sharded->backward(model->loss(batch_of(world->rank(), 0)), {.requires_gradient_sync = false});
@@ -351,7 +341,7 @@ TEST(UnitReducedHook, SteppingTooEarlyIsAnError) {
       for (int i = 0; i < 3; ++i) list->push_back(torch::nn::Linear(3, 3));
       return list;
     });
-    Options options = options_for(world, kFullShard);
+    Options options = block_options(world, kFullShard);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*net, options);
     sharded->hooks().set_unit_reduced_hook([](const std::string&, const std::vector<torch::Tensor>&) {});
@@ -374,7 +364,7 @@ TEST(GradientHook, ChangesTheOptimizersGradients) {
   for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
     run_ranks(2, [&](Ranks world) {
       TinyLM model = make_tiny_lm({}, at::kDouble);
-      auto sharded = fully_shard(*model, options_for(world, strategy));
+      auto sharded = fully_shard(*model, block_options(world, strategy));
       model->loss(batch_of(world->rank(), 0)).backward();
       double norm = sharded->grad_norm().item<double>();
       std::vector<std::string> fqns;
@@ -417,7 +407,7 @@ TEST(CommunicationHook, ReplacesTheEnginesReduction) {
   for (ShardingStrategy strategy : {kFullShard, kShardGradOp, kNoShard, kHybridShard}) {
     run_ranks(4, [&](Ranks world) {
       TinyLM model = make_tiny_lm({});
-      auto sharded = fully_shard(*model, options_for(world, strategy));
+      auto sharded = fully_shard(*model, block_options(world, strategy));
       auto gradients = [&] {
         sharded->zero_grad();
         model->loss(batch_of(world->rank(), 0)).backward();
@@ -453,7 +443,7 @@ TEST(DivideFactor, ReplacesTheNumberOfRanks) {
   for (ShardingStrategy strategy : {kFullShard, kNoShard, kHybridShard}) {
     run_ranks(4, [&](Ranks world) {
       TinyLM model = make_tiny_lm({}, at::kDouble);
-      auto sharded = fully_shard(*model, options_for(world, strategy));
+      auto sharded = fully_shard(*model, block_options(world, strategy));
       model->loss(batch_of(world->rank(), 0)).backward();
       double mean = sharded->grad_norm().item<double>();
       sharded->set_gradient_divide_factor(1.0);
@@ -474,7 +464,7 @@ TEST(DivideFactor, ReplacesTheNumberOfRanks) {
 TEST(IsLastBackward, WaitsWhenSomebodyLooks) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({}, at::kDouble);
-    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
     auto defined = [&] {
       int64_t count = 0;
       for (const torch::Tensor& leaf : sharded->parameters()) count += leaf.grad().defined();

@@ -5,9 +5,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "engine/engine.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -72,11 +72,8 @@ Trained train(const Setting& setting, const std::shared_ptr<Communicator>& commu
       for (Tensor& parameter : model->blocks[i]->parameters()) parameter.set_requires_grad(false);
     }
   }
-  Options options;
-  options.communicator = communicator;
-  options.sharding_strategy = setting.strategy;
+  Options options = testing::block_options(communicator, setting.strategy);
   options.param_dtype = setting.param_dtype;
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
   auto sharded = fully_shard(*model, options);
   sharded->engine().gatherer().set_strict(setting.strict);
   Trained trained;
@@ -187,10 +184,7 @@ TEST(RecomputedWhole, RegionsNestOverUnits) {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const auto train_whole = [&](bool recompute, const CheckpointPolicy& inner) {
       TinyLM model = make_tiny_lm({});
-      Options options;
-      options.communicator = communicator;
-      options.auto_wrap_policy = module_class_policy<BlockImpl>();
-      auto sharded = testing::shard_strictly(*model, options);
+      auto sharded = testing::shard_strictly(*model, testing::block_options(communicator));
       Tensor ids = testing::batch_of(communicator->rank(), 0);
       const auto whole = [&](const Tensor& tokens) { return loss_of(model, tokens, by_policy(inner)); };
       Tensor loss = recompute ? activation_checkpoint(whole, ids) : whole(ids);
@@ -208,10 +202,7 @@ TEST(RecomputedWhole, EvaluationAndWeightsAsInputs) {
     std::vector<std::map<std::string, Tensor>> gradients;
     for (bool recompute : {false, true}) {
       TinyLM model = make_tiny_lm({});
-      Options options;
-      options.communicator = communicator;
-      options.auto_wrap_policy = module_class_policy<BlockImpl>();
-      auto sharded = testing::shard_strictly(*model, options);
+      auto sharded = testing::shard_strictly(*model, testing::block_options(communicator));
       Tensor ids = testing::batch_of(communicator->rank(), 0);
       {
         torch::NoGradGuard no_grad;

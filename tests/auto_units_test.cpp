@@ -13,11 +13,11 @@
 
 #include "comm/testing/faulty_communicator.h"
 #include "engine/engine.h"
-#include "support/branched_net.h"
-#include "support/models.h"
-#include "support/over_gloo.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/branched_net.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/over_gloo.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -1,9 +1,9 @@
 // Failures in forward or backward and the clean step after them, and the errors of ranks whose behavior differs.
 #include "engine/engine.h"
 #include "fsdp/activation_checkpoint.h"
-#include "support/branched_net.h"
-#include "support/one_process.h"
-#include "support/thread_ranks.h"
+#include "support/nets/branched_net.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {
@@ -12,13 +12,12 @@ using testing::BranchedNet;
 using testing::BranchedNetImpl;
 using testing::expect_as_in_one_process;
 using testing::expect_error;
+using testing::make_branched_net;
+using testing::mean_square;
 using testing::RankStep;
 using testing::ShardingCase;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-BranchedNet make_net() { return BranchedNet(); }
-torch::Tensor mean_square(const torch::Tensor& y) { return y.pow(2).mean(); }
 
 torch::Tensor fail_in_backward(const torch::Tensor& x) {
   torch::Tensor y = x.view_as(x);
@@ -53,7 +52,7 @@ class AutogradFailures : public ::testing::TestWithParam<ShardingCase> {
   void expect_clean_step_after(const Failure& fail) {
     for (Recovery recovery : {Recovery::kReset, Recovery::kZeroGrad, Recovery::kZeroGradOnModule}) {
       SCOPED_TRACE(static_cast<int>(recovery));
-      expect_as_in_one_process(GetParam(), make_net, [&](BranchedNetImpl& net, RankStep rank) {
+      expect_as_in_one_process(GetParam(), make_branched_net, [&](BranchedNetImpl& net, RankStep rank) {
         for (int i = 0; rank.sharded && i < 2; ++i) {
           fail(net, rank);
           recover(recovery, net, *rank.sharded);
@@ -148,7 +147,7 @@ struct Forgiving : torch::autograd::Function<Forgiving> {
 };
 
 TEST_P(AutogradFailures, InAPassInsideBackwardThatIsCaught) {
-  expect_as_in_one_process(GetParam(), make_net, [](BranchedNetImpl& net, RankStep rank) {
+  expect_as_in_one_process(GetParam(), make_branched_net, [](BranchedNetImpl& net, RankStep rank) {
     rank.backward(mean_square(net.decode(Forgiving::apply(net.encode(rank.x()), &net, rank.share))));
   });
 }
@@ -165,7 +164,7 @@ void scale_weights(BranchedNetImpl& net, const RankStep& rank) {
 }
 
 TEST_P(AutogradFailures, WritesToShardsAreSeenByTheNextForward) {
-  expect_as_in_one_process(GetParam(), make_net, [](BranchedNetImpl& net, RankStep rank) {
+  expect_as_in_one_process(GetParam(), make_branched_net, [](BranchedNetImpl& net, RankStep rank) {
     if (rank.sharded) {
       (void)net.forward(rank.x(1));  // leaves units gathered with some strategies
     }
@@ -220,7 +219,7 @@ class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
     std::vector<std::string> errors(sharding.world_size);
     const auto want = weights_in_one_process();
     auto body = [&](const std::shared_ptr<Communicator>& world) {
-      BranchedNet net = testing::seeded(make_net);
+      BranchedNet net = testing::seeded(make_branched_net);
       auto sharded = testing::shard(*net, sharding, testing::options_of(sharding, world));
       const torch::Tensor x = torch::full({3, 4}, world->rank() + 1.0, at::kDouble);
       loss_without(part, *net, x, false).backward();
@@ -241,7 +240,7 @@ class UnevenRanks : public ::testing::TestWithParam<UnevenCase> {
 
   std::map<std::string, torch::Tensor> weights_in_one_process() {
     const int ranks = std::get<0>(GetParam()).world_size;
-    BranchedNet net = testing::seeded(make_net);
+    BranchedNet net = testing::seeded(make_branched_net);
     for (int pass = 0; pass < 3; ++pass) {
       for (int rank = 0; rank < ranks; ++rank) {
         const torch::Tensor x = torch::full({3, 4}, rank + 1.0, at::kDouble);

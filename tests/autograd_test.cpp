@@ -4,8 +4,9 @@
 
 #include "engine/engine.h"
 #include "fsdp/activation_checkpoint.h"
-#include "support/branched_net.h"
-#include "support/one_process.h"
+#include "support/nets/branched_net.h"
+#include "support/nets/tied_linear.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {
@@ -13,19 +14,18 @@ namespace {
 using testing::BranchedNet;
 using testing::BranchedNetImpl;
 using testing::expect_as_in_one_process;
+using testing::make_branched_net;
+using testing::mean_square;
 using testing::RankStep;
 using testing::ShardingCase;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-BranchedNet make_net() { return BranchedNet(); }
-torch::Tensor mean_square(const torch::Tensor& y) { return y.pow(2).mean(); }
-
 class Autograd : public ::testing::TestWithParam<ShardingCase> {
  protected:
   template <typename Step>
   void expect_alike(const Step& step) {
-    expect_as_in_one_process(GetParam(), make_net, step);
+    expect_as_in_one_process(GetParam(), make_branched_net, step);
   }
 };
 INSTANTIATE_TEST_SUITE_P(All, Autograd, ::testing::ValuesIn(testing::sharding_cases()),
@@ -278,18 +278,13 @@ TEST_P(Autograd, RecomputedRegions) {
 
 // A net whose first and last layers share a weight, and whose middle layer is called twice with other layers in
 // between.
-struct TiedLinearImpl : torch::nn::LinearImpl {
-  explicit TiedLinearImpl(const torch::Tensor& shared) : LinearImpl(shared.size(1), shared.size(0)) {
-    weight = parameters_["weight"] = shared;
-  }
-};
 struct TiedNetImpl : torch::nn::Module {
   TiedNetImpl() {
     first = register_module("first", torch::nn::Linear(4, 4));
     middle = register_module("middle", torch::nn::Linear(4, 4));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})));
     to(at::kDouble);
-    last = register_module("last", std::make_shared<TiedLinearImpl>(first->weight));
+    last = register_module("last", std::make_shared<testing::TiedLinearImpl>(first->weight));
     last->bias.set_data(last->bias.to(at::kDouble));
   }
   torch::Tensor loss(const torch::Tensor& x) {
@@ -298,7 +293,7 @@ struct TiedNetImpl : torch::nn::Module {
   }
   torch::nn::Linear first{nullptr}, middle{nullptr};
   torch::nn::LayerNorm norm{nullptr};
-  std::shared_ptr<TiedLinearImpl> last;
+  std::shared_ptr<testing::TiedLinearImpl> last;
 };
 TORCH_MODULE(TiedNet);
 
@@ -410,7 +405,7 @@ INSTANTIATE_TEST_SUITE_P(All, AutogradThreads, ::testing::ValuesIn(cases_of_one_
                          [](const auto& info) { return testing::name_of(info.param); });
 
 TEST_P(AutogradThreads, InferenceOnOneModel) {
-  BranchedNet plain = testing::seeded(make_net), net = testing::seeded(make_net);
+  BranchedNet plain = testing::seeded(make_branched_net), net = testing::seeded(make_branched_net);
   auto sharded = testing::shard(*net, GetParam(), testing::options_of(GetParam(), testing::one_rank()));
   std::vector<std::thread> threads;
   for (int number = 0; number < 4; ++number) {

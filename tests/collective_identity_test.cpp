@@ -2,13 +2,16 @@
 #include <mutex>
 
 #include "engine/engine.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/nets/two_layers.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
 
 using testing::Bag;
+using testing::ExpertsImpl;
 using testing::run_ranks;
 
 const testing::RankOptions kImpatient{std::chrono::seconds(4)};
@@ -23,18 +26,8 @@ Options options_for(const std::shared_ptr<Communicator>& communicator) {
 // Returns the errors of all ranks. Every rank must have one.
 std::vector<std::string> errors_of_ranks(int world_size,
                                          const std::function<void(std::shared_ptr<Communicator>)>& body) {
-  std::vector<std::string> errors(world_size);
-  run_ranks(
-      world_size,
-      [&](std::shared_ptr<Communicator> communicator) {
-        try {
-          body(communicator);
-        } catch (const std::exception& error) {
-          errors[communicator->rank()] = error.what();
-        }
-      },
-      kImpatient);
-  for (int rank = 0; rank < world_size; ++rank) EXPECT_NE(errors[rank], "") << "rank " << rank << " saw no error";
+  std::vector<std::string> errors = testing::errors_of_ranks(world_size, body, kImpatient);
+  for (int rank = 0; rank < world_size; ++rank) EXPECT_NE(errors[rank], testing::kNoError) << "rank " << rank;
   return errors;
 }
 
@@ -43,15 +36,6 @@ void expect_parts(const std::string& text, std::initializer_list<const char*> pa
     EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is missing in: " << text;
   }
 }
-
-// Two experts of equal size.
-struct ExpertsImpl : torch::nn::Module {
-  ExpertsImpl() {
-    a = register_module("a", torch::nn::Linear(4, 4));
-    b = register_module("b", torch::nn::Linear(4, 4));
-  }
-  torch::nn::Linear a{nullptr}, b{nullptr};
-};
 
 TEST(CollectiveIdentity, DifferentUnitsOfEqualSize) {
   auto errors = errors_of_ranks(2, [](std::shared_ptr<Communicator> communicator) {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "engine/engine.h"
-#include "support/sharding.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -1,9 +1,9 @@
 // Start-up on a device with streams: however a module gets to its device, it trains as on the CPU, to the bit.
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
-#include "support/branched_net.h"
-#include "support/one_process.h"
-#include "support/thread_ranks.h"
+#include "support/nets/branched_net.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {

@@ -6,12 +6,12 @@
 #include "base/stream_order.h"
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
-#include "support/branched_net.h"
-#include "support/nccl_ranks.h"
-#include "support/one_process.h"
-#include "support/simulated_device.h"
-#include "support/temporary_folder.h"
-#include "support/thread_ranks.h"
+#include "support/devices/simulated_device.h"
+#include "support/files/temporary_folder.h"
+#include "support/nets/branched_net.h"
+#include "support/ranks/nccl_ranks.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {

@@ -1,6 +1,7 @@
 // Checkpoints of a DHEN whose tables are split over ranks: training resumes from them to the bit, other numbers of
 // ranks load them, and tools show and convert them.
 #include "models/dhen.h"
+#include "support/files/temporary_folder.h"
 
 #include <gmock/gmock.h>
 
@@ -10,7 +11,6 @@
 #include "comm/collective_shapes.h"
 #include "convert/convert.h"
 #include "convert/inspect.h"
-#include "formats/common/test_files.h"
 #include "formats/hugging_face/hf_folder.h"
 #include "formats/own/checkpoint_folder.h"
 #include "fsdp/checkpoint.h"
@@ -18,9 +18,9 @@
 #include "sparse/row_optimizer.h"
 #include "sparse/saved_rows.h"
 #include "sparse/split_embedding.h"
-#include "support/faulty_file_system.h"
-#include "support/one_process.h"
-#include "support/thread_ranks.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {
@@ -133,7 +133,7 @@ class DhenCheckpoints : public ::testing::Test {
 
   testing::UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard{unsynced};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
 };
 

@@ -6,7 +6,7 @@
 
 #include "sparse/row_optimizer.h"
 #include "sparse/split_embedding.h"
-#include "support/one_process.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {

@@ -2,9 +2,9 @@
 // determine neither when units are gathered and released nor the order in which gradients are reduced.
 #include <gmock/gmock.h>
 
-#include "support/error_of.h"
-#include "support/one_process.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {

@@ -7,11 +7,12 @@
 
 #include "comm/checked/checked_communicator.h"
 #include "engine/engine.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/temporary_folder.h"
-#include "support/thread_ranks.h"
-#include "support/unchecked_communicator.h"
+#include "support/files/temporary_folder.h"
+#include "support/nets/tiny_lm.h"
+#include "support/nets/two_layers.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/ranks/unchecked_communicator.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -48,20 +49,17 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(const Gro
   return errors;
 }
 
-// Two experts of equal size, with weights of 1 and of 2.
-struct ExpertsImpl : torch::nn::Module {
-  ExpertsImpl() {
+// Two experts with weights of 1 and of 2.
+struct ConstantExpertsImpl : testing::ExpertsImpl {
+  ConstantExpertsImpl() : ExpertsImpl(/*bias=*/false) {
     torch::NoGradGuard no_grad;
-    a = register_module("a", torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
-    b = register_module("b", torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
     a->weight.fill_(1);
     b->weight.fill_(2);
   }
-  torch::nn::Linear a{nullptr}, b{nullptr};
 };
 
 void swap_experts(const Group& communicator, CollectiveCheckLevel level, double* result = nullptr) {
-  ExpertsImpl net;
+  ConstantExpertsImpl net;
   auto sharded = testing::shard_strictly(net, options_for(communicator, level));
   sharded->diagnostics().verify_sharding();
   const bool odd = communicator->rank() == communicator->size() - 1;
@@ -92,7 +90,7 @@ TEST(Divergence, WithoutChecksMixesParameters) {
 
 TEST(Divergence, ASkippedLayerStopsAllRanks) {
   const auto errors = errors_of(3, [](const Group& communicator) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     auto sharded = testing::shard_strictly(net, options_for(communicator));
     const torch::Tensor x = torch::ones({1, 4});
     net.b(communicator->rank() == 1 ? x : net.a(x)).sum().backward();
@@ -106,7 +104,7 @@ TEST(Divergence, ASkippedLayerStopsAllRanks) {
 // follow the order of first uses, and no gather here would reveal that the orders differ.
 TEST(Divergence, AReductionOfAnotherUnitStopsAllRanks) {
   const auto errors = errors_of(2, [](const Group& communicator) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     Options options = options_for(communicator);
     options.sharding_strategy = ShardingStrategy::kShardGradOp;  // nothing is gathered in backward
     auto sharded = fully_shard(net, options);
@@ -123,7 +121,7 @@ TEST(Divergence, AReductionOfAnotherUnitStopsAllRanks) {
 
 TEST(Divergence, InOneShardGroupStopsTheOther) {
   const auto errors = errors_of(4, [](const Group& world) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     Options options = options_for(world);
     options.mesh = make_mesh(world, 2);
     options.sharding_strategy = ShardingStrategy::kHybridShard;
@@ -200,7 +198,7 @@ TEST_P(CheckedTraining, EqualsOneProcess) {
 // Only a backward that communicates counts as a step.
 TEST(CollectiveSteps, AreBackwardPassesThatReduce) {
   run_ranks(2, [](const Group& communicator) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     auto sharded = fully_shard(net, options_for(communicator));
     const torch::Tensor x = torch::ones({1, 4});
     const auto step = [&] { return comm::CheckedCommunicator::monitor_over(*communicator)->step(); };
@@ -220,7 +218,7 @@ TEST(CollectiveSteps, AreBackwardPassesThatReduce) {
 
 TEST(CollectiveLog, HasTheLastCollectives) {
   run_ranks(2, [](const Group& communicator) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     auto sharded = fully_shard(net, options_for(communicator));
     net.b(net.a(torch::ones({1, 4}))).sum().backward();
     const std::string log = sharded->diagnostics().collective_log();
@@ -237,7 +235,7 @@ TEST(CollectiveLog, IsDumpedWhenACollectiveFails) {
   const testing::TemporaryFolder folder;
   std::vector<std::string> errors(2);
   run_ranks(2, [&](const Group& communicator) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     Options options = options_for(communicator);
     options.debug.dump_folder = folder.path();
     auto sharded = testing::shard_strictly(net, options);
@@ -276,7 +274,7 @@ struct Said {
 TEST(Watching, NamesTheLateRankUnitAndPass) {
   const auto said = std::make_shared<Said>();
   run_ranks(3, [&](const Group& communicator) {
-    ExpertsImpl net;
+    ConstantExpertsImpl net;
     Options options = options_for(communicator);
     options.debug.watchdog_warning = std::chrono::milliseconds(100);
     options.debug.log = [said](const std::string& line) { said->add(line); };
@@ -294,7 +292,7 @@ TEST(Watching, NamesTheLateRankUnitAndPass) {
 }
 
 TEST(DebugOptionsOfOneTree, MustAgree) {
-  ExpertsImpl net;
+  ConstantExpertsImpl net;
   Options options = testing::one_rank_options();
   fully_shard(*net.a, options);
   options.debug.collective_check.every = 7;

@@ -1,8 +1,8 @@
 // Parameters without elements, alone in their unit, alone with their dtype, or beside others; on every communicator.
 #include "fsdp/fsdp.h"
 #include "fsdp/state_dict.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

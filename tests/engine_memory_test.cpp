@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "engine/engine.h"
-#include "support/counting_allocator.h"
-#include "support/over_gloo.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/memory/counting_allocator.h"
+#include "support/ranks/over_gloo.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -5,9 +5,9 @@
 #include "models/causal_lm.h"
 #include "models/lora.h"
 #include "models/seq2seq_lm.h"
-#include "models/small_models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "models/testing/small_models.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -2,8 +2,8 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include "engine/engine.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

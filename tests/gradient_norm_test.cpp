@@ -5,15 +5,14 @@
 
 #include "engine/engine.h"
 #include "fsdp/grad_scaler.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
 
 using testing::batch_of;
-using testing::BlockImpl;
 using testing::make_tiny_lm;
 
 using Ranks = std::shared_ptr<Communicator>;
@@ -34,9 +33,7 @@ const std::vector<Setting> kSettings = {
 };
 
 Options options_over(const Ranks& world, const Setting& setting) {
-  Options options;
-  options.communicator = world;
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
+  Options options = testing::block_options(world);
   setting.set(options);
   return options;
 }

@@ -1,8 +1,9 @@
 // Rule R7: the grad() that stays on the module after a capture raises an error when it is used, and removing it clears
 // the shards' gradient.
 #include "engine/engine.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/two_layers.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -12,13 +13,9 @@ using testing::expect_same;
 using testing::gradients_of;
 using testing::shard_strictly;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(4, 5));
-    second = register_module("second", torch::nn::Linear(5, 3));
-  }
-  torch::Tensor loss(float scale = 1) { return (second(torch::tanh(first(torch::ones({2, 4}) * scale)))).pow(2).sum(); }
-  torch::nn::Linear first{nullptr}, second{nullptr};
+struct NetImpl : testing::TwoLayersImpl {
+  NetImpl() : TwoLayersImpl(4, 5, 3) {}
+  torch::Tensor loss(float scale = 1) { return forward(torch::ones({2, 4}) * scale).pow(2).sum(); }
 };
 
 class GradientSentinel : public ::testing::TestWithParam<bool> {

@@ -5,11 +5,11 @@
 #include "engine/engine.h"
 #include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
-#include "support/error_of.h"
-#include "support/models.h"
-#include "support/over_gloo.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/over_gloo.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -349,10 +349,7 @@ TEST(HybridOrder, AFailedStageIsAnErrorAndAStepMayFollow) {
 TEST(ReshardToASmallerGroup, GathersBackwardAmongNRanks) {
   for (bool orig : {true, false}) {
     run_ranks(4, [orig](Ranks world) {
-      Options options;
-      options.communicator = world;
-      options.use_orig_params = orig;
-      options.auto_wrap_policy = module_class_policy<BlockImpl>();
+      Options options = testing::block_options(world, kFullShard, orig);
       options.param_dtype = at::kFloat;
       auto want = weights_after_steps(world, options);
       options.reshard_after_forward = 2;
@@ -392,9 +389,7 @@ TEST(ReshardToASmallerGroup, SendsLessInBackward) {
 TEST(ReshardToASmallerGroup, ForgetsStaleParameters) {
   run_ranks(4, [](Ranks world) {
     auto model = make_tiny_lm({});
-    Options options;
-    options.communicator = world;
-    options.auto_wrap_policy = module_class_policy<BlockImpl>();
+    Options options = testing::block_options(world);
     options.reshard_after_forward = 2;
     auto sharded = fully_shard(*model, options);
     auto forward = [&] {

@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "fsdp/shard_norms.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -95,12 +95,9 @@ Weights train_alone(int world_size) {
 }
 
 Weights train_sharded(const std::shared_ptr<Communicator>& communicator, bool use_orig_params) {
-  Options options;
-  options.communicator = communicator;
-  options.use_orig_params = use_orig_params;
-  options.auto_wrap_policy = module_class_policy<testing::BlockImpl>();
   TinyLM model = make_tiny_lm({}, torch::kDouble);
-  auto sharded = fully_shard(*model, options);
+  auto sharded =
+      fully_shard(*model, testing::block_options(communicator, ShardingStrategy::kFullShard, use_orig_params));
   ShardedLamb optimizer(*sharded);
   for (int step = 0; step < kSteps; ++step) {
     sharded->zero_grad();

@@ -3,8 +3,8 @@
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
 #include "models/causal_lm.h"
-#include "models/small_models.h"
-#include "support/sharding.h"
+#include "models/testing/small_models.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

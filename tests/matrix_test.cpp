@@ -7,9 +7,9 @@
 #include "fsdp/activation_checkpoint.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/grad_scaler.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -223,15 +223,10 @@ BackwardOptions backward_options(const Case& c, int pass) {
 }
 
 Options options_of(const Case& c, const Ranks& world) {
-  Options options;
-  options.communicator = world;
-  options.sharding_strategy = c.strategy;
-  options.use_orig_params = c.orig;
+  Options options = testing::block_options(world, c.strategy, c.orig);
   options.param_dtype = c.compute();
   options.reduce_dtype = c.reduce();
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(c.strategy))
-    options.mesh = make_mesh(world, world->size() % 2 == 0 ? world->size() / 2 : world->size());
+  if (is_hybrid(c.strategy) && world->size() % 2 != 0) options.mesh = make_mesh(world, world->size());
   return options;
 }
 

@@ -2,7 +2,8 @@
 #include <sstream>
 
 #include "engine/engine.h"
-#include "support/sharding.h"
+#include "support/nets/two_layers.h"
+#include "support/training/sharding.h"
 #include "torch_seams/keyed_storage.h"
 
 namespace fsdp {
@@ -12,17 +13,9 @@ using testing::Bag;
 using testing::expect_error;
 using testing::shard_strictly;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(4, 4));
-    second = register_module("second", torch::nn::Linear(4, 4));
-    second->bias.set_requires_grad(false);
-  }
-  torch::Tensor loss() {
-    auto options = first->weight.options();
-    return second(torch::tanh(first(torch::ones({2, 4}, options.dtype(first->weight.dtype()))))).sum();
-  }
-  torch::nn::Linear first{nullptr}, second{nullptr};
+struct NetImpl : testing::TwoLayersImpl {
+  NetImpl() : TwoLayersImpl(4, 4, 4) { second->bias.set_requires_grad(false); }
+  torch::Tensor loss() { return forward(torch::ones({2, 4}, first->weight.options())).sum(); }
 };
 
 // Replaces the data without the dispatcher, as some code does.

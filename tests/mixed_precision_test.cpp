@@ -4,17 +4,16 @@
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
 #include "optim/fused_adamw.h"
-#include "support/models.h"
-#include "support/over_gloo.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/over_gloo.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 #include "torch_seams/derived_key.h"
 
 namespace fsdp {
 namespace {
 
 using testing::batch_of;
-using testing::BlockImpl;
 using testing::expect_error;
 using testing::expect_same;
 using testing::make_tiny_lm;
@@ -93,14 +92,9 @@ Tensors train_by_hand(const Case& c, int steps) {
 }
 
 Options options_for(const Ranks& world, const Case& c) {
-  Options options;
-  options.communicator = world;
-  options.sharding_strategy = c.strategy;
+  Options options = testing::block_options(world, c.strategy, c.use_orig_params);
   options.param_dtype = c.compute;
   options.reduce_dtype = c.reduce;
-  options.use_orig_params = c.use_orig_params;
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(c.strategy)) options.mesh = make_mesh(world, c.factor());
   return options;
 }
 

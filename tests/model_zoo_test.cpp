@@ -1,6 +1,6 @@
 // Ordinary layers and modules train as sharded models as they do as plain ones, to the bit, in the strictest mode.
 #include "engine/engine.h"
-#include "support/sharding.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -1,7 +1,7 @@
 // Tests unusual uses of parameters (views, indexing, conversions, linear algebra): in the strictest mode, sharded
 // training gives the same bits as plain training.
 #include "engine/engine.h"
-#include "support/sharding.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -1,9 +1,9 @@
 // Tests that any torch::optim optimizer trains over shards as it does over the plain module.
 #include "engine/engine.h"
 #include "optim/fused_adamw.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -73,11 +73,7 @@ TEST_P(Optimizers, TrainAsAlone) {
   auto want = train_alone(world_size, optimizer_case.make);
   run_ranks(world_size, [&, &oc = optimizer_case, &orig = use_orig_params](std::shared_ptr<Communicator> communicator) {
     TinyLM model = make_tiny_lm({}, torch::kDouble);
-    Options options;
-    options.communicator = communicator;
-    options.use_orig_params = orig;
-    options.auto_wrap_policy = module_class_policy<testing::BlockImpl>();
-    auto sharded = fully_shard(*model, options);
+    auto sharded = fully_shard(*model, testing::block_options(communicator, ShardingStrategy::kFullShard, orig));
     auto optimizer = oc.make(sharded->parameters());
     for (int step = 0; step < kSteps; ++step) {
       optimizer->zero_grad();

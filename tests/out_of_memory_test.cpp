@@ -10,9 +10,9 @@
 #include "engine/engine.h"
 #include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
-#include "support/error_of.h"
-#include "support/sanitizers.h"
-#include "support/sharding.h"
+#include "support/faults/error_of.h"
+#include "support/memory/sanitizers.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -2,10 +2,10 @@
 // results.
 #include "comm/testing/recording_communicator.h"
 #include "engine/engine.h"
-#include "support/over_gloo.h"
-#include "support/sanitizers.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/memory/sanitizers.h"
+#include "support/ranks/over_gloo.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

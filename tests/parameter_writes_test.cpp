@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "engine/engine.h"
-#include "support/sharding.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -5,7 +5,8 @@
 #include <sstream>
 
 #include "engine/engine.h"
-#include "support/sharding.h"
+#include "support/nets/two_layers.h"
+#include "support/training/sharding.h"
 #include "torch_seams/dispatch_key.h"
 
 namespace fsdp {
@@ -15,12 +16,8 @@ using testing::expect_error;
 using testing::same_bits;
 using testing::shard_strictly;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(8, 8));
-    second = register_module("second", torch::nn::Linear(8, 3));
-  }
-  torch::nn::Linear first{nullptr}, second{nullptr};
+struct NetImpl : testing::TwoLayersImpl {
+  NetImpl() : TwoLayersImpl(8, 8, 3) {}
 };
 
 class ReleasedStorage : public ::testing::Test {

@@ -1,7 +1,7 @@
 // Tests how much is gathered at a time and how often, with nested units, strategies and options of single units.
 #include "engine/engine.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -1,7 +1,7 @@
 // Tests running statistics of normalisations under mixed precision: the kernels update them in their own dtype,
 // whatever the dtype of parameters and inputs.
 #include "fsdp/fsdp.h"
-#include "support/sharding.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

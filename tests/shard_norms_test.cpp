@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
@@ -33,12 +33,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 class ShardNorms : public ::testing::TestWithParam<Case> {
  protected:
   Options options(const std::shared_ptr<Communicator>& communicator) const {
-    Options options;
-    options.communicator = communicator;
-    options.sharding_strategy = GetParam().strategy;
-    options.use_orig_params = GetParam().use_orig_params;
-    options.auto_wrap_policy = module_class_policy<testing::BlockImpl>();
-    return options;
+    return testing::block_options(communicator, GetParam().strategy, GetParam().use_orig_params);
   }
   int world_size() const { return GetParam().world_size; }
 };

@@ -6,15 +6,15 @@
 
 #include "engine/engine.h"
 #include "optim/fused_adamw.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
 
 using testing::batch_of;
-using testing::BlockImpl;
+using testing::block_options;
 using testing::expect_error;
 using testing::expect_same;
 using testing::make_tiny_lm;
@@ -27,13 +27,6 @@ void with_shared_memory(int ranks, const std::function<void(Ranks)>& body) {
   testing::run_ranks(ranks, body, {.communicator = "shm"});
 }
 
-Options options_over(const Ranks& world) {
-  Options options;
-  options.communicator = world;
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  return options;
-}
-
 torch::Tensor forward(testing::TinyLM& model, int64_t step, int rank) { return model->forward(batch_of(rank, step)); }
 
 // ---------------------------------------------------------------- results
@@ -43,7 +36,7 @@ Weights weights_after_training(const std::string& communicator, int ranks, const
   testing::run_ranks(ranks,
                      [&](Ranks world) {
                        auto model = make_tiny_lm({});
-                       Options options = options_over(world);
+                       Options options = block_options(world);
                        set(options);
                        auto sharded = fully_shard(*model, options);
                        torch::optim::AdamW optimizer(sharded->parameters(), torch::optim::AdamWOptions(0.01));
@@ -101,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(All, SharedShards,
 TEST(SharedShardsMemory, ParametersAreReadWhereTheShardsLie) {
   with_shared_memory(3, [](Ranks world) {
     auto model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_over(world));
+    auto sharded = fully_shard(*model, block_options(world));
     sharded->pin({}, [] {});  // shares the shards
     const uint64_t sent = world->bytes_sent();
     sharded->pin({}, [&] {
@@ -122,7 +115,7 @@ TEST(SharedShardsMemory, ParametersAreReadWhereTheShardsLie) {
 TEST(SharedShardsMemory, AShardKeepsNoMoreThanItself) {
   with_shared_memory(2, [](Ranks world) {
     auto model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_over(world));
+    auto sharded = fully_shard(*model, block_options(world));
     for (const auto& unit : sharded->engine().units()) {
       const at::Tensor& shard = unit->flat_parameters().front()->shard();
       EXPECT_EQ(shard.storage().nbytes(), shard.nbytes()) << "what is saved is this rank's alone";
@@ -152,7 +145,7 @@ TEST(PublishedParameters, AreReadWhereEachRankHasCastItsPart) {
   with_shared_memory(3, [](Ranks world) {
     auto model = make_tiny_lm({});
     const Weights whole = weights_of(*model);
-    Options options = options_over(world);
+    Options options = block_options(world);
     options.param_dtype = at::kBFloat16;
     auto sharded = fully_shard(*model, options);
     sharded->pin({}, [] {});  // ranks compare their operations once, here
@@ -264,7 +257,7 @@ TEST(SharedShardsWrites, WhileAUnitIsPinnedAreErrors) {
   with_shared_memory(2, [](Ranks world) {
     torch::NoGradGuard no_grad;
     auto model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_over(world));
+    auto sharded = fully_shard(*model, block_options(world));
     sharded->pin({}, [&] {
       expect_error([&] { sharded->parameters().front().mul_(2); }, {"pinned", "views of the shards", "pin()"});
     });
@@ -279,7 +272,7 @@ TEST(SharedShardsDeathTest, AWritePastTheDispatcherEndsTheProcess) {
     const auto write_through_pointer = [&] {
       with_shared_memory(2, [&](Ranks world) {
         auto model = make_tiny_lm({});
-        Options options = options_over(world);
+        Options options = block_options(world);
         options.param_dtype = dtype;
         options.debug.read_only_parameters = true;
         auto sharded = fully_shard(*model, options);
@@ -334,7 +327,7 @@ TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
   std::vector<torch::Tensor> leaves;
   with_shared_memory(2, [&](Ranks world) {
     auto model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_over(world));
+    auto sharded = fully_shard(*model, block_options(world));
     if (world->rank() == 0) leaves = sharded->parameters();
   });
   torch::NoGradGuard no_grad;
@@ -347,7 +340,7 @@ TEST(SharedShardsWrites, OfLeavesThatAreLeft) {
 TEST(SharedShardsWrites, InDifferentOrdersDoNotWaitForEachOther) {
   with_shared_memory(2, [](Ranks world) {
     torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
-    Options options = options_over(world);
+    Options options = block_options(world);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*model, options);
     std::vector<torch::Tensor> leaves = sharded->parameters();

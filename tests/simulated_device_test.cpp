@@ -1,6 +1,6 @@
 // Tests that training on the simulated device gives the same bits as on the CPU, for several modules, optimizers and
 // dtypes.
-#include "support/simulated_device.h"
+#include "support/devices/simulated_device.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/device_stream.h"
-#include "support/models.h"
-#include "support/sharding.h"
+#include "support/nets/tiny_lm.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/device_stream.h"
-#include "support/error_of.h"
-#include "support/models.h"
-#include "support/simulated_device.h"
+#include "support/devices/simulated_device.h"
+#include "support/faults/error_of.h"
+#include "support/nets/tiny_lm.h"
 
 namespace fsdp {
 namespace {

@@ -1,9 +1,9 @@
 // Tests that units gathered between backward and the optimizer's step do not carry old values into later steps, both
 // with parameters that are released to a smaller group (ReshardAfterForward) and without.
 #include "fsdp/fsdp.h"
-#include "support/sharding.h"
-#include "support/test_device.h"
-#include "support/thread_ranks.h"
+#include "support/devices/test_device.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -3,10 +3,10 @@
 #include "fsdp/backends.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/fsdp.h"
-#include "support/counting_allocator.h"
-#include "support/models.h"
-#include "support/one_process.h"
-#include "support/thread_ranks.h"
+#include "support/memory/counting_allocator.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp {
 namespace {
@@ -312,11 +312,12 @@ TEST(ParamInitFn, IsCalledOnceForEachModuleThatHasNoValues) {
   EXPECT_TRUE(same_bits(weights.at("head.bias"), torch::full({3}, 4, torch::kDouble)));
 }
 
+// A module with one parameter on the meta device.
+struct MetaImpl : torch::nn::Module {
+  MetaImpl() { register_parameter("weight", torch::empty({5, 3}, torch::kMeta)); }
+};
+
 TEST(ParamInitFn, ServesTheMetaDevice) {
-  struct MetaImpl : torch::nn::Module {
-    MetaImpl() { weight = register_parameter("weight", torch::empty({5, 3}, torch::kMeta)); }
-    torch::Tensor weight;
-  };
   auto module = std::make_shared<MetaImpl>();
   Options options = one_rank_options();
   options.device = at::kCPU;
@@ -327,9 +328,6 @@ TEST(ParamInitFn, ServesTheMetaDevice) {
 
 TEST(SyncModuleStates, NeedsValuesOnRankZero) {
   run_ranks(3, [](const std::shared_ptr<Communicator>& world) {
-    struct MetaImpl : torch::nn::Module {
-      MetaImpl() { register_parameter("weight", torch::empty({5, 3}, torch::kMeta)); }
-    };
     auto module = std::make_shared<MetaImpl>();
     Options options;
     options.communicator = world;

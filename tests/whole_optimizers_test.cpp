@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "fsdp/fully_shard.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {

@@ -1,16 +1,16 @@
 // Tests uses of whole parameters: summoned, gathered by hand, and updated by optimizers that cannot work on shards.
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/test_device.h"
-#include "support/thread_ranks.h"
+#include "support/devices/test_device.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp {
 namespace {
 
 using testing::batch_of;
-using testing::BlockImpl;
+using testing::block_options;
 using testing::expect_error;
 using testing::expect_same;
 using testing::make_tiny_lm;
@@ -23,16 +23,6 @@ using enum ShardingStrategy;
 
 using Ranks = std::shared_ptr<Communicator>;
 using Tensors = std::map<std::string, torch::Tensor>;
-
-Options options_for(const Ranks& world, ShardingStrategy strategy, bool orig = true) {
-  Options options;
-  options.communicator = world;
-  options.sharding_strategy = strategy;
-  options.use_orig_params = orig;
-  options.auto_wrap_policy = module_class_policy<BlockImpl>();
-  if (is_hybrid(strategy)) options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
-  return options;
-}
 
 struct Case {
   int world_size;
@@ -69,7 +59,7 @@ class Whole : public ::testing::TestWithParam<Case> {
       TinyLM alone = make_tiny_lm({}, at::kDouble);
       for (int rank = 0; rank < c.world_size; ++rank) (alone->loss(batch_of(rank, 0)) / c.world_size).backward();
       TinyLM model = make_tiny_lm({}, at::kDouble);
-      auto sharded = fully_shard(*model, options_for(world, c.strategy, c.orig));
+      auto sharded = fully_shard(*model, block_options(world, c.strategy, c.orig));
       model->loss(batch_of(world->rank(), 0)).backward();
       body(world, model, *sharded, alone);
     });
@@ -229,7 +219,7 @@ TEST_P(Whole, OptimizersUpdateThemOnTheirOwners) {
   std::atomic<size_t> states = 0;
   run_ranks(c.world_size, [&](Ranks world) {
     TinyLM model = make_tiny_lm({.tied = true}, at::kDouble);
-    auto sharded = fully_shard(*model, options_for(world, c.strategy, c.orig));
+    auto sharded = fully_shard(*model, block_options(world, c.strategy, c.orig));
     Muon muon;
     for (int step = 0; step < kSteps; ++step) {
       sharded->zero_grad();
@@ -261,7 +251,7 @@ TEST(Optimizers, ThatNeedInnerProductsAreRefused) {
 TEST(Unshard, AsynchronouslyIssuesGathersAndWaitsAtFirstUse) {
   run_ranks(3, [](Ranks world) {
     TinyLM model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
     const int64_t units = static_cast<int64_t>(sharded->engine().units().size());
     UnshardHandle handle = sharded->unshard(/*async_op=*/true);
     EXPECT_EQ(sharded->diagnostics().stats().all_gathers, units);
@@ -292,7 +282,7 @@ TEST(Unshard, AsynchronouslyIssuesGathersAndWaitsAtFirstUse) {
 TEST(Unshard, OfOneModuleLeavesTheOthersAlone) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
     auto block = model->blocks[1];
     sharded->unshard(*block, true).wait();
     EXPECT_EQ(sharded->diagnostics().stats().gathered_units, 1);
@@ -319,7 +309,7 @@ TEST(Unshard, OfOneModuleLeavesTheOthersAlone) {
 TEST(Unshard, GathersUnderWayAreDroppedAfterShardWrites) {
   run_ranks(2, [](Ranks world) {
     TinyLM model = make_tiny_lm({});
-    auto sharded = fully_shard(*model, options_for(world, kFullShard));
+    auto sharded = fully_shard(*model, block_options(world, kFullShard));
     torch::NoGradGuard no_grad;
     model->forward(batch_of(0, 0));
     sharded->reshard();
@@ -345,7 +335,7 @@ TEST(Apply, RunsInitialisersOnWholeParameters) {
       };
       TinyLM plain = make_tiny_lm({});
       plain->apply(init);
-      FullyShardedDataParallel<TinyLM> model(make_tiny_lm({}), options_for(world, kFullShard));
+      FullyShardedDataParallel<TinyLM> model(make_tiny_lm({}), block_options(world, kFullShard));
       model.apply(init);
       expect_same(weights_of(model.sharded()), weights_of(*plain));
     });

@@ -15,7 +15,7 @@
 
 #include "comm/meeting/free_port.h"
 #include "formats/hugging_face/hf_folder.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 #include "testing/program.h"
 #include "testing/tiny_llama.h"
 

@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "support/simulated_device.h"
+#include "support/devices/simulated_device.h"
 
 namespace fsdp::base::device_stream_test {
 namespace {

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "base/allocation_scope.h"
-#include "support/error_of.h"
-#include "support/temporary_folder.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::base::mapped_files_test {
 namespace {

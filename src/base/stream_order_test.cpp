@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/held_stream.h"
+#include "support/devices/held_stream.h"
 
 namespace fsdp::base::stream_order_test {
 namespace {

@@ -1,13 +1,14 @@
 // Tests the all-to-all of every communicator: results, byte counts, and errors if ranks or sizes do not match.
 #include "comm/checked/checked_communicator.h"
+#include "comm/testing/collectives.h"
 #include "comm/testing/faulty_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
-#include "support/error_of.h"
-#include "support/simulated_device.h"
-#include "support/thread_ranks.h"
-#include "support/unchecked_communicator.h"
+#include "support/devices/simulated_device.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/ranks/unchecked_communicator.h"
 
 namespace fsdp::comm::all_to_all_test {
 namespace {
@@ -17,13 +18,12 @@ using ::testing::AnyOf;
 using ::testing::Combine;
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::id;
 using testing::run_ranks;
 using testing::simulated_device;
 using ::testing::StrEq;
 using ::testing::Values;
 using namespace std::chrono_literals;
-
-CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
 
 // The number of elements that rank `from` sends to rank `to`: uneven, with empty parts.
 int64_t uneven(int from, int to) { return (from * 5 + to * 3) % 4; }

@@ -4,9 +4,9 @@
 #include <random>
 
 #include "comm/collective_shapes.h"
-#include "comm/testing/stress_test_support.h"
+#include "comm/testing/stress.h"
 #include "fsdp/communicator.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::concurrency_test {
 namespace {

@@ -5,18 +5,18 @@
 #include "base/device_stream.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
-#include "support/simulated_device.h"
-#include "support/thread_ranks.h"
+#include "support/devices/simulated_device.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::device_communicators_test {
 namespace {
 
+using testing::id;
 using testing::run_ranks;
 using testing::simulated_device;
-
-CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
 
 at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
   return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);

@@ -12,8 +12,8 @@
 #include "comm/testing/faulty_communicator.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::lost_ranks_test {
 namespace {
@@ -38,15 +38,7 @@ testing::RankOptions never() { return {std::chrono::hours(1)}; }
 
 std::vector<std::string> errors_of_ranks(int size, const testing::RankOptions& options,
                                          const std::function<void(std::shared_ptr<Communicator>)>& body) {
-  std::vector<std::string> errors(static_cast<size_t>(size));
-  run_ranks(
-      size,
-      [&](std::shared_ptr<Communicator> comm) {
-        const auto rank = static_cast<size_t>(comm->rank());
-        errors[rank] = error_of([&] { body(std::move(comm)); });
-      },
-      options);
-  return errors;
+  return testing::errors_of_ranks(size, body, options);
 }
 
 // Exits with status 3 if a thread of this name is left.

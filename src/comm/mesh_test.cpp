@@ -3,7 +3,7 @@
 
 #include <barrier>
 
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::mesh_test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::reduction_summary_test {
 namespace {

@@ -17,13 +17,16 @@
 #include "formats/hugging_face/hf_folder_writer.h"
 #include "formats/own/checkpoint_folder.h"
 #include "formats/own/checkpoint_folder_writer.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "formats/pickle/pickle_writer.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::convert::convert_test {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::error_of;
+using testing::TemporaryFolder;
 using namespace formats;
 using nlohmann::json;
 using ::testing::AllOf;

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/held_stream.h"
+#include "support/devices/held_stream.h"
 
 namespace fsdp::engine::held_gradients_test {
 namespace {

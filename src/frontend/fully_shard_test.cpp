@@ -4,9 +4,9 @@
 
 #include "engine/engine.h"
 #include "fsdp/fsdp.h"
-#include "support/models.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::frontend::fully_shard_test {
 namespace {

@@ -3,19 +3,14 @@
 
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "models/layers.h"
-#include "models/operator_calls.h"
-#include "models/small_models.h"
+#include "models/testing/model_tests.h"
+#include "models/testing/operator_calls.h"
 
 namespace fsdp::models::causal_lm_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 using ::testing::Not;
 
 class CausalLMs : public ::testing::TestWithParam<SmallModel> {
@@ -28,10 +23,7 @@ class CausalLMs : public ::testing::TestWithParam<SmallModel> {
 
 TEST_P(CausalLMs, BlocksHaveTheClassNameThatPoliciesAskFor) {
   const auto model = make({}, torch::kFloat32, torch::kMeta);
-  EXPECT_THAT(model->block_class_names(), ElementsAre(GetParam().block));
-  size_t blocks = 0;
-  for (const auto& module : model->modules()) blocks += module->name() == "fsdp::models::" + GetParam().block + "Impl";
-  EXPECT_EQ(blocks, 2u);
+  expect_blocks(*model, GetParam().block, 2);
 }
 
 TEST_P(CausalLMs, ATiedHeadIsTheEmbeddingItself) {
@@ -42,15 +34,7 @@ TEST_P(CausalLMs, ATiedHeadIsTheEmbeddingItself) {
 }
 
 TEST_P(CausalLMs, MetaConstructionDrawsNoRandomNumbers) {
-  torch::manual_seed(5);
-  const auto expected = torch::rand({4});
-  torch::manual_seed(5);
-  const auto model = make({}, torch::kFloat32, torch::kMeta);
-  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
-  for (const auto& parameter : model->parameters()) {
-    EXPECT_TRUE(parameter.is_meta());
-    EXPECT_TRUE(parameter.requires_grad());
-  }
+  const auto model = expect_meta_without_draws([] { return make({}, torch::kFloat32, torch::kMeta); });
   EXPECT_EQ(model->buffers().size(), 0u);
 }
 
@@ -172,25 +156,22 @@ TEST_P(CausalLMs, IntegerDtypesAreRefused) {
 INSTANTIATE_TEST_SUITE_P(Architectures, CausalLMs, ::testing::ValuesIn(small_models()),
                          [](const auto& info) { return info.param.name; });
 
-std::string error_with(const json& config) {
-  return error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); });
-}
-
 TEST(Architectures, AreSaidByTypeOrClass) {
   json config = small_gpt2();
   config.erase("architectures");
-  EXPECT_EQ(error_with(config), "");
+  EXPECT_EQ(causal_lm_error(config), kNoError);
   config["architectures"] = json::array();
-  EXPECT_EQ(error_with(config), "");
+  EXPECT_EQ(causal_lm_error(config), kNoError);
   config = small_gpt2();
   config.erase("model_type");
-  EXPECT_EQ(error_with(config), "");
-  EXPECT_THAT(error_with(json::object()), AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2")));
-  EXPECT_THAT(error_with(json::array()), HasSubstr("expected a JSON object"));
+  EXPECT_EQ(causal_lm_error(config), kNoError);
+  EXPECT_THAT(causal_lm_error(json::object()),
+              AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2")));
+  EXPECT_THAT(causal_lm_error(json::array()), HasSubstr("expected a JSON object"));
 }
 
 TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
-  const auto error = [](const json& changes) { return error_with(changed(small_gpt2(), changes)); };
+  const auto error = [](const json& changes) { return causal_lm_error(changed(small_gpt2(), changes)); };
   EXPECT_THAT(error({{"model_type", "bert"}}),
               AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2"), Not(HasSubstr("t5"))));
   EXPECT_THAT(

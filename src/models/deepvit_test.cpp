@@ -4,17 +4,12 @@
 
 #include <cmath>
 
-#include "formats/own/checkpoint_test_support.h"
-#include "models/small_models.h"
+#include "models/testing/model_tests.h"
 
 namespace fsdp::models::deepvit_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 
 std::shared_ptr<ImageClassifier> make(const json& changes, c10::Device device = torch::kMeta) {
   return make_image_classifier(changed(small_deepvit(), changes), torch::kFloat64, device);
@@ -129,7 +124,7 @@ TEST(DeepViTConfig, UnknownKeysAreRefused) {
   EXPECT_THAT(
       make_error({{"hidden_dropout_prob", 0.1}}),
       AllOf(HasSubstr("hidden_dropout_prob is 0.1; it must be absent"), HasSubstr("dropout, attention_dropout")));
-  EXPECT_EQ(make_error({{"transformers_version", "5"}, {"dtype", "float32"}, {"pruned_heads", nullptr}}), "");
+  EXPECT_EQ(make_error({{"transformers_version", "5"}, {"dtype", "float32"}, {"pruned_heads", nullptr}}), kNoError);
 }
 
 }  // namespace

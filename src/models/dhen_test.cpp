@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "models/dhen_interactions.h"
-#include "models/operator_calls.h"
 #include "models/registry.h"
-#include "models/small_models.h"
-#include "support/error_of.h"
+#include "models/testing/operator_calls.h"
+#include "models/testing/small_models.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::models::dhen_test {
 namespace {

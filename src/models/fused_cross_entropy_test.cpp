@@ -3,16 +3,16 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "models/loss.h"
-#include "models/operator_calls.h"
-#include "support/counting_allocator.h"
+#include "models/testing/operator_calls.h"
+#include "support/faults/error_of.h"
+#include "support/memory/counting_allocator.h"
 
 namespace fsdp::models::fused_cross_entropy_test {
 namespace {
 
-using formats::error_of;
 using fsdp::testing::CountedMemory;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 struct Inputs {

@@ -4,23 +4,14 @@
 
 #include <cmath>
 
-#include "formats/own/checkpoint_test_support.h"
-#include "models/small_models.h"
+#include "models/testing/model_tests.h"
 
 namespace fsdp::models::gpt2_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 
 json with(const char* key, const json& value) { return changed(small_gpt2(), {{key, value}}); }
-
-std::string make_error(const json& config) {
-  return error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); });
-}
 
 TEST(GPT2, FqnsAreThoseOfHuggingFace) {
   const auto model = make_causal_lm(with("n_layer", 1), torch::kFloat32, torch::kMeta);
@@ -120,34 +111,35 @@ TEST(GPT2Config, MissingKeys) {
   for (const char* key : {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head"}) {
     json config = small_gpt2();
     config.erase(key);
-    EXPECT_THAT(make_error(config), AllOf(HasSubstr(std::string(key) + " is missing"), HasSubstr("integer")));
+    EXPECT_THAT(causal_lm_error(config), AllOf(HasSubstr(std::string(key) + " is missing"), HasSubstr("integer")));
   }
 }
 
 TEST(GPT2Config, WrongTypesAndValues) {
-  EXPECT_THAT(make_error(with("n_embd", "12")), HasSubstr("n_embd is \"12\"; it must be an integer"));
-  EXPECT_THAT(make_error(with("n_layer", 0)), HasSubstr("n_layer is 0"));
-  EXPECT_THAT(make_error(with("n_inner", -4)), HasSubstr("n_inner is -4"));
-  EXPECT_THAT(make_error(with("n_head", 5)), AllOf(HasSubstr("n_head is 5"), HasSubstr("divisor of n_embd, 12")));
+  EXPECT_THAT(causal_lm_error(with("n_embd", "12")), HasSubstr("n_embd is \"12\"; it must be an integer"));
+  EXPECT_THAT(causal_lm_error(with("n_layer", 0)), HasSubstr("n_layer is 0"));
+  EXPECT_THAT(causal_lm_error(with("n_inner", -4)), HasSubstr("n_inner is -4"));
+  EXPECT_THAT(causal_lm_error(with("n_head", 5)), AllOf(HasSubstr("n_head is 5"), HasSubstr("divisor of n_embd, 12")));
   for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
-    EXPECT_THAT(make_error(with(key, 1.5)), HasSubstr(std::string(key) + " is 1.5; it must be a number from 0 to 1"));
+    EXPECT_THAT(causal_lm_error(with(key, 1.5)),
+                HasSubstr(std::string(key) + " is 1.5; it must be a number from 0 to 1"));
   }
-  EXPECT_THAT(make_error(with("layer_norm_epsilon", "1e-5")), HasSubstr("layer_norm_epsilon is \"1e-5\""));
-  EXPECT_THAT(make_error(with("initializer_range", -1)), HasSubstr("initializer_range is -1"));
-  EXPECT_THAT(make_error(with("activation_function", "softmax")),
+  EXPECT_THAT(causal_lm_error(with("layer_norm_epsilon", "1e-5")), HasSubstr("layer_norm_epsilon is \"1e-5\""));
+  EXPECT_THAT(causal_lm_error(with("initializer_range", -1)), HasSubstr("initializer_range is -1"));
+  EXPECT_THAT(causal_lm_error(with("activation_function", "softmax")),
               AllOf(HasSubstr("activation_function is \"softmax\""), HasSubstr("silu, swish, gelu, gelu_new")));
   for (const char* key : {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn",
                           "tie_word_embeddings", "add_cross_attention"}) {
-    EXPECT_THAT(make_error(with(key, 1)), HasSubstr(std::string(key) + " is 1; it must be true or false"));
+    EXPECT_THAT(causal_lm_error(with(key, 1)), HasSubstr(std::string(key) + " is 1; it must be true or false"));
   }
 }
 
 TEST(GPT2Config, UnsupportedOptionsAreRefused) {
-  EXPECT_THAT(make_error(with("add_cross_attention", true)),
+  EXPECT_THAT(causal_lm_error(with("add_cross_attention", true)),
               HasSubstr("add_cross_attention is true; it must be false"));
-  EXPECT_THAT(make_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));
-  EXPECT_THAT(make_error(with("hidden_size", 12)), AllOf(HasSubstr("hidden_size is 12"), HasSubstr("n_embd")));
-  EXPECT_THAT(make_error(with("num_attention_heads", 3)), HasSubstr("n_head"));
+  EXPECT_THAT(causal_lm_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));
+  EXPECT_THAT(causal_lm_error(with("hidden_size", 12)), AllOf(HasSubstr("hidden_size is 12"), HasSubstr("n_embd")));
+  EXPECT_THAT(causal_lm_error(with("num_attention_heads", 3)), HasSubstr("n_head"));
 }
 
 }  // namespace

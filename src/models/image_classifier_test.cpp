@@ -3,19 +3,14 @@
 
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "models/image_layers.h"
 #include "models/pretrained.h"
-#include "models/small_models.h"
+#include "models/testing/model_tests.h"
 
 namespace fsdp::models::image_classifier_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 
 class ImageClassifiers : public ::testing::TestWithParam<SmallImageModel> {
  protected:
@@ -39,19 +34,11 @@ TEST_P(ImageClassifiers, DescribesItself) {
   EXPECT_EQ(model->num_classes(), 7);
   EXPECT_EQ(model->channels(), 3);
   EXPECT_EQ(model->image_size().value_or(15), 15);
-  EXPECT_THAT(model->block_class_names(), ElementsAre(GetParam().block));
-  size_t blocks = 0;
-  for (const auto& module : model->modules()) blocks += module->name() == "fsdp::models::" + GetParam().block + "Impl";
-  EXPECT_EQ(blocks, 3u);
+  expect_blocks(*model, GetParam().block, 3);
 }
 
 TEST_P(ImageClassifiers, MetaConstructionDrawsNoRandomNumbers) {
-  torch::manual_seed(5);
-  const auto expected = torch::rand({4});
-  torch::manual_seed(5);
-  const auto model = make({}, torch::kFloat32, torch::kMeta);
-  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
-  for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.is_meta() && parameter.requires_grad());
+  const auto model = expect_meta_without_draws([] { return make({}, torch::kFloat32, torch::kMeta); });
   EXPECT_FALSE(model->buffers().empty());
   for (const auto& buffer : model->buffers()) EXPECT_TRUE(buffer.is_meta() && !buffer.requires_grad());
 }

@@ -2,29 +2,20 @@
 
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "models/causal_lm.h"
-#include "models/small_models.h"
+#include "models/testing/model_tests.h"
 
 namespace fsdp::models::llama_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 
 json with(const char* key, const json& value) { return changed(small_llama(), {{key, value}}); }
-
-std::string make_error(const json& config) {
-  return error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); });
-}
 
 std::string without_error(const char* key) {
   json config = small_llama();
   config.erase(key);
-  return make_error(config);
+  return causal_lm_error(config);
 }
 
 TEST(Llama, FqnsAreThoseOfHuggingFace) {
@@ -77,32 +68,33 @@ TEST(LlamaConfig, MissingKeys) {
        {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
     EXPECT_THAT(without_error(key), AllOf(HasSubstr(std::string(key) + " is missing"), HasSubstr("integer")));
   }
-  EXPECT_EQ(without_error("num_key_value_heads"), "");
+  EXPECT_EQ(without_error("num_key_value_heads"), kNoError);
 }
 
 TEST(LlamaConfig, WrongTypesAndValues) {
-  EXPECT_THAT(make_error(with("vocab_size", "31")), HasSubstr("vocab_size is \"31\"; it must be an integer"));
-  EXPECT_THAT(make_error(with("vocab_size", 31.5)), HasSubstr("vocab_size is 31.5"));
-  EXPECT_THAT(make_error(with("vocab_size", 0)), HasSubstr("vocab_size is 0"));
-  EXPECT_THAT(make_error(with("vocab_size", uint64_t{1} << 63)), HasSubstr("vocab_size is 9223372036854775808"));
-  EXPECT_THAT(make_error(with("num_hidden_layers", -1)), HasSubstr("num_hidden_layers is -1"));
-  EXPECT_THAT(make_error(with("attention_bias", 1)), HasSubstr("attention_bias is 1; it must be true or false"));
-  EXPECT_THAT(make_error(with("rms_norm_eps", "1e-6")), HasSubstr("rms_norm_eps is \"1e-6\"; it must be a number"));
-  EXPECT_THAT(make_error(with("rms_norm_eps", -1)), HasSubstr("rms_norm_eps is -1"));
-  EXPECT_THAT(make_error(with("hidden_act", "softmax")),
+  EXPECT_THAT(causal_lm_error(with("vocab_size", "31")), HasSubstr("vocab_size is \"31\"; it must be an integer"));
+  EXPECT_THAT(causal_lm_error(with("vocab_size", 31.5)), HasSubstr("vocab_size is 31.5"));
+  EXPECT_THAT(causal_lm_error(with("vocab_size", 0)), HasSubstr("vocab_size is 0"));
+  EXPECT_THAT(causal_lm_error(with("vocab_size", uint64_t{1} << 63)), HasSubstr("vocab_size is 9223372036854775808"));
+  EXPECT_THAT(causal_lm_error(with("num_hidden_layers", -1)), HasSubstr("num_hidden_layers is -1"));
+  EXPECT_THAT(causal_lm_error(with("attention_bias", 1)), HasSubstr("attention_bias is 1; it must be true or false"));
+  EXPECT_THAT(causal_lm_error(with("rms_norm_eps", "1e-6")),
+              HasSubstr("rms_norm_eps is \"1e-6\"; it must be a number"));
+  EXPECT_THAT(causal_lm_error(with("rms_norm_eps", -1)), HasSubstr("rms_norm_eps is -1"));
+  EXPECT_THAT(causal_lm_error(with("hidden_act", "softmax")),
               AllOf(HasSubstr("\"softmax\""), HasSubstr("silu, swish, gelu")));
-  EXPECT_THAT(make_error(with("pad_token_id", 31)), HasSubstr("pad_token_id is 31"));
-  EXPECT_THAT(make_error(with("pad_token_id", UINT64_MAX)), HasSubstr("pad_token_id is 18446744073709551615"));
-  EXPECT_THAT(make_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));
+  EXPECT_THAT(causal_lm_error(with("pad_token_id", 31)), HasSubstr("pad_token_id is 31"));
+  EXPECT_THAT(causal_lm_error(with("pad_token_id", UINT64_MAX)), HasSubstr("pad_token_id is 18446744073709551615"));
+  EXPECT_THAT(causal_lm_error(with("quantization_config", {{"bits", 4}})), HasSubstr("quantization_config"));
 }
 
 TEST(LlamaConfig, HeadsThatDoNotDivide) {
-  EXPECT_THAT(make_error(with("num_attention_heads", 5)),
+  EXPECT_THAT(causal_lm_error(with("num_attention_heads", 5)),
               AllOf(HasSubstr("num_attention_heads is 5"), HasSubstr("divisor of hidden_size, 12")));
-  EXPECT_THAT(make_error(with("num_key_value_heads", 4)),
+  EXPECT_THAT(causal_lm_error(with("num_key_value_heads", 4)),
               AllOf(HasSubstr("num_key_value_heads is 4"), HasSubstr("divisor of num_attention_heads, 6")));
-  EXPECT_THAT(make_error(with("head_dim", 7)), AllOf(HasSubstr("head_dim is 7"), HasSubstr("even")));
-  EXPECT_THAT(make_error(with("num_attention_heads", 12)),
+  EXPECT_THAT(causal_lm_error(with("head_dim", 7)), AllOf(HasSubstr("head_dim is 7"), HasSubstr("even")));
+  EXPECT_THAT(causal_lm_error(with("num_attention_heads", 12)),
               AllOf(HasSubstr("num_attention_heads is 12"), HasSubstr("a head, 1, is even")));
 }
 

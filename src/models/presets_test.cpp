@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <set>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "models/pretrained.h"
 #include "models/registry.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::models::presets_test {
 namespace {
@@ -163,7 +163,7 @@ TEST(Preset, RunsOfThePaper) {
 TEST(Preset, NamesAreUniqueAndUnknownOnesAreRefused) {
   std::set<std::string> names;
   for (const Preset& preset : presets()) EXPECT_TRUE(names.insert(preset.name).second) << preset.name;
-  EXPECT_THAT(formats::error_of([] { find_preset("gpt3"); }),
+  EXPECT_THAT(testing::error_of([] { find_preset("gpt3"); }),
               AllOf(HasSubstr("\"gpt3\""), HasSubstr("gpt2-xl, mingpt-175b")));
 }
 

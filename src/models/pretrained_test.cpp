@@ -6,22 +6,24 @@
 #include <limits>
 
 #include "formats/hugging_face/hf_folder_writer.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "models/registry.h"
-#include "models/small_models.h"
+#include "models/testing/small_models.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::models::pretrained_test {
 namespace {
 
-using formats::error_of;
 using formats::HfFolder;
 using formats::HfFolderWriter;
-using formats::TemporaryFolder;
 using formats::TensorInfo;
 using nlohmann::json;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
 using ::testing::Not;
+using testing::TemporaryFolder;
 
 json config(bool tied) {
   return {{"model_type", "llama"},  {"vocab_size", 31},         {"hidden_size", 12},          {"intermediate_size", 20},
@@ -140,7 +142,7 @@ TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
     save(*model, config(false), folder / "m", change);
     return error_of([&] { PretrainedWeights(HfFolder(folder / "m"), *model); });
   };
-  EXPECT_EQ(error([](auto&) {}), "");
+  EXPECT_EQ(error([](auto&) {}), kNoError);
   EXPECT_THAT(error([](auto& tensors) { tensors.pop_back(); }), HasSubstr("missing tensor \"lm_head.weight\""));
   EXPECT_THAT(error([](auto& tensors) { tensors[0].second = torch::ones({31, 13}); }),
               AllOf(HasSubstr("\"model.embed_tokens.weight\" has shape [31, 13]"), HasSubstr("expected [31, 12]")));
@@ -149,7 +151,7 @@ TEST(Pretrained, FoldersThatDoNotFitAreRefused) {
   EXPECT_EQ(error([](auto& tensors) {
               tensors.emplace_back("model.layers.0.self_attn.rotary_emb.inv_freq", torch::ones({2}));
             }),
-            "");
+            kNoError);
 }
 
 TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
@@ -163,11 +165,11 @@ TEST(Pretrained, AHeadBesideTiedEmbeddingsMustHoldTheSameValues) {
   const auto differ =
       AllOf(HasSubstr("lm_head.weight and model.embed_tokens.weight differ"), HasSubstr("tie_word_embeddings"));
   const auto same = [](const at::Tensor& embeddings) { return embeddings; };
-  EXPECT_EQ(error(same), "");
+  EXPECT_EQ(error(same), kNoError);
   EXPECT_THAT(error([](const at::Tensor& embeddings) { return embeddings + 1; }), differ);
   EXPECT_THAT(error([](const at::Tensor& embeddings) { return embeddings.to(torch::kBFloat16); }), differ);
   model->named_parameters()["model.embed_tokens.weight"].detach()[3][4] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(error(same), "");
+  EXPECT_EQ(error(same), kNoError);
 }
 
 using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -211,7 +213,7 @@ TEST(Pretrained, OldFoldersThatDoNotFitAreRefused) {
     });
     return error_of([&] { PretrainedWeights(HfFolder(folder / "m"), *model); });
   };
-  EXPECT_EQ(error([](Tensors&) {}), "");
+  EXPECT_EQ(error([](Tensors&) {}), kNoError);
   EXPECT_THAT(error([](Tensors& tensors) { tensors.erase(tensors.begin()); }),
               HasSubstr("missing tensor \"transformer.wte.weight\""));
   EXPECT_THAT(error([](Tensors& tensors) { tensors[0].second = torch::ones({31, 13}); }),

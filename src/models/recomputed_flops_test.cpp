@@ -4,10 +4,10 @@
 #include <torch/torch.h>
 
 #include "models/causal_lm.h"
-#include "models/counted_flops.h"
 #include "models/image_classifier.h"
 #include "models/seq2seq_lm.h"
-#include "models/small_models.h"
+#include "models/testing/counted_flops.h"
+#include "models/testing/small_models.h"
 
 namespace fsdp::models::recomputed_flops_test {
 namespace {

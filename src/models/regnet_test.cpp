@@ -4,17 +4,12 @@
 
 #include <cmath>
 
-#include "formats/own/checkpoint_test_support.h"
-#include "models/small_models.h"
+#include "models/testing/model_tests.h"
 
 namespace fsdp::models::regnet_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 
 std::shared_ptr<ImageClassifier> make(const json& changes, c10::Device device = torch::kMeta) {
   return make_image_classifier(changed(small_regnet(), changes), torch::kFloat64, device);
@@ -86,7 +81,7 @@ TEST(RegNet, OneValueForAChannelIsTooLittleToTrainOn) {
   const auto one = torch::ones({1, 3, 4, 4}, torch::kFloat64);
   EXPECT_THAT(error_of([&] { model->forward(one); }),
               AllOf(HasSubstr("more than one value"), HasSubstr("[1, 6, 1, 1]")));
-  EXPECT_EQ(error_of([&] { model->forward(one.expand({2, -1, -1, -1})); }), "");
+  EXPECT_EQ(error_of([&] { model->forward(one.expand({2, -1, -1, -1})); }), kNoError);
   model->eval();
   EXPECT_EQ(model->forward(one).logits.size(1), 7);
 }
@@ -113,7 +108,7 @@ TEST(RegNetConfig, MisfitsAreRefused) {
   EXPECT_THAT(make_error({{"hidden_sizes", {6, 11}}}),
               AllOf(HasSubstr("groups_width is 2"), HasSubstr("11 does not split into 5 equal groups")));
   EXPECT_THAT(make_error({{"hidden_sizes", {2, 4}}}), HasSubstr("hidden_sizes is [2,4]; it must be at least 3"));
-  EXPECT_EQ(make_error({{"hidden_sizes", {2, 4}}, {"layer_type", "x"}}), "");
+  EXPECT_EQ(make_error({{"hidden_sizes", {2, 4}}, {"layer_type", "x"}}), kNoError);
   EXPECT_THAT(make_error({{"embedding_size", 1}}), HasSubstr("embedding_size is 1; it must be at least 3"));
   EXPECT_THAT(make_error({{"layer_type", "z"}}), HasSubstr("layer_type is \"z\"; it must be one of: x, y"));
   EXPECT_THAT(make_error({{"hidden_act", "tanh"}}), HasSubstr("silu, swish, gelu"));

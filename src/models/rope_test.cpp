@@ -5,14 +5,14 @@
 #include <cmath>
 #include <numbers>
 
-#include "formats/own/checkpoint_test_support.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::models::rope_test {
 namespace {
 
-using formats::error_of;
 using nlohmann::json;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 RopeConfig parse(const json& config) { return parse_rope_config(ConfigReader(config, "config.json"), 2048); }

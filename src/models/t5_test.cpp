@@ -5,21 +5,16 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "models/causal_lm.h"
-#include "models/counted_flops.h"
-#include "models/operator_calls.h"
 #include "models/pretrained.h"
-#include "models/small_models.h"
+#include "models/testing/counted_flops.h"
+#include "models/testing/model_tests.h"
+#include "models/testing/operator_calls.h"
 
 namespace fsdp::models::t5_test {
 namespace {
 
-using formats::error_of;
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using namespace model_tests;
 
 json with(const char* key, const json& value) { return changed(small_t5(), {{key, value}}); }
 
@@ -75,21 +70,12 @@ TEST(T5, TheSharedEmbeddingHasItsFourNames) {
 
 TEST(T5, BlocksHaveTheClassNameThatPoliciesAskFor) {
   const auto model = make({{"num_decoder_layers", 3}}, torch::kFloat32, torch::kMeta);
-  EXPECT_THAT(model->block_class_names(), ElementsAre("T5Block"));
-  size_t blocks = 0;
-  for (const auto& module : model->modules()) blocks += module->name() == "fsdp::models::T5BlockImpl";
-  EXPECT_EQ(blocks, 5u);
+  expect_blocks(*model, "T5Block", 5);
   EXPECT_EQ(model->vocab_size(), 31);
 }
 
 TEST(T5, MetaConstructionDrawsNoRandomNumbers) {
-  torch::manual_seed(5);
-  const auto expected = torch::rand({4});
-  torch::manual_seed(5);
-  for (const auto& parameter : make({}, torch::kFloat32, torch::kMeta)->parameters()) {
-    EXPECT_TRUE(parameter.is_meta() && parameter.requires_grad());
-  }
-  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
+  expect_meta_without_draws([] { return make({}, torch::kFloat32, torch::kMeta); });
 }
 
 // Returns the std that transformers uses for parameters whose names have these suffixes, without initializer_factor.
@@ -275,10 +261,7 @@ TEST(T5, FlopsAreThoseOfAStep) {
 }
 
 TEST(T5, IsNoCausalLM) {
-  const auto causal_error = [](const json& config) {
-    return error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); });
-  };
-  EXPECT_THAT(causal_error(small_t5()),
+  EXPECT_THAT(causal_lm_error(small_t5()),
               AllOf(HasSubstr("model_type t5 (T5ForConditionalGeneration) is a sequence-to-sequence language model"),
                     HasSubstr("one of: llama, gpt2")));
   EXPECT_THAT(make_error(small_gpt2()), AllOf(HasSubstr("model_type gpt2 (GPT2LMHeadModel) is a causal language model"),

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "support/project_paths.h"
-#include "support/sharding.h"
+#include "support/files/project_paths.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::optim::grad_scaler_test {
 namespace {
@@ -19,7 +19,7 @@ using testing::one_rank_options_for_lists;
 
 const json& reference() {
   static const json file =
-      json::parse(std::ifstream(testing::source_folder() + "/tests/support/grad_scaler_reference.json"));
+      json::parse(std::ifstream(testing::source_folder() + "/src/optim/testing/grad_scaler_reference.json"));
   return file;
 }
 

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "optim/fused_adamw.h"
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::optim::optimizer_state_test {
 namespace {

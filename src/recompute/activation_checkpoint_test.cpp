@@ -2,8 +2,8 @@
 // results.
 #include "fsdp/activation_checkpoint.h"
 
-#include "recompute/recompute_test_support.h"
-#include "support/sharding.h"
+#include "recompute/testing/counted_block.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::recompute::activation_checkpoint_test {
 namespace {

@@ -4,8 +4,8 @@
 #include <ATen/autocast_mode.h>
 
 #include "fsdp/activation_checkpoint.h"
-#include "recompute/recompute_test_support.h"
-#include "support/sharding.h"
+#include "recompute/testing/counted_block.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::recompute::ambient_state_test {
 namespace {

@@ -1,8 +1,8 @@
 // Tests operators that LibTorch decomposes depending on which tensors require gradients: in a region that keeps
 // results, they must decompose in the first run as in recomputation.
 #include "fsdp/activation_checkpoint.h"
-#include "recompute/recompute_test_support.h"
-#include "support/sharding.h"
+#include "recompute/testing/counted_block.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::recompute::decompositions_test {
 namespace {

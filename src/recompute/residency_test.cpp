@@ -1,6 +1,6 @@
 // Tests the live bytes between forward and backward: recomputed results are not kept.
 #include "fsdp/activation_checkpoint.h"
-#include "recompute/recompute_test_support.h"
+#include "recompute/testing/counted_block.h"
 
 namespace fsdp::recompute::residency_test {
 namespace {

@@ -1,8 +1,8 @@
 // Tests that results of selected operators are kept and not computed again, and that gradients stay those of a plain
 // call.
 #include "fsdp/activation_checkpoint.h"
-#include "recompute/recompute_test_support.h"
-#include "support/sharding.h"
+#include "recompute/testing/counted_block.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::recompute::saved_operators_test {
 namespace {

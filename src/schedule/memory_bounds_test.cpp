@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "schedule/made_up_units.h"
+#include "schedule/testing/made_up_units.h"
 
 namespace fsdp::schedule::memory_bounds_test {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "schedule/made_up_units.h"
+#include "schedule/testing/made_up_units.h"
 
 namespace fsdp::schedule::residency_test {
 namespace {

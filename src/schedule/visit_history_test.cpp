@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "schedule/made_up_units.h"
+#include "schedule/testing/made_up_units.h"
 
 namespace fsdp::schedule::visit_history_test {
 namespace {

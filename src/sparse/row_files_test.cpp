@@ -1,19 +1,19 @@
 // Tests rows that are saved by some ranks and loaded by others.
 #include "sparse/row_files.h"
+#include "support/files/temporary_folder.h"
 
-#include "formats/common/test_files.h"
 #include "fsdp/backends.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::sparse::row_files_test {
 namespace {
 
-using formats::TemporaryFolder;
 using fsdp::testing::error_of;
 using fsdp::testing::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::TemporaryFolder;
 
 std::shared_ptr<SplitEmbedding> tables_over(std::shared_ptr<Communicator> comm, uint64_t seed,
                                             std::vector<int64_t> rows = {2, 12, 31}) {

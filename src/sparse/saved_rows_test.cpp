@@ -2,7 +2,7 @@
 #include "sparse/saved_rows.h"
 
 #include "fsdp/backends.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::sparse::saved_rows_test {
 namespace {

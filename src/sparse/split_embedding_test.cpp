@@ -5,8 +5,8 @@
 #include "comm/testing/recording_communicator.h"
 #include "fsdp/backends.h"
 #include "sparse/row_optimizer.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::sparse::split_embedding_test {
 namespace {

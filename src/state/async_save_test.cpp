@@ -6,13 +6,13 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "fsdp/fsdp.h"
 #include "state/async_saver.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
-#include "support/test_device.h"
-#include "support/thread_ranks.h"
+#include "support/devices/test_device.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::async_save_test {
 namespace {
@@ -85,7 +85,7 @@ struct OneRank {
 class AsyncSavesOverRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(AsyncSavesOverRanks, HoldTheStateOfTheirBeginning) {
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
   GatedFileSystem gated;
   const formats::FileSystemGuard guard(gated);
@@ -121,7 +121,7 @@ TEST_P(AsyncSavesOverRanks, HoldTheStateOfTheirBeginning) {
 INSTANTIATE_TEST_SUITE_P(Ranks, AsyncSavesOverRanks, ::testing::Values(1, 2, 3));
 
 TEST(AsyncSaves, AdvanceByThemselves) {
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
     AsyncSaver saver(world);
@@ -135,7 +135,7 @@ TEST(AsyncSaves, AdvanceByThemselves) {
 }
 
 TEST(AsyncSaves, ASecondOneWaitsOrIsRefused) {
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path first = folder.path() / "first", second = folder.path() / "second";
   for (SecondSave policy : {SecondSave::kWait, SecondSave::kRefuse}) {
     GatedFileSystem gated;
@@ -161,7 +161,7 @@ TEST(AsyncSaves, ASecondOneWaitsOrIsRefused) {
 }
 
 TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
@@ -203,7 +203,7 @@ TEST(AsyncSaves, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
 }
 
 TEST(AsyncSaves, AreGivenUpWithNothingLeft) {
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   run_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(world);
     AsyncSaver saver(world);

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
-#include "state/state_test_support.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::checkpoint_test {
 namespace {
@@ -37,7 +37,7 @@ class PublicCheckpoints : public ::testing::Test {
   }
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard{unsynced};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::filesystem::path path = folder.path() / "it";
 };
 

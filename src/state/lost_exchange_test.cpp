@@ -4,12 +4,12 @@
 #include <torch/torch.h>
 
 #include "comm/testing/faulty_communicator.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "state/async_saver.h"
-#include "state/state_test_support.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::lost_exchange_test {
 namespace {
@@ -63,7 +63,7 @@ class LostExchanges : public ::testing::TestWithParam<std::tuple<bool, int>> {
 
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard{unsynced};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
 };
 

@@ -4,9 +4,9 @@
 #include <torch/torch.h>
 
 #include "fsdp/state_dict.h"
-#include "state/state_test_support.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::optimizer_state_dict_test {
 namespace {

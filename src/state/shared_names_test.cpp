@@ -6,15 +6,15 @@
 #include <limits>
 #include <tuple>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/state_dict.h"
 #include "state/held_part.h"
 #include "state/training_state.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::state::shared_names_test {
 namespace {
@@ -25,7 +25,6 @@ using ::testing::HasSubstr;
 using World = std::shared_ptr<Communicator>;
 
 constexpr int kRanks = 3;
-const std::string kNoError = "no error";  // the result of error_of without an error
 
 // Two parameters, or one with two names. Both have the same values, including a NaN. With `with_rest`, there is a third
 // parameter.
@@ -148,7 +147,7 @@ class SecondNames : public ::testing::TestWithParam<std::tuple<Way, Differs>> {
 
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard{unsynced};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
 };
 
 std::vector<std::tuple<Way, Differs>> ways() {
@@ -220,7 +219,7 @@ TEST(SecondNamesOfParts, AreComparedInTheOrderOfTheModel) {
 TEST(SecondNamesOfUnshardedTensors, LoadWhereTheyAreAlike) {
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard(unsynced);
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   run_ranks(2, [&](const World& world) {
     PairRun from(world, false, /*sharded_too=*/false), to(world, true, /*sharded_too=*/false);
     const auto load = [&] {

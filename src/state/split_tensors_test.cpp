@@ -7,13 +7,13 @@
 
 #include "comm/collective_shapes.h"
 #include "formats/own/checkpoint_folder.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "state/async_saver.h"
-#include "state/state_test_support.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
-#include "support/test_device.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/devices/test_device.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::split_tensors_test {
 namespace {
@@ -106,7 +106,7 @@ class SplitTensors : public ::testing::Test {
 
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard{unsynced};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "it";
 };
 

@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "state/state_test_support.h"
-#include "support/counting_allocator.h"
-#include "support/error_of.h"
-#include "support/models.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/faults/error_of.h"
+#include "support/memory/counting_allocator.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::state_dict_test {
 namespace {

@@ -8,10 +8,10 @@
 
 #include "base/device_stream.h"
 #include "fsdp/state_dict.h"
-#include "state/state_test_support.h"
-#include "support/simulated_device.h"
-#include "support/temporary_folder.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/devices/simulated_device.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::state_on_device_test {
 namespace {

@@ -10,10 +10,10 @@
 #include <set>
 
 #include "formats/common/file_system.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "state/async_saver.h"
-#include "state/state_test_support.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::state::sync_order_test {
 namespace {
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, SyncOrder, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "async" : "sync"; });
 
 TEST_P(SyncOrder, EverythingIsOnTheDiskBeforeTheFolderGetsItsName) {
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   SyncedNames files;
   const formats::FileSystemGuard guard(files);
   for (int step : {0, 1}) {  // a new folder, and a folder that replaces it

@@ -6,13 +6,13 @@
 #include <torch/torch.h>
 
 #include "formats/common/checksum.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "fsdp/fsdp.h"
-#include "state/state_test_support.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
-#include "support/one_process.h"
-#include "support/thread_ranks.h"
+#include "state/testing/state_runs.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/one_process.h"
 
 namespace fsdp::state::training_state_test {
 namespace {
@@ -57,7 +57,7 @@ TEST_P(Resharding, KeepsEveryBit) {
   const auto& [sharding, fused] = GetParam();
   UnsyncedFileSystem unsynced;
   const formats::FileSystemGuard guard(unsynced);
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path first = folder.path() / "first", second = folder.path() / "second";
   std::map<std::string, torch::Tensor> want, next;
   run_ranks(sharding.world_size, [&, fused = fused, sharding = sharding](const std::shared_ptr<Communicator>& world) {
@@ -104,7 +104,7 @@ TEST(Loading, ReadsNoMoreThanTheRankHolds) {
   constexpr int64_t kBlock = formats::kChecksumBlock, kTensor = 4 * kBlock;
   CountedReads counted;
   const formats::FileSystemGuard guard(counted);
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   for (const int ranks : {1, 4}) {
     run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)),
@@ -130,7 +130,7 @@ TEST(Loading, ReadsNoMoreThanTheRankHolds) {
 
 TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "checkpoint";
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(sharding, world, 17, true);
@@ -178,7 +178,7 @@ TEST(Saving, EveryFaultIsAnErrorOnAllRanksAndTheOldOneStays) {
 
 TEST(Loading, NamesMisfits) {
   const ShardingCase sharding{2, ShardingStrategy::kFullShard, true, false};
-  const formats::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     OneRank run(sharding, world, 17, true);
     save_training_state(folder.path() / "it", run.training_state(), {}, *world);

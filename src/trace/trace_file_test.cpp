@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "formats/own/checkpoint_test_support.h"
-#include "support/sharding.h"
-#include "support/thread_ranks.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::trace::trace_file_test {
 namespace {
@@ -92,7 +92,7 @@ TEST(TraceFile, MemoryIsACounter) {
 }
 
 TEST(TraceFile, HoldsAllRanks) {
-  formats::TemporaryFolder folder;
+  testing::TemporaryFolder folder;
   std::filesystem::path path = folder.path() / "new" / "trace.json";
   testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
     int rank = communicator->rank();

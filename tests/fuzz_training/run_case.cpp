@@ -11,8 +11,8 @@
 #include "fuzz_training/one_process_run.h"
 #include "fuzz_training/rules.h"
 #include "fuzz_training/sharded_run.h"
-#include "support/temporary_folder.h"
-#include "support/thread_ranks.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "engine/engine.h"
 #include "fsdp/deferred_init.h"
-#include "support/sharding.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::fuzz {
 namespace {

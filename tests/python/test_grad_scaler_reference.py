@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-REFERENCE = Path(__file__).resolve().parents[1] / "support" / "grad_scaler_reference.json"
+REFERENCE = Path(__file__).resolve().parents[2] / "src/optim/testing/grad_scaler_reference.json"
 
 # What makes a gradient not finite, in turn.
 BAD = (float("inf"), float("nan"), float("-inf"))

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "config/config_schema.h"
-#include "support/project_paths.h"
+#include "support/files/project_paths.h"
 
 namespace fsdp::trainer::config_doc_test {
 namespace {

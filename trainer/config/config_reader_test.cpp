@@ -10,7 +10,7 @@
 #include "config/config_schema.h"
 #include "config/config_writer.h"
 #include "config/errors.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer::config_reader_test {
 namespace {

@@ -13,7 +13,7 @@
 #include "data/batches.h"
 #include "data/distributed_sampler.h"
 #include "data/token_dataset.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer::data_test {
 namespace {

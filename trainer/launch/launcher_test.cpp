@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "comm/meeting/free_port.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer::launcher_test {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "support/simulated_device.h"
-#include "support/test_device.h"
+#include "support/devices/simulated_device.h"
+#include "support/devices/test_device.h"
 #include "testing/tiny_llama.h"
 #include "testing/whole_run.h"
 

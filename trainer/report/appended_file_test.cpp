@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer::appended_file_test {
 namespace {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "report/crc32c.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer::metrics_outputs_test {
 namespace {

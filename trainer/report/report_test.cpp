@@ -20,7 +20,7 @@
 #include "report/metrics_file.h"
 #include "report/process_memory.h"
 #include "report/progress.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer::report_test {
 namespace {

@@ -11,7 +11,7 @@
 #include "report_page/page_text.h"
 #include "report_page/plots.h"
 #include "report_page/run_data.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 #include "testing/program.h"
 
 namespace fsdp::trainer::report_page_test {

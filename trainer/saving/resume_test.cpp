@@ -17,8 +17,8 @@
 #include "saving/checkpoint_list.h"
 #include "saving/start_point.h"
 #include "saving/stop_signal.h"
-#include "support/error_of.h"
-#include "support/faulty_file_system.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
 #include "testing/tiny_llama.h"
 #include "testing/whole_run.h"
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::trainer::run_record_test {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "config/errors.h"
 #include "models/pretrained.h"
-#include "models/small_models.h"
+#include "models/testing/small_models.h"
 #include "setup/training_inputs.h"
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::trainer::memory_needs_test {
 namespace {

@@ -9,9 +9,9 @@
 #include "config/errors.h"
 #include "formats/hugging_face/hf_folder.h"
 #include "models/pretrained.h"
-#include "models/small_models.h"
+#include "models/testing/small_models.h"
 #include "setup/training_inputs.h"
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
 #include "testing/tiny_model.h"
 #include "testing/whole_run.h"
 

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <limits>
 
-#include "models/small_models.h"
+#include "models/testing/small_models.h"
 #include "setup/sharding_options.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 #include "testing/compared_training.h"
 #include "testing/tiny_model.h"
 

@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "formats/safetensors/safetensors_writer.h"
-#include "models/small_models.h"
-#include "support/error_of.h"
-#include "support/temporary_folder.h"
+#include "models/testing/small_models.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 #include "testing/compared_training.h"
 #include "testing/tiny_model.h"
 

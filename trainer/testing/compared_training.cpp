@@ -9,7 +9,7 @@
 #include "models/tabular_model.h"
 #include "setup/sharding_options.h"
 #include "sparse/split_embedding.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 #include "tasks/trained_model.h"
 
 namespace fsdp::trainer {

@@ -4,8 +4,8 @@
 
 #include <cstdlib>
 
-#include "support/project_paths.h"
-#include "support/temporary_folder.h"
+#include "support/files/project_paths.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer {
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::trainer {
 

@@ -7,7 +7,7 @@
 
 #include "config/config.h"
 #include "loop/train_rank.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::trainer {
 

@@ -10,9 +10,9 @@
 
 #include "comm/fake_communicator.h"
 #include "fsdp/backends.h"
-#include "support/temporary_folder.h"
-#include "support/thread_ranks.h"
-#include "support/unchecked_communicator.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/ranks/unchecked_communicator.h"
 
 namespace fsdp::comm::checked_communicator_test {
 namespace {

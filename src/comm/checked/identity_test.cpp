@@ -3,8 +3,8 @@
 
 #include "comm/testing/faulty_communicator.h"
 #include "fsdp/communicator.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::identity_test {
 namespace {

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "comm/checked/checked_communicator.h"
-#include "support/thread_ranks.h"
-#include "support/unchecked_communicator.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/ranks/unchecked_communicator.h"
 
 namespace fsdp::comm::watchdog_test {
 namespace {

@@ -6,15 +6,19 @@
 #include <thread>
 
 #include "comm/collective_shapes.h"
+#include "comm/testing/collectives.h"
 #include "fsdp/communicator.h"
-#include "support/counting_allocator.h"
-#include "support/thread_ranks.h"
+#include "support/memory/counting_allocator.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::gloo_communicator_test {
 namespace {
 
 using ::testing::Combine;
+using testing::contribution;
+using testing::id;
 using testing::run_ranks;
+using testing::sum_of_contributions;
 using ::testing::Values;
 
 using RankBody = std::function<void(Communicator&)>;
@@ -26,19 +30,6 @@ void with_ranks(int size, const RankBody& body) {
 void with_ranks(const std::string& backend, int size, const RankBody& body) {
   run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); }, {.communicator = backend});
 }
-
-// The contribution of rank `rank`: different for each rank, exact in every dtype.
-at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
-  return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
-}
-
-at::Tensor sum_of_contributions(int size, int64_t numel, double scale) {
-  auto sum = torch::zeros({numel}, torch::kDouble);
-  for (int rank = 0; rank < size; ++rank) sum += contribution(rank, numel, torch::kDouble);
-  return sum * scale;
-}
-
-CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
 class HostSizes : public ::testing::TestWithParam<std::tuple<std::string, int, int64_t, at::ScalarType>> {
  protected:

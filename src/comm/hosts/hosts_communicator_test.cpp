@@ -9,17 +9,17 @@
 
 #include "comm/cpu_communicator.h"
 #include "comm/meeting/meeting_point.h"
+#include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
 #include "fsdp/memory_sharing.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::hosts_communicator_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
+using testing::id;
 
 // `comm`: the communicator over hosts; `flat`: the group over Gloo alone.
 using Body = std::function<void(Communicator& comm, Communicator& flat)>;

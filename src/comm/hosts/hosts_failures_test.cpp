@@ -6,8 +6,8 @@
 #include "comm/meeting/meeting_point.h"
 #include "fsdp/backends.h"
 #include "fsdp/memory_sharing.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::hosts_failures_test {
 namespace {

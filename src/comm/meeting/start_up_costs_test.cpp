@@ -7,9 +7,9 @@
 #include "comm/meeting/meeting_point.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "comm/meeting/store_barrier.h"
-#include "support/counting_store.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/counting_store.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::start_up_costs_test {
 namespace {

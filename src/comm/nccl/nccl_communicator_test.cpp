@@ -6,32 +6,23 @@
 #include <thread>
 
 #include "base/device_stream.h"
+#include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
-#include "support/nccl_ranks.h"
-#include "support/simulated_device.h"
+#include "support/devices/simulated_device.h"
+#include "support/ranks/nccl_ranks.h"
 
 namespace fsdp::comm::nccl_communicator_test {
 namespace {
 
 using ::testing::Combine;
+using testing::contribution;
 using ::testing::ElementsAre;
+using testing::id;
 using testing::run_nccl_ranks;
 using testing::simulated_device;
+using testing::sum_of_contributions;
 using ::testing::Values;
 using testing::WithFakeNccl;
-
-CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
-
-// Returns values that differ between ranks and are exact in every dtype.
-at::Tensor contribution(int rank, int64_t numel, at::ScalarType dtype) {
-  return ((torch::arange(numel) * (rank + 3)) % 17 - 5 * rank).to(dtype);
-}
-
-at::Tensor sum_of_contributions(int size, int64_t numel, double scale) {
-  auto sum = torch::zeros({numel}, torch::kDouble);
-  for (int rank = 0; rank < size; ++rank) sum += contribution(rank, numel, torch::kDouble);
-  return sum * scale;
-}
 
 enum class Where { kCpu, kSimulatedDevice };
 

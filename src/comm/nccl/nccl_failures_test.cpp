@@ -5,10 +5,11 @@
 #include <thread>
 
 #include "base/device_stream.h"
+#include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
-#include "support/error_of.h"
-#include "support/nccl_ranks.h"
-#include "support/simulated_device.h"
+#include "support/devices/simulated_device.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/nccl_ranks.h"
 
 namespace fsdp::comm::nccl_failures_test {
 namespace {
@@ -18,13 +19,12 @@ using ::testing::Each;
 using testing::error_of;
 using testing::fake_nccl_path;
 using ::testing::HasSubstr;
+using testing::id;
 using testing::run_nccl_ranks;
 using testing::simulated_device;
 
 constexpr int kSystemError = 2;  // value in nccl.h
 constexpr int kRemoteError = 6;
-
-CollectiveId id(const std::string& name) { return {name, 0, Pass::kForward}; }
 
 void gather(Communicator& comm, const std::string& name, int64_t numel = 4) {
   auto output = torch::zeros({numel * comm.size()});

@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::comm::memory_headroom_test {
 namespace {

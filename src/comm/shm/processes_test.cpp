@@ -1,5 +1,5 @@
 // Tests ranks as processes that meet over TCP: ends by SIGKILL, ports in use, ranks claimed twice, masters out of
-// reach. A child process runs this test program again (support/child_process.h).
+// reach. A child process runs this test program again (support/ranks/child_process.h).
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,12 +10,13 @@
 #include <thread>
 
 #include "comm/meeting/free_port.h"
-#include "comm/testing/stress_test_support.h"
+#include "comm/testing/collectives.h"
+#include "comm/testing/stress.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/memory_sharing.h"
-#include "support/child_process.h"
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/child_process.h"
 
 namespace fsdp::comm::processes_test {
 namespace {
@@ -25,14 +26,13 @@ using ::testing::AnyOf;
 using testing::Child;
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::id;
 using testing::Listener;
 using testing::say;
 using namespace std::chrono_literals;
 
 // Elements of a transfer that is still running when the next statement kills the process.
 constexpr int64_t kLarge = int64_t{1} << 25;
-
-CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
 
 void gather(Communicator& comm, const std::string& name, uint64_t generation, int64_t numel) {
   comm.all_gather(torch::zeros({numel * comm.size()}), torch::ones({numel}), id(name, generation))->wait();

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <string>
 
-#include "support/sanitizers.h"
+#include "support/memory/sanitizers.h"
 
 namespace fsdp::comm::shared_memory_test {
 namespace {

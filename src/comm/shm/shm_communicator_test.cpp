@@ -13,10 +13,11 @@
 #include <thread>
 
 #include "comm/cpu_communicator.h"
+#include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
 #include "fsdp/memory_sharing.h"
-#include "support/error_of.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::comm::shm_communicator_test {
 namespace {
@@ -25,8 +26,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::error_of;
 using ::testing::HasSubstr;
-
-CollectiveId id(const std::string& name, uint64_t generation = 0) { return {name, generation, Pass::kForward}; }
+using testing::id;
 
 void with_ranks(int size, const std::function<void(Communicator&)>& body, int64_t spare_memory = 0) {
   testing::run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); },

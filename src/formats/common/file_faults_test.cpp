@@ -8,8 +8,9 @@
 #include "formats/common/output_file.h"
 #include "formats/hugging_face/hf_folder.h"
 #include "formats/hugging_face/hf_folder_writer.h"
-#include "formats/own/checkpoint_test_support.h"
-#include "support/faulty_file_system.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::file_faults_test {
 namespace {
@@ -18,7 +19,10 @@ using fsdp::testing::FaultyFileSystem;
 using fsdp::testing::FileFault;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
+using testing::TemporaryFolder;
 
 const std::vector<TensorInfo> kTensors{{"a", torch::kFloat32, {20}}, {"b", torch::kBFloat16, {3, 7}}};
 
@@ -40,7 +44,7 @@ float saved_value(const std::filesystem::path& path) {
   return value;
 }
 
-// The outcome of saving 2 over a folder with the value 1, with a fault. `error` is empty if there was none.
+// The outcome of saving 2 over a folder with the value 1, with a fault. `error` is kNoError if there was none.
 struct Attempt {
   std::string error;
   int64_t calls = 0;
@@ -74,7 +78,7 @@ TEST_P(EveryCall, FailsOnceAndIsNamed) {
     SCOPED_TRACE(call);
     const Attempt attempt = save_over({.error = GetParam(), .first = call});
     EXPECT_THAT(attempt.names, ElementsAre("model"));  // nothing else is left
-    if (attempt.error.empty()) {
+    if (attempt.error == kNoError) {
       EXPECT_EQ(attempt.left, 2);  // the save found another way
       continue;
     }
@@ -104,7 +108,7 @@ TEST(Writing, ContinuesAfterShortWritesAndInterruptions) {
                                    FileFault{.kind = FileFault::Kind::kShort, .first = call, .lasts = true},
                                    FileFault{.error = EINTR, .first = call}}) {
       const Attempt attempt = save_over(fault);
-      EXPECT_EQ(attempt.error, "");
+      EXPECT_EQ(attempt.error, kNoError);
       EXPECT_EQ(attempt.left, 2);
       EXPECT_THAT(attempt.names, ElementsAre("model"));
     }

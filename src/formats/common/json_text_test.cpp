@@ -4,15 +4,19 @@
 #include <fstream>
 #include <map>
 
-#include "formats/own/checkpoint_test_support.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::json_text_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
 using ::testing::Not;
 using ::testing::StartsWith;
+using testing::TemporaryFolder;
 
 std::string parse_error(const std::string& text) {
   return error_of([&] { parse_json(text, "some.json"); });
@@ -44,7 +48,7 @@ TEST(JsonText, ZeroBytesAreErrors) {
   EXPECT_EQ(parse_error("{}\0x"s), "some.json:1:3: a zero byte, which JSON does not allow");
   EXPECT_THAT(parse_error("{}\n\0"s), StartsWith("some.json:2:1: a zero byte"));
   EXPECT_THAT(parse_error("[\"\0\"]"s), StartsWith("some.json:1:3: "));
-  EXPECT_EQ(parse_error("[\"\\u0000\"]"), "");
+  EXPECT_EQ(parse_error("[\"\\u0000\"]"), kNoError);
 }
 
 TEST(JsonText, DuplicateKeysAreErrorsAtEveryDepth) {
@@ -56,7 +60,7 @@ TEST(JsonText, DuplicateKeysAreErrorsAtEveryDepth) {
 
 TEST(JsonText, DeepNestingIsAnError) {
   const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
-  EXPECT_EQ(parse_error(nested(64)), "");
+  EXPECT_EQ(parse_error(nested(64)), kNoError);
   EXPECT_THAT(parse_error(nested(65)), HasSubstr("nested deeper than 64 levels"));
   EXPECT_THAT(parse_error(std::string(10'000'000, '[')), HasSubstr("nested deeper than 64 levels"));
 }
@@ -106,7 +110,7 @@ TEST(JsonText, MovedMembersAreCheckedLikeOthers) {
                                  R"({"t": {"a": 1}, "t": {}})", R"({"t": {"a": 1,}})", R"({"t": {"a": 1)"}) {
     Members members;
     const std::string error = error_of([&] { parse_json(text, "some.json", "t", members); });
-    EXPECT_NE(error, "") << text;
+    EXPECT_NE(error, kNoError) << text;
     EXPECT_EQ(error, parse_error(text)) << text;
   }
 }

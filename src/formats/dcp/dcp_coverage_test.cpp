@@ -1,25 +1,27 @@
 #include "formats/dcp/dcp_coverage.h"
+#include "support/faults/error_of.h"
 
 #include <algorithm>
 #include <set>
 
-#include "formats/dcp/dcp_test_support.h"
+#include "formats/testing/dcp_metadata_bytes.h"
 
 namespace fsdp::formats::dcp_coverage_test {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::kNoError;
 
 TEST(DcpCoverage, ChunksThatCoverTheTensor) {
-  EXPECT_EQ(boxes_error({4, 6}, {{{0, 0}, {4, 6}}}), "");
-  EXPECT_EQ(boxes_error({4, 6}, {{{2, 0}, {2, 6}}, {{0, 0}, {2, 6}}}), "");
+  EXPECT_EQ(boxes_error({4, 6}, {{{0, 0}, {4, 6}}}), kNoError);
+  EXPECT_EQ(boxes_error({4, 6}, {{{2, 0}, {2, 6}}, {{0, 0}, {2, 6}}}), kNoError);
   // A pinwheel, which no straight cut divides into two parts.
   EXPECT_EQ(
       boxes_error({3, 3}, {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}}),
-      "");
-  EXPECT_EQ(boxes_error({}, {{{}, {}}}), "");
-  EXPECT_EQ(boxes_error({0, 6}, {}), "");
-  EXPECT_EQ(boxes_error({4}, {{{0}, {4}}, {{4}, {0}}}), "");
+      kNoError);
+  EXPECT_EQ(boxes_error({}, {{{}, {}}}), kNoError);
+  EXPECT_EQ(boxes_error({0, 6}, {}), kNoError);
+  EXPECT_EQ(boxes_error({4}, {{{0}, {4}}, {{4}, {0}}}), kNoError);
 }
 
 TEST(DcpCoverage, HolesAndOverlaps) {
@@ -64,7 +66,7 @@ TEST(DcpCoverage, CoverageIsExact) {
     }
     const bool exact = std::all_of(&counts[0][0], &counts[0][0] + 6, [](int count) { return count == 1; });
     if (offsets.size() == tensor.boxes.size()) {
-      EXPECT_EQ(tensor_error(tensor).empty(), exact) << set;
+      EXPECT_EQ(tensor_error(tensor) == kNoError, exact) << set;
       covered += exact ? 1 : 0;
     }
   }
@@ -74,7 +76,7 @@ TEST(DcpCoverage, CoverageIsExact) {
 TEST(DcpCoverage, ManyChunksAreQuicklyChecked) {
   std::vector<Box> boxes;
   for (int64_t i = 0; i < 10'000; ++i) boxes.push_back({{i, 0}, {1, 6}});
-  EXPECT_EQ(boxes_error({10'000, 6}, boxes), "");
+  EXPECT_EQ(boxes_error({10'000, 6}, boxes), kNoError);
   boxes.back().sizes[1] = 5;
   EXPECT_THAT(boxes_error({10'000, 6}, boxes), HasSubstr("no chunk holds element [9999, 5]"));
 }

@@ -8,11 +8,12 @@
 #include "formats/dcp/dcp_chunk_runs.h"
 #include "formats/dcp/dcp_folder_writer.h"
 #include "formats/dcp/dcp_metadata_writer.h"
-#include "formats/dcp/dcp_test_support.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "formats/pickle/pickle_writer.h"
-#include "formats/torch_archive/torch_archive_samples.h"
-#include "support/faulty_file_system.h"
+#include "formats/testing/dcp_metadata_bytes.h"
+#include "formats/testing/torch_archive_samples.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::dcp_folder_test {
 namespace {
@@ -21,10 +22,13 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using testing::FaultyFileSystem;
 using testing::FileFault;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::kNoError;
+using testing::TemporaryFolder;
 
 using Sizes = std::vector<int64_t>;
 
@@ -191,7 +195,7 @@ class DamagedDcp : public Dcp {
 };
 
 TEST_F(DamagedDcp, FilesThatAreCutMissingOrLinks) {
-  EXPECT_EQ(error(), "");
+  EXPECT_EQ(error(), kNoError);
   const auto bytes = fs::file_size(data());
   fs::resize_file(data(), bytes - 1);
   EXPECT_THAT(error(),
@@ -239,8 +243,8 @@ TEST_F(DamagedDcp, AnyByteOfAChunkChanged) {
       const DcpFolder saved(path());
       EXPECT_TRUE(whole(saved, "half").equal(sample()[1].second)) << at;
     });
-    EXPECT_THAT(what, AnyOf("", AllOf(HasSubstr("__0_0.distcp: \"half\", chunk [0, 0]")))) << at;
-    noticed += what.empty() ? 0 : 1;
+    EXPECT_THAT(what, AnyOf(kNoError, AllOf(HasSubstr("__0_0.distcp: \"half\", chunk [0, 0]")))) << at;
+    noticed += what == kNoError ? 0 : 1;
   }
   EXPECT_GT(noticed, 400u);
 }
@@ -262,12 +266,12 @@ TEST_F(DamagedDcp, ReadsThroughShortReadsAndNamesErrors) {
     return error();
   };
   FaultyFileSystem sound({});
-  EXPECT_EQ(read_all(sound), "");
+  EXPECT_EQ(read_all(sound), kNoError);
   for (int64_t call = 1; call <= sound.calls(); call += 5) {
     FaultyFileSystem broken({.error = EIO, .first = call}), shorter({.kind = FileFault::Kind::kShort, .first = call});
     EXPECT_THAT(read_all(broken),
                 AllOf(HasSubstr("Input/output error"), AnyOf(HasSubstr(".distcp"), HasSubstr(".metadata"))));
-    EXPECT_EQ(read_all(shorter), "");
+    EXPECT_EQ(read_all(shorter), kNoError);
   }
 }
 

@@ -1,17 +1,21 @@
 #include "formats/dcp/dcp_metadata.h"
 
-#include "formats/dcp/dcp_test_samples.h"
-#include "formats/dcp/dcp_test_support.h"
-#include "formats/own/checkpoint_test_support.h"
-#include "formats/pickle/pickle_test_support.h"
+#include "formats/testing/dcp_metadata_bytes.h"
+#include "formats/testing/dcp_samples.h"
+#include "formats/testing/pickles.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::dcp_metadata_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
 using ::testing::StartsWith;
+using testing::TemporaryFolder;
 
 // Returns "[0, 0]+[2, 3] path@offset+length" for each chunk.
 std::vector<std::string> shown(const std::vector<DcpChunk>& chunks) {
@@ -133,12 +137,12 @@ TEST(DcpMetadataMalformed, Paths) {
     EXPECT_THAT(tensor_error({.path = path}), AllOf(HasSubstr("chunk [0, 0]: "), HasSubstr("relative_path "))) << path;
   }
   EXPECT_THAT(tensor_error({.path = std::string("a\0b", 3)}), HasSubstr("is not a file name"));
-  EXPECT_EQ(tensor_error({.path = "a/b..c/.d"}), "");
+  EXPECT_EQ(tensor_error({.path = "a/b..c/.d"}), kNoError);
 }
 
 // Shared values of a pickle are not copied without limit: the result's size is proportional to the file's.
 TEST(DcpMetadataHostile, SharedValues) {
-  EXPECT_EQ(tensor_error({.path = std::string(4096, 'p')}), "");
+  EXPECT_EQ(tensor_error({.path = std::string(4096, 'p')}), kNoError);
   EXPECT_THAT(tensor_error({.path = std::string(4097, 'p')}), HasSubstr("is longer than 4096 bytes"));
   const OneTensor repeated{.boxes = {{{0, 0}, {4, 6}}, {{4, 0}, {0, 6}}, {{4, 0}, {0, 6}}}};
   const OneTensor all{.more_storage = {{OneTensor::index("u", {0, 0}), repeated.info()},
@@ -152,8 +156,8 @@ TEST(DcpMetadataMalformed, Locations) {
   EXPECT_THAT(tensor_error({.offset = -1}), HasSubstr("chunk [0, 0]: offset is negative"));
   EXPECT_THAT(tensor_error({.length = -1}), HasSubstr("chunk [0, 0]: length is negative"));
   EXPECT_THAT(tensor_error({.offset = INT64_MAX, .length = 1}), HasSubstr("add up to more than 2^63-1"));
-  EXPECT_EQ(tensor_error({.offset = INT64_MAX - 1, .length = 1}), "");
-  EXPECT_EQ(tensor_error({.more_info = {{text("transform_descriptors"), none()}}}), "");
+  EXPECT_EQ(tensor_error({.offset = INT64_MAX - 1, .length = 1}), kNoError);
+  EXPECT_EQ(tensor_error({.more_info = {{text("transform_descriptors"), none()}}}), kNoError);
   EXPECT_THAT(tensor_error({.more_info = {{text("transform_descriptors"), list({text("zstd")})}}}),
               HasSubstr("transforms"));
   EXPECT_THAT(tensor_error({.more_info = {{text("offset"), integer(1)}}}), HasSubstr("the attribute \"offset\" twice"));
@@ -163,7 +167,7 @@ TEST(DcpMetadataMalformed, Locations) {
   twice.more_storage = {{OneTensor::index("t", {0, 0}), twice.info()}};
   EXPECT_THAT(tensor_error(twice), HasSubstr("chunk [0, 0]: two storage entries"));
   twice.more_storage = {{OneTensor::index("other", {0, 0}), twice.info()}};
-  EXPECT_EQ(tensor_error(twice), "");
+  EXPECT_EQ(tensor_error(twice), kNoError);
 }
 
 TEST(DcpMetadataMalformed, Dtypes) {
@@ -192,7 +196,7 @@ TEST(DcpMetadataMalformed, Entries) {
 }
 
 TEST(DcpMetadataMalformed, PlannerData) {
-  EXPECT_EQ(tensor_error({.planner_data = dict({{text("t.-1"), tuple({text("t"), integer(-1)})}})}), "");
+  EXPECT_EQ(tensor_error({.planner_data = dict({{text("t.-1"), tuple({text("t"), integer(-1)})}})}), kNoError);
   EXPECT_THAT(parse_error(OneTensor{.planner_data = list({})}.bytes()), HasSubstr("planner_data is not a dict"));
   EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), list({})}})}), HasSubstr("is not a tuple"));
   EXPECT_THAT(tensor_error({.planner_data = dict({{text("t"), tuple({none()})}})}), HasSubstr("is not a string"));

@@ -2,15 +2,19 @@
 
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
 #include "formats/safetensors/safetensors_writer.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::hf_folder_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
 using ::testing::Not;
+using testing::TemporaryFolder;
 
 void save(const std::filesystem::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   std::vector<TensorInfo> layout;
@@ -122,7 +126,7 @@ TEST_F(HfFolderTest, LinksInsideAreFollowed) {
   std::filesystem::rename(folder_ / "one.safetensors", folder_ / "sub/one.safetensors");
   std::filesystem::create_symlink("sub/one.safetensors", folder_ / "link.safetensors");
   write_index({{"a", "link.safetensors"}, {"b", "two.safetensors"}});
-  EXPECT_EQ(open_error(), "");
+  EXPECT_EQ(open_error(), kNoError);
 }
 
 TEST_F(HfFolderTest, SnapshotsOfTheHuggingFaceCache) {

@@ -6,15 +6,18 @@
 
 #include "formats/common/json_text.h"
 #include "formats/hugging_face/hf_folder.h"
-#include "formats/own/checkpoint_test_support.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::hf_folder_writer_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::TemporaryFolder;
 using ::testing::UnorderedElementsAre;
 
 const nlohmann::json kConfig{{"model_type", "llama"}, {"torch_dtype", "float16"}};

@@ -6,10 +6,11 @@
 #include <random>
 
 #include "formats/common/checksum.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/safetensors/safetensors_writer.h"
-#include "support/faulty_file_system.h"
+#include "support/faults/error_of.h"
+#include "support/faults/faulty_file_system.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::checkpoint_folder_test {
 namespace {
@@ -18,7 +19,10 @@ using fsdp::testing::FaultyFileSystem;
 using fsdp::testing::FileFault;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
+using testing::TemporaryFolder;
 
 // One rank's part of a tensor.
 struct Piece {
@@ -168,7 +172,7 @@ TEST_F(Checkpoint, FindsEveryFlippedBit) {
     flip(0);
   }
   EXPECT_GT(named, 5000);
-  EXPECT_EQ(verify(), "");
+  EXPECT_EQ(verify(), kNoError);
 }
 
 TEST_F(Checkpoint, FindsFilesThatAreCutMissingSwappedOrTooMany) {
@@ -222,20 +226,20 @@ TEST_F(Checkpoint, ReadsThroughShortReadsAndNamesErrors) {
     });
   };
   FaultyFileSystem sound({});
-  EXPECT_EQ(read_all(sound), "");
+  EXPECT_EQ(read_all(sound), kNoError);
   for (int64_t call = 1; call <= sound.calls(); ++call) {
     FaultyFileSystem broken({.error = EIO, .first = call}), interrupted({.error = EINTR, .first = call}),
         shorter({.kind = FileFault::Kind::kShort, .first = call});
     EXPECT_THAT(read_all(broken),
                 AllOf(HasSubstr("Input/output error"), AnyOf(HasSubstr(".safetensors"), HasSubstr(kManifestName))));
-    EXPECT_EQ(read_all(interrupted), "");
-    EXPECT_EQ(read_all(shorter), "");
+    EXPECT_EQ(read_all(interrupted), kNoError);
+    EXPECT_EQ(read_all(shorter), kNoError);
   }
 }
 
 TEST_F(Checkpoint, HostileManifestsAreRefused) {
   const auto tensor = [](nlohmann::json& content) -> nlohmann::json& { return content["tensors"]["model/large"]; };
-  EXPECT_EQ(parsed([](nlohmann::json&) {}), "");
+  EXPECT_EQ(parsed([](nlohmann::json&) {}), kNoError);
   for (const char* name : {"../x", "/etc/passwd", "a/b", ".hidden", "", "manifest.json"}) {
     EXPECT_THAT(parsed([&](auto& c) { c["files"][0]["name"] = name; }), HasSubstr("M: file")) << name;
   }
@@ -275,7 +279,7 @@ TEST_F(Checkpoint, HostileManifestsAreRefused) {
 
 TEST_F(Checkpoint, NamesThatAreListedTwiceAreRefused) {
   std::string text = content().dump();
-  ASSERT_EQ(content_error(text), "");
+  ASSERT_EQ(content_error(text), kNoError);
   text.insert(text.find("\"tensors\":{") + 11, "\"step\":{},");
   EXPECT_THAT(content_error(text), AllOf(HasSubstr("M:1:"), HasSubstr("duplicate key \"step\"")));
 }
@@ -319,7 +323,7 @@ TEST_F(Checkpoint, PipesFoldersAndLinksAreRefused) {
   }
   EXPECT_THAT(replaced("rank-0.safetensors", link), HasSubstr("not a regular file"));
   EXPECT_THAT(replaced(kManifestName, link), HasSubstr("manifest.json: cannot be opened: it is a symbolic link"));
-  EXPECT_EQ(verify(), "");
+  EXPECT_EQ(verify(), kNoError);
 }
 
 TEST_F(Checkpoint, AManifestOfManyBytesIsNotRead) {

@@ -1,13 +1,15 @@
 #include "formats/pickle/pickle_reader.h"
 
-#include "formats/own/checkpoint_test_support.h"
-#include "formats/pickle/pickle_test_support.h"
+#include "formats/testing/pickles.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::formats::pickle_reader_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
 using ::testing::StartsWith;
 using Kind = PickleValue::Kind;
 
@@ -19,7 +21,7 @@ PickleTree read(const std::string& bytes, const PickleLimits& limits = {}) {
 
 std::string read_error(const std::string& bytes, const PickleLimits& limits = {}) {
   const std::string error = error_of([&] { read(bytes, limits); });
-  if (!error.empty()) {
+  if (error != kNoError) {
     EXPECT_THAT(error, StartsWith("x.pickle: byte "));
   }
   return error;
@@ -123,12 +125,12 @@ TEST(PickleReader, IntegersAreOfAnyWidthUpTo8) {
 }
 
 TEST(PickleReader, LimitsAreExact) {
-  EXPECT_EQ(opcodes_error("]", {.max_values = 1}), "");
+  EXPECT_EQ(opcodes_error("]", {.max_values = 1}), kNoError);
   EXPECT_THAT(opcodes_error("]Na", {.max_values = 1}), HasSubstr("byte 3: more than 1 values"));
-  EXPECT_EQ(opcodes_error("]]a", {.max_depth = 2}), "");
+  EXPECT_EQ(opcodes_error("]]a", {.max_depth = 2}), kNoError);
   EXPECT_THAT(opcodes_error("]]Naa", {.max_depth = 2}), HasSubstr("byte 4: nested deeper than 2"));
   const std::string recalled = std::string("(]\x94N") + "a]h" + std::string(1, '\0') + "at";
-  EXPECT_EQ(opcodes_error(recalled, {.max_depth = 4}), "");
+  EXPECT_EQ(opcodes_error(recalled, {.max_depth = 4}), kNoError);
   EXPECT_THAT(opcodes_error(recalled, {.max_depth = 3}), HasSubstr("byte 3: nested deeper than 3"));
   EXPECT_THAT(opcodes_error("]\x94", {.max_memo = 0}), HasSubstr("more than 0 values in the memo"));
 }
@@ -258,7 +260,7 @@ TEST(PickleHostile, HugeLengths) {
 TEST(PickleHostile, Frames) {
   const auto frame = [](uint64_t length) { return "\x95" + pickled::little_endian(length, 8); };
   EXPECT_EQ(opcodes_error(frame(2) + "N."), "x.pickle: byte 12: 1 more bytes follow the end of the pickle");
-  EXPECT_EQ(opcodes_error(frame(0) + frame(1) + "]" + frame(3) + "Na"), "");
+  EXPECT_EQ(opcodes_error(frame(0) + frame(1) + "]" + frame(3) + "Na"), kNoError);
   EXPECT_THAT(opcodes_error(frame(2) + "M\x01\x01"), HasSubstr("2 bytes are needed, but 1 are left of the frame"));
   EXPECT_THAT(opcodes_error(frame(10) + frame(0) + "N"), HasSubstr("begins within another one"));
 }

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "formats/pickle/pickle_reader.h"
-#include "formats/pickle/pickle_test_support.h"
+#include "formats/testing/pickles.h"
 
 namespace fsdp::shared_pickle_test {
 namespace {

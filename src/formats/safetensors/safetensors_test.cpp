@@ -3,14 +3,19 @@
 #include <sys/stat.h>
 #include <torch/torch.h>
 
-#include "formats/own/checkpoint_test_support.h"
+#include "formats/testing/safetensors_bytes.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kNoError;
 using ::testing::Not;
+using testing::TemporaryFolder;
 
 // Two tensors of 12 and 2 bytes.
 const char* const kGoodHeader =
@@ -21,7 +26,7 @@ std::string open_error(const std::string& bytes) {
   const TemporaryFolder folder;
   const auto path = folder.write("x.safetensors", bytes);
   const std::string error = error_of([&] { SafetensorsFile file(path); });
-  if (!error.empty()) {
+  if (error != kNoError) {
     EXPECT_THAT(error, HasSubstr("x.safetensors"));
   }
   return error;
@@ -34,7 +39,7 @@ std::string header_error(const std::string& header, size_t data_bytes) {
 // Returns the error of a file with one tensor "t" described by `fields`.
 std::string tensor_error(const std::string& fields, size_t data_bytes) {
   const std::string error = header_error(R"({"t":)" + fields + "}", data_bytes);
-  if (!error.empty()) {
+  if (error != kNoError) {
     EXPECT_THAT(error, HasSubstr("\"t\""));
   }
   return error;
@@ -122,7 +127,7 @@ TEST(Safetensors, MetadataAndEmptyTensors) {
   EXPECT_EQ(file.tensor("e").sizes(), (std::vector<int64_t>{0, 3}));
 }
 
-TEST(Safetensors, NoTensorsAtAll) { EXPECT_EQ(open_error(safetensors_bytes("{}", "")), ""); }
+TEST(Safetensors, NoTensorsAtAll) { EXPECT_EQ(open_error(safetensors_bytes("{}", "")), kNoError); }
 
 TEST(SafetensorsMalformed, HeaderLength) {
   EXPECT_THAT(open_error(""), HasSubstr("only 0 bytes"));
@@ -217,7 +222,7 @@ TEST(SafetensorsMalformed, OverlapsAndHoles) {
     return R"({"a":{"dtype":"U8","shape":[2],"data_offsets":)" + a +
            R"(},"b":{"dtype":"U8","shape":[2],"data_offsets":)" + b + "}}";
   };
-  EXPECT_EQ(header_error(two("[2,4]", "[0,2]"), 4), "");
+  EXPECT_EQ(header_error(two("[2,4]", "[0,2]"), 4), kNoError);
   EXPECT_THAT(header_error(two("[0,2]", "[1,3]"), 3),
               AllOf(HasSubstr("overlaps"), HasSubstr("\"a\""), HasSubstr("\"b\"")));
   EXPECT_THAT(header_error(two("[0,2]", "[0,2]"), 2), HasSubstr("overlaps"));
@@ -243,10 +248,10 @@ TEST(SafetensorsMalformed, EverySingleDamagedByte) {
       std::string bad = good;
       bad[i] = static_cast<char>(value);
       const auto path = folder.write("x", bad);
-      refused += !error_of([&] {
-                    const SafetensorsFile file(path);
-                    for (const auto& info : file.tensors()) file.tensor(info.name).to(torch::kFloat64).sum();
-                  }).empty();
+      refused += error_of([&] {
+                   const SafetensorsFile file(path);
+                   for (const auto& info : file.tensors()) file.tensor(info.name).to(torch::kFloat64).sum();
+                 }) != kNoError;
     }
   }
   EXPECT_GT(refused, 500);
@@ -254,8 +259,9 @@ TEST(SafetensorsMalformed, EverySingleDamagedByte) {
 
 TEST(SafetensorsMalformed, EveryTruncation) {
   const std::string good = safetensors_bytes(kGoodHeader, kGoodData);
-  EXPECT_EQ(open_error(good), "");
-  for (size_t length = 0; length < good.size(); ++length) EXPECT_NE(open_error(good.substr(0, length)), "") << length;
+  EXPECT_EQ(open_error(good), kNoError);
+  for (size_t length = 0; length < good.size(); ++length)
+    EXPECT_NE(open_error(good.substr(0, length)), kNoError) << length;
 }
 
 }  // namespace

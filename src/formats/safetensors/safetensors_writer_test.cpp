@@ -5,16 +5,19 @@
 #include <torch/torch.h>
 
 #include "formats/common/input_file.h"
-#include "formats/own/checkpoint_test_support.h"
 #include "formats/safetensors/safetensors.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::safetensors_writer_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::TemporaryFolder;
 
 // Limits the size of this process's files to `bytes`, which simulates a full disk.
 class FileSizeLimit {

@@ -7,14 +7,18 @@
 
 #include <cstring>
 
-#include "formats/own/checkpoint_test_support.h"
-#include "formats/pickle/pickle_test_support.h"
-#include "formats/torch_archive/torch_archive_samples.h"
+#include "formats/testing/pickles.h"
+#include "formats/testing/torch_archive_samples.h"
 #include "formats/torch_archive/torch_archive_writer.h"
+#include "support/faults/error_of.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::formats::torch_archive_test {
 namespace {
 
+using testing::error_of;
+using testing::kNoError;
+using testing::TemporaryFolder;
 using namespace pickled;
 using nlohmann::json;
 using ::testing::AllOf;
@@ -134,7 +138,7 @@ TEST_F(TorchArchives, AnyByteChanged) {
     std::string changed = bytes;
     changed[at] = static_cast<char>(changed[at] ^ (1 << (at % 8)));
     const std::string what = error_of([&] { EXPECT_TRUE(read(changed).equal(matrix)) << at; });
-    noticed += what.empty() ? 0 : 1;
+    noticed += what == kNoError ? 0 : 1;
   }
   EXPECT_GT(noticed, 600u);  // of 1577 bytes, most of which are padding
 }
@@ -142,7 +146,7 @@ TEST_F(TorchArchives, AnyByteChanged) {
 TEST_F(TorchArchives, HostileTensors) {
   const auto error = [&](const Parts& parts) { return read_error(archive_of(parts.records())); };
   constexpr int64_t kHuge = int64_t{1} << 62;
-  EXPECT_EQ(error({}), "");
+  EXPECT_EQ(error({}), kNoError);
   EXPECT_THAT(error({.offset = 1}), HasSubstr("from element 1 on reach beyond the storage, which has 6"));
   EXPECT_THAT(error({.offset = -1}), HasSubstr("is negative"));
   EXPECT_THAT(error({.strides = tuple({integer(4), integer(1)})}), HasSubstr("reach beyond the storage"));
