@@ -2,7 +2,7 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include "engine/engine.h"
-#include "support/ranks/thread_ranks.h"
+#include "support/nets/on_demand_net.h"
 #include "support/training/sharding.h"
 
 namespace fsdp {
@@ -12,30 +12,12 @@ using testing::expect_error;
 using testing::expect_same;
 using testing::expect_trains_alike;
 using testing::gradients_of;
-using testing::run_ranks;
+using testing::make_on_demand_net;
+using testing::OnDemandNetImpl;
 using testing::shard_strictly;
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
-
-// Three layers, one of which is used on demand.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    a = register_module("a", torch::nn::Linear(4, 4));
-    b = register_module("b", torch::nn::Linear(4, 4));
-    c = register_module("c", torch::nn::Linear(4, 4));
-    x = torch::arange(8).to(torch::kFloat).view({2, 4}) / 8;
-  }
-  torch::Tensor loss(bool with_b = true) {
-    torch::Tensor h = torch::tanh(a(x));
-    return c(with_b ? torch::tanh(b(h)) : h).pow(2).sum();
-  }
-  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
-  torch::Tensor x;
-};
-std::shared_ptr<NetImpl> make_net() {
-  return testing::seeded([] { return std::make_shared<NetImpl>(); });
-}
 
 struct Grouping {
   const char* name;
@@ -45,8 +27,8 @@ struct Grouping {
 class GradientLifetime : public ::testing::TestWithParam<Grouping> {
  protected:
   void SetUp() override {
-    plain = make_net();
-    net = make_net();
+    plain = make_on_demand_net();
+    net = make_on_demand_net();
     sharded = shard(*net);
   }
   std::shared_ptr<ShardedModule> shard(torch::nn::Module& module) {
@@ -73,7 +55,7 @@ class GradientLifetime : public ::testing::TestWithParam<Grouping> {
     plain->zero_grad();
     net->zero_grad();
   }
-  std::shared_ptr<NetImpl> plain, net;
+  std::shared_ptr<OnDemandNetImpl> plain, net;
   std::shared_ptr<ShardedModule> sharded;
 };
 INSTANTIATE_TEST_SUITE_P(All, GradientLifetime,
@@ -82,23 +64,23 @@ INSTANTIATE_TEST_SUITE_P(All, GradientLifetime,
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(GradientLifetime, UnusedParametersStayUndefined) {
-  expect_alike([](NetImpl& m) { m.loss(/*with_b=*/false).backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss(/*with_b=*/false).backward(); });
   EXPECT_FALSE(gradients_of(*sharded).at("b.weight").defined());
 }
 
 TEST_P(GradientLifetime, UnusedOnceKeepsItsEarlierGradient) {
-  expect_alike([](NetImpl& m) { m.loss(true).backward(); });
-  expect_alike([](NetImpl& m) { m.loss(false).backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss(true).backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss(false).backward(); });
   clear();
-  expect_alike([](NetImpl& m) { m.loss(false).backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss(false).backward(); });
 }
 
 TEST_P(GradientLifetime, AccumulatesOverBackwards) {
-  for (int i = 0; i < 3; ++i) expect_alike([i](NetImpl& m) { (m.loss() * (i + 1)).backward(); });
+  for (int i = 0; i < 3; ++i) expect_alike([i](OnDemandNetImpl& m) { (m.loss() * (i + 1)).backward(); });
 }
 
 TEST_P(GradientLifetime, RetainedGraphTwice) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     torch::Tensor loss = m.loss();
     loss.backward({}, /*retain_graph=*/true);
     loss.backward();
@@ -106,7 +88,7 @@ TEST_P(GradientLifetime, RetainedGraphTwice) {
 }
 
 TEST_P(GradientLifetime, SeveralForwardsThenBackwards) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     torch::Tensor first = m.loss(), second = m.loss(false) * 3;
     second.backward();
     first.backward();
@@ -114,23 +96,23 @@ TEST_P(GradientLifetime, SeveralForwardsThenBackwards) {
 }
 
 TEST_P(GradientLifetime, BackwardForSomeInputs) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     m.loss().backward({}, c10::nullopt, false, std::vector<torch::Tensor>{m.b->weight, m.c->bias});
   });
   EXPECT_FALSE(gradients_of(*sharded).at("b.bias").defined());
   clear();
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 TEST_P(GradientLifetime, GradReturnsLocalGradientsAndCapturesNothing) {
-  auto grads = [](NetImpl& m) { return torch::autograd::grad({m.loss()}, m.parameters()); };
+  auto grads = [](OnDemandNetImpl& m) { return torch::autograd::grad({m.loss()}, m.parameters()); };
   auto want = grads(*plain);
   auto got = grads(*net);
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i]));
   for (const auto& [name, gradient] : gradients_of(*sharded)) EXPECT_FALSE(gradient.defined()) << name;
   expect_quiet();
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 TEST_P(GradientLifetime, CreateGraphIntoGradIsAnError) {
@@ -138,11 +120,11 @@ TEST_P(GradientLifetime, CreateGraphIntoGradIsAnError) {
                                      {"create_graph", "torch::autograd::grad"});
   EXPECT_NE(message.find("parameter '"), std::string::npos);
   sharded->zero_grad();
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 TEST_P(GradientLifetime, GradientPenalty) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     torch::Tensor x = m.x.clone().set_requires_grad(true);
     torch::Tensor y = m.c(torch::tanh(m.b(torch::tanh(m.a(x))))).sum();
     torch::Tensor g = torch::autograd::grad({y}, {x}, {}, c10::nullopt, /*create_graph=*/true)[0];
@@ -151,7 +133,7 @@ TEST_P(GradientLifetime, GradientPenalty) {
 }
 
 TEST_P(GradientLifetime, PenaltyOnParameterGradients) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     torch::Tensor loss = m.loss();
     auto gradients = torch::autograd::grad({loss}, m.parameters(), {}, c10::nullopt, /*create_graph=*/true);
     for (const torch::Tensor& gradient : gradients) loss = loss + gradient.pow(2).sum();
@@ -160,25 +142,25 @@ TEST_P(GradientLifetime, PenaltyOnParameterGradients) {
 }
 
 TEST_P(GradientLifetime, TensorHooksAreHonoured) {
-  for (NetImpl* m : {plain.get(), net.get()}) {
+  for (OnDemandNetImpl* m : {plain.get(), net.get()}) {
     m->b->weight.register_hook([](torch::Tensor gradient) { return gradient * 2; });
   }
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 TEST_P(GradientLifetime, AParameterAsTheLossItself) {
-  expect_alike([](NetImpl& m) { m.a->weight.index({0, 1}).backward(); });
-  expect_alike([](NetImpl& m) { m.b->bias.sum().backward(); });
-  expect_alike([](NetImpl& m) { m.c->bias.backward(torch::arange(4).to(torch::kFloat)); });
+  expect_alike([](OnDemandNetImpl& m) { m.a->weight.index({0, 1}).backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.b->bias.sum().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.c->bias.backward(torch::arange(4).to(torch::kFloat)); });
 }
 
 // The gradient that reaches one parameter is another parameter, or a view of one.
 TEST_P(GradientLifetime, AParameterAsGradientOfAnother) {
-  expect_alike([](NetImpl& m) { (m.a->weight * m.b->weight).sum().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { (m.a->weight * m.b->weight).sum().backward(); });
   clear();
-  expect_alike([](NetImpl& m) { m.a->weight.backward(m.b->weight.detach()); });
+  expect_alike([](OnDemandNetImpl& m) { m.a->weight.backward(m.b->weight.detach()); });
   clear();
-  expect_alike([](NetImpl& m) { m.a->weight.t().backward(m.c->weight.detach().t()); });
+  expect_alike([](OnDemandNetImpl& m) { m.a->weight.t().backward(m.c->weight.detach().t()); });
 }
 
 // ---- a backward that throws
@@ -200,21 +182,21 @@ TEST_P(GradientLifetime, AThrowingBackwardLeavesNothing) {
         expect_quiet();
       }
       clear();
-      expect_alike([](NetImpl& m) { m.loss().backward(); });
+      expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
     }
   }
 }
 
 // Even without clearing, gradients captured by a failed backward must not become part of the next one.
 TEST_P(GradientLifetime, HalfCapturedGradientsAreDiscarded) {
-  auto broken = [](NetImpl& m) {
+  auto broken = [](OnDemandNetImpl& m) {
     torch::Tensor h = Bomb::apply(m.a(m.x));
     return (h * m.b->bias).sum();  // b.bias is captured before the bomb, b.weight is not
   };
   expect_error([&] { broken(*net).backward(); }, {"bomb"});
   torch::Tensor bias = sharded->engine().units().size() > 1 ? gradients_of(*sharded).at("b.bias") : torch::Tensor();
   EXPECT_FALSE(bias.defined());
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 TEST_P(GradientLifetime, AThrowingTensorHook) {
@@ -222,7 +204,7 @@ TEST_P(GradientLifetime, AThrowingTensorHook) {
   h.register_hook([](torch::Tensor) -> torch::Tensor { throw std::runtime_error("hook"); });
   expect_error([&] { net->c(h).sum().backward(); }, {"hook"});
   clear();
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 // ---- recomputation
@@ -249,7 +231,7 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
 torch::Tensor reentrant(const torch::Tensor& x, const Segment& segment) { return Reentrant::apply(x, &segment); }
 
 TEST_P(GradientLifetime, ReentrantCheckpoints) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     Segment a = [&](const torch::Tensor& x) { return torch::tanh(m.a(x)); };
     Segment b = [&](const torch::Tensor& x) { return torch::tanh(m.b(x)); };
     Segment c = [&](const torch::Tensor& x) { return m.c(x); };
@@ -259,7 +241,7 @@ TEST_P(GradientLifetime, ReentrantCheckpoints) {
 }
 
 TEST_P(GradientLifetime, NestedReentrantCheckpoints) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     Segment b = [&](const torch::Tensor& x) { return torch::tanh(m.b(x)); };
     Segment ab = [&](const torch::Tensor& x) { return reentrant(torch::tanh(m.a(x)), b); };
     Segment abc = [&](const torch::Tensor& x) { return m.c(reentrant(x, ab)); };
@@ -270,7 +252,7 @@ TEST_P(GradientLifetime, NestedReentrantCheckpoints) {
 
 // The same layer is captured in the outer pass and in two inner ones. The three captures add up.
 TEST_P(GradientLifetime, TiedLayerInReentrantCheckpoints) {
-  expect_alike([](NetImpl& m) {
+  expect_alike([](OnDemandNetImpl& m) {
     Segment a = [&](const torch::Tensor& x) { return torch::tanh(m.a(x)); };
     torch::Tensor x = m.x.clone().set_requires_grad(true);
     m.a(reentrant(reentrant(x, a), a)).pow(2).sum().backward();
@@ -287,7 +269,7 @@ TEST_P(GradientLifetime, AnInnerBackwardThatThrowsIsCaught) {
       },
       {"bomb"});
   clear();
-  expect_alike([](NetImpl& m) { m.loss().backward(); });
+  expect_alike([](OnDemandNetImpl& m) { m.loss().backward(); });
 }
 
 // Non-reentrant recomputation: drops a saved value, and computes it again when backward unpacks it.
@@ -311,7 +293,7 @@ class Recompute : public torch::autograd::SavedVariableHooks {
 
 TEST_P(GradientLifetime, RecomputationThroughSavedTensorHooks) {
   int recomputed = 0;
-  expect_alike([&](NetImpl& m) {
+  expect_alike([&](OnDemandNetImpl& m) {
     torch::Tensor h = torch::tanh(m.b(torch::tanh(m.a(m.x))));
     torch::Tensor y = m.c(h);
     auto* node = dynamic_cast<torch::autograd::generated::AddmmBackward0*>(y.grad_fn().get());
@@ -341,70 +323,7 @@ TEST_P(GradientLifetime, CustomFunctionsSaveAndHoldParameters) {
       return {g.mm(v).mm(saved[1]), g.mm(v).t().mm(saved[0]), g.t().mm(xw)};
     }
   };
-  expect_alike([](NetImpl& m) { Product::apply(m.x, m.a->weight, m.b->weight).pow(2).sum().backward(); });
-}
-
-// ---- several ranks
-
-struct RanksCase {
-  const char* name;
-  bool one_unit;
-};
-class LifetimeOnRanks : public ::testing::TestWithParam<RanksCase> {};
-INSTANTIATE_TEST_SUITE_P(All, LifetimeOnRanks,
-                         ::testing::Values(RanksCase{"one_unit", true}, RanksCase{"units", false}),
-                         [](const auto& info) { return std::string(info.param.name); });
-
-// Returns the loss of a rank. On odd ranks, c's bias is not used.
-torch::Tensor uneven_loss(NetImpl& m, int rank) {
-  torch::Tensor h = torch::tanh(m.b(torch::tanh(m.a(m.x * (rank + 1)))));
-  torch::Tensor y = rank % 2 ? torch::linear(h, m.c->weight) : m.c(h);
-  return y.pow(2).sum();
-}
-
-std::map<std::string, torch::Tensor> whole_gradients(ShardedModule& sharded) {
-  torch::NoGradGuard no_grad;
-  for (const auto& [name, leaf] : sharded.named_parameters()) {
-    leaf.data().copy_(leaf.grad().defined() ? leaf.grad() : torch::full_like(leaf, -99));
-  }
-  return testing::weights_of(sharded);
-}
-
-TEST_P(LifetimeOnRanks, UnusedOnOneRankOnly) {
-  constexpr int kRanks = 3;
-  auto plain = make_net();
-  for (int rank = 0; rank < kRanks; ++rank) (uneven_loss(*plain, rank) / kRanks).backward();
-  run_ranks(kRanks,
-            [&](std::shared_ptr<Communicator> communicator) {
-              auto net = make_net();
-              Options options = testing::one_rank_options();
-              options.communicator = communicator;
-              if (GetParam().one_unit) options.auto_wrap_policy = {};
-              auto sharded = shard_strictly(*net, options);
-              uneven_loss(*net, communicator->rank()).backward();
-              auto got = whole_gradients(*sharded);
-              for (const auto& [name, want] : gradients_of(*plain)) {
-                EXPECT_TRUE(torch::allclose(got.at(name), want, 1e-5, 1e-6)) << name << got.at(name) << want;
-              }
-            },
-            {std::chrono::seconds(20)});
-}
-
-TEST_P(LifetimeOnRanks, UnusedOnAllRanksStaysUndefined) {
-  run_ranks(2,
-            [&](std::shared_ptr<Communicator> communicator) {
-              auto net = make_net();
-              Options options = testing::one_rank_options();
-              options.communicator = communicator;
-              if (GetParam().one_unit) options.auto_wrap_policy = {};
-              auto sharded = shard_strictly(*net, options);
-              net->loss(/*with_b=*/false).backward();
-              for (const auto& [name, leaf] : sharded->named_parameters()) {
-                bool used = name[0] != 'b' && leaf.numel() > 0;
-                EXPECT_EQ(leaf.grad().defined(), used) << name;
-              }
-            },
-            {std::chrono::seconds(20)});
+  expect_alike([](OnDemandNetImpl& m) { Product::apply(m.x, m.a->weight, m.b->weight).pow(2).sum().backward(); });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "fsdp/backends.h"
 #include "fsdp/fully_shard.h"
 #include "support/faults/error_of.h"
+#include "support/nets/even_chain.h"
 #include "support/nets/tiny_lm.h"
 #include "support/ranks/over_gloo.h"
 #include "support/ranks/thread_ranks.h"
@@ -16,10 +17,12 @@ namespace {
 
 using testing::batch_of;
 using testing::BlockImpl;
+using testing::EvenChain;
 using testing::expect_error;
 using testing::expect_same;
 using testing::make_tiny_lm;
 using testing::run_ranks;
+using testing::weights_after_steps;
 using testing::weights_of;
 using enum ShardingStrategy;
 
@@ -53,27 +56,15 @@ Sent sent_by(const ProcessMesh& mesh, int G) {
   return sent;
 }
 
-// A chain of equal units, so that sizes divide evenly and no parameter is left for the root.
-constexpr int64_t kWidth = 16;
-constexpr int kLayers = 3;
-constexpr uint64_t M = kLayers * (kWidth * kWidth + kWidth) * sizeof(float);
-
-torch::nn::Sequential make_chain() {
-  return testing::seeded([] {
-    torch::nn::Sequential chain;
-    for (int i = 0; i < kLayers; ++i) chain->push_back(torch::nn::Linear(kWidth, kWidth));
-    return chain;
-  });
-}
-
-// At the end of backward, each rank sends one byte per layer to each rank of the groups over which gradients are
-// reduced. The byte says what this rank has captured.
-constexpr uint64_t kAgreement = kLayers;
+constexpr int64_t kWidth = EvenChain::kWidth;
+constexpr int kLayers = EvenChain::kLayers;
+constexpr uint64_t M = EvenChain::kBytes;
+constexpr uint64_t kAgreement = EvenChain::kAgreement;
 
 // Returns the bytes sent in one step, without the kAgreement bytes.
 Sent sent_in_one_step(const Ranks& world, int G, ShardingStrategy strategy) {
   ProcessMesh mesh = make_mesh(world, G);
-  auto chain = make_chain();
+  auto chain = EvenChain::make();
   Options options = options_on(mesh, strategy);
   options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
   auto sharded = fully_shard(*chain, options);
@@ -135,7 +126,7 @@ TEST(HybridBytes, AreThoseOfTheAlgorithms) {
 TEST(HybridBytes, HalveInLowPrecision) {
   testing::run_ranks_over_gloo(4, [](Ranks world) {
     ProcessMesh mesh = make_mesh(world, 2);
-    auto chain = make_chain();
+    auto chain = EvenChain::make();
     Options options = options_on(mesh, kHybridShard);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     options.param_dtype = at::kBFloat16;
@@ -150,17 +141,6 @@ TEST(HybridBytes, HalveInLowPrecision) {
 }
 
 // ---------------------------------------------------------------- ways to give a mesh
-
-std::map<std::string, torch::Tensor> weights_after_steps(const Ranks& world, const Options& options) {
-  auto model = make_tiny_lm({}, at::kDouble);
-  auto sharded = fully_shard(*model, options);
-  for (int step = 0; step < 2; ++step) {
-    sharded->zero_grad();
-    model->loss(batch_of(world->rank(), step)).backward();
-    testing::descend(sharded->parameters());
-  }
-  return weights_of(*sharded);
-}
 
 TEST(HybridMesh, MayBeAPairOfGroupsOrOneHostEach) {
   run_ranks(4, [](Ranks world) {
@@ -269,7 +249,7 @@ TEST(HybridOrder, AllReduceOverlapsTheNextUnit) {
     ProcessMesh mesh = make_mesh(world, 2);
     auto shard = std::make_shared<comm::RecordingCommunicator>(mesh.shard);
     auto replicate = std::make_shared<comm::RecordingCommunicator>(mesh.replicate);
-    auto chain = make_chain();
+    auto chain = EvenChain::make();
     Options options = options_on({world, shard, replicate}, kHybridShardZero2);
     options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
     auto sharded = fully_shard(*chain, options);
@@ -321,7 +301,7 @@ struct ChainWithFault {
     sharded->zero_grad();
   }
 
-  torch::nn::Sequential chain = make_chain();
+  torch::nn::Sequential chain = EvenChain::make();
   std::shared_ptr<comm::FaultyCommunicator> replicate;
   std::shared_ptr<ShardedModule> sharded;
 };
@@ -342,91 +322,6 @@ TEST(HybridOrder, AFailedStageIsAnErrorAndAStepMayFollow) {
     }
     EXPECT_GT(failed, kLayers) << "all stages of the layers, and some before them";
   }
-}
-
-// ---------------------------------------------------------------- reshard_after_forward = N
-
-TEST(ReshardToASmallerGroup, GathersBackwardAmongNRanks) {
-  for (bool orig : {true, false}) {
-    run_ranks(4, [orig](Ranks world) {
-      Options options = testing::block_options(world, kFullShard, orig);
-      options.param_dtype = at::kFloat;
-      auto want = weights_after_steps(world, options);
-      options.reshard_after_forward = 2;
-      expect_same(weights_after_steps(world, options), want);
-    });
-  }
-}
-
-TEST(ReshardToASmallerGroup, SendsLessInBackward) {
-  const auto body = [](Ranks world) {
-    auto chain = make_chain();
-    Options options;
-    options.communicator = world;
-    options.auto_wrap_policy = module_class_policy<torch::nn::LinearImpl>();
-    options.reshard_after_forward = 2;
-    auto sharded = fully_shard(*chain, options);
-    sharded->diagnostics().verify_sharding();
-    uint64_t setup = world->bytes_sent();
-    torch::Tensor loss = chain->forward(torch::ones({2, kWidth}).requires_grad_()).sum();
-    const uint64_t gather = M * 7 / 8;
-    EXPECT_EQ(world->bytes_sent() - setup, gather);
-    loss.backward();
-    // The gathers of backward went over the pairs; the reduce-scatter over all ranks.
-    EXPECT_EQ(world->bytes_sent() - setup, 2 * gather + 7 * kAgreement);
-    EXPECT_EQ(sharded->diagnostics().stats().all_gathers, 2 * kLayers - 1);
-    EXPECT_EQ(sharded->diagnostics().stats().gathered_bytes, 0);
-    engine::Unit& first = *sharded->engine().units().front();
-    base::MutexLock lock(first.mutex);
-    const Communicator& pair = *first.buffers.park_group();
-    EXPECT_EQ(pair.size(), 2);
-    EXPECT_EQ(pair.bytes_sent(), (M - M / kLayers) / 2);
-  };
-  run_ranks(8, body, {.communicator = "gloo"});  // over shared memory, nothing is sent or parked
-}
-
-// Parts parked for the smaller group are not used after the shards have changed.
-TEST(ReshardToASmallerGroup, ForgetsStaleParameters) {
-  run_ranks(4, [](Ranks world) {
-    auto model = make_tiny_lm({});
-    Options options = testing::block_options(world);
-    options.reshard_after_forward = 2;
-    auto sharded = fully_shard(*model, options);
-    auto forward = [&] {
-      torch::NoGradGuard no_grad;
-      return model->forward(batch_of(0, 0));
-    };
-    torch::Tensor first = forward();
-    EXPECT_TRUE(torch::equal(forward(), first));
-    for (const ShardSlice& slice : sharded->shard_slices()) {
-      torch::NoGradGuard no_grad;
-      slice.data.mul_(2);
-    }
-    torch::Tensor doubled = forward();
-    EXPECT_FALSE(torch::allclose(doubled, first));
-    sharded->with_full_params([&] {
-      torch::NoGradGuard no_grad;
-      for (torch::Tensor parameter : model->parameters()) parameter.mul_(0.5);
-    });
-    EXPECT_TRUE(torch::equal(forward(), first));
-  });
-}
-
-TEST(ReshardToASmallerGroup, MustFitTheShardGroup) {
-  run_ranks(4, [](Ranks world) {
-    for (int group : {0, 1, 3, 4, 8}) {
-      Options options;
-      options.communicator = world;
-      options.reshard_after_forward = group;
-      expect_error([&] { fully_shard(*make_tiny_lm({}), options); },
-                   {"reshard_after_forward", c10::str(group).c_str(), "must divide the 4 ranks"});
-    }
-    Options kept;
-    kept.communicator = world;
-    kept.sharding_strategy = kShardGradOp;
-    kept.reshard_after_forward = 2;
-    expect_error([&] { fully_shard(*make_tiny_lm({}), kept); }, {"reshard_after_forward", "SHARD_GRAD_OP"});
-  });
 }
 
 }  // namespace

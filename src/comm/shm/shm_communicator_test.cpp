@@ -14,6 +14,7 @@
 
 #include "comm/cpu_communicator.h"
 #include "comm/testing/collectives.h"
+#include "comm/testing/shared_slices.h"
 #include "fsdp/backends.h"
 #include "fsdp/memory_sharing.h"
 #include "support/faults/error_of.h"
@@ -22,39 +23,21 @@
 namespace fsdp::comm::shm_communicator_test {
 namespace {
 
+using testing::all_values;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::id;
-
-void with_ranks(int size, const std::function<void(Communicator&)>& body, int64_t spare_memory = 0) {
-  testing::run_ranks(size, [&](std::shared_ptr<Communicator> comm) { body(*comm); },
-                     {.communicator = "shm", .spare_memory = spare_memory});
-}
-
-// A buffer of all ranks and this rank's slice of it.
-struct Shared {
-  Shared(Communicator& comm, int64_t numel, const SharedBufferOptions& options = {})
-      : whole(comm.memory_sharing().buffer(comm.size() * numel * 4, options, id("buffer")).view(at::kFloat)),
-        own(whole.narrow(0, comm.rank() * numel, numel)) {}
-  at::Tensor whole;
-  at::Tensor own;
-};
-
-at::Tensor values(int rank, int64_t numel) { return torch::arange(numel, torch::kFloat) + 100 * rank; }
-
-at::Tensor all_values(int ranks, int64_t numel) {
-  std::vector<at::Tensor> all;
-  for (int rank = 0; rank < ranks; ++rank) all.push_back(values(rank, numel));
-  return torch::cat(all);
-}
+using testing::SharedSlices;
+using testing::values;
+using testing::with_shared_memory;
 
 TEST(SharedBuffer, AGatherOfSlicesMovesNothing) {
   for (int ranks : {2, 3, 4}) {
-    with_ranks(ranks, [&](Communicator& comm) {
+    with_shared_memory(ranks, [&](Communicator& comm) {
       for (int64_t numel : {1, 7, 5000}) {
-        const Shared shared(comm, numel);
+        const SharedSlices shared(comm, numel);
         EXPECT_TRUE(torch::equal(shared.whole, torch::zeros(ranks * numel)));
         comm.all_gather(shared.whole, shared.own, id("shares it"))->wait();
         comm.memory_sharing().await_readers(shared.whole, id("u"));
@@ -71,8 +54,8 @@ TEST(SharedBuffer, AGatherOfSlicesMovesNothing) {
 
 // Values written before the first gather are still there after it, at the same addresses.
 TEST(SharedBuffer, SharingKeepsWrittenValues) {
-  with_ranks(3, [](Communicator& comm) {
-    const Shared shared(comm, 3000);
+  with_shared_memory(3, [](Communicator& comm) {
+    const SharedSlices shared(comm, 3000);
     shared.own.copy_(values(comm.rank(), 3000));
     const at::Tensor view = shared.own.narrow(0, 5, 7);
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
@@ -83,8 +66,8 @@ TEST(SharedBuffer, SharingKeepsWrittenValues) {
 }
 
 TEST(SharedBuffer, AGatherElsewhereCopies) {
-  with_ranks(3, [](Communicator& comm) {
-    const Shared shared(comm, 11);
+  with_shared_memory(3, [](Communicator& comm) {
+    const SharedSlices shared(comm, 11);
     shared.own.copy_(values(comm.rank(), 11));
     at::Tensor output = torch::zeros(33);
     const auto gather = comm.all_gather(output, shared.own, id("u"));
@@ -98,8 +81,8 @@ TEST(SharedBuffer, AGatherElsewhereCopies) {
 // Rank 1 reads for a while; ranks 0 and 2 must not write before it has ended.
 TEST(SharedBuffer, AWriterWaitsForReaders) {
   std::atomic<bool> read = false;
-  with_ranks(3, [&](Communicator& comm) {
-    const Shared shared(comm, 5);
+  with_shared_memory(3, [&](Communicator& comm) {
+    const SharedSlices shared(comm, 5);
     shared.own.copy_(values(comm.rank(), 5));
     auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     if (comm.rank() != 1) {
@@ -120,8 +103,8 @@ TEST(SharedBuffer, AWriterWaitsForReaders) {
 }
 
 TEST(SharedBuffer, ReadingsAreCountedOverAndOver) {
-  with_ranks(4, [](Communicator& comm) {
-    const Shared shared(comm, 3);
+  with_shared_memory(4, [](Communicator& comm) {
+    const SharedSlices shared(comm, 3);
     for (uint64_t step = 0; step < 200; ++step) {
       comm.memory_sharing().await_readers(shared.whole, id("u", step));
       shared.own.fill_(static_cast<double>(step));
@@ -134,8 +117,8 @@ TEST(SharedBuffer, ReadingsAreCountedOverAndOver) {
 
 TEST(SharedBuffer, ALostReaderIsNamedToTheWaitingWriter) {
   std::atomic<int> named = 0;
-  with_ranks(3, [&](Communicator& comm) {
-    const Shared shared(comm, 5);
+  with_shared_memory(3, [&](Communicator& comm) {
+    const SharedSlices shared(comm, 5);
     comm.all_gather(shared.whole, shared.own, id("u"))->wait();
     if (comm.rank() == 1) return;  // before the reading that the others begin
     comm.all_gather(shared.whole, shared.own, id("u"));
@@ -147,89 +130,19 @@ TEST(SharedBuffer, ALostReaderIsNamedToTheWaitingWriter) {
   EXPECT_GE(named, 1);
 }
 
-TEST(TransientBuffer, GivesMemoryBackWhenAllHaveRead) {
-  for (int ranks : {2, 3, 4}) {
-    std::atomic<int> done = 0;
-    with_ranks(ranks, [&](Communicator& comm) {
-      const Shared shared(comm, 5000, {.transient = true});
-      for (uint64_t step = 0; step < 50; ++step) {
-        comm.memory_sharing().await_readers(shared.whole, id("u", step));
-        EXPECT_TRUE(torch::equal(shared.own, torch::zeros({5000}))) << "memory of the reading before is gone";
-        shared.own.copy_(values(comm.rank(), 5000) + static_cast<double>(step));
-        auto reading = comm.all_gather(shared.whole, shared.own, id("u", step));
-        reading->wait();
-        ASSERT_TRUE(torch::equal(shared.whole, all_values(ranks, 5000) + static_cast<double>(step)));
-      }
-      ++done;
-    });
-    EXPECT_EQ(done, ranks);
-  }
-}
-
-TEST(TransientBuffer, StaysWhereAllOfThemAreLittle) {
-  constexpr int64_t kNbytes = 40960;  // of one buffer, in whole pages
-  for (int64_t spare : {2 * kNbytes - 1, 2 * kNbytes}) {
-    with_ranks(
-        2,
-        [&](Communicator& comm) {
-          const Shared shared(comm, 5000, {.transient = true});
-          std::optional<Shared> other(std::in_place, comm, 5000, SharedBufferOptions{.transient = true});
-          const auto read = [&](const Shared& buffer, uint64_t step) {
-            comm.memory_sharing().await_readers(buffer.whole, id("u", step));
-            buffer.own.fill_(7);
-            comm.all_gather(buffer.whole, buffer.own, id("u", step))->wait();
-            comm.memory_sharing().await_readers(buffer.whole, id("u", step));
-            return buffer.own[0].item<float>() == 7;
-          };
-          EXPECT_TRUE(read(shared, 0)) << "it is the only one that is shared";
-          EXPECT_EQ(read(*other, 1), spare == 2 * kNbytes);
-          EXPECT_EQ(read(shared, 2), spare == 2 * kNbytes);
-          other.reset();
-          comm.barrier(id("the other is gone"));
-          EXPECT_TRUE(read(shared, 3));
-        },
-        spare);
-  }
-}
-
-TEST(TransientBuffer, IsThereUntilTheLastHasRead) {
-  with_ranks(3, [](Communicator& comm) {
-    const Shared shared(comm, 5000, {.transient = true});
-    comm.memory_sharing().await_readers(shared.whole, id("u"));
-    shared.own.copy_(values(comm.rank(), 5000));
-    auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
-    reading->wait();
-    if (comm.rank() == 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(60));
-      EXPECT_TRUE(torch::equal(shared.whole, all_values(3, 5000)));
-    }
-    reading.reset();
-  });
-}
-
-TEST(TransientBuffer, IsReadOnceAtATime) {
-  with_ranks(2, [](Communicator& comm) {
-    const Shared shared(comm, 5, {.transient = true});
-    const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
-    reading->wait();
-    EXPECT_THAT(error_of([&] { comm.all_gather(shared.whole, shared.own, id("u", 1)); }),
-                AllOf(HasSubstr("'buffer'"), HasSubstr("read again before")));
-  });
-}
-
 // ---------------------------------------------------------------- sharing at once
 
 TEST(ShareBuffers, SharesAllAndKeepsWrittenValues) {
-  with_ranks(3, [](Communicator& comm) {
-    std::vector<Shared> many;
+  with_shared_memory(3, [](Communicator& comm) {
+    std::vector<SharedSlices> many;
     for (int i = 0; i < 130; ++i) many.emplace_back(comm, 7 + i);  // more than are shared at a time
     many.emplace_back(comm, 5000, SharedBufferOptions{.transient = true});
-    for (Shared& one : many) one.own.copy_(values(comm.rank(), one.own.numel()));
+    for (SharedSlices& one : many) one.own.copy_(values(comm.rank(), one.own.numel()));
     const uint64_t sent = comm.bytes_sent();
     comm.memory_sharing().share(0, id("at once"));
     EXPECT_GT(comm.bytes_sent(), sent);
     const uint64_t shared = comm.bytes_sent();
-    for (Shared& one : many) {
+    for (SharedSlices& one : many) {
       const auto reading = comm.all_gather(one.whole, one.own, id("u"));
       reading->wait();
       EXPECT_TRUE(torch::equal(one.whole, all_values(3, one.own.numel())));
@@ -239,8 +152,8 @@ TEST(ShareBuffers, SharesAllAndKeepsWrittenValues) {
 }
 
 TEST(ShareBuffers, NamesTheMissingMemory) {
-  with_ranks(2, [](Communicator& comm) {
-    const Shared shared(comm, 1000);
+  with_shared_memory(2, [](Communicator& comm) {
+    const SharedSlices shared(comm, 1000);
     const int64_t further = comm.rank() == 0 ? int64_t{1} << 50 : 0;
     EXPECT_THAT(
         error_of([&] { comm.memory_sharing().share(further, id("model")); }),
@@ -251,8 +164,8 @@ TEST(ShareBuffers, NamesTheMissingMemory) {
 
 // The gather reports the error: the code that made the buffers may detect it before, and give more details.
 TEST(ShareBuffers, LeavesDifferentOnesToTheirGathers) {
-  with_ranks(2, [](Communicator& comm) {
-    const Shared shared(comm, comm.rank() == 0 ? 1000 : 9000);
+  with_shared_memory(2, [](Communicator& comm) {
+    const SharedSlices shared(comm, comm.rank() == 0 ? 1000 : 9000);
     comm.memory_sharing().share(0, id("model"));
     EXPECT_THAT(error_of([&] { comm.all_gather(shared.whole, shared.own, id("u")); }),
                 AllOf(HasSubstr("'u'"), HasSubstr("rank 1 wants "), HasSubstr("rank 0 "), HasSubstr("bytes")));
@@ -266,8 +179,8 @@ using SharedBufferDeathTest = ::testing::Test;
 TEST(SharedBufferDeathTest, AWriteDuringReadingEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto write_while_read = [] {
-    with_ranks(2, [](Communicator& comm) {
-      const Shared shared(comm, 5, {.read_only = true});
+    with_shared_memory(2, [](Communicator& comm) {
+      const SharedSlices shared(comm, 5, {.read_only = true});
       const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
       reading->wait();
       comm.barrier(id("both read"));
@@ -281,8 +194,8 @@ TEST(SharedBufferDeathTest, AWriteDuringReadingEndsTheProcess) {
 
 TEST(SharedBuffer, ThatIsReadOnlyIsWrittenBetweenReadings) {
   for (bool transient : {false, true}) {
-    with_ranks(3, [&](Communicator& comm) {
-      const Shared shared(comm, 3, {.transient = transient, .read_only = true});
+    with_shared_memory(3, [&](Communicator& comm) {
+      const SharedSlices shared(comm, 3, {.transient = transient, .read_only = true});
       for (uint64_t step = 0; step < 20; ++step) {
         comm.memory_sharing().await_readers(shared.whole, id("u", step));
         shared.own.fill_(static_cast<double>(step));
@@ -295,8 +208,8 @@ TEST(SharedBuffer, ThatIsReadOnlyIsWrittenBetweenReadings) {
 }
 
 TEST(SharedBuffer, AReaderCannotWaitForReaders) {
-  with_ranks(2, [](Communicator& comm) {
-    const Shared shared(comm, 3);
+  with_shared_memory(2, [](Communicator& comm) {
+    const SharedSlices shared(comm, 3);
     const auto reading = comm.all_gather(shared.whole, shared.own, id("u"));
     reading->wait();
     EXPECT_THROW(comm.memory_sharing().await_readers(shared.whole, id("u")), c10::Error);
@@ -306,8 +219,8 @@ TEST(SharedBuffer, AReaderCannotWaitForReaders) {
 
 TEST(SharedBuffer, ARankThatGathersSomethingElseIsNamed) {
   std::vector<std::string> errors(2);
-  with_ranks(2, [&](Communicator& comm) {
-    const Shared shared(comm, 3);
+  with_shared_memory(2, [&](Communicator& comm) {
+    const SharedSlices shared(comm, 3);
     comm.all_gather(shared.whole, shared.own, id("first"))->wait();
     const at::Tensor input = comm.rank() == 0 ? shared.own : shared.own.clone();
     const at::Tensor output = comm.rank() == 0 ? shared.whole : torch::zeros(6);
@@ -323,7 +236,7 @@ TEST(SharedBuffer, ARankThatGathersSomethingElseIsNamed) {
 }
 
 TEST(SharedBuffer, IsNamedWhereItCannotBeCut) {
-  with_ranks(3, [](Communicator& comm) {
+  with_shared_memory(3, [](Communicator& comm) {
     EXPECT_THROW(comm.memory_sharing().buffer(8, {}, id("u")), c10::Error);
     EXPECT_THROW(comm.memory_sharing().buffer(0, {}, id("u")), c10::Error);
   });
@@ -331,8 +244,8 @@ TEST(SharedBuffer, IsNamedWhereItCannotBeCut) {
 
 TEST(SharedBuffer, OutlivesItsCommunicator) {
   at::Tensor kept;
-  with_ranks(2, [&](Communicator& comm) {
-    const Shared shared(comm, 4);
+  with_shared_memory(2, [&](Communicator& comm) {
+    const SharedSlices shared(comm, 4);
     shared.own.fill_(comm.rank() + 1);
     comm.all_gather(shared.whole, shared.own, id("u"))->wait();
     if (comm.rank() == 0) kept = shared.whole;
@@ -343,7 +256,7 @@ TEST(SharedBuffer, OutlivesItsCommunicator) {
 // Rank 0 is done, drops its contribution and takes memory for the next one, while rank 1 has yet to read the first.
 TEST(ReductionInput, IsNotUsedAgainBeforeAllHaveReadIt) {
   std::barrier<> taken(2);
-  with_ranks(2, [&](Communicator& comm) {
+  with_shared_memory(2, [&](Communicator& comm) {
     constexpr int64_t kNumel = 1 << 14;
     at::Tensor input = comm.memory_sharing().reduction_input(kNumel * 4).view(at::kFloat);
     input.fill_(comm.rank() + 1);
@@ -372,7 +285,7 @@ TEST(ReductionInput, IsNotUsedAgainBeforeAllHaveReadIt) {
 }
 
 TEST(ReductionInput, IsCopiedFromElsewhere) {
-  with_ranks(2, [](Communicator& comm) {
+  with_shared_memory(2, [](Communicator& comm) {
     at::Tensor input = torch::full({10}, comm.rank() + 1.0);
     at::Tensor output = torch::zeros({5});
     const auto work = comm.reduce_scatter(output, input, {}, id("u"));

@@ -4,6 +4,7 @@
 
 #include "support/devices/test_device.h"
 #include "support/nets/tied_linear.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::testing {
 
@@ -62,6 +63,18 @@ Options block_options(const std::shared_ptr<Communicator>& world, ShardingStrate
   options.auto_wrap_policy = module_class_policy<BlockImpl>();
   if (is_hybrid(strategy)) options.mesh = make_mesh(world, world->size() == 1 ? 1 : world->size() / 2);
   return options;
+}
+
+std::map<std::string, torch::Tensor> weights_after_steps(const std::shared_ptr<Communicator>& world,
+                                                         const Options& options) {
+  auto model = make_tiny_lm({}, at::kDouble);
+  auto sharded = fully_shard(*model, options);
+  for (int step = 0; step < 2; ++step) {
+    sharded->zero_grad();
+    model->loss(batch_of(world->rank(), step)).backward();
+    descend(sharded->parameters());
+  }
+  return weights_of(*sharded);
 }
 
 }  // namespace fsdp::testing

@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "fsdp/fully_shard.h"
 
@@ -51,5 +53,9 @@ torch::Tensor batch_of(int64_t rank, int64_t step, int64_t vocabulary = 13);
 // Returns options that make each block a unit. Hybrid strategies get two replicas, or one if there is one rank.
 Options block_options(const std::shared_ptr<Communicator>& world,
                       ShardingStrategy strategy = ShardingStrategy::kFullShard, bool use_orig_params = true);
+
+// Returns the weights of a model in fp64 after two steps of plain gradient descent, each on the batch of this rank.
+std::map<std::string, torch::Tensor> weights_after_steps(const std::shared_ptr<Communicator>& world,
+                                                         const Options& options);
 
 }  // namespace fsdp::testing

@@ -57,6 +57,13 @@ Options one_rank_options_for_lists() {
   return options;
 }
 
+Options low_on_one_rank(at::ScalarType dtype) {
+  Options options;
+  options.communicator = one_rank();
+  options.param_dtype = dtype;
+  return options;
+}
+
 std::shared_ptr<ShardedModule> shard_strictly(torch::nn::Module& module, const Options& options) {
   return strict(fully_shard(module, options));
 }

@@ -25,6 +25,8 @@ WrapPolicy every_module();
 Options one_rank_options();
 // Returns options for one rank without a policy, as lists of modules require.
 Options one_rank_options_for_lists();
+// Returns options for one rank without a policy that compute in `dtype`.
+Options low_on_one_rank(at::ScalarType dtype = at::kBFloat16);
 
 // Calls fully_shard in the strictest mode: each unit is released as soon as the outermost operator on it ends, its
 // memory is overwritten with NaN, and the next gather uses another address.
