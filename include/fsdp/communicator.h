@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "fsdp/collective_id.h"
+#include "fsdp/errors.h"
 
 namespace fsdp::comm {
 class MeetingPoint;
@@ -46,8 +47,8 @@ class MemorySharing;
 class Work {
  public:
   virtual ~Work() = default;
-  // Returns when the result is in place, or makes the current stream of a device wait for it (see above). Throws the
-  // error of a failed collective, which names ranks and collective. Must be called at most once.
+  // Returns when the result is in place, or makes the current stream of a device wait for it (see above). Throws a
+  // CommunicationError if the collective failed; it names ranks and collective. Must be called at most once.
   virtual void wait() = 0;
   // Performs this rank's next step of a collective that has several steps, so that the collective can continue while
   // this rank computes. (In an all-reduce, a rank sends its sums once all contributions have arrived.) May block as

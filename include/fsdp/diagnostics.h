@@ -58,7 +58,8 @@ class Diagnostics {
   // Errors of the engine's own allocations and of operators on sharded parameters contain them already; use this for
   // other allocations of a step:
   //   catch (const std::exception& error) {
-  //     throw std::runtime_error(sharded->diagnostics().explain_out_of_memory(error));
+  //     std::cerr << sharded->diagnostics().explain_out_of_memory(error) << std::endl;
+  //     throw;
   //   }
   std::string explain_out_of_memory(const std::exception& error, const std::vector<MemoryCategory>& more = {}) const;
 

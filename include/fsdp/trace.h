@@ -1,8 +1,6 @@
 // The trace of a rank: what it did when, unit by unit, and its file for a trace viewer. tracing.h records it.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/communicator.h"
+#include "fsdp/errors.h"
 
 namespace fsdp {
 
@@ -52,10 +51,10 @@ struct Trace {
   bool empty() const { return ranges.empty() && memory.empty(); }
 };
 
-// Thrown if the file of a trace could not be written. All ranks get it, and can continue together.
-class TraceNotWritten : public c10::Error {
+// Thrown by write_trace if the file of a trace could not be written. All ranks get it, and can continue together.
+class TraceNotWritten : public ErrorOfAllRanks {
  public:
-  using c10::Error::Error;
+  using ErrorOfAllRanks::ErrorOfAllRanks;
 };
 
 // Writes the recordings of all ranks of the communicator to one file in the Trace Event Format (JSON): a process for

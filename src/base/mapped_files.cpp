@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/check.h"
+
 namespace fsdp::base {
 namespace {
 
@@ -39,7 +41,8 @@ class OpenFile {
 std::shared_ptr<MappedFiles> MappedFiles::in(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  TORCH_CHECK(!error, "fsdp: offload_path: the folder '", folder, "' cannot be created: ", error.message());
+  FSDP_CHECK_WITH(FileError, !error, "fsdp: offload_path: the folder '", folder,
+                  "' cannot be created: ", error.message());
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<MappedFiles>> known;
   std::lock_guard lock(mutex);
@@ -63,8 +66,8 @@ int MappedFiles::open_file() const {
     file = mkostemp(name.data(), O_CLOEXEC);
     if (file >= 0) unlink(name.c_str());
   }
-  TORCH_CHECK(file >= 0, "fsdp: offload_path: no file can be created in the folder '", folder_,
-              "': ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, file >= 0, "fsdp: offload_path: no file can be created in the folder '", folder_,
+                  "': ", std::strerror(errno));
   return file;
 }
 

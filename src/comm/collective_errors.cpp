@@ -21,30 +21,33 @@ double seconds(std::chrono::steady_clock::duration time) { return std::chrono::d
 
 }  // namespace
 
-std::string CollectiveErrors::differs(const Header& other, int peer) const {
-  return c10::str("rank ", name_of(rank_), " issues ", identity_.describe(), " while rank ", name_of(peer), " issues ",
-                  other.description, " (collective number ", sequence_,
-                  " of this group); all ranks must issue the same collectives in the same order",
-                  hint(identity_, other));
+Failure CollectiveErrors::differs(const Header& other, int peer) const {
+  return {
+      Failure::Kind::kRanksDiffer,
+      c10::str("rank ", name_of(rank_), " issues ", identity_.describe(), " while rank ", name_of(peer), " issues ",
+               other.description, " (collective number ", sequence_,
+               " of this group); all ranks must issue the same collectives in the same order", hint(identity_, other))};
 }
 
 std::string CollectiveErrors::subject() const {
   return c10::str("rank ", name_of(rank_), " cannot finish its ", identity_.describe(), ": ");
 }
 
-std::string CollectiveErrors::lost(int peer, const std::string& why) const {
-  return c10::str(subject(), "rank ", name_of(peer), " is lost: ", why);
+Failure CollectiveErrors::lost(int peer, const std::string& why) const {
+  return {Failure::Kind::kRankLost, c10::str(subject(), "rank ", name_of(peer), " is lost: ", why)};
 }
 
-std::string CollectiveErrors::late(int peer, std::chrono::steady_clock::duration waited,
-                                   std::chrono::milliseconds timeout) const {
-  return c10::str(subject(), "rank ", name_of(peer), " is late; waited ", seconds(waited), " s (timeout ",
-                  seconds(timeout), " s). Is it stuck, or does it skip this collective?");
+Failure CollectiveErrors::late(int peer, std::chrono::steady_clock::duration waited,
+                               std::chrono::milliseconds timeout) const {
+  return {Failure::Kind::kRankLate,
+          c10::str(subject(), "rank ", name_of(peer), " is late; waited ", seconds(waited), " s (timeout ",
+                   seconds(timeout), " s). Is it stuck, or does it skip this collective?")};
 }
 
-std::string CollectiveErrors::count_differs(int sender, int64_t sent, int receiver, int64_t expected) const {
-  return c10::str("in the ", identity_.describe(), ", rank ", name_of(sender), " sends ", sent, " elements to rank ",
-                  name_of(receiver), ", which expects ", expected);
+Failure CollectiveErrors::count_differs(int sender, int64_t sent, int receiver, int64_t expected) const {
+  return {Failure::Kind::kRanksDiffer,
+          c10::str("in the ", identity_.describe(), ", rank ", name_of(sender), " sends ", sent, " elements to rank ",
+                   name_of(receiver), ", which expects ", expected)};
 }
 
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-// The error messages of a rank whose collective fails.
+// The failures of a rank's collective.
 #pragma once
 
 #include <chrono>
@@ -6,20 +6,21 @@
 #include <vector>
 
 #include "comm/collective_header.h"
+#include "comm/failure.h"
 
 namespace fsdp::comm {
 
-// The error messages of one collective on one rank. Peers are ranks of the group; messages name them by `names`.
+// The failures of one collective on one rank. Peers are ranks of the group; reasons name them by `names`.
 class CollectiveErrors {
  public:
   CollectiveErrors(const CollectiveIdentity& identity, uint64_t sequence, int rank, const std::vector<int>& names)
       : identity_(identity), sequence_(sequence), rank_(rank), names_(names) {}
 
-  std::string differs(const Header& other, int peer) const;
-  std::string lost(int peer, const std::string& why) const;
-  std::string late(int peer, std::chrono::steady_clock::duration waited, std::chrono::milliseconds timeout) const;
+  Failure differs(const Header& other, int peer) const;
+  Failure lost(int peer, const std::string& why) const;
+  Failure late(int peer, std::chrono::steady_clock::duration waited, std::chrono::milliseconds timeout) const;
   // For an all-to-all.
-  std::string count_differs(int sender, int64_t sent, int receiver, int64_t expected) const;
+  Failure count_differs(int sender, int64_t sent, int receiver, int64_t expected) const;
 
  private:
   int name_of(int rank) const { return names_[static_cast<size_t>(rank)]; }

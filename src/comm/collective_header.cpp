@@ -1,6 +1,5 @@
 #include "comm/collective_header.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cstring>
 
 #include "comm/collective_shapes.h"
+#include "comm/failure.h"
 
 namespace fsdp::comm {
 namespace {
@@ -85,8 +85,11 @@ void write_header(char* bytes, uint64_t sequence, const CollectiveIdentity& iden
 Header read_header(const char* bytes) {
   WireHeader wire;
   std::memcpy(&wire, bytes, sizeof(wire));
-  TORCH_CHECK(wire.magic == kMagic, "the ranks run different versions of this library (format ", kMagic, " and ",
-              wire.magic, ")");
+  if (wire.magic != kMagic) {
+    Failure{Failure::Kind::kRanksDiffer,
+            c10::str("the ranks run different versions of this library (format ", kMagic, " and ", wire.magic, ")")}
+        .raise();
+  }
   Header header;
   header.sequence = wire.sequence;
   header.identity_hash = wire.identity_hash;

@@ -1,7 +1,5 @@
 #include "comm/exchange.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -208,9 +206,9 @@ void Exchange::fail_late(const PeerLate& error) const {
   fail(errors().late(error.peer(), GlooTransport::Clock::now() - started_, transport_.timeout()));
 }
 
-void Exchange::fail(const std::string& reason) const {
-  context_->family->fail(transport_, reason);
-  TORCH_CHECK(false, reason);
+void Exchange::fail(const Failure& failure) const {
+  context_->family->fail(transport_, failure.reason);
+  failure.raise();
 }
 
 }  // namespace fsdp::comm

@@ -10,6 +10,7 @@
 
 #include "comm/collective_errors.h"
 #include "comm/collective_header.h"
+#include "comm/failure.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/group_family.h"
 #include "comm/staged/staging_pool.h"
@@ -82,7 +83,7 @@ class Exchange {
   void merge_long_flags();
   [[noreturn]] void fail_lost(const PeerLost& error) const;
   [[noreturn]] void fail_late(const PeerLate& error) const;
-  [[noreturn]] void fail(const std::string& reason) const;
+  [[noreturn]] void fail(const Failure& failure) const;
   int tag_of(const at::Tensor& payload, int step) const {
     return payload_tag(sequence_, identity_hash_, step, payload.nbytes());
   }

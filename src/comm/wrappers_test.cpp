@@ -115,9 +115,9 @@ TEST(FaultyCommunicator, FailsWhereItIsTold) {
   FaultyCommunicator comm(make_fake_communicator(0, 2),
                           {{0, Fault::What::kFailIssue, {}, "at issue"}, {1, Fault::What::kFailWait, {}, "at wait"}});
   auto tensor = torch::ones({2});
-  EXPECT_THROW(comm.all_reduce(tensor, tensor, {}, kUnit), std::runtime_error);
+  EXPECT_THROW(comm.all_reduce(tensor, tensor, {}, kUnit), CommunicationError);
   auto work = comm.all_reduce(tensor, tensor, {}, kUnit);
-  EXPECT_THROW(work->wait(), std::runtime_error);
+  EXPECT_THROW(work->wait(), CommunicationError);
   EXPECT_NO_THROW(comm.all_reduce(tensor, tensor, {}, kUnit)->wait());
 }
 

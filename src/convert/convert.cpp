@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "base/check.h"
 #include "convert/targets.h"
 #include "formats/own/manifest.h"
 
@@ -19,8 +20,8 @@ void check_not_there(const fs::path& target, FolderKind kind) {
   const bool is_there = kind == FolderKind::kHuggingFace ? holds("config.json")
                         : kind == FolderKind::kTraining  ? holds(formats::kManifestName)
                                                          : holds(".metadata");
-  TORCH_CHECK(!is_there, target.string(), ": already holds a ", kind_name(kind),
-              "; choose another folder, or replace it with --force");
+  FSDP_CHECK_WITH(FileError, !is_there, target.string(), ": already holds a ", kind_name(kind),
+                  "; choose another folder, or replace it with --force");
 }
 
 }  // namespace

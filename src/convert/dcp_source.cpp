@@ -1,10 +1,10 @@
 #include "convert/dcp_source.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 
 namespace fsdp::convert {
@@ -79,8 +79,8 @@ void DcpSource::add_values(std::map<std::string, json>& groups, Notes& notes) {
     } else if (const auto state = layout_.state_name(name)) {
       const auto [fqn, number] = split_state(*state);
       const json value = folder_.value(name);
-      TORCH_CHECK(value.is_number(), folder_.path().string(), ": ", quoted_name(name), " is ",
-                  formats::json_text(value), "; expected a number");
+      FSDP_CHECK_WITH(FileError, value.is_number(), folder_.path().string(), ": ", quoted_name(name), " is ",
+                      formats::json_text(value), "; expected a number");
       contents_.leaves[fqn][number] = value.get<double>();
     } else if (name == kUserKey) {
       contents_.user = folder_.value(name);
@@ -92,8 +92,8 @@ void DcpSource::add_values(std::map<std::string, json>& groups, Notes& notes) {
 
 double DcpSource::number(const std::string& name) const {
   const formats::TensorInfo& info = folder_.tensor(name).info;
-  TORCH_CHECK(info.numel() == 1, folder_.path().string(), ": ", quoted_name(name), " has ", info.numel(),
-              " elements; expected one number");
+  FSDP_CHECK_WITH(FileError, info.numel() == 1, folder_.path().string(), ": ", quoted_name(name), " has ", info.numel(),
+                  " elements; expected one number");
   const at::Tensor value = at::empty({1}, at::TensorOptions(info.dtype));
   folder_.read(name, 0, 1, value);
   return value.to(at::kDouble).item<double>();

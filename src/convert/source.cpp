@@ -1,10 +1,10 @@
 #include "convert/source.h"
 
-#include <c10/util/Exception.h>
 #include <fnmatch.h>
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "convert/dcp_source.h"
 #include "convert/hf_source.h"
 #include "convert/training_source.h"
@@ -52,15 +52,16 @@ bool is_list_of(const json& value, bool (*is_one)(const json& item)) {
 
 void check_group(const json& group, const std::string& where) {
   const json parameters = group.is_object() && group.contains("parameters") ? group["parameters"] : json();
-  TORCH_CHECK(
+  FSDP_CHECK_WITH(
+      FileError,
       parameters.empty() || !is_list_of(parameters, [](const json& name) { return name.is_number_integer(); }), where,
       ": the optimizer's state numbers the parameters, as optimizer.state_dict() does; save the "
       "result of torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer), which names "
       "them (the weights alone can be converted: --to hf)");
   const bool is_sound = is_list_of(parameters, [](const json& name) { return name.is_string(); }) &&
                         group.contains("options") && group["options"].is_object();
-  TORCH_CHECK(is_sound, where, ": a parameter group is ", json_text(group),
-              "; expected a list of names as parameters, and options");
+  FSDP_CHECK_WITH(FileError, is_sound, where, ": a parameter group is ", json_text(group),
+                  "; expected a list of names as parameters, and options");
 }
 
 }  // namespace
@@ -70,11 +71,12 @@ void check_optimizer(const Contents& contents, const std::string& where) {
     return scalars.is_object() &&
            std::all_of(scalars.begin(), scalars.end(), [](const json& value) { return value.is_number(); });
   };
-  TORCH_CHECK(contents.leaves.is_object() && std::all_of(contents.leaves.begin(), contents.leaves.end(), is_scalars),
-              where, ": the scalars of the optimizer's state are ", json_text(contents.leaves),
-              "; expected an object of numbers for each parameter");
-  TORCH_CHECK(contents.groups.is_array(), where, ": parameter groups are ", json_text(contents.groups),
-              "; expected a list");
+  FSDP_CHECK_WITH(
+      FileError, contents.leaves.is_object() && std::all_of(contents.leaves.begin(), contents.leaves.end(), is_scalars),
+      where, ": the scalars of the optimizer's state are ", json_text(contents.leaves),
+      "; expected an object of numbers for each parameter");
+  FSDP_CHECK_WITH(FileError, contents.groups.is_array(), where, ": parameter groups are ", json_text(contents.groups),
+                  "; expected a list");
   for (const json& group : contents.groups) check_group(group, where);
 }
 

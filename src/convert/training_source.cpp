@@ -1,10 +1,10 @@
 #include "convert/training_source.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 
 #include <string_view>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 #include "formats/common/tensor_names.h"
 
@@ -44,9 +44,9 @@ void TrainingSource::take_state() {
   const nlohmann::json& state = folder_.manifest().state;
   const auto optimizer = state.is_object() ? state.find("optimizer") : state.end();
   if (state.is_object() && optimizer != state.end()) {
-    TORCH_CHECK(optimizer->is_object() && optimizer->contains("leaves") && optimizer->contains("groups"),
-                folder_.path().string(), ": state.optimizer of the manifest is ", formats::json_text(*optimizer),
-                "; expected leaves and groups");
+    FSDP_CHECK_WITH(FileError, optimizer->is_object() && optimizer->contains("leaves") && optimizer->contains("groups"),
+                    folder_.path().string(), ": state.optimizer of the manifest is ", formats::json_text(*optimizer),
+                    "; expected leaves and groups");
     contents_.leaves = optimizer->at("leaves");
     contents_.groups = optimizer->at("groups");
   }

@@ -1,5 +1,5 @@
-#include <c10/util/Exception.h>
 
+#include "base/check.h"
 #include "convert/slices.h"
 #include "convert/targets.h"
 #include "formats/common/json_text.h"
@@ -14,8 +14,8 @@ using Role = StateTensor::Role;
 
 fs::path config_of(const Job& job) {
   const fs::path config = job.options.config.empty() ? job.companions / "config.json" : job.options.config;
-  TORCH_CHECK(fs::exists(config), config.string(),
-              ": does not exist, but a Hugging Face folder needs a config.json: name one with --config");
+  FSDP_CHECK_WITH(FileError, fs::exists(config), config.string(),
+                  ": does not exist, but a Hugging Face folder needs a config.json: name one with --config");
   return config;
 }
 

@@ -1,12 +1,11 @@
 #include "models/config_reader.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 
 namespace fsdp::models {
@@ -23,7 +22,7 @@ bool is_positive_integer(const json& value) {
 }  // namespace
 
 ConfigReader::ConfigReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {
-  TORCH_CHECK(object_.is_object(), where_, ": expected a JSON object, got ", json_text(object_));
+  FSDP_CHECK_WITH(FileError, object_.is_object(), where_, ": expected a JSON object, got ", json_text(object_));
 }
 
 bool ConfigReader::has(const std::string& key) const { return !at(key).is_null(); }
@@ -35,11 +34,11 @@ const json& ConfigReader::at(const std::string& key) const {
 }
 
 void ConfigReader::refuse(const std::string& key, const std::string& expected) const {
-  TORCH_CHECK(false, where_, ": ", key, " is ", json_text(at(key)), "; it must be ", expected);
+  FSDP_CHECK_WITH(FileError, false, where_, ": ", key, " is ", json_text(at(key)), "; it must be ", expected);
 }
 
 void ConfigReader::missing(const std::string& key, const std::string& expected) const {
-  TORCH_CHECK(false, where_, ": ", key, " is missing; it must be ", expected);
+  FSDP_CHECK_WITH(FileError, false, where_, ": ", key, " is missing; it must be ", expected);
 }
 
 int64_t ConfigReader::positive_integer(const std::string& key, std::optional<int64_t> default_value) const {

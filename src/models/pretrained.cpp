@@ -2,12 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <string_view>
 #include <utility>
 
+#include "base/check.h"
 #include "models/registry.h"
 
 namespace fsdp::models {
@@ -98,9 +98,10 @@ void PretrainedWeights::check_tensors(const PretrainedModel& model) const {
 void PretrainedWeights::check_aliases(const torch::nn::Module& model) const {
   for (const auto& [alias, fqn] : alias_names(model)) {
     const std::string& name = stored_name(fqn);
-    TORCH_CHECK(folder_.find(alias) == nullptr || same_bits(folder_.tensor(alias), folder_.tensor(name)),
-                folder_.path().string(), ": tensors ", alias, " and ", name,
-                " differ, but config.json ties them; with ", "untied weights it must set tie_word_embeddings to false");
+    FSDP_CHECK_WITH(FileError, folder_.find(alias) == nullptr || same_bits(folder_.tensor(alias), folder_.tensor(name)),
+                    folder_.path().string(), ": tensors ", alias, " and ", name,
+                    " differ, but config.json ties them; with ",
+                    "untied weights it must set tie_word_embeddings to false");
   }
 }
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/check.h"
 #include "models/config_reader.h"
 #include "models/deepvit.h"
 #include "models/deepvit_config.h"
@@ -94,9 +95,9 @@ std::vector<std::string> types_of(std::optional<Kind> wanted) {
 
 void check_kind(const Architecture& found, std::optional<Kind> wanted) {
   if (!wanted || found.kind == *wanted) return;
-  TORCH_CHECK(false, "config.json: model_type ", found.model_type, " (", found.class_name, ") is ",
-              described(found.kind), "; expected ", described(*wanted),
-              ", whose model_type must be one of: ", c10::Join(", ", types_of(wanted)));
+  FSDP_CHECK_WITH(FileError, false, "config.json: model_type ", found.model_type, " (", found.class_name, ") is ",
+                  described(found.kind), "; expected ", described(*wanted),
+                  ", whose model_type must be one of: ", c10::Join(", ", types_of(wanted)));
 }
 
 // Finds the architecture by model_type, and checks that "architectures" names its class; one of the two may be absent.

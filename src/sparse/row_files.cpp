@@ -1,7 +1,6 @@
 #include "sparse/row_files.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/safetensors/safetensors_writer.h"
 
@@ -39,13 +39,13 @@ std::vector<StateKind> states_of(const SplitEmbedding& embedding, const RowOptim
 
 int64_t number_in(const SafetensorsFile& file, const std::string& key) {
   const auto found = file.metadata().find(key);
-  TORCH_CHECK(found != file.metadata().end(), file.path().string(), " has no \"", key,
-              "\" in its metadata: it is not a file of embedding rows");
+  FSDP_CHECK_WITH(FileError, found != file.metadata().end(), file.path().string(), " has no \"", key,
+                  "\" in its metadata: it is not a file of embedding rows");
   int64_t value = 0;
   const char* end = found->second.data() + found->second.size();
   const auto [rest, error] = std::from_chars(found->second.data(), end, value);
-  TORCH_CHECK(error == std::errc() && rest == end && value >= 0, file.path().string(), ": \"", key, "\" is \"",
-              found->second, "\", expected a number of rows");
+  FSDP_CHECK_WITH(FileError, error == std::errc() && rest == end && value >= 0, file.path().string(), ": \"", key,
+                  "\" is \"", found->second, "\", expected a number of rows");
   return value;
 }
 
@@ -57,15 +57,15 @@ int ranks_that_saved(const path& folder) {
     const size_t of = name.find("-of-"), end = name.rfind(".safetensors");
     if (name.rfind("rows-", 0) != 0 || of == std::string::npos || end == std::string::npos || end <= of + 4) continue;
     const std::string text = name.substr(of + 4, end - of - 4);
-    TORCH_CHECK(!size || *size == text, folder.string(), " has rows of several saves: of ", *size, " and of ", text,
-                " ranks. Keep one of them");
+    FSDP_CHECK_WITH(FileError, !size || *size == text, folder.string(), " has rows of several saves: of ", *size,
+                    " and of ", text, " ranks. Keep one of them");
     size = text;
   }
-  TORCH_CHECK(size, folder.string(), " has no files rows-R-of-N.safetensors");
+  FSDP_CHECK_WITH(FileError, size, folder.string(), " has no files rows-R-of-N.safetensors");
   int number = 0;
   const auto [rest, error] = std::from_chars(size->data(), size->data() + size->size(), number);
-  TORCH_CHECK(error == std::errc() && rest == size->data() + size->size() && number > 0, folder.string(),
-              ": the name of a file of rows gives \"", *size, "\" as the number of ranks");
+  FSDP_CHECK_WITH(FileError, error == std::errc() && rest == size->data() + size->size() && number > 0, folder.string(),
+                  ": the name of a file of rows gives \"", *size, "\" as the number of ranks");
   return number;
 }
 
@@ -74,8 +74,8 @@ std::vector<SafetensorsFile> open_files(const path& folder) {
   std::vector<SafetensorsFile> files;
   for (int rank = 0; rank < size; ++rank) {
     const path file = folder / file_name(rank, size);
-    TORCH_CHECK(std::filesystem::exists(file), file.string(), " is missing: it holds the rows of rank ", rank,
-                " of the run that saved");
+    FSDP_CHECK_WITH(FileError, std::filesystem::exists(file), file.string(), " is missing: it holds the rows of rank ",
+                    rank, " of the run that saved");
     files.emplace_back(file);
   }
   return files;
@@ -84,15 +84,15 @@ std::vector<SafetensorsFile> open_files(const path& folder) {
 // Checks that the stored tensor has as many numbers in each row as the piece, and that both belong to tables with the
 // same number of rows.
 void check_stored(const SafetensorsFile& file, const std::string& name, const EmbeddingPiece& piece) {
-  TORCH_CHECK(file.contains(name), file.path().string(), " has no tensor ", name);
+  FSDP_CHECK_WITH(FileError, file.contains(name), file.path().string(), " has no tensor ", name);
   std::vector<int64_t> expected = piece.values.sizes().vec();
   const std::vector<int64_t>& stored = file.info(name).shape;
   const int64_t rows = number_in(file, piece.name + ".rows");
-  TORCH_CHECK(rows == piece.rows, file.path().string(), ": ", piece.name, " has ", rows, " rows, expected ",
-              piece.rows);
-  TORCH_CHECK(stored.size() == expected.size() && (stored.size() < 2 || stored[1] == expected[1]), file.path().string(),
-              ": ", name, " has sizes [", c10::Join(", ", stored), "], expected rows of the width in [",
-              c10::Join(", ", expected), "]");
+  FSDP_CHECK_WITH(FileError, rows == piece.rows, file.path().string(), ": ", piece.name, " has ", rows,
+                  " rows, expected ", piece.rows);
+  FSDP_CHECK_WITH(FileError, stored.size() == expected.size() && (stored.size() < 2 || stored[1] == expected[1]),
+                  file.path().string(), ": ", name, " has sizes [", c10::Join(", ", stored),
+                  "], expected rows of the width in [", c10::Join(", ", expected), "]");
 }
 
 // Reads the rows that both the file and the piece contain. Returns their number.
@@ -136,8 +136,8 @@ void load_rows(const path& folder, SplitEmbedding& embedding, RowOptimizer* opti
     for (const EmbeddingPiece& piece : state.pieces) {
       int64_t read = 0;
       for (const SafetensorsFile& file : files) read += read_overlap(file, piece.name + state.suffix, piece);
-      TORCH_CHECK(read == piece.values.size(0), folder.string(), ": the files hold ", read, " of the ",
-                  piece.values.size(0), " rows of ", piece.name, state.suffix, " from row ", piece.begin, " on");
+      FSDP_CHECK_WITH(FileError, read == piece.values.size(0), folder.string(), ": the files hold ", read, " of the ",
+                      piece.values.size(0), " rows of ", piece.name, state.suffix, " from row ", piece.begin, " on");
     }
   }
 }

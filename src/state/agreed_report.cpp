@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/errors.h"
+
 namespace fsdp::state {
 
 namespace {

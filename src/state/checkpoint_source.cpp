@@ -1,7 +1,6 @@
 #include "state/checkpoint_source.h"
 
-#include <c10/util/Exception.h>
-
+#include "base/check.h"
 #include "formats/common/tensor_names.h"
 
 namespace fsdp::state {
@@ -12,7 +11,8 @@ CheckpointTensors::CheckpointTensors(const formats::CheckpointFolder& folder, co
     for (const std::string& prefix : prefixes) {
       if (stored.rfind(prefix, 0) != 0) continue;
       const std::string name = stored.substr(prefix.size());
-      TORCH_CHECK(stored_.emplace(name, stored).second, folder.path().string(), ": '", name, "' occurs twice");
+      FSDP_CHECK_WITH(FileError, stored_.emplace(name, stored).second, folder.path().string(), ": '", name,
+                      "' occurs twice");
       tensors_[name] = {tensor.dtype, tensor.shape, tensor.strides};
     }
   }

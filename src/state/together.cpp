@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "fsdp/errors.h"
 #include "fsdp/mesh.h"
 
 namespace fsdp::state {

@@ -1,7 +1,5 @@
-// Steps that either all ranks take or none.
+// Steps that either all ranks take or none. A step that fails is a StepFailed (fsdp/errors.h) on all ranks.
 #pragma once
-
-#include <c10/util/Exception.h>
 
 #include <functional>
 #include <string>
@@ -14,18 +12,6 @@ struct ProcessMesh;
 }  // namespace fsdp
 
 namespace fsdp::state {
-
-// An error that all ranks have and know that they have: one rank may report it for all.
-class ErrorOfAllRanks : public c10::Error {
- public:
-  using c10::Error::Error;
-};
-
-// A step failed on some ranks. All ranks know this, and can continue together.
-class StepFailed : public ErrorOfAllRanks {
- public:
-  using ErrorOfAllRanks::ErrorOfAllRanks;
-};
 
 // Returns the bytes of each rank on all ranks, in rank order. Collective.
 using Exchange = std::function<std::vector<std::string>(const std::string& bytes)>;

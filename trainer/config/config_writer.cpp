@@ -6,9 +6,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
 
 #include "config/config_reader.h"
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -17,7 +17,7 @@ void write_config(const Config& config, const std::string& path) {
   std::ofstream file(unfinished);
   file << to_json(config).dump(2) << "\n";
   file.close();
-  if (!file) throw std::runtime_error(c10::str(path, ": cannot write: ", std::strerror(errno)));
+  if (!file) throw FileError(c10::str(path, ": cannot write: ", std::strerror(errno)));
   std::filesystem::rename(unfinished, path);
 }
 

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "base/check.h"
 #include "data/dummy_numbers.h"
 #include "data/sample_tensors.h"
 #include "formats/common/tensor_info.h"
@@ -95,8 +96,8 @@ at::Tensor images_in(const formats::SafetensorsFile& file, int64_t channels, int
   const bool fits = images.dim() == 4 && images.numel() > 0 && images.size(1) == channels &&
                     (size == 0 || (images.size(2) == size && images.size(3) == size)) &&
                     (images.scalar_type() == at::kByte || images.is_floating_point());
-  TORCH_CHECK(fits, file.path().string(), ": tensor \"images\" is ", images.sizes(), " of ", images.scalar_type(),
-              "; for this model it must be ", expected);
+  FSDP_CHECK_WITH(FileError, fits, file.path().string(), ": tensor \"images\" is ", images.sizes(), " of ",
+                  images.scalar_type(), "; for this model it must be ", expected);
   return images;
 }
 

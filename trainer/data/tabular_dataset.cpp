@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/check.h"
 #include "data/dummy_numbers.h"
 #include "data/sample_tensors.h"
 #include "formats/safetensors/safetensors.h"
@@ -110,8 +111,8 @@ at::Tensor matrix_in(const formats::SafetensorsFile& file, const std::string& na
   const at::ScalarType dtype = matrix.scalar_type();
   const bool fits = matrix.dim() == 2 && matrix.size(0) > 0 && matrix.size(1) == features &&
                     (is_floating ? c10::isFloatingType(dtype) : c10::isIntegralType(dtype, false));
-  TORCH_CHECK(fits, file.path().string(), ": tensor \"", name, "\" is ", matrix.sizes(), " of ", dtype,
-              "; for this model it must be ", expected);
+  FSDP_CHECK_WITH(FileError, fits, file.path().string(), ": tensor \"", name, "\" is ", matrix.sizes(), " of ", dtype,
+                  "; for this model it must be ", expected);
   return matrix;
 }
 
@@ -130,8 +131,9 @@ at::Tensor numbers_in(const formats::SafetensorsFile& file, int64_t features) {
   check_elements(
       numbers, [](const at::Tensor& part) { return at::isfinite(part.to(at::kFloat)).logical_not(); },
       [&](int64_t sample, int64_t feature) {
-        TORCH_CHECK(false, file.path().string(), ": tensor \"numeric\": feature ", feature, " of sample ", sample,
-                    " is ", numbers[sample][feature].item<double>(), "; it must be finite in fp32");
+        FSDP_CHECK_WITH(FileError, false, file.path().string(), ": tensor \"numeric\": feature ", feature,
+                        " of sample ", sample, " is ", numbers[sample][feature].item<double>(),
+                        "; it must be finite in fp32");
       });
   return numbers;
 }
@@ -146,9 +148,10 @@ at::Tensor ids_in(const formats::SafetensorsFile& file, const std::vector<int64_
         return (wide < 0).logical_or(wide >= rows);
       },
       [&](int64_t sample, int64_t feature) {
-        TORCH_CHECK(false, file.path().string(), ": tensor \"categorical\": id ", ids[sample][feature].item<int64_t>(),
-                    " of feature ", feature, " of sample ", sample, " is not a row of its table; it must be from 0 to ",
-                    table_rows[static_cast<size_t>(feature)] - 1);
+        FSDP_CHECK_WITH(FileError, false, file.path().string(), ": tensor \"categorical\": id ",
+                        ids[sample][feature].item<int64_t>(), " of feature ", feature, " of sample ", sample,
+                        " is not a row of its table; it must be from 0 to ",
+                        table_rows[static_cast<size_t>(feature)] - 1);
       });
   return ids;
 }
@@ -161,8 +164,8 @@ std::unique_ptr<Dataset> open_tabular_file(const std::string& path, const Tabula
   table.numeric = numbers_in(file, shape.numeric);
   table.categorical = ids_in(file, shape.table_rows);
   const int64_t samples = table.numeric.size(0);
-  TORCH_CHECK(table.categorical.size(0) == samples, path, ": tensor \"categorical\" has ", table.categorical.size(0),
-              " samples; it must have as many as \"numeric\", ", samples);
+  FSDP_CHECK_WITH(FileError, table.categorical.size(0) == samples, path, ": tensor \"categorical\" has ",
+                  table.categorical.size(0), " samples; it must have as many as \"numeric\", ", samples);
   table.labels = labels_in(file, samples, 2);
   return std::make_unique<TabularFile>(path, shape, std::move(table));
 }

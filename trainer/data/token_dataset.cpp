@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/check.h"
 #include "models/loss.h"
 
 namespace fsdp::trainer {
@@ -29,8 +30,8 @@ at::Tensor read_samples(const TokenSource& source, const std::vector<int64_t>& i
 
 TokenDataset::TokenDataset(std::unique_ptr<TokenSource> source, int64_t sequence_length)
     : source_(std::move(source)), sequence_length_(sequence_length) {
-  TORCH_CHECK(size() > 0, name(), ": holds ", source_->size(),
-              " tokens, less than one sample of max_seq_length = ", sequence_length);
+  FSDP_CHECK_WITH(FileError, size() > 0, name(), ": holds ", source_->size(),
+                  " tokens, less than one sample of max_seq_length = ", sequence_length);
 }
 
 std::string TokenDataset::sample_text() const { return c10::str(sequence_length_, " tokens"); }
@@ -43,7 +44,8 @@ Batch TokenDataset::batch(const std::vector<int64_t>& indices) const {
 TokenPairDataset::TokenPairDataset(std::unique_ptr<TokenSource> source, const Lengths& lengths,
                                    std::optional<int64_t> padding)
     : source_(std::move(source)), lengths_(lengths), padding_(padding) {
-  TORCH_CHECK(size() > 0, name(), ": holds ", source_->size(), " tokens, less than one sample of ", sample_text());
+  FSDP_CHECK_WITH(FileError, size() > 0, name(), ": holds ", source_->size(), " tokens, less than one sample of ",
+                  sample_text());
 }
 
 std::string TokenPairDataset::sample_text() const {
@@ -52,8 +54,8 @@ std::string TokenPairDataset::sample_text() const {
 }
 
 void TokenPairDataset::refuse(int64_t index, const char* part) const {
-  TORCH_CHECK(false, name(), ": sample ", index, " (from token ", index * sample_length(), "): its ", part,
-              " is nothing but padding, token id ", *padding_, "; remove the sample from the file");
+  FSDP_CHECK_WITH(FileError, false, name(), ": sample ", index, " (from token ", index * sample_length(), "): its ",
+                  part, " is nothing but padding, token id ", *padding_, "; remove the sample from the file");
 }
 
 int64_t TokenPairDataset::predictions(int64_t index) const {

@@ -1,4 +1,3 @@
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/check.h"
 #include "data/token_source.h"
 
 namespace fsdp::trainer {
@@ -42,11 +42,11 @@ class ReadFile {
 ReadFile::ReadFile(const std::string& path)
     // Without O_NONBLOCK, opening a named pipe would block.
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  TORCH_CHECK(file_ >= 0, path, ": cannot be opened: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, file_ >= 0, path, ": cannot be opened: ", std::strerror(errno));
   struct stat status{};
   if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(file_);
-    TORCH_CHECK(false, path, ": not a regular file");
+    FSDP_CHECK_WITH(FileError, false, path, ": not a regular file");
   }
   bytes_ = status.st_size;
 }
@@ -55,9 +55,9 @@ void ReadFile::read(int64_t offset, char* to, size_t bytes) const {
   while (bytes > 0) {
     const ssize_t done = ::pread(file_, to, bytes, offset);
     if (done < 0 && errno == EINTR) continue;
-    TORCH_CHECK(done >= 0, path_, ": reading failed at byte ", offset, ": ", std::strerror(errno));
-    TORCH_CHECK(done > 0, path_, ": ends at byte ", offset, ", but had ", bytes_,
-                " bytes when it was opened: it was cut short while training read it; resume with the whole file");
+    FSDP_CHECK_WITH(FileError, done >= 0, path_, ": reading failed at byte ", offset, ": ", std::strerror(errno));
+    FSDP_CHECK_WITH(FileError, done > 0, path_, ": ends at byte ", offset, ", but had ", bytes_,
+                    " bytes when it was opened: it was cut short while training read it; resume with the whole file");
     to += done;
     offset += done;
     bytes -= static_cast<size_t>(done);
@@ -69,9 +69,10 @@ template <typename Id>
 class TokenFile : public TokenSource {
  public:
   TokenFile(const std::string& path, int64_t vocab_size) : file_(path), vocab_size_(vocab_size) {
-    TORCH_CHECK(file_.bytes() > 0, path, ": the file is empty");
-    TORCH_CHECK(file_.bytes() % sizeof(Id) == 0, path, ": the size, ", file_.bytes(), " bytes, is not a multiple of ",
-                sizeof(Id), ", the bytes of a token id when the vocabulary size is ", vocab_size);
+    FSDP_CHECK_WITH(FileError, file_.bytes() > 0, path, ": the file is empty");
+    FSDP_CHECK_WITH(FileError, file_.bytes() % sizeof(Id) == 0, path, ": the size, ", file_.bytes(),
+                    " bytes, is not a multiple of ", sizeof(Id),
+                    ", the bytes of a token id when the vocabulary size is ", vocab_size);
     look_at_some();
   }
 
@@ -107,10 +108,11 @@ void TokenFile<Id>::check(const std::vector<Id>& ids, int64_t begin) const {
       std::find_if(ids.begin(), ids.end(), [this](Id id) { return static_cast<int64_t>(id) >= vocab_size_; });
   if (first == ids.end()) return;
   const int64_t position = begin + (first - ids.begin());
-  TORCH_CHECK(false, name(), ": token id ", static_cast<int64_t>(*first), " at token ", position, " (byte offset ",
-              position * static_cast<int64_t>(sizeof(Id)), ") is not below the model's vocabulary size, ", vocab_size_,
-              sizeof(Id) == 1 ? "; a file whose name does not end in .bin is read as bytes"
-                              : "; regenerate the file with the tokenizer of this model");
+  FSDP_CHECK_WITH(FileError, false, name(), ": token id ", static_cast<int64_t>(*first), " at token ", position,
+                  " (byte offset ", position * static_cast<int64_t>(sizeof(Id)),
+                  ") is not below the model's vocabulary size, ", vocab_size_,
+                  sizeof(Id) == 1 ? "; a file whose name does not end in .bin is read as bytes"
+                                  : "; regenerate the file with the tokenizer of this model");
 }
 
 // Whether every second id is 0 and enough of the others are not, as if four-byte ids were read as pairs of two-byte

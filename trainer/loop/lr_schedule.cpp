@@ -5,6 +5,8 @@
 #include <numbers>
 #include <stdexcept>
 
+#include "config/errors.h"
+
 namespace fsdp::trainer {
 
 LrSchedule::LrSchedule(const std::string& type, double base, int64_t warmup_steps, int64_t max_steps)
@@ -33,7 +35,7 @@ LrSchedule::Type LrSchedule::parse(const std::string& type) {
   if (type == "constant") return Type::kConstant;
   if (type == "linear") return Type::kLinear;
   if (type == "cosine") return Type::kCosine;
-  throw std::invalid_argument("lr_scheduler_type: \"" + type + "\"; accepted: constant, linear, cosine");
+  throw ConfigError("lr_scheduler_type: \"" + type + "\"; accepted: constant, linear, cosine");
 }
 
 }  // namespace fsdp::trainer

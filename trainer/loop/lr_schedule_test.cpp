@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+#include "config/errors.h"
+
 namespace fsdp::trainer::lr_schedule_test {
 namespace {
 
@@ -51,7 +53,7 @@ TEST(LrSchedule, WarmupMayOutlastTheRun) {
   EXPECT_DOUBLE_EQ(schedule.at(3), 0.3);
 }
 
-TEST(LrSchedule, UnknownTypesAreErrors) { EXPECT_THROW(LrSchedule("step", 1.0, 0, 1), std::invalid_argument); }
+TEST(LrSchedule, UnknownTypesAreErrors) { EXPECT_THROW(LrSchedule("step", 1.0, 0, 1), ConfigError); }
 
 }  // namespace
 }  // namespace fsdp::trainer::lr_schedule_test

@@ -5,13 +5,13 @@
 #include <c10/util/StringUtil.h>
 
 #include <filesystem>
-#include <stdexcept>
 #include <vector>
 
 #include "base/out_of_memory.h"
 #include "config/byte_count.h"
 #include "config/config_writer.h"
 #include "data/batches.h"
+#include "fsdp/errors.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/rank_environment.h"
 #include "loop/evaluation.h"
@@ -76,7 +76,7 @@ auto RankRun::explained(const Part& part, const Memory& memory) const {
     return part();
   } catch (const std::exception& error) {
     if (!base::is_out_of_memory(error)) throw;
-    throw std::runtime_error(sharded_->diagnostics().explain_out_of_memory(error, memory()));
+    throw c10::OutOfMemoryError(sharded_->diagnostics().explain_out_of_memory(error, memory()));
   }
 }
 
@@ -126,7 +126,7 @@ int64_t RankRun::load_checkpoint(RunCheckpoints& checkpoints) {
   while (true) {
     try {
       return checkpoints.load(*start_.checkpoint);
-    } catch (const state::StepFailed& error) {
+    } catch (const StepFailed& error) {
       start_at(agree_on_start_instead(config_, *communicator_, *start_.checkpoint, error));
     }
   }
@@ -228,8 +228,8 @@ void RankRun::check_written() {
   unwritten_.push_back(report_.finish());
   std::erase(unwritten_, "");
   const std::string text = c10::Join("; ", unwritten_);
-  if (of_all) throw state::ErrorOfAllRanks({__func__, __FILE__, __LINE__}, text);
-  if (!text.empty()) throw std::runtime_error(text);
+  if (of_all) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, text);
+  if (!text.empty()) throw FileError(text);
 }
 
 }  // namespace
@@ -244,7 +244,7 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
   const RankPlace place = take_place(choice, environment);
   try {
     return train_at(config, std::move(inputs), place, request);
-  } catch (const state::ErrorOfAllRanks& error) {
+  } catch (const ErrorOfAllRanks& error) {
     report_failure_of_all(*place.communicator, environment.local_rank, error.what_without_backtrace());
     throw ReportedFailure(error.what_without_backtrace());
   }

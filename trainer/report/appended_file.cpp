@@ -7,10 +7,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <stdexcept>
 #include <utility>
 
 #include "formats/common/file_system.h"
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -35,7 +35,7 @@ void AppendedFile::append(std::string record) {
 
 void AppendedFile::cut(size_t bytes) {
   if (::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
-    throw std::runtime_error(path_ + ": cannot truncate the file: " + std::strerror(errno));
+    throw FileError(path_ + ": cannot truncate the file: " + std::strerror(errno));
   }
   kept_.clear();
   kept_bytes_ = 0;

@@ -5,9 +5,9 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 #include <utility>
 
+#include "fsdp/errors.h"
 #include "report/whole_write.h"
 
 namespace fsdp::trainer {
@@ -39,7 +39,7 @@ int open_with(const std::string& path, const std::vector<MetricsLine>& rows) {
   for (const MetricsLine& line : rows) text += row(line.values);
   replace_file(path, text);
   const int descriptor = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (descriptor < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
+  if (descriptor < 0) throw FileError(path + ": cannot open: " + std::strerror(errno));
   return descriptor;
 }
 

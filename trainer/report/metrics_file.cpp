@@ -10,8 +10,9 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <utility>
+
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -20,10 +21,10 @@ namespace {
 // Returns a descriptor that holds the lock of the folder while it is open.
 int open_and_lock(const std::string& path) {
   const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor < 0) throw std::runtime_error(path + ": cannot create the file: " + std::strerror(errno));
+  if (descriptor < 0) throw FileError(path + ": cannot create the file: " + std::strerror(errno));
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     close(descriptor);
-    throw std::runtime_error(path + ": another run is writing to this folder; set another output_dir");
+    throw FileError(path + ": another run is writing to this folder; set another output_dir");
   }
   return descriptor;
 }

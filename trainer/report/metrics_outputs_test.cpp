@@ -9,6 +9,7 @@
 #include <limits>
 #include <set>
 
+#include "fsdp/errors.h"
 #include "report/crc32c.h"
 #include "support/files/temporary_folder.h"
 
@@ -57,7 +58,7 @@ TEST(ReadMetrics, NamesTheLineThatIsWrong) {
   const auto error_of = [&](const std::string& line) {
     try {
       read_metrics(folder.write("m", line_of(1) + line + "\n"));
-    } catch (const std::runtime_error& error) {
+    } catch (const FileError& error) {
       const std::string prefix = folder.path("m") + ":2:";
       EXPECT_THAT(error.what(), ::testing::StartsWith(prefix));
       return std::string(error.what()).substr(prefix.size());
@@ -73,7 +74,7 @@ TEST(ReadMetrics, NamesTheLineThatIsWrong) {
     EXPECT_THAT(error_of(line), HasSubstr("\"step\" is not an integer")) << line;
   }
   EXPECT_THAT(error_of("{\"step\":2,\"loss\":\"</script>\"}"), HasSubstr("\"loss\" is neither a number"));
-  EXPECT_THROW(read_metrics(folder.path("nothing")), std::runtime_error);
+  EXPECT_THROW(read_metrics(folder.path("nothing")), FileError);
 }
 
 const StepMetrics kEverything{

@@ -6,11 +6,11 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <stdexcept>
 #include <string_view>
 
 #include "base/error_message.h"
 #include "formats/common/json_text.h"
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -20,7 +20,7 @@ std::string read_file(const std::string& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) throw std::runtime_error(path + ": cannot read: " + std::strerror(errno));
+  if (!file.is_open() || file.bad()) throw FileError(path + ": cannot read: " + std::strerror(errno));
   return text;
 }
 
@@ -30,13 +30,13 @@ nlohmann::json parse(const std::string& text, const std::string& where) {
     return formats::parse_json(text, "");
   } catch (const std::exception& error) {
     constexpr std::string_view kFirstLine = ":1";  // position in `text`; the column follows
-    throw std::runtime_error(where + base::message_of(error).substr(kFirstLine.size()));
+    throw FileError(where + base::message_of(error).substr(kFirstLine.size()));
   }
 }
 
 MetricsLine line_of(const std::string& text, const std::string& where) {
   MetricsLine line{.values = parse(text, where)};
-  const auto refuse = [&](const std::string& what) { throw std::runtime_error(where + ": " + what); };
+  const auto refuse = [&](const std::string& what) { throw FileError(where + ": " + what); };
   if (!line.values.is_object()) refuse("is not a JSON object: " + formats::json_text(line.values));
   const auto step = line.values.find("step");
   if (step == line.values.end() || !step->is_number_integer() || step->get<double>() < 0 ||

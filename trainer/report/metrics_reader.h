@@ -18,7 +18,7 @@ struct MetricsLine {
 
 // Returns the valid lines, in order. A run that continues from a checkpoint logs the steps after it again, so the line
 // of a step invalidates all earlier lines of that step and of later steps. Ignores text after the last line end,
-// because it may be in the middle of being written. Throws std::runtime_error ("FILE:LINE: message") if the file cannot
+// because it may be in the middle of being written. Throws a FileError ("FILE:LINE: message") if the file cannot
 // be read or a line is not such an object.
 std::vector<MetricsLine> read_metrics(const std::string& path);
 

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
-#include <stdexcept>
 #include <string>
+
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -25,7 +26,7 @@ ProcessMemory process_memory() {
     if (name == "VmHWM") memory.peak = bytes();
     has_own |= name == "RssAnon";
   }
-  if (!has_own) throw std::runtime_error("/proc/self/status has no line RssAnon");
+  if (!has_own) throw FileError("/proc/self/status has no line RssAnon");
   return memory;
 }
 

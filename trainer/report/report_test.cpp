@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "fsdp/errors.h"
 #include "report/failure_report.h"
 #include "report/metrics_file.h"
 #include "report/process_memory.h"
@@ -93,14 +94,14 @@ TEST(MetricsFile, StartsEmptyAndBelongsToOneRun) {
   EXPECT_EQ(folder.read("m"), "old\n");
   EXPECT_EQ(file.start_over(/*keeps=*/false), "");
   EXPECT_EQ(folder.read("m"), "");
-  EXPECT_THROW(MetricsFile{path}, std::runtime_error);
+  EXPECT_THROW(MetricsFile{path}, FileError);
 }
 
 TEST(MetricsFile, NamesThePathThatCannotBeWritten) {
   try {
     MetricsFile file("/no/such/folder/m");
     FAIL();
-  } catch (const std::runtime_error& error) {
+  } catch (const FileError& error) {
     EXPECT_THAT(error.what(), HasSubstr("/no/such/folder/m: cannot create the file: No such file"));
   }
 }

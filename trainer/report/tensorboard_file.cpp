@@ -14,10 +14,10 @@
 #include <ctime>
 #include <filesystem>
 #include <limits>
-#include <stdexcept>
 #include <string_view>
 #include <utility>
 
+#include "fsdp/errors.h"
 #include "report/crc32c.h"
 
 namespace fsdp::trainer {
@@ -121,7 +121,7 @@ TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t step, Append
   fs::create_directories(folder);
   const std::string path = (fs::path(folder) / new_name(folder)).string();
   const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) throw std::runtime_error(path + ": cannot create the file: " + std::strerror(errno));
+  if (descriptor < 0) throw FileError(path + ": cannot create the file: " + std::strerror(errno));
   file_ = std::make_unique<AppendedFile>(path, descriptor, std::move(say));
   file_->append(record(event(0, bytes_field(kFileVersion, "brain.Event:2"))));
   file_->append(record(event(step + 1, bytes_field(kSessionLog, field(kStatus, kVarint) + varint(kStart)))));

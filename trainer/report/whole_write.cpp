@@ -4,7 +4,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
+
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -13,7 +14,7 @@ void replace_file(const std::string& path, std::string_view bytes) {
   std::ofstream file(unfinished, std::ios::binary);
   file << bytes;
   file.close();
-  if (!file) throw std::runtime_error(path + ": cannot write: " + std::strerror(errno));
+  if (!file) throw FileError(path + ": cannot write: " + std::strerror(errno));
   std::filesystem::rename(unfinished, path);
 }
 

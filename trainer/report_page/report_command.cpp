@@ -3,11 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
-#include <stdexcept>
 
 #include "base/error_message.h"
 #include "config/errors.h"
 #include "formats/common/output_file.h"
+#include "fsdp/errors.h"
 #include "report_page/page.h"
 #include "report_page/run_data.h"
 
@@ -34,8 +34,7 @@ std::string target_of(const ReportCommand& command) {
 void check_folder_of(const fs::path& target) {
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
   if (fs::is_directory(folder)) return;
-  throw std::runtime_error(target.string() + ": there is no folder " + folder.string() +
-                           "; create it, or name another --out");
+  throw FileError(target.string() + ": there is no folder " + folder.string() + "; create it, or name another --out");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "fsdp/errors.h"
 #include "report_page/comparison.h"
 #include "report_page/page.h"
 #include "report_page/page_text.h"
@@ -277,7 +278,7 @@ TEST(StepTimeline, NumbersThatNoTraceHasAreErrors) {
     try {
       read_step_timeline(folder.write("t", trace_file({range(0, "step", "optimizer", 0, 1), event})));
       return "";
-    } catch (const std::runtime_error& error) {
+    } catch (const FileError& error) {
       return error.what();
     }
   };

@@ -1,13 +1,15 @@
 #include "report_page/run_data.h"
 
+#include <c10/util/Exception.h>
+
 #include <cmath>
 #include <filesystem>
 #include <limits>
 #include <set>
-#include <stdexcept>
 #include <system_error>
 
 #include "formats/common/json_text.h"
+#include "fsdp/errors.h"
 #include "report/run_facts.h"
 
 namespace fsdp::trainer {
@@ -47,9 +49,9 @@ void read_trace(const fs::path& folder, RunData& run) {
 
 RunData read_run(const std::string& folder) {
   const fs::path metrics = fs::path(folder) / "metrics.jsonl";
-  if (!fs::is_directory(folder)) throw std::runtime_error(folder + ": no such folder");
+  if (!fs::is_directory(folder)) throw FileError(folder + ": no such folder");
   if (!fs::exists(metrics)) {
-    throw std::runtime_error(folder + ": holds no metrics.jsonl; name the output_dir of a run of fsdp train");
+    throw FileError(folder + ": holds no metrics.jsonl; name the output_dir of a run of fsdp train");
   }
   RunData run{.lines = read_metrics(metrics.string())};
   read_facts(folder, run);
@@ -76,7 +78,7 @@ std::vector<std::string> names_of(const std::vector<std::string>& folders) {
 void refuse_repetitions(const std::vector<std::string>& folders) {
   std::set<fs::path> seen;
   for (const std::string& folder : folders) {
-    if (!seen.insert(fs::weakly_canonical(folder)).second) throw std::runtime_error(folder + ": is given twice");
+    TORCH_CHECK(seen.insert(fs::weakly_canonical(folder)).second, folder, ": is given twice");
   }
 }
 

@@ -5,10 +5,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <stdexcept>
 
 #include "base/error_message.h"
 #include "formats/common/json_text.h"
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -34,7 +34,7 @@ double ms(const json& microseconds) { return microseconds.get<double>() / 1e3; }
 
 int64_t number(const json& event, const char* key) {
   const json& value = event.at(key);
-  if (!value.is_number_integer()) throw std::runtime_error(std::string("an event's \"") + key + "\" is not an integer");
+  if (!value.is_number_integer()) throw FileError(std::string("an event's \"") + key + "\" is not an integer");
   return value.get<int64_t>();
 }
 
@@ -43,7 +43,7 @@ void add_memory(const json& event, RankTrace& rank) {
   for (const auto& [category, bytes] : event.at("args").items()) {
     auto place = std::find(rank.categories.begin(), rank.categories.end(), category);
     if (place == rank.categories.end()) place = rank.categories.insert(place, category);
-    if (rank.categories.size() > kMostCategories) throw std::runtime_error("it has more than 64 categories of memory");
+    if (rank.categories.size() > kMostCategories) throw FileError("it has more than 64 categories of memory");
     const auto index = static_cast<size_t>(place - rank.categories.begin());
     sample.bytes.resize(std::max(sample.bytes.size(), index + 1));
     sample.bytes[index] = bytes.get<double>();
@@ -60,7 +60,7 @@ void add_event(const json& event, std::map<int64_t, RankTrace>& ranks) {
   }
   if (phase != "X") return;
   const double begin = ms(event.at("ts")), length = ms(event.at("dur"));
-  if (length < 0) throw std::runtime_error("an event's \"dur\" is negative");
+  if (length < 0) throw FileError("an event's \"dur\" is negative");
   rank.rows[number(event, "tid")].ranges.push_back({begin, begin + length, event.at("cat").get<std::string>(),
                                                     event.at("name").get<std::string>(),
                                                     event.at("args").at("pass").get<std::string>()});
@@ -101,7 +101,7 @@ std::map<int64_t, RankTrace> read_trace(const std::filesystem::path& path) {
   try {
     for (const json& event : file.at("traceEvents")) add_event(event, ranks);
   } catch (const std::exception& error) {
-    throw std::runtime_error(path.string() + ": is not a trace of fsdp train: " + base::message_of(error));
+    throw FileError(path.string() + ": is not a trace of fsdp train: " + base::message_of(error));
   }
   for (auto& [number, rank] : ranks) put_in_order(rank);
   return ranks;

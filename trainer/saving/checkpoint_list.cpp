@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "formats/common/file_system.h"
 #include "formats/common/output_file.h"
 #include "formats/own/checkpoint_folder.h"
@@ -41,12 +42,13 @@ bool is_leftover(std::string_view name) {
 }
 
 void remove_folder(const fs::path& path, const fs::path& name) {
-  TORCH_CHECK(formats::remove_tree(path), name.string(), ": cannot be removed: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, formats::remove_tree(path), name.string(), ": cannot be removed: ", std::strerror(errno));
 }
 
 void rename_folder(const fs::path& from, const fs::path& to, const char* what) {
   const auto rename = [&] { return formats::file_system().rename(from.c_str(), to.c_str()); };
-  TORCH_CHECK(formats::uninterrupted(rename) == 0, from.string(), ": ", what, ": ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, formats::uninterrupted(rename) == 0, from.string(), ": ", what, ": ",
+                  std::strerror(errno));
   formats::sync_folder(from.parent_path());
 }
 

@@ -6,6 +6,7 @@
 
 #include "config/config_reader.h"
 #include "data/data_checksum.h"
+#include "fsdp/errors.h"
 #include "saving/checkpoint_list.h"
 #include "saving/random_state.h"
 #include "state/together.h"
@@ -109,7 +110,7 @@ bool RunCheckpoints::after_step(int64_t step) {
   if (stop || step == config.max_steps || step % *config.save_steps == 0) save(step);
   if (!stop) return false;
   finish();
-  if (!last_failure_.empty()) throw state::ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
+  if (!last_failure_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
   parts_.report.say(c10::str(signal, ": stopping after step ", step, "; resume_from_checkpoint \"latest\" continues"));
   return true;
 }
@@ -155,7 +156,7 @@ void RunCheckpoints::note_saved(const fs::path& path) {
 void RunCheckpoints::attempt(const std::function<void()>& part_of_save) {
   try {
     part_of_save();
-  } catch (const state::StepFailed& error) {
+  } catch (const StepFailed& error) {
     last_failure_ = error.what_without_backtrace();
     parts_.report.say(last_failure_ + "; existing checkpoints are kept");
   }

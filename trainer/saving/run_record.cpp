@@ -1,6 +1,5 @@
 #include "saving/run_record.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "base/check.h"
 #include "config/config_reader.h"
 #include "formats/common/json_text.h"
 
@@ -51,7 +51,8 @@ class RecordReader {
 
  private:
   [[noreturn]] void refuse(const char* what, const std::string& how, const char* key) const {
-    TORCH_CHECK(false, source_, ": is not a checkpoint of `fsdp train`: ", what, " ", how, " \"", key, "\"");
+    FSDP_CHECK_WITH(FileError, false, source_, ": is not a checkpoint of `fsdp train`: ", what, " ", how, " \"", key,
+                    "\"");
   }
 
   const json& object_;
@@ -97,16 +98,16 @@ const json& optimizer_part(const json& state, const char* key) {
 // Uses the largest number of steps of any parameter: a parameter without gradients in some steps has fewer.
 RunRecord foreign_record(const json& state, const std::string& source) {
   const json& leaves = optimizer_part(state, "leaves");
-  TORCH_CHECK(!leaves.empty(), source,
-              ": holds no optimizer state, so that training cannot be resumed from it; to use the ",
-              "weights alone, run `fsdp convert ", source, " MODEL --to hf` and set model_path to MODEL");
+  FSDP_CHECK_WITH(FileError, !leaves.empty(), source,
+                  ": holds no optimizer state, so that training cannot be resumed from it; to use the ",
+                  "weights alone, run `fsdp convert ", source, " MODEL --to hf` and set model_path to MODEL");
   RunRecord record;
   record.is_foreign = true;
   for (const json& numbers : leaves) {
     const json step = numbers.is_object() ? numbers.value("step", json(0)) : json(0);
     const double steps = step.is_number() ? step.get<double>() : -1;
-    TORCH_CHECK(steps >= 0 && steps < 9e15, source, ": a parameter's optimizer state has ", formats::json_text(step),
-                " as its step; it must be a number >= 0");
+    FSDP_CHECK_WITH(FileError, steps >= 0 && steps < 9e15, source, ": a parameter's optimizer state has ",
+                    formats::json_text(step), " as its step; it must be a number >= 0");
     record.step = std::max(record.step, static_cast<int64_t>(std::llround(steps)));
   }
   record.updates = record.step;

@@ -8,9 +8,11 @@
 
 #include "config/errors.h"
 #include "formats/own/checkpoint_folder.h"
+#include "fsdp/errors.h"
 #include "saving/checkpoint_list.h"
 #include "saving/run_record.h"
 #include "setup/training_inputs.h"
+#include "state/together.h"
 
 namespace fsdp::trainer {
 
@@ -162,10 +164,10 @@ StartPoint agree_on_start(const Config& config, Communicator& communicator) {
 }
 
 StartPoint agree_on_start_instead(const Config& config, Communicator& communicator, const fs::path& checkpoint,
-                                  const state::StepFailed& error) {
+                                  const StepFailed& error) {
   const std::string message = error.what_without_backtrace();
   const c10::SourceLocation here{__func__, __FILE__, __LINE__};
-  const auto give_up = [&] { throw state::ErrorOfAllRanks(here, message + advice_on(checkpoint)); };
+  const auto give_up = [&] { throw ErrorOfAllRanks(here, message + advice_on(checkpoint)); };
   if (config.resume_from_checkpoint != kLatest) give_up();
   const auto outcomes = state::together(communicator, "looking for damage", [&] {
     if (communicator.rank() != 0) return std::string();

@@ -8,7 +8,7 @@
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
-#include "state/together.h"
+#include "fsdp/errors.h"
 
 namespace fsdp::trainer {
 
@@ -35,6 +35,6 @@ StartPoint agree_on_start(const Config& config, Communicator& communicator);
 // damaged, returns the newest sound one instead. Otherwise throws `error`, with the newest sound checkpoint as advice.
 // Collective.
 StartPoint agree_on_start_instead(const Config& config, Communicator& communicator,
-                                  const std::filesystem::path& checkpoint, const state::StepFailed& error);
+                                  const std::filesystem::path& checkpoint, const StepFailed& error);
 
 }  // namespace fsdp::trainer

@@ -1,7 +1,6 @@
 #include "setup/model_io.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 
 #include <optional>
 #include <unordered_map>
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "state/together.h"
 
 namespace fsdp::trainer {
@@ -41,9 +41,10 @@ void save_separate(const SeparateParameters& separate, const fs::path& folder_of
 
 void check_can_save(const fs::path& path) {
   if (!fs::exists(path)) return;
-  TORCH_CHECK(fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")), path.string(),
-              ": the trained model is to be saved there, but it is not a model folder; remove it or set "
-              "another output_dir");
+  FSDP_CHECK_WITH(FileError, fs::is_directory(path) && (fs::is_empty(path) || fs::exists(path / "config.json")),
+                  path.string(),
+                  ": the trained model is to be saved there, but it is not a model folder; remove it or set "
+                  "another output_dir");
 }
 
 void load_into_shards(const models::PretrainedWeights& weights, const ShardedModule& sharded) {

@@ -11,6 +11,7 @@
 #include "comm/checked/fingerprint.h"
 #include "comm/collective_shapes.h"
 #include "comm/error_text.h"
+#include "comm/failure.h"
 #include "comm/meeting/meeting_point.h"
 #include "comm/staged/staging_pool.h"
 #include "fsdp/backends.h"
@@ -40,7 +41,7 @@ namespace {
     throw;
   } catch (const std::exception& other) {
     if (note.empty()) throw;
-    TORCH_CHECK(false, other.what(), " (", note, ")");
+    Failure{.reason = c10::str(other.what(), " (", note, ")")}.raise();
   }
 }
 
@@ -100,16 +101,19 @@ class CheckedCommunicator::Flight {
   void compare() {
     if (!exchange_) return;
     waits_ = true;
-    std::optional<std::string> trouble;
+    std::optional<Failure> failure;
     try {
-      trouble = exchange_->compare(group_->names);
+      if (auto difference = exchange_->compare(group_->names)) {
+        failure = {Failure::Kind::kRanksDiffer, *std::move(difference)};
+      }
     } catch (const std::exception& error) {
       const int rank = group_->names[static_cast<size_t>(inner_->rank())];
-      trouble =
-          c10::str("rank ", rank, " cannot compare its ", description_, " with the other ranks: ", first_line(error));
+      failure = Failure::of(error);
+      failure->reason =
+          c10::str("rank ", rank, " cannot compare its ", description_, " with the other ranks: ", failure->reason);
     }
     exchange_.reset();
-    TORCH_CHECK(!trouble, *trouble);
+    if (failure) failure->raise();
   }
 
  private:

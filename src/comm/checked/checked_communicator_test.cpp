@@ -285,6 +285,13 @@ TEST(CheckedCommunicatorWorld, WithoutAMeetingPointGivesAdvice) {
       lonely);
 }
 
+TEST(CheckedCommunicatorWorld, ThrowsRanksDiffer) {
+  run_unchecked_ranks(2, [](std::shared_ptr<Communicator> inner) {
+    const auto group = checked(inner, level(CollectiveCheckLevel::kAlways));
+    EXPECT_THROW(gather(*group, unit(inner->rank() == 0 ? "a" : "b")), RanksDiffer);
+  });
+}
+
 // Gloo compares by itself, so there are no further connections, and the error is Gloo's own.
 TEST(CheckedCommunicatorWorld, LeavesGlooToItself) {
   try {

@@ -12,6 +12,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/exchange.h"
 #include "comm/failable.h"
+#include "comm/failure.h"
 #include "comm/fake_communicator.h"
 #include "comm/gloo/gloo_collectives.h"
 #include "comm/group_partition.h"
@@ -129,7 +130,8 @@ class GlooCommunicator final : public Communicator, public Failable {
     try {
       context_->transport->check_complete();
     } catch (const PeerLost& error) {
-      TORCH_CHECK(false, "rank ", context_->names[static_cast<size_t>(error.peer())], " is lost: ", error.what());
+      const int rank = context_->names[static_cast<size_t>(error.peer())];
+      Failure{Failure::Kind::kRankLost, c10::str("rank ", rank, " is lost: ", error.what())}.raise();
     }
   }
 

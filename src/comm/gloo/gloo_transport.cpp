@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "comm/error_text.h"
+#include "comm/failure.h"
 #include "comm/family_failure.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "fsdp/backends.h"
@@ -94,8 +95,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
     settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ", host,
-                " (rendezvous at ", point.name(), "): ", first_line(error));
+    TORCH_CHECK_WITH(DistNetworkError, false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ",
+                     host, " (rendezvous at ", point.name(), "): ", first_line(error));
   }
 }
 
@@ -211,7 +212,9 @@ class GlooTransport::Impl {
 
   void check_not_failed() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(!failure_, "this group of ranks has failed before and cannot be used any more: ", *failure_);
+    if (failure_) {
+      Failure{.reason = "this group of ranks has failed before and cannot be used any more: " + *failure_}.raise();
+    }
     throw_what_was_heard();
   }
 
@@ -322,7 +325,10 @@ class GlooTransport::Impl {
   }
 
   void throw_what_was_heard() const {
-    TORCH_CHECK(!heard_, "this group of ranks cannot be used any more, since another rank has failed: ", *heard_);
+    if (!heard_) return;
+    Failure{Failure::Kind::kRankLost,
+            "this group of ranks cannot be used any more, since another rank has failed: " + *heard_}
+        .raise();
   }
 
   // Finds out, without blocking, whether `peer` has failed.

@@ -34,7 +34,8 @@ class Message {
   bool done_ = false;
 };
 
-// The error that a rank can no longer take part. what() contains the reason, but does not name the collective.
+// Signals that a rank can no longer take part. what() contains the reason, but does not name the collective. Those who
+// know the collective catch it and throw RankLost (fsdp/errors.h).
 class PeerLost : public std::runtime_error {
  public:
   PeerLost(int peer, const std::string& why) : std::runtime_error(why), peer_(peer) {}
@@ -44,7 +45,7 @@ class PeerLost : public std::runtime_error {
   int peer_;
 };
 
-// The error that a rank did not do its part before the deadline.
+// Signals that a rank did not do its part before the deadline; becomes RankLate.
 class PeerLate : public std::runtime_error {
  public:
   explicit PeerLate(int peer) : std::runtime_error("late"), peer_(peer) {}

@@ -1,14 +1,13 @@
 #include "comm/meeting/host_agreement.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <exception>
 #include <utility>
 
-#include "comm/error_text.h"
+#include "comm/failure.h"
 
 namespace fsdp::comm {
 namespace {
@@ -85,7 +84,9 @@ void HostAgreement::finish_oldest() {
   try {
     work->wait();
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, first_line(error), ". The latest that this rank issued: ", latest());
+    Failure failure = Failure::of(error);
+    failure.reason += ". The latest that this rank issued: " + latest();
+    failure.raise();
   }
 }
 

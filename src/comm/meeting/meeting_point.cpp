@@ -62,15 +62,18 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environmen
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = timeout;
-  TORCH_CHECK(options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout),
-              "rank ", environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
-              " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 is running");
+  TORCH_CHECK_WITH(
+      DistStoreError,
+      options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout), "rank ",
+      environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
+      " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 is running");
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "rank ", environment.rank, options.isServer ? " cannot open" : " cannot use", " the store at ",
-                name, options.isServer ? "; is the port in use? Choose another MASTER_PORT" : "", " (",
-                first_line(error), ")");
+    TORCH_CHECK_WITH(DistStoreError, false, "rank ", environment.rank,
+                     options.isServer ? " cannot open" : " cannot use", " the store at ", name,
+                     options.isServer ? "; is the port in use? Choose another MASTER_PORT" : "", " (",
+                     first_line(error), ")");
   }
 }
 
@@ -113,11 +116,11 @@ void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::
       std::this_thread::sleep_for(pause);
     }
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "rank ", rank, " waited at ", name_, " for the other ranks of ", size,
-                " when the store was lost; did rank 0 end? (", first_line(error), ")");
+    TORCH_CHECK_WITH(DistStoreError, false, "rank ", rank, " waited at ", name_, " for the other ranks of ", size,
+                     " when the store was lost; did rank 0 end? (", first_line(error), ")");
   }
-  TORCH_CHECK(missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_, " for rank(s) ",
-              c10::Join(", ", missing), " of ", size, " ranks, which did not arrive");
+  TORCH_CHECK_WITH(DistStoreError, missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_,
+                   " for rank(s) ", c10::Join(", ", missing), " of ", size, " ranks, which did not arrive");
 }
 
 std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {

@@ -22,7 +22,8 @@ AddressList resolve(const std::string& host, int port, int socket_type) {
   hints.ai_socktype = socket_type;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  TORCH_CHECK(status == 0, "cannot resolve the address '", host, "': ", gai_strerror(status), "; check MASTER_ADDR");
+  TORCH_CHECK_WITH(DistNetworkError, status == 0, "cannot resolve the address '", host, "': ", gai_strerror(status),
+                   "; check MASTER_ADDR");
   return {found, &freeaddrinfo};
 }
 
@@ -81,7 +82,8 @@ std::string local_address_towards(const std::string& host) {
       if (!address.empty()) return address;
     }
   }
-  TORCH_CHECK(false, "no network interface of this host reaches '", host, "'; check MASTER_ADDR");
+  TORCH_CHECK_WITH(DistNetworkError, false, "no network interface of this host reaches '", host,
+                   "'; check MASTER_ADDR");
 }
 
 bool wait_until_listening(const std::string& host, int port, std::chrono::milliseconds timeout) {

@@ -11,8 +11,8 @@
 
 #include "base/device_stream.h"
 #include "comm/collective_shapes.h"
-#include "comm/error_text.h"
 #include "comm/failable.h"
+#include "comm/failure.h"
 #include "comm/fake_communicator.h"
 #include "comm/meeting/host_agreement.h"
 #include "comm/nccl/nccl_group.h"
@@ -61,7 +61,7 @@ class NcclWork final : public Work {
     try {
       context.agreement->finish(exchange_, flags_);
     } catch (const std::exception& error) {
-      context.group->fail(first_line(error));
+      context.group->fail(Failure::of(error));
       throw;
     }
   }
@@ -128,7 +128,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<MeetingPoint> meeting_point() const override { return context_->host->meeting_point(); }
   std::chrono::milliseconds timeout() const override { return group().setup().options.timeout; }
   int world_rank(int rank) const override { return context_->host->world_rank(rank); }
-  void abort(const std::string& reason) override { group().fail(reason); }
+  void abort(const std::string& reason) override { group().fail({.reason = reason}); }
 
  private:
   NcclGroup& group() const { return *context_->group; }

@@ -106,6 +106,7 @@ TEST_F(NcclFailures, ACallThatFailsEndsAllRanksAndGroups) {
         HasSubstr("on cpu: unhandled system error (the fake library's last words)"), HasSubstr("NCCL_SOCKET_IFNAME"));
     EXPECT_THAT(error_of([&] { gather(*comm, "a"); }), reason);
     EXPECT_THAT(error_of([&] { gather(*comm, "b"); }), reason);
+    EXPECT_THROW(gather(*comm, "b"), CommunicationError);
     EXPECT_THAT(error_of([&] { comm->barrier(id("c")); }), reason);
     EXPECT_THAT(error_of([&] { gather(*twin, "d"); }), reason);
   });
@@ -124,6 +125,7 @@ TEST_F(NcclFailures, ARemoteErrorWithoutAReasonIsAnErrorToo) {
   run_nccl_ranks(1, c10::kCPU, [&](std::shared_ptr<Communicator> comm) {
     fake.set_async_error(0, kRemoteError);
     EXPECT_THAT(error_of([&] { gather(*comm, "a"); }), HasSubstr("Another rank ended or failed"));
+    EXPECT_THROW(gather(*comm, "b"), RankLost);
   });
 }
 

@@ -1,13 +1,11 @@
 #include "comm/nccl/nccl_group.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <cstring>
 #include <exception>
 #include <thread>
 
-#include "comm/error_text.h"
 #include "comm/failable.h"
 
 namespace fsdp::comm {
@@ -44,8 +42,11 @@ std::string words_of(const NcclLibrary& library, ncclComm_t comm, ncclResult_t r
 
 ncclUniqueId parse_unique_id(const std::string& bytes) {
   ncclUniqueId id;
-  TORCH_CHECK(bytes.size() == sizeof(id), "the id of an NCCL group has ", sizeof(id), " bytes, not ", bytes.size(),
-              ": do all ranks run the same version of this library?");
+  if (bytes.size() != sizeof(id)) {
+    Failure{Failure::Kind::kRanksDiffer, c10::str("the id of an NCCL group has ", sizeof(id), " bytes, not ",
+                                                  bytes.size(), ": do all ranks run the same version of this library?")}
+        .raise();
+  }
   std::memcpy(&id, bytes.data(), sizeof(id));
   return id;
 }
@@ -55,8 +56,11 @@ ncclUniqueId parse_unique_id(const std::string& bytes) {
 std::string make_nccl_unique_id(const NcclLibrary& library) {
   ncclUniqueId id;
   const ncclResult_t result = library.get_unique_id(&id);
-  TORCH_CHECK(result == ncclSuccess, "NCCL cannot make the id of a group: ", words_of(library, nullptr, result), ". ",
-              advice(result));
+  if (result != ncclSuccess) {
+    Failure{.reason = c10::str("NCCL cannot make the id of a group: ", words_of(library, nullptr, result), ". ",
+                               advice(result))}
+        .raise();
+  }
   return {reinterpret_cast<const char*>(&id), sizeof(id)};
 }
 
@@ -76,7 +80,7 @@ NcclGroup::NcclGroup(NcclSetup setup, std::shared_ptr<Communicator> host, const 
 }
 
 NcclGroup::~NcclGroup() {
-  if (failure_.empty()) drain();
+  if (!failure_) drain();
   abort();
 }
 
@@ -104,14 +108,14 @@ void NcclGroup::forget(ncclRedOp_t op) noexcept {
 }
 
 void NcclGroup::check(const NcclSubject& subject) {
-  if (failure_.empty()) {
+  if (!failure_) {
     try {
       check_group_not_failed(*host_);
     } catch (const std::exception& error) {
-      fail(first_line(error));
+      fail(Failure::of(error));
     }
   }
-  TORCH_CHECK(failure_.empty(), failure_);
+  if (failure_) failure_->raise();
   ncclResult_t state = ncclSuccess;
   const ncclResult_t result = setup_.library->comm_get_async_error(comm_, &state);
   if (result != ncclSuccess) fail(subject, result);
@@ -119,7 +123,7 @@ void NcclGroup::check(const NcclSubject& subject) {
 }
 
 void NcclGroup::check_complete(const NcclSubject& subject) {
-  if (const auto loss = loss_of_others()) fail_with(c10::str(who(subject), *loss));
+  if (auto loss = loss_of_others()) fail_with({loss->kind, who(subject) + loss->reason});
 }
 
 // A non-blocking communicator returns ncclInProgress until it is done.
@@ -143,7 +147,8 @@ std::string NcclGroup::who(const NcclSubject& subject) const {
 
 void NcclGroup::fail(const NcclSubject& subject, ncclResult_t result) {
   if (result == ncclRemoteError) await_reasons(subject);
-  fail_with(c10::str(who(subject), words_of(*setup_.library, comm_, result), ". ", advice(result)));
+  const auto kind = result == ncclRemoteError ? Failure::Kind::kRankLost : Failure::Kind::kOther;
+  fail_with({kind, c10::str(who(subject), words_of(*setup_.library, comm_, result), ". ", advice(result))});
 }
 
 // NCCL notices the loss of another rank before that rank's own error has come through the hosts.
@@ -155,28 +160,28 @@ void NcclGroup::await_reasons(const NcclSubject& subject) {
   }
 }
 
-std::optional<std::string> NcclGroup::loss_of_others() const {
+std::optional<Failure> NcclGroup::loss_of_others() const {
   try {
     check_group_complete(*host_);
   } catch (const std::exception& error) {
-    return first_line(error);
+    return Failure::of(error);
   }
   return std::nullopt;
 }
 
 void NcclGroup::fail_late(const NcclSubject& subject) {
-  fail_with(c10::str(who(subject), "it was not done within ", setup_.options.timeout.count(),
-                     " ms. Is another rank stuck, or does it skip this collective?"));
+  fail_with({Failure::Kind::kRankLate, c10::str(who(subject), "it was not done within ", setup_.options.timeout.count(),
+                                                " ms. Is another rank stuck, or does it skip this collective?")});
 }
 
-void NcclGroup::fail_with(const std::string& reason) {
-  fail(reason);
-  TORCH_CHECK(false, reason);
+void NcclGroup::fail_with(const Failure& failure) {
+  fail(failure);
+  failure.raise();
 }
 
-void NcclGroup::fail(const std::string& reason) {
-  if (failure_.empty()) failure_ = reason;
-  host_->abort(reason);
+void NcclGroup::fail(const Failure& failure) {
+  if (!failure_) failure_ = failure;
+  host_->abort(failure.reason);
   abort();
 }
 

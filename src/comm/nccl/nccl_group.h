@@ -13,6 +13,7 @@
 
 #include "base/device_stream.h"
 #include "comm/collective_shapes.h"
+#include "comm/failure.h"
 #include "comm/nccl/nccl_library.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
@@ -57,8 +58,9 @@ class NcclGroup {
   // done its part.
   void check_complete(const NcclSubject& subject);
 
-  // Aborts the communicator and marks the groups of this family as failed on all ranks. All later calls throw `reason`.
-  void fail(const std::string& reason);
+  // Aborts the communicator and marks the groups of this family as failed on all ranks. All later calls throw the
+  // error of this failure.
+  void fail(const Failure& failure);
 
   // Records the collective whose kernels were just enqueued on the current stream as the latest one.
   void note_issued() { latest_.record_current(setup_.device); }
@@ -72,9 +74,9 @@ class NcclGroup {
   void settle(const NcclSubject& subject, ncclResult_t result);
   [[noreturn]] void fail(const NcclSubject& subject, ncclResult_t result);
   [[noreturn]] void fail_late(const NcclSubject& subject);
-  [[noreturn]] void fail_with(const std::string& reason);
+  [[noreturn]] void fail_with(const Failure& failure);
   void await_reasons(const NcclSubject& subject);
-  std::optional<std::string> loss_of_others() const;
+  std::optional<Failure> loss_of_others() const;
   std::string who(const NcclSubject& subject) const;
   void abort();
   void drain() noexcept;
@@ -83,7 +85,7 @@ class NcclGroup {
   std::shared_ptr<Communicator> host_;
   ncclComm_t comm_ = nullptr;
   base::DeviceEvent latest_;
-  std::string failure_;  // why the group failed; empty if it has not
+  std::optional<Failure> failure_;  // why the group failed; empty if it has not
 };
 
 // Returns the bytes of a new ncclUniqueId.

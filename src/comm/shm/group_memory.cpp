@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/collective_shapes.h"
+#include "comm/failure.h"
 #include "comm/shm/memory_headroom.h"
 
 namespace fsdp::comm {
@@ -44,9 +45,11 @@ std::string sizes_of(const std::vector<MemoryRequest>& requests) {
 void check_sizes(Communicator& group, const std::vector<std::string>& texts, const CollectiveId& id) {
   const auto line_of = [](const std::string& text) { return text.substr(0, text.find('\n')); };
   for (size_t rank = 1; rank < texts.size(); ++rank) {
-    TORCH_CHECK(line_of(texts[rank]) == line_of(texts[0]), describe("shared memory", id), ": rank ",
-                group.world_rank(static_cast<int>(rank)), " wants ", line_of(texts[rank]), "bytes, rank ",
-                group.world_rank(0), " ", line_of(texts[0]), "bytes");
+    if (line_of(texts[rank]) == line_of(texts[0])) continue;
+    Failure{Failure::Kind::kRanksDiffer,
+            c10::str(describe("shared memory", id), ": rank ", group.world_rank(static_cast<int>(rank)), " wants ",
+                     line_of(texts[rank]), "bytes, rank ", group.world_rank(0), " ", line_of(texts[0]), "bytes")}
+        .raise();
   }
 }
 
@@ -55,8 +58,10 @@ Memories open_all(Communicator& group, const std::string& tickets, const OpenMem
   std::istringstream in(tickets);
   for (std::string ticket; std::getline(in, ticket);) {
     memories.push_back(open(ticket));
-    TORCH_CHECK(memories.back(), "rank ", group.world_rank(group.rank()), " cannot reach the memory of rank ",
-                group.world_rank(0), ", which it could before");
+    if (memories.back()) continue;
+    Failure{.reason = c10::str("rank ", group.world_rank(group.rank()), " cannot reach the memory of rank ",
+                               group.world_rank(0), ", which it could before")}
+        .raise();
   }
   return memories;
 }

@@ -10,6 +10,7 @@
 #include "comm/collective_shapes.h"
 #include "comm/cpu_communicator.h"
 #include "comm/failable.h"
+#include "comm/failure.h"
 #include "comm/fake_communicator.h"
 #include "comm/payload_count.h"
 #include "comm/shm/group_memory.h"
@@ -152,7 +153,7 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
 
  private:
   void check_reader(int peer, ShmContext::Clock::duration waited, const std::function<std::string()>& waits) const;
-  [[noreturn]] void fail(const std::string& reason) const;
+  [[noreturn]] void fail(const Failure& failure) const;
   static void check_on_host(const at::Tensor& tensor, const char* kind, const CollectiveId& id) {
     TORCH_CHECK(tensor.is_cpu(), describe(kind, id), ": ranks share host memory; this tensor is on ", tensor.device());
   }
@@ -227,16 +228,17 @@ void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
                                    const std::function<std::string()>& waits) const {
   check_not_failed();
   if (const std::vector<Loss> lost = losses(); !lost.empty()) {
-    fail(c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why));
+    fail({Failure::Kind::kRankLost,
+          c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why)});
   }
   if (waited < timeout()) return;
-  fail(c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
-                std::chrono::duration<double>(waited).count(), " s"));
+  fail({Failure::Kind::kRankLate, c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",
+                                           std::chrono::duration<double>(waited).count(), " s")});
 }
 
-void ShmCommunicator::fail(const std::string& reason) const {
-  host_->abort(reason);
-  TORCH_CHECK(false, reason);
+void ShmCommunicator::fail(const Failure& failure) const {
+  host_->abort(failure.reason);
+  failure.raise();
 }
 
 std::shared_ptr<Communicator> make_shm_group(std::shared_ptr<Communicator> gloo, const RankHosts& ranks) {

@@ -1,7 +1,6 @@
 #include "comm/shm/shm_exchange.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -189,9 +188,9 @@ void ShmExchange::finish() {
   blocks_.clear();
 }
 
-void ShmExchange::fail(const std::string& reason) const {
-  context_->host->abort(reason);
-  TORCH_CHECK(false, reason);
+void ShmExchange::fail(const Failure& failure) const {
+  context_->host->abort(failure.reason);
+  failure.raise();
 }
 
 }  // namespace fsdp::comm

@@ -14,6 +14,7 @@
 #include "comm/checked/stopped_rank.h"
 #include "comm/collective_errors.h"
 #include "comm/collective_header.h"
+#include "comm/failure.h"
 #include "comm/shm/shared_heap.h"
 #include "comm/shm/shm_board.h"
 #include "fsdp/communicator.h"
@@ -93,7 +94,7 @@ class ShmExchange {
   int64_t keep(const at::Tensor& block);
   at::Tensor in_heap(int peer, int64_t place, int64_t begin, int64_t numel, at::ScalarType dtype) const;
   CollectiveErrors errors() const { return {identity_, sequence_, rank(), context_->names}; }
-  [[noreturn]] void fail(const std::string& reason) const;
+  [[noreturn]] void fail(const Failure& failure) const;
 
   std::shared_ptr<ShmContext> context_;
   CollectiveIdentity identity_;

@@ -1,10 +1,10 @@
 #include "comm/testing/faulty_communicator.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "comm/failure.h"
 #include "comm/fake_communicator.h"
 
 namespace fsdp::comm {
@@ -14,12 +14,12 @@ bool is(const Fault* fault, Fault::What what) { return fault != nullptr && fault
 
 void before_issue(const Fault* fault) {
   if (is(fault, Fault::What::kDelayIssue)) std::this_thread::sleep_for(fault->delay);
-  if (is(fault, Fault::What::kFailIssue)) throw std::runtime_error(fault->message);
+  if (is(fault, Fault::What::kFailIssue)) Failure{.reason = fault->message}.raise();
 }
 
 void before_wait(const Fault* fault) {
   if (is(fault, Fault::What::kDelayWait)) std::this_thread::sleep_for(fault->delay);
-  if (is(fault, Fault::What::kFailWait)) throw std::runtime_error(fault->message);
+  if (is(fault, Fault::What::kFailWait)) Failure{.reason = fault->message}.raise();
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "formats/common/file_system.h"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -10,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 #include <vector>
+
+#include "base/check.h"
 
 namespace fsdp::formats {
 
@@ -72,8 +73,8 @@ void make_folders(const fs::path& folder) {
   make_folders(clean.parent_path());
   if (uninterrupted([&] { return file_system().mkdir(clean.c_str(), 0777); }) != 0) {
     const int error = errno;
-    TORCH_CHECK(error == EEXIST && fs::is_directory(clean, ignored), clean.string(),
-                ": the folder cannot be created: ", std::strerror(error));
+    FSDP_CHECK_WITH(FileError, error == EEXIST && fs::is_directory(clean, ignored), clean.string(),
+                    ": the folder cannot be created: ", std::strerror(error));
   }
 }
 

@@ -1,7 +1,5 @@
 #include "formats/common/json_text.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +7,8 @@
 #include <iterator>
 #include <utility>
 #include <vector>
+
+#include "base/check.h"
 
 namespace fsdp::formats {
 namespace {
@@ -86,7 +86,7 @@ class ValueBuilder {
   bool end_array() { return close(); }
   bool key(std::string& key) {
     const bool is_new = in_reader_object() ? reader_->begin(key) : begin_member(key);
-    TORCH_CHECK(is_new, location(text_, offset() - 1, source_), ": duplicate key ", quoted_name(key));
+    FSDP_CHECK_WITH(FileError, is_new, location(text_, offset() - 1, source_), ": duplicate key ", quoted_name(key));
     if (in_reader_object()) value_of_key_ = &member_;
     return true;
   }
@@ -94,7 +94,7 @@ class ValueBuilder {
   bool parse_error(size_t, const std::string&, const json::exception& error) {
     const auto* syntax = dynamic_cast<const json::parse_error*>(&error);
     const size_t at = syntax == nullptr ? offset() : syntax->byte == 0 ? 0 : syntax->byte - 1;
-    TORCH_CHECK(false, location(text_, at, source_), ": ", explanation(error.what()));
+    FSDP_CHECK_WITH(FileError, false, location(text_, at, source_), ": ", explanation(error.what()));
   }
 
  private:
@@ -124,8 +124,8 @@ class ValueBuilder {
     return true;
   }
   bool open(json value) {
-    TORCH_CHECK(open_.size() < kMaxDepth, location(text_, offset() - 1, source_), ": nested deeper than ", kMaxDepth,
-                " levels");
+    FSDP_CHECK_WITH(FileError, open_.size() < kMaxDepth, location(text_, offset() - 1, source_),
+                    ": nested deeper than ", kMaxDepth, " levels");
     json& opened = place();
     opened = std::move(value);
     open_.push_back(&opened);
@@ -154,7 +154,7 @@ class ValueBuilder {
 
 json parse(std::string_view text, const std::string& source, const std::string& key, MemberReader* reader) {
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would stop there
-    TORCH_CHECK(false, location(text, zero, source), ": a zero byte, which JSON does not allow");
+    FSDP_CHECK_WITH(FileError, false, location(text, zero, source), ": a zero byte, which JSON does not allow");
   }
   const char* reached = text.data();
   ValueBuilder builder(text, &reached, source, key, reader);
@@ -173,14 +173,14 @@ json parse_json(std::string_view text, const std::string& source, const std::str
 
 json read_json_file(const std::filesystem::path& path) {
   std::error_code failure;
-  TORCH_CHECK(std::filesystem::is_regular_file(path, failure), path.string(), ": not a readable file",
-              failure ? " (" + failure.message() + ")" : "");
-  TORCH_CHECK(std::filesystem::file_size(path) <= kMaxFileBytes, path.string(), ": larger than the limit of ",
-              kMaxFileBytes, " bytes for JSON files");
+  FSDP_CHECK_WITH(FileError, std::filesystem::is_regular_file(path, failure), path.string(), ": not a readable file",
+                  failure ? " (" + failure.message() + ")" : "");
+  FSDP_CHECK_WITH(FileError, std::filesystem::file_size(path) <= kMaxFileBytes, path.string(),
+                  ": larger than the limit of ", kMaxFileBytes, " bytes for JSON files");
   std::ifstream file(path, std::ios::binary);
-  TORCH_CHECK(file.is_open(), path.string(), ": cannot be opened: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, file.is_open(), path.string(), ": cannot be opened: ", std::strerror(errno));
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  TORCH_CHECK(!file.bad(), path.string(), ": cannot be read: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, !file.bad(), path.string(), ": cannot be read: ", std::strerror(errno));
   return parse_json(text, path.string());
 }
 

@@ -1,6 +1,5 @@
 #include "formats/common/mapped_file.h"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -9,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "base/check.h"
 
 namespace fsdp::formats {
 namespace {
@@ -26,14 +27,15 @@ struct Descriptor {
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
   // Without O_NONBLOCK, opening a named pipe would block.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  TORCH_CHECK(file.fd >= 0, path.string(), ": cannot be opened: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, file.fd >= 0, path.string(), ": cannot be opened: ", std::strerror(errno));
   struct stat status{};
-  TORCH_CHECK(::fstat(file.fd, &status) == 0, path.string(), ": ", std::strerror(errno));
-  TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
+  FSDP_CHECK_WITH(FileError, ::fstat(file.fd, &status) == 0, path.string(), ": ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, S_ISREG(status.st_mode), path.string(), ": not a regular file");
   const auto size = static_cast<size_t>(status.st_size);
   if (size == 0) return std::shared_ptr<const MappedFile>(new MappedFile(path, nullptr, 0));
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  TORCH_CHECK(data != MAP_FAILED, path.string(), ": cannot be mapped into memory: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, data != MAP_FAILED, path.string(),
+                  ": cannot be mapped into memory: ", std::strerror(errno));
   return std::shared_ptr<const MappedFile>(new MappedFile(path, static_cast<const char*>(data), size));
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "formats/common/file_system.h"
 
 namespace fsdp::formats {
@@ -36,7 +37,7 @@ fs::path temporary_sibling(const fs::path& target) {
 
 OutputFile::OutputFile(fs::path target) : target_(std::move(target)), temporary_(temporary_sibling(target_)) {
   fd_ = open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL);
-  TORCH_CHECK(fd_ >= 0, target_.string(), ": cannot be created: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, fd_ >= 0, target_.string(), ": cannot be created: ", std::strerror(errno));
 }
 
 OutputFile::~OutputFile() { discard(); }
@@ -51,7 +52,8 @@ void OutputFile::discard() noexcept {
 
 void OutputFile::fail(const char* action, int error) {
   discard();
-  TORCH_CHECK(false, target_.string(), ": ", action, " failed: ", std::strerror(error), "; nothing was left behind");
+  FSDP_CHECK_WITH(FileError, false, target_.string(), ": ", action, " failed: ", std::strerror(error),
+                  "; nothing was left behind");
 }
 
 void OutputFile::reserve(uint64_t bytes) {
@@ -88,11 +90,11 @@ void OutputFile::commit() {
 void sync_folder(const fs::path& folder) {
   const std::string name = folder.empty() ? "." : folder.string();
   const int fd = open_file(name, O_RDONLY | O_DIRECTORY);
-  TORCH_CHECK(fd >= 0, name, ": cannot be opened: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, fd >= 0, name, ": cannot be opened: ", std::strerror(errno));
   // Some file systems cannot sync folders and return EINVAL; then renames are as durable as possible.
   const int error = sync(fd) == 0 || errno == EINVAL ? 0 : errno;
   file_system().close(fd);
-  TORCH_CHECK(error == 0, name, ": writing the folder to the disk failed: ", std::strerror(error));
+  FSDP_CHECK_WITH(FileError, error == 0, name, ": writing the folder to the disk failed: ", std::strerror(error));
 }
 
 void write_file(const fs::path& target, std::string_view bytes) {

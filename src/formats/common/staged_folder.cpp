@@ -1,10 +1,9 @@
 #include "formats/common/staged_folder.h"
 
-#include <c10/util/Exception.h>
-
 #include <cerrno>
 #include <cstring>
 
+#include "base/check.h"
 #include "formats/common/file_system.h"
 #include "formats/common/output_file.h"
 
@@ -18,14 +17,14 @@ bool exchange(const fs::path& a, const fs::path& b) {
 }
 
 void rename_folder(const fs::path& from, const fs::path& to) {
-  TORCH_CHECK(uninterrupted([&] { return file_system().rename(from.c_str(), to.c_str()); }) == 0, to.string(),
-              ": putting the finished folder in place failed: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, uninterrupted([&] { return file_system().rename(from.c_str(), to.c_str()); }) == 0,
+                  to.string(), ": putting the finished folder in place failed: ", std::strerror(errno));
 }
 
 fs::path resolve(const fs::path& target) {
   std::error_code failure;
   const fs::path resolved = fs::weakly_canonical(fs::absolute(target), failure);
-  TORCH_CHECK(!failure, target.string(), ": cannot be resolved: ", failure.message());
+  FSDP_CHECK_WITH(FileError, !failure, target.string(), ": cannot be resolved: ", failure.message());
   return resolved.has_filename() ? resolved : resolved.parent_path();
 }
 
@@ -34,16 +33,16 @@ fs::path resolve(const fs::path& target) {
 void check_replaceable(const fs::path& target, const char* marker, const char* what) {
   std::error_code ignored;
   if (!fs::exists(target, ignored)) return;
-  TORCH_CHECK(fs::is_directory(target, ignored), target.string(), ": exists and is not a folder");
-  TORCH_CHECK(fs::is_empty(target, ignored) || fs::exists(target / marker, ignored), target.string(),
-              ": is not empty and holds no ", marker, ", so it is not ", what,
-              " and is not replaced; choose another folder or remove it");
+  FSDP_CHECK_WITH(FileError, fs::is_directory(target, ignored), target.string(), ": exists and is not a folder");
+  FSDP_CHECK_WITH(FileError, fs::is_empty(target, ignored) || fs::exists(target / marker, ignored), target.string(),
+                  ": is not empty and holds no ", marker, ", so it is not ", what,
+                  " and is not replaced; choose another folder or remove it");
 }
 
 StagedFolder::StagedFolder(const fs::path& target) : target_(resolve(target)), temporary_(temporary_sibling(target_)) {
   make_folders(target_.parent_path());
-  TORCH_CHECK(uninterrupted([&] { return file_system().mkdir(temporary_.c_str(), 0777); }) == 0, target_.string(),
-              ": cannot be created: ", std::strerror(errno));
+  FSDP_CHECK_WITH(FileError, uninterrupted([&] { return file_system().mkdir(temporary_.c_str(), 0777); }) == 0,
+                  target_.string(), ": cannot be created: ", std::strerror(errno));
 }
 
 StagedFolder::~StagedFolder() {

@@ -1,14 +1,13 @@
 // Converts the values of a .metadata file to fields of known types; values of other types are errors.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 #include "formats/pickle/pickle_reader.h"
 
@@ -25,8 +24,8 @@ struct Place {
 
   template <typename... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
-    TORCH_CHECK(false, source, ": ", name ? quoted_name(*name) + ": " : "",
-                chunk ? c10::str("chunk [", c10::Join(", ", *chunk), "]: ") : "", parts...);
+    FSDP_CHECK_WITH(FileError, false, source, ": ", name ? quoted_name(*name) + ": " : "",
+                    chunk ? c10::str("chunk [", c10::Join(", ", *chunk), "]: ") : "", parts...);
   }
 };
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 #include "formats/dcp/dcp_chunk_runs.h"
 
@@ -25,11 +26,11 @@ uint64_t checked_length(const fs::path& folder, const std::string& relative) {
   struct stat status{};
   for (const fs::path& part : fs::path(relative)) {
     path /= part;
-    TORCH_CHECK(::lstat(path.c_str(), &status) == 0, path.string(),
-                ": .metadata names this file, but it cannot be accessed: ", std::strerror(errno));
-    TORCH_CHECK(!S_ISLNK(status.st_mode), path.string(), ": is a symbolic link, which is not followed");
+    FSDP_CHECK_WITH(FileError, ::lstat(path.c_str(), &status) == 0, path.string(),
+                    ": .metadata names this file, but it cannot be accessed: ", std::strerror(errno));
+    FSDP_CHECK_WITH(FileError, !S_ISLNK(status.st_mode), path.string(), ": is a symbolic link, which is not followed");
   }
-  TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
+  FSDP_CHECK_WITH(FileError, S_ISREG(status.st_mode), path.string(), ": not a regular file");
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -41,8 +42,9 @@ class FileLengths {
     const auto [known, is_new] = lengths_.try_emplace(location.path, 0);
     if (is_new) known->second = checked_length(folder_, location.path);
     const auto end = static_cast<uint64_t>(location.offset + location.length);
-    TORCH_CHECK(end <= known->second, (folder_ / location.path).string(), ": has ", known->second, " bytes, but ",
-                quoted_name(name), " ends at byte ", end, ": it was cut short or belongs to another checkpoint");
+    FSDP_CHECK_WITH(FileError, end <= known->second, (folder_ / location.path).string(), ": has ", known->second,
+                    " bytes, but ", quoted_name(name), " ends at byte ", end,
+                    ": it was cut short or belongs to another checkpoint");
   }
 
  private:
@@ -71,13 +73,13 @@ DcpFolder::DcpFolder(fs::path path) : path_(std::move(path)), metadata_(read_dcp
 
 const DcpTensor& DcpFolder::tensor(const std::string& name) const {
   const auto found = metadata_.tensors.find(name);
-  TORCH_CHECK(found != metadata_.tensors.end(), path_.string(), ": holds no tensor ", quoted_name(name));
+  FSDP_CHECK_WITH(FileError, found != metadata_.tensors.end(), path_.string(), ": holds no tensor ", quoted_name(name));
   return found->second;
 }
 
 const DcpLocation& DcpFolder::location(const std::string& name) const {
   const auto found = metadata_.bytes.find(name);
-  TORCH_CHECK(found != metadata_.bytes.end(), path_.string(), ": holds no value ", quoted_name(name));
+  FSDP_CHECK_WITH(FileError, found != metadata_.bytes.end(), path_.string(), ": holds no value ", quoted_name(name));
   return found->second;
 }
 
@@ -94,9 +96,9 @@ TorchArchive DcpFolder::archive(const DcpLocation& location, const std::string& 
 
 StoredArray DcpFolder::array(const TorchArchive& archive, const DcpTensor& tensor, const DcpChunk& chunk) const {
   StoredArray array = parse_array(archive.value(), archive.zip().source());
-  TORCH_CHECK(array.dtype == tensor.info.dtype && array.sizes == chunk.sizes, archive.zip().source(),
-              ": the archive is ", c10::toString(array.dtype), " [", c10::Join(", ", array.sizes),
-              "], but .metadata says ", c10::toString(tensor.info.dtype), " [", c10::Join(", ", chunk.sizes), "]");
+  FSDP_CHECK_WITH(FileError, array.dtype == tensor.info.dtype && array.sizes == chunk.sizes, archive.zip().source(),
+                  ": the archive is ", c10::toString(array.dtype), " [", c10::Join(", ", array.sizes),
+                  "], but .metadata says ", c10::toString(tensor.info.dtype), " [", c10::Join(", ", chunk.sizes), "]");
   return array;
 }
 

@@ -1,10 +1,9 @@
 #include "formats/hugging_face/hf_folder.h"
 
-#include <c10/util/Exception.h>
-
 #include <unordered_set>
 #include <utility>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 #include "formats/hugging_face/hf_index.h"
 
@@ -33,13 +32,13 @@ class Problems {
 // Throws unless the index and the shard list the same tensors.
 void check_listed(const SafetensorsFile& shard, const std::vector<std::string>& listed, const fs::path& index) {
   for (const std::string& name : listed) {
-    TORCH_CHECK(shard.contains(name), shard.path().string(), ": holds no tensor ", quoted_name(name), ", although ",
-                index.string(), " lists it there");
+    FSDP_CHECK_WITH(FileError, shard.contains(name), shard.path().string(), ": holds no tensor ", quoted_name(name),
+                    ", although ", index.string(), " lists it there");
   }
   const std::unordered_set<std::string> names(listed.begin(), listed.end());
   for (const TensorInfo& info : shard.tensors()) {
-    TORCH_CHECK(names.count(info.name) != 0, shard.path().string(), ": holds tensor ", quoted_name(info.name),
-                ", which ", index.string(), " does not list there");
+    FSDP_CHECK_WITH(FileError, names.count(info.name) != 0, shard.path().string(), ": holds tensor ",
+                    quoted_name(info.name), ", which ", index.string(), " does not list there");
   }
 }
 
@@ -47,11 +46,11 @@ void check_listed(const SafetensorsFile& shard, const std::vector<std::string>& 
 
 HfFolder::HfFolder(fs::path path) : path_(std::move(path)) {
   std::error_code ignored;
-  TORCH_CHECK(fs::is_directory(path_, ignored), path_.string(),
-              ": no such folder; expected a Hugging Face model folder with config.json and model.safetensors");
+  FSDP_CHECK_WITH(FileError, fs::is_directory(path_, ignored), path_.string(),
+                  ": no such folder; expected a Hugging Face model folder with config.json and model.safetensors");
   config_ = read_json_file(path_ / "config.json");
-  TORCH_CHECK(config_.is_object(), (path_ / "config.json").string(), ": expected a JSON object, got ",
-              json_text(config_));
+  FSDP_CHECK_WITH(FileError, config_.is_object(), (path_ / "config.json").string(), ": expected a JSON object, got ",
+                  json_text(config_));
   const fs::path single = path_ / "model.safetensors";
   const fs::path index = path_ / "model.safetensors.index.json";
   if (fs::exists(single, ignored)) {  // takes precedence, as in transformers
@@ -59,8 +58,8 @@ HfFolder::HfFolder(fs::path path) : path_(std::move(path)) {
   } else if (fs::exists(index, ignored)) {
     open_shards(index);
   } else {
-    TORCH_CHECK(
-        false, path_.string(), ": neither model.safetensors nor model.safetensors.index.json is there",
+    FSDP_CHECK_WITH(
+        FileError, false, path_.string(), ": neither model.safetensors nor model.safetensors.index.json is there",
         fs::exists(path_ / "pytorch_model.bin", ignored) || fs::exists(path_ / "pytorch_model.bin.index.json", ignored)
             ? "; pickled pytorch_model.bin files are not read: save the model as safetensors"
             : "");
@@ -74,8 +73,8 @@ void HfFolder::open_shards(const fs::path& index) {
     SafetensorsFile file(path_ / shard);
     for (const TensorInfo& info : file.tensors()) {
       const auto known = index_.find(info.name);
-      TORCH_CHECK(known == index_.end(), file.path().string(), ": tensor ", quoted_name(info.name), " is also in ",
-                  known == index_.end() ? "" : files_[known->second.file].path().string());
+      FSDP_CHECK_WITH(FileError, known == index_.end(), file.path().string(), ": tensor ", quoted_name(info.name),
+                      " is also in ", known == index_.end() ? "" : files_[known->second.file].path().string());
     }
     check_listed(file, listed, index);
     add_file(std::move(file));
@@ -97,7 +96,7 @@ const TensorInfo* HfFolder::find(const std::string& name) const {
 
 const SafetensorsFile& HfFolder::file_of(const std::string& name) const {
   const auto found = index_.find(name);
-  TORCH_CHECK(found != index_.end(), path_.string(), ": holds no tensor ", quoted_name(name));
+  FSDP_CHECK_WITH(FileError, found != index_.end(), path_.string(), ": holds no tensor ", quoted_name(name));
   return files_[found->second.file];
 }
 
@@ -129,7 +128,8 @@ void HfFolder::check_tensors(const std::vector<TensorInfo>& expected,
                             "does not have"));
     }
   }
-  TORCH_CHECK(problems.count() == 0, path_.string(), ": the tensors do not fit the model:", problems.text());
+  FSDP_CHECK_WITH(FileError, problems.count() == 0, path_.string(),
+                  ": the tensors do not fit the model:", problems.text());
 }
 
 }  // namespace fsdp::formats

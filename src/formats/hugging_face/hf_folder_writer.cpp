@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "base/check.h"
 #include "formats/common/dtype.h"
 #include "formats/common/json_text.h"
 #include "formats/common/mapped_file.h"
@@ -60,7 +61,7 @@ std::vector<std::string> tokenizer_files(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, failure)) {
     if (entry.is_regular_file() && is_tokenizer_file(entry.path().filename())) names.push_back(entry.path().filename());
   }
-  TORCH_CHECK(!failure, folder.string(), ": cannot be read: ", failure.message());
+  FSDP_CHECK_WITH(FileError, !failure, folder.string(), ": cannot be read: ", failure.message());
   std::sort(names.begin(), names.end());
   return names;
 }

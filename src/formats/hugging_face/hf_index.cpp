@@ -1,10 +1,9 @@
 #include "formats/hugging_face/hf_index.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 
 namespace fsdp::formats {
@@ -27,32 +26,34 @@ fs::path cache_blobs(const fs::path& folder) {
 void check_shard_path(const fs::path& index, const std::string& shard) {
   const std::string where = c10::str(index.string(), ": weight_map names the file ", quoted_name(shard));
   const fs::path relative(shard);
-  TORCH_CHECK(!shard.empty() && shard.find('\0') == std::string::npos, where, ", which is no file name");
-  TORCH_CHECK(relative.is_relative(), where, ": an absolute path; shards must lie in the folder of the index");
-  TORCH_CHECK(std::find(relative.begin(), relative.end(), "..") == relative.end(), where,
-              ": \"..\" is refused; shards must lie in the folder of the index");
+  FSDP_CHECK_WITH(FileError, !shard.empty() && shard.find('\0') == std::string::npos, where, ", which is no file name");
+  FSDP_CHECK_WITH(FileError, relative.is_relative(), where,
+                  ": an absolute path; shards must lie in the folder of the index");
+  FSDP_CHECK_WITH(FileError, std::find(relative.begin(), relative.end(), "..") == relative.end(), where,
+                  ": \"..\" is refused; shards must lie in the folder of the index");
   const fs::path folder = fs::canonical(index.parent_path().empty() ? fs::path(".") : index.parent_path());
   std::error_code failure;
   const fs::path target = fs::canonical(folder / relative, failure);
-  TORCH_CHECK(!failure, where, ", which cannot be opened: ", failure.message());
+  FSDP_CHECK_WITH(FileError, !failure, where, ", which cannot be opened: ", failure.message());
   const fs::path blobs = cache_blobs(folder);
-  TORCH_CHECK(is_inside(target, folder) || (!blobs.empty() && is_inside(target, blobs)), where, ": a link to ",
-              target.string(), ", outside the folder of the index");
+  FSDP_CHECK_WITH(FileError, is_inside(target, folder) || (!blobs.empty() && is_inside(target, blobs)), where,
+                  ": a link to ", target.string(), ", outside the folder of the index");
 }
 
 }  // namespace
 
 ShardMap read_shard_index(const fs::path& index) {
   const json content = read_json_file(index);
-  TORCH_CHECK(content.is_object() && content.contains("weight_map") && content["weight_map"].is_object(),
-              index.string(), ": expected an object with the key \"weight_map\", an object of tensor names and files");
+  FSDP_CHECK_WITH(FileError, content.is_object() && content.contains("weight_map") && content["weight_map"].is_object(),
+                  index.string(),
+                  ": expected an object with the key \"weight_map\", an object of tensor names and files");
   ShardMap shards;
   for (const auto& [tensor, shard] : content["weight_map"].items()) {
-    TORCH_CHECK(shard.is_string(), index.string(), ": weight_map ", quoted_name(tensor), " must be a file name, got ",
-                json_text(shard));
+    FSDP_CHECK_WITH(FileError, shard.is_string(), index.string(), ": weight_map ", quoted_name(tensor),
+                    " must be a file name, got ", json_text(shard));
     shards[shard.get_ref<const std::string&>()].push_back(tensor);
   }
-  TORCH_CHECK(!shards.empty(), index.string(), ": weight_map is empty");
+  FSDP_CHECK_WITH(FileError, !shards.empty(), index.string(), ": weight_map is empty");
   for (const auto& [shard, tensors] : shards) check_shard_path(index, shard);
   return shards;
 }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/check.h"
 #include "formats/common/checksum.h"
 #include "formats/common/dtype.h"
 #include "formats/common/input_file.h"
@@ -24,8 +25,8 @@ namespace {
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 
 std::string read_manifest(const fs::path& path) {
-  TORCH_CHECK(fs::exists(fs::symlink_status(path)), path.parent_path().string(), ": holds no ", kManifestName,
-              ": it is not a checkpoint, or its save did not finish");
+  FSDP_CHECK_WITH(FileError, fs::exists(fs::symlink_status(path)), path.parent_path().string(), ": holds no ",
+                  kManifestName, ": it is not a checkpoint, or its save did not finish");
   return read_file(path, kMaxManifestBytes);
 }
 
@@ -40,13 +41,15 @@ class CheckpointFolder::File : public InputFile {
 
  private:
   void check_size(const StoredFile& stored) const {
-    TORCH_CHECK(bytes() == stored.bytes, path().string(), ": has ", bytes(), " bytes, the manifest says ", stored.bytes,
-                ": the file is damaged or belongs to another checkpoint");
+    FSDP_CHECK_WITH(FileError, bytes() == stored.bytes, path().string(), ": has ", bytes(),
+                    " bytes, the manifest says ", stored.bytes,
+                    ": the file is damaged or belongs to another checkpoint");
   }
   void check_header(const StoredFile& stored) const {
-    TORCH_CHECK(checksum_of(read(0, stored.header_bytes)) == stored.header_checksum, path().string(),
-                ": its header does not match the checksum in the manifest: the file is damaged or belongs to another "
-                "checkpoint");
+    FSDP_CHECK_WITH(
+        FileError, checksum_of(read(0, stored.header_bytes)) == stored.header_checksum, path().string(),
+        ": its header does not match the checksum in the manifest: the file is damaged or belongs to another "
+        "checkpoint");
   }
 };
 
@@ -65,24 +68,26 @@ void CheckpointFolder::check_files() const {
     listed.insert(stored.name);
     const fs::path path = path_ / stored.name;
     struct stat status{};
-    TORCH_CHECK(::lstat(path.c_str(), &status) == 0, path.string(),
-                ": the manifest lists this file, but it cannot be accessed: ", std::strerror(errno));
-    TORCH_CHECK(S_ISREG(status.st_mode), path.string(), ": not a regular file");
-    TORCH_CHECK(static_cast<uint64_t>(status.st_size) == stored.bytes, path.string(), ": has ", status.st_size,
-                " bytes, the manifest says ", stored.bytes, ": the file is damaged or belongs to another checkpoint");
+    FSDP_CHECK_WITH(FileError, ::lstat(path.c_str(), &status) == 0, path.string(),
+                    ": the manifest lists this file, but it cannot be accessed: ", std::strerror(errno));
+    FSDP_CHECK_WITH(FileError, S_ISREG(status.st_mode), path.string(), ": not a regular file");
+    FSDP_CHECK_WITH(FileError, static_cast<uint64_t>(status.st_size) == stored.bytes, path.string(), ": has ",
+                    status.st_size, " bytes, the manifest says ", stored.bytes,
+                    ": the file is damaged or belongs to another checkpoint");
   }
   std::error_code failure;
   for (const auto& entry : fs::directory_iterator(path_, failure)) {
     const std::string name = entry.path().filename().string();
-    TORCH_CHECK(entry.path().extension() != ".safetensors" || listed.count(name) > 0, entry.path().string(),
-                ": is in the folder, but not in the manifest: files of several checkpoints are mixed");
+    FSDP_CHECK_WITH(FileError, entry.path().extension() != ".safetensors" || listed.count(name) > 0,
+                    entry.path().string(),
+                    ": is in the folder, but not in the manifest: files of several checkpoints are mixed");
   }
-  TORCH_CHECK(!failure, path_.string(), ": cannot be listed: ", failure.message());
+  FSDP_CHECK_WITH(FileError, !failure, path_.string(), ": cannot be listed: ", failure.message());
 }
 
 const StoredTensor& CheckpointFolder::tensor(const std::string& name) const {
   const auto found = manifest_.tensors.find(name);
-  TORCH_CHECK(found != manifest_.tensors.end(), path_.string(), ": holds no tensor ", quoted_name(name));
+  FSDP_CHECK_WITH(FileError, found != manifest_.tensors.end(), path_.string(), ": holds no tensor ", quoted_name(name));
   return found->second;
 }
 
@@ -130,9 +135,9 @@ void CheckpointFolder::read_part(const std::string& where, const StoredPart& par
     if (!whole) aside.resize(end - begin);
     char* const block = whole ? wanted.to + (begin - wanted.first) : aside.data();
     source.read(part.offset + begin, block, end - begin);
-    TORCH_CHECK(checksum_of({block, end - begin}) == part.checksums[i], where, ": bytes [", part.offset + begin, ", ",
-                part.offset + end, ") of ", source.path().string(),
-                " do not have the checksum of the manifest: the file is damaged or belongs to another checkpoint");
+    FSDP_CHECK_WITH(FileError, checksum_of({block, end - begin}) == part.checksums[i], where, ": bytes [",
+                    part.offset + begin, ", ", part.offset + end, ") of ", source.path().string(),
+                    " do not have the checksum of the manifest: the file is damaged or belongs to another checkpoint");
     if (!whole && wanted.to != nullptr) {
       const uint64_t from = std::max(begin, wanted.first), until = std::min(end, wanted.last);
       std::memcpy(wanted.to + (from - wanted.first), block + (from - begin), until - from);

@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/check.h"
 #include "formats/common/checksum.h"
 #include "formats/common/dtype.h"
 #include "formats/common/json_text.h"
@@ -84,46 +85,47 @@ using Where = std::function<std::string()>;
 class Fields {
  public:
   Fields(const json& fields, Where where) : fields_(fields), where_(std::move(where)) {
-    TORCH_CHECK(fields.is_object(), where_(), ": expected an object, got ", json_text(fields));
+    FSDP_CHECK_WITH(FileError, fields.is_object(), where_(), ": expected an object, got ", json_text(fields));
   }
 
   std::string where() const { return where_(); }
   bool has(const char* key) const { return fields_.contains(key); }
   const json& at(const char* key) const {
     const auto found = fields_.find(key);
-    TORCH_CHECK(found != fields_.end(), where_(), ": ", key, " is missing");
+    FSDP_CHECK_WITH(FileError, found != fields_.end(), where_(), ": ", key, " is missing");
     return *found;
   }
   const std::string& string(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_string(), where_(), ": ", key, " must be a string, got ", json_text(value));
+    FSDP_CHECK_WITH(FileError, value.is_string(), where_(), ": ", key, " must be a string, got ", json_text(value));
     return value.get_ref<const std::string&>();
   }
   uint64_t size(const char* key) const { return size_of(at(key), key); }
   std::vector<int64_t> sizes(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_array() && value.size() <= kMaxTensorRank, where_(), ": ", key, " must be a list of at most ",
-                kMaxTensorRank, " integers, got ", json_text(value));
+    FSDP_CHECK_WITH(FileError, value.is_array() && value.size() <= kMaxTensorRank, where_(), ": ", key,
+                    " must be a list of at most ", kMaxTensorRank, " integers, got ", json_text(value));
     std::vector<int64_t> sizes;
     for (const json& element : value) sizes.push_back(static_cast<int64_t>(size_of(element, key)));
     return sizes;
   }
   const json& list(const char* key) const {
     const json& value = at(key);
-    TORCH_CHECK(value.is_array(), where_(), ": ", key, " must be a list, got ", json_text(value));
+    FSDP_CHECK_WITH(FileError, value.is_array(), where_(), ": ", key, " must be a list, got ", json_text(value));
     return value;
   }
   std::vector<uint64_t> checksums(const char* key) const {
     std::vector<uint64_t> checksums;
-    TORCH_CHECK(parse_checksums(string(key), checksums), where_(), ": ", key, " must be ", kDigits,
-                " hexadecimal digits for each block, got ", json_text(at(key)));
+    FSDP_CHECK_WITH(FileError, parse_checksums(string(key), checksums), where_(), ": ", key, " must be ", kDigits,
+                    " hexadecimal digits for each block, got ", json_text(at(key)));
     return checksums;
   }
 
  private:
   uint64_t size_of(const json& value, const char* key) const {
-    TORCH_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int64_t>::max(), where_(),
-                ": ", key, " must hold integers from 0 to 2^63-1, got ", json_text(value));
+    FSDP_CHECK_WITH(FileError,
+                    value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int64_t>::max(),
+                    where_(), ": ", key, " must hold integers from 0 to 2^63-1, got ", json_text(value));
     return value.get<uint64_t>();
   }
 
@@ -134,7 +136,7 @@ class Fields {
 StoredFile parse_file(const Fields& fields) {
   StoredFile file{fields.string("name"), fields.size("bytes"), fields.size("header_bytes"), 0};
   const std::vector<uint64_t> checksum = fields.checksums("header_checksum");
-  TORCH_CHECK(checksum.size() == 1, fields.where(), ": header_checksum must be one checksum");
+  FSDP_CHECK_WITH(FileError, checksum.size() == 1, fields.where(), ": header_checksum must be one checksum");
   file.header_checksum = checksum.front();
   return file;
 }
@@ -147,8 +149,8 @@ StoredPart parse_part(const Fields& fields) {
 StoredTensor parse_tensor(const Fields& fields) {
   StoredTensor tensor;
   const auto dtype = dtype_from_safetensors(fields.string("dtype"));
-  TORCH_CHECK(dtype.has_value(), fields.where(), ": dtype ", json_text(fields.at("dtype")),
-              " is not supported; supported are ", supported_safetensors_dtypes());
+  FSDP_CHECK_WITH(FileError, dtype.has_value(), fields.where(), ": dtype ", json_text(fields.at("dtype")),
+                  " is not supported; supported are ", supported_safetensors_dtypes());
   tensor.dtype = *dtype;
   tensor.shape = fields.sizes("shape");
   if (fields.has("strides")) tensor.strides = fields.sizes("strides");
@@ -181,7 +183,7 @@ class TensorReader : public MemberReader {
 
   // Returns the tensors. `fields`: the member from which they were read.
   std::map<std::string, StoredTensor> take(const json& fields) {
-    TORCH_CHECK(fields.is_object(), source_, ": tensors: expected an object, got ", json_text(fields));
+    FSDP_CHECK_WITH(FileError, fields.is_object(), source_, ": tensors: expected an object, got ", json_text(fields));
     if (error_) std::rethrow_exception(error_);
     return std::move(tensors_);
   }
@@ -199,21 +201,21 @@ void check_file(const StoredFile& file, std::set<std::string>& names, const std:
   const std::string where = source + ": file " + quoted_name(file.name);
   const bool plain = !file.name.empty() && file.name.size() < 256 && file.name.front() != '.' &&
                      file.name.find('/') == std::string::npos && file.name.find('\0') == std::string::npos;
-  TORCH_CHECK(plain, where,
-              ": must be the name of a file in the checkpoint's folder, without '/' and without a leading dot");
-  TORCH_CHECK(file.name != kManifestName && names.insert(file.name).second, where, ": is listed twice");
-  TORCH_CHECK(file.header_bytes <= file.bytes, where, ": ", file.header_bytes, " header bytes in a file of ",
-              file.bytes);
+  FSDP_CHECK_WITH(FileError, plain, where,
+                  ": must be the name of a file in the checkpoint's folder, without '/' and without a leading dot");
+  FSDP_CHECK_WITH(FileError, file.name != kManifestName && names.insert(file.name).second, where, ": is listed twice");
+  FSDP_CHECK_WITH(FileError, file.header_bytes <= file.bytes, where, ": ", file.header_bytes,
+                  " header bytes in a file of ", file.bytes);
   constexpr uint64_t kLimit = sizeof(uint64_t) + kMaxHeaderBytes;
-  TORCH_CHECK(file.header_bytes <= kLimit, where, ": ", file.header_bytes,
-              " bytes of header are more than the limit of ", kLimit);
+  FSDP_CHECK_WITH(FileError, file.header_bytes <= kLimit, where, ": ", file.header_bytes,
+                  " bytes of header are more than the limit of ", kLimit);
 }
 
 // Throws unless the strides are those of a dense tensor: each element has its own place and no place is left out.
 void check_strides(const StoredTensor& tensor, const Where& where) {
   if (tensor.strides.empty()) return;
-  TORCH_CHECK(tensor.strides.size() == tensor.shape.size(), where(), ": ", tensor.strides.size(), " strides for ",
-              tensor.shape.size(), " sizes");
+  FSDP_CHECK_WITH(FileError, tensor.strides.size() == tensor.shape.size(), where(), ": ", tensor.strides.size(),
+                  " strides for ", tensor.shape.size(), " sizes");
   std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] != 1) dimensions.emplace_back(tensor.strides[i], tensor.shape[i]);
@@ -221,8 +223,8 @@ void check_strides(const StoredTensor& tensor, const Where& where) {
   std::sort(dimensions.begin(), dimensions.end());
   int64_t expected = 1;
   for (const auto& [stride, size] : dimensions) {
-    TORCH_CHECK(stride == expected, where(), ": strides [", c10::Join(", ", tensor.strides), "] of shape [",
-                c10::Join(", ", tensor.shape), "] leave elements out or share them");
+    FSDP_CHECK_WITH(FileError, stride == expected, where(), ": strides [", c10::Join(", ", tensor.strides),
+                    "] of shape [", c10::Join(", ", tensor.shape), "] leave elements out or share them");
     expected *= size;
   }
 }
@@ -236,28 +238,32 @@ struct Extent {
 
 void check_parts(const std::string& name, const StoredTensor& tensor, const Manifest& manifest,
                  std::vector<Extent>& extents, const Where& where) {
-  TORCH_CHECK(countable_nbytes(tensor.dtype, tensor.shape), where(), ": shape [", c10::Join(", ", tensor.shape),
-              "] has more than 2^63-1 bytes");
+  FSDP_CHECK_WITH(FileError, countable_nbytes(tensor.dtype, tensor.shape), where(), ": shape [",
+                  c10::Join(", ", tensor.shape), "] has more than 2^63-1 bytes");
   check_strides(tensor, where);
   int64_t covered = 0;
   for (const StoredPart& part : tensor.parts) {
     const Where which = [&] { return c10::str(where(), ", elements [", part.begin, ", ", part.end, ")"); };
-    TORCH_CHECK(part.begin >= covered, which(), ": overlap the previous part, which ends at ", covered);
-    TORCH_CHECK(part.begin == covered, which(), ": elements [", covered, ", ", part.begin,
-                ") before them are in no file");
-    TORCH_CHECK(part.begin < part.end && part.end <= tensor.numel(), which(), ": the tensor has ", tensor.numel());
-    TORCH_CHECK(part.file < manifest.files.size(), which(), ": file ", part.file, " of ", manifest.files.size());
+    FSDP_CHECK_WITH(FileError, part.begin >= covered, which(), ": overlap the previous part, which ends at ", covered);
+    FSDP_CHECK_WITH(FileError, part.begin == covered, which(), ": elements [", covered, ", ", part.begin,
+                    ") before them are in no file");
+    FSDP_CHECK_WITH(FileError, part.begin < part.end && part.end <= tensor.numel(), which(), ": the tensor has ",
+                    tensor.numel());
+    FSDP_CHECK_WITH(FileError, part.file < manifest.files.size(), which(), ": file ", part.file, " of ",
+                    manifest.files.size());
     const StoredFile& file = manifest.files[part.file];
     const uint64_t bytes = static_cast<uint64_t>(part.end - part.begin) * c10::elementSize(tensor.dtype);
-    TORCH_CHECK(part.offset >= file.header_bytes && part.offset <= file.bytes && bytes <= file.bytes - part.offset,
-                which(), ": bytes ", part.offset, " + ", bytes, " are not in the data of ", quoted_name(file.name),
-                ", which are [", file.header_bytes, ", ", file.bytes, ")");
-    TORCH_CHECK(part.checksums.size() == checksum_blocks(bytes), which(), ": ", part.checksums.size(),
-                " checksums for ", checksum_blocks(bytes), " blocks");
+    FSDP_CHECK_WITH(FileError,
+                    part.offset >= file.header_bytes && part.offset <= file.bytes && bytes <= file.bytes - part.offset,
+                    which(), ": bytes ", part.offset, " + ", bytes, " are not in the data of ", quoted_name(file.name),
+                    ", which are [", file.header_bytes, ", ", file.bytes, ")");
+    FSDP_CHECK_WITH(FileError, part.checksums.size() == checksum_blocks(bytes), which(), ": ", part.checksums.size(),
+                    " checksums for ", checksum_blocks(bytes), " blocks");
     extents.push_back({part.file, part.offset, part.offset + bytes, &name});
     covered = part.end;
   }
-  TORCH_CHECK(covered == tensor.numel(), where(), ": elements [", covered, ", ", tensor.numel(), ") are in no file");
+  FSDP_CHECK_WITH(FileError, covered == tensor.numel(), where(), ": elements [", covered, ", ", tensor.numel(),
+                  ") are in no file");
 }
 
 void check_extents(std::vector<Extent> extents, const Manifest& manifest, const std::string& source) {
@@ -265,8 +271,8 @@ void check_extents(std::vector<Extent> extents, const Manifest& manifest, const 
             [](const Extent& a, const Extent& b) { return std::tie(a.file, a.begin) < std::tie(b.file, b.begin); });
   for (size_t i = 1; i < extents.size(); ++i) {
     const Extent &a = extents[i - 1], &b = extents[i];
-    TORCH_CHECK(a.file != b.file || a.end <= b.begin, source, ": tensors ", quoted_name(*a.tensor), " and ",
-                quoted_name(*b.tensor), " share bytes of ", quoted_name(manifest.files[a.file].name));
+    FSDP_CHECK_WITH(FileError, a.file != b.file || a.end <= b.begin, source, ": tensors ", quoted_name(*a.tensor),
+                    " and ", quoted_name(*b.tensor), " share bytes of ", quoted_name(manifest.files[a.file].name));
   }
 }
 
@@ -287,11 +293,13 @@ std::string_view checked_content(std::string_view text, const std::string& sourc
   const bool framed = text.size() >= begin + kAfter.size() && text.substr(0, kBefore.size()) == kBefore &&
                       text.substr(kBefore.size() + kDigits, kBetween.size()) == kBetween &&
                       text.substr(text.size() - kAfter.size()) == kAfter;
-  TORCH_CHECK(framed, source, ": is not the manifest of a checkpoint, or is damaged: it must begin with ", kBefore,
-              " and end with a brace and a line feed");
+  FSDP_CHECK_WITH(FileError, framed, source,
+                  ": is not the manifest of a checkpoint, or is damaged: it must begin with ", kBefore,
+                  " and end with a brace and a line feed");
   const std::string_view content = text.substr(begin, text.size() - begin - kAfter.size());
   std::vector<uint64_t> checksum;
-  TORCH_CHECK(
+  FSDP_CHECK_WITH(
+      FileError,
       parse_checksums(text.substr(kBefore.size(), kDigits), checksum) && checksum.front() == checksum_of(content),
       source, ": the content does not match the checksum in the file: the file is damaged");
   return content;
@@ -345,12 +353,12 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   TensorReader tensors(source);
   json content = parse_json(checked_content(text, source), source, kTensors, tensors);
   const Fields fields(content, [&] { return source; });
-  TORCH_CHECK(fields.string("format") == kFormat, source, ": format is ", json_text(fields.at("format")), ", not \"",
-              kFormat, "\"");
-  TORCH_CHECK(fields.size("version") == kVersion, source, ": version ", fields.size("version"),
-              " of the format was written by a newer program; this one reads ", kVersion);
-  TORCH_CHECK(fields.size("block_bytes") == kChecksumBlock, source, ": block_bytes is ", fields.size("block_bytes"),
-              ", must be ", kChecksumBlock);
+  FSDP_CHECK_WITH(FileError, fields.string("format") == kFormat, source, ": format is ", json_text(fields.at("format")),
+                  ", not \"", kFormat, "\"");
+  FSDP_CHECK_WITH(FileError, fields.size("version") == kVersion, source, ": version ", fields.size("version"),
+                  " of the format was written by a newer program; this one reads ", kVersion);
+  FSDP_CHECK_WITH(FileError, fields.size("block_bytes") == kChecksumBlock, source, ": block_bytes is ",
+                  fields.size("block_bytes"), ", must be ", kChecksumBlock);
   Manifest manifest;
   for (const json& file : fields.list("files")) {
     const Where where = [&] { return c10::str(source, ": file ", manifest.files.size()); };

@@ -1,13 +1,13 @@
 // The bytes of a pickle, read in order, with the frames that group them.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "base/check.h"
 
 namespace fsdp::formats {
 
@@ -24,7 +24,7 @@ class PickleInput {
   }
   template <typename... Parts>
   [[noreturn]] void fail_at(uint64_t offset, const Parts&... parts) const {
-    TORCH_CHECK(false, source_, ": byte ", offset, ": ", parts...);
+    FSDP_CHECK_WITH(FileError, false, source_, ": byte ", offset, ": ", parts...);
   }
 
   uint64_t opcode_offset() const { return opcode_; }

@@ -1,7 +1,6 @@
 #include "formats/pickle/plain_value.h"
 
-#include <c10/util/Exception.h>
-
+#include "base/check.h"
 #include "formats/torch_archive/torch_globals.h"
 
 namespace fsdp::formats {
@@ -46,16 +45,16 @@ class PlainValues {
         [[fallthrough]];
       default: {
         const bool has_name = value.kind == Kind::kGlobal || value.kind == Kind::kObject;
-        TORCH_CHECK(false, source_, ": ", has_name ? value.text : "a value", " (byte ", value.offset,
-                    ") is not a number, string, list or dict");
+        FSDP_CHECK_WITH(FileError, false, source_, ": ", has_name ? value.text : "a value", " (byte ", value.offset,
+                        ") is not a number, string, list or dict");
       }
     }
   }
 
  private:
   void take(uint64_t bytes) {
-    TORCH_CHECK(bytes <= left_, source_, ": shared values, counted wherever they stand, take more than ", kBytesPerByte,
-                " times the pickle's size");
+    FSDP_CHECK_WITH(FileError, bytes <= left_, source_, ": shared values, counted wherever they stand, take more than ",
+                    kBytesPerByte, " times the pickle's size");
     left_ -= bytes;
   }
 
@@ -69,8 +68,8 @@ class PlainValues {
     json fields = json::object();
     for (size_t i = 0; i < value.items.size(); i += 2) {
       const PickleValue& key = *value.items[i];
-      TORCH_CHECK(key.kind == Kind::kString, source_, ": a dict with a key that is not a string (byte ", key.offset,
-                  ")");
+      FSDP_CHECK_WITH(FileError, key.kind == Kind::kString, source_, ": a dict with a key that is not a string (byte ",
+                      key.offset, ")");
       take(kBytesPerValue + key.text.size());
       fields[key.text] = make(*value.items[i + 1]);
     }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 #include "formats/safetensors/safetensors_header.h"
 
@@ -26,7 +27,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(Mapp
 
 size_t SafetensorsFile::position(const std::string& name) const {
   const auto found = index_.find(name);
-  TORCH_CHECK(found != index_.end(), path().string(), ": holds no tensor ", quoted_name(name));
+  FSDP_CHECK_WITH(FileError, found != index_.end(), path().string(), ": holds no tensor ", quoted_name(name));
   return found->second;
 }
 

@@ -3,11 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
 #include "formats/common/crc32.h"
 #include "formats/common/json_text.h"
 #include "formats/pickle/plain_value.h"
@@ -19,14 +19,14 @@ namespace {
 constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 28;
 
 std::string prefix_of(const ZipArchive& zip) {
-  TORCH_CHECK(!zip.records().empty(), zip.source(), ": the archive is empty");
+  FSDP_CHECK_WITH(FileError, !zip.records().empty(), zip.source(), ": the archive is empty");
   const std::string& first = zip.records().front().name;
   return first.substr(0, first.find('/') + 1);
 }
 
 const ZipRecord& pickle_of(const ZipArchive& zip, const std::string& prefix) {
   const ZipRecord* record = zip.find(prefix + "data.pkl");
-  TORCH_CHECK(record != nullptr, zip.source(), ": holds no data.pkl: it was not written by torch.save");
+  FSDP_CHECK_WITH(FileError, record != nullptr, zip.source(), ": holds no data.pkl: it was not written by torch.save");
   return *record;
 }
 
@@ -54,10 +54,10 @@ std::string TorchArchive::read_text(const char* name, uint64_t max_bytes) const 
 
 void TorchArchive::check_format() const {
   const std::string order = read_text("byteorder", 16), version = read_text("version", 16);
-  TORCH_CHECK(order.empty() || order == "little", zip_.source(), ": byte order ", quoted_name(order),
-              "; only \"little\" is supported");
-  TORCH_CHECK(version == "2\n" || version == "3\n", zip_.source(), ": version ", quoted_name(version),
-              " of torch.save's archives; supported are 2 and 3");
+  FSDP_CHECK_WITH(FileError, order.empty() || order == "little", zip_.source(), ": byte order ", quoted_name(order),
+                  "; only \"little\" is supported");
+  FSDP_CHECK_WITH(FileError, version == "2\n" || version == "3\n", zip_.source(), ": version ", quoted_name(version),
+                  " of torch.save's archives; supported are 2 and 3");
 }
 
 nlohmann::json TorchArchive::plain_value() const {
@@ -67,12 +67,13 @@ nlohmann::json TorchArchive::plain_value() const {
 const ZipRecord& TorchArchive::storage(const StoredArray& array) const {
   const std::string name = prefix_ + "data/" + array.storage;
   const ZipRecord* record = zip_.find(name);
-  TORCH_CHECK(record != nullptr, zip_.source(), ": holds no record ", quoted_name(name),
-              ", which holds the tensor's data");
+  FSDP_CHECK_WITH(FileError, record != nullptr, zip_.source(), ": holds no record ", quoted_name(name),
+                  ", which holds the tensor's data");
   const auto size = static_cast<uint64_t>(c10::elementSize(array.dtype));
-  TORCH_CHECK(record->bytes / size == static_cast<uint64_t>(array.storage_numel) && record->bytes % size == 0,
-              zip_.source(), ": record ", quoted_name(name), " has ", record->bytes, " bytes, but its storage ",
-              array.storage_numel, " elements of ", size);
+  FSDP_CHECK_WITH(FileError,
+                  record->bytes / size == static_cast<uint64_t>(array.storage_numel) && record->bytes % size == 0,
+                  zip_.source(), ": record ", quoted_name(name), " has ", record->bytes, " bytes, but its storage ",
+                  array.storage_numel, " elements of ", size);
   return *record;
 }
 

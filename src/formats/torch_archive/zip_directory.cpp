@@ -1,10 +1,9 @@
 #include "formats/torch_archive/zip_directory.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <string_view>
 
+#include "base/check.h"
 #include "formats/common/json_text.h"
 #include "formats/torch_archive/zip_format.h"
 
@@ -25,7 +24,8 @@ class End {
       : length_(length), source_(source) {
     const uint64_t kept = std::min<uint64_t>(length, kEnd64Bytes + kLocator64Bytes + kEndBytes);
     tail_ = file.read(offset + length - kept, kept);
-    TORCH_CHECK(
+    FSDP_CHECK_WITH(
+        FileError,
         kept >= kEndBytes && number_at<uint32_t>(end(), 0) == kEndSignature && number_at<uint16_t>(end(), 20) == 0,
         source, ": has no zip end record at its end: it was cut short, has an archive comment or is not a zip archive");
   }
@@ -35,10 +35,11 @@ class End {
         tail_.size() >= kEndBytes + kLocator64Bytes && number_at<uint32_t>(locator(), 0) == kLocator64Signature;
     const Extent found = is_64 ? find_64() : find_32();
     const uint64_t end = length_ - kEndBytes - (is_64 ? kLocator64Bytes + kEnd64Bytes : 0);
-    TORCH_CHECK(found.begin <= end && found.bytes == end - found.begin, source_, ": the zip directory, ", found.bytes,
-                " bytes from ", found.begin, " on, does not end at byte ", end, ": the archive is damaged");
-    TORCH_CHECK(found.bytes <= kMaxDirectoryBytes, source_, ": a zip directory of ", found.bytes, " bytes; at most ",
-                kMaxDirectoryBytes, " are supported");
+    FSDP_CHECK_WITH(FileError, found.begin <= end && found.bytes == end - found.begin, source_, ": the zip directory, ",
+                    found.bytes, " bytes from ", found.begin, " on, does not end at byte ", end,
+                    ": the archive is damaged");
+    FSDP_CHECK_WITH(FileError, found.bytes <= kMaxDirectoryBytes, source_, ": a zip directory of ", found.bytes,
+                    " bytes; at most ", kMaxDirectoryBytes, " are supported");
     return found;
   }
 
@@ -50,20 +51,20 @@ class End {
   Extent find_32() const {
     const bool is_whole = number_at<uint16_t>(end(), 4) == 0 && number_at<uint16_t>(end(), 6) == 0 &&
                           number_at<uint16_t>(end(), 8) == number_at<uint16_t>(end(), 10);
-    TORCH_CHECK(is_whole, source_, ": a part of a split zip archive, or damaged");
+    FSDP_CHECK_WITH(FileError, is_whole, source_, ": a part of a split zip archive, or damaged");
     return {number_at<uint32_t>(end(), 16), number_at<uint32_t>(end(), 12), number_at<uint16_t>(end(), 10)};
   }
 
   Extent find_64() const {
     const uint64_t before = length_ - kEndBytes - kLocator64Bytes;
-    TORCH_CHECK(before >= kEnd64Bytes && number_at<uint64_t>(locator(), 8) == before - kEnd64Bytes, source_,
-                ": the zip archive's end is damaged");
+    FSDP_CHECK_WITH(FileError, before >= kEnd64Bytes && number_at<uint64_t>(locator(), 8) == before - kEnd64Bytes,
+                    source_, ": the zip archive's end is damaged");
     const std::string_view record = from_end(kEndBytes + kLocator64Bytes + kEnd64Bytes);
     const bool is_whole = number_at<uint32_t>(record, 0) == kEnd64Signature &&
                           number_at<uint64_t>(record, 4) == kEnd64Bytes - 12 && number_at<uint32_t>(record, 16) == 0 &&
                           number_at<uint32_t>(record, 20) == 0 &&
                           number_at<uint64_t>(record, 24) == number_at<uint64_t>(record, 32);
-    TORCH_CHECK(is_whole, source_, ": the zip archive's end is damaged");
+    FSDP_CHECK_WITH(FileError, is_whole, source_, ": the zip archive's end is damaged");
     return {number_at<uint64_t>(record, 48), number_at<uint64_t>(record, 40), number_at<uint64_t>(record, 32)};
   }
 
@@ -80,7 +81,8 @@ class EntryParser {
 
   Entry next() {
     const std::string_view header = take(kCentralBytes);
-    TORCH_CHECK(number_at<uint32_t>(header, 0) == kCentralSignature, source_, ": the zip directory is damaged");
+    FSDP_CHECK_WITH(FileError, number_at<uint32_t>(header, 0) == kCentralSignature, source_,
+                    ": the zip directory is damaged");
     Entry entry;
     entry.flags = number_at<uint16_t>(header, 8);
     entry.crc32 = number_at<uint32_t>(header, 16);
@@ -97,7 +99,7 @@ class EntryParser {
 
  private:
   std::string_view take(size_t bytes) {
-    TORCH_CHECK(bytes <= left_.size(), source_, ": the zip directory ends within an entry");
+    FSDP_CHECK_WITH(FileError, bytes <= left_.size(), source_, ": the zip directory ends within an entry");
     const std::string_view taken = left_.substr(0, bytes);
     left_.remove_prefix(bytes);
     return taken;
@@ -108,23 +110,23 @@ class EntryParser {
     std::string_view wide;
     while (extra.size() >= 4) {
       const size_t bytes = number_at<uint16_t>(extra, 2);
-      TORCH_CHECK(bytes <= extra.size() - 4, where(name), "its extra field is damaged");
+      FSDP_CHECK_WITH(FileError, bytes <= extra.size() - 4, where(name), "its extra field is damaged");
       if (number_at<uint16_t>(extra, 0) == kExtra64) wide = extra.substr(4, bytes);
       extra.remove_prefix(4 + bytes);
     }
     for (uint64_t* number : numbers) {
       if (*number != kIn64) continue;
-      TORCH_CHECK(wide.size() >= 8, where(name), "a 64-bit number is missing");
+      FSDP_CHECK_WITH(FileError, wide.size() >= 8, where(name), "a 64-bit number is missing");
       *number = number_at<uint64_t>(wide, 0);
       wide.remove_prefix(8);
     }
   }
 
   void check(const Entry& entry, uint16_t method, uint64_t stored) const {
-    TORCH_CHECK(method == kStored && stored == entry.bytes, where(entry.name),
-                "is compressed, which torch.save does not do");
-    TORCH_CHECK((entry.flags & ~(kSizesFollowData | kUtf8Names)) == 0, where(entry.name), "has zip flags ", entry.flags,
-                ", which are not supported (encryption is one)");
+    FSDP_CHECK_WITH(FileError, method == kStored && stored == entry.bytes, where(entry.name),
+                    "is compressed, which torch.save does not do");
+    FSDP_CHECK_WITH(FileError, (entry.flags & ~(kSizesFollowData | kUtf8Names)) == 0, where(entry.name),
+                    "has zip flags ", entry.flags, ", which are not supported (encryption is one)");
   }
 
   std::string where(const std::string& name) const { return source_ + ": record " + quoted_name(name) + ": "; }
@@ -141,8 +143,8 @@ Directory read_directory(const InputFile& file, uint64_t offset, uint64_t length
   EntryParser parser(bytes, source);
   Directory directory{extent.begin, {}};
   while (!parser.is_at_end()) directory.entries.push_back(parser.next());
-  TORCH_CHECK(directory.entries.size() == extent.count, source, ": the zip directory has ", directory.entries.size(),
-              " entries, but says ", extent.count);
+  FSDP_CHECK_WITH(FileError, directory.entries.size() == extent.count, source, ": the zip directory has ",
+                  directory.entries.size(), " entries, but says ", extent.count);
   return directory;
 }
 

@@ -1,9 +1,8 @@
 #include "formats/torch_archive/zip_writer.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
+#include "base/check.h"
 #include "formats/common/crc32.h"
 #include "formats/torch_archive/zip_format.h"
 
@@ -122,8 +121,8 @@ void ZipWriter::write_pending() {
 }
 
 uint32_t ZipWriter::place(uint64_t offset) const {
-  TORCH_CHECK(offset - begin_ < kIn64, file_.target().string(), ": a zip archive of ", offset - begin_,
-              " bytes; they must be less than 4 GiB");
+  FSDP_CHECK_WITH(FileError, offset - begin_ < kIn64, file_.target().string(), ": a zip archive of ", offset - begin_,
+                  " bytes; they must be less than 4 GiB");
   return static_cast<uint32_t>(offset - begin_);
 }
 
