@@ -78,7 +78,7 @@ enum class SecondSave : uint8_t {
 class AsyncCheckpointer {
  public:
   explicit AsyncCheckpointer(std::shared_ptr<Communicator> world, SecondSave second = SecondSave::kWait);
-  // Waits for this rank's thread. An unfinished save is abandoned: the folder is as it was before.
+  // Waits for this rank's thread. An unfinished save is discarded: the folder is as it was before.
   ~AsyncCheckpointer();
   AsyncCheckpointer(const AsyncCheckpointer&) = delete;
   AsyncCheckpointer& operator=(const AsyncCheckpointer&) = delete;

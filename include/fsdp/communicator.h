@@ -161,7 +161,7 @@ class Communicator {
   // default. Threads: one at a time, like the rest.
   virtual void abort(const std::string& /*reason*/) {}
 
-  // Frees memory that this group (not its twin) keeps for reuse. Allowed only while none of its collectives is in
+  // Releases memory that this group (not its twin) keeps for reuse. Allowed only while none of its collectives is in
   // flight. Ranks that share memory keep at most an eighth of the memory that their host has left. Does nothing by
   // default.
   virtual void trim() {}

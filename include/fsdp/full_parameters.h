@@ -29,7 +29,7 @@ struct FullParameterOptions {
 // Options of ShardedModule::summon_full_params.
 struct SummonOptions {
   bool recurse = true;      // false: only the root unit, of the module that was annotated last
-  bool writeback = true;    // false: writes of `body` are dropped
+  bool writeback = true;    // false: writes of `body` are discarded
   bool rank0_only = false;  // gather for rank 0 only; other ranks get an error if they use one. Excludes writeback
   // An error on devices other than the CPU: there, for_each_full_parameter provides copies on the host.
   bool offload_to_cpu = false;

@@ -167,7 +167,7 @@ struct Options {
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
   // Called, unit by unit, for each module that directly holds parameters without values (meta or deferred ones), after
   // these parameters were given memory, whole and uninitialised. It must initialise them in place, for example with
-  // reset_parameters(). Recorded deferred initialisations of these parameters are dropped. Runs without gradients and
+  // reset_parameters(). Recorded deferred initialisations of these parameters are discarded. Runs without gradients and
   // draws random numbers in the order of units. All ranks must produce the same values, unless sync_module_states is
   // set.
   std::function<void(torch::nn::Module& module)> param_init_fn;

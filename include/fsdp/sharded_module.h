@@ -174,8 +174,8 @@ class ShardedModule {
   // Takes shards and state that lie in files out of resident memory now, for example after each part of a long step.
   void page_out() const;
 
-  // Drops gradients that a failed backward left half captured, and gradients accumulated without synchronization, and
-  // releases all units. Shards and their gradients stay as they are.
+  // Discards gradients that a failed backward left half captured, and gradients accumulated without synchronization,
+  // and releases all units. Shards and their gradients stay as they are.
   void reset();
 
   // Makes the units of Options::auto_units now, from the order seen so far, instead of when the first backward begins:

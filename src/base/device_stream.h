@@ -49,7 +49,7 @@ class CurrentStreamGuard {
 // thread-safe: one thread at a time.
 class DeviceEvent {
  public:
-  // Records the point after all work enqueued on `stream` so far and forgets the previous point. The memory of the
+  // Records the point after all work enqueued on `stream` so far in place of the previous point. The memory of the
   // event is kept for the next recording.
   void record(const c10::Stream& stream);
   void record_current(c10::Device device);

@@ -98,10 +98,10 @@ c10::DataPtr MappedFiles::allocate(size_t nbytes) {
 
 void MappedFiles::delete_mapping(void* context) {
   std::unique_ptr<Mapping> mapping(static_cast<Mapping*>(context));
-  mapping->files->give_back(mapping->memory);
+  mapping->files->release(mapping->memory);
 }
 
-void MappedFiles::give_back(void* memory) {
+void MappedFiles::release(void* memory) {
   std::lock_guard lock(mutex_);
   auto it = in_use_.find(memory);
   spare_.emplace(it->second, memory);

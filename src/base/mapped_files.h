@@ -43,7 +43,7 @@ class MappedFiles : public std::enable_shared_from_this<MappedFiles> {
   explicit MappedFiles(std::string folder) : folder_(std::move(folder)) {}
   void* map(size_t nbytes) const;
   int open_file() const;
-  void give_back(void* memory);
+  void release(void* memory);
   static void delete_mapping(void* context);
 
   struct Mapping {

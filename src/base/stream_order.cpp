@@ -21,7 +21,7 @@ void MemoryOrder::before_use(const at::Tensor& bytes) {
   }
 }
 
-// Earlier uses that lie inside these bytes are dropped, because before_use waited for them.
+// Earlier uses that lie inside these bytes are cleared, because before_use waited for them.
 void MemoryOrder::after_use(const at::Tensor& bytes) {
   if (!has_streams(bytes.device())) return;
   const char* begin = static_cast<const char*>(bytes.const_data_ptr());

@@ -42,8 +42,8 @@ class StreamTurns {
  public:
   // Call before the stream that is current in this thread uses the resource.
   void take(c10::Device device);
-  // Forgets the last user, because this object now stands for another resource.
-  void forget() { last_.reset(); }
+  // Clears the last user, because this object now stands for another resource.
+  void clear() { last_.reset(); }
 
  private:
   std::optional<c10::Stream> last_;

@@ -83,7 +83,7 @@ TEST_F(StreamOrder, AThingThatIsAnotherHasNoTurnsBefore) {
     const CurrentStreamGuard on_first(first);
     turns.take(device_);
   }
-  turns.forget();
+  turns.clear();
   const CurrentStreamGuard on_stream(stream_);
   turns.take(device_);
   EXPECT_TRUE(goes_on(stream_));

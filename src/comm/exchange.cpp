@@ -165,7 +165,7 @@ void Exchange::finish() {
   for (auto& message : sent_) wait_for(*message);
   merge_long_flags();
   release_messages();
-  for (auto& buffer : buffers_) context_->buffers.give_back(std::move(buffer));
+  for (auto& buffer : buffers_) context_->buffers.release(std::move(buffer));
   buffers_.clear();
 }
 

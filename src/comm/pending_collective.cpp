@@ -14,7 +14,7 @@ class PendingWork final : public Work {
   PendingWork(std::shared_ptr<PendingCollective> collective, std::shared_ptr<Advancing> advancing)
       : collective_(std::move(collective)), advancing_(std::move(advancing)) {}
   ~PendingWork() override {
-    if (collective_) collective_->drop();
+    if (collective_) collective_->discard_result();
   }
 
   void wait() override {

@@ -22,7 +22,7 @@ class PendingCollective {
   virtual void finish() = 0;
   // Called if the Work is destroyed before it was waited for: after that, the collective must not write to the caller's
   // memory.
-  virtual void drop() {}
+  virtual void discard_result() {}
 };
 
 // The collectives in flight that have something to advance, in order of issue. While a rank waits for one collective,
@@ -30,7 +30,7 @@ class PendingCollective {
 class Advancing {
  public:
   void add(std::weak_ptr<PendingCollective> collective) { queue_.push_back({std::move(collective), nullptr}); }
-  // Like add(), but keeps the collective even if its Work is dropped, because other ranks cannot finish without this
+  // Like add(), but keeps the collective even if its Work is destroyed, because other ranks cannot finish without this
   // rank's part.
   void add_and_keep(const std::shared_ptr<PendingCollective>& collective) {
     queue_.push_back({collective, collective});

@@ -72,7 +72,7 @@ size_t DrawSequence::add(const OperatorPtr& op) {
   return entries_.size() - 1;
 }
 
-void DrawSequence::abandon(size_t draw, OperatorPtr remains) {
+void DrawSequence::keep_remains(size_t draw, OperatorPtr remains) {
   std::lock_guard lock(replay_mutex());
   entries_[draw].state.reset();
   if (draw >= next_) entries_[draw].abandoned = std::move(remains);

@@ -30,7 +30,7 @@ class DrawSequence : public std::enable_shared_from_this<DrawSequence> {
 
   size_t add(const OperatorPtr& op);
   // Called when the operator of a draw is destroyed. If the draw has not run, keeps `remains` to run it later.
-  void abandon(size_t draw, OperatorPtr remains);
+  void keep_remains(size_t draw, OperatorPtr remains);
 
   // Runs `body` with the generator in the state in which this draw begins, and restores the generator afterwards.
   void run(size_t draw, const std::function<void()>& body);

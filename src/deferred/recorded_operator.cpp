@@ -37,7 +37,7 @@ RecordedOperator::~RecordedOperator() {
         remains->inputs.back().writer.reset();
       }
     }
-    draws->abandon(draw, std::move(remains));
+    draws->keep_remains(draw, std::move(remains));
   }
   std::vector<OperatorPtr> writers;
   take_writers(inputs, writers);

@@ -9,10 +9,10 @@ std::optional<at::Tensor> Arena::take(int64_t nbytes) {
   return begin ? std::optional(memory_.narrow(0, *begin, nbytes)) : std::nullopt;
 }
 
-bool Arena::give_back(const at::Tensor& block) {
+bool Arena::release(const at::Tensor& block) {
   if (!memory_.defined() || !block.is_alias_of(memory_)) return false;
   const int64_t begin = block.storage_offset() * static_cast<int64_t>(block.element_size());
-  TORCH_CHECK(places_.give_back(begin), "fsdp: a buffer was given back twice");
+  TORCH_CHECK(places_.release(begin), "fsdp: a buffer was given back twice");
   return true;
 }
 

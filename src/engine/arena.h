@@ -17,13 +17,13 @@ class Arena {
 
   // Returns a kByte tensor of `nbytes`, or nullopt if no gap is large enough.
   std::optional<at::Tensor> take(int64_t nbytes);
-  // Frees a block. Returns false if it does not come from this arena.
-  bool give_back(const at::Tensor& block);
+  // Releases a block. Returns false if it does not come from this arena.
+  bool release(const at::Tensor& block);
 
   bool empty() const { return places_.empty(); }
   int64_t capacity() const { return memory_.defined() ? memory_.numel() : 0; }
   const at::Tensor& memory() const { return memory_; }
-  // Frees the memory and allocates `nbytes` instead, none if 0. The arena must be empty.
+  // Releases the memory and allocates `nbytes` instead, none if 0. The arena must be empty.
   void resize(int64_t nbytes);
 
  private:

@@ -20,10 +20,10 @@ TEST(Arena, BlocksDoNotOverlapAndReturn) {
   a.fill_(1), b.fill_(2), c.fill_(3);
   EXPECT_TRUE(a.eq(1).all().item<bool>() && b.eq(2).all().item<bool>() && c.eq(3).all().item<bool>());
   EXPECT_FALSE(arena.take(1)) << "full";
-  EXPECT_FALSE(arena.give_back(at::empty({kUnit}, at::kByte))) << "somebody else's";
+  EXPECT_FALSE(arena.release(at::empty({kUnit}, at::kByte))) << "somebody else's";
   EXPECT_ANY_THROW(arena.resize(kUnit));
-  for (const at::Tensor& block : {b, a, c}) EXPECT_TRUE(arena.give_back(block));
-  EXPECT_ANY_THROW(arena.give_back(a));
+  for (const at::Tensor& block : {b, a, c}) EXPECT_TRUE(arena.release(block));
+  EXPECT_ANY_THROW(arena.release(a));
   EXPECT_TRUE(arena.empty());
   arena.resize(0);
   EXPECT_EQ(arena.capacity(), 0);

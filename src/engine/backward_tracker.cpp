@@ -41,7 +41,7 @@ bool BackwardTracker::changed() const {
 void BackwardTracker::observe(const std::shared_ptr<void>& owner) {
   int id = seams::current_backward();
   if (id == -1) callers_->wait_for(std::this_thread::get_id());
-  if (forget_abandoned()) events_.abandoned();
+  if (clear_abandoned()) events_.abandoned();
   last_seen_ = id;
   if (id == -1) return;
   if (const std::shared_ptr<Token> token = open(id)) {
@@ -70,7 +70,7 @@ bool BackwardTracker::is_outermost() {
   });
 }
 
-bool BackwardTracker::forget_abandoned() {
+bool BackwardTracker::clear_abandoned() {
   base::MutexLock lock(mutex_);
   const auto abandoned = [](const std::weak_ptr<Token>& known) { return known.expired(); };
   return std::erase_if(open_, abandoned) > 0 && open_.empty();

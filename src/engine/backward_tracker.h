@@ -74,8 +74,8 @@ class BackwardTracker {
   };
   // Opens the pass that this thread runs; null if it is open already, or runs inside one that is.
   std::shared_ptr<Token> open(int id) FSDP_EXCLUDES(mutex_);
-  // Forgets abandoned passes. Returns whether there were any and no other pass is open.
-  bool forget_abandoned() FSDP_EXCLUDES(mutex_);
+  // Clears the list of abandoned passes. Returns whether there were any and no other pass is open.
+  bool clear_abandoned() FSDP_EXCLUDES(mutex_);
   void finish(const std::shared_ptr<Token>& token) FSDP_EXCLUDES(mutex_);
 
   Events events_;

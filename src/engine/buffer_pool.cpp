@@ -71,13 +71,13 @@ BufferPool::StayingBuffers::iterator BufferPool::staying_of(const at::Tensor& bu
 at::Tensor BufferPool::take_fitting(int64_t nbytes, Residence residence) {
   base::FreeBuffers& free = residence == Residence::kAside ? free_aside_ : free_;
   if (auto bytes = free.take(nbytes, poison_ ? kQuarantine : 0)) return *bytes;
-  if (auto largest = poison_ ? std::nullopt : free.take_largest()) give_up(*largest);
+  if (auto largest = poison_ ? std::nullopt : free.take_largest()) release_to_allocator(*largest);
   at::Tensor bytes = allocate(nbytes);
   if (residence == Residence::kAside) aside_.insert(bytes.storage().unsafeGetStorageImpl());
   return bytes;
 }
 
-void BufferPool::give_up(const at::Tensor& bytes) {
+void BufferPool::release_to_allocator(const at::Tensor& bytes) {
   before_freeing(bytes);
   count_reserved(-nbytes_of(bytes));
   aside_.erase(bytes.storage().unsafeGetStorageImpl());
@@ -105,7 +105,7 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   seams::CleanDispatchGuard clean;
   std::lock_guard lock(mutex_);
   in_use_bytes_ -= static_cast<int64_t>(buffer.nbytes()) - padding;
-  if (let_go(buffer)) return;
+  if (release_adopted(buffer)) return;
   order_.after_use(buffer);
   if (source_) {
     count_reserved(-nbytes_of(buffer));
@@ -114,18 +114,18 @@ void BufferPool::release(const at::Tensor& buffer, int64_t padding) {
   if (const auto staying = staying_of(buffer); staying != staying_.end()) {
     staying->second.in_use = false;
     if (!keeps_memory_) {
-      forget(staying);
+      release_kept(staying);
     }
-  } else if (!arena_.give_back(buffer)) {
-    give_back_or_keep(buffer);
+  } else if (!arena_.release(buffer)) {
+    release_or_keep(buffer);
   }
 }
 
-void BufferPool::give_back_or_keep(const at::Tensor& buffer) {
+void BufferPool::release_or_keep(const at::Tensor& buffer) {
   at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
   bytes.set_(buffer.storage(), 0, {nbytes_of(buffer)}, {1});
   if (!keeps_memory_ && !poison_) {
-    give_up(bytes);
+    release_to_allocator(bytes);
     return;
   }
   if (poison_) {
@@ -150,8 +150,8 @@ at::Tensor BufferPool::adopt(const at::Tensor& tensor, const c10::Stream& home) 
   return tensor;
 }
 
-// Lets go of an adopted buffer. Returns false if the buffer was not adopted.
-bool BufferPool::let_go(const at::Tensor& buffer) {
+// Releases an adopted buffer. Returns false if the buffer was not adopted.
+bool BufferPool::release_adopted(const at::Tensor& buffer) {
   const auto adopted = adopted_.find(buffer.storage().unsafeGetStorageImpl());
   if (adopted == adopted_.end()) return false;
   if (poison_) buffer.view(at::kByte).fill_(0xFF);
@@ -161,15 +161,15 @@ bool BufferPool::let_go(const at::Tensor& buffer) {
   return true;
 }
 
-void BufferPool::forget(const void* owner) {
+void BufferPool::release_kept(const void* owner) {
   std::lock_guard lock(mutex_);
   auto it = staying_.find(owner);
   if (it != staying_.end() && !it->second.in_use) {
-    forget(it);
+    release_kept(it);
   }
 }
 
-void BufferPool::forget(StayingBuffers::iterator staying) {
+void BufferPool::release_kept(StayingBuffers::iterator staying) {
   count_reserved(-nbytes_of(staying->second.bytes));
   before_freeing(staying->second.bytes);
   staying_owners_.erase(staying->second.bytes.storage().unsafeGetStorageImpl());
@@ -179,7 +179,7 @@ void BufferPool::forget(StayingBuffers::iterator staying) {
 void BufferPool::reserve(int64_t nbytes) {
   std::lock_guard lock(mutex_);
   if (poison_ || source_ || !keeps_memory_ || nbytes == arena_.capacity() || !arena_.empty()) return;
-  while (auto bytes = free_.take_largest()) give_up(*bytes);
+  while (auto bytes = free_.take_largest()) release_to_allocator(*bytes);
   count_reserved(nbytes - arena_.capacity());
   base::CurrentStreamGuard at_home(home_);
   if (arena_.memory().defined()) order_.before_use(arena_.memory());

@@ -41,7 +41,7 @@ class BufferPool {
         home_(base::current_stream(device)),
         arena_(device) {}
 
-  // Returns a 1-D kByte tensor of `nbytes` with undefined contents, for use on the current stream. Give it back with
+  // Returns a 1-D kByte tensor of `nbytes` with undefined contents, for use on the current stream. Pass it to
   // release() on a stream that comes after all its uses. `owner`: distinguishes staying buffers. `padding`: how many of
   // the bytes do not count as used.
   at::Tensor acquire_bytes(int64_t nbytes, Residence residence, const void* owner, int64_t padding);
@@ -58,8 +58,8 @@ class BufferPool {
   // wait for the uses of the buffer, and the memory is freed with the tensor.
   at::Tensor adopt(const at::Tensor& tensor, const c10::Stream& home);
 
-  // Frees the memory that is kept for an owner. Has no effect while the owner holds it.
-  void forget(const void* owner);
+  // Releases the memory that is kept for an owner. Has no effect while the owner holds it.
+  void release_kept(const void* owner);
 
   // Makes transient buffers come from one arena of this size from now on, as long as they fit, and frees the memory
   // kept from transient buffers of before. Has no effect while buffers of the arena are handed out, in test mode, with
@@ -69,7 +69,7 @@ class BufferPool {
   // Test mode: released buffers are overwritten with NaN patterns, and their addresses are not used again soon.
   void set_poison(bool on);
 
-  // Bytes handed out and not given back: now, and the peak so far.
+  // Bytes handed out and not released: now, and the peak so far.
   int64_t in_use_bytes() const { return in_use_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
   // Bytes obtained from the allocator, handed out or not: now, and the peak so far.
@@ -85,10 +85,10 @@ class BufferPool {
   at::Tensor take(int64_t nbytes, Residence residence, const void* owner);
   at::Tensor take_staying(int64_t nbytes, const void* owner);
   at::Tensor take_fitting(int64_t nbytes, Residence residence);
-  void give_up(const at::Tensor& bytes);
-  void forget(StayingBuffers::iterator staying);
-  void give_back_or_keep(const at::Tensor& buffer);
-  bool let_go(const at::Tensor& buffer);
+  void release_to_allocator(const at::Tensor& bytes);
+  void release_kept(StayingBuffers::iterator staying);
+  void release_or_keep(const at::Tensor& buffer);
+  bool release_adopted(const at::Tensor& buffer);
   StayingBuffers::iterator staying_of(const at::Tensor& buffer);
   at::Tensor allocate(int64_t nbytes);
   void before_freeing(const at::Tensor& bytes);

@@ -49,7 +49,7 @@ at::Tensor CapturedGradients::make_buffer(const Memory& memory) {
 
 void CapturedGradients::fill_buffer(const Memory& memory) {
   take_buffer(memory);
-  held_.give_up(
+  held_.release_after(
       [this](int64_t parameter, const at::Tensor& gradient) {
         take_turn();
         write_to_buffer(parameter, gradient, /*add=*/false);
@@ -103,22 +103,22 @@ void CapturedGradients::fill_gaps() {
   if (layout.padding() > 0) buffer_.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
 }
 
-void CapturedGradients::drop(BufferPool& pool) {
+void CapturedGradients::discard(BufferPool& pool) {
   take_turn();
-  held_.give_up([](int64_t, const at::Tensor&) {}, pool);
-  leaves_.give_back(buffer_, pool);
+  held_.release_after([](int64_t, const at::Tensor&) {}, pool);
+  leaves_.release(buffer_, pool);
   end();
 }
 
 void CapturedGradients::end() {
   buffer_.reset();
-  turns_.forget();
+  turns_.clear();
   captured_.clear();
   seen_.clear();
   carries_ = false;
 }
 
-void CapturedGradients::forget(int64_t parameter) {
+void CapturedGradients::clear(int64_t parameter) {
   zero(parameter);
   captured_.clear(parameter);
 }

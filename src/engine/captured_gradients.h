@@ -46,11 +46,11 @@ class CapturedGradients {
   };
   // Ends the round and hands it out, for use on the current stream. Call fill_buffer() first.
   Round take();
-  // Ends the round and drops what was captured.
-  void drop(BufferPool& pool);
+  // Ends the round and discards what was captured.
+  void discard(BufferPool& pool);
 
-  // Forgets one parameter's gradient of a suspended round, or sets it to zero.
-  void forget(int64_t parameter);
+  // Clears one parameter's gradient of a suspended round, or sets it to zero.
+  void clear(int64_t parameter);
   void zero(int64_t parameter);
 
   // Whether this backward has captured every parameter.

@@ -278,16 +278,16 @@ void Engine::settle_gradients() {
   gradients_.settle();
 }
 
-void Engine::forget_accumulated() {
+void Engine::discard_accumulated() {
   backward_.observe(shared_from_this());
   gradients_.notice_cleared();
-  gradients_.forget_accumulated();
+  gradients_.discard_accumulated();
 }
 
 void Engine::reset() {
   discard_captures();
   backward_.observe(shared_from_this());
-  gradients_.forget_accumulated();
+  gradients_.discard_accumulated();
   gatherer_.reshard_all();
 }
 

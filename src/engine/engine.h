@@ -95,10 +95,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Must be called before the leaves' gradients are read: cleans up after a failed backward, notices gradients that
   // user code has cleared, and waits for reductions.
   void settle_gradients();
-  // Drops gradients that were accumulated and not reduced yet, for a step that begins anew. Notices gradients that user
-  // code has cleared.
-  void forget_accumulated();
-  // Drops all gradients on their way to the leaves and releases all units, after an error.
+  // Discards gradients that were accumulated and not reduced yet, for a step that begins anew. Notices gradients that
+  // user code has cleared.
+  void discard_accumulated();
+  // Discards all gradients on their way to the leaves and releases all units, after an error.
   void reset();
   EngineStats stats() const;
   // Returns the records of this rank's collectives over all groups.

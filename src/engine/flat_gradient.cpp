@@ -61,23 +61,23 @@ void FlatGradient::resume(BufferPool& pool) {
   begin_round(pool);
 }
 
-void FlatGradient::discard(BufferPool& pool) {
+void FlatGradient::discard_captures(BufferPool& pool) {
   base::MutexLock lock(mutex_);
   any_captured_ = false;
   if (capturing()) {
     state_.transition(GradientState::kNone, where_);
     lost_ |= round_.carries() || unreplicated_.any();
-    round_.drop(pool);
+    round_.discard(pool);
   }
 }
 
-void FlatGradient::forget(BufferPool& pool) {
+void FlatGradient::discard_accumulated(BufferPool& pool) {
   base::MutexLock lock(mutex_);
   if (accumulating()) {
     state_.transition(GradientState::kNone, where_);
-    round_.drop(pool);
+    round_.discard(pool);
   }
-  unreplicated_.drop(pool);
+  unreplicated_.release(pool);
   lost_ = false;
 }
 
@@ -93,7 +93,7 @@ std::unique_ptr<Reduction> FlatGradient::issue(const ReduceCall& call, BufferPoo
     reduction->issue(call);
   } catch (...) {
     base::MutexLock lock(mutex_);
-    abandon(*reduction);
+    end_failed(*reduction);
     throw;
   }
   return reduction;
@@ -111,16 +111,16 @@ std::unique_ptr<Reduction> FlatGradient::begin_reduction(const ReduceCall& call,
     reduction->take_memory(call, /*alone=*/in_flight_ == 1);
   } catch (...) {
     reduction->release_inputs();
-    abandon(*reduction);
+    end_failed(*reduction);
     throw;
   }
   return reduction;
 }
 
 // Memory of a collective that failed is not used again, because the collective may still write to it.
-void FlatGradient::abandon(const Reduction& reduction) {
+void FlatGradient::end_failed(const Reduction& reduction) {
   lost_ |= reduction.carries() || unreplicated_.any();
-  if (!leaves_.any()) leaves_.drop_memory();
+  if (!leaves_.any()) leaves_.release_memory();
   end_reduction(GradientState::kReduced);
 }
 
@@ -144,7 +144,7 @@ void FlatGradient::finish(Reduction& reduction, const std::function<void(const a
     if (hook && reduction.any() && reduction.stage() != Reduction::Stage::kLeftToLater) hook(reduction.output());
   } catch (...) {
     base::MutexLock lock(mutex_);
-    abandon(reduction);
+    end_failed(reduction);
     throw;
   }
   seams::CleanDispatchGuard clean;
@@ -174,7 +174,7 @@ void FlatGradient::end_reduction(GradientState then) {
   if (state_.is(GradientState::kReducing) && in_flight_ == 0) state_.transition(then, where_);
 }
 
-void FlatGradient::drop(Reduction& reduction) {
+void FlatGradient::discard(Reduction& reduction) {
   base::CurrentStreamGuard on_stream(reduction.stream());
   base::MutexLock lock(mutex_);
   lost_ |= reduction.carries() || unreplicated_.any();
@@ -188,7 +188,7 @@ void FlatGradient::drop(Reduction& reduction) {
 
 void FlatGradient::trim() {
   base::MutexLock lock(mutex_);
-  if (in_flight_ == 0 && !round_.has_buffer() && !leaves_.any()) leaves_.drop_memory();
+  if (in_flight_ == 0 && !round_.has_buffer() && !leaves_.any()) leaves_.release_memory();
 }
 
 void FlatGradient::set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined) {
@@ -200,8 +200,8 @@ void FlatGradient::clear_leaf(int64_t parameter) {
   seams::CleanDispatchGuard clean;
   base::MutexLock lock(mutex_);
   if (accumulating()) {
-    round_.forget(parameter);
-    unreplicated_.forget(parameter);
+    round_.clear(parameter);
+    unreplicated_.clear(parameter);
   }
   leaves_.clear(parameter);
 }

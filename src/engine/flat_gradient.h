@@ -22,7 +22,7 @@ namespace fsdp::engine {
 // Its states are those of the round: GradientState.
 //
 // Threads: safe. Captures and issue() are called under the unit's lock, issue_second_stage() under the reducer's;
-// finish() and drop() take no lock but its own, and so do clear_leaf() and zero_leaf(), which any thread may call.
+// finish() and discard() take no lock but its own, and so do clear_leaf() and zero_leaf(), which any thread may call.
 class FlatGradient {
  public:
   // `leaf_source`: provides the memory of the leaves' gradients. If empty, it is allocated on their device.
@@ -47,11 +47,11 @@ class FlatGradient {
   // Begins a round, or continues a suspended one, so that it can be issued although this backward has captured nothing
   // on this rank. Other ranks have captured gradients.
   void resume(BufferPool& pool) FSDP_EXCLUDES(mutex_);
-  // Drops the gradients that a backward has captured before it threw. If gradients of earlier passes had been
-  // accumulated, they are lost as well, and capture() throws until forget().
-  void discard(BufferPool& pool) FSDP_EXCLUDES(mutex_);
-  // Drops all accumulated gradients on purpose.
-  void forget(BufferPool& pool) FSDP_EXCLUDES(mutex_);
+  // Discards the gradients that a backward has captured before it threw. If gradients of earlier passes had been
+  // accumulated, they are lost as well, and capture() throws until discard_accumulated().
+  void discard_captures(BufferPool& pool) FSDP_EXCLUDES(mutex_);
+  // Discards all accumulated gradients.
+  void discard_accumulated(BufferPool& pool) FSDP_EXCLUDES(mutex_);
 
   // -- reductions --
   // Passes the round to the communicator, or to the call's hook, without holding its lock.
@@ -64,8 +64,8 @@ class FlatGradient {
   // on the reduction's stream.
   void finish(Reduction& reduction, const std::function<void(const at::Tensor&)>& hook, BufferPool& pool)
       FSDP_EXCLUDES(mutex_);
-  // Waits for the reduction and drops its result.
-  void drop(Reduction& reduction) FSDP_EXCLUDES(mutex_);
+  // Waits for the reduction and discards its result.
+  void discard(Reduction& reduction) FSDP_EXCLUDES(mutex_);
 
   // -- the gradients of the leaves --
   // Clears one parameter's gradient as the optimizer would see it, and the accumulated gradient.
@@ -75,7 +75,7 @@ class FlatGradient {
   const LeafGradients& leaves() const { return leaves_; }
   // See LeafGradients::assign.
   void set_leaf_gradients(const at::Tensor& like_shard, const ParameterMask& defined) FSDP_EXCLUDES(mutex_);
-  // Frees the memory of the leaves' gradients if it is not in use.
+  // Releases the memory of the leaves' gradients if it is not in use.
   void trim() FSDP_EXCLUDES(mutex_);
 
   // -- the buffer of a round; see CapturedGradients --
@@ -90,7 +90,7 @@ class FlatGradient {
   std::unique_ptr<Reduction> begin_reduction(const ReduceCall& call, BufferPool& pool) FSDP_EXCLUDES(mutex_);
   void end_reduction(GradientState then) FSDP_REQUIRES(mutex_);
   // Ends a reduction that has failed. Its gradients are lost.
-  void abandon(const Reduction& reduction) FSDP_REQUIRES(mutex_);
+  void end_failed(const Reduction& reduction) FSDP_REQUIRES(mutex_);
   // Takes over the result. Returns the state that follows.
   GradientState take_result(Reduction& reduction, bool seen_by_hook, BufferPool& pool) FSDP_REQUIRES(mutex_);
 

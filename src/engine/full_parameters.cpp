@@ -121,7 +121,7 @@ void write_back(Engine& engine, Unit& unit) {
 // Runs `body` while the units' parameters may be written, and then writes them back if `writeback`.
 void run_in_write_scope(Engine& engine, const std::vector<Unit*>& units, bool writeback,
                         const std::function<void()>& body) {
-  // Writes that are dropped in the end (no write-back, or an exception) must not go to the shards themselves.
+  // Writes that are discarded in the end (no write-back, or an exception) must not go to the shards themselves.
   Gatherer& gatherer = engine.gatherer();
   const bool may_alias = gatherer.may_alias();
   base::Finally restore([&] { gatherer.set_may_alias(may_alias); });

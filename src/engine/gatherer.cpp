@@ -95,7 +95,7 @@ bool Gatherer::begin_prefetch(Unit& unit) {
   base::MutexLock lock(unit.mutex);
   const bool stale = unit.versions.written();
   if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden() || (stale && in_backward())) return false;
-  if (stale) drop_stale(unit);
+  if (stale) release_stale(unit);
   issue_gather(unit);
   unit.note_prefetched();
   ++prefetches_;
@@ -156,10 +156,10 @@ void Gatherer::notice_shard_writes(Unit& unit) {
   TORCH_CHECK(!relies, "fsdp: ", unit.where(),
               ": its shards were written between forward and backward (an optimizer step?), so that this backward "
               "would use other values than its forward. Run backward before the step, or run forward again");
-  drop_stale(unit);
+  release_stale(unit);
 }
 
-void Gatherer::drop_stale(Unit& unit) {
+void Gatherer::release_stale(Unit& unit) {
   unit.versions.invalidate_saved_values();
   if (unit.buffers.gathering()) {
     finish_gather(unit);  // the values being gathered are stale
@@ -228,7 +228,7 @@ void Gatherer::finish_gather(Unit& unit) {
   try {
     unit.buffers.finish_gather();
   } catch (...) {
-    forget(unit);
+    remove_from_residency(unit);
     throw;
   }
   trace_.record(TraceTrack::kWait, unit.name(), unit.times.pass(), waiting);
@@ -239,11 +239,11 @@ void Gatherer::release(Unit& unit) {
   if (!in_backward() && !unit.use.writable() && !unit.versions.written()) unit.buffers.park(memory_.parameters());
   unit.use.note_released();
   unit.buffers.release(memory_.parameters());
-  forget(unit);
+  remove_from_residency(unit);
   trace_.sample_memory();
 }
 
-void Gatherer::forget(Unit& unit) {
+void Gatherer::remove_from_residency(Unit& unit) {
   residency_.remove(unit);
   prefetches_wasted_ += unit.note_released() ? 1 : 0;
 }

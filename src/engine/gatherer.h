@@ -50,7 +50,7 @@ class Gatherer {
   // Issues the gathers of these units, which then stay gathered until they are used.
   void unshard(const std::vector<Unit*>& units);
   void wait_for(const std::vector<Unit*>& units);
-  // Releases units that are not pinned, and drops what is parked of them.
+  // Releases units that are not pinned, and what is parked of them.
   void reshard(const std::vector<Unit*>& units);
   void reshard_all();
   // Releases a unit that this backward does not use again; if it is pinned, once it is not.
@@ -85,14 +85,14 @@ class Gatherer {
   // (in a function whose backward runs modules) does not use them if the unit was used only inside backward passes.
   bool backward_relies_on(const Unit& unit) const FSDP_REQUIRES(unit.mutex);
   void notice_shard_writes(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void drop_stale(Unit& unit) FSDP_REQUIRES(unit.mutex);
+  void release_stale(Unit& unit) FSDP_REQUIRES(unit.mutex);
   void gather_to_use(Unit& unit) FSDP_REQUIRES(unit.mutex);
   void ensure_issued(Unit& unit) FSDP_REQUIRES(unit.mutex);
   void ensure_gathered(Unit& unit) FSDP_REQUIRES(unit.mutex);
   void issue_gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
   void finish_gather(Unit& unit) FSDP_REQUIRES(unit.mutex);
   void release(Unit& unit) FSDP_REQUIRES(unit.mutex);
-  void forget(Unit& unit);
+  void remove_from_residency(Unit& unit);
 
   template <typename Gather>
   void explaining(const Unit& unit, const Gather& gather);

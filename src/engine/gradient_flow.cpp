@@ -169,8 +169,8 @@ bool GradientFlow::stays_gathered_after_backward(const Unit& unit) const {
 }
 
 void GradientFlow::discard_captures() {
-  reducer_.drop_current();
-  tree_.for_each_gradient([this](const Unit&, FlatGradient& gradient) { gradient.discard(pool_); });
+  reducer_.discard_current();
+  tree_.for_each_gradient([this](const Unit&, FlatGradient& gradient) { gradient.discard_captures(pool_); });
 }
 
 // ---------------------------------------------------------------- the user's gradients
@@ -188,9 +188,9 @@ void GradientFlow::settle() {
   reducer_.finish_all();
 }
 
-void GradientFlow::forget_accumulated() {
+void GradientFlow::discard_accumulated() {
   reducer_.finish_all();
-  tree_.for_each_gradient([this](const Unit&, FlatGradient& gradient) { gradient.forget(pool_); });
+  tree_.for_each_gradient([this](const Unit&, FlatGradient& gradient) { gradient.discard_accumulated(pool_); });
 }
 
 void GradientFlow::trim() const {

@@ -42,8 +42,8 @@ class GradientFlow {
   void begin_backward();
   // Reduces what is left, in the same order on all ranks, and waits if the user's options say so.
   void finish_backward();
-  // Drops what a backward that threw has captured. Reductions in flight are dropped as well, because the user may have
-  // cleared the gradients since.
+  // Discards what a backward that threw has captured. Reductions in flight are discarded as well, because the user may
+  // have cleared the gradients since.
   void discard_captures();
   // Whether the unit stays gathered between backward passes that do not communicate.
   bool stays_gathered_after_backward(const Unit& unit) const;
@@ -52,9 +52,9 @@ class GradientFlow {
   void notice_cleared() const;
   // Must be called before the leaves' gradients are read: notices cleared gradients, then waits for reductions.
   void settle();
-  // Drops gradients that were accumulated and not reduced yet.
-  void forget_accumulated();
-  // Frees the memory of gradients that were cleared, unless the options keep memory.
+  // Discards gradients that were accumulated and not reduced yet.
+  void discard_accumulated();
+  // Releases the memory of gradients that were cleared, unless the options keep memory.
   void trim() const;
 
  private:

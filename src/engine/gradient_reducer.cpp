@@ -174,7 +174,7 @@ void GradientReducer::settle_on_host() const {
   }
 }
 
-void GradientReducer::drop_current() {
+void GradientReducer::discard_current() {
   int64_t current = 0;
   {
     base::MutexLock lock(mutex_);
@@ -182,7 +182,7 @@ void GradientReducer::drop_current() {
   }
   while (std::optional<InFlight> oldest = take_oldest()) {
     if (oldest->backward == current) {
-      oldest->gradient->drop(*oldest->reduction);
+      oldest->gradient->discard(*oldest->reduction);
     } else {
       finish(*oldest);
     }

@@ -58,8 +58,8 @@ class GradientReducer {
   // Waits for all reductions in flight and adds their results to the leaves' gradients. These may then be used on the
   // current stream.
   void finish_all() FSDP_EXCLUDES(mutex_);
-  // Waits for the current backward's reductions in flight and drops their results. Finishes older reductions.
-  void drop_current() FSDP_EXCLUDES(mutex_);
+  // Waits for the current backward's reductions in flight and discards their results. Finishes older reductions.
+  void discard_current() FSDP_EXCLUDES(mutex_);
 
   // Describes which reductions were issued in this backward: "end of backward after 3 reductions, the last one of
   // 'l0'".

@@ -42,7 +42,7 @@ ParameterMask GradientSentinels::installed(const flat::FlatParameter& flat) cons
   return mask;
 }
 
-void GradientSentinels::forget(flat::FlatParameter& flat, int64_t index) {
+void GradientSentinels::clear_record(flat::FlatParameter& flat, int64_t index) {
   base::MutexLock lock(mutex_);
   flat.parameters()[index].sentinel_installed = false;
 }

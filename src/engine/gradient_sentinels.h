@@ -30,8 +30,8 @@ class GradientSentinels {
   void install_missing(flat::FlatParameter& flat, const ParameterMask& captured) FSDP_EXCLUDES(mutex_);
   // Returns the parameters that have one.
   ParameterMask installed(const flat::FlatParameter& flat) const FSDP_EXCLUDES(mutex_);
-  // Forgets the sentinel of a parameter: its removal then does not clear the shard's gradient.
-  void forget(flat::FlatParameter& flat, int64_t index) FSDP_EXCLUDES(mutex_);
+  // Clears the record of a parameter's sentinel: its removal then does not clear the shard's gradient.
+  void clear_record(flat::FlatParameter& flat, int64_t index) FSDP_EXCLUDES(mutex_);
   // Clears the shards' gradients of the parameters from which user code has removed the sentinel.
   void notice_cleared(flat::FlatParameter& flat, FlatGradient& gradient) FSDP_EXCLUDES(mutex_);
 

@@ -28,7 +28,7 @@ void HeldGradients::hold(int64_t parameter, const at::Tensor& gradient, bool sha
   held_.push_back({parameter, std::move(own), base::current_stream(gradient.device())});
 }
 
-void HeldGradients::give_up(const std::function<void(int64_t, const at::Tensor&)>& use, BufferPool& pool) {
+void HeldGradients::release_after(const std::function<void(int64_t, const at::Tensor&)>& use, BufferPool& pool) {
   for (Held& held : std::exchange(held_, {})) {
     base::CurrentStreamGuard as_it_came(held.stream);
     use(held.parameter, held.gradient);

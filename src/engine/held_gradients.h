@@ -29,8 +29,8 @@ class HeldGradients {
   // If exactly one gradient is held, and it has this dtype and this layout in memory, turns it into a 1-D buffer of the
   // pool and returns it. Otherwise returns an undefined tensor and changes nothing.
   at::Tensor become_buffer(at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, BufferPool& pool);
-  // Passes each gradient to `use` on the stream it was produced on, then drops it on that stream.
-  void give_up(const std::function<void(int64_t parameter, const at::Tensor& gradient)>& use, BufferPool& pool);
+  // Passes each gradient to `use` on the stream it was produced on, then releases it on that stream.
+  void release_after(const std::function<void(int64_t parameter, const at::Tensor& gradient)>& use, BufferPool& pool);
 
  private:
   struct Held {

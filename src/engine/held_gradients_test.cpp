@@ -24,7 +24,7 @@ class HeldGradientsOnCpu : public ::testing::Test {
     held.hold(7, gradient, shared, pool_);
     EXPECT_EQ(pool_.in_use_bytes(), static_cast<int64_t>(gradient.nbytes()));
     at::Tensor found;
-    held.give_up(
+    held.release_after(
         [&](int64_t parameter, const at::Tensor& one) {
           EXPECT_EQ(parameter, 7);
           found = one;
@@ -58,7 +58,7 @@ TEST_F(HeldGradientsOnCpu, TheOnlyOneBecomesTheBuffer) {
     for (const at::Tensor& gradient : gradients) held.hold(0, gradient, false, pool_);
     const at::Tensor buffer = held.become_buffer(dtype, {3, 4}, {4, 1}, pool_);
     size_t left = 0;
-    held.give_up([&](int64_t, const at::Tensor&) { ++left; }, pool_);
+    held.release_after([&](int64_t, const at::Tensor&) { ++left; }, pool_);
     EXPECT_EQ(left, buffer.defined() ? 0 : gradients.size());
     if (buffer.defined()) {
       EXPECT_EQ(pool_.in_use_bytes(), 48);
@@ -91,7 +91,7 @@ TEST_F(HeldGradientsOnStreams, AreReadWhereTheyCame) {
     const base::CurrentStreamGuard on_late(late);
     held.hold(0, at::ones({4}, copy.options()), false, pool_);
   }
-  held.give_up([&](int64_t, const at::Tensor& gradient) { copy.copy_(gradient); }, pool_);
+  held.release_after([&](int64_t, const at::Tensor& gradient) { copy.copy_(gradient); }, pool_);
   late.let_go();
   base::CurrentStreamGuard on_late(late);
   EXPECT_EQ(first_of(copy), 1);

@@ -41,19 +41,19 @@ const at::Tensor& LeafGradients::memory() {
   return memory_;
 }
 
-void LeafGradients::give_back(at::Tensor& buffer, BufferPool& pool) const {
+void LeafGradients::release(at::Tensor& buffer, BufferPool& pool) const {
   if (buffer.defined() && !is_memory(buffer)) pool.release(buffer);
   buffer.reset();
 }
 
-void LeafGradients::drop_memory() {
+void LeafGradients::release_memory() {
   if (memory_.defined()) {
     base::order_streams(base::current_stream(home_.device()), home_);
-    forget_memory();
+    clear_memory();
   }
 }
 
-void LeafGradients::forget_memory() {
+void LeafGradients::clear_memory() {
   seen_.clear();
   memory_.reset();
   memory_nbytes_ = 0;
@@ -61,7 +61,7 @@ void LeafGradients::forget_memory() {
 
 const at::Tensor& LeafGradients::fresh_memory() {
   if (memory_.defined() && (memory_.use_count() > 1 || memory_.storage().use_count() > 1)) {
-    forget_memory();
+    clear_memory();
   }
   seen_.clear();
   return memory();

@@ -61,10 +61,10 @@ class LeafGradients {
   const at::Tensor& fresh_memory();
   // Whether `tensor` lies in the memory of the leaves' gradients.
   bool is_memory(const at::Tensor& tensor) const { return memory_.defined() && tensor.is_alias_of(memory_); }
-  // Releases a buffer to the pool, unless it is memory(), and resets it.
-  void give_back(at::Tensor& buffer, BufferPool& pool) const;
-  // Frees the memory, after the reads on the current stream.
-  void drop_memory();
+  // Releases a buffer to the pool, unless it is memory(), and clears the tensor.
+  void release(at::Tensor& buffer, BufferPool& pool) const;
+  // Releases the memory, after the reads on the current stream.
+  void release_memory();
   // Threads: safe.
   int64_t memory_nbytes() const { return memory_nbytes_; }
 
@@ -78,7 +78,7 @@ class LeafGradients {
   static Seen seen(const at::Tensor& leaf);
   const at::Tensor& memory();
   at::Tensor make_memory() const;
-  void forget_memory();
+  void clear_memory();
   at::Tensor on_device_of_shards(const at::Tensor& reduced);
   void add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured);
   void add_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient, const at::Tensor& place);

@@ -58,11 +58,11 @@ at::Tensor Reduction::take_output(bool alone) {
 }
 
 void Reduction::release_inputs() {
-  if (!buffer_.is_same(output_)) leaves_.give_back(buffer_, pool_);
-  leaves_.give_back(partial_, pool_);
+  if (!buffer_.is_same(output_)) leaves_.release(buffer_, pool_);
+  leaves_.release(partial_, pool_);
 }
 
-void Reduction::release_output() { leaves_.give_back(output_, pool_); }
+void Reduction::release_output() { leaves_.release(output_, pool_); }
 
 // ---------------------------------------------------------------- collectives
 
@@ -123,7 +123,7 @@ void Reduction::await_first_stage(const c10::Stream& stream) {
 }
 
 void Reduction::begin_second_stage(UnreplicatedSum& unreplicated, bool alone) {
-  leaves_.give_back(buffer_, pool_);
+  leaves_.release(buffer_, pool_);
   carries_ |= unreplicated.move_into(partial_, captured_, pool_);
   output_ = take_output(alone);
 }

@@ -55,7 +55,7 @@ class Unit : public schedule::ScheduledUnit {
   void add(std::vector<flat::ShardedParameter> parameters);
   void add(flat::FlatParameter::Moved parameters);
   void name_it();
-  // Drops its FlatParameters after their parameters have moved to other units. Handles may still refer to the unit.
+  // Clears its FlatParameters after their parameters have moved to other units. Handles may still refer to the unit.
   void retire(BufferPool& pool) FSDP_EXCLUDES(mutex);
 
   // -- the tree that it belongs to --

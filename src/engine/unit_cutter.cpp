@@ -197,7 +197,7 @@ std::vector<ScheduledUnit*> UnitCutter::make_units(const UnitCut& cut, const std
   std::vector<ScheduledUnit*> made;
   Successors successors;
   // Called once for all of them, because it walks over all units.
-  base::Finally forget_members([&] {
+  base::Finally retire_members([&] {
     const auto successor = [&](ScheduledUnit* unit) -> ScheduledUnit* {
       const auto found = successors.find(unit);
       return found == successors.end() ? unit : found->second;

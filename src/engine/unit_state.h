@@ -19,7 +19,7 @@ const std::vector<std::pair<UnitState, UnitState>>& unit_transitions();
 // are added. kCapturing -> kAccumulating -> kCapturing: a backward that does not communicate has ended, and the next
 // one adds its gradients. kReducing -> kAccumulating: the all-reduce over replicas is left to a later backward.
 // kCapturing -> kNone and kAccumulating -> kNone: the backward threw, or gradients were cleared, and the captured
-// gradients are dropped.
+// gradients are discarded.
 const std::vector<std::pair<GradientState, GradientState>>& gradient_transitions();
 
 }  // namespace fsdp::engine

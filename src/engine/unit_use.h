@@ -50,7 +50,7 @@ class GatherTimes {
   int64_t issued() const { return issued_; }
   // Keeps the first time since take_held_back().
   void note_held_back(int64_t now) { held_back_ = held_back_ == 0 ? now : held_back_; }
-  // Returns the time and forgets it; 0: it was not held back, or nothing is traced.
+  // Returns the time and clears it; 0: it was not held back, or nothing is traced.
   int64_t take_held_back() { return std::exchange(held_back_, 0); }
 
  private:

@@ -19,11 +19,11 @@ bool UnreplicatedSum::move_into(const at::Tensor& partial, ParameterMask& captur
   if (!sum_.defined()) return false;
   partial.add_(sum_);
   captured.merge(captured_);
-  drop(pool);
+  release(pool);
   return true;
 }
 
-void UnreplicatedSum::drop(BufferPool& pool) {
+void UnreplicatedSum::release(BufferPool& pool) {
   if (sum_.defined()) {
     pool.release(sum_);
     sum_.reset();
@@ -31,7 +31,7 @@ void UnreplicatedSum::drop(BufferPool& pool) {
   captured_.clear();
 }
 
-void UnreplicatedSum::forget(int64_t parameter) {
+void UnreplicatedSum::clear(int64_t parameter) {
   zero(parameter);
   captured_.clear(parameter);
 }

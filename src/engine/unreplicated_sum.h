@@ -21,10 +21,11 @@ class UnreplicatedSum {
   // Adds the sum to `partial`, and its parameters to `captured`, and ends it. Does nothing and returns false if there
   // is none.
   bool move_into(const at::Tensor& partial, ParameterMask& captured, BufferPool& pool);
-  void drop(BufferPool& pool);
+  // Ends the sum and releases its memory.
+  void release(BufferPool& pool);
 
-  // Forgets one parameter's gradient, or sets it to zero.
-  void forget(int64_t parameter);
+  // Clears one parameter's gradient, or sets it to zero.
+  void clear(int64_t parameter);
   void zero(int64_t parameter);
 
  private:

@@ -47,8 +47,8 @@ void UnshardedBuffers::add_flat() {
 
 void UnshardedBuffers::clear(BufferPool& pool) {
   TORCH_CHECK(sharded(), "fsdp: ", unit_.where(), ": a unit in use cannot be cut anew");
-  pool.forget(this);
-  for (at::Tensor& parked : parked_) pool.forget(&parked);
+  pool.release_kept(this);
+  for (at::Tensor& parked : parked_) pool.release_kept(&parked);
   unsharded_.clear();
   parked_.clear();
 }
@@ -102,7 +102,7 @@ int64_t UnshardedBuffers::begin_gather(BufferPool& pool, Pass pass, bool may_ali
     }
     issued_.record(stream);
   } catch (...) {
-    give_up_gather();
+    discard_gather();
     throw;
   }
   return issued_gathers_;
@@ -141,7 +141,7 @@ void UnshardedBuffers::finish_gather() {
     issued_.block_current();
     for (std::unique_ptr<Work>& gather : gathers_) gather->wait();
   } catch (...) {
-    give_up_gather();
+    discard_gather();
     throw;
   }
   if (!reads_in_place()) gathers_.clear();
@@ -155,7 +155,7 @@ void UnshardedBuffers::finish_gather() {
 }
 
 // The buffers are not used again, because a collective that failed may still write to them.
-void UnshardedBuffers::give_up_gather() {
+void UnshardedBuffers::discard_gather() {
   gathers_.clear();
   for (at::Tensor& unsharded : unsharded_) unsharded.reset();
   block_.reset();

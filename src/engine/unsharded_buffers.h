@@ -30,7 +30,7 @@ class UnshardedBuffers {
   explicit UnshardedBuffers(Unit& unit);
   // Must be called after a FlatParameter was added to the unit.
   void add_flat();
-  // Forgets the FlatParameters, which the unit is about to lose, and their memory. The unit must be sharded.
+  // Clears the FlatParameters, which the unit is about to lose, and releases their memory. The unit must be sharded.
   void clear(BufferPool& pool);
 
   bool gathered() const { return state_.is(UnitState::kUnsharded); }
@@ -43,13 +43,14 @@ class UnshardedBuffers {
   void finish_gather();
   // Notes that an operator on the current stream is about to use the gathered unit.
   void use_on_current_stream();
-  // Gives the memory of a gathered unit back. The current stream waits for all uses.
+  // Releases the memory of a gathered unit. The current stream waits for all uses.
   void release(BufferPool& pool);
 
   // Parking (ReshardAfterForward with a group size): keeps this rank's part of the gathered parameters, so that the
   // next gather goes over the smaller group that shares them. Keeps nothing of parameters that ranks read in the same
   // memory, or without such a group. The unit must be gathered.
   void park(BufferPool& pool);
+  // Ends parking: releases what is parked.
   void unpark(BufferPool& pool);
   const std::shared_ptr<Communicator>& park_group() const { return park_group_; }
   void set_park_group(std::shared_ptr<Communicator> group) { park_group_ = std::move(group); }
@@ -72,7 +73,7 @@ class UnshardedBuffers {
   void gather_flat(size_t index, Pass pass, BufferPool& pool);
   std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
   std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool);
-  void give_up_gather();
+  void discard_gather();
   bool reads_in_place() const;
   bool reads_in_place(size_t flat) const;
 

@@ -40,7 +40,7 @@ SummonedGradients::SummonedGradients(Unit& unit) : unit_(unit) {
 void SummonedGradients::show(size_t index) {
   flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   for (int64_t k = 0; flat.requires_grad() && k < flat.layout().num_parameters(); ++k) {
-    unit_.sentinels.forget(flat, k);
+    unit_.sentinels.clear_record(flat, k);
     flat.parameters()[k].tensor.mutable_grad() =
         gradients_[index].defined.test(k) ? flat.view_in(gradients_[index].flat, k) : at::Tensor();
   }

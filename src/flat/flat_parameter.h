@@ -18,7 +18,7 @@ namespace fsdp::flat {
 // sharded.
 struct ShardedParameter {
   at::Tensor tensor;
-  at::Tensor value;  // if defined, the full value to shard instead of `tensor`'s; dropped once sharded
+  at::Tensor value;  // if defined, the full value to shard instead of `tensor`'s; cleared once sharded
   std::string fqn;   // the first name, under which the optimizer sees the parameter
   std::vector<std::string> other_fqns;  // further names of a shared parameter
   std::vector<int64_t> sizes;

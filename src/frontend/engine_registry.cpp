@@ -30,13 +30,13 @@ Registry& registry() {
 }  // namespace
 
 void register_engine(std::shared_ptr<engine::Engine> engine) {
-  std::vector<std::shared_ptr<engine::Engine>> dropped;  // destroyed after the lock is released
+  std::vector<std::shared_ptr<engine::Engine>> released;  // destroyed after the lock is released
   std::lock_guard lock(registry().mutex);
   auto& engines = registry().engines;
   if (engines.size() < kFewEngines || engines.size() >= registry().next_sweep) {
     for (auto it = engines.begin(); it != engines.end();) {
       const bool in_use = it->second.use_count() > 1 || !it->second->tree().unused();
-      if (!in_use) dropped.push_back(std::move(it->second));
+      if (!in_use) released.push_back(std::move(it->second));
       it = in_use ? std::next(it) : engines.erase(it);
     }
     registry().next_sweep = std::max(kFewEngines, 2 * engines.size());

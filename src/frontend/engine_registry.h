@@ -8,7 +8,8 @@
 
 namespace fsdp::frontend {
 
-// Adds an engine, and occasionally drops engines whose parameters are not referenced elsewhere any more. Thread-safe.
+// Adds an engine, and occasionally releases engines whose parameters are not referenced elsewhere any more.
+// Thread-safe.
 void register_engine(std::shared_ptr<engine::Engine> engine);
 // Counts a new model of a communicator and returns its number, starting at 1: ranks that shard several models in the
 // same order number them alike. Thread-safe.

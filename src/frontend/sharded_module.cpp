@@ -50,7 +50,7 @@ std::vector<ShardSlice> ShardedModule::shard_slices() const {
 }
 
 void ShardedModule::zero_grad(bool set_to_none) {
-  engine().forget_accumulated();
+  engine().discard_accumulated();
   for (const at::Tensor& leaf : parameters()) {
     at::Tensor& gradient = leaf.mutable_grad();
     if (set_to_none) {

@@ -113,7 +113,7 @@ void KeptResults::clear() {
 }
 
 void Recorder::intercept(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::function_ref<void()> run) {
-  graph_.drop_saved_tensors();
+  graph_.discard_saved_tensors();
   if (kept_.selects(op)) {
     kept_.record(op, stack, run);
   } else {

@@ -16,12 +16,12 @@ TransientGraph::TransientGraph() { ++transient_graphs; }
 TransientGraph::~TransientGraph() { --transient_graphs; }
 bool TransientGraph::is_recorded() { return transient_graphs > 0; }
 
-void TransientGraph::drop_saved_tensors() {
+void TransientGraph::discard_saved_tensors() {
   if (!at::GradMode::is_enabled()) {
     return;  // inside a function that creates its own node, which gets its results only at the end
   }
   for (const WeakTensor& result : latest_) {
-    if (auto tensor = result.lock()) seams::drop_saved_tensors(at::Tensor(std::move(tensor)));
+    if (auto tensor = result.lock()) seams::discard_saved_tensors(at::Tensor(std::move(tensor)));
   }
   latest_.clear();
 }

@@ -14,7 +14,7 @@ namespace fsdp::recompute {
 // matmul folds its batch if the smaller factor requires a gradient, and attention chooses another kernel or returns
 // more results. A kept result is valid in recomputation only if both runs decompose alike. So the first run of a region
 // that keeps results has gradients enabled, and inputs that require them, like recomputation. Its graph is not used and
-// must not hold activations: the tensors that its nodes save are dropped when the next operator is called.
+// must not hold activations: the tensors that its nodes save are discarded when the next operator is called.
 class TransientGraph {
  public:
   TransientGraph();
@@ -23,7 +23,7 @@ class TransientGraph {
   TransientGraph& operator=(const TransientGraph&) = delete;
 
   // Call these below autograd: the first before each operator, the second after it, with its results on the stack.
-  void drop_saved_tensors();
+  void discard_saved_tensors();
   void note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
   // Whether this thread records such a graph.
@@ -32,7 +32,7 @@ class TransientGraph {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 
-  std::vector<WeakTensor> latest_;  // results since the last drop
+  std::vector<WeakTensor> latest_;  // results since they were last discarded
 };
 
 }  // namespace fsdp::recompute

@@ -29,7 +29,7 @@ std::optional<int64_t> BlockPlaces::take(int64_t nbytes) {
   return first;
 }
 
-bool BlockPlaces::give_back(int64_t begin) {
+bool BlockPlaces::release(int64_t begin) {
   const auto found = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& b) { return b.begin == begin; });
   if (found == blocks_.end()) return false;
   blocks_.erase(found);

@@ -27,8 +27,8 @@ class BlockPlaces {
 
   // Takes a block of `nbytes` and returns its first byte, or nullopt if no gap is large enough.
   std::optional<int64_t> take(int64_t nbytes);
-  // Frees the block that begins there. Returns false if there is none.
-  bool give_back(int64_t begin);
+  // Releases the block that begins there. Returns false if there is none.
+  bool release(int64_t begin);
 
  private:
   struct Block {

@@ -18,9 +18,9 @@ TEST(BlockPlaces, BlocksDoNotOverlapAndReturn) {
   EXPECT_EQ(places.take(3), 3 * kUnit) << "the other end, rounded up";
   EXPECT_EQ(places.take(2 * kUnit), kUnit);
   EXPECT_FALSE(places.take(1)) << "full";
-  EXPECT_FALSE(places.give_back(1)) << "no block begins there";
-  for (int64_t begin : {3 * kUnit, int64_t{0}, kUnit}) EXPECT_TRUE(places.give_back(begin));
-  EXPECT_FALSE(places.give_back(0)) << "twice";
+  EXPECT_FALSE(places.release(1)) << "no block begins there";
+  for (int64_t begin : {3 * kUnit, int64_t{0}, kUnit}) EXPECT_TRUE(places.release(begin));
+  EXPECT_FALSE(places.release(0)) << "twice";
   EXPECT_TRUE(places.empty());
 }
 
@@ -38,7 +38,7 @@ TEST(BlockPlaces, HoldAnyTwoBlocksWhoseSumFits) {
     for (size_t i = 1; i < sizes.size(); ++i) {
       std::optional<int64_t> next = places.take(sizes[i]);
       ASSERT_TRUE(next) << "round " << round << ", block " << i;
-      places.give_back(*latest);
+      places.release(*latest);
       latest = next;
     }
   }

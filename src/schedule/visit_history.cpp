@@ -18,7 +18,7 @@ constexpr size_t kWithinPass = 2;  // of these, how many must agree with a place
 }  // namespace
 
 void VisitHistory::visit(ScheduledUnit* unit) {
-  trim();
+  discard_old();
   if (visits_.empty()) {
     add(nullptr);  // the first pass begins where another might have ended
   }
@@ -92,15 +92,15 @@ size_t VisitHistory::matching(size_t place) const {
   return count;
 }
 
-void VisitHistory::trim() {
+void VisitHistory::discard_old() {
   if (visits_.size() < std::max(kMaxVisits, kVisitsOfUnit * places_.size())) return;
   const std::vector<ScheduledUnit*> before = std::exchange(visits_, {});
-  const size_t dropped = before.size() / 2;
+  const size_t discarded = before.size() / 2;
   places_.clear();
-  std::for_each(before.begin() + static_cast<ptrdiff_t>(dropped), before.end(),
+  std::for_each(before.begin() + static_cast<ptrdiff_t>(discarded), before.end(),
                 [this](ScheduledUnit* unit) { add(unit); });
-  place_ = place_ && *place_ >= dropped ? std::optional<size_t>(*place_ - dropped) : std::nullopt;
-  looked_until_ -= std::min(looked_until_, dropped);
+  place_ = place_ && *place_ >= discarded ? std::optional<size_t>(*place_ - discarded) : std::nullopt;
+  looked_until_ -= std::min(looked_until_, discarded);
 }
 
 VisitHistory::Coming VisitHistory::coming(size_t count, const Ignore& ignore) const {

@@ -70,7 +70,7 @@ class VisitHistory {
   void add(ScheduledUnit* unit);
   void find_place();
   size_t matching(size_t place) const;
-  void trim();
+  void discard_old();
 
   std::vector<ScheduledUnit*> visits_;  // null: the end of a pass
   std::optional<size_t> place_;         // of the visit that the latest one repeats

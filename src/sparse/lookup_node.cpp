@@ -17,7 +17,7 @@ torch::autograd::variable_list LookupNode::apply(torch::autograd::variable_list&
   TORCH_CHECK(exchange_, torch::autograd::ERR_BACKWARD_TWICE);
   // Other ranks wait for this rank's gradient, even if it is zero.
   const at::Tensor gradient = gradients[0].defined() ? gradients[0] : input_metadata(0).zeros_like();
-  take_(exchange_->give_back(gradient.reshape({-1, width_})));
+  take_(exchange_->send_back(gradient.reshape({-1, width_})));
   return {at::Tensor()};
 }
 

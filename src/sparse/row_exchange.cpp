@@ -65,7 +65,7 @@ at::Tensor RowExchange::fetch(const at::Tensor& held) {
   return rows.view({-1, group_->width}).index_select(0, use_);
 }
 
-SparseRows RowExchange::give_back(const at::Tensor& gradient) {
+SparseRows RowExchange::send_back(const at::Tensor& gradient) {
   const at::Tensor summed = sum_by_place(gradient, use_, sum_of(counts_.send));
   const at::Tensor received = exchange("gradients", Pass::kBackward, summed, counts_, group_->width);
   SparseRows sums = sum_rows(asked_here_, received.view({-1, group_->width}));

@@ -35,7 +35,7 @@ class RowExchange {
   // `gradient` is the gradient of the result of fetch(). Returns the gradient of this rank's rows: the mean over ranks
   // of the sums over uses. It is summed first over each rank's uses in the order of its batch, then over ranks in rank
   // order, and then divided by the number of ranks.
-  SparseRows give_back(const at::Tensor& gradient);
+  SparseRows send_back(const at::Tensor& gradient);
 
  private:
   void exchange_counts(const at::Tensor& owners);

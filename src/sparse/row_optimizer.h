@@ -31,7 +31,7 @@ class RowOptimizer {
   // Applies gradient_scale times embedding.gradient(), and keeps that gradient. Does nothing without a gradient. The
   // arithmetic is fp32 (fp64 for fp64 rows).
   void step(double gradient_scale = 1.0);
-  // Drops the gradient; call it between steps.
+  // Clears the gradient; call it between steps.
   void zero_grad() { embedding_->clear_gradient(); }
 
   double learning_rate() const { return options_.learning_rate; }

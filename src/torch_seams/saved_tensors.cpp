@@ -7,16 +7,16 @@ namespace fsdp::seams {
 namespace {
 
 // Reads the field directly: for a view whose base was written to, Tensor::grad_fn() would create a new node.
-void drop_in_node_of(const at::TensorBase& tensor) {
+void discard_in_node_of(const at::TensorBase& tensor) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (meta && meta->grad_fn_) meta->grad_fn_->release_variables();
 }
 
 }  // namespace
 
-void drop_saved_tensors(const at::Tensor& tensor) {
-  drop_in_node_of(tensor);
-  if (tensor.is_view()) drop_in_node_of(tensor._base());
+void discard_saved_tensors(const at::Tensor& tensor) {
+  discard_in_node_of(tensor);
+  if (tensor.is_view()) discard_in_node_of(tensor._base());
 }
 
 }  // namespace fsdp::seams

@@ -99,7 +99,7 @@ std::optional<std::string> FingerprintExchange::compare(const std::vector<int>& 
                        " issued ", all[reference].describe(),
                        "; all ranks must issue the same collectives in the same order");
   }
-  buffers_.give_back(std::move(buffer_));
+  buffers_.release(std::move(buffer_));
   return trouble;
 }
 

@@ -29,7 +29,7 @@ namespace {
 void reserve_headers(ExchangeContext& context, int size) {
   std::vector<at::Tensor> headers(12);
   for (at::Tensor& header : headers) header = context.buffers.take(size * kHeaderBytes);
-  for (at::Tensor& header : headers) context.buffers.give_back(std::move(header));
+  for (at::Tensor& header : headers) context.buffers.release(std::move(header));
 }
 
 class GlooCommunicator final : public Communicator, public Failable {

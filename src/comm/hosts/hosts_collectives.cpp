@@ -65,9 +65,9 @@ void HostsCollective::finish() {
   if (caller_flags_ != nullptr) *caller_flags_ = *flags_;
 }
 
-void HostsCollective::drop() {
+void HostsCollective::discard_result() {
   caller_flags_ = nullptr;
-  forget_output();
+  clear_output();
 }
 
 void HostsCollective::begin_in(Communicator& group) {

@@ -52,7 +52,7 @@ class HostsCollective : public PendingCollective {
   uint64_t sequence() const final { return sequence_; }
   void advance() final;
   void finish() final;
-  void drop() final;
+  void discard_result() final;
 
  protected:
   using Works = std::vector<std::unique_ptr<Work>>;
@@ -60,7 +60,7 @@ class HostsCollective : public PendingCollective {
   virtual void go_on() = 0;
   // Waits for the steps that go_on() issued, and stores the result in the output.
   virtual void complete() { wait_for(next_); }
-  virtual void forget_output() {}
+  virtual void clear_output() {}
 
   // Begins an empty step, which only compares.
   void begin_in(Communicator& group);
@@ -95,7 +95,7 @@ class HostsAllGather final : public HostsCollective {
  private:
   void go_on() override;
   void complete() override;
-  void forget_output() override { output_.reset(); }
+  void clear_output() override { output_.reset(); }
 
   at::Tensor output_;
   at::Tensor pieces_;    // the shards of this place, from each host
@@ -125,7 +125,7 @@ class HostsReduceScatter final : public HostsCollective {
 
  private:
   void go_on() override;
-  void forget_output() override { options_.summary = nullptr; }
+  void clear_output() override { options_.summary = nullptr; }
 
   at::Tensor output_;
   at::Tensor sums_;  // sums of this host, for this place on each host
@@ -141,7 +141,7 @@ class HostsAllReduce final : public HostsCollective {
  private:
   void go_on() override;
   void complete() override;
-  void forget_output() override {
+  void clear_output() override {
     output_.reset();
     options_.summary = nullptr;
   }

@@ -103,7 +103,7 @@ void NcclGroup::abort() {
   setup_.library->comm_abort(std::exchange(comm_, nullptr));
 }
 
-void NcclGroup::forget(ncclRedOp_t op) noexcept {
+void NcclGroup::release(ncclRedOp_t op) noexcept {
   if (comm_ != nullptr) setup_.library->red_op_destroy(op, comm_);
 }
 

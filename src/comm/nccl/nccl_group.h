@@ -65,8 +65,8 @@ class NcclGroup {
   // Records the collective whose kernels were just enqueued on the current stream as the latest one.
   void note_issued() { latest_.record_current(setup_.device); }
 
-  // Destroys a reduction operator of this communicator, unless the communicator has already ended.
-  void forget(ncclRedOp_t op) noexcept;
+  // Releases a reduction operator of this communicator, unless the communicator has already ended.
+  void release(ncclRedOp_t op) noexcept;
 
   const NcclSetup& setup() const { return setup_; }
 

@@ -88,7 +88,7 @@ ScaledSum::ScaledSum(NcclGroup& group, const NcclSubject& subject, at::ScalarTyp
 
 // NCCL needs the operator only during the calls that use it.
 ScaledSum::~ScaledSum() {
-  if (op_ != ncclSum) group_.forget(op_);
+  if (op_ != ncclSum) group_.release(op_);
 }
 
 }  // namespace fsdp::comm

@@ -110,11 +110,11 @@ void SharedBuffer::end_reading() {
   ++ended_;
   if (ended_ != begun_) return;
   if (read_only_) read_only_->set_read_only(false);
-  if (transient()) give_back_if_last();
+  if (transient()) release_if_last();
   count(place_.rank).ended.store(ended_, std::memory_order_release);
 }
 
-void SharedBuffer::give_back_if_last() {
+void SharedBuffer::release_if_last() {
   const uint64_t ended_by_all = ends().count.fetch_add(1, std::memory_order_acq_rel) + 1;
   const bool last = ended_by_all == ended_ * static_cast<uint64_t>(place_.ranks);
   if (last && !transient_memory_->stays()) memory_->release(header_nbytes(), data_nbytes());

@@ -100,7 +100,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
   Count& count(int rank) const;
   Ends& ends() const;
   char* own_slice() const { return data() + place_.rank * (nbytes_ / place_.ranks); }
-  void give_back_if_last();
+  void release_if_last();
 
   const Place place_;
   const int64_t nbytes_;

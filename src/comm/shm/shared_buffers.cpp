@@ -19,15 +19,15 @@ constexpr size_t kFew = 16;
 }  // namespace
 
 void SharedBuffers::add(const std::shared_ptr<SharedBuffer>& buffer) {
-  forget_expired(buffers_.lower_bound(buffer->data()), buffers_.lower_bound(buffer->data() + buffer->data_nbytes()));
+  clear_expired(buffers_.lower_bound(buffer->data()), buffers_.lower_bound(buffer->data() + buffer->data_nbytes()));
   if (buffers_.size() >= 2 * alive_) {
-    forget_expired(buffers_.begin(), buffers_.end());
+    clear_expired(buffers_.begin(), buffers_.end());
     alive_ = std::max<size_t>(buffers_.size(), kFew);
   }
   buffers_[buffer->data()] = buffer;
 }
 
-void SharedBuffers::forget_expired(Buffers::iterator begin, Buffers::iterator end) {
+void SharedBuffers::clear_expired(Buffers::iterator begin, Buffers::iterator end) {
   while (begin != end) begin = begin->second.expired() ? buffers_.erase(begin) : std::next(begin);
 }
 

@@ -32,7 +32,7 @@ class SharedBuffers {
   std::shared_ptr<SharedBuffer> at_or_below(const void* address);
 
   using Buffers = std::map<const char*, std::weak_ptr<SharedBuffer>>;
-  void forget_expired(Buffers::iterator begin, Buffers::iterator end);
+  void clear_expired(Buffers::iterator begin, Buffers::iterator end);
 
   // By address. No expired buffer lies inside another one. Other expired buffers stay until there are twice as many
   // entries as were alive at the last cleanup.

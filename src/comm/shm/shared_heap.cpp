@@ -23,7 +23,7 @@ int64_t rounded(int64_t nbytes) {
 at::Tensor SharedHeap::take(int64_t nbytes) {
   const int64_t begin = place(rounded(nbytes));
   return at::from_blob(
-      memory_->data() + begin, {nbytes}, [heap = shared_from_this(), begin](void*) { heap->give_up(begin); },
+      memory_->data() + begin, {nbytes}, [heap = shared_from_this(), begin](void*) { heap->release(begin); },
       at::kByte);
 }
 
@@ -31,7 +31,7 @@ at::Tensor SharedHeap::take(int64_t nbytes) {
 // block.
 int64_t SharedHeap::place(int64_t nbytes) {
   std::lock_guard lock(mutex_);
-  free_what_was_read();
+  release_read_blocks();
   auto best = gaps_.end();
   for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
     const auto order = [](const Gap& one) { return std::pair(!one.backed, one.nbytes); };
@@ -79,13 +79,13 @@ void SharedHeap::hold(const at::Tensor& tensor, std::function<bool()> read) {
   readers.push_back(std::move(read));
 }
 
-void SharedHeap::give_up(int64_t begin) {
+void SharedHeap::release(int64_t begin) {
   std::lock_guard lock(mutex_);
   blocks_.at(begin).referred = false;
-  free_what_was_read();
+  release_read_blocks();
 }
 
-void SharedHeap::free_what_was_read() {
+void SharedHeap::release_read_blocks() {
   for (auto block = blocks_.begin(); block != blocks_.end();) {
     auto& [begin, held] = *block;
     if (!held.referred) std::erase_if(held.readers, [](const auto& done) { return done(); });
@@ -118,7 +118,7 @@ void SharedHeap::add_gap(int64_t begin, Gap gap) {
 
 void SharedHeap::trim(int64_t keep) {
   std::lock_guard lock(mutex_);
-  free_what_was_read();
+  release_read_blocks();
   int64_t unused = 0;
   for (const auto& [begin, gap] : gaps_) unused += gap.backed ? gap.nbytes : 0;
   if (unused <= keep) return;

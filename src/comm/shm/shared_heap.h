@@ -29,7 +29,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   // Keeps the tensor's block unchanged until `read` returns true. `read` is called from time to time; once true, it
   // must stay true.
   void hold(const at::Tensor& tensor, std::function<bool()> read);
-  // Returns unused memory to the system if it is more than `keep` bytes: [Note: pages that are kept].
+  // Releases unused memory to the system if it is more than `keep` bytes: [Note: pages that are kept].
   void trim(int64_t keep = 0);
   // Returns the bytes of the blocks that are in use or held.
   int64_t nbytes_in_use() const;
@@ -46,8 +46,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
     int64_t nbytes = 0;
     bool backed = false;  // has pages
   };
-  void give_up(int64_t begin);
-  void free_what_was_read();
+  void release(int64_t begin);
+  void release_read_blocks();
   void add_gap(int64_t begin, Gap gap);
   int64_t place(int64_t nbytes);
 

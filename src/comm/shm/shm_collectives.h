@@ -147,7 +147,7 @@ class ShmInFlight {
  private:
   std::shared_ptr<ShmContext> context_;
   std::shared_ptr<Advancing> advancing_;
-  std::deque<std::weak_ptr<ShmCollective>> queue_;  // in order of issue; some are finished or dropped
+  std::deque<std::weak_ptr<ShmCollective>> queue_;  // in order of issue; some are finished or destroyed
 };
 
 }  // namespace fsdp::comm

@@ -17,7 +17,7 @@ at::Tensor StagingPool::take(int64_t bytes) {
   return at::empty({bytes}, at::kByte);
 }
 
-void StagingPool::give_back(at::Tensor buffer) { free_.add(std::move(buffer)); }
+void StagingPool::release(at::Tensor buffer) { free_.add(std::move(buffer)); }
 
 void StagingPool::trim() {
   while (auto largest = free_.take_largest()) {

@@ -16,8 +16,8 @@ class StagingPool {
   // a new one.
   at::Tensor take(int64_t bytes);
   // Takes back a buffer from take(), once it is no longer read or written.
-  void give_back(at::Tensor buffer);
-  // Frees all free buffers except small ones, which headers use.
+  void release(at::Tensor buffer);
+  // Releases all free buffers except small ones, which headers use.
   void trim();
 
  private:

@@ -50,7 +50,7 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   const std::vector<CollectiveEvent>& events() const;
   // Returns the number of issued collectives of a kind.
   int64_t count(CollectiveKind kind) const;
-  // Forgets the events; indices continue.
+  // Clears the events; indices continue.
   void clear();
 
  private:
