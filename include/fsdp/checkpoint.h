@@ -43,10 +43,10 @@ struct CheckpointedRun {
 };
 
 // Writes the folder. When all ranks have returned, it is on the disk under its name, complete; an existing folder is
-// replaced. `user`: JSON text; rank 0's is stored. On an error, which all ranks get and which names rank, file and
-// reason, an existing folder is unchanged. (If ranks are killed or lose each other, a folder .NAME.tmp-… may remain
-// beside it; it is no checkpoint, and may be removed when no rank is saving.) `world`: all ranks, which must see the
-// same file system. Collective.
+// replaced. `user`: JSON text; rank 0's is stored. If a rank fails, all ranks throw StepFailed (errors.h), which
+// names rank, file and reason, and an existing folder is unchanged. (If ranks are killed or lose each other, a folder
+// .NAME.tmp-… may remain beside it; it is no checkpoint, and may be removed when no rank is saving.) `world`: all
+// ranks, which must see the same file system. Collective.
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, const std::string& user,
                      Communicator& world);
 
@@ -58,11 +58,11 @@ struct LoadedCheckpoint {
   std::map<std::string, at::Tensor> of_rank;
 };
 
-// Loads a checkpoint; each rank reads the parts that it holds. Errors, which all ranks get: the folder is no checkpoint
-// or is damaged, or, with LoadOptions::strict, anything does not fit. Optimizer state is not loaded if `run` has none:
-// for parameters, if it has no optimizer; for split tensors, if it has no state of them either.
-// Everything is checked before anything is changed. After an error while reading data, the contents of model and
-// optimizer are undefined. Collective.
+// Loads a checkpoint; each rank reads the parts that it holds. All ranks throw StepFailed if the folder is no
+// checkpoint or is damaged, and, with LoadOptions::strict, ErrorOfAllRanks if anything does not fit. Optimizer state is
+// not loaded if `run` has none: for parameters, if it has no optimizer; for split tensors, if it has no state of them
+// either. Everything is checked before anything is changed. After an error while reading data, the contents of model
+// and optimizer are undefined. Collective.
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder, const CheckpointedRun& run, Communicator& world,
                                  const LoadOptions& options = {});
 
