@@ -1,6 +1,7 @@
 // Tests that any torch::optim optimizer trains over shards as it does over the plain module.
 #include "engine/engine.h"
 #include "optim/fused_adamw.h"
+#include "optim/sgd.h"
 #include "support/nets/tiny_lm.h"
 #include "support/ranks/thread_ranks.h"
 #include "support/training/sharding.h"
@@ -162,6 +163,7 @@ void expect_to_follow(const std::function<Optimizer(std::vector<torch::Tensor>)>
 TEST(UnitsThatStayGathered, FollowEveryOptimizer) {
   expect_to_follow<torch::optim::AdamW>([](auto p) { return torch::optim::AdamW(std::move(p), 0.1); });
   expect_to_follow<optim::FusedAdamW>([](auto p) { return optim::FusedAdamW(std::move(p), {.learning_rate = 0.1}); });
+  expect_to_follow<optim::Sgd>([](auto p) { return optim::Sgd(std::move(p), {.learning_rate = 0.1}); });
 }
 
 // With more ranks than a unit has elements, some ranks hold no part of the unit, and still take part.

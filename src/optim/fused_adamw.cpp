@@ -11,10 +11,10 @@
 #include <map>
 #include <optional>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "optim/named_state.h"
+#include "optim/one_group_state.h"
 #include "torch_seams/shard_version.h"
 
 namespace fsdp::optim {
@@ -70,15 +70,9 @@ void FusedAdamW::add(Batch& batch, size_t index) {
   batch.nbytes += static_cast<int64_t>(parameter.nbytes());
 }
 
-class FusedAdamW::Named final : public OptimizerState {
+class FusedAdamW::Named final : public OneGroupState {
  public:
-  explicit Named(FusedAdamW& optimizer) : optimizer_(optimizer) {
-    for (size_t i = 0; i < optimizer.parameters_.size(); ++i) {
-      positions_.emplace(optimizer.parameters_[i].unsafeGetTensorImpl(), i);
-    }
-  }
-
-  std::vector<std::vector<at::Tensor>> groups() const override { return {optimizer_.parameters_}; }
+  explicit Named(FusedAdamW& optimizer) : OneGroupState(kName, optimizer.parameters_), optimizer_(optimizer) {}
 
   std::optional<LeafState> leaf(const at::Tensor& leaf) const override {
     const std::optional<size_t> at = position(leaf);
@@ -89,9 +83,7 @@ class FusedAdamW::Named final : public OptimizerState {
   }
 
   void set_leaf(const at::Tensor& leaf, const std::optional<LeafState>& given) override {
-    const std::optional<size_t> at = position(leaf);
-    TORCH_CHECK(at, kName, ": a tensor of shape ", leaf.sizes(), " is not a leaf of this optimizer");
-    State& state = optimizer_.states_[*at];
+    State& state = optimizer_.states_[own_position(leaf)];
     if (!given) {
       state = {};
       return;
@@ -143,14 +135,7 @@ class FusedAdamW::Named final : public OptimizerState {
     return options;
   }
 
-  static void check_group(size_t group) { TORCH_CHECK(group == 0, kName, ": has only parameter group 0, not ", group); }
-  std::optional<size_t> position(const at::Tensor& leaf) const {
-    const auto found = positions_.find(leaf.unsafeGetTensorImpl());
-    return found == positions_.end() ? std::nullopt : std::optional(found->second);
-  }
-
   FusedAdamW& optimizer_;
-  std::unordered_map<const at::TensorImpl*, size_t> positions_;  // positions of its parameters
 };
 
 std::unique_ptr<OptimizerState> FusedAdamW::named_state() { return std::make_unique<Named>(*this); }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdp/optimizer_state.h"
+#include "optim/optimizer.h"
 
 namespace fsdp::optim {
 
@@ -23,27 +24,22 @@ struct FusedAdamWOptions {
 
 // Computes the same as torch.optim.AdamW(…, fused=True). State has the dtype and device of its parameter; gradients may
 // have another floating dtype.
-class FusedAdamW {
+class FusedAdamW final : public Optimizer {
  public:
+  // Returns how many tensors like the parameter the state of each parameter has.
+  static int64_t state_tensors(const FusedAdamWOptions& /*options*/) { return 2; }
+
   // `parameters` are leaves, dense and contiguous, of floating dtypes; they may be empty.
   FusedAdamW(std::vector<at::Tensor> parameters, const FusedAdamWOptions& options);
 
-  // Updates the parameters whose gradient is defined; the others and their state stay unchanged. Multiplies gradients
-  // by `gradient_scale` first, in the same pass over memory: use it to clip gradients whose norm exceeds the limit.
-  void step(double gradient_scale = 1.0);
-
-  // Makes each step process the parameters in parts of about `nbytes` from now on and call `done` after each part, when
-  // the state of that part may leave memory.
-  void after_each_part(std::function<void()> done, int64_t nbytes = int64_t{64} << 20);
-
-  void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
-  double learning_rate() const { return options_.learning_rate; }
-  // Returns the state by name, as in torch.optim.AdamW: step, exp_avg, exp_avg_sq. The result refers to this object,
-  // which must outlive it.
-  std::unique_ptr<OptimizerState> named_state();
-
-  // Returns the size in bytes of the state allocated so far.
-  int64_t state_nbytes() const;
+  // Multiplies gradients by `gradient_scale` in the same pass over memory.
+  void step(double gradient_scale = 1.0) override;
+  void after_each_part(std::function<void()> done, int64_t nbytes = int64_t{64} << 20) override;
+  void set_learning_rate(double learning_rate) override { options_.learning_rate = learning_rate; }
+  double learning_rate() const override { return options_.learning_rate; }
+  // Names are those of torch.optim.AdamW: step, exp_avg, exp_avg_sq.
+  std::unique_ptr<OptimizerState> named_state() override;
+  int64_t state_nbytes() const override;
 
  private:
   class Named;

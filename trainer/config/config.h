@@ -33,6 +33,7 @@ struct Config {
   bool sync_each_batch = true;
   bool all_reduce_each_batch = true;
   std::optional<double> gradient_divide_factor;
+  std::string optimizer = "adamw";
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";
   int64_t warmup_steps = 0;
@@ -40,6 +41,7 @@ struct Config {
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
+  double sgd_momentum = 0.0;
   double clip_grad_norm = 1.0;
   bool fused_loss = false;
   std::string sparse_optimizer = "row_wise_adagrad";

@@ -2,11 +2,14 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 #include "comm/backends.h"
 #include "config/byte_count.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
 #include "formats/common/json_text.h"
+#include "optimizers/registry.h"
 
 namespace fsdp::trainer {
 
@@ -23,6 +26,21 @@ void check_model(const Config& c) {
   if (!c.model_path || !c.model) return;
   contradiction("key \"model_path\" is \"" + *c.model_path + "\", and key \"model\" is " +
                 formats::json_text(*c.model) + "; only one of them may be given");
+}
+
+// Refuses keys of other optimizers unless they have their defaults.
+void check_optimizer(const Config& c) {
+  const auto& own = optimizer_kind(c).keys;
+  for (const OptimizerKind& other : optimizer_kinds()) {
+    for (const char* name : other.keys) {
+      if (std::find(own.begin(), own.end(), std::string(name)) != own.end()) continue;
+      const ConfigKey& key = *find_config_key(name);
+      const nlohmann::json value = value_of(key, c);
+      if (value == value_of(key, Config{})) continue;
+      contradiction(c10::str("key \"", name, "\" is ", formats::json_text(value), ", but \"optimizer\" is \"",
+                             c.optimizer, "\"; it needs \"", other.name, "\""));
+    }
+  }
 }
 
 void check_recomputation(const Config& c) {
@@ -204,6 +222,7 @@ void check_combinations(const Config& c) {
   check_trace(c);
   check_max_shard_size(c);
   check_saving(c);
+  check_optimizer(c);
   check_recomputation(c);
   check_loss_scaling(c);
   check_accumulation(c);

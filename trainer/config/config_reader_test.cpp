@@ -258,6 +258,19 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
       AllOf(HasSubstr("activation_checkpointing_save_ops"), HasSubstr("\"activation_checkpointing\" is false")));
 }
 
+TEST_F(ConfigReader, KeysOfOtherOptimizersAreRefused) {
+  EXPECT_EQ(read(R"({"model_path": "m", "optimizer": "sgd", "sgd_momentum": 0.9, "weight_decay": 0.1})").sgd_momentum,
+            0.9);
+  EXPECT_THAT(error_with(R"("optimizer": "sgd", "adam_beta1": 0.8)"),
+              HasSubstr(R"(key "adam_beta1" is 0.8, but "optimizer" is "sgd"; it needs "adamw")"));
+  EXPECT_THAT(error_with(R"("optimizer": "sgd", "adam_beta2": 0.8)"), HasSubstr(R"(key "adam_beta2" is 0.8)"));
+  EXPECT_THAT(error_with(R"("optimizer": "sgd", "adam_epsilon": 1)"), HasSubstr(R"(key "adam_epsilon" is 1.0)"));
+  EXPECT_THAT(error_with(R"("sgd_momentum": 0.9)"),
+              HasSubstr(R"(key "sgd_momentum" is 0.9, but "optimizer" is "adamw"; it needs "sgd")"));
+  EXPECT_EQ(error_with(R"("optimizer": "sgd", "adam_beta1": 0.9)"), "no error") << "the default";
+  EXPECT_THAT(error_with(R"("optimizer": "lion")"), HasSubstr("accepted: adamw or sgd"));
+}
+
 TEST_F(ConfigReader, ActivationCheckpointing) {
   const Config c = read(R"({"model_path": "m", "activation_checkpointing": true, "activation_checkpointing_every": 2,
                             "activation_checkpointing_save_ops": ["aten::mm", "aten::bmm"]})");

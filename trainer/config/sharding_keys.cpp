@@ -48,7 +48,7 @@ std::vector<ConfigKey> sharding_keys() {
       {.section = section,
        .name = "sharding_strategy",
        .member = &Config::sharding_strategy,
-       .meaning = "`full_shard`: parameters, gradients and AdamW's state are sharded (ZeRO-3). `shard_grad_op`: the "
+       .meaning = "`full_shard`: parameters, gradients and optimizer state are sharded (ZeRO-3). `shard_grad_op`: the "
                   "same, but parameters stay gathered from forward to backward (ZeRO-2). `no_shard`: every rank "
                   "holds everything (data parallelism). `hybrid_shard`, `hybrid_shard_zero2`: full_shard or "
                   "shard_grad_op inside groups of `sharding_factor` ranks, each of which holds a copy of the model.",
@@ -163,7 +163,7 @@ std::vector<ConfigKey> sharding_keys() {
        .name = "check_memory",
        .member = &Config::check_memory,
        .meaning =
-           "Whether training is refused before it begins if the model's parameters, gradients and AdamW's state need "
+           "Whether training is refused before it begins if the model's parameters, gradients and optimizer state need "
            "more memory than is left on this host, or in the control group (cgroup) of the ranks. false: training is "
            "tried anyway."},
       {.section = section,

@@ -1,4 +1,5 @@
 #include "config/config_keys.h"
+#include "optimizers/registry.h"
 
 namespace fsdp::trainer {
 
@@ -110,9 +111,15 @@ std::vector<ConfigKey> optimization_keys() {
        .meaning = "Divisor of the sum of the ranks' gradients. null: the number of ranks, which gives the mean.",
        .range = kPositive},
       {.section = section,
+       .name = "optimizer",
+       .member = &Config::optimizer,
+       .meaning = "Optimizer of all parameters except embedding tables of models of tabular data: AdamW, or SGD with "
+                  "momentum, which compute the same as torch.optim.AdamW and torch.optim.SGD.",
+       .choices = optimizer_names()},
+      {.section = section,
        .name = "learning_rate",
        .member = &Config::learning_rate,
-       .meaning = "Learning rate of AdamW after warm-up.",
+       .meaning = "Learning rate of `optimizer` after warm-up.",
        .range = kAtLeastZero},
       {.section = section,
        .name = "lr_scheduler_type",
@@ -129,7 +136,7 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "weight_decay",
        .member = &Config::weight_decay,
-       .meaning = "Decoupled weight decay of AdamW, on all parameters.",
+       .meaning = "Weight decay of `optimizer`, on all parameters: decoupled in AdamW, added to the gradient in SGD.",
        .range = kAtLeastZero},
       {.section = section,
        .name = "adam_beta1",
@@ -147,6 +154,11 @@ std::vector<ConfigKey> optimization_keys() {
        .meaning = "Added to AdamW's denominator.",
        .range = kAtLeastZero},
       {.section = section,
+       .name = "sgd_momentum",
+       .member = &Config::sgd_momentum,
+       .meaning = "Momentum of SGD. 0: none, and the optimizer has no state.",
+       .range = kBeta},
+      {.section = section,
        .name = "clip_grad_norm",
        .member = &Config::clip_grad_norm,
        .meaning = "Maximum 2-norm of the gradients of all parameters together, embedding tables included, over all "
@@ -161,8 +173,9 @@ std::vector<ConfigKey> optimization_keys() {
       {.section = section,
        .name = "sparse_optimizer",
        .member = &Config::sparse_optimizer,
-       .meaning = "Optimizer of the embedding tables of models of tabular data, which AdamW does not train: row-wise "
-                  "Adagrad (one running sum of squares for each row) or SGD, on the rows that a step has looked up.",
+       .meaning =
+           "Optimizer of the embedding tables of models of tabular data, which `optimizer` does not train: row-wise "
+           "Adagrad (one running sum of squares for each row) or SGD, on the rows that a step has looked up.",
        .choices = {"row_wise_adagrad", "sgd"}},
       {.section = section,
        .name = "sparse_learning_rate",
@@ -183,7 +196,7 @@ std::vector<ConfigKey> precision_keys() {
       {.section = section,
        .name = "master_dtype",
        .member = &Config::master_dtype,
-       .meaning = "dtype of the shards, their gradients and AdamW's state.",
+       .meaning = "dtype of the shards, their gradients and the optimizer's state.",
        .choices = {"fp32", "bf16"},
        .unusable = {{"fp16",
                      "AdamW's mean of squared gradients is rounded to 0 in fp16 for gradients below 2e-4, and its "
@@ -202,7 +215,7 @@ std::vector<ConfigKey> precision_keys() {
        .name = "keep_low_precision_grads",
        .member = &Config::keep_low_precision_grads,
        .meaning = "Whether reduced gradients stay in the dtype of reduction instead of being cast to `master_dtype`. "
-                  "AdamW accepts either."},
+                  "All optimizers accept either."},
       {.section = section,
        .name = "full_precision_classes",
        .member = &Config::full_precision_classes,

@@ -5,18 +5,11 @@
 #include <cmath>
 
 #include "optim/clip_scale.h"
+#include "optimizers/registry.h"
 
 namespace fsdp::trainer {
 
 namespace {
-
-optim::FusedAdamWOptions optimizer_options(const Config& config) {
-  return {.learning_rate = config.learning_rate,
-          .beta1 = config.adam_beta1,
-          .beta2 = config.adam_beta2,
-          .epsilon = config.adam_epsilon,
-          .weight_decay = config.weight_decay};
-}
 
 GradScalerOptions scaler_options(const Config& config) {
   return {.init_scale = config.fp16_init_scale,
@@ -37,12 +30,12 @@ TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, Sharde
       separate_(model.separate_parameters()),
       batches_(batches),
       schedule_(schedule_from(config, config.learning_rate)),
-      optimizer_(sharded.parameters(), optimizer_options(config)),
+      optimizer_(optimizer_kind(config).make(sharded.parameters(), config)),
       scaler_(scaler_options(config)) {
   sharded.set_gradient_divide_factor(config.gradient_divide_factor);
   sharded.set_reductions_see_norm(true);
   if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
-  if (config.offload_path) optimizer_.after_each_part([&sharded] { sharded.page_out(); });
+  if (config.offload_path) optimizer_->after_each_part([&sharded] { sharded.page_out(); });
 }
 
 StepResult TrainingRun::step() {
@@ -54,7 +47,7 @@ StepResult TrainingRun::step() {
   result.loss = accumulate_gradients();
   const auto traced = sharded_.tracing().range("optimizer");
   result.grad_norm = unscaled_grad_norm();
-  optimizer_.set_learning_rate(result.learning_rate);
+  optimizer_->set_learning_rate(result.learning_rate);
   const double clipping =
       config_.clip_grad_norm > 0 ? optim::clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
   result.skipped = !scaler_.step(sharded_, [&] { update(clipping); });
@@ -70,7 +63,7 @@ double TrainingRun::unscaled_grad_norm() {
 
 void TrainingRun::update(double clipping) {
   const double gradient_scale = clipping / scaler_.scale();
-  sharded_.with_offloaded_memory([&] { optimizer_.step(gradient_scale); });
+  sharded_.with_offloaded_memory([&] { optimizer_->step(gradient_scale); });
   if (separate_) separate_->step(separate_schedule_->at(updates_), gradient_scale);
 }
 
@@ -88,7 +81,7 @@ std::vector<SplitTensor> TrainingRun::split_tensors() const {
 }
 
 std::vector<MemoryCategory> TrainingRun::memory() const {
-  const int64_t state = optimizer_.state_nbytes();
+  const int64_t state = optimizer_->state_nbytes();
   std::vector<MemoryCategory> all{
       {config_.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};
   if (!separate_) return all;

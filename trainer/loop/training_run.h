@@ -10,7 +10,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/grad_scaler.h"
 #include "loop/lr_schedule.h"
-#include "optim/fused_adamw.h"
+#include "optim/optimizer.h"
 #include "tasks/trained_model.h"
 
 namespace fsdp::trainer {
@@ -21,7 +21,7 @@ struct StepResult {
   double grad_norm = 0;  // over all ranks, before clipping
   double learning_rate = 0;
   std::optional<double> loss_scale = std::nullopt;  // used by this step; only with fp16
-  bool skipped = false;  // a gradient overflowed: weights, AdamW's state and the schedule stay as they are
+  bool skipped = false;  // a gradient overflowed: weights, optimizer state and the schedule stay as they are
 };
 
 // Runs optimizer steps on a sharded model. Collective: all ranks run the same steps.
@@ -30,8 +30,8 @@ class TrainingRun {
   // All arguments must outlive this object.
   TrainingRun(const Config& config, const TrainedModel& model, ShardedModule& sharded, TrainBatches& batches);
 
-  // Runs the next step: forward and backward for each batch of the accumulation, unscaling, clipping, AdamW, and the
-  // optimizer of separate parameters.
+  // Runs the next step: forward and backward for each batch of the accumulation, unscaling, clipping, and the
+  // optimizers of the shards and of separate parameters.
   StepResult step();
 
   // The state that a checkpoint stores in addition to the optimizer's state.
@@ -46,7 +46,7 @@ class TrainingRun {
   // says.
   void set_progress(const Progress& progress);
   // Returns state that refers to this object, which must outlive it.
-  std::unique_ptr<OptimizerState> optimizer_state() { return optimizer_.named_state(); }
+  std::unique_ptr<OptimizerState> optimizer_state() { return optimizer_->named_state(); }
 
   // Returns the memory that this object holds in addition to that of `sharded`.
   std::vector<MemoryCategory> memory() const;
@@ -55,7 +55,7 @@ class TrainingRun {
   double accumulate_gradients();
   // Returns the norm of the unscaled gradients of all parameters. Collective.
   double unscaled_grad_norm();
-  // Runs AdamW on the shards and the optimizer of separate parameters.
+  // Runs the optimizers of the shards and of separate parameters.
   void update(double clipping);
   at::Tensor forward(const Batch& batch);
   BackwardOptions backward_options(int64_t pass) const;
@@ -67,7 +67,7 @@ class TrainingRun {
   TrainBatches& batches_;
   LrSchedule schedule_;
   std::optional<LrSchedule> separate_schedule_;
-  optim::FusedAdamW optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   ShardedGradScaler scaler_;
   int64_t updates_ = 0;  // steps that were not skipped
 };

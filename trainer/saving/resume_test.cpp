@@ -101,6 +101,12 @@ INSTANTIATE_TEST_SUITE_P(Variants, Resuming,
                                                      c.use_orig_params = false;
                                                      c.sync_module_states = true;
                                                    }},
+                                           Variant{"sgd",
+                                                   [](Config& c) {
+                                                     c.optimizer = "sgd";
+                                                     c.sgd_momentum = 0.9;
+                                                   }},
+                                           Variant{"sgd_without_state", [](Config& c) { c.optimizer = "sgd"; }},
                                            Variant{"files", [](Config& c) { c.offload_path = c.model_path; }},
                                            Variant{"asynchronous_bf16",
                                                    [](Config& c) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "config/errors.h"
+#include "optimizers/registry.h"
 
 namespace fsdp::trainer {
 
@@ -58,9 +59,9 @@ int64_t free_swap() {
 
 const char* key_of_model(const Config& config) { return config.model_path ? "model_path" : "model"; }
 
-std::string figures(const MemoryNeeds& needs) {
-  return c10::str("parameters ", gibibytes(needs.parameters), ", gradients ", gibibytes(needs.gradients),
-                  ", AdamW's state ", gibibytes(needs.optimizer_state),
+std::string figures(const MemoryNeeds& needs, const Config& config) {
+  return c10::str("parameters ", gibibytes(needs.parameters), ", gradients ", gibibytes(needs.gradients), ", ",
+                  optimizer_kind(config).title, "'s state ", gibibytes(needs.optimizer_state),
                   needs.gathered > 0 ? ", the largest gathered parameter " + gibibytes(needs.gathered) : "");
 }
 
@@ -83,7 +84,7 @@ MemoryNeeds memory_needs(const Config& config, const models::PretrainedModel& mo
   needs.gradients = held(config.keep_low_precision_grads ? std::min(master, bytes_of(reduce_dtype)) : master);
   if (!config.offload_path) {
     needs.parameters = held(master);
-    needs.optimizer_state = held(2 * master);
+    needs.optimizer_state = held(optimizer_kind(config).state_tensors(config) * master);
   }
   const bool gathers_anew = ranks.device.is_cpu() && config.dtype != config.master_dtype;
   if (gathers_anew) needs.gathered = sizes.largest * bytes_of(config.dtype);
@@ -101,7 +102,7 @@ void check_memory(const Config& config, const models::PretrainedModel& model, co
   if (needs.total() > left) {
     throw ConfigError(c10::str("key \"", key_of_model(config), "\": the model is too large for this host, where ",
                                ranks.local, " of ", ranks.world, " rank(s) need at least ", gibibytes(needs.total()),
-                               " (", figures(needs), "), but ", available,
+                               " (", figures(needs, config), "), but ", available,
                                "; otherwise use more hosts, a smaller model, another \"sharding_strategy\", bf16 as "
                                "\"master_dtype\", or \"offload_path\""));
   }

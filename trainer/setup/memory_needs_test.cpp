@@ -71,6 +71,16 @@ TEST_F(MemoryNeedsTest, LeavesOutWhatIsElsewhere) {
   EXPECT_EQ(needs({}).gradients, 2 * elements());
 }
 
+TEST_F(MemoryNeedsTest, AsksTheOptimizer) {
+  config_.optimizer = "sgd";
+  EXPECT_EQ(needs({}).optimizer_state, 0);
+  config_.sgd_momentum = 0.9;
+  EXPECT_EQ(needs({}).optimizer_state, 4 * elements());
+  EXPECT_THAT(error(0), HasSubstr(", SGD's state "));
+  config_.optimizer = "adamw";
+  EXPECT_THAT(error(0), HasSubstr(", AdamW's state "));
+}
+
 TEST_F(MemoryNeedsTest, WhatCannotFitIsRefusedWithTheFigures) {
   const int64_t total = needs({}).total();
   EXPECT_EQ(error(total + (1 << 20)), "no error");

@@ -119,6 +119,16 @@ at::Tensor what_counts(const std::string& name, const at::Tensor& weight) {
   return at::cat({parts[0], parts[2]});
 }
 
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Config& config,
+                                                         const std::vector<at::Tensor>& parameters) {
+  if (config.optimizer == "sgd") {
+    const auto options = torch::optim::SGDOptions(1.0).momentum(config.sgd_momentum).weight_decay(config.weight_decay);
+    return std::make_unique<torch::optim::SGD>(parameters, options);
+  }
+  const auto options = torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay).eps(config.adam_epsilon);
+  return std::make_unique<torch::optim::AdamW>(parameters, options);
+}
+
 }  // namespace
 
 Config compared_config() {
@@ -145,18 +155,17 @@ Training train_plainly(const Config& config, int world_size, const Subject& subj
   const auto parameters = distinct_parameters(model->module());
   std::vector<at::Tensor> dense = parameters;
   std::erase_if(dense, [&](const at::Tensor& parameter) { return tables.has(parameter); });
-  torch::optim::AdamW optimizer(
-      dense, torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay).eps(config.adam_epsilon));
+  const auto optimizer = plain_optimizer(config, dense);
   Training training;
   for (int64_t step = 0; step < config.max_steps; ++step) {
     const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
-    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(config.learning_rate * factor);
+    optimizer->param_groups()[0].options().set_lr(config.learning_rate * factor);
     model->module().zero_grad();
     training.losses.push_back(subject.has_batch_statistics
                                   ? pass_by_pass(*model, ranks, config.gradient_accumulation_steps)
                                   : all_at_once(*model, global));
     training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.clip_grad_norm));
-    optimizer.step();
+    optimizer->step();
     tables.step(factor);
   }
   for (const auto& p : model->module().named_parameters()) training.weights[p.key()] = p.value().detach().clone();
