@@ -1,32 +1,19 @@
+// Tests `fsdp convert` and `fsdp inspect` as commands: the text for people, help and errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <string>
 
 #include "commands/convert_command.h"
 #include "commands/inspect_command.h"
-#include "config/byte_count.h"
 #include "testing/program.h"
 
-namespace fsdp::trainer::tools_test {
+namespace fsdp::trainer::convert_and_inspect_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-TEST(ByteCount, NumbersAndUnits) {
-  EXPECT_EQ(parse_byte_count("7"), 7);
-  EXPECT_EQ(parse_byte_count("5GB"), 5'000'000'000);
-  EXPECT_EQ(parse_byte_count("3KB"), 3000);
-  EXPECT_EQ(parse_byte_count("3kB"), 3000);
-  EXPECT_EQ(parse_byte_count("200MiB"), int64_t{200} << 20);
-  EXPECT_EQ(parse_byte_count("9223372036854775807"), std::numeric_limits<int64_t>::max());
-  for (const char* wrong : {"", "0", "-1", "GB", "5 GB", "5gb", "5GBs", "1.5GB", "9223372036854775808", "9223373TB"}) {
-    EXPECT_EQ(parse_byte_count(wrong), std::nullopt) << wrong;
-  }
-}
 
 TEST(InspectCommand, TextForPeople) {
   const auto description = nlohmann::json::parse(R"({"folder": "F", "kind": "K", "bytes": 12,
@@ -50,7 +37,7 @@ TEST(InspectCommand, LongListsAreCutShort) {
                                                sixteen + ",\"and 29984 more\"]}\n  short: [" + sixteen + "]\n");
 }
 
-TEST(Tools, HelpAndErrors) {
+TEST(ConvertAndInspect, HelpAndErrors) {
   const ProgramResult missing = run_shell("$FSDP inspect /nowhere/folder");
   EXPECT_EQ(missing.status, 1);
   EXPECT_EQ(missing.err, "fsdp inspect: /nowhere/folder: no such folder\n");
@@ -67,4 +54,4 @@ TEST(Tools, HelpAndErrors) {
 }
 
 }  // namespace
-}  // namespace fsdp::trainer::tools_test
+}  // namespace fsdp::trainer::convert_and_inspect_test
