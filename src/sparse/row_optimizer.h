@@ -7,14 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include "sparse/row_rule.h"
 #include "sparse/split_embedding.h"
 
 namespace fsdp::sparse {
-
-enum class RowRule : uint8_t {
-  kSgd,             // row -= learning_rate * g
-  kRowWiseAdagrad,  // s += mean(g * g); row -= learning_rate * g / (sqrt(s) + eps), with one number s for each row
-};
 
 struct RowOptimizerOptions {
   RowRule rule = RowRule::kRowWiseAdagrad;

@@ -48,7 +48,8 @@ int launch(const TrainCommand& command) {
   }
   const Config config = read_config(command.config_path, command.overrides);
   check_for_world_size(config, ranks);
-  const PlaceChoice choice = choose_place(config, {.world_size = ranks, .local_world_size = ranks}, places_available());
+  const PlaceChoice choice =
+      choose_place(config.communication, {.world_size = ranks, .local_world_size = ranks}, places_available());
   const TrainingInputs inputs = open_training_inputs(config, ranks);
   check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
   choose_start(config);

@@ -1,5 +1,6 @@
 // Tests reading configs: values arrive, and every kind of bad input is refused with a message that says how to fix it.
 #include "config/config_reader.h"
+#include "config/config_names.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,25 +41,25 @@ class ConfigReader : public ::testing::Test {
 
 TEST_F(ConfigReader, DefaultsAreThoseOfTheStruct) {
   Config expected;
-  expected.model_path = "some/model";
+  expected.model.path = "some/model";
   EXPECT_EQ(read(R"({"model_path": "some/model"})"), expected);
 }
 
 TEST_F(ConfigReader, ReadsEveryType) {
   const Config c = read(R"({"model_path": "m", "eval_dataset": "e.bin", "do_eval": true, "max_steps": 7,
       "learning_rate": 1e-3, "adam_epsilon": 0, "wrap_classes": ["Embedding", "Linear"], "sharding_factor": 4})");
-  EXPECT_EQ(c.eval_dataset, "e.bin");
-  EXPECT_TRUE(c.do_eval);
-  EXPECT_EQ(c.max_steps, 7);
-  EXPECT_EQ(c.learning_rate, 1e-3);
-  EXPECT_EQ(c.adam_epsilon, 0.0);
-  EXPECT_THAT(c.wrap_classes, ::testing::ElementsAre("Embedding", "Linear"));
-  EXPECT_EQ(c.sharding_factor, 4);
+  EXPECT_EQ(c.data.eval_dataset, "e.bin");
+  EXPECT_TRUE(c.output.do_eval);
+  EXPECT_EQ(c.steps.max_steps, 7);
+  EXPECT_EQ(c.optimizer.learning_rate, 1e-3);
+  EXPECT_EQ(c.optimizer.adam_epsilon, 0.0);
+  EXPECT_THAT(c.sharding.wrap_classes, ::testing::ElementsAre("Embedding", "Linear"));
+  EXPECT_EQ(c.sharding.factor, 4);
 }
 
 TEST_F(ConfigReader, ListsOfChoicesTakeNoOthers) {
-  EXPECT_THAT(read(R"({"model_path": "m", "report_to": ["tensorboard", "csv"]})").report_to,
-              ::testing::ElementsAre("tensorboard", "csv"));
+  EXPECT_THAT(read(R"({"model_path": "m", "report_to": ["tensorboard", "csv"]})").output.report_to,
+              ::testing::ElementsAre(ReportTo::kTensorBoard, ReportTo::kCsv));
   EXPECT_THAT(error_with("\"report_to\": [\"csv\", \"wandb\"]"),
               AllOf(HasSubstr("key \"report_to\": \"wandb\" is not an accepted value"),
                     HasSubstr("accepted: a list of csv or tensorboard")));
@@ -66,8 +67,7 @@ TEST_F(ConfigReader, ListsOfChoicesTakeNoOthers) {
 }
 
 TEST_F(ConfigReader, NullUnsetsOptionalKeysOnly) {
-  EXPECT_EQ(read(R"({"model_path": "m", "mixed_precision_reduce_dtype": null})").mixed_precision_reduce_dtype,
-            std::nullopt);
+  EXPECT_EQ(read(R"({"model_path": "m", "mixed_precision_reduce_dtype": null})").precision.reduce_dtype, std::nullopt);
   EXPECT_THAT(error_with(R"("dtype": null)"), HasSubstr(R"(key "dtype": null is not of type string)"));
 }
 
@@ -75,17 +75,17 @@ TEST_F(ConfigReader, OverridesWinAndTheLastWinsAmongThem) {
   const Config c = read(R"({"model_path": "m", "max_steps": 5, "sharding_factor": 2})",
                         {"max_steps=6", "max_steps=7", "model_path=a=b", "shuffle=false", "learning_rate=2e-4",
                          "sharding_factor=null", "wrap_classes=Embedding,Linear"});
-  EXPECT_EQ(c.max_steps, 7);
-  EXPECT_EQ(c.model_path, "a=b");
-  EXPECT_FALSE(c.shuffle);
-  EXPECT_EQ(c.learning_rate, 2e-4);
-  EXPECT_EQ(c.sharding_factor, std::nullopt);
-  EXPECT_THAT(c.wrap_classes, ::testing::ElementsAre("Embedding", "Linear"));
+  EXPECT_EQ(c.steps.max_steps, 7);
+  EXPECT_EQ(c.model.path, "a=b");
+  EXPECT_FALSE(c.data.shuffle);
+  EXPECT_EQ(c.optimizer.learning_rate, 2e-4);
+  EXPECT_EQ(c.sharding.factor, std::nullopt);
+  EXPECT_THAT(c.sharding.wrap_classes, ::testing::ElementsAre("Embedding", "Linear"));
 }
 
 TEST_F(ConfigReader, OverridesOfStringsAreTakenLiterally) {
-  EXPECT_EQ(read("{}", {"model_path=123"}).model_path, "123");
-  EXPECT_EQ(read(R"({"model_path": "m"})", {R"(wrap_classes=["A", "B"])"}).wrap_classes.size(), 2u);
+  EXPECT_EQ(read("{}", {"model_path=123"}).model.path, "123");
+  EXPECT_EQ(read(R"({"model_path": "m"})", {R"(wrap_classes=["A", "B"])"}).sharding.wrap_classes.size(), 2u);
 }
 
 TEST_F(ConfigReader, BadOverridesNameTheOverride) {
@@ -102,8 +102,8 @@ TEST_F(ConfigReader, OverridesThatBeginAsJsonMustBeJson) {
   EXPECT_THAT(error_of("{}", {R"(model={"model_type": "gpt2)"}), HasSubstr("--set model={\"model_type\": \"gpt2:1:"));
   EXPECT_THAT(error_of("{}", {"wrap_classes=[A, B]"}), HasSubstr("--set wrap_classes=[A, B]:1:2: "));
   EXPECT_THAT(error_of("{}", {"model=[1]"}), HasSubstr("[1] is not of type string, object or null"));
-  EXPECT_EQ(read("{}", {R"(model={"model_type": "gpt2"})"}).model->at("model_type"), "gpt2");
-  EXPECT_EQ(read("{}", {"model_path=[1"}).model_path, "[1");
+  EXPECT_EQ(read("{}", {R"(model={"model_type": "gpt2"})"}).model.definition->at("model_type"), "gpt2");
+  EXPECT_EQ(read("{}", {"model_path=[1"}).model.path, "[1");
 }
 
 TEST_F(ConfigReader, ContradictionsNameTheOverridesThatAreAboutThem) {
@@ -115,9 +115,10 @@ TEST_F(ConfigReader, ContradictionsNameTheOverridesThatAreAboutThem) {
 }
 
 TEST_F(ConfigReader, WholeNumbersAreIntegersHoweverTheyAreWritten) {
-  EXPECT_EQ(read(R"({"model_path": "m", "max_steps": 1e5})").max_steps, 100000);
-  EXPECT_EQ(read("{}", {"model_path=m", "max_steps=10.0"}).max_steps, 10);
-  EXPECT_EQ(read("{}", {"model_path=m", "reshard_after_forward=2.0"}).reshard_after_forward, BoolOrInteger(int64_t{2}));
+  EXPECT_EQ(read(R"({"model_path": "m", "max_steps": 1e5})").steps.max_steps, 100000);
+  EXPECT_EQ(read("{}", {"model_path=m", "max_steps=10.0"}).steps.max_steps, 10);
+  EXPECT_EQ(read("{}", {"model_path=m", "reshard_after_forward=2.0"}).sharding.reshard_after_forward,
+            BoolOrInteger(int64_t{2}));
   EXPECT_THAT(error_with(R"("max_steps": 1e-1)"), HasSubstr("0.1 is not of type integer"));
 }
 
@@ -138,7 +139,7 @@ TEST_F(ConfigReader, KeysThatNothingIsLikeGetNoSuggestion) {
 }
 
 TEST_F(ConfigReader, UnitsOfBytesAreNamed) {
-  EXPECT_EQ(read(R"({"model_path": "m", "save_final": true, "max_shard_size": "1KB"})").max_shard_size, "1KB");
+  EXPECT_EQ(read(R"({"model_path": "m", "save_final": true, "max_shard_size": "1KB"})").output.max_shard_size, "1KB");
   EXPECT_THAT(error_with(R"("save_final": true, "max_shard_size": "5gb")"),
               AllOf(HasSubstr("\"5gb\""), HasSubstr("units are kB, MB, GB, TB and KiB, MiB, GiB, TiB")));
 }
@@ -259,7 +260,8 @@ TEST_F(ConfigReader, ContradictionsNameBothKeys) {
 }
 
 TEST_F(ConfigReader, KeysOfOtherOptimizersAreRefused) {
-  EXPECT_EQ(read(R"({"model_path": "m", "optimizer": "sgd", "sgd_momentum": 0.9, "weight_decay": 0.1})").sgd_momentum,
+  EXPECT_EQ(read(R"({"model_path": "m", "optimizer": "sgd", "sgd_momentum": 0.9, "weight_decay": 0.1})")
+                .optimizer.sgd_momentum,
             0.9);
   EXPECT_THAT(error_with(R"("optimizer": "sgd", "adam_beta1": 0.8)"),
               HasSubstr(R"(key "adam_beta1" is 0.8, but "optimizer" is "sgd"; it needs "adamw")"));
@@ -274,10 +276,10 @@ TEST_F(ConfigReader, KeysOfOtherOptimizersAreRefused) {
 TEST_F(ConfigReader, ActivationCheckpointing) {
   const Config c = read(R"({"model_path": "m", "activation_checkpointing": true, "activation_checkpointing_every": 2,
                             "activation_checkpointing_save_ops": ["aten::mm", "aten::bmm"]})");
-  EXPECT_TRUE(c.activation_checkpointing);
-  EXPECT_EQ(c.activation_checkpointing_every, 2);
-  EXPECT_EQ(c.activation_checkpointing_save_ops, (std::vector<std::string>{"aten::mm", "aten::bmm"}));
-  EXPECT_EQ(read(R"({"model_path": "m", "activation_checkpointing": true})").activation_checkpointing_every, 1);
+  EXPECT_TRUE(c.model.activation_checkpointing);
+  EXPECT_EQ(c.model.activation_checkpointing_every, 2);
+  EXPECT_EQ(c.model.activation_checkpointing_save_ops, (std::vector<std::string>{"aten::mm", "aten::bmm"}));
+  EXPECT_EQ(read(R"({"model_path": "m", "activation_checkpointing": true})").model.activation_checkpointing_every, 1);
   EXPECT_THAT(error_with(R"("activation_checkpointing": true, "activation_checkpointing_every": 0)"),
               HasSubstr("an integer >= 1"));
 }
@@ -285,13 +287,14 @@ TEST_F(ConfigReader, ActivationCheckpointing) {
 TEST_F(ConfigReader, Fp16AndItsLossScaling) {
   const Config c = read(R"({"model_path": "m", "dtype": "fp16", "mixed_precision_reduce_dtype": "fp16",
                             "mixed_precision_buffer_dtype": "fp16", "fp16_init_scale": 1024, "fp16_growth_interval": 3})");
-  EXPECT_EQ(c.dtype, "fp16");
-  EXPECT_EQ(c.mixed_precision_reduce_dtype, "fp16");
-  EXPECT_EQ(c.mixed_precision_buffer_dtype, "fp16");
-  EXPECT_EQ(c.fp16_init_scale, 1024);
-  EXPECT_EQ(c.fp16_growth_interval, 3);
-  EXPECT_EQ(
-      read(R"({"model_path": "m", "mixed_precision_reduce_dtype": "fp16", "fp16_init_scale": 8})").fp16_init_scale, 8);
+  EXPECT_EQ(c.precision.dtype, c10::kHalf);
+  EXPECT_EQ(c.precision.reduce_dtype, c10::kHalf);
+  EXPECT_EQ(c.precision.buffer_dtype, c10::kHalf);
+  EXPECT_EQ(c.precision.fp16_init_scale, 1024);
+  EXPECT_EQ(c.precision.fp16_growth_interval, 3);
+  EXPECT_EQ(read(R"({"model_path": "m", "mixed_precision_reduce_dtype": "fp16", "fp16_init_scale": 8})")
+                .precision.fp16_init_scale,
+            8);
   for (const std::string key : {"fp16_init_scale", "fp16_growth_interval"}) {
     EXPECT_THAT(error_with("\"" + key + "\": 3"),
                 AllOf(HasSubstr("\"" + key + "\" is 3"), HasSubstr(R"("dtype" ("bf16"))"),
@@ -307,29 +310,28 @@ TEST_F(ConfigReader, Fp16AndItsLossScaling) {
 TEST_F(ConfigReader, KeysOfMixedPrecision) {
   const Config c = read(R"({"model_path": "m", "keep_low_precision_grads": true, "full_precision_in_eval": true,
                             "full_precision_classes": ["RMSNorm"], "mixed_precision_buffer_dtype": "bf16"})");
-  EXPECT_TRUE(c.keep_low_precision_grads);
-  EXPECT_TRUE(c.full_precision_in_eval);
-  EXPECT_EQ(c.full_precision_classes, std::vector<std::string>{"RMSNorm"});
-  EXPECT_EQ(c.mixed_precision_buffer_dtype, "bf16");
-  EXPECT_EQ(read("{}", {"model_path=m", "mixed_precision_buffer_dtype=null"}).mixed_precision_buffer_dtype,
-            std::nullopt);
+  EXPECT_TRUE(c.precision.keep_low_precision_grads);
+  EXPECT_TRUE(c.precision.full_precision_in_eval);
+  EXPECT_EQ(c.precision.full_precision_classes, std::vector<std::string>{"RMSNorm"});
+  EXPECT_EQ(c.precision.buffer_dtype, c10::kBFloat16);
+  EXPECT_EQ(read("{}", {"model_path=m", "mixed_precision_buffer_dtype=null"}).precision.buffer_dtype, std::nullopt);
   EXPECT_THAT(error_with(R"("mixed_precision_buffer_dtype": "fp8")"), HasSubstr("fp32, bf16, fp16 or null"));
   EXPECT_THAT(error_with(R"("full_precision_classes": "RMSNorm")"), HasSubstr("is not of type list of strings"));
 }
 
 TEST_F(ConfigReader, GradientDivideFactorIsANumberOrNull) {
-  EXPECT_EQ(read(R"({"model_path": "m", "gradient_divide_factor": 8})").gradient_divide_factor, 8.0);
-  EXPECT_EQ(read("{}", {"model_path=m", "gradient_divide_factor=0.5"}).gradient_divide_factor, 0.5);
-  EXPECT_EQ(read("{}", {"model_path=m", "gradient_divide_factor=null"}).gradient_divide_factor, std::nullopt);
+  EXPECT_EQ(read(R"({"model_path": "m", "gradient_divide_factor": 8})").steps.gradient_divide_factor, 8.0);
+  EXPECT_EQ(read("{}", {"model_path=m", "gradient_divide_factor=0.5"}).steps.gradient_divide_factor, 0.5);
+  EXPECT_EQ(read("{}", {"model_path=m", "gradient_divide_factor=null"}).steps.gradient_divide_factor, std::nullopt);
   EXPECT_THAT(error_with(R"("gradient_divide_factor": 0)"),
               AllOf(HasSubstr("0 is out of range"), HasSubstr("a number > 0 or null")));
   EXPECT_THAT(error_with(R"("gradient_divide_factor": "8")"), HasSubstr("is not of type number or null"));
 }
 
 TEST_F(ConfigReader, WhatAccumulationCommunicates) {
-  EXPECT_FALSE(read(R"({"model_path": "m", "sync_each_batch": false})").sync_each_batch);
+  EXPECT_FALSE(read(R"({"model_path": "m", "sync_each_batch": false})").steps.sync_each_batch);
   EXPECT_FALSE(read(R"({"model_path": "m", "all_reduce_each_batch": false, "sharding_strategy": "hybrid_shard"})")
-                   .all_reduce_each_batch);
+                   .steps.all_reduce_each_batch);
   EXPECT_THAT(error_with(R"("all_reduce_each_batch": false)"),
               AllOf(HasSubstr("all_reduce_each_batch"), HasSubstr(R"("sharding_strategy" is "full_shard")")));
   EXPECT_THAT(error_with(R"("all_reduce_each_batch": false, "sync_each_batch": false,
@@ -342,7 +344,7 @@ TEST_F(ConfigReader, ReshardAfterForwardIsABooleanAnIntegerOrNull) {
     const Config c = read(R"({"model_path": "m", "reshard_after_forward": )" + text + "}");
     EXPECT_EQ(to_json(c)["reshard_after_forward"].dump(), text);
     EXPECT_EQ(read("{}", {"model_path=m", "reshard_after_forward=" + text}), c);
-    return c.reshard_after_forward;
+    return c.sharding.reshard_after_forward;
   };
   EXPECT_EQ(value("null"), std::nullopt);
   EXPECT_EQ(value("true"), BoolOrInteger(true));
@@ -365,8 +367,8 @@ TEST_F(ConfigReader, ReshardingNeedsAStrategyThatReleases) {
                   AllOf(HasSubstr("\"reshard_after_forward\" is " + value), HasSubstr(strategy)));
     }
     EXPECT_EQ(read(R"({"model_path": "m", "reshard_after_forward": false, "sharding_strategy": ")" + strategy + "\"}")
-                  .sharding_strategy,
-              strategy);
+                  .sharding.strategy,
+              from_config_name<ShardingStrategy>(strategy));
   }
 }
 
@@ -374,9 +376,9 @@ TEST_F(ConfigReader, ReshardingNeedsAStrategyThatReleases) {
 std::string world_size_error(const std::string& strategy, std::optional<int64_t> factor, int64_t world_size,
                              std::optional<BoolOrInteger> reshard = std::nullopt) {
   Config c;
-  c.sharding_strategy = strategy;
-  c.sharding_factor = factor;
-  c.reshard_after_forward = reshard;
+  c.sharding.strategy = from_config_name<ShardingStrategy>(strategy);
+  c.sharding.factor = factor;
+  c.sharding.reshard_after_forward = reshard;
   try {
     check_for_world_size(c, world_size);
   } catch (const ConfigError& error) {

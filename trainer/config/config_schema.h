@@ -7,18 +7,12 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "config/config.h"
+#include "config/config_member.h"
 
 namespace fsdp::trainer {
-
-// The member that stores a key's value. Its type is the key's type; optional members accept null.
-using ConfigMember = std::variant<std::string Config::*, std::optional<std::string> Config::*, bool Config::*,
-                                  int64_t Config::*, std::optional<int64_t> Config::*, double Config::*,
-                                  std::optional<double> Config::*, std::optional<BoolOrInteger> Config::*,
-                                  std::optional<nlohmann::json> Config::*, std::vector<std::string> Config::*>;
 
 // Accepted numbers: from lower to upper, the ends included unless open.
 struct Range {
@@ -35,8 +29,10 @@ struct ConfigKey {
   std::string name;
   ConfigMember member;
   std::string meaning = {};
-  std::optional<Range> range = {};        // for numbers
-  std::vector<std::string> choices = {};  // for strings, also in lists; empty: any non-empty string
+  std::optional<Range> range = {};  // for numbers
+  // For strings, also in lists: the accepted values. Empty: all names of an enumeration, or else any string that is not
+  // empty.
+  std::vector<std::string> choices = {};
   // Values that a user might expect but that cannot be used, each with the reason.
   std::vector<std::pair<nlohmann::json, std::string>> unusable = {};
 };

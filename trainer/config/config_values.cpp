@@ -15,55 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// The type of a member; for an optional member, the type of its value.
-template <typename T>
-struct Held {
-  using Type = T;
-  static constexpr bool kOptional = false;
-};
-template <typename T>
-struct Held<std::optional<T>> {
-  using Type = T;
-  static constexpr bool kOptional = true;
-};
-
-bool accepts_null(const ConfigKey& key) {
-  return std::visit([]<typename T>(T Config::*) { return Held<T>::kOptional; }, key.member);
-}
-
-const char* name_of(const std::string*) { return "string"; }
-const char* name_of(const bool*) { return "boolean"; }
-const char* name_of(const int64_t*) { return "integer"; }
-const char* name_of(const double*) { return "number"; }
-const char* name_of(const BoolOrInteger*) { return "boolean or integer"; }
-const char* name_of(const json*) { return "string or object"; }
-const char* name_of(const std::vector<std::string>*) { return "list of strings"; }
-
-std::string base_type_name(const ConfigKey& key) {
-  return std::visit([]<typename T>(T Config::*) { return name_of(static_cast<typename Held<T>::Type*>(nullptr)); },
-                    key.member);
-}
-
-template <typename T>
-json json_of(const T& value) {
-  return value;
-}
-json json_of(const BoolOrInteger& value) {
-  return std::visit([](auto held) { return json(held); }, value);
-}
-
-template <typename T>
-T value_from(const json& value) {
-  return value.get<T>();
-}
-template <>
-BoolOrInteger value_from<BoolOrInteger>(const json& value) {
-  if (value.is_boolean()) return value.get<bool>();
-  return value.get<int64_t>();
-}
-
 bool has_base_type(const ConfigKey& key, const json& value) {
-  const std::string type = base_type_name(key);
+  const std::string& type = key.member.type_name;
   if (type == "string") return value.is_string();
   if (type == "boolean") return value.is_boolean();
   if (type == "integer") return value.is_number_integer();
@@ -91,7 +44,7 @@ constexpr double kTwoTo63 = 9223372036854775808.0;
 constexpr const char* kBeyondInt64 = "is out of range: integers are signed 64-bit, at most 9223372036854775807";
 
 bool takes_integers(const ConfigKey& key) {
-  const std::string type = base_type_name(key);
+  const std::string& type = key.member.type_name;
   return type == "integer" || type == "boolean or integer";
 }
 
@@ -105,7 +58,7 @@ json as_integer(const ConfigKey& key, const json& value) {
 }
 
 void check_type(const ConfigKey& key, const json& value, const std::string& where) {
-  if (has_base_type(key, value) || (value.is_null() && accepts_null(key))) return;
+  if (has_base_type(key, value) || (value.is_null() && key.member.accepts_null)) return;
   const bool too_large = takes_integers(key) && value.is_number_float() && std::abs(value.get<double>()) >= kTwoTo63;
   if (too_large) refuse(key, value, where, kBeyondInt64);
   refuse(key, value, where, "is not of type " + type_name(key));
@@ -115,7 +68,7 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
   if (!value.is_number()) return;
   const bool above_int64 =
       value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  const bool overflows = above_int64 && base_type_name(key) != "number";
+  const bool overflows = above_int64 && key.member.type_name != "number";
   if (overflows) refuse(key, value, where, kBeyondInt64);
   const double number = value.get<double>();
   if (!std::isfinite(number) || (key.range && !key.range->contains(number))) {
@@ -123,15 +76,20 @@ void check_range(const ConfigKey& key, const json& value, const std::string& whe
   }
 }
 
+const std::vector<std::string>& choices_of(const ConfigKey& key) {
+  return key.choices.empty() ? key.member.choices : key.choices;
+}
+
 bool is_choice(const ConfigKey& key, const json& value) {
-  return std::find(key.choices.begin(), key.choices.end(), value.get<std::string>()) != key.choices.end();
+  const std::vector<std::string>& choices = choices_of(key);
+  return choices.empty() || std::find(choices.begin(), choices.end(), value.get<std::string>()) != choices.end();
 }
 
 void check_choice(const ConfigKey& key, const json& value, const std::string& where) {
   for (const auto& [unusable, reason] : key.unusable) {
     if (value == unusable) refuse(key, value, where, "cannot be used: " + reason);
   }
-  if (value.is_array() && !key.choices.empty()) {
+  if (value.is_array()) {
     for (const json& item : value) {
       if (!is_choice(key, item)) refuse(key, item, where, "is not an accepted value");
     }
@@ -140,7 +98,7 @@ void check_choice(const ConfigKey& key, const json& value, const std::string& wh
   const std::string text = value.get<std::string>();
   if (text.empty()) refuse(key, value, where, "is empty");
   if (text.find('\0') != std::string::npos) refuse(key, value, where, "holds a NUL character");
-  if (!key.choices.empty() && !is_choice(key, value)) refuse(key, value, where, "is not an accepted value");
+  if (!is_choice(key, value)) refuse(key, value, where, "is not an accepted value");
 }
 
 }  // namespace
@@ -159,20 +117,20 @@ bool Range::contains(double value) const {
 }
 
 std::string type_name(const ConfigKey& key) {
-  std::string base = base_type_name(key);
-  if (!accepts_null(key)) return base;
+  std::string base = key.member.type_name;
+  if (!key.member.accepts_null) return base;
   const bool is_choice = base.find(" or ") != std::string::npos;
   return (is_choice ? base.replace(base.find(" or "), 4, ", ") : base) + " or null";
 }
 
 std::string accepted_values(const ConfigKey& key) {
-  const std::string or_null = accepts_null(key) ? " or null" : "";
-  const std::string type = base_type_name(key);
+  const std::string or_null = key.member.accepts_null ? " or null" : "";
+  const std::string& type = key.member.type_name;
   if (type == "boolean") return "true or false";
-  if (type == "list of strings") return key.choices.empty() ? "a list of strings" : "a list of " + join_or(key.choices);
-  if (!key.choices.empty()) {
-    std::vector<std::string> words = key.choices;
-    if (accepts_null(key)) words.emplace_back("null");
+  std::vector<std::string> words = choices_of(key);
+  if (type == "list of strings") return words.empty() ? "a list of strings" : "a list of " + join_or(words);
+  if (!words.empty()) {
+    if (key.member.accepts_null) words.emplace_back("null");
     return join_or(words);
   }
   if (type == "string") return "a string that is not empty" + or_null;
@@ -181,32 +139,14 @@ std::string accepted_values(const ConfigKey& key) {
   return noun + (key.range ? " " + describe(*key.range) : "") + or_null;
 }
 
-json value_of(const ConfigKey& key, const Config& config) {
-  return std::visit(
-      [&]<typename T>(T Config::* member) -> json {
-        if constexpr (Held<T>::kOptional) {
-          return (config.*member) ? json_of(*(config.*member)) : json();
-        } else {
-          return json_of(config.*member);
-        }
-      },
-      key.member);
-}
+json value_of(const ConfigKey& key, const Config& config) { return key.member.get(config); }
 
 void set_value(const ConfigKey& key, const json& given, const std::string& where, Config& config) {
   const json value = as_integer(key, given);
   check_type(key, value, where);
   check_range(key, value, where);
   check_choice(key, value, where);
-  std::visit(
-      [&]<typename T>(T Config::* member) {
-        if (Held<T>::kOptional && value.is_null()) {
-          (config.*member) = T{};
-        } else {
-          (config.*member) = value_from<typename Held<T>::Type>(value);
-        }
-      },
-      key.member);
+  key.member.set(config, value);
 }
 
 std::optional<std::string> similar_config_key(const std::string& name) {

@@ -5,12 +5,10 @@
 #include <numbers>
 #include <stdexcept>
 
-#include "config/errors.h"
-
 namespace fsdp::trainer {
 
-LrSchedule::LrSchedule(const std::string& type, double base, int64_t warmup_steps, int64_t max_steps)
-    : type_(parse(type)), base_(base), warmup_steps_(warmup_steps), max_steps_(max_steps) {}
+LrSchedule::LrSchedule(LrSchedulerType type, double base, int64_t warmup_steps, int64_t max_steps)
+    : type_(type), base_(base), warmup_steps_(warmup_steps), max_steps_(max_steps) {}
 
 double LrSchedule::at(int64_t step) const {
   if (step < warmup_steps_) return base_ * (static_cast<double>(step) / static_cast<double>(warmup_steps_));
@@ -20,22 +18,15 @@ double LrSchedule::at(int64_t step) const {
 double LrSchedule::factor_after_warmup(int64_t step) const {
   const auto length = static_cast<double>(std::max<int64_t>(1, max_steps_ - warmup_steps_));
   switch (type_) {
-    case Type::kConstant:
+    case LrSchedulerType::kConstant:
       return 1.0;
-    case Type::kLinear:
+    case LrSchedulerType::kLinear:
       return std::max(0.0, static_cast<double>(max_steps_ - step) / length);
-    case Type::kCosine:
+    case LrSchedulerType::kCosine:
       return std::max(0.0,
                       0.5 * (1.0 + std::cos(std::numbers::pi * static_cast<double>(step - warmup_steps_) / length)));
   }
   throw std::logic_error("a learning rate schedule without a formula");
-}
-
-LrSchedule::Type LrSchedule::parse(const std::string& type) {
-  if (type == "constant") return Type::kConstant;
-  if (type == "linear") return Type::kLinear;
-  if (type == "cosine") return Type::kCosine;
-  throw ConfigError("lr_scheduler_type: \"" + type + "\"; accepted: constant, linear, cosine");
 }
 
 }  // namespace fsdp::trainer

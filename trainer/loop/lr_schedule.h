@@ -2,25 +2,23 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+
+#include "config/config.h"
 
 namespace fsdp::trainer {
 
 class LrSchedule {
  public:
-  // type: "constant", "linear" or "cosine".
-  LrSchedule(const std::string& type, double base, int64_t warmup_steps, int64_t max_steps);
+  LrSchedule(LrSchedulerType type, double base, int64_t warmup_steps, int64_t max_steps);
 
   // Returns the learning rate of optimizer step `step`, counted from 0. During warm-up it is base * step /
   // warmup_steps, so 0 at first.
   double at(int64_t step) const;
 
  private:
-  enum class Type : uint8_t { kConstant, kLinear, kCosine };
-  static Type parse(const std::string& type);
   double factor_after_warmup(int64_t step) const;
 
-  Type type_;
+  LrSchedulerType type_;
   double base_;
   int64_t warmup_steps_;
   int64_t max_steps_;

@@ -16,14 +16,14 @@ namespace fsdp::trainer {
 RunReport::RunReport(const Config& config, const StepWork& work, Communicator& communicator, c10::Device device)
     : config_(config), work_(work), communicator_(communicator), device_(device) {
   if (communicator.rank() != 0) return;
-  std::filesystem::create_directories(config.output_dir);
-  progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.max_steps);
-  file_.emplace(config.output_dir, config.report_to, [this](const std::string& text) { say(text); });
+  std::filesystem::create_directories(config.output.output_dir);
+  progress_.emplace(stdout, isatty(STDOUT_FILENO) != 0, config.steps.max_steps);
+  file_.emplace(config.output.output_dir, config.output.report_to, [this](const std::string& text) { say(text); });
 }
 
 void RunReport::start(int64_t step) {
   if (file_) {
-    const std::string kept = file_->start(step, !config_.overwrite_output_dir);
+    const std::string kept = file_->start(step, !config_.output.overwrite_output_dir);
     if (!kept.empty()) say("metrics.jsonl of an earlier run is kept as " + kept);
     write_run_facts(config_, communicator_.size());
   }
@@ -35,7 +35,7 @@ void RunReport::start(int64_t step) {
 void RunReport::after_step(int64_t step, const StepResult& result) {
   if (result.skipped) ++skipped_steps_;
   memory_.look();
-  if (step % config_.logging_steps != 0 && step != config_.max_steps) return;
+  if (step % config_.output.logging_steps != 0 && step != config_.steps.max_steps) return;
   const StepMetrics metrics = measure(step, result);
   if (!file_) return;
   file_->write(metrics);

@@ -18,11 +18,11 @@ class StepTrace {
   // Traces a run of `steps` further steps. `memory`: returns the memory that the run holds in addition to that of
   // `sharded`. All other arguments must outlive this object, and the objects that `memory` refers to must outlive the
   // steps.
-  StepTrace(const Config& config, ShardedModule& sharded, Communicator& communicator, int64_t steps,
+  StepTrace(const TraceConfig& config, ShardedModule& sharded, Communicator& communicator, int64_t steps,
             std::function<std::vector<MemoryCategory>()> memory);
 
   // Whether any step is traced: the config asks for a trace, and the run is long enough.
-  bool traces() const { return config_.trace_path && config_.trace_first_step <= last_step_; }
+  bool traces() const { return config_.path && config_.first_step <= last_step_; }
 
   // Steps are counted from 1.
   void before_step(int64_t step);
@@ -37,7 +37,7 @@ class StepTrace {
   // Returns why the file was not written, or an empty string if it was.
   std::string write();
 
-  const Config& config_;
+  const TraceConfig& config_;
   ShardedModule& sharded_;
   Communicator& communicator_;
   int64_t last_step_;

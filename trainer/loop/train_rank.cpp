@@ -81,13 +81,13 @@ auto RankRun::explained(const Part& part, const Memory& memory) const {
 }
 
 GlobalBatch global_batch_of(const Config& config, int world_size) {
-  return {config.train_batch_size, world_size, config.gradient_accumulation_steps};
+  return {config.data.train_batch_size, world_size, config.steps.gradient_accumulation_steps};
 }
 
 StepWork work_of(const Config& config, const TrainingInputs& inputs, int world_size) {
   return {.samples = global_batch_of(config, world_size).samples(),
           .sample = inputs.model->sample_work(inputs.train->batch({0})),
-          .recomputes = config.activation_checkpointing};
+          .recomputes = config.model.activation_checkpointing};
 }
 
 RankRun::RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place)
@@ -110,7 +110,7 @@ void RankRun::choose_start() {
   start_at(agree_on_start(config_, *communicator_));
   if (!is_first()) return;
   try {
-    remove_leftovers(config_.output_dir);
+    remove_leftovers(config_.output.output_dir);
   } catch (const c10::Error& error) {
     report_.say(std::string("left over from an earlier run: ") + error.what_without_backtrace());
   }
@@ -134,16 +134,18 @@ int64_t RankRun::load_checkpoint(RunCheckpoints& checkpoints) {
 
 void RankRun::shard() {
   Options options = sharding_options(config_, module(), communicator_, device_);
-  const bool from_rank_0 = config_.sync_module_states && !start_.checkpoint;
+  const bool from_rank_0 = config_.sharding.sync_module_states && !start_.checkpoint;
   if (from_rank_0 && inputs_.weights) read_on_rank_0(*inputs_.weights, module(), options);
   options.sync_module_states = from_rank_0;
   make_separate_parameters();
   sharded_ = fully_shard(module(), options);
   sharded_->diagnostics().verify_sharding();
-  if (config_.cpu_offload && device_.is_cpu()) {
+  if (config_.sharding.cpu_offload && device_.is_cpu()) {
     report_.say("cpu_offload: shards are in host memory already, as training runs on the CPU");
   }
-  if (config_.offload_path) report_.say("shards and optimizer state are in files in " + *config_.offload_path);
+  if (config_.sharding.offload_path) {
+    report_.say("shards and optimizer state are in files in " + *config_.sharding.offload_path);
+  }
   if (!inputs_.weights || start_.checkpoint) return;
   if (!from_rank_0) load_into_shards(*inputs_.weights, *sharded_);
   load_buffers(*inputs_.weights, module());
@@ -165,21 +167,21 @@ void RankRun::make_automatic_units() {
 }
 
 void RankRun::save_config() const {
-  if (is_first()) write_config(config_, (fs::path(config_.output_dir) / "resolved_config.json").string());
+  if (is_first()) write_config(config_, (fs::path(config_.output.output_dir) / "resolved_config.json").string());
 }
 
 RunEnd RankRun::train() {
   TrainBatches batches(*inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
                                         .rank = communicator_->rank(),
-                                        .shuffle = config_.shuffle,
-                                        .seed = static_cast<uint64_t>(config_.seed),
+                                        .shuffle = config_.data.shuffle,
+                                        .seed = static_cast<uint64_t>(config_.steps.seed),
                                         .device = device_});
   TrainingRun run(config_, *inputs_.model, *sharded_, batches);
   RunCheckpoints checkpoints(
       {config_, module(), *sharded_, batches, *inputs_.train, run, report_, communicator_, device_});
   int64_t step = 0;
   if (start_.checkpoint) {
-    if (config_.wrap_policy == "auto_units") make_automatic_units();
+    if (config_.sharding.wrap_policy == UnitsBy::kAutoUnits) make_automatic_units();
     step = load_checkpoint(checkpoints);
   }
   report_.start(step);
@@ -187,13 +189,16 @@ RunEnd RankRun::train() {
 }
 
 RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints) {
-  StepTrace trace(config_, *sharded_, *communicator_, config_.max_steps - begin, [&run] { return run.memory(); });
-  if (config_.trace_path && !trace.traces()) report_.say("no trace: training ends before trace_first_step");
-  if (begin >= config_.max_steps) report_.say(c10::str("nothing is left to train: max_steps is ", config_.max_steps));
-  for (int64_t step = begin + 1; step <= config_.max_steps; ++step) {
+  StepTrace trace(config_.trace, *sharded_, *communicator_, config_.steps.max_steps - begin,
+                  [&run] { return run.memory(); });
+  if (config_.trace.path && !trace.traces()) report_.say("no trace: training ends before trace_first_step");
+  if (begin >= config_.steps.max_steps) {
+    report_.say(c10::str("nothing is left to train: max_steps is ", config_.steps.max_steps));
+  }
+  for (int64_t step = begin + 1; step <= config_.steps.max_steps; ++step) {
     trace.before_step(step - begin);
     report_.after_step(step, explained([&] { return run.step(); }, [&] { return run.memory(); }));
-    if (step == begin + 1 && config_.wrap_policy == "auto_units") {
+    if (step == begin + 1 && config_.sharding.wrap_policy == UnitsBy::kAutoUnits) {
       report_.say(c10::str("made ", sharded_->diagnostics().stats().units, " units from the execution order"));
     }
     if (const std::string text = trace.after_step(step - begin); !text.empty()) report_.say(text);
@@ -205,18 +210,18 @@ RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& chec
 }
 
 void RankRun::evaluate_model() {
-  sharded_->set_full_precision(config_.full_precision_in_eval);
+  sharded_->set_full_precision(config_.precision.full_precision_in_eval);
   const double loss = explained(
-      [&] { return evaluate(*inputs_.model, *inputs_.eval, config_.eval_batch_size, *communicator_, device_); },
+      [&] { return evaluate(*inputs_.model, *inputs_.eval, config_.data.eval_batch_size, *communicator_, device_); },
       [] { return std::vector<MemoryCategory>{}; });
   sharded_->set_full_precision(false);
-  report_.after_evaluation(config_.max_steps, loss);
+  report_.after_evaluation(config_.steps.max_steps, loss);
 }
 
 void RankRun::save_model() {
-  const fs::path path = final_folder(config_);
+  const fs::path path = final_folder(config_.output);
   formats::HfFolderWriterOptions options;
-  options.max_shard_size = *parse_byte_count(config_.max_shard_size);
+  options.max_shard_size = *parse_byte_count(config_.output.max_shard_size);
   if (inputs_.weights) options.tokenizer_source = inputs_.weights->folder().path();
   save_folder(path, inputs_.model_config, *inputs_.model, *sharded_, *communicator_, options);
   report_.say("saved the model to " + path.string());
@@ -235,7 +240,7 @@ void RankRun::check_written() {
 }  // namespace
 
 RunEnd train_rank(const Config& config, const RankEnvironment& environment, const RunRequest& request) {
-  const PlaceChoice choice = choose_place(config, environment, places_available());
+  const PlaceChoice choice = choose_place(config.communication, environment, places_available());
   TrainingInputs inputs = open_training_inputs(config, environment.world_size);
   // Checked here so that errors come before ranks wait for one another and before any rank allocates memory.
   check_memory(config, inputs.model->module(), *inputs.train,
@@ -252,12 +257,12 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
 
 RunEnd train_at(const Config& config, TrainingInputs inputs, const RankPlace& place, const RunRequest& request) {
   // Random operators of the model (dropout) draw different numbers on each rank, just as ranks take different samples.
-  at::manual_seed(static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(place.communicator->rank()));
+  at::manual_seed(static_cast<uint64_t>(config.steps.seed) + static_cast<uint64_t>(place.communicator->rank()));
   RankRun run(config, std::move(inputs), place);
   if (request.save_config) run.save_config();
   if (run.train() == RunEnd::kTerminated) return RunEnd::kTerminated;
-  if (config.do_eval) run.evaluate_model();
-  if (config.save_final) run.save_model();
+  if (config.output.do_eval) run.evaluate_model();
+  if (config.output.save_final) run.save_model();
   run.check_written();
   return RunEnd::kFinished;
 }

@@ -37,21 +37,22 @@ TEST_P(OnADevice, ARunLeavesWhatItLeavesOnTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Variants, OnADevice,
                          ::testing::Values(Variant{"plain", [](Config&) {}},
-                                           Variant{"bf16", [](Config& c) { c.dtype = "bf16"; }},
+                                           Variant{"bf16", [](Config& c) { c.precision.dtype = c10::kBFloat16; }},
                                            Variant{"fp16",
                                                    [](Config& c) {
-                                                     c.dtype = "fp16";
-                                                     c.fp16_init_scale = 1e30;
+                                                     c.precision.dtype = c10::kHalf;
+                                                     c.precision.fp16_init_scale = 1e30;
                                                    }},
-                                           Variant{"offload", [](Config& c) { c.cpu_offload = true; }},
-                                           Variant{"files", [](Config& c) { c.offload_path = c.model_path; }},
-                                           Variant{"from_rank_0", [](Config& c) { c.sync_module_states = true; }},
-                                           Variant{"fused_loss", [](Config& c) { c.fused_loss = true; }},
+                                           Variant{"offload", [](Config& c) { c.sharding.cpu_offload = true; }},
+                                           Variant{"files", [](Config& c) { c.sharding.offload_path = c.model.path; }},
+                                           Variant{"from_rank_0",
+                                                   [](Config& c) { c.sharding.sync_module_states = true; }},
+                                           Variant{"fused_loss", [](Config& c) { c.model.fused_loss = true; }},
                                            Variant{"automatic",
                                                    [](Config& c) {
-                                                     c.wrap_policy = "auto_units";
-                                                     c.auto_units_target_bytes = 4000;
-                                                     c.gradient_accumulation_steps = 2;
+                                                     c.sharding.wrap_policy = UnitsBy::kAutoUnits;
+                                                     c.sharding.auto_units_target_bytes = 4000;
+                                                     c.steps.gradient_accumulation_steps = 2;
                                                    }}),
                          [](const auto& info) { return std::string(info.param.name); });
 

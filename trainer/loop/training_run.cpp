@@ -11,14 +11,14 @@ namespace fsdp::trainer {
 
 namespace {
 
-GradScalerOptions scaler_options(const Config& config) {
-  return {.init_scale = config.fp16_init_scale,
-          .growth_interval = config.fp16_growth_interval,
-          .enabled = uses_fp16(config)};
+GradScalerOptions scaler_options(const PrecisionConfig& precision) {
+  return {.init_scale = precision.fp16_init_scale,
+          .growth_interval = precision.fp16_growth_interval,
+          .enabled = uses_fp16(precision)};
 }
 
 LrSchedule schedule_from(const Config& config, double learning_rate) {
-  return {config.lr_scheduler_type, learning_rate, config.warmup_steps, config.max_steps};
+  return {config.optimizer.lr_scheduler_type, learning_rate, config.optimizer.warmup_steps, config.steps.max_steps};
 }
 
 }  // namespace
@@ -29,13 +29,13 @@ TrainingRun::TrainingRun(const Config& config, const TrainedModel& model, Sharde
       sharded_(sharded),
       separate_(model.separate_parameters()),
       batches_(batches),
-      schedule_(schedule_from(config, config.learning_rate)),
-      optimizer_(optimizer_kind(config).make(sharded.parameters(), config)),
-      scaler_(scaler_options(config)) {
-  sharded.set_gradient_divide_factor(config.gradient_divide_factor);
+      schedule_(schedule_from(config, config.optimizer.learning_rate)),
+      optimizer_(optimizer_kind(config.optimizer).make(sharded.parameters(), config.optimizer)),
+      scaler_(scaler_options(config.precision)) {
+  sharded.set_gradient_divide_factor(config.steps.gradient_divide_factor);
   sharded.set_reductions_see_norm(true);
   if (separate_) separate_schedule_.emplace(schedule_from(config, separate_->learning_rate()));
-  if (config.offload_path) optimizer_->after_each_part([&sharded] { sharded.page_out(); });
+  if (config.sharding.offload_path) optimizer_->after_each_part([&sharded] { sharded.page_out(); });
 }
 
 StepResult TrainingRun::step() {
@@ -49,7 +49,7 @@ StepResult TrainingRun::step() {
   result.grad_norm = unscaled_grad_norm();
   optimizer_->set_learning_rate(result.learning_rate);
   const double clipping =
-      config_.clip_grad_norm > 0 ? optim::clip_scale(config_.clip_grad_norm, result.grad_norm) : 1.0;
+      config_.steps.clip_grad_norm > 0 ? optim::clip_scale(config_.steps.clip_grad_norm, result.grad_norm) : 1.0;
   result.skipped = !scaler_.step(sharded_, [&] { update(clipping); });
   scaler_.update();
   if (!result.skipped) ++updates_;
@@ -83,16 +83,16 @@ std::vector<SplitTensor> TrainingRun::split_tensors() const {
 std::vector<MemoryCategory> TrainingRun::memory() const {
   const int64_t state = optimizer_->state_nbytes();
   std::vector<MemoryCategory> all{
-      {config_.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};
+      {config_.sharding.offload_path ? "optimizer state (files)" : "optimizer state", state, state, state}};
   if (!separate_) return all;
   for (MemoryCategory& category : separate_->memory()) all.push_back(std::move(category));
   return all;
 }
 
 double TrainingRun::accumulate_gradients() {
-  const double share = 1.0 / static_cast<double>(config_.gradient_accumulation_steps);
+  const double share = 1.0 / static_cast<double>(config_.steps.gradient_accumulation_steps);
   double loss_sum = 0;
-  for (int64_t pass = 0; pass < config_.gradient_accumulation_steps; ++pass) {
+  for (int64_t pass = 0; pass < config_.steps.gradient_accumulation_steps; ++pass) {
     const auto [batch, weight] = batches_.next();
     const at::Tensor loss = forward(batch);
     const auto traced = sharded_.tracing().range("backward");
@@ -108,9 +108,9 @@ at::Tensor TrainingRun::forward(const Batch& batch) {
 }
 
 BackwardOptions TrainingRun::backward_options(int64_t pass) const {
-  const bool is_last = pass + 1 == config_.gradient_accumulation_steps;
-  return {.requires_gradient_sync = is_last || config_.sync_each_batch,
-          .requires_all_reduce = is_last || config_.all_reduce_each_batch};
+  const bool is_last = pass + 1 == config_.steps.gradient_accumulation_steps;
+  return {.requires_gradient_sync = is_last || config_.steps.sync_each_batch,
+          .requires_all_reduce = is_last || config_.steps.all_reduce_each_batch};
 }
 
 }  // namespace fsdp::trainer

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "config/config_names.h"
 #include "config/errors.h"
 #include "fsdp/backends.h"
 #include "loop/evaluation.h"
@@ -33,7 +34,7 @@ using Weights = std::map<std::string, at::Tensor>;
 
 Config base_config() {
   Config config = compared_config();
-  config.max_seq_length = kLength;
+  config.data.max_seq_length = kLength;
   return config;
 }
 
@@ -65,14 +66,14 @@ class SteppingRanks : public ::testing::TestWithParam<Case> {};
 TEST_P(SteppingRanks, TrainAsOneProcessDoes) {
   const Case& c = GetParam();
   Config config = base_config();
-  config.train_batch_size = 2;
-  config.sharding_strategy = c.strategy;
-  config.sharding_factor = c.sharding_factor;
-  config.reshard_after_forward = c.reshard_after_forward;
-  config.wrap_policy = c.wrap_policy;
-  config.size_min_params = 500;
-  if (c.wrap_policy == "auto_units") config.auto_units_target_bytes = 4000;
-  config.use_orig_params = c.use_orig_params;
+  config.data.train_batch_size = 2;
+  config.sharding.strategy = from_config_name<ShardingStrategy>(c.strategy);
+  config.sharding.factor = c.sharding_factor;
+  config.sharding.reshard_after_forward = c.reshard_after_forward;
+  config.sharding.wrap_policy = from_config_name<UnitsBy>(c.wrap_policy);
+  config.sharding.size_min_params = 500;
+  if (c.wrap_policy == "auto_units") config.sharding.auto_units_target_bytes = 4000;
+  config.sharding.use_orig_params = c.use_orig_params;
   expect_same(sharded(config, c.world_size, c.tied, c.make_model),
               reference(config, c.world_size, c.tied, c.make_model));
 }
@@ -100,21 +101,21 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(TrainingRun, FactorAndReshardingReachTheEngine) {
   Config config = base_config();
   const auto gathers = [&](std::optional<BoolOrInteger> reshard) {
-    config.reshard_after_forward = reshard;
+    config.sharding.reshard_after_forward = reshard;
     return sharded(config, 4, false).stats.all_gathers;
   };
   const int64_t kept = gathers(false);
   EXPECT_GT(gathers(std::nullopt), kept);
   EXPECT_GT(gathers(true), kept);
   EXPECT_GT(gathers(int64_t{2}), kept);
-  config.reshard_after_forward = std::nullopt;
+  config.sharding.reshard_after_forward = std::nullopt;
   EXPECT_EQ(sharded(config, 4, false).stats.all_reduces, 0);
-  config.sharding_strategy = "hybrid_shard";
-  config.sharding_factor = 2;
+  config.sharding.strategy = ShardingStrategy::kHybridShard;
+  config.sharding.factor = 2;
   EXPECT_GT(sharded(config, 4, false).stats.all_reduces, 0);
   const auto model = make_tiny_llama(false, kModelSeed);
   const auto option = [&](std::optional<BoolOrInteger> reshard) {
-    config.reshard_after_forward = reshard;
+    config.sharding.reshard_after_forward = reshard;
     return sharding_options(config, *model, nullptr).reshard_after_forward;
   };
   EXPECT_EQ(option(std::nullopt), std::nullopt);
@@ -134,17 +135,17 @@ class AccumulatingRanks : public ::testing::TestWithParam<Accumulation> {};
 TEST_P(AccumulatingRanks, TrainAsOneLargerBatchDoesAndCommunicateAsTold) {
   const Accumulation& c = GetParam();
   Config config = base_config();
-  config.train_batch_size = 2;
-  config.gradient_accumulation_steps = 3;
-  config.sharding_strategy = c.strategy;
-  if (is_hybrid_strategy(config)) config.sharding_factor = 2;
-  config.sync_each_batch = c.sync_each_batch;
-  config.all_reduce_each_batch = c.all_reduce_each_batch;
+  config.data.train_batch_size = 2;
+  config.steps.gradient_accumulation_steps = 3;
+  config.sharding.strategy = from_config_name<ShardingStrategy>(c.strategy);
+  if (is_hybrid(config.sharding.strategy)) config.sharding.factor = 2;
+  config.steps.sync_each_batch = c.sync_each_batch;
+  config.steps.all_reduce_each_batch = c.all_reduce_each_batch;
   const Training training = sharded(config, 4, false);
   expect_same(training, reference(config, 4, false));
   constexpr int64_t kUnits = 4;  // three blocks and the root
-  EXPECT_EQ(training.stats.reduce_scatters, c.reductions * kUnits * config.max_steps);
-  EXPECT_EQ(training.stats.all_reduces, c.all_reductions * kUnits * config.max_steps);
+  EXPECT_EQ(training.stats.reduce_scatters, c.reductions * kUnits * config.steps.max_steps);
+  EXPECT_EQ(training.stats.all_reduces, c.all_reductions * kUnits * config.steps.max_steps);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, AccumulatingRanks,
@@ -160,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, AccumulatingRanks,
 TEST(TrainingRun, GradientsAreDividedByTheFactor) {
   Config config = base_config();
   const Training mean = sharded(config, 2, false);
-  config.gradient_divide_factor = 8;
+  config.steps.gradient_divide_factor = 8;
   const Training divided = sharded(config, 2, false);
   // The learning rate of the first step is 0, so both steps use the same weights; a factor of 2 / 8 is exact.
   for (size_t step : {0, 1}) EXPECT_DOUBLE_EQ(divided.grad_norms[step], mean.grad_norms[step] / 4);
@@ -169,12 +170,12 @@ TEST(TrainingRun, GradientsAreDividedByTheFactor) {
 // Compares losses and norms of AdamW's first updates; fp16 rounds by 5e-4 of a value.
 TEST(TrainingRun, Fp16TrainsWithGradientsOfTheTrueSize) {
   Config config = base_config();
-  config.train_batch_size = 2;
+  config.data.train_batch_size = 2;
   const Training expected = reference(config, 2, false);
   for (const char* reduce : {"fp16", "fp32"}) {
-    config.dtype = "fp16";
-    config.mixed_precision_reduce_dtype = reduce;
-    config.fp16_init_scale = 1024;
+    config.precision.dtype = c10::kHalf;
+    config.precision.reduce_dtype = from_config_name<c10::ScalarType>(reduce);
+    config.precision.fp16_init_scale = 1024;
     const Training training = sharded(config, 2, false);
     for (size_t step = 0; step < expected.losses.size(); ++step) {
       EXPECT_FALSE(training.steps[step].skipped);
@@ -187,21 +188,21 @@ TEST(TrainingRun, Fp16TrainsWithGradientsOfTheTrueSize) {
 
 TEST(TrainingRun, OverflowSkipsTheStepAndHoldsTheSchedule) {
   Config config = base_config();
-  config.warmup_steps = 0;
-  config.max_steps = 1;
-  config.dtype = "fp16";
-  config.fp16_init_scale = 1e30;
+  config.optimizer.warmup_steps = 0;
+  config.steps.max_steps = 1;
+  config.precision.dtype = c10::kHalf;
+  config.precision.fp16_init_scale = 1e30;
   const Training skipped = sharded(config, 2, false);
   EXPECT_TRUE(skipped.steps[0].skipped);
   EXPECT_FALSE(std::isfinite(skipped.grad_norms[0]));
   const auto original = make_tiny_llama(false, kModelSeed);
   for (const auto& p : original->named_parameters()) EXPECT_TRUE(torch::equal(skipped.weights.at(p.key()), p.value()));
 
-  config.max_steps = 30;
-  config.fp16_init_scale = 1 << 24;
-  config.fp16_growth_interval = 4;
+  config.steps.max_steps = 30;
+  config.precision.fp16_init_scale = 1 << 24;
+  config.precision.fp16_growth_interval = 4;
   const Training training = sharded(config, 2, false);
-  LrSchedule schedule(config.lr_scheduler_type, config.learning_rate, 0, config.max_steps);
+  LrSchedule schedule(config.optimizer.lr_scheduler_type, config.optimizer.learning_rate, 0, config.steps.max_steps);
   double scale = 1 << 24;
   int64_t updates = 0, good = 0;
   for (const StepResult& step : training.steps) {
@@ -217,15 +218,15 @@ TEST(TrainingRun, OverflowSkipsTheStepAndHoldsTheSchedule) {
     }
   }
   EXPECT_GT(updates, 4);
-  EXPECT_LT(updates, config.max_steps);
+  EXPECT_LT(updates, config.steps.max_steps);
 }
 
 TEST(TrainingRun, OnlyFp16ScalesLosses) {
   Config config = base_config();
-  config.max_steps = 1;
+  config.steps.max_steps = 1;
   const auto scale = [&](const std::string& dtype, const std::string& reduce) {
-    config.dtype = dtype;
-    config.mixed_precision_reduce_dtype = reduce;
+    config.precision.dtype = from_config_name<c10::ScalarType>(dtype);
+    config.precision.reduce_dtype = from_config_name<c10::ScalarType>(reduce);
     return sharded(config, 2, false).steps[0].loss_scale;
   };
   EXPECT_EQ(scale("bf16", "fp32"), std::nullopt);
@@ -239,17 +240,17 @@ TEST(TrainingRun, PrecisionKeysReachTheEngine) {
   const auto options = [&] { return sharding_options(config, *model, nullptr); };
   EXPECT_EQ(options().buffer_dtype, std::nullopt);
   EXPECT_FALSE(options().keep_low_precision_grads);
-  config.dtype = "fp16";
-  config.mixed_precision_reduce_dtype = "bf16";
-  config.mixed_precision_buffer_dtype = "fp16";
-  config.keep_low_precision_grads = true;
-  config.full_precision_classes = {"RMSNorm"};
+  config.precision.dtype = c10::kHalf;
+  config.precision.reduce_dtype = c10::kBFloat16;
+  config.precision.buffer_dtype = c10::kHalf;
+  config.precision.keep_low_precision_grads = true;
+  config.precision.full_precision_classes = {"RMSNorm"};
   EXPECT_EQ(options().param_dtype, at::kHalf);
   EXPECT_EQ(options().reduce_dtype, at::kBFloat16);
   EXPECT_EQ(options().buffer_dtype, at::kHalf);
   EXPECT_TRUE(options().keep_low_precision_grads);
   EXPECT_EQ(options().full_precision_classes, std::vector<std::string>{"RMSNorm"});
-  config.full_precision_classes = {"RMSNrom"};
+  config.precision.full_precision_classes = {"RMSNrom"};
   EXPECT_THROW(options(), ConfigError);
 }
 
@@ -259,18 +260,18 @@ TEST(TrainingRun, DivergenceKeysReachTheEngine) {
   const auto debug = [&] { return sharding_options(config, *model, nullptr).debug; };
   EXPECT_EQ(debug().collective_check, CollectiveCheck{});
   EXPECT_EQ(debug().watchdog_warning, std::nullopt);
-  EXPECT_EQ(debug().dump_folder, config.output_dir);
-  config.collective_check = "always";
-  config.watchdog_seconds = 2.5;
-  config.collective_dump = false;
+  EXPECT_EQ(debug().dump_folder, config.output.output_dir);
+  config.divergence.collective_check = CollectiveCheckLevel::kAlways;
+  config.divergence.watchdog_seconds = 2.5;
+  config.divergence.collective_dump = false;
   EXPECT_EQ(debug().collective_check.level, CollectiveCheckLevel::kAlways);
   EXPECT_EQ(debug().watchdog_warning, std::chrono::milliseconds(2500));
   EXPECT_EQ(debug().dump_folder, "");
-  config.collective_check = "off";
+  config.divergence.collective_check = CollectiveCheckLevel::kOff;
   EXPECT_EQ(debug().collective_check.level, CollectiveCheckLevel::kOff);
-  config.collective_check = "sampled";
-  config.collective_check_first_steps = 5;
-  config.collective_check_every = 0;
+  config.divergence.collective_check = CollectiveCheckLevel::kSampled;
+  config.divergence.collective_check_first_steps = 5;
+  config.divergence.collective_check_every = 0;
   EXPECT_EQ(debug().collective_check,
             (CollectiveCheck{.level = CollectiveCheckLevel::kSampled, .first_steps = 5, .every = 0}));
 }
@@ -279,12 +280,12 @@ TEST(TrainingRun, DivergenceKeysReachTheEngine) {
 // The last class is the whole model.
 void expect_classes_train_in_full_precision(MakeModel make_model, const std::vector<std::string>& classes) {
   Config config = base_config();
-  config.train_batch_size = 2;
-  config.max_steps = 3;
+  config.data.train_batch_size = 2;
+  config.steps.max_steps = 3;
   const Training expected = reference(config, 2, false, make_model);
-  config.dtype = "bf16";
+  config.precision.dtype = c10::kBFloat16;
   for (const std::string& name : classes) {
-    config.full_precision_classes = {name};
+    config.precision.full_precision_classes = {name};
     const Training training = sharded(config, 2, false, make_model);
     for (size_t step = 0; step < expected.losses.size(); ++step) {
       EXPECT_NEAR(training.losses[step], expected.losses[step], 1e-2 * expected.losses[step]) << name;
@@ -305,9 +306,9 @@ TEST(TrainingRun, EveryClassMayStayInFullPrecision) {
 
 TEST(TrainingRun, ZeroMeansNoClipping) {
   Config config = base_config();
-  config.clip_grad_norm = 0;
+  config.steps.clip_grad_norm = 0;
   const Training training = sharded(config, 2, false);
-  config.clip_grad_norm = 1e30;
+  config.steps.clip_grad_norm = 1e30;
   expect_same(training, reference(config, 2, false));
 }
 
@@ -335,24 +336,24 @@ TEST(TrainingRun, RecomputesTheBlocksOfTheConfig) {
   testing::TemporaryFolder folder;
   write_tiny_llama(folder.path("model"), /*tied=*/false, kModelSeed);
   Config config = base_config();
-  config.model_path = folder.path("model");
+  config.model.path = folder.path("model");
   EXPECT_EQ(recomputed_blocks(config), 0);
-  config.activation_checkpointing = true;
+  config.model.activation_checkpointing = true;
   EXPECT_EQ(recomputed_blocks(config), 3);
-  config.activation_checkpointing_every = 2;
+  config.model.activation_checkpointing_every = 2;
   EXPECT_EQ(recomputed_blocks(config), 2);
-  EXPECT_EQ(checkpoint_policy(config).options().save_ops.selection(), nullptr);
-  config.activation_checkpointing_save_ops = {"aten::mm"};
-  EXPECT_NE(checkpoint_policy(config).options().save_ops.selection(), nullptr);
-  config.activation_checkpointing_save_ops = {"aten::mmm"};
-  EXPECT_THROW(checkpoint_policy(config), ConfigError);
+  EXPECT_EQ(checkpoint_policy(config.model).options().save_ops.selection(), nullptr);
+  config.model.activation_checkpointing_save_ops = {"aten::mm"};
+  EXPECT_NE(checkpoint_policy(config.model).options().save_ops.selection(), nullptr);
+  config.model.activation_checkpointing_save_ops = {"aten::mmm"};
+  EXPECT_THROW(checkpoint_policy(config.model), ConfigError);
 }
 
 // The embedding and the head become their own units: their names come from wrap_classes.
 TEST(TrainingRun, WrapClassesMakeUnits) {
   Config config = base_config();
   const auto units = [&](std::vector<std::string> classes) {
-    config.wrap_classes = std::move(classes);
+    config.sharding.wrap_classes = std::move(classes);
     auto model = make_tiny_llama(false, kModelSeed);
     const auto handle = fully_shard(*model, sharding_options(config, *model, make_fake_communicator(0, 1)));
     return handle->diagnostics().describe_units();
@@ -387,7 +388,7 @@ TEST(Evaluation, IsTheMeanOverAllSamplesForAnyNumberOfRanks) {
 
 // Returns each rank's shards, read by the rank itself or sent by rank 0.
 Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>& world, bool from_rank_0) {
-  formats::HfFolder folder(*config.model_path);
+  formats::HfFolder folder(*config.model.path);
   const auto model = models::make_uninitialized<models::PretrainedModel>(
       folder.config(), at::TensorOptions(at::kFloat).device(at::kMeta));
   const models::PretrainedWeights weights(std::move(folder), *model);
@@ -400,11 +401,11 @@ Weights loaded_shards(const Config& config, const std::shared_ptr<Communicator>&
   return shards;
 }
 
-// Expects the weights of `model`; the folder at config.model_path contains the same model.
+// Expects the weights of `model`; the folder at config.model.path contains the same model.
 void expect_shards_hold_the_weights(Config config, const models::PretrainedModel& model) {
   const auto parameters = model.named_parameters();
   for (const char* policy : {"transformer", "none", "auto_units"}) {
-    config.wrap_policy = policy;
+    config.sharding.wrap_policy = from_config_name<UnitsBy>(policy);
     for (int world_size : {1, 3}) {
       testing::run_ranks(world_size, [&](std::shared_ptr<Communicator> world) {
         const Weights own = loaded_shards(config, world, false), sent = loaded_shards(config, world, true);
@@ -421,11 +422,11 @@ TEST(Loading, RanksReadForThemselvesOrRankZeroForAll) {
   testing::TemporaryFolder folder;
   for (const bool tied : {false, true}) {
     Config config = base_config();
-    config.model_path = folder.path(tied ? "tied" : "untied");
-    write_tiny_llama(*config.model_path, tied, kModelSeed);
+    config.model.path = folder.path(tied ? "tied" : "untied");
+    write_tiny_llama(*config.model.path, tied, kModelSeed);
     expect_shards_hold_the_weights(config, *make_tiny_llama(tied, kModelSeed));
-    *config.model_path += "_old_gpt2";
-    write_old_tiny_gpt2(*config.model_path, tied, kModelSeed);
+    *config.model.path += "_old_gpt2";
+    write_old_tiny_gpt2(*config.model.path, tied, kModelSeed);
     expect_shards_hold_the_weights(config, *make_tiny_gpt2(tied, kModelSeed));
   }
 }

@@ -11,7 +11,7 @@ namespace fsdp::trainer {
 
 namespace {
 
-optim::FusedAdamWOptions adamw_options(const Config& config) {
+optim::FusedAdamWOptions adamw_options(const OptimizerConfig& config) {
   return {.learning_rate = config.learning_rate,
           .beta1 = config.adam_beta1,
           .beta2 = config.adam_beta2,
@@ -19,7 +19,7 @@ optim::FusedAdamWOptions adamw_options(const Config& config) {
           .weight_decay = config.weight_decay};
 }
 
-optim::SgdOptions sgd_options(const Config& config) {
+optim::SgdOptions sgd_options(const OptimizerConfig& config) {
   return {.learning_rate = config.learning_rate, .momentum = config.sgd_momentum, .weight_decay = config.weight_decay};
 }
 
@@ -28,10 +28,11 @@ OptimizerKind kind(const char* name, const char* title, std::vector<const char*>
   return {.name = name,
           .title = title,
           .keys = std::move(keys),
-          .make = [](std::vector<at::Tensor> parameters, const Config& config) -> std::unique_ptr<optim::Optimizer> {
+          .make = [](std::vector<at::Tensor> parameters,
+                     const OptimizerConfig& config) -> std::unique_ptr<optim::Optimizer> {
             return std::make_unique<Kind>(std::move(parameters), options_from(config));
           },
-          .state_tensors = [](const Config& config) { return Kind::state_tensors(options_from(config)); }};
+          .state_tensors = [](const OptimizerConfig& config) { return Kind::state_tensors(options_from(config)); }};
 }
 
 }  // namespace
@@ -50,11 +51,11 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
-const OptimizerKind& optimizer_kind(const Config& config) {
+const OptimizerKind& optimizer_kind(const OptimizerConfig& config) {
   for (const OptimizerKind& kind : optimizer_kinds()) {
-    if (config.optimizer == kind.name) return kind;
+    if (config.name == kind.name) return kind;
   }
-  TORCH_CHECK(false, "optimizer: \"", config.optimizer, "\" is unknown");
+  TORCH_CHECK(false, "optimizer: \"", config.name, "\" is unknown");
 }
 
 }  // namespace fsdp::trainer

@@ -20,10 +20,10 @@ constexpr int64_t kLength = 9;
 
 Config sgd_config() {
   Config config = compared_config();
-  config.max_seq_length = kLength;
-  config.optimizer = "sgd";
-  config.sgd_momentum = 0.9;
-  config.learning_rate = 0.1;
+  config.data.max_seq_length = kLength;
+  config.optimizer.name = "sgd";
+  config.optimizer.sgd_momentum = 0.9;
+  config.optimizer.learning_rate = 0.1;
   return config;
 }
 
@@ -37,13 +37,13 @@ TEST(OptimizerTable, NamesAreUniqueAndKeysExist) {
     EXPECT_TRUE(names.insert(kind.name).second) << kind.name;
     for (const char* key : kind.keys) EXPECT_NE(find_config_key(key), nullptr) << key;
   }
-  EXPECT_EQ(optimizer_names().at(0), Config{}.optimizer);
+  EXPECT_EQ(optimizer_names().at(0), Config{}.optimizer.name);
 }
 
 TEST(OptimizerTable, SizesAreThoseOfTheState) {
   for (const double momentum : {0.0, 0.5}) {
     for (const OptimizerKind& kind : optimizer_kinds()) {
-      Config config;
+      OptimizerConfig config;
       config.sgd_momentum = momentum;
       at::Tensor parameter = torch::ones({1000}).set_requires_grad(true);
       const auto optimizer = kind.make({parameter}, config);
@@ -58,7 +58,7 @@ TEST(OptimizerTable, SizesAreThoseOfTheState) {
 
 TEST(SgdTraining, IsThatOfOneProcess) {
   Config config = sgd_config();
-  config.train_batch_size = 2;
+  config.data.train_batch_size = 2;
   for (const int world_size : {1, 2, 3}) {
     SCOPED_TRACE(world_size);
     expect_same(train_in_shards(config, world_size, tiny_subject()), train_plainly(config, world_size, tiny_subject()));
@@ -69,10 +69,10 @@ TEST(SgdTraining, IsThatOfOneProcess) {
 std::map<std::string, at::Tensor> trained_on_one_sample(const Config& config, const std::string& file, int factor) {
   const auto model = make_trained_model(tiny_subject().make_model(), config);
   const auto dataset = model->open_dataset({.text = file, .role = DatasetRole::kTrain, .seed = 1});
-  torch::optim::SGD optimizer(
-      model->module().parameters(),
-      torch::optim::SGDOptions(config.learning_rate).momentum(config.sgd_momentum).weight_decay(config.weight_decay));
-  for (int64_t step = 0; step < config.max_steps; ++step) {
+  torch::optim::SGD optimizer(model->module().parameters(), torch::optim::SGDOptions(config.optimizer.learning_rate)
+                                                                .momentum(config.optimizer.sgd_momentum)
+                                                                .weight_decay(config.optimizer.weight_decay));
+  for (int64_t step = 0; step < config.steps.max_steps; ++step) {
     model->module().zero_grad();
     model->loss(dataset->batch({0})).backward();
     for (const at::Tensor& parameter : model->module().parameters()) parameter.mutable_grad().mul_(factor);
@@ -91,11 +91,11 @@ TEST(SgdTraining, HasTheBitsOfTorchsSgd) {
   Subject subject = tiny_subject();
   subject.dataset = folder.write("samples", samples);
   Config config = sgd_config();
-  config.train_batch_size = 1;
-  config.lr_scheduler_type = "constant";
-  config.warmup_steps = 0;
-  config.clip_grad_norm = 0;
-  config.gradient_divide_factor = 1.0;
+  config.data.train_batch_size = 1;
+  config.optimizer.lr_scheduler_type = LrSchedulerType::kConstant;
+  config.optimizer.warmup_steps = 0;
+  config.steps.clip_grad_norm = 0;
+  config.steps.gradient_divide_factor = 1.0;
   for (const int world_size : {1, 2, 3}) {
     SCOPED_TRACE(world_size);
     const auto expected = trained_on_one_sample(config, subject.dataset, world_size);

@@ -13,7 +13,7 @@ std::string within(const std::string& folder, const char* name) {
 
 }  // namespace
 
-MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
+MetricsOutputs::MetricsOutputs(const std::string& output_dir, const std::vector<ReportTo>& report_to,
                                AppendedFile::Say say)
     : output_dir_(output_dir),
       report_to_(report_to),
@@ -27,12 +27,12 @@ std::string MetricsOutputs::start(int64_t step, bool keeps) {
   } else {
     file_.trim();
   }
-  if (reports_to("csv")) {
+  if (reports_to(ReportTo::kCsv)) {
     std::vector<MetricsLine> rows = read_metrics(within(output_dir_, "metrics.jsonl"));
     std::erase_if(rows, [&](const MetricsLine& row) { return row.step > step; });
     csv_ = std::make_unique<MetricsCsv>(within(output_dir_, "metrics.csv"), rows, say_);
   }
-  if (reports_to("tensorboard"))
+  if (reports_to(ReportTo::kTensorBoard))
     tensorboard_ = std::make_unique<TensorBoardFile>(within(output_dir_, "runs"), step, say_);
   return kept;
 }
@@ -45,8 +45,8 @@ std::string MetricsOutputs::finish() {
   return missing;
 }
 
-bool MetricsOutputs::reports_to(const std::string& name) const {
-  return std::find(report_to_.begin(), report_to_.end(), name) != report_to_.end();
+bool MetricsOutputs::reports_to(ReportTo output) const {
+  return std::find(report_to_.begin(), report_to_.end(), output) != report_to_.end();
 }
 
 void MetricsOutputs::pass_on(const nlohmann::ordered_json& line) {

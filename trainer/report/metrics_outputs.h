@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "config/config.h"
 #include "report/metrics_csv.h"
 #include "report/metrics_file.h"
 #include "report/tensorboard_file.h"
@@ -13,10 +14,9 @@ namespace fsdp::trainer {
 
 class MetricsOutputs {
  public:
-  // Opens output_dir/metrics.jsonl, and locks output_dir against other runs (MetricsFile). `report_to`: any of "csv"
-  // (output_dir/metrics.csv) and "tensorboard" (output_dir/runs). `say`: receives the messages of AppendedFile for all
-  // outputs.
-  MetricsOutputs(const std::string& output_dir, const std::vector<std::string>& report_to,
+  // Opens output_dir/metrics.jsonl, and locks output_dir against other runs (MetricsFile). `report_to`: further
+  // outputs, output_dir/metrics.csv and output_dir/runs. `say`: receives the messages of AppendedFile for all outputs.
+  MetricsOutputs(const std::string& output_dir, const std::vector<ReportTo>& report_to,
                  AppendedFile::Say say = say_on_stderr);
 
   // Must be called once, after `step` steps of the run and before the first write: 0 begins metrics.jsonl anew, a
@@ -35,11 +35,11 @@ class MetricsOutputs {
   std::string finish();
 
  private:
-  bool reports_to(const std::string& name) const;
+  bool reports_to(ReportTo output) const;
   void pass_on(const nlohmann::ordered_json& line);
 
   std::string output_dir_;
-  std::vector<std::string> report_to_;
+  std::vector<ReportTo> report_to_;
   AppendedFile::Say say_;
   MetricsFile file_;
   std::unique_ptr<MetricsCsv> csv_;

@@ -108,7 +108,7 @@ std::vector<std::string> rows_of(const std::string& csv) {
 
 TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
   testing::TemporaryFolder folder;
-  MetricsOutputs outputs(folder.path(""), {"csv"});
+  MetricsOutputs outputs(folder.path(""), {ReportTo::kCsv});
   outputs.start(0);
   EXPECT_EQ(rows_of(folder.read("metrics.csv")).size(), 1);
   outputs.write(kEverything);
@@ -126,7 +126,7 @@ TEST(MetricsOutputs, CsvGoesOnFromWhatMetricsJsonlSaysUpToTheCheckpoint) {
   testing::TemporaryFolder folder;
   folder.write("metrics.jsonl", line_of(1) + line_of(2) + line_of(3) + "{\"st");
   folder.write("metrics.csv", "left over");
-  MetricsOutputs outputs(folder.path(""), {"csv"});
+  MetricsOutputs outputs(folder.path(""), {ReportTo::kCsv});
   outputs.start(2);
   outputs.write(kEverything);
   EXPECT_THAT(rows_of(folder.read("metrics.csv")),

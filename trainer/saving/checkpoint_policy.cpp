@@ -6,7 +6,7 @@
 
 namespace fsdp::trainer {
 
-CheckpointPolicy checkpoint_policy(const Config& config) {
+CheckpointPolicy checkpoint_policy(const ModelConfig& config) {
   if (!config.activation_checkpointing) return {};
   CheckpointOptions options;
   try {

@@ -7,6 +7,6 @@
 namespace fsdp::trainer {
 
 // Throws a ConfigError for an operator whose result cannot be kept.
-CheckpointPolicy checkpoint_policy(const Config& config);
+CheckpointPolicy checkpoint_policy(const ModelConfig& config);
 
 }  // namespace fsdp::trainer

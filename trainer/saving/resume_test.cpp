@@ -39,8 +39,8 @@ struct Variant {
 Config long_run(const testing::TemporaryFolder& folder) {
   write_tiny_llama(folder.path("model"), /*tied=*/true, /*seed=*/11);
   Config config = small_run(folder);
-  config.dataset = "dummy:29";
-  config.max_steps = 6;
+  config.data.dataset = "dummy:29";
+  config.steps.max_steps = 6;
   return config;
 }
 
@@ -69,17 +69,17 @@ TEST_P(Resuming, IsAsIfNothingHadHappened) {
     EXPECT_EQ(want.metrics.size(), 7U);
 
     Config saving = config;
-    saving.save_steps = 2;
+    saving.checkpoints.save_steps = 2;
     expect_same(run_whole(saving, folder, "saving" + number, world_size), want);
     EXPECT_THAT(names_of_checkpoints(folder, "saving" + number),
                 ElementsAre("checkpoint-2", "checkpoint-4", "checkpoint-6"));
 
     // A run that is killed between steps 4 and 6, and one that continues in another folder.
     fs::remove_all(checkpoint_path(folder.path("saving" + number), 6));
-    saving.resume_from_checkpoint = "latest";
+    saving.checkpoints.resume_from_checkpoint = "latest";
     expect_same(run_whole(saving, folder, "saving" + number, world_size), want);
     Config elsewhere = config;
-    elsewhere.resume_from_checkpoint = checkpoint_path(folder.path("saving" + number), 2).string();
+    elsewhere.checkpoints.resume_from_checkpoint = checkpoint_path(folder.path("saving" + number), 2).string();
     const Left got = run_whole(elsewhere, folder, "elsewhere" + number, world_size);
     Left rest = want;
     rest.metrics.erase("00001");
@@ -92,32 +92,32 @@ INSTANTIATE_TEST_SUITE_P(Variants, Resuming,
                          ::testing::Values(Variant{"plain", [](Config&) {}},
                                            Variant{"fp16",
                                                    [](Config& c) {
-                                                     c.dtype = "fp16";
-                                                     c.fp16_init_scale = 1e30;
-                                                     c.fp16_growth_interval = 2;
+                                                     c.precision.dtype = c10::kHalf;
+                                                     c.precision.fp16_init_scale = 1e30;
+                                                     c.precision.fp16_growth_interval = 2;
                                                    }},
                                            Variant{"flat_from_rank_0",
                                                    [](Config& c) {
-                                                     c.use_orig_params = false;
-                                                     c.sync_module_states = true;
+                                                     c.sharding.use_orig_params = false;
+                                                     c.sharding.sync_module_states = true;
                                                    }},
                                            Variant{"sgd",
                                                    [](Config& c) {
-                                                     c.optimizer = "sgd";
-                                                     c.sgd_momentum = 0.9;
+                                                     c.optimizer.name = "sgd";
+                                                     c.optimizer.sgd_momentum = 0.9;
                                                    }},
-                                           Variant{"sgd_without_state", [](Config& c) { c.optimizer = "sgd"; }},
-                                           Variant{"files", [](Config& c) { c.offload_path = c.model_path; }},
+                                           Variant{"sgd_without_state", [](Config& c) { c.optimizer.name = "sgd"; }},
+                                           Variant{"files", [](Config& c) { c.sharding.offload_path = c.model.path; }},
                                            Variant{"asynchronous_bf16",
                                                    [](Config& c) {
-                                                     c.master_dtype = c.dtype = "bf16";
-                                                     c.async_save = true;
+                                                     c.precision.master_dtype = c.precision.dtype = c10::kBFloat16;
+                                                     c.checkpoints.async_save = true;
                                                    }},
                                            Variant{"automatic",
                                                    [](Config& c) {
-                                                     c.wrap_policy = "auto_units";
-                                                     c.auto_units_target_bytes = 4000;
-                                                     c.gradient_accumulation_steps = 2;
+                                                     c.sharding.wrap_policy = UnitsBy::kAutoUnits;
+                                                     c.sharding.auto_units_target_bytes = 4000;
+                                                     c.steps.gradient_accumulation_steps = 2;
                                                    }}),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -128,10 +128,10 @@ double loss_of(const Left& left, const char* step) { return nlohmann::json::pars
 TEST(ResumingWithOtherRanks, TakesTheSameSamples) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 3;
+  config.checkpoints.save_steps = 3;
   const Left want = run_whole(config, folder, "two", 2);
-  config.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
-  config.train_batch_size = 4;
+  config.checkpoints.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
+  config.data.train_batch_size = 4;
   ::testing::internal::CaptureStdout();
   const Left got = run_whole(config, folder, "one", 1);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
@@ -146,13 +146,13 @@ TEST(ResumingWithOtherRanks, TakesTheSameSamples) {
 TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 3;
+  config.checkpoints.save_steps = 3;
   run_whole(config, folder, "two", 2);
-  config.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
+  config.checkpoints.resume_from_checkpoint = checkpoint_path(folder.path("two"), 3).string();
   ::testing::internal::CaptureStdout();
   run_whole(config, folder, "four", 4);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("4 samples of epoch 0 are skipped"));
-  config.dataset = "dummy:30";
+  config.data.dataset = "dummy:30";
   ::testing::internal::CaptureStdout();
   run_whole(config, folder, "other data", 2);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
@@ -163,12 +163,12 @@ TEST(ResumingWithOtherRanks, SaysWhichSamplesAreLeftOut) {
 TEST(ResumingWithTheSameRanks, RestoresRandomNumbers) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 3;
+  config.checkpoints.save_steps = 3;
   run_whole(config, folder, "first", 1);
-  config.resume_from_checkpoint = checkpoint_path(folder.path("first"), 3).string();
-  at::manual_seed(static_cast<uint64_t>(config.seed));
+  config.checkpoints.resume_from_checkpoint = checkpoint_path(folder.path("first"), 3).string();
+  at::manual_seed(static_cast<uint64_t>(config.steps.seed));
   const at::Tensor want = at::rand({3});
-  config.seed = 5;
+  config.steps.seed = 5;
   run_whole(config, folder, "second", 1);
   EXPECT_TRUE(at::rand({3}).equal(want));
   run_whole(config, folder, "third", 2);
@@ -181,10 +181,10 @@ class Starting : public ::testing::Test {
  protected:
   Starting() {
     config_ = long_run(folder_);
-    config_.output_dir = folder_.path("out");
-    config_.max_steps = 3;
-    config_.save_steps = 1;
-    config_.do_eval = config_.save_final = false;
+    config_.output.output_dir = folder_.path("out");
+    config_.steps.max_steps = 3;
+    config_.checkpoints.save_steps = 1;
+    config_.output.do_eval = config_.output.save_final = false;
   }
   std::string error() const {
     return testing::error_of([&] { choose_start(config_); });
@@ -197,12 +197,12 @@ class Starting : public ::testing::Test {
 TEST_F(Starting, WithTheLatestOrFromTheBeginning) {
   EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
   EXPECT_THAT(choose_start(config_).texts, ::testing::IsEmpty());
-  config_.resume_from_checkpoint = "latest";
+  config_.checkpoints.resume_from_checkpoint = "latest";
   EXPECT_EQ(choose_start(config_).checkpoint, std::nullopt);
   EXPECT_THAT(choose_start(config_).texts,
               ElementsAre(AllOf(HasSubstr("there is no checkpoint in"), HasSubstr("from the beginning"))));
   run_whole(config_, folder_, "out", 1);
-  EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 3));
+  EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output.output_dir, 3));
   ::testing::internal::CaptureStdout();
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("nothing is left to train: max_steps is 3"));
@@ -212,28 +212,28 @@ TEST_F(Starting, NeverMixesTheCheckpointsOfTwoRuns) {
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("null"), HasSubstr("checkpoint-3"),
                              HasSubstr("\"latest\""), HasSubstr("overwrite_output_dir")));
-  config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
+  config_.checkpoints.resume_from_checkpoint = checkpoint_path(config_.output.output_dir, 2).string();
   EXPECT_THAT(error(), AllOf(HasSubstr("would resume after step 2"), HasSubstr("checkpoint-3")));
-  config_.save_steps = std::nullopt;
-  EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output_dir, 2));
+  config_.checkpoints.save_steps = std::nullopt;
+  EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output.output_dir, 2));
 }
 
 TEST_F(Starting, ReplacesWhatAnEarlierRunLeftOnlyWhenToldTo) {
-  config_.save_final = true;
+  config_.output.save_final = true;
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-1, checkpoint-2, checkpoint-3, final"), HasSubstr("latest"),
                              HasSubstr("overwrite_output_dir")));
-  config_.save_steps = std::nullopt;  // also for a run that saves no checkpoints
+  config_.checkpoints.save_steps = std::nullopt;  // also for a run that saves no checkpoints
   EXPECT_THAT(error(), HasSubstr("checkpoint-3"));
-  config_.overwrite_output_dir = true;
+  config_.output.overwrite_output_dir = true;
   ::testing::internal::CaptureStdout();
   run_whole(config_, folder_, "out", 2);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("overwrite_output_dir: removed "));
   EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre());
   EXPECT_FALSE(fs::exists(folder_.path("out/metrics-1.jsonl")));
-  config_.overwrite_output_dir = false;
+  config_.output.overwrite_output_dir = false;
   EXPECT_THAT(error(), HasSubstr("has final of an earlier run"));
-  config_.save_final = false;
+  config_.output.save_final = false;
   const std::string metrics = folder_.read("out/metrics.jsonl");
   for (const char* kept : {"out/metrics-1.jsonl", "out/metrics-2.jsonl"}) {
     ::testing::internal::CaptureStdout();
@@ -246,17 +246,17 @@ TEST_F(Starting, ReplacesWhatAnEarlierRunLeftOnlyWhenToldTo) {
 TEST_F(Starting, ARunFromElsewhereReplacesNothingEither) {
   run_whole(config_, folder_, "out", 1);
   run_whole(config_, folder_, "other", 1);
-  config_.resume_from_checkpoint = checkpoint_path(folder_.path("other"), 3).string();
-  config_.max_steps = 4;
+  config_.checkpoints.resume_from_checkpoint = checkpoint_path(folder_.path("other"), 3).string();
+  config_.steps.max_steps = 4;
   EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-3 of an earlier run"), HasSubstr("overwrite_output_dir")));
-  config_.overwrite_output_dir = true;
+  config_.output.overwrite_output_dir = true;
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre("checkpoint-4"));
   EXPECT_THAT(names_of_checkpoints(folder_, "other"), ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-3"));
-  fs::create_symlink(checkpoint_path(config_.output_dir, 4), folder_.path("link"));
-  for (const std::string& path : {checkpoint_path(config_.output_dir, 4).string(),
-                                  checkpoint_path(config_.output_dir, 4).string() + "/", folder_.path("link")}) {
-    config_.resume_from_checkpoint = path;
+  fs::create_symlink(checkpoint_path(config_.output.output_dir, 4), folder_.path("link"));
+  for (const std::string& path : {checkpoint_path(config_.output.output_dir, 4).string(),
+                                  checkpoint_path(config_.output.output_dir, 4).string() + "/", folder_.path("link")}) {
+    config_.checkpoints.resume_from_checkpoint = path;
     EXPECT_THAT(error(), HasSubstr("which \"overwrite_output_dir\" would clear")) << path;
   }
 }
@@ -275,13 +275,13 @@ void flip_a_byte(const fs::path& file) {
 const char* const kOneFile = "rank-00000-of-00001.safetensors";
 
 TEST_F(Starting, TheNewestSoundCheckpointIsTheLatest) {
-  config_.max_steps = 5;
+  config_.steps.max_steps = 5;
   const Left want = run_whole(config_, folder_, "out", 1);
-  const auto path = [&](int step) { return checkpoint_path(config_.output_dir, step); };
+  const auto path = [&](int step) { return checkpoint_path(config_.output.output_dir, step); };
   fs::resize_file(path(5) / kOneFile, 100);
   flip_a_byte(path(4) / kOneFile);
   fs::remove(path(3) / "manifest.json");
-  config_.resume_from_checkpoint = "latest";
+  config_.checkpoints.resume_from_checkpoint = "latest";
   EXPECT_EQ(choose_start(config_).checkpoint, path(4));  // the damage is found when the file is read
   EXPECT_TRUE(fs::exists(path(5)));
   ::testing::internal::CaptureStdout();
@@ -296,19 +296,19 @@ TEST_F(Starting, TheNewestSoundCheckpointIsTheLatest) {
 }
 
 TEST_F(Starting, WithNoSoundCheckpointIsAnError) {
-  config_.max_steps = 2;
+  config_.steps.max_steps = 2;
   run_whole(config_, folder_, "out", 1);
-  const auto file = [&](int step) { return checkpoint_path(config_.output_dir, step) / kOneFile; };
+  const auto file = [&](int step) { return checkpoint_path(config_.output.output_dir, step) / kOneFile; };
   fs::resize_file(file(2), 100);
-  config_.resume_from_checkpoint = checkpoint_path(config_.output_dir, 2).string();
+  config_.checkpoints.resume_from_checkpoint = checkpoint_path(config_.output.output_dir, 2).string();
   EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-2"), HasSubstr("checkpoint-1 next to it is intact")));
   flip_a_byte(file(1));
-  config_.resume_from_checkpoint = "latest";
+  config_.checkpoints.resume_from_checkpoint = "latest";
   EXPECT_THAT(testing::error_of([&] { run_whole(config_, folder_, "out", 2); }),
               AllOf(HasSubstr("no checkpoint is intact"), HasSubstr("damaged-checkpoint-1")));
   EXPECT_THAT(names_of_checkpoints(folder_, "out"), ElementsAre());
   fs::resize_file(folder_.path("out/damaged-checkpoint-1/") + kOneFile, 100);
-  fs::rename(folder_.path("out/damaged-checkpoint-1"), checkpoint_path(config_.output_dir, 1));
+  fs::rename(folder_.path("out/damaged-checkpoint-1"), checkpoint_path(config_.output.output_dir, 1));
   EXPECT_THAT(error(), AllOf(HasSubstr("no checkpoint is intact"), HasSubstr("remove the damaged ones")));
 }
 
@@ -323,10 +323,10 @@ TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
     folder.write("tokens.bin", tokens);
   };
   write(1);
-  config.dataset = folder.path("tokens.bin");
-  config.save_steps = 3;
+  config.data.dataset = folder.path("tokens.bin");
+  config.checkpoints.save_steps = 3;
   run_whole(config, folder, "first", 2);
-  config.resume_from_checkpoint = checkpoint_path(folder.path("first"), 3).string();
+  config.checkpoints.resume_from_checkpoint = checkpoint_path(folder.path("first"), 3).string();
   const auto said = [&](const std::string& name) {
     ::testing::internal::CaptureStdout();
     run_whole(config, folder, name, 2);
@@ -338,9 +338,9 @@ TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
 }
 
 TEST_F(Starting, NamesWhatIsNoCheckpoint) {
-  config_.resume_from_checkpoint = folder_.path("nothing");
+  config_.checkpoints.resume_from_checkpoint = folder_.path("nothing");
   EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("nothing"), HasSubstr("no manifest.json")));
-  config_.resume_from_checkpoint = config_.model_path;
+  config_.checkpoints.resume_from_checkpoint = config_.model.path;
   EXPECT_THAT(error(), AllOf(HasSubstr("model"), HasSubstr("no manifest.json")));
 }
 
@@ -350,11 +350,11 @@ TEST(Leaving, SavesAtTheStepOfTheSignal) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
   const Left want = run_whole(config, folder, "whole", 2);
-  config.save_steps = 100;
+  config.checkpoints.save_steps = 100;
   for (bool async : {false, true}) {
     const std::string name = async ? "async" : "sync";
-    config.async_save = async;
-    config.resume_from_checkpoint = std::nullopt;
+    config.checkpoints.async_save = async;
+    config.checkpoints.resume_from_checkpoint = std::nullopt;
     // An outer handler of this process, because the signal comes before the run's own handler exists.
     const StopSignal outer;
     std::raise(SIGTERM);
@@ -363,7 +363,7 @@ TEST(Leaving, SavesAtTheStepOfTheSignal) {
     EXPECT_EQ(left.metrics.size(), 1U);
     EXPECT_THAT(names_of_checkpoints(folder, name), ElementsAre("checkpoint-1"));
   }
-  config.resume_from_checkpoint = "latest";
+  config.checkpoints.resume_from_checkpoint = "latest";
   expect_same(run_whole(config, folder, "sync", 2), want);
   expect_same(run_whole(config, folder, "async", 2), want);
 }
@@ -371,7 +371,7 @@ TEST(Leaving, SavesAtTheStepOfTheSignal) {
 TEST(Leaving, SoDoSignalsOfTerminalsAndSchedulers) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 100;
+  config.checkpoints.save_steps = 100;
   for (const auto& [signal, name] :
        std::map<int, std::string>{{SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}}) {
     const StopSignal outer;
@@ -404,10 +404,10 @@ TEST(FailedSaves, AreSaidAndTrainingGoesOn) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
   const Left want = run_whole(config, folder, "whole", 2);
-  config.save_steps = 2;
+  config.checkpoints.save_steps = 2;
   for (bool async : {false, true}) {
     const std::string name = async ? "async" : "sync";
-    config.async_save = async;
+    config.checkpoints.async_save = async;
     testing::FaultyFileSystem faulty({.error = ENOSPC, .first = 3});
     const formats::FileSystemGuard guard(faulty);
     ::testing::internal::CaptureStdout();
@@ -437,9 +437,9 @@ class LateFault final : public formats::FileSystem {
 TEST(FailedSaves, CostNoOtherSave) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 1;
-  config.async_save = true;
-  config.max_steps = 2;
+  config.checkpoints.save_steps = 1;
+  config.checkpoints.async_save = true;
+  config.steps.max_steps = 2;
   LateFault faulty;
   const formats::FileSystemGuard guard(faulty);
   run_whole(config, folder, "out", 1);
@@ -449,8 +449,8 @@ TEST(FailedSaves, CostNoOtherSave) {
 TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 4;
-  config.save_final = false;
+  config.checkpoints.save_steps = 4;
+  config.output.save_final = false;
   testing::FaultyFileSystem faulty({.error = EIO, .first = 1, .lasts = true});
   const formats::FileSystemGuard guard(faulty);
   EXPECT_THAT(testing::error_of([&] { run_whole(config, folder, "out", 1); }),
@@ -462,10 +462,10 @@ TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
 TEST(OldCheckpoints, AreRemovedBehindTheLimit) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
-  config.save_steps = 1;
-  config.save_total_limit = 2;
+  config.checkpoints.save_steps = 1;
+  config.checkpoints.save_total_limit = 2;
   for (bool async : {false, true}) {
-    config.async_save = async;
+    config.checkpoints.async_save = async;
     const std::string name = async ? "async" : "sync";
     fs::create_directories(folder.path(name + "/.checkpoint-3.tmp-77-0/inner"));
     fs::create_directories(folder.path(name + "/.checkpoint-notes"));

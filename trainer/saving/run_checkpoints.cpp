@@ -20,14 +20,14 @@ namespace {
 
 // Returns a seed such that a run that continues with another number of ranks repeats no earlier random numbers.
 uint64_t fresh_seed(const Config& config, int rank, int64_t step) {
-  return static_cast<uint64_t>(config.seed) + static_cast<uint64_t>(rank) + (static_cast<uint64_t>(step) << 32);
+  return static_cast<uint64_t>(config.steps.seed) + static_cast<uint64_t>(rank) + (static_cast<uint64_t>(step) << 32);
 }
 
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const RunParts& parts)
     : parts_(parts), optimizer_(parts.run.optimizer_state()), saver_(parts.communicator) {
-  if (parts.config.save_steps) stop_signal_.emplace();
+  if (parts.config.checkpoints.save_steps) stop_signal_.emplace();
 }
 
 state::TrainingState RunCheckpoints::state() const {
@@ -79,7 +79,7 @@ void RunCheckpoints::begin_rest(const RunRecord& record, const std::string& opti
   say("  random numbers: not in the checkpoint, seeded anew");
   say(c10::str("  learning rate: that of the config's schedule after ", record.updates, " steps"));
   if (!options.empty()) say("  optimizer options: the config's; those of its parameter groups were " + options);
-  if (uses_fp16(parts_.config)) say("  loss scale: not in the checkpoint, starts at fp16_init_scale");
+  if (uses_fp16(parts_.config.precision)) say("  loss scale: not in the checkpoint, starts at fp16_init_scale");
   seed_anew(record);
 }
 
@@ -101,13 +101,13 @@ void RunCheckpoints::restore_random_state(const RunRecord& record, const std::ma
 
 bool RunCheckpoints::after_step(int64_t step) {
   const Config& config = parts_.config;
-  if (!config.save_steps) return false;
+  if (!config.checkpoints.save_steps) return false;
   attempt([&] {
     if (const auto saved = saver_.advance()) note_saved(*saved);
   });
   const std::string signal = signal_of_any_rank();
   const bool stop = !signal.empty();
-  if (stop || step == config.max_steps || step % *config.save_steps == 0) save(step);
+  if (stop || step == config.steps.max_steps || step % *config.checkpoints.save_steps == 0) save(step);
   if (!stop) return false;
   finish();
   if (!last_failure_.empty()) throw ErrorOfAllRanks({__func__, __FILE__, __LINE__}, last_failure_);
@@ -128,12 +128,12 @@ std::string RunCheckpoints::signal_of_any_rank() {
 }
 
 void RunCheckpoints::save(int64_t step) {
-  const fs::path path = checkpoint_path(parts_.config.output_dir, step);
+  const fs::path path = checkpoint_path(parts_.config.output.output_dir, step);
   state::TrainingState saved = state();
   saved.of_rank = random_state(parts_.device);
   finish();  // if the previous save failed, this one may still succeed
   attempt([&] {
-    if (parts_.config.async_save) {
+    if (parts_.config.checkpoints.async_save) {
       saver_.save(path, saved, to_json(record(step)));
     } else {
       state::save_training_state(path, saved, to_json(record(step)), *parts_.communicator);
@@ -145,9 +145,9 @@ void RunCheckpoints::save(int64_t step) {
 void RunCheckpoints::note_saved(const fs::path& path) {
   last_failure_.clear();
   parts_.report.say("saved the checkpoint " + path.string());
-  if (parts_.communicator->rank() != 0 || !parts_.config.save_total_limit) return;
+  if (parts_.communicator->rank() != 0 || !parts_.config.checkpoints.save_total_limit) return;
   try {
-    keep_newest(parts_.config.output_dir, *parts_.config.save_total_limit);
+    keep_newest(parts_.config.output.output_dir, *parts_.config.checkpoints.save_total_limit);
   } catch (const c10::Error& error) {
     parts_.report.say(std::string("an old checkpoint stays: ") + error.what_without_backtrace());
   }

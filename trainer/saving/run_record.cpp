@@ -165,7 +165,7 @@ std::string data_difference(const RunRecord& record, const Config& config, int64
     return c10::str("it has ", dataset_samples, " samples, but had ", record.dataset_samples);
   }
   const bool changed = !record.data_checksum.empty() && record.data_checksum != data_checksum;
-  return changed ? "the content of " + config.dataset + " has changed" : "";
+  return changed ? "the content of " + config.data.dataset + " has changed" : "";
 }
 
 }  // namespace fsdp::trainer

@@ -23,9 +23,10 @@ namespace fs = std::filesystem;
 constexpr const char* kLatest = "latest";
 
 [[noreturn]] void refuse(const Config& config, const std::string& what) {
-  throw ConfigError("key \"resume_from_checkpoint\": " +
-                    (config.resume_from_checkpoint ? "\"" + *config.resume_from_checkpoint + "\"" : "null") + ": " +
-                    what);
+  throw ConfigError(
+      "key \"resume_from_checkpoint\": " +
+      (config.checkpoints.resume_from_checkpoint ? "\"" + *config.checkpoints.resume_from_checkpoint + "\"" : "null") +
+      ": " + what);
 }
 
 // Returns advice that is appended to an error about a checkpoint.
@@ -44,8 +45,8 @@ int64_t step_of(const Config& config, const fs::path& path) {
 }
 
 void check_nothing_later(const Config& config, int64_t step) {
-  if (!config.save_steps) return;
-  const auto saved = saved_checkpoints(config.output_dir);
+  if (!config.checkpoints.save_steps) return;
+  const auto saved = saved_checkpoints(config.output.output_dir);
   if (saved.empty() || saved.back().step <= step) return;
   const std::string found = saved.back().path.string();
   refuse(config,
@@ -64,22 +65,22 @@ bool is_in(const fs::path& folder, const fs::path& checkpoint) {
 // only if the config says so.
 void clear_output_dir(const Config& config, StartPoint& start) {
   std::vector<std::string> found;
-  for (const SavedCheckpoint& saved : saved_checkpoints(config.output_dir)) {
+  for (const SavedCheckpoint& saved : saved_checkpoints(config.output.output_dir)) {
     start.overwritten.push_back(saved.path);
     found.push_back(saved.path.filename().string());
   }
-  const bool replaces_final = config.save_final && fs::exists(final_folder(config));
-  if (replaces_final) found.push_back(final_folder(config).filename().string());
-  if (found.empty() || config.overwrite_output_dir) return;
+  const bool replaces_final = config.output.save_final && fs::exists(final_folder(config.output));
+  if (replaces_final) found.push_back(final_folder(config.output).filename().string());
+  if (found.empty() || config.output.overwrite_output_dir) return;
   refuse(config,
-         c10::str("output_dir ", config.output_dir, " has ", c10::Join(", ", found),
+         c10::str("output_dir ", config.output.output_dir, " has ", c10::Join(", ", found),
                   " of an earlier run; accepted: \"latest\", which goes on from the newest checkpoint, or "
                   "another output_dir, or \"overwrite_output_dir\": true, which removes checkpoints and replaces "
                   "the rest"));
 }
 
 void note_folders_without_manifest(const Config& config, StartPoint& start) {
-  for (const fs::path& folder : folders_without_manifest(config.output_dir)) {
+  for (const fs::path& folder : folders_without_manifest(config.output.output_dir)) {
     start.texts.push_back("resume_from_checkpoint: " + folder.string() +
                           " is ignored: it has no manifest.json, so it is not a checkpoint");
   }
@@ -90,7 +91,7 @@ StartPoint start_at_latest(const Config& config) {
   StartPoint start;
   note_folders_without_manifest(config, start);
   std::string faults;
-  const auto saved = saved_checkpoints(config.output_dir);
+  const auto saved = saved_checkpoints(config.output.output_dir);
   for (auto it = saved.rbegin(); it != saved.rend() && !start.checkpoint; ++it) {
     const std::string fault = fault_of(it->path);
     if (fault.empty()) {
@@ -105,7 +106,7 @@ StartPoint start_at_latest(const Config& config) {
     refuse(config, "no checkpoint is intact: " + faults + "; remove the damaged ones to start from the beginning");
   }
   if (!start.checkpoint) {
-    start.texts.push_back(c10::str("resume_from_checkpoint: there is no checkpoint in ", config.output_dir,
+    start.texts.push_back(c10::str("resume_from_checkpoint: there is no checkpoint in ", config.output.output_dir,
                                    " yet: training starts from the beginning"));
     clear_output_dir(config, start);
     return start;
@@ -141,17 +142,17 @@ StartPoint start_of_rank_0(Communicator& communicator, const std::function<Start
 }  // namespace
 
 StartPoint choose_start(const Config& config) {
-  if (config.resume_from_checkpoint == kLatest) return start_at_latest(config);
+  if (config.checkpoints.resume_from_checkpoint == kLatest) return start_at_latest(config);
   StartPoint start;
-  if (!config.resume_from_checkpoint) {
+  if (!config.checkpoints.resume_from_checkpoint) {
     clear_output_dir(config, start);
     return start;
   }
-  start.checkpoint = *config.resume_from_checkpoint;
+  start.checkpoint = *config.checkpoints.resume_from_checkpoint;
   const int64_t step = step_of(config, *start.checkpoint);
-  if (!is_in(config.output_dir, *start.checkpoint)) {
+  if (!is_in(config.output.output_dir, *start.checkpoint)) {
     clear_output_dir(config, start);
-  } else if (config.overwrite_output_dir) {
+  } else if (config.output.overwrite_output_dir) {
     refuse(config, "lies in output_dir, which \"overwrite_output_dir\" would clear; set only one of the two keys");
   } else {
     check_nothing_later(config, step);
@@ -168,7 +169,7 @@ StartPoint agree_on_start_instead(const Config& config, Communicator& communicat
   const std::string message = error.what_without_backtrace();
   const c10::SourceLocation here{__func__, __FILE__, __LINE__};
   const auto give_up = [&] { throw ErrorOfAllRanks(here, message + advice_on(checkpoint)); };
-  if (config.resume_from_checkpoint != kLatest) give_up();
+  if (config.checkpoints.resume_from_checkpoint != kLatest) give_up();
   const auto outcomes = state::together(communicator, "looking for damage", [&] {
     if (communicator.rank() != 0) return std::string();
     try {

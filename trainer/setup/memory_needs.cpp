@@ -31,18 +31,18 @@ Sizes sizes_of(const models::PretrainedModel& model) {
   return sizes;
 }
 
-int64_t bytes_of(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
+int64_t bytes_of(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
 // Returns how many copies of the whole model all ranks of one host hold together.
-double copies_on_host(const Config& config, const HostRanks& ranks) {
+double copies_on_host(const ShardingConfig& sharding, const HostRanks& ranks) {
   const auto local = static_cast<double>(ranks.local);
-  if (config.sharding_strategy == "no_shard") return local;
-  if (!is_hybrid_strategy(config)) return local / static_cast<double>(ranks.world);
-  return config.sharding_factor ? local / static_cast<double>(*config.sharding_factor) : 1.0;
+  if (sharding.strategy == ShardingStrategy::kNoShard) return local;
+  if (!is_hybrid(sharding.strategy)) return local / static_cast<double>(ranks.world);
+  return sharding.factor ? local / static_cast<double>(*sharding.factor) : 1.0;
 }
 
-bool holds_state_on_host(const Config& config, const HostRanks& ranks) {
-  return ranks.device.is_cpu() || config.cpu_offload;
+bool holds_state_on_host(const ShardingConfig& sharding, const HostRanks& ranks) {
+  return ranks.device.is_cpu() || sharding.cpu_offload;
 }
 
 std::string gibibytes(int64_t bytes) {
@@ -57,17 +57,17 @@ int64_t free_swap() {
   return sysinfo(&info) == 0 ? static_cast<int64_t>(info.freeswap) * info.mem_unit : 0;
 }
 
-const char* key_of_model(const Config& config) { return config.model_path ? "model_path" : "model"; }
+const char* key_of_model(const ModelConfig& model) { return model.path ? "model_path" : "model"; }
 
-std::string figures(const MemoryNeeds& needs, const Config& config) {
+std::string figures(const MemoryNeeds& needs, const OptimizerConfig& optimizer) {
   return c10::str("parameters ", gibibytes(needs.parameters), ", gradients ", gibibytes(needs.gradients), ", ",
-                  optimizer_kind(config).title, "'s state ", gibibytes(needs.optimizer_state),
+                  optimizer_kind(optimizer).title, "'s state ", gibibytes(needs.optimizer_state),
                   needs.gathered > 0 ? ", the largest gathered parameter " + gibibytes(needs.gathered) : "");
 }
 
 // The permutation exists at the same time as the list of samples made from it.
-int64_t order_bytes(const Config& config, const Dataset& train, const HostRanks& ranks) {
-  const auto bytes = static_cast<int64_t>(sizeof(int64_t)) * (config.shuffle ? 2 : 1) * ranks.local;
+int64_t order_bytes(const DataConfig& data, const Dataset& train, const HostRanks& ranks) {
+  const auto bytes = static_cast<int64_t>(sizeof(int64_t)) * (data.shuffle ? 2 : 1) * ranks.local;
   return train.size() > INT64_MAX / bytes ? INT64_MAX : train.size() * bytes;
 }
 
@@ -75,40 +75,40 @@ int64_t order_bytes(const Config& config, const Dataset& train, const HostRanks&
 
 MemoryNeeds memory_needs(const Config& config, const models::PretrainedModel& model, const HostRanks& ranks) {
   MemoryNeeds needs;
-  if (!holds_state_on_host(config, ranks)) return needs;
+  if (!holds_state_on_host(config.sharding, ranks)) return needs;
   const Sizes sizes = sizes_of(model);
-  const double elements = static_cast<double>(sizes.parameters) * copies_on_host(config, ranks);
+  const double elements = static_cast<double>(sizes.parameters) * copies_on_host(config.sharding, ranks);
   const auto held = [&](int64_t bytes) { return static_cast<int64_t>(elements * static_cast<double>(bytes)); };
-  const int64_t master = bytes_of(config.master_dtype);
-  const std::string reduce_dtype = config.mixed_precision_reduce_dtype.value_or(config.dtype);
-  needs.gradients = held(config.keep_low_precision_grads ? std::min(master, bytes_of(reduce_dtype)) : master);
-  if (!config.offload_path) {
+  const int64_t master = bytes_of(config.precision.master_dtype);
+  const c10::ScalarType reduce_dtype = config.precision.reduce_dtype.value_or(config.precision.dtype);
+  needs.gradients = held(config.precision.keep_low_precision_grads ? std::min(master, bytes_of(reduce_dtype)) : master);
+  if (!config.sharding.offload_path) {
     needs.parameters = held(master);
-    needs.optimizer_state = held(optimizer_kind(config).state_tensors(config) * master);
+    needs.optimizer_state = held(optimizer_kind(config.optimizer).state_tensors(config.optimizer) * master);
   }
-  const bool gathers_anew = ranks.device.is_cpu() && config.dtype != config.master_dtype;
-  if (gathers_anew) needs.gathered = sizes.largest * bytes_of(config.dtype);
+  const bool gathers_anew = ranks.device.is_cpu() && config.precision.dtype != config.precision.master_dtype;
+  if (gathers_anew) needs.gathered = sizes.largest * bytes_of(config.precision.dtype);
   return needs;
 }
 
 void check_memory(const Config& config, const models::PretrainedModel& model, const Dataset& train,
                   const HostRanks& ranks, const comm::MemoryHeadroom& headroom) {
-  if (!config.check_memory) return;
+  if (!config.sharding.check_memory) return;
   const int64_t left = headroom.nbytes + std::min(free_swap(), INT64_MAX - headroom.nbytes);
   const std::string available =
       c10::str(gibibytes(left), " are left (", headroom.limit, left > headroom.nbytes ? ", with free swap space" : "",
                "). If this is wrong, set \"check_memory\" to false");
   const MemoryNeeds needs = memory_needs(config, model, ranks);
   if (needs.total() > left) {
-    throw ConfigError(c10::str("key \"", key_of_model(config), "\": the model is too large for this host, where ",
+    throw ConfigError(c10::str("key \"", key_of_model(config.model), "\": the model is too large for this host, where ",
                                ranks.local, " of ", ranks.world, " rank(s) need at least ", gibibytes(needs.total()),
-                               " (", figures(needs, config), "), but ", available,
+                               " (", figures(needs, config.optimizer), "), but ", available,
                                "; otherwise use more hosts, a smaller model, another \"sharding_strategy\", bf16 as "
                                "\"master_dtype\", or \"offload_path\""));
   }
-  const int64_t order = order_bytes(config, train, ranks);
+  const int64_t order = order_bytes(config.data, train, ranks);
   if (order <= left - needs.total()) return;
-  throw ConfigError(c10::str("key \"dataset\": \"", config.dataset, "\" has ", train.size(),
+  throw ConfigError(c10::str("key \"dataset\": \"", config.data.dataset, "\" has ", train.size(),
                              " samples. Their order takes ", gibibytes(order), " on the ", ranks.local,
                              " rank(s) of this host, and the model ", gibibytes(needs.total()), ", but ", available,
                              "; otherwise use fewer samples"));

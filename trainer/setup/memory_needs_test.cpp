@@ -19,9 +19,9 @@ using ::testing::HasSubstr;
 class MemoryNeedsTest : public ::testing::Test {
  protected:
   MemoryNeedsTest() {
-    config_.model = models::small_gpt2();
-    config_.dataset = "dummy:64";
-    config_.max_seq_length = 8;
+    config_.model.definition = models::small_gpt2();
+    config_.data.dataset = "dummy:64";
+    config_.data.max_seq_length = 8;
   }
   MemoryNeeds needs(const HostRanks& ranks) { return memory_needs(config_, inputs().model->module(), ranks); }
   TrainingInputs inputs() const { return open_training_inputs(config_, 1); }
@@ -48,13 +48,13 @@ TEST_F(MemoryNeedsTest, CountsStatesByDtypeAndStrategy) {
   EXPECT_EQ(needs({.local = 2, .world = 2}).optimizer_state, 8 * n);
   EXPECT_GT(needs({.local = 2, .world = 2}).gathered, 0);
   EXPECT_EQ(needs({.local = 2, .world = 8}).parameters, n);
-  config_.sharding_strategy = "no_shard";
+  config_.sharding.strategy = ShardingStrategy::kNoShard;
   EXPECT_EQ(needs({.local = 2, .world = 8}).optimizer_state, 16 * n);
-  config_.sharding_strategy = "hybrid_shard";
+  config_.sharding.strategy = ShardingStrategy::kHybridShard;
   EXPECT_EQ(needs({.local = 2, .world = 8}).parameters, 4 * n) << "a copy on each host";
-  config_.sharding_factor = 4;
+  config_.sharding.factor = 4;
   EXPECT_EQ(needs({.local = 8, .world = 8}).parameters, 8 * n);
-  config_.master_dtype = "bf16";
+  config_.precision.master_dtype = c10::kBFloat16;
   EXPECT_EQ(needs({.local = 8, .world = 8}).optimizer_state, 8 * n);
   EXPECT_EQ(needs({.local = 8, .world = 8}).gathered, 0) << "shards are what is gathered";
 }
@@ -62,22 +62,22 @@ TEST_F(MemoryNeedsTest, CountsStatesByDtypeAndStrategy) {
 TEST_F(MemoryNeedsTest, LeavesOutWhatIsElsewhere) {
   const c10::Device gpu(c10::kCUDA, 0);
   EXPECT_EQ(needs({.device = gpu}).total(), 0);
-  config_.cpu_offload = true;
+  config_.sharding.cpu_offload = true;
   EXPECT_EQ(needs({.device = gpu}).total(), 16 * elements());
-  config_.offload_path = "/somewhere";
+  config_.sharding.offload_path = "/somewhere";
   EXPECT_EQ(needs({}).parameters + needs({}).optimizer_state, 0);
   EXPECT_EQ(needs({}).gradients, 4 * elements());
-  config_.keep_low_precision_grads = true;
+  config_.precision.keep_low_precision_grads = true;
   EXPECT_EQ(needs({}).gradients, 2 * elements());
 }
 
 TEST_F(MemoryNeedsTest, AsksTheOptimizer) {
-  config_.optimizer = "sgd";
+  config_.optimizer.name = "sgd";
   EXPECT_EQ(needs({}).optimizer_state, 0);
-  config_.sgd_momentum = 0.9;
+  config_.optimizer.sgd_momentum = 0.9;
   EXPECT_EQ(needs({}).optimizer_state, 4 * elements());
   EXPECT_THAT(error(0), HasSubstr(", SGD's state "));
-  config_.optimizer = "adamw";
+  config_.optimizer.name = "adamw";
   EXPECT_THAT(error(0), HasSubstr(", AdamW's state "));
 }
 
@@ -87,16 +87,16 @@ TEST_F(MemoryNeedsTest, WhatCannotFitIsRefusedWithTheFigures) {
   EXPECT_THAT(error(0),
               AllOf(HasSubstr("key \"model\""), HasSubstr("1 of 1 rank(s) need at least "), HasSubstr("gradients "),
                     HasSubstr("a test"), HasSubstr("\"check_memory\" to false"), HasSubstr("offload_path")));
-  config_.check_memory = false;
+  config_.sharding.check_memory = false;
   EXPECT_EQ(error(0), "no error");
 }
 
 TEST_F(MemoryNeedsTest, SoIsAnOrderOfSamples) {
-  config_.dataset = "dummy:1000000000000";
+  config_.data.dataset = "dummy:1000000000000";
   const int64_t model = needs({}).total() + (1 << 20);
   EXPECT_THAT(error(model), AllOf(HasSubstr("key \"dataset\": \"dummy:1000000000000\" has 1000000000000 samples"),
                                   HasSubstr("14901 GiB")));
-  config_.shuffle = false;
+  config_.data.shuffle = false;
   EXPECT_THAT(error(model), HasSubstr("7451 GiB"));
 }
 

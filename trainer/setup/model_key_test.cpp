@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "config/config_names.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
 #include "formats/hugging_face/hf_folder.h"
@@ -34,10 +35,10 @@ class NewModels : public ::testing::TestWithParam<Kind> {
  protected:
   Config config() const {
     Config config = small_run(folder_);
-    config.model_path = std::nullopt;
-    config.model = GetParam().model;
-    if (GetParam().is_of_images) config.max_seq_length = Config{}.max_seq_length;
-    if (GetParam().name == "regnet") config.image_size = 21;
+    config.model.path = std::nullopt;
+    config.model.definition = GetParam().model;
+    if (GetParam().is_of_images) config.data.max_seq_length = Config{}.data.max_seq_length;
+    if (GetParam().name == "regnet") config.data.image_size = 21;
     return config;
   }
   formats::HfFolder final_of(const std::string& run) const { return formats::HfFolder(folder_.path(run + "/final")); }
@@ -47,17 +48,17 @@ class NewModels : public ::testing::TestWithParam<Kind> {
 
 TEST_P(NewModels, BeginWithTheSameWeightsOverAnyNumberOfRanks) {
   Config still = config();
-  still.learning_rate = 0;
-  still.weight_decay = 0;
-  still.max_steps = 1;
-  still.do_eval = false;
-  still.overwrite_output_dir = true;
-  const auto expected = make_tiny_model(GetParam().model, static_cast<uint64_t>(still.seed));
+  still.optimizer.learning_rate = 0;
+  still.optimizer.weight_decay = 0;
+  still.steps.max_steps = 1;
+  still.output.do_eval = false;
+  still.output.overwrite_output_dir = true;
+  const auto expected = make_tiny_model(GetParam().model, static_cast<uint64_t>(still.steps.seed));
   const auto parameters = expected->named_parameters();
   for (const char* policy : {"transformer", "none", "auto_units"}) {
-    still.wrap_policy = policy;
+    still.sharding.wrap_policy = from_config_name<UnitsBy>(policy);
     for (const bool from_rank_0 : {false, true}) {
-      still.sync_module_states = from_rank_0;
+      still.sharding.sync_module_states = from_rank_0;
       for (int world_size : {1, 2, 3}) {
         run_whole(still, folder_, "still", world_size);
         const formats::HfFolder saved = final_of("still");
@@ -79,7 +80,7 @@ TEST_P(NewModels, AreSavedAsTheyWereEvaluated) {
   const auto trained = make_trained_model(model, c);
   model->eval();
   const auto data = trained->open_dataset(
-      {.text = *c.eval_dataset, .role = DatasetRole::kEval, .seed = static_cast<uint64_t>(c.seed)});
+      {.text = *c.data.eval_dataset, .role = DatasetRole::kEval, .seed = static_cast<uint64_t>(c.steps.seed)});
   const double loss = trained->loss(data->batch({0, 1, 2, 3, 4, 5, 6})).item<double>();
   EXPECT_NEAR(nlohmann::json::parse(left.metrics.at("eval")).at("eval_loss").get<double>(), loss, 1e-5 * loss);
 }
@@ -87,12 +88,12 @@ TEST_P(NewModels, AreSavedAsTheyWereEvaluated) {
 TEST_P(NewModels, GoOnFromACheckpoint) {
   Config c = config();
   const Left want = run_whole(c, folder_, "whole", 2);
-  c.save_steps = 2;
+  c.checkpoints.save_steps = 2;
   const Left saving = run_whole(c, folder_, "parts", 2);
   EXPECT_EQ(saving.metrics, want.metrics);
   EXPECT_TRUE(saving.weights == want.weights);
   std::filesystem::remove_all(folder_.path("parts/checkpoint-4"));
-  c.resume_from_checkpoint = "latest";
+  c.checkpoints.resume_from_checkpoint = "latest";
   const Left resumed = run_whole(c, folder_, "parts", 2);
   EXPECT_EQ(resumed.metrics, want.metrics);
   EXPECT_TRUE(resumed.weights == want.weights);
@@ -109,7 +110,7 @@ TEST_P(NewModels, TrainInLowPrecisionAndWithRecomputation) {
     return losses;
   };
   const Left exact = run_whole(c, folder_, "exact", 2);
-  c.activation_checkpointing = true;
+  c.model.activation_checkpointing = true;
   const Left recomputed = run_whole(c, folder_, "recomputed", 2);
   if (GetParam().name == "t5") {
     // The first forward needs no gradients of T5's position bias, and therefore uses another attention kernel.
@@ -119,8 +120,8 @@ TEST_P(NewModels, TrainInLowPrecisionAndWithRecomputation) {
     EXPECT_EQ(recomputed.metrics, exact.metrics);
     EXPECT_TRUE(recomputed.weights == exact.weights);
   }
-  c.dtype = "bf16";
-  if (GetParam().is_of_images) c.full_precision_classes = {"BatchNorm2d"};
+  c.precision.dtype = c10::kBFloat16;
+  if (GetParam().is_of_images) c.precision.full_precision_classes = {"BatchNorm2d"};
   const auto low = losses_of(run_whole(c, folder_, "low", 2)), high = losses_of(exact);
   ASSERT_EQ(low.size(), 4U);
   EXPECT_NE(low, high);
@@ -131,7 +132,7 @@ TEST_P(NewModels, MayFuseHeadAndLoss) {
   if (GetParam().is_of_images) return;  // refused: TrainedModel.KeysOfAnotherKindAreRefused
   Config c = config();
   const Left plain = run_whole(c, folder_, "plain", 2);
-  c.fused_loss = true;
+  c.model.fused_loss = true;
   const Left fused = run_whole(c, folder_, "fused", 2);
   for (const auto& [step, line] : plain.metrics) {
     const auto want = nlohmann::json::parse(line), got = nlohmann::json::parse(fused.metrics.at(step));
@@ -140,7 +141,7 @@ TEST_P(NewModels, MayFuseHeadAndLoss) {
   }
   const auto ids = torch::zeros({1, 5}, torch::kInt64);
   for (const bool on : {false, true}) {
-    c.fused_loss = on;
+    c.model.fused_loss = on;
     auto model = make_tiny_model(GetParam().model, 3);
     make_trained_model(model, c);
     if (auto causal = std::dynamic_pointer_cast<models::CausalLM>(model)) {
@@ -159,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, NewModels,
 
 TEST(ModelKey, NamesAPreset) {
   Config config;
-  config.model = "gpt2";
+  config.model.definition = "gpt2";
   const TrainingInputs inputs = open_training_inputs(config, 2);
   EXPECT_EQ(inputs.model_config.at("n_embd"), 768);
   int64_t count = 0;
@@ -171,14 +172,14 @@ TEST(ModelKey, NamesAPreset) {
 // Creates only the records of 175 billion parameters.
 TEST(ModelKey, TakesModelsThatNoMachineHolds) {
   Config config;
-  config.model = "mingpt-175b";
+  config.model.definition = "mingpt-175b";
   EXPECT_NO_THROW(open_training_inputs(config, 8));
 }
 
 TEST(ModelKey, MistakesAreNamed) {
   Config config;
   const auto error = [&](const nlohmann::json& model) {
-    config.model = model;
+    config.model.definition = model;
     return error_of([&] { open_training_inputs(config, 1); });
   };
   EXPECT_THAT(error("gpt-2"), AllOf(HasSubstr("key \"model\""), HasSubstr("gpt2-xl"), HasSubstr("t5-11b")));
@@ -192,11 +193,11 @@ TEST(ModelKey, IsGivenInsteadOfAPath) {
   const auto read = [&](const std::string& text, const std::vector<std::string>& overrides = {}) {
     return read_config(folder.write("config.json", text), overrides);
   };
-  EXPECT_EQ(read(R"({"model": "gpt2"})").model, "gpt2");
-  EXPECT_EQ(read(R"({"model": {"model_type": "t5"}})").model->at("model_type"), "t5");
-  EXPECT_EQ(read("{}", {"model=t5-2b"}).model, "t5-2b");
-  EXPECT_EQ(read("{}", {R"(model={"n_embd": 8})"}).model->at("n_embd"), 8);
-  EXPECT_EQ(read(R"({"model": "gpt2"})", {"model=null", "model_path=m"}).model, std::nullopt);
+  EXPECT_EQ(read(R"({"model": "gpt2"})").model.definition, "gpt2");
+  EXPECT_EQ(read(R"({"model": {"model_type": "t5"}})").model.definition->at("model_type"), "t5");
+  EXPECT_EQ(read("{}", {"model=t5-2b"}).model.definition, "t5-2b");
+  EXPECT_EQ(read("{}", {R"(model={"n_embd": 8})"}).model.definition->at("n_embd"), 8);
+  EXPECT_EQ(read(R"({"model": "gpt2"})", {"model=null", "model_path=m"}).model.definition, std::nullopt);
   const auto error = [&](const std::string& text) { return error_of([&] { read(text); }); };
   EXPECT_THAT(error("{}"), AllOf(HasSubstr("\"model_path\" is missing"), HasSubstr("\"model\"")));
   EXPECT_THAT(error(R"({"model": "gpt2", "model_path": "m"})"), HasSubstr("only one of them"));

@@ -5,6 +5,7 @@
 #include "base/device_stream.h"
 #include "comm/backends.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "config/config_names.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
 #include "fsdp/backends.h"
@@ -23,10 +24,11 @@ std::string ranks_and_gpus(const RankEnvironment& environment, const PlacesAvail
          (available.gpus == 0 ? "no GPU that LibTorch can use" : counted(available.gpus, "GPU", "GPUs"));
 }
 
-bool chooses_cuda(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available) {
-  if (config.device == "cpu") return false;
+bool chooses_cuda(const CommunicationConfig& config, const RankEnvironment& environment,
+                  const PlacesAvailable& available) {
+  if (config.device == DeviceChoice::kCpu) return false;
   const bool enough = environment.local_world_size <= available.gpus;
-  if (config.device == "cuda" && !enough) {
+  if (config.device == DeviceChoice::kCuda && !enough) {
     throw ConfigError("key \"device\": \"cuda\" needs a GPU for each rank, but there are " +
                       ranks_and_gpus(environment, available) + "; accepted here: \"cpu\" or \"auto\"");
   }
@@ -44,12 +46,13 @@ std::vector<std::string> quoted(std::vector<std::string> words) {
   return words;
 }
 
-std::string choose_backend(const Config& config, bool cuda, const PlacesAvailable& available) {
-  if (config.comm_backend == "auto") return !cuda ? "auto" : available.nccl ? "nccl" : "gloo";
-  const comm::Backend& backend = backend_named(config.comm_backend);
+std::string choose_backend(const CommunicationConfig& config, bool cuda, const PlacesAvailable& available) {
+  if (config.backend == "auto") return !cuda ? "auto" : available.nccl ? "nccl" : "gloo";
+  const comm::Backend& backend = backend_named(config.backend);
   if (!backend.serves(cuda)) {
     throw ConfigError(c10::str("key \"comm_backend\": \"", backend.name, "\" needs ranks on ", cuda ? "CPUs" : "GPUs",
-                               ", but \"device\" is \"", config.device, "\", which means ", cuda ? "GPUs" : "the CPU",
+                               ", but \"device\" is \"", config_name(config.device), "\", which means ",
+                               cuda ? "GPUs" : "the CPU",
                                " here; accepted: ", join_or(quoted(comm::backends_for(cuda)))));
   }
   if (backend.name == "nccl" && !available.nccl) {
@@ -57,7 +60,7 @@ std::string choose_backend(const Config& config, bool cuda, const PlacesAvailabl
         "key \"comm_backend\": \"nccl\", but this program was built without NCCL's headers "
         "(scripts/nccl_headers.sh gets them); accepted: \"auto\" or \"gloo\"");
   }
-  return config.comm_backend;
+  return config.backend;
 }
 
 std::string words_for(const std::string& backend) {
@@ -71,15 +74,16 @@ PlacesAvailable places_available() {
   return {.gpus = base::device_count(c10::kCUDA), .nccl = comm::nccl_is_built_in()};
 }
 
-PlaceChoice choose_place(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available) {
+PlaceChoice choose_place(const CommunicationConfig& config, const RankEnvironment& environment,
+                         const PlacesAvailable& available) {
   const bool cuda = chooses_cuda(config, environment, available);
   PlaceChoice choice;
   if (cuda) choice.device = {c10::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank)};
   choice.backend = choose_backend(config, cuda, available);
   choice.text = c10::str("training on ", cuda ? "GPUs" : "the CPU");
-  if (config.device == "auto") choice.text += " (" + ranks_and_gpus(environment, available) + ")";
+  if (config.device == DeviceChoice::kAuto) choice.text += " (" + ranks_and_gpus(environment, available) + ")";
   if (choice.backend != "auto") choice.text += ", communicating over " + words_for(choice.backend);
-  if (cuda && config.comm_backend == "auto" && !available.nccl) choice.text += " (this program was built without NCCL)";
+  if (cuda && config.backend == "auto" && !available.nccl) choice.text += " (this program was built without NCCL)";
   return choice;
 }
 

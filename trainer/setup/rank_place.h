@@ -35,7 +35,8 @@ PlacesAvailable places_available();
 
 // Chooses for the rank of `environment`. Throws a ConfigError if the config asks for something that is not available.
 // Does not communicate.
-PlaceChoice choose_place(const Config& config, const RankEnvironment& environment, const PlacesAvailable& available);
+PlaceChoice choose_place(const CommunicationConfig& config, const RankEnvironment& environment,
+                         const PlacesAvailable& available);
 
 // Connects to the other ranks.
 RankPlace take_place(const PlaceChoice& choice, const RankEnvironment& environment);

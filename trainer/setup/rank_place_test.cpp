@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/config_names.h"
 #include "config/errors.h"
 
 namespace fsdp::trainer::rank_place_test {
@@ -14,9 +15,9 @@ using ::testing::Not;
 
 // Returns the choice for the second of two ranks on one host.
 PlaceChoice choose(const char* device, const char* backend, const PlacesAvailable& available) {
-  Config config;
-  config.device = device;
-  config.comm_backend = backend;
+  CommunicationConfig config;
+  config.device = from_config_name<DeviceChoice>(device);
+  config.backend = backend;
   return choose_place(config, {.rank = 5, .world_size = 6, .local_rank = 1, .local_world_size = 2}, available);
 }
 
@@ -74,9 +75,9 @@ TEST(RankPlace, WhatIsNotThereIsAMistakeNotSomethingElse) {
 
 TEST(RankPlace, OneRankNeedsNoMemoryOfOthers) {
   for (const char* backend : {"auto", "shm", "gloo"}) {
-    Config config;
-    config.device = "cpu";
-    config.comm_backend = backend;
+    CommunicationConfig config;
+    config.device = DeviceChoice::kCpu;
+    config.backend = backend;
     const RankPlace place = take_place(choose_place(config, {}, {}), {});
     EXPECT_EQ(place.communicator->size(), 1);
     EXPECT_THAT(place.text, HasSubstr("communicating over"));

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
 #include <memory>
-#include <string>
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
@@ -13,9 +11,6 @@
 #include "models/pretrained_model.h"
 
 namespace fsdp::trainer {
-
-// Accepts "fp32", "bf16" and "fp16".
-c10::ScalarType scalar_type(const std::string& dtype);
 
 // Returns the options for sharding `model`, which has parameters of master_dtype without memory, over ranks on
 // `device`. Throws a ConfigError if no module of the model has a class named in wrap_classes or full_precision_classes;

@@ -25,8 +25,8 @@ nlohmann::json config_of(const nlohmann::json& model) {
   return model.is_string() ? models::find_preset(model.get<std::string>()).config : model;
 }
 
-at::TensorOptions parameter_options(const Config& config, c10::Device device) {
-  return at::TensorOptions().dtype(scalar_type(config.master_dtype)).device(device);
+at::TensorOptions parameter_options(const PrecisionConfig& precision, c10::Device device) {
+  return at::TensorOptions().dtype(precision.master_dtype).device(device);
 }
 
 struct OpenedModel {
@@ -36,10 +36,10 @@ struct OpenedModel {
 };
 
 OpenedModel open_pretrained(const Config& config) {
-  formats::HfFolder folder(*config.model_path);
-  OpenedModel opened{
-      .config = models::with_class_of_model(folder.config()),
-      .model = models::make_uninitialized<PretrainedModel>(folder.config(), parameter_options(config, c10::kMeta))};
+  formats::HfFolder folder(*config.model.path);
+  OpenedModel opened{.config = models::with_class_of_model(folder.config()),
+                     .model = models::make_uninitialized<PretrainedModel>(
+                         folder.config(), parameter_options(config.precision, c10::kMeta))};
   opened.weights.emplace(std::move(folder), *opened.model);
   return opened;
 }
@@ -48,10 +48,11 @@ OpenedModel open_pretrained(const Config& config) {
 OpenedModel begin_anew(const Config& config) {
   OpenedModel opened;
   try {
-    opened.config = config_of(*config.model);
-    at::manual_seed(static_cast<uint64_t>(config.seed));
+    opened.config = config_of(*config.model.definition);
+    at::manual_seed(static_cast<uint64_t>(config.steps.seed));
     opened.model = deferred_init([&] {
-      auto model = models::make_uninitialized<PretrainedModel>(opened.config, parameter_options(config, c10::kCPU));
+      auto model =
+          models::make_uninitialized<PretrainedModel>(opened.config, parameter_options(config.precision, c10::kCPU));
       model->initialize();
       return model;
     });
@@ -63,24 +64,27 @@ OpenedModel begin_anew(const Config& config) {
 
 }  // namespace
 
-std::filesystem::path final_folder(const Config& config) { return std::filesystem::path(config.output_dir) / "final"; }
+std::filesystem::path final_folder(const OutputConfig& output) {
+  return std::filesystem::path(output.output_dir) / "final";
+}
 
 TrainingInputs open_training_inputs(const Config& config, int64_t world_size) {
-  OpenedModel opened = config.model_path ? open_pretrained(config) : begin_anew(config);
+  OpenedModel opened = config.model.path ? open_pretrained(config) : begin_anew(config);
   sharding_options(config, *opened.model, /*communicator=*/nullptr);
-  opened.model->set_activation_checkpointing(checkpoint_policy(config));
+  opened.model->set_activation_checkpointing(checkpoint_policy(config.model));
   TrainingInputs inputs{.model_config = std::move(opened.config),
                         .weights = std::move(opened.weights),
                         .model = make_trained_model(opened.model, config),
                         .train = nullptr,
                         .eval = nullptr};
   const auto open = [&](const std::string& text, DatasetRole role) {
-    return inputs.model->open_dataset({.text = text, .role = role, .seed = static_cast<uint64_t>(config.seed)});
+    return inputs.model->open_dataset({.text = text, .role = role, .seed = static_cast<uint64_t>(config.steps.seed)});
   };
-  inputs.train = open(config.dataset, DatasetRole::kTrain);
-  GlobalBatch{config.train_batch_size, world_size, config.gradient_accumulation_steps}.check_fits(*inputs.train);
-  if (config.do_eval) inputs.eval = open(config.eval_dataset.value(), DatasetRole::kEval);
-  if (config.save_final) check_can_save(final_folder(config));
+  inputs.train = open(config.data.dataset, DatasetRole::kTrain);
+  GlobalBatch{config.data.train_batch_size, world_size, config.steps.gradient_accumulation_steps}.check_fits(
+      *inputs.train);
+  if (config.output.do_eval) inputs.eval = open(config.data.eval_dataset.value(), DatasetRole::kEval);
+  if (config.output.save_final) check_can_save(final_folder(config.output));
   return inputs;
 }
 

@@ -24,7 +24,7 @@ struct TrainingInputs {
 };
 
 // Returns the folder to which save_final writes the model.
-std::filesystem::path final_folder(const Config& config);
+std::filesystem::path final_folder(const OutputConfig& output);
 
 // Opens the model and data that `config` names and checks that they fit together: the weights match the model, the
 // model accepts the data, the training data holds a global batch for `world_size` ranks, classes to wrap exist. Does

@@ -77,10 +77,10 @@ void run(const Config& config, std::vector<double> norms,
 
 Config small_config() {
   Config config = compared_config();
-  config.max_seq_length = 9;
-  config.max_steps = 4;
-  config.warmup_steps = 0;
-  config.clip_grad_norm = 0;
+  config.data.max_seq_length = 9;
+  config.steps.max_steps = 4;
+  config.optimizer.warmup_steps = 0;
+  config.steps.clip_grad_norm = 0;
   return config;
 }
 
@@ -94,7 +94,7 @@ TEST(SeparateParameters, StepByTheScheduleOfTheirOwnRate) {
 // The norm of separate parameters is part of the total norm, by which all gradients are clipped.
 TEST(SeparateParameters, AreClippedWithTheOthers) {
   Config config = small_config();
-  config.clip_grad_norm = 2;
+  config.steps.clip_grad_norm = 2;
   run(config, {0, 40}, [&](const std::vector<StepResult>& steps, const Noted& separate) {
     EXPECT_LT(steps[0].grad_norm, 40);
     EXPECT_GT(steps[1].grad_norm, 40);
@@ -106,8 +106,8 @@ TEST(SeparateParameters, AreClippedWithTheOthers) {
 // and the schedule does not advance.
 TEST(SeparateParameters, AreUnscaledAndDecideAboutSteps) {
   Config config = small_config();
-  config.dtype = "fp16";
-  config.fp16_init_scale = 256;
+  config.precision.dtype = c10::kHalf;
+  config.precision.fp16_init_scale = 256;
   const double infinity = std::numeric_limits<double>::infinity();
   run(config, {512e3, infinity, 0}, [](const std::vector<StepResult>& steps, const Noted& separate) {
     EXPECT_NEAR(steps[0].grad_norm, 2000, 1);

@@ -1,13 +1,11 @@
 #include "tasks/split_tables.h"
 
 #include <ATen/TensorOperators.h>
-#include <c10/util/Exception.h>
 
 #include <cmath>
 #include <numeric>
 
 #include "loop/exchange.h"
-#include "setup/sharding_options.h"
 #include "sparse/row_files.h"
 #include "sparse/saved_rows.h"
 
@@ -16,12 +14,6 @@ namespace fsdp::trainer {
 namespace {
 
 constexpr double kDefaultLearningRate = 0.01;  // used if sparse_learning_rate is null
-
-sparse::RowRule row_rule(const std::string& name) {
-  if (name == "row_wise_adagrad") return sparse::RowRule::kRowWiseAdagrad;
-  if (name == "sgd") return sparse::RowRule::kSgd;
-  TORCH_CHECK(false, "sparse_optimizer: \"", name, "\" is unknown");
-}
 
 std::vector<int> all_ranks(const Communicator& communicator) {
   std::vector<int> ranks(static_cast<size_t>(communicator.size()));
@@ -38,10 +30,10 @@ MemoryCategory held(const char* name, const at::Tensor& tensor) {
 
 SplitTables::SplitTables(models::TabularModel& model, const Config& config)
     : model_(model),
-      dtype_(scalar_type(config.master_dtype)),
-      options_{.rule = row_rule(config.sparse_optimizer),
-               .learning_rate = config.sparse_learning_rate.value_or(kDefaultLearningRate)},
-      divide_factor_(config.gradient_divide_factor) {}
+      dtype_(config.precision.master_dtype),
+      options_{.rule = config.optimizer.sparse_optimizer,
+               .learning_rate = config.optimizer.sparse_learning_rate.value_or(kDefaultLearningRate)},
+      divide_factor_(config.steps.gradient_divide_factor) {}
 
 // Lookups communicate while the engine uses the ranks, so they need their own group.
 void SplitTables::make(const std::shared_ptr<Communicator>& ranks, c10::Device device,

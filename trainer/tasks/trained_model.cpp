@@ -23,11 +23,11 @@ constexpr int64_t kAnyImageSize = 224;
 class TrainedCausalLM : public TrainedKind<models::CausalLM> {
  public:
   TrainedCausalLM(std::shared_ptr<models::CausalLM> model, const Config& config)
-      : TrainedKind(std::move(model)), length_(config.max_seq_length) {
+      : TrainedKind(std::move(model)), length_(config.data.max_seq_length) {
     refuse_unless_null("max_target_length", config, "a causal language model");
     refuse_unless_null("image_size", config, "a causal language model");
     refuse_keys_of_tables(config, "a causal language model");
-    this->model().set_fused_loss(config.fused_loss);
+    this->model().set_fused_loss(config.model.fused_loss);
     const int64_t most = this->model().max_sequence_length();
     if (length_ <= most) return;
     refuse_value("max_seq_length", config, c10::str("is more than the model can attend to; accepted: 2 to ", most));
@@ -52,10 +52,10 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
  public:
   TrainedSeq2SeqLM(std::shared_ptr<models::Seq2SeqLM> model, const Config& config)
       : TrainedKind(std::move(model)),
-        lengths_{config.max_seq_length, config.max_target_length.value_or(config.max_seq_length)} {
+        lengths_{config.data.max_seq_length, config.data.max_target_length.value_or(config.data.max_seq_length)} {
     refuse_unless_null("image_size", config, "a sequence-to-sequence language model");
     refuse_keys_of_tables(config, "a sequence-to-sequence language model");
-    this->model().set_fused_loss(config.fused_loss);
+    this->model().set_fused_loss(config.model.fused_loss);
   }
 
   std::unique_ptr<Dataset> open_dataset(const DatasetSpec& spec) const override {
@@ -80,7 +80,7 @@ class TrainedSeq2SeqLM : public TrainedKind<models::Seq2SeqLM> {
 class TrainedImageClassifier : public TrainedKind<models::ImageClassifier> {
  public:
   TrainedImageClassifier(std::shared_ptr<models::ImageClassifier> model, const Config& config)
-      : TrainedKind(std::move(model)), size_(config.image_size) {
+      : TrainedKind(std::move(model)), size_(config.data.image_size) {
     refuse_keys_of_language_models(config, "an image classifier");
     refuse_keys_of_tables(config, "an image classifier");
     const std::optional<int64_t> only = this->model().image_size();

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 
+#include "config/config_names.h"
 #include "formats/safetensors/safetensors_writer.h"
 #include "models/testing/small_models.h"
 #include "support/faults/error_of.h"
@@ -55,15 +56,15 @@ const std::vector<Kind>& kinds() {
 
 Config config_for(const Kind& kind) {
   Config config = compared_config();
-  config.train_batch_size = 2;
+  config.data.train_batch_size = 2;
   if (kind.model["model_type"] == "t5") {
-    config.max_seq_length = kSource;
-    config.max_target_length = kTarget;
+    config.data.max_seq_length = kSource;
+    config.data.max_target_length = kTarget;
   } else if (kind.model["model_type"] == "regnet") {
-    config.image_size = 37;
+    config.data.image_size = 37;
   } else {
     // Adam takes steps of the same length for gradients that consist of rounding errors only.
-    config.adam_epsilon = 1e-3;
+    config.optimizer.adam_epsilon = 1e-3;
   }
   return config;
 }
@@ -100,12 +101,12 @@ TEST_P(TrainedKinds, TrainAsOneProcessDoes) {
   const Case& c = GetParam();
   testing::TemporaryFolder folder;
   Config config = config_for(c.kind);
-  config.sharding_strategy = c.strategy;
-  config.sharding_factor = c.sharding_factor;
-  config.wrap_policy = c.wrap_policy;
-  config.size_min_params = 300;
-  if (c.wrap_policy == "auto_units") config.auto_units_target_bytes = 4000;
-  config.gradient_accumulation_steps = c.accumulation_steps;
+  config.sharding.strategy = from_config_name<ShardingStrategy>(c.strategy);
+  config.sharding.factor = c.sharding_factor;
+  config.sharding.wrap_policy = from_config_name<UnitsBy>(c.wrap_policy);
+  config.sharding.size_min_params = 300;
+  if (c.wrap_policy == "auto_units") config.sharding.auto_units_target_bytes = 4000;
+  config.steps.gradient_accumulation_steps = c.accumulation_steps;
   Subject subject{.make_model = [&] { return make_tiny_model(c.kind.model, 5); },
                   .has_batch_statistics = c.kind.has_batch_statistics};
   if (c.kind.is_padded) subject.dataset = padded_pairs(folder);
@@ -126,13 +127,13 @@ std::unique_ptr<TrainedModel> trained(const nlohmann::json& model, const Config&
 TEST(TrainedModel, KeysOfAnotherKindAreRefused) {
   const auto error = [](const nlohmann::json& model, const std::function<void(Config&)>& change) {
     Config config;
-    config.max_seq_length = model["model_type"] == "llama" ? 9 : config.max_seq_length;
+    config.data.max_seq_length = model["model_type"] == "llama" ? 9 : config.data.max_seq_length;
     change(config);
     return error_of([&] { trained(model, config); });
   };
-  const auto target = [](Config& c) { c.max_target_length = 4; };
-  const auto image = [](Config& c) { c.image_size = 8; };
-  const auto length = [](Config& c) { c.max_seq_length = 8; };
+  const auto target = [](Config& c) { c.data.max_target_length = 4; };
+  const auto image = [](Config& c) { c.data.image_size = 8; };
+  const auto length = [](Config& c) { c.data.max_seq_length = 8; };
   EXPECT_THAT(error(models::small_llama(), target),
               AllOf(HasSubstr("\"max_target_length\": 4"), HasSubstr("causal language model; accepted: null")));
   EXPECT_THAT(error(models::small_llama(), image), HasSubstr("\"image_size\": 8"));
@@ -140,8 +141,9 @@ TEST(TrainedModel, KeysOfAnotherKindAreRefused) {
   EXPECT_THAT(error(models::small_regnet(), target), HasSubstr("image classifier; accepted: null"));
   EXPECT_THAT(error(models::small_regnet(), length), HasSubstr("leave it at 1024"));
   EXPECT_THAT(error(models::small_deepvit(), image), HasSubstr("accepted: 15"));
-  EXPECT_THAT(error(models::small_regnet(), [](Config& c) { c.fused_loss = true; }), HasSubstr("leave it at false"));
-  EXPECT_EQ(error(models::small_deepvit(), [](Config& c) { c.image_size = 15; }), "no error");
+  EXPECT_THAT(error(models::small_regnet(), [](Config& c) { c.model.fused_loss = true; }),
+              HasSubstr("leave it at false"));
+  EXPECT_EQ(error(models::small_deepvit(), [](Config& c) { c.data.image_size = 15; }), "no error");
 }
 
 // ---------------------------------------------------------------- data
@@ -149,8 +151,8 @@ TEST(TrainedModel, KeysOfAnotherKindAreRefused) {
 TEST(TokenPairs, AreCutMaskedAndCounted) {
   testing::TemporaryFolder folder;
   Config config;
-  config.max_seq_length = 3;
-  config.max_target_length = 2;
+  config.data.max_seq_length = 3;
+  config.data.max_target_length = 2;
   const auto model = trained(models::small_t5(), config);
   const auto open = [&](const std::string& bytes) {
     return model->open_dataset({.text = folder.write("pairs", bytes)});
@@ -250,7 +252,7 @@ TEST(DummyImages, AreOfTheSizeThatIsAskedFor) {
   };
   EXPECT_EQ(sizes(models::small_deepvit()), (std::vector<int64_t>{2, 3, 15, 15}));
   EXPECT_EQ(sizes(models::small_regnet()), (std::vector<int64_t>{2, 3, 224, 224}));
-  config.image_size = 11;
+  config.data.image_size = 11;
   EXPECT_EQ(sizes(models::small_regnet()), (std::vector<int64_t>{2, 3, 11, 11}));
   const auto data = trained(models::small_regnet(), config)->open_dataset({.text = "dummy:200"});
   std::vector<int64_t> all(200);

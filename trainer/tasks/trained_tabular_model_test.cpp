@@ -7,6 +7,7 @@
 
 #include <numeric>
 
+#include "config/config_names.h"
 #include "formats/hugging_face/hf_folder.h"
 #include "formats/safetensors/safetensors_writer.h"
 #include "fsdp/backends.h"
@@ -30,10 +31,10 @@ using ::testing::HasSubstr;
 
 Config tabular_config() {
   Config config = compared_config();
-  config.train_batch_size = 3;
-  config.sparse_learning_rate = 0.05;
+  config.data.train_batch_size = 3;
+  config.optimizer.sparse_learning_rate = 0.05;
   // Adam takes steps of the same length for gradients that consist of rounding errors only.
-  config.adam_epsilon = 1e-3;
+  config.optimizer.adam_epsilon = 1e-3;
   return config;
 }
 
@@ -64,13 +65,13 @@ class Strategies : public ::testing::TestWithParam<Case> {};
 TEST_P(Strategies, TrainAsOneProcessDoes) {
   const Case& c = GetParam();
   Config config = tabular_config();
-  config.sharding_strategy = c.strategy;
-  if (is_hybrid_strategy(config)) config.sharding_factor = c.world_size % 2 == 0 ? 2 : 1;
-  config.gradient_accumulation_steps = c.passes;
+  config.sharding.strategy = from_config_name<ShardingStrategy>(c.strategy);
+  if (is_hybrid(config.sharding.strategy)) config.sharding.factor = c.world_size % 2 == 0 ? 2 : 1;
+  config.steps.gradient_accumulation_steps = c.passes;
   const Training got = train_in_shards(config, c.world_size, dhen()),
                  want = train_plainly(config, c.world_size, dhen());
   EXPECT_EQ(got.weights.size(), want.weights.size());
-  EXPECT_GT(got.grad_norms[0], config.clip_grad_norm);
+  EXPECT_GT(got.grad_norms[0], config.steps.clip_grad_norm);
   expect_same(got, want);
 }
 
@@ -85,33 +86,33 @@ void expect_same_as_plain(const Config& config, int world_size) {
 
 TEST(TabularTraining, WithOtherOptions) {
   Config config = tabular_config();
-  config.sparse_optimizer = "sgd";
-  config.sparse_learning_rate = 0.7;
-  config.clip_grad_norm = 100;
+  config.optimizer.sparse_optimizer = sparse::RowRule::kSgd;
+  config.optimizer.sparse_learning_rate = 0.7;
+  config.steps.clip_grad_norm = 100;
   expect_same_as_plain(config, 3);
-  config.clip_grad_norm = 0.1;
-  config.gradient_accumulation_steps = 3;
-  config.sync_each_batch = false;
-  config.wrap_policy = "auto_units";
-  config.auto_units_target_bytes = 4000;
+  config.steps.clip_grad_norm = 0.1;
+  config.steps.gradient_accumulation_steps = 3;
+  config.steps.sync_each_batch = false;
+  config.sharding.wrap_policy = UnitsBy::kAutoUnits;
+  config.sharding.auto_units_target_bytes = 4000;
   expect_same_as_plain(config, 2);
 }
 
 // The sum over ranks is divided by this number: the whole gradient, including rows, doubles.
 TEST(TabularTraining, DividesGradientsAsItIsTold) {
   Config config = tabular_config();
-  config.sparse_optimizer = "sgd";
-  config.clip_grad_norm = 0;
+  config.optimizer.sparse_optimizer = sparse::RowRule::kSgd;
+  config.steps.clip_grad_norm = 0;
   const Training mean = train_in_shards(config, 2, dhen());
-  config.gradient_divide_factor = 1;
+  config.steps.gradient_divide_factor = 1;
   const Training sum = train_in_shards(config, 2, dhen());
   EXPECT_NEAR(sum.grad_norms[0], 2 * mean.grad_norms[0], 1e-5 * sum.grad_norms[0]);
   EXPECT_NE(sum.losses[2], mean.losses[2]);
-  config.sparse_learning_rate = *config.sparse_learning_rate / 2;
-  config.learning_rate = 0;
+  config.optimizer.sparse_learning_rate = *config.optimizer.sparse_learning_rate / 2;
+  config.optimizer.learning_rate = 0;
   const Training halved = train_in_shards(config, 2, dhen());
-  config.sparse_learning_rate = *config.sparse_learning_rate * 2;
-  config.gradient_divide_factor.reset();
+  config.optimizer.sparse_learning_rate = *config.optimizer.sparse_learning_rate * 2;
+  config.steps.gradient_divide_factor.reset();
   const Training rows_of_mean = train_in_shards(config, 2, dhen());
   const at::Tensor &got = halved.weights.at("embedding.weight"), &want = rows_of_mean.weights.at("embedding.weight");
   EXPECT_TRUE(at::allclose(got, want, 1e-5, 1e-6));
@@ -120,9 +121,9 @@ TEST(TabularTraining, DividesGradientsAsItIsTold) {
 // Uses SGD, because Adagrad ignores a factor of the gradient.
 Config low_precision(const char* dtype) {
   Config config = tabular_config();
-  config.dtype = dtype;
-  config.sparse_optimizer = "sgd";
-  config.sparse_learning_rate = 0.2;
+  config.precision.dtype = from_config_name<c10::ScalarType>(dtype);
+  config.optimizer.sparse_optimizer = sparse::RowRule::kSgd;
+  config.optimizer.sparse_learning_rate = 0.2;
   return config;
 }
 
@@ -135,7 +136,7 @@ class LowPrecision : public ::testing::TestWithParam<Precision> {};
 
 TEST_P(LowPrecision, StaysNearFp32) {
   Config config = low_precision(GetParam().dtype);
-  if (uses_fp16(config)) config.fp16_init_scale = 4096;
+  if (uses_fp16(config.precision)) config.precision.fp16_init_scale = 4096;
   const Training got = train_in_shards(config, 2, dhen()), want = train_plainly(config, 2, dhen());
   for (size_t step = 0; step < want.losses.size(); ++step) {
     EXPECT_NEAR(got.losses[step], want.losses[step], 0.03) << step;
@@ -155,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, LowPrecision,
 // Each step overflows, so nothing changes, including rows.
 TEST(TabularTraining, SkippedStepsLeaveRowsAlone) {
   Config config = low_precision("fp16");
-  config.fp16_init_scale = 1e38;
+  config.precision.fp16_init_scale = 1e38;
   const Training got = train_in_shards(config, 2, dhen());
   for (const StepResult& step : got.steps) EXPECT_TRUE(step.skipped);
   const at::Tensor initial = models::WholeEmbedding(models::EmbeddingTables{{4, 7, 2}, 8, 0}, at::kFloat)->weight;
@@ -169,11 +170,11 @@ class WholeTabularRuns : public ::testing::Test {
   // Evaluation has a filler on some ranks: 7 samples over two or three ranks.
   Config config() const {
     Config config = small_run(folder_);
-    config.model_path.reset();
-    config.model = models::small_dhen();
-    config.max_seq_length = Config{}.max_seq_length;
-    config.sparse_learning_rate = 0.05;
-    config.eval_batch_size = 2;
+    config.model.path.reset();
+    config.model.definition = models::small_dhen();
+    config.data.max_seq_length = Config{}.data.max_seq_length;
+    config.optimizer.sparse_learning_rate = 0.05;
+    config.data.eval_batch_size = 2;
     return config;
   }
   double eval_loss(const Left& left) const {
@@ -201,7 +202,7 @@ TEST_F(WholeTabularRuns, SaveWhatTheyEvaluated) {
   const auto model = saved("run");
   model->eval();
   const auto data = make_trained_model(model, c)->open_dataset(
-      {.text = *c.eval_dataset, .role = DatasetRole::kEval, .seed = static_cast<uint64_t>(c.seed)});
+      {.text = *c.data.eval_dataset, .role = DatasetRole::kEval, .seed = static_cast<uint64_t>(c.steps.seed)});
   const Batch batch = data->batch({0, 1, 2, 3, 4, 5, 6});
   EXPECT_NEAR(model->forward(batch.inputs, batch.categorical, batch.labels).loss.item<double>(), loss, 1e-6);
   const at::Tensor initial = models::WholeEmbedding(model->tables(), at::kFloat)->weight;
@@ -211,12 +212,12 @@ TEST_F(WholeTabularRuns, SaveWhatTheyEvaluated) {
 // The result is the same for any number of ranks, and whichever rank draws the weights.
 TEST_F(WholeTabularRuns, DoNotDependOnTheRanks) {
   Config c = config();
-  c.train_batch_size = 6;
-  c.overwrite_output_dir = true;
+  c.data.train_batch_size = 6;
+  c.output.overwrite_output_dir = true;
   const Left one = run_whole(c, folder_, "one", 1);
   for (const int world_size : {2, 3}) {
-    c.train_batch_size = 6 / world_size;
-    c.sync_module_states = world_size == 3;
+    c.data.train_batch_size = 6 / world_size;
+    c.sharding.sync_module_states = world_size == 3;
     const Left more = run_whole(c, folder_, "more", world_size);
     EXPECT_NEAR(eval_loss(more), eval_loss(one), 1e-5);
     EXPECT_TRUE(at::allclose(rows_of("more"), rows_of("one"), 1e-4, 1e-6)) << world_size;
@@ -226,7 +227,7 @@ TEST_F(WholeTabularRuns, DoNotDependOnTheRanks) {
 TEST_F(WholeTabularRuns, MayRecomputeLayers) {
   Config c = config();
   const Left plain = run_whole(c, folder_, "plain", 2);
-  c.activation_checkpointing = true;
+  c.model.activation_checkpointing = true;
   const Left recomputed = run_whole(c, folder_, "recomputed", 2);
   EXPECT_EQ(recomputed.metrics, plain.metrics);
   EXPECT_TRUE(recomputed.weights == plain.weights);
@@ -237,13 +238,13 @@ TEST_F(WholeTabularRuns, MayRecomputeLayers) {
 TEST_F(WholeTabularRuns, GoOnFromAFinalFolder) {
   Config c = config();
   const Left first = run_whole(c, folder_, "first", 2);
-  c.model.reset();
-  c.model_path = final_of("first");
-  c.learning_rate = 0;
-  c.sparse_learning_rate = 0;
-  c.overwrite_output_dir = true;
+  c.model.definition.reset();
+  c.model.path = final_of("first");
+  c.optimizer.learning_rate = 0;
+  c.optimizer.sparse_learning_rate = 0;
+  c.output.overwrite_output_dir = true;
   for (const int world_size : {1, 3}) {
-    c.sync_module_states = world_size == 3;
+    c.sharding.sync_module_states = world_size == 3;
     const Left again = run_whole(c, folder_, "again", world_size);
     EXPECT_NEAR(eval_loss(again), eval_loss(first), 1e-6);
     EXPECT_TRUE(again.weights == first.weights);
@@ -259,13 +260,13 @@ TEST_F(WholeTabularRuns, ResumeAsIfNothingHadHappened) {
     for (const int world_size : {1, 3}) {
       SCOPED_TRACE(c10::str(world_size, " ranks, async_save: ", async));
       Config c = config();
-      c.max_steps = 6;
+      c.steps.max_steps = 6;
       const Left want = run_whole(c, folder_, "want", world_size);
-      c.save_steps = 2;
-      c.async_save = async;
+      c.checkpoints.save_steps = 2;
+      c.checkpoints.async_save = async;
       run_whole(c, folder_, "saved", world_size);
       for (const int step : {4, 6}) std::filesystem::remove_all(checkpoint_path(folder_.path("saved"), step));
-      c.resume_from_checkpoint = "latest";
+      c.checkpoints.resume_from_checkpoint = "latest";
       const Left got = run_whole(c, folder_, "saved", world_size);
       EXPECT_EQ(got.metrics, want.metrics);
       EXPECT_TRUE(got.weights == want.weights);
@@ -278,14 +279,14 @@ TEST_F(WholeTabularRuns, ResumeAsIfNothingHadHappened) {
 
 TEST_F(WholeTabularRuns, ResumeOverOtherRanks) {
   Config c = config();
-  c.max_steps = 6;
-  c.train_batch_size = 6;
+  c.steps.max_steps = 6;
+  c.data.train_batch_size = 6;
   const Left want = run_whole(c, folder_, "want", 1);
-  c.save_steps = 3;
-  c.train_batch_size = 3;
+  c.checkpoints.save_steps = 3;
+  c.data.train_batch_size = 3;
   run_whole(c, folder_, "two", 2);
-  c.resume_from_checkpoint = checkpoint_path(folder_.path("two"), 3).string();
-  c.train_batch_size = 2;
+  c.checkpoints.resume_from_checkpoint = checkpoint_path(folder_.path("two"), 3).string();
+  c.data.train_batch_size = 2;
   const Left got = run_whole(c, folder_, "three", 3);
   EXPECT_NEAR(eval_loss(got), eval_loss(want), 1e-5);
   EXPECT_TRUE(at::allclose(rows_of("three"), rows_of("want"), 1e-4, 1e-6));
@@ -293,18 +294,18 @@ TEST_F(WholeTabularRuns, ResumeOverOtherRanks) {
 
 TEST_F(WholeTabularRuns, DoNotResumeWithAnOptimizerOfRowsThatKeepsOtherState) {
   Config c = config();
-  c.max_steps = 4;
-  c.save_steps = 2;
+  c.steps.max_steps = 4;
+  c.checkpoints.save_steps = 2;
   run_whole(c, folder_, "saved", 2);
-  c.resume_from_checkpoint = checkpoint_path(folder_.path("saved"), 2).string();
-  c.sparse_optimizer = "sgd";
+  c.checkpoints.resume_from_checkpoint = checkpoint_path(folder_.path("saved"), 2).string();
+  c.optimizer.sparse_optimizer = sparse::RowRule::kSgd;
   EXPECT_THAT(error_of([&] { run_whole(c, folder_, "other", 2); }),
               AllOf(HasSubstr("embedding.table.0"), HasSubstr("squares")));
 }
 
 TEST_F(WholeTabularRuns, TakeModelsThatNoMachineHolds) {
   Config c = config();
-  c.model = "dhen-550m";
+  c.model.definition = "dhen-550m";
   EXPECT_EQ(open_training_inputs(c, 8).train->sample_text(), "512 numbers and 255 categories");
 }
 
@@ -320,21 +321,22 @@ TEST(TabularTraining, KeysThatDoNotFitAreRefused) {
     change(config);
     return error_of([&] { trained(config); });
   };
-  EXPECT_EQ(error([](Config& c) { c.sparse_learning_rate = 0.1; }), "no error");
-  EXPECT_THAT(error([](Config& c) { c.max_target_length = 4; }), HasSubstr("model of tabular data; accepted: null"));
-  EXPECT_THAT(error([](Config& c) { c.image_size = 4; }), HasSubstr("\"image_size\": 4"));
-  EXPECT_THAT(error([](Config& c) { c.max_seq_length = 4; }), HasSubstr("leave it at 1024"));
-  EXPECT_THAT(error([](Config& c) { c.fused_loss = true; }), HasSubstr("leave it at false"));
+  EXPECT_EQ(error([](Config& c) { c.optimizer.sparse_learning_rate = 0.1; }), "no error");
+  EXPECT_THAT(error([](Config& c) { c.data.max_target_length = 4; }),
+              HasSubstr("model of tabular data; accepted: null"));
+  EXPECT_THAT(error([](Config& c) { c.data.image_size = 4; }), HasSubstr("\"image_size\": 4"));
+  EXPECT_THAT(error([](Config& c) { c.data.max_seq_length = 4; }), HasSubstr("leave it at 1024"));
+  EXPECT_THAT(error([](Config& c) { c.model.fused_loss = true; }), HasSubstr("leave it at false"));
   for (const auto& model : {models::small_gpt2(), models::small_t5(), models::small_regnet()}) {
     const auto other = [&](const std::function<void(Config&)>& change) {
       Config config;
-      if (model["model_type"] == "gpt2") config.max_seq_length = 8;
+      if (model["model_type"] == "gpt2") config.data.max_seq_length = 8;
       change(config);
       return error_of([&] { make_trained_model(make_tiny_model(model, 5), config); });
     };
-    EXPECT_THAT(other([](Config& c) { c.sparse_learning_rate = 0.5; }),
+    EXPECT_THAT(other([](Config& c) { c.optimizer.sparse_learning_rate = 0.5; }),
                 AllOf(HasSubstr("\"sparse_learning_rate\": 0.5"), HasSubstr("accepted: null")));
-    EXPECT_THAT(other([](Config& c) { c.sparse_optimizer = "sgd"; }),
+    EXPECT_THAT(other([](Config& c) { c.optimizer.sparse_optimizer = sparse::RowRule::kSgd; }),
                 AllOf(HasSubstr("\"sparse_optimizer\": \"sgd\""), HasSubstr("row_wise_adagrad")));
   }
 }

@@ -18,15 +18,15 @@ namespace {
 
 std::unique_ptr<Dataset> training_data(const TrainedModel& model, const Config& config, const Subject& subject) {
   return model.open_dataset(
-      {.text = subject.dataset, .role = DatasetRole::kTrain, .seed = static_cast<uint64_t>(config.seed)});
+      {.text = subject.dataset, .role = DatasetRole::kTrain, .seed = static_cast<uint64_t>(config.steps.seed)});
 }
 
 TrainBatches batches_of(const Config& config, const Dataset& dataset, int rank, int world_size) {
   return {dataset,
-          {.global = {config.train_batch_size, world_size, config.gradient_accumulation_steps},
+          {.global = {config.data.train_batch_size, world_size, config.steps.gradient_accumulation_steps},
            .rank = rank,
-           .shuffle = config.shuffle,
-           .seed = static_cast<uint64_t>(config.seed)}};
+           .shuffle = config.data.shuffle,
+           .seed = static_cast<uint64_t>(config.steps.seed)}};
 }
 
 // Returns each parameter once: LibTorch lists a shared one under each of its names.
@@ -58,11 +58,11 @@ class PlainTables {
     if (!rows_.defined()) return;
     const at::NoGradGuard no_grad;
     at::Tensor change = rows_.grad();
-    if (config_.sparse_optimizer == "row_wise_adagrad") {
+    if (config_.optimizer.sparse_optimizer == sparse::RowRule::kRowWiseAdagrad) {
       squares_ += change.square().mean(1, /*keepdim=*/true);
       change = change / (squares_.sqrt() + 1e-8);
     }
-    rows_ -= change * (factor * config_.sparse_learning_rate.value_or(0.01));
+    rows_ -= change * (factor * config_.optimizer.sparse_learning_rate.value_or(0.01));
   }
 
  private:
@@ -121,11 +121,14 @@ at::Tensor what_counts(const std::string& name, const at::Tensor& weight) {
 
 std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Config& config,
                                                          const std::vector<at::Tensor>& parameters) {
-  if (config.optimizer == "sgd") {
-    const auto options = torch::optim::SGDOptions(1.0).momentum(config.sgd_momentum).weight_decay(config.weight_decay);
+  if (config.optimizer.name == "sgd") {
+    const auto options = torch::optim::SGDOptions(1.0)
+                             .momentum(config.optimizer.sgd_momentum)
+                             .weight_decay(config.optimizer.weight_decay);
     return std::make_unique<torch::optim::SGD>(parameters, options);
   }
-  const auto options = torch::optim::AdamWOptions(1.0).weight_decay(config.weight_decay).eps(config.adam_epsilon);
+  const auto options =
+      torch::optim::AdamWOptions(1.0).weight_decay(config.optimizer.weight_decay).eps(config.optimizer.adam_epsilon);
   return std::make_unique<torch::optim::AdamW>(parameters, options);
 }
 
@@ -133,19 +136,19 @@ std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Config& config,
 
 Config compared_config() {
   Config config;
-  config.max_steps = 6;
-  config.warmup_steps = 2;
-  config.learning_rate = 1e-2;
-  config.weight_decay = 0.1;
-  config.clip_grad_norm = 0.5;
-  config.dtype = "fp32";
+  config.steps.max_steps = 6;
+  config.optimizer.warmup_steps = 2;
+  config.optimizer.learning_rate = 1e-2;
+  config.optimizer.weight_decay = 0.1;
+  config.steps.clip_grad_norm = 0.5;
+  config.precision.dtype = c10::kFloat;
   return config;
 }
 
 Training train_plainly(const Config& config, int world_size, const Subject& subject) {
   Config whole = config;
-  whole.train_batch_size *= world_size * config.gradient_accumulation_steps;
-  whole.gradient_accumulation_steps = 1;
+  whole.data.train_batch_size *= world_size * config.steps.gradient_accumulation_steps;
+  whole.steps.gradient_accumulation_steps = 1;
   const auto model = make_trained_model(subject.make_model(), config);
   PlainTables tables(model->module(), config);
   const auto dataset = training_data(*model, config, subject);
@@ -157,14 +160,14 @@ Training train_plainly(const Config& config, int world_size, const Subject& subj
   std::erase_if(dense, [&](const at::Tensor& parameter) { return tables.has(parameter); });
   const auto optimizer = plain_optimizer(config, dense);
   Training training;
-  for (int64_t step = 0; step < config.max_steps; ++step) {
+  for (int64_t step = 0; step < config.steps.max_steps; ++step) {
     const double factor = step < 2 ? step / 2.0 : (6.0 - step) / 4.0;
-    optimizer->param_groups()[0].options().set_lr(config.learning_rate * factor);
+    optimizer->param_groups()[0].options().set_lr(config.optimizer.learning_rate * factor);
     model->module().zero_grad();
     training.losses.push_back(subject.has_batch_statistics
-                                  ? pass_by_pass(*model, ranks, config.gradient_accumulation_steps)
+                                  ? pass_by_pass(*model, ranks, config.steps.gradient_accumulation_steps)
                                   : all_at_once(*model, global));
-    training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.clip_grad_norm));
+    training.grad_norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, config.steps.clip_grad_norm));
     optimizer->step();
     tables.step(factor);
   }
@@ -185,7 +188,7 @@ Training train_in_shards(const Config& config, int world_size, const Subject& su
     const auto dataset = training_data(*model, config, subject);
     TrainBatches batches = batches_of(config, *dataset, communicator->rank(), world_size);
     TrainingRun run(config, *model, *handle, batches);
-    for (int64_t step = 0; step < config.max_steps; ++step) {
+    for (int64_t step = 0; step < config.steps.max_steps; ++step) {
       const StepResult result = run.step();
       ranks[rank].losses.push_back(result.loss);
       ranks[rank].grad_norms.push_back(result.grad_norm);
@@ -197,7 +200,7 @@ Training train_in_shards(const Config& config, int world_size, const Subject& su
         [&](const std::string& name, const at::Tensor& full) { ranks[rank].weights[name] = full.clone(); });
   });
   if (!pieces[0].empty()) ranks[0].weights["embedding.weight"] = whole_tables(pieces);
-  const auto steps = static_cast<size_t>(config.max_steps);
+  const auto steps = static_cast<size_t>(config.steps.max_steps);
   for (const Training& rank : ranks) {
     for (size_t step = 0; step < steps; ++step) {
       const double norm = ranks[0].grad_norms[step];

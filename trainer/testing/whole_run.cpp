@@ -29,24 +29,24 @@ std::map<std::string, std::string> metrics_that_count(const std::string& text) {
 
 Config small_run(const testing::TemporaryFolder& folder) {
   Config config;
-  config.model_path = folder.path("model");
-  config.dataset = "dummy:40";
-  config.eval_dataset = "dummy:7";
-  config.max_seq_length = 9;
-  config.train_batch_size = 2;
-  config.max_steps = 4;
-  config.learning_rate = 1e-2;
-  config.weight_decay = 0.1;
-  config.clip_grad_norm = 0.5;
-  config.dtype = "fp32";
-  config.do_eval = true;
-  config.save_final = true;
+  config.model.path = folder.path("model");
+  config.data.dataset = "dummy:40";
+  config.data.eval_dataset = "dummy:7";
+  config.data.max_seq_length = 9;
+  config.data.train_batch_size = 2;
+  config.steps.max_steps = 4;
+  config.optimizer.learning_rate = 1e-2;
+  config.optimizer.weight_decay = 0.1;
+  config.steps.clip_grad_norm = 0.5;
+  config.precision.dtype = c10::kFloat;
+  config.output.do_eval = true;
+  config.output.save_final = true;
   return config;
 }
 
 Left run_whole(Config config, const testing::TemporaryFolder& folder, const std::string& name, int world_size,
                const std::function<c10::Device(int rank)>& device_of) {
-  config.output_dir = folder.path(name);
+  config.output.output_dir = folder.path(name);
   Left left;
   // Opens the inputs one after the other: opening a model with new weights seeds generators, which threads share.
   std::vector<TrainingInputs> inputs;
