@@ -10,10 +10,10 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/trace.h"
-#include "support/error_of.h"
-#include "support/sharding.h"
-#include "support/temporary_folder.h"
-#include "support/thread_ranks.h"
+#include "support/faults/error_of.h"
+#include "support/training/sharding.h"
+#include "support/files/temporary_folder.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::errors_test {
 namespace {

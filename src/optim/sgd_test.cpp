@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "fsdp/optimizer_state.h"
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::optim::sgd_test {
 namespace {

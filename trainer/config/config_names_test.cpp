@@ -7,7 +7,7 @@
 #include <set>
 
 #include "config/config_schema.h"
-#include "support/error_of.h"
+#include "support/faults/error_of.h"
 
 namespace fsdp::trainer::config_names_test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "config/config_schema.h"
 #include "data/batches.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 #include "tasks/trained_model.h"
 #include "testing/compared_training.h"
 #include "testing/tiny_llama.h"

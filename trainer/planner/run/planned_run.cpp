@@ -22,15 +22,16 @@ using trainer::Config;
 constexpr int64_t kGlobalBatches = 4;
 
 nlohmann::json model_config(const Config& config) {
-  if (config.model_path) return formats::HfFolder(*config.model_path).config();
-  return config.model->is_string() ? models::find_preset(config.model->get<std::string>()).config : *config.model;
+  if (config.model.path) return formats::HfFolder(*config.model.path).config();
+  const nlohmann::json& model = *config.model.definition;
+  return model.is_string() ? models::find_preset(model.get<std::string>()).config : model;
 }
 
 // Without values, whether weights come from a folder or are drawn: neither takes part in a step.
 std::unique_ptr<trainer::TrainedModel> make_model(const Config& config) {
-  const auto options = at::TensorOptions().dtype(trainer::scalar_type(config.master_dtype)).device(c10::kMeta);
+  const auto options = at::TensorOptions().dtype(config.precision.master_dtype).device(c10::kMeta);
   auto model = models::make_uninitialized<models::PretrainedModel>(model_config(config), options);
-  model->set_activation_checkpointing(trainer::checkpoint_policy(config));
+  model->set_activation_checkpointing(trainer::checkpoint_policy(config.model));
   return trainer::make_trained_model(model, config);
 }
 
@@ -53,7 +54,7 @@ class DataInRealMemory final : public trainer::Dataset {
 };
 
 trainer::GlobalBatch global_batch(const Config& config, const PlanTarget& target) {
-  return {config.train_batch_size, target.layout.world, config.gradient_accumulation_steps};
+  return {config.data.train_batch_size, target.layout.world, config.steps.gradient_accumulation_steps};
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
   begin_planning();
   PlannedMemory::get().set_log(&tape_);
-  at::manual_seed(static_cast<uint64_t>(config_.seed));
+  at::manual_seed(static_cast<uint64_t>(config_.steps.seed));
   shard(target);
   batches_ = std::make_unique<trainer::TrainBatches>(
       *data_,

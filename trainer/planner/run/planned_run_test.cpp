@@ -5,8 +5,8 @@
 
 #include "comm/testing/recording_communicator.h"
 #include "planner/testing/small_models.h"
-#include "support/project_paths.h"
-#include "support/temporary_folder.h"
+#include "support/files/project_paths.h"
+#include "support/files/temporary_folder.h"
 #include "testing/program.h"
 
 namespace fsdp::planner::planned_run_test {

@@ -14,7 +14,7 @@
 #include "planner/testing/small_models.h"
 #include "setup/sharding_options.h"
 #include "setup/training_inputs.h"
-#include "support/thread_ranks.h"
+#include "support/ranks/thread_ranks.h"
 
 namespace fsdp::planner {
 namespace {
@@ -57,7 +57,7 @@ nlohmann::json train(const trainer::Config& config, const std::shared_ptr<Commun
   inputs.model->module().train();
   trainer::TrainBatches batches(
       *inputs.train,
-      {.global = {config.train_batch_size, ranks->size(), config.gradient_accumulation_steps}, .rank = ranks->rank()});
+      {.global = {config.data.train_batch_size, ranks->size(), config.steps.gradient_accumulation_steps}, .rank = ranks->rank()});
   trainer::TrainingRun run(config, *inputs.model, *sharded, batches);
   nlohmann::json result;
   for (int step = 0; step < steps; ++step) {

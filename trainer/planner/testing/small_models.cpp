@@ -4,7 +4,7 @@
 
 #include "config/config_reader.h"
 #include "models/presets.h"
-#include "support/temporary_folder.h"
+#include "support/files/temporary_folder.h"
 
 namespace fsdp::planner {
 namespace {
