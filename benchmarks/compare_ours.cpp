@@ -59,10 +59,10 @@ class Samples {
     if (are_tabular()) return config;
     const Batch first = batch(0);
     if (are_images()) {
-      config.image_size = first.inputs.size(2);
+      config.data.image_size = first.inputs.size(2);
     } else {
-      config.max_seq_length = first.inputs.size(1);
-      if (file_.contains("labels")) config.max_target_length = first.labels.size(1);
+      config.data.max_seq_length = first.inputs.size(1);
+      if (file_.contains("labels")) config.data.max_target_length = first.labels.size(1);
     }
     return config;
   }

@@ -11,9 +11,9 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/trace.h"
 #include "support/faults/error_of.h"
-#include "support/training/sharding.h"
 #include "support/files/temporary_folder.h"
 #include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
 
 namespace fsdp::errors_test {
 namespace {

@@ -328,7 +328,7 @@ TEST_F(ConfigReader, GradientDivideFactorIsANumberOrNull) {
   EXPECT_THAT(error_with(R"("gradient_divide_factor": "8")"), HasSubstr("is not of type number or null"));
 }
 
-TEST_F(ConfigReader, WhatAccumulationCommunicates) {
+TEST_F(ConfigReader, AccumulationHasKeysForCommunication) {
   EXPECT_FALSE(read(R"({"model_path": "m", "sync_each_batch": false})").steps.sync_each_batch);
   EXPECT_FALSE(read(R"({"model_path": "m", "all_reduce_each_batch": false, "sharding_strategy": "hybrid_shard"})")
                    .steps.all_reduce_each_batch);
@@ -408,7 +408,7 @@ TEST(ConfigForRanks, ShardingFactorMustFit) {
   }
 }
 
-TEST(ConfigForRanks, ReshardAfterForwardMustDivideTheRanksThatShareACopy) {
+TEST(ConfigForRanks, ReshardAfterForwardMustDivideTheRanks) {
   EXPECT_EQ(world_size_error("full_shard", std::nullopt, 6, int64_t{3}), "");
   EXPECT_EQ(world_size_error("hybrid_shard", 4, 8, int64_t{2}), "");
   EXPECT_EQ(world_size_error("hybrid_shard", std::nullopt, 4, int64_t{2}), "");

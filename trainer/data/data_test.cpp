@@ -159,7 +159,7 @@ TEST(Dataset, CutsSamplesOfEqualLength) {
   EXPECT_TRUE(at::equal(batch.labels, batch.inputs));
 }
 
-TEST(Dataset, OpensWhatTheConfigNames) {
+TEST(Dataset, OpensTheDataThatTheConfigNames) {
   const auto open = [](const char* text, DatasetRole role) {
     return TokenDataset(open_tokens({.text = text, .role = role, .seed = 1}, 8, 100), 8);
   };

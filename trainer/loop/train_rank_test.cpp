@@ -18,7 +18,7 @@ struct Variant {
 
 class OnADevice : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(OnADevice, ARunLeavesWhatItLeavesOnTheCpu) {
+TEST_P(OnADevice, ARunLeavesTheSameFilesAsOnTheCpu) {
   testing::TemporaryFolder folder;
   write_tiny_llama(folder.path("model"), /*tied=*/true, /*seed=*/11);
   Config config = small_run(folder);

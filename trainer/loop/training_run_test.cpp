@@ -132,7 +132,7 @@ struct Accumulation {
 
 class AccumulatingRanks : public ::testing::TestWithParam<Accumulation> {};
 
-TEST_P(AccumulatingRanks, TrainAsOneLargerBatchDoesAndCommunicateAsTold) {
+TEST_P(AccumulatingRanks, TrainAsWithOneLargerBatch) {
   const Accumulation& c = GetParam();
   Config config = base_config();
   config.data.train_batch_size = 2;

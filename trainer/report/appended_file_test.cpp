@@ -56,7 +56,7 @@ TEST_F(AppendedFileTest, WritesEachRecordAtOnce) {
   EXPECT_THAT(said_, IsEmpty());
 }
 
-TEST_F(AppendedFileTest, KeepsWhatAFullDiskDoesNotTakeAndSaysSoOnce) {
+TEST_F(AppendedFileTest, KeepsLinesThatAFullDiskRefuses) {
   AppendedFile file = open();
   room_ = 6;  // ends within the second record
   for (const char* record : {"one\n", "two\n", "three\n"}) file.append(record);
@@ -77,7 +77,7 @@ TEST_F(AppendedFileTest, KeepsWhatAFullDiskDoesNotTakeAndSaysSoOnce) {
   EXPECT_EQ(said_.size(), 3U);
 }
 
-TEST_F(AppendedFileTest, TriesOnceMoreAtTheEndAndSaysWhatIsMissing) {
+TEST_F(AppendedFileTest, TriesAgainAtTheEndAndNamesMissingLines) {
   {
     AppendedFile file = open();
     room_ = 0;
@@ -104,7 +104,7 @@ TEST_F(AppendedFileTest, DropsTheOldestBeyondItsBoundAndSaysHowMany) {
 }
 
 // A disk may refuse all writes, even the removal of bytes.
-TEST_F(AppendedFileTest, GoesOnWithinARecordThatCannotBeTakenBack) {
+TEST_F(AppendedFileTest, ContinuesWithinAPartlyWrittenRecord) {
   const std::string path = folder_.write("pipe-like", "");
   // Opened for reading only: ftruncate fails, and the test writes through another descriptor.
   const int other = ::open(path.c_str(), O_WRONLY | O_CLOEXEC), own = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -38,7 +38,7 @@ std::string steps_that_count(const testing::TemporaryFolder& folder, const std::
 std::string line_of(int64_t step) { return "{\"step\":" + std::to_string(step) + ",\"loss\":1}\n"; }
 std::string evaluation_of(int64_t step) { return "{\"step\":" + std::to_string(step) + ",\"eval_loss\":1}\n"; }
 
-TEST(ReadMetrics, AStepTakesBackWhatWasLoggedOfItAndLaterOnes) {
+TEST(ReadMetrics, AStepReplacesItsLinesAndLaterOnes) {
   testing::TemporaryFolder folder;
   EXPECT_EQ(steps_that_count(folder, line_of(1) + line_of(2) + evaluation_of(2)), "1 2 2e");
   EXPECT_EQ(steps_that_count(folder, line_of(1) + line_of(2) + line_of(3) + evaluation_of(3) + line_of(2)), "1 2");
@@ -122,7 +122,7 @@ TEST(MetricsOutputs, CsvIsWholeAfterEachLine) {
 }
 
 // Replaces the file even if the run did not write it before.
-TEST(MetricsOutputs, CsvGoesOnFromWhatMetricsJsonlSaysUpToTheCheckpoint) {
+TEST(MetricsOutputs, CsvContinuesFromMetricsJsonl) {
   testing::TemporaryFolder folder;
   folder.write("metrics.jsonl", line_of(1) + line_of(2) + line_of(3) + "{\"st");
   folder.write("metrics.csv", "left over");
@@ -143,7 +143,7 @@ TEST(MetricsOutputs, NothingButMetricsJsonlUnlessAsked) {
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs")));
 }
 
-TEST(TensorBoardFile, ComesBehindEarlierFilesOfItsFolder) {
+TEST(TensorBoardFile, SortsAfterEarlierFilesOfItsFolder) {
   testing::TemporaryFolder folder;
   const TensorBoardFile first(folder.path("runs"), 0), second(folder.path("runs"), 5);
   EXPECT_LT(first.path(), second.path());

@@ -73,7 +73,7 @@ TEST(MetricsFile, ReportsLossScaling) {
   EXPECT_EQ(line["skipped_steps"], 2);
 }
 
-TEST(MetricsFile, GoesOnBehindTheLastWholeLine) {
+TEST(MetricsFile, ContinuesAfterTheLastWholeLine) {
   testing::TemporaryFolder folder;
   const std::string path = folder.write("m", "{\"step\":1}\n{\"ste");
   {
@@ -149,7 +149,7 @@ TEST(Progress, RewritesItsLineOnATerminal) {
   EXPECT_EQ(shown(true), "\r\033[Kstep 3/4" + tail + "\r\033[Kstep 4/4" + tail + "\nsaved\n");
 }
 
-TEST(ProcessMemory, SeesWhatWasTouched) {
+TEST(ProcessMemory, CountsPagesThatWereTouched) {
   constexpr int64_t kSize = int64_t{256} << 20;
   PeakMemory memory;
   const int64_t before = memory.look().own;
@@ -228,7 +228,7 @@ TEST(FailureReport, NamesTheRankOnce) {
             "rank 1 cannot finish\nrank 1: rank 12 is lost\nrank 1: no memory\n");
 }
 
-TEST(FailureReport, GoesToStderrAndToTorchrun) {
+TEST(FailureReport, IsWrittenToStderrAndForTorchrun) {
   testing::TemporaryFolder folder;
   setenv("TORCHELASTIC_ERROR_FILE", folder.path("error.json").c_str(), 1);
   ::testing::internal::CaptureStderr();

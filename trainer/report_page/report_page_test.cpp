@@ -131,13 +131,13 @@ TEST_F(ReportPage, SaysWhereLossesAreTheSame) {
   EXPECT_TRUE(config_differences(read_runs({a, b})).rows.empty());
 }
 
-TEST(Median, OfWhatIsFinite) {
+TEST(Median, LeavesOutValuesThatAreNotFinite) {
   EXPECT_EQ(median({3, 1, 2}), 2);
   EXPECT_EQ(median({4, std::nan(""), 1, 2, 3, std::numeric_limits<double>::infinity()}), 2.5);
   EXPECT_TRUE(std::isnan(median({std::nan("")})));
 }
 
-TEST_F(ReportPage, WhatCannotBeDrawnIsAGap) {
+TEST_F(ReportPage, ValuesThatCannotBeDrawnAreGaps) {
   const std::string run =
       write_run("run", line(1, "\"loss\":4") + line(2, "\"loss\":null") + line(3, "\"loss\":1e300") +
                            line(4, "\"loss\":0.123456789") + line(4, "\"eval_loss\":2"));

@@ -218,7 +218,7 @@ TEST_F(Starting, NeverMixesTheCheckpointsOfTwoRuns) {
   EXPECT_EQ(choose_start(config_).checkpoint, checkpoint_path(config_.output.output_dir, 2));
 }
 
-TEST_F(Starting, ReplacesWhatAnEarlierRunLeftOnlyWhenToldTo) {
+TEST_F(Starting, ReplacesAnEarlierRunOnlyWhenToldTo) {
   config_.output.save_final = true;
   run_whole(config_, folder_, "out", 1);
   EXPECT_THAT(error(), AllOf(HasSubstr("checkpoint-1, checkpoint-2, checkpoint-3, final"), HasSubstr("latest"),
@@ -314,7 +314,7 @@ TEST_F(Starting, WithNoSoundCheckpointIsAnError) {
 
 // ---------------------------------------------------------------- data
 
-TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
+TEST(ResumingWithOtherData, OfTheSameNameAndSizeBeginsAnew) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
   const auto write = [&](char first) {
@@ -337,7 +337,7 @@ TEST(ResumingWithOtherData, OfTheSameNameAndSizeStartsAtTheFirstSample) {
   EXPECT_THAT(said("changed"), AllOf(HasSubstr("tokens.bin has changed"), HasSubstr("continues at its first sample")));
 }
 
-TEST_F(Starting, NamesWhatIsNoCheckpoint) {
+TEST_F(Starting, NamesAFolderThatIsNoCheckpoint) {
   config_.checkpoints.resume_from_checkpoint = folder_.path("nothing");
   EXPECT_THAT(error(), AllOf(HasSubstr("resume_from_checkpoint"), HasSubstr("nothing"), HasSubstr("no manifest.json")));
   config_.checkpoints.resume_from_checkpoint = config_.model.path;
@@ -383,7 +383,7 @@ TEST(Leaving, SoDoSignalsOfTerminalsAndSchedulers) {
   }
 }
 
-TEST(Leaving, ASecondInterruptEndsAtOnceAndAnIgnoredSignalStaysThat) {
+TEST(Leaving, ASecondInterruptEndsTheRunAtOnce) {
   const auto twice = [] {
     const StopSignal signal;
     std::raise(SIGINT);
@@ -446,7 +446,7 @@ TEST(FailedSaves, CostNoOtherSave) {
   EXPECT_THAT(names_of_checkpoints(folder, "out"), ElementsAre("checkpoint-2"));
 }
 
-TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
+TEST(FailedSaves, OfTheLastStepFailTheRunAtItsEnd) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.checkpoints.save_steps = 4;
@@ -459,7 +459,7 @@ TEST(FailedSaves, OfTheLastStepFailTheRunBehindItsEnd) {
   EXPECT_THAT(names_of_checkpoints(folder, "out"), ElementsAre());
 }
 
-TEST(OldCheckpoints, AreRemovedBehindTheLimit) {
+TEST(OldCheckpoints, AreRemovedBeyondTheLimit) {
   testing::TemporaryFolder folder;
   Config config = long_run(folder);
   config.checkpoints.save_steps = 1;

@@ -59,7 +59,7 @@ TEST_F(MemoryNeedsTest, CountsStatesByDtypeAndStrategy) {
   EXPECT_EQ(needs({.local = 8, .world = 8}).gathered, 0) << "shards are what is gathered";
 }
 
-TEST_F(MemoryNeedsTest, LeavesOutWhatIsElsewhere) {
+TEST_F(MemoryNeedsTest, LeavesOutMemoryOfDevicesAndFiles) {
   const c10::Device gpu(c10::kCUDA, 0);
   EXPECT_EQ(needs({.device = gpu}).total(), 0);
   config_.sharding.cpu_offload = true;
@@ -81,7 +81,7 @@ TEST_F(MemoryNeedsTest, AsksTheOptimizer) {
   EXPECT_THAT(error(0), HasSubstr(", AdamW's state "));
 }
 
-TEST_F(MemoryNeedsTest, WhatCannotFitIsRefusedWithTheFigures) {
+TEST_F(MemoryNeedsTest, AModelThatCannotFitIsRefusedWithFigures) {
   const int64_t total = needs({}).total();
   EXPECT_EQ(error(total + (1 << 20)), "no error");
   EXPECT_THAT(error(0),

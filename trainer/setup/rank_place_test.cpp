@@ -44,7 +44,7 @@ TEST(RankPlace, AutoTakesGpusWhereEachRankOfTheHostGetsOne) {
   EXPECT_THAT(choice.text, AllOf(HasSubstr("GPUs"), HasSubstr("2 GPUs"), HasSubstr("NCCL")));
 }
 
-TEST(RankPlace, WhatIsNamedIsTaken) {
+TEST(RankPlace, ANamedDeviceAndBackEndAreTaken) {
   const PlacesAvailable all{.gpus = 8, .nccl = true};
   EXPECT_EQ(choose("cpu", "auto", all).device, c10::Device(c10::kCPU));
   EXPECT_EQ(choose("cpu", "auto", all).backend, "auto");
@@ -63,7 +63,7 @@ TEST(RankPlace, WithoutNcclAutoSaysWhyItIsGloo) {
   EXPECT_THAT(choice.text, HasSubstr("built without NCCL"));
 }
 
-TEST(RankPlace, WhatIsNotThereIsAMistakeNotSomethingElse) {
+TEST(RankPlace, AMissingDeviceIsAnError) {
   EXPECT_THAT(error_of("cuda", "auto", {.gpus = 0}), AllOf(HasSubstr("\"device\""), HasSubstr("no GPU")));
   EXPECT_THAT(error_of("cuda", "auto", {.gpus = 1}), AllOf(HasSubstr("2 ranks on this host"), HasSubstr("1 GPU;")));
   EXPECT_THAT(error_of("auto", "nccl", {.gpus = 1, .nccl = true}),

@@ -224,7 +224,7 @@ TEST_F(ImageFiles, BytesAreScaledAndNumbersTaken) {
   EXPECT_TRUE(at::equal(floats->batch({0}).inputs, numbers.to(at::kFloat)));
 }
 
-TEST_F(ImageFiles, WhatDoesNotFitIsNamed) {
+TEST_F(ImageFiles, AMisfitIsNamed) {
   const auto zeros = [](std::vector<int64_t> sizes, at::ScalarType dtype = at::kByte) {
     return at::zeros(sizes, dtype);
   };

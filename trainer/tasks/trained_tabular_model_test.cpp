@@ -99,7 +99,7 @@ TEST(TabularTraining, WithOtherOptions) {
 }
 
 // The sum over ranks is divided by this number: the whole gradient, including rows, doubles.
-TEST(TabularTraining, DividesGradientsAsItIsTold) {
+TEST(TabularTraining, DividesGradientsByTheGivenFactor) {
   Config config = tabular_config();
   config.optimizer.sparse_optimizer = sparse::RowRule::kSgd;
   config.steps.clip_grad_norm = 0;
@@ -196,7 +196,7 @@ class WholeTabularRuns : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(WholeTabularRuns, SaveWhatTheyEvaluated) {
+TEST_F(WholeTabularRuns, SaveTheModelThatTheyEvaluated) {
   const Config c = config();
   const double loss = eval_loss(run_whole(c, folder_, "run", 3));
   const auto model = saved("run");
@@ -235,7 +235,7 @@ TEST_F(WholeTabularRuns, MayRecomputeLayers) {
 }
 
 // Continues with another number of ranks; the learning rates are 0, so the saved values are the loaded ones.
-TEST_F(WholeTabularRuns, GoOnFromAFinalFolder) {
+TEST_F(WholeTabularRuns, ContinueFromAFinalFolder) {
   Config c = config();
   const Left first = run_whole(c, folder_, "first", 2);
   c.model.definition.reset();
@@ -292,7 +292,7 @@ TEST_F(WholeTabularRuns, ResumeOverOtherRanks) {
   EXPECT_TRUE(at::allclose(rows_of("three"), rows_of("want"), 1e-4, 1e-6));
 }
 
-TEST_F(WholeTabularRuns, DoNotResumeWithAnOptimizerOfRowsThatKeepsOtherState) {
+TEST_F(WholeTabularRuns, RefuseToResumeWithAnotherOptimizerOfRows) {
   Config c = config();
   c.steps.max_steps = 4;
   c.checkpoints.save_steps = 2;
@@ -383,7 +383,7 @@ TEST_F(TabularFiles, AreRead) {
   EXPECT_GT(dhen_->sample_work(batch).flops, 0);
 }
 
-TEST_F(TabularFiles, WhatDoesNotFitIsNamed) {
+TEST_F(TabularFiles, AMisfitIsNamed) {
   EXPECT_THAT(error("numeric", at::zeros({2, 4})), AllOf(HasSubstr("table.safetensors: tensor \"numeric\" is [2, 4]"),
                                                          HasSubstr("[N, 3] with N > 0, of floating point")));
   EXPECT_THAT(error("numeric", at::zeros({2, 3}, at::kLong)), HasSubstr("of floating point"));

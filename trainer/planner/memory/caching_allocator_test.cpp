@@ -21,7 +21,7 @@ TEST(CachingAllocator, SizesAreRoundedUpTo512Bytes) {
   EXPECT_EQ(allocator.reserved().current, 2 * kMiB);
 }
 
-TEST(CachingAllocator, SmallMiddleAndLargeRequestsHaveSegmentsOfTheirOwn) {
+TEST(CachingAllocator, SegmentsDependOnTheSizeOfTheRequest) {
   CachingAllocator small, middle, large;
   small.allocate(kMiB, 0);
   EXPECT_EQ(small.reserved().current, 2 * kMiB);
@@ -34,7 +34,7 @@ TEST(CachingAllocator, SmallMiddleAndLargeRequestsHaveSegmentsOfTheirOwn) {
 }
 
 // A rest of up to 1 MiB stays with its block, and counts as allocated.
-TEST(CachingAllocator, ALargeBlockIsSplitOnlyIfMoreThanOneMiBIsLeft) {
+TEST(CachingAllocator, ALargeBlockIsSplitIfOver1MiBIsLeft) {
   CachingAllocator allocator;
   allocator.allocate(11 * kMiB + 512 * kKiB, 0);
   EXPECT_EQ(allocator.allocated().current, 12 * kMiB);

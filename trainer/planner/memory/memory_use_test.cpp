@@ -30,7 +30,7 @@ Tape one_step() {
 }
 const std::vector<size_t> kOneStep = {1, 8};
 
-TEST(MemoryUse, AMomentNamesWhatIsInUse) {
+TEST(MemoryUse, AMomentListsTheMemoryInUse) {
   const MemoryUse use = memory_use(one_step(), kOneStep, {Place::kDevice});
   EXPECT_EQ(use.peak.bytes, 120);
   EXPECT_EQ(use.peak.phase, StepPhase::kUpdate);
@@ -41,14 +41,14 @@ TEST(MemoryUse, AMomentNamesWhatIsInUse) {
   EXPECT_EQ(use.lifetimes[use.largest_at_peak[1]].id, 4);
 }
 
-TEST(MemoryUse, WhatForwardKeepsForBackwardIsAnActivation) {
+TEST(MemoryUse, MemoryThatForwardKeepsIsAnActivation) {
   const MemoryUse use = memory_use(one_step(), kOneStep, {Place::kDevice});
   EXPECT_EQ(use.lifetimes[1].kind, MemoryKind::kActivations);
   EXPECT_EQ(use.lifetimes[2].kind, MemoryKind::kTemporaries);
   EXPECT_EQ(use.lifetimes[3].kind, MemoryKind::kTemporaries);
 }
 
-TEST(MemoryUse, WhatOutlivesTheStepIsKept) {
+TEST(MemoryUse, MemoryThatOutlivesTheStepIsKept) {
   const MemoryUse use = memory_use(Tape({born(0, 3), in_backward(born(1, 4))}, {}), {0, 2}, {Place::kDevice});
   EXPECT_EQ(use.lifetimes[0].kind, MemoryKind::kKept);
   EXPECT_EQ(use.lifetimes[1].kind, MemoryKind::kKept);

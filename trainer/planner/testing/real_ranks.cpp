@@ -56,8 +56,8 @@ nlohmann::json train(const trainer::Config& config, const std::shared_ptr<Commun
   const auto sharded = fully_shard(inputs.model->module(), options);
   inputs.model->module().train();
   trainer::TrainBatches batches(
-      *inputs.train,
-      {.global = {config.data.train_batch_size, ranks->size(), config.steps.gradient_accumulation_steps}, .rank = ranks->rank()});
+      *inputs.train, {.global = {config.data.train_batch_size, ranks->size(), config.steps.gradient_accumulation_steps},
+                      .rank = ranks->rank()});
   trainer::TrainingRun run(config, *inputs.model, *sharded, batches);
   nlohmann::json result;
   for (int step = 0; step < steps; ++step) {

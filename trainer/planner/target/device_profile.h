@@ -1,0 +1,29 @@
+// The devices that a plan knows by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::planner {
+
+// Bytes.
+struct DeviceProfile {
+  std::string name;   // "h100-80"
+  std::string title;  // "NVIDIA H100 SXM, 80 GB"
+  // The total that CUDA reports, as errors of running out of memory quote it.
+  int64_t memory = 0;
+  // Taken by a process before it allocates anything: the context and loaded kernels. A guess.
+  int64_t context = int64_t{1} << 29;
+  // The workspace of cuBLAS, allocated once for each stream that multiplies and never freed
+  // (at::cuda::getChosenWorkspaceSize).
+  int64_t matmul_workspace = 0;
+};
+
+const std::vector<DeviceProfile>& device_profiles();
+
+// Returns the profile of this name, or null. A name without a size means the smallest of its family: "h100" is
+// "h100-80".
+const DeviceProfile* find_device_profile(const std::string& name);
+
+}  // namespace fsdp::planner
