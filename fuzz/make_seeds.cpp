@@ -153,9 +153,9 @@ void add_archives(const Seeds& seeds) {
 // The config contains all keys, so that mutations reach them.
 void add_trainer(const Seeds& seeds) {
   trainer::Config config;
-  config.model_path = "m";
-  config.dataset = "dummy:64";
-  config.output_dir = "o";
+  config.model.path = "m";
+  config.data.dataset = "dummy:64";
+  config.output.output_dir = "o";
   seeds.add("trainer_config_fuzz", to_json(config).dump());
   for (const char kind : {'\0', '\1', '\2', '\3'})
     seeds.add("token_file_fuzz", kind + std::string("abcdefgh\0\0\0\0", 12));
