@@ -17,11 +17,11 @@ namespace {
 
 using convert::FolderKind;
 
-constexpr std::pair<const char*, FolderKind> kKinds[] = {
+constexpr std::pair<const char*, FolderKind> kFolderKinds[] = {
     {"hf", FolderKind::kHuggingFace}, {"dcp", FolderKind::kDcp}, {"fsdp", FolderKind::kTraining}};
 
 FolderKind target_kind(const ConvertCommand& command) {
-  for (const auto& [name, kind] : kKinds) {
+  for (const auto& [name, kind] : kFolderKinds) {
     if (command.to == name) return kind;
   }
   return convert::kind_of(command.source) == FolderKind::kHuggingFace ? FolderKind::kTraining

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "events.out.tfevents.";
+constexpr std::string_view kEventsPrefix = "events.out.tfevents.";
 
 // ---------------------------------------------------------------- messages, as Protocol Buffers encode them
 
@@ -94,8 +94,8 @@ std::string record(const std::string& data) {
 
 // Returns the time in the name of an event file, or 0 for other files.
 int64_t stamp_of(const std::string& name) {
-  if (name.compare(0, kPrefix.size(), kPrefix) != 0) return 0;
-  const std::string digits = name.substr(kPrefix.size(), 10);
+  if (name.compare(0, kEventsPrefix.size(), kEventsPrefix) != 0) return 0;
+  const std::string digits = name.substr(kEventsPrefix.size(), 10);
   int64_t stamp = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), stamp);
   return stamp;
@@ -110,7 +110,7 @@ std::string new_name(const fs::path& folder) {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   std::array<char, 400> name{};
-  std::snprintf(name.data(), name.size(), "%s%010lld.%s.%d.0", kPrefix.data(), static_cast<long long>(stamp),
+  std::snprintf(name.data(), name.size(), "%s%010lld.%s.%d.0", kEventsPrefix.data(), static_cast<long long>(stamp),
                 host.data(), static_cast<int>(getpid()));
   return name.data();
 }

@@ -22,12 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "checkpoint-";
+constexpr std::string_view kCheckpointPrefix = "checkpoint-";
 
 // Returns the step in a folder name that checkpoint_path makes, or nothing for other names.
 std::optional<int64_t> step_of(std::string_view name) {
-  if (name.substr(0, kPrefix.size()) != kPrefix) return std::nullopt;
-  const std::string_view digits = name.substr(kPrefix.size());
+  if (name.substr(0, kCheckpointPrefix.size()) != kCheckpointPrefix) return std::nullopt;
+  const std::string_view digits = name.substr(kCheckpointPrefix.size());
   int64_t step = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   const bool all = error == std::errc() && end == digits.data() + digits.size();
@@ -61,7 +61,7 @@ void for_each_entry(const fs::path& folder, const Entry& entry) {
 }  // namespace
 
 fs::path checkpoint_path(const fs::path& output_dir, int64_t step) {
-  return output_dir / (std::string(kPrefix) + std::to_string(step));
+  return output_dir / (std::string(kCheckpointPrefix) + std::to_string(step));
 }
 
 std::vector<SavedCheckpoint> saved_checkpoints(const fs::path& output_dir) {
