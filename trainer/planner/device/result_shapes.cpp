@@ -31,7 +31,8 @@ bool depends_on_values(const c10::OperatorHandle& op, const Stack& arguments) {
   return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
 }
 
-// Tensors that are the same, or share a storage, are different on the meta device, which no shape depends on.
+// A tensor that is passed twice is one tensor on the meta device. Storages are not shared there: no shape depends on
+// it.
 Stack on_meta(const Stack& arguments) {
   std::map<const c10::TensorImpl*, at::Tensor> known;
   const auto stand_in = [&](const at::Tensor& tensor) {

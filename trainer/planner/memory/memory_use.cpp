@@ -13,11 +13,16 @@ using base::AllocationPurpose;
 // Tells the step and the phase of each entry.
 class Phases {
  public:
-  Phases(const Tape& tape, const std::vector<size_t>& step_bounds) : entries_(tape.entries()), bounds_(step_bounds) {
+  Phases(const Tape& tape, const std::vector<size_t>& step_bounds)
+      : entries_(tape.entries()), bounds_(step_bounds), next_backward_(entries_.size(), SIZE_MAX) {
     for (size_t step = 0; step + 1 < bounds_.size(); ++step) {
-      size_t end = bounds_[step];
-      for (size_t i = bounds_[step]; i < bounds_[step + 1]; ++i) {
-        if (entries_[i].backward) end = i + 1;
+      size_t end = bounds_[step], next = SIZE_MAX;
+      for (size_t i = bounds_[step + 1]; i-- > bounds_[step];) {
+        if (entries_[i].backward) {
+          next = i;
+          end = std::max(end, i + 1);
+        }
+        next_backward_[i] = next;
       }
       backward_ends_.push_back(end);
     }
@@ -37,14 +42,8 @@ class Phases {
     return entry < backward_ends_[static_cast<size_t>(step)] ? StepPhase::kForward : StepPhase::kUpdate;
   }
 
-  // Returns the entry after which `entry`'s step runs backward next, or SIZE_MAX if it does not.
-  size_t next_backward(size_t entry) const {
-    const int step = step_of(entry);
-    if (step < 0) return SIZE_MAX;
-    const size_t end = backward_ends_[static_cast<size_t>(step)];
-    while (entry < end && !entries_[entry].backward) ++entry;
-    return entry < end ? entry : SIZE_MAX;
-  }
+  // Returns the first entry from `entry` on at which its step runs backward, or SIZE_MAX if there is none.
+  size_t next_backward(size_t entry) const { return next_backward_[entry]; }
 
   size_t end_of_step(size_t entry) const {
     const int step = step_of(entry);
@@ -55,6 +54,7 @@ class Phases {
   const std::vector<TapeEntry>& entries_;
   const std::vector<size_t>& bounds_;
   std::vector<size_t> backward_ends_;  // by step
+  std::vector<size_t> next_backward_;  // by entry
 };
 
 std::vector<Lifetime> lifetimes_of(const Tape& tape, const std::vector<Place>& places) {
