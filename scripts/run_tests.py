@@ -135,7 +135,7 @@ def registered_programs(build_dir, reports):
 
 def pytest_program(folder, reports):
     report = reports / "pytest.xml"
-    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-ra", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-ra", f"--junitxml={report}", "--timeout=600"]
     return Program("pytest", command, report, parse_junit_xml, labels=("python",))
 
 

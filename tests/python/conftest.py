@@ -12,6 +12,7 @@ import pytest
 
 SOURCE_DIR = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE_DIR / "tests/python/support"))  # what tests import by its name
+os.environ.setdefault("FSDP_BUILD_DIR", str(SOURCE_DIR / "build"))
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def source_dir():
 @pytest.fixture(scope="session")
 def build_dir():
     """The build under test: FSDP_BUILD_DIR, or build/."""
-    folder = Path(os.environ.get("FSDP_BUILD_DIR", SOURCE_DIR / "build")).resolve()
+    folder = Path(os.environ["FSDP_BUILD_DIR"]).resolve()
     assert (folder / "CMakeCache.txt").exists(), f"{folder} holds no build: run make build-all"
     return folder
 

@@ -1,13 +1,17 @@
 """Trains a Hugging Face model with PyTorch the way `fsdp train` does it, for tests and benchmarks to compare with.
 
 It reads the same config keys and token files, and is written on PyTorch's and transformers' own parts:
-DistributedSampler, get_scheduler, AdamW, GradScaler, DDP, FSDP1, FSDP2. A run is over Gloo, with weights kept in fp32;
-ranks are forked processes.
+DistributedSampler, get_scheduler, AdamW, GradScaler, DDP, FSDP1, FSDP2. A run is over Gloo, with weights kept in fp32.
+
+Ranks are forks of a process that has imported what they need and done nothing else: those of a process that has
+trained or tested before can wait for ever for a lock that one of its threads had.
 """
 
 import dataclasses
+import datetime
 import functools
 import itertools
+import multiprocessing
 import tempfile
 import time
 import warnings
@@ -16,7 +20,7 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -34,8 +38,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, get_scheduler
 from transformers.models.llama import modeling_llama
 from transformers.utils import logging
 
-from ports import free_port
-
 logging.disable_progress_bar()
 warnings.filterwarnings("ignore", "The `NO_SHARD` sharding strategy is deprecated")
 
@@ -45,6 +47,20 @@ METHODS = ("single", "ddp", "fsdp1", "fsdp2")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Keys that change how the trainer communicates, but no number beyond the order of additions.
 NUMBERS_STAY = {"sync_each_batch", "all_reduce_each_batch"}
+
+# Most of the imports' seconds. This module is not found by a fork server of Python 3.11, which ignores sys.path.
+PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.utils.data",
+    "transformers.integrations",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.trainer",
+]
+SECONDS_TO_WAIT = 120  # of a rank for another one
+SECONDS_TO_TRAIN = 600
 
 # The trainer's defaults, for the keys that matter here; but for dtype, which the trainer has as bf16.
 DEFAULTS = dict(
@@ -330,7 +346,11 @@ def run_rank(rank, world_size, method, config, options, result):
     torch.set_num_threads(options["threads"])
     if method != "single":
         dist.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{options['port']}", rank=rank, world_size=world_size
+            "gloo",
+            init_method=options["meeting_place"],
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=SECONDS_TO_WAIT),
         )
     start_memory = status_bytes("VmRSS") - status_bytes("RssFile")
     training = Training(config, method, rank, world_size, options["prefetch"])
@@ -364,13 +384,32 @@ def train(config, world_size, method, threads=1, prefetch=False, keep_weights=Tr
         unknown.add("gradient_divide_factor")
     if method not in METHODS or unknown:
         raise ValueError(f"the reference does not know method {method}, or with it the keys {sorted(unknown)}")
-    with tempfile.TemporaryDirectory() as folder, free_port() as port:
+    with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "run.pt"
-        options = dict(threads=threads, prefetch=prefetch, keep_weights=keep_weights, port=port)
-        multiprocessing.start_processes(
-            run_rank,
-            (world_size, method, {**DEFAULTS, **config}, options, result),
-            nprocs=1 if method == "single" else world_size,
-            start_method="fork",
+        options = dict(
+            threads=threads,
+            prefetch=prefetch,
+            keep_weights=keep_weights,
+            meeting_place=f"file://{folder}/meeting_place",
+        )
+        run_ranks(
+            (world_size, method, {**DEFAULTS, **config}, options, result), 1 if method == "single" else world_size
         )
         return Run(**torch.load(result))
+
+
+def run_ranks(arguments, count):
+    """Runs run_rank in processes of their own. Raises what one of them raised, or TimeoutError."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    ranks = torch.multiprocessing.start_processes(
+        run_rank, arguments, nprocs=count, join=False, start_method="forkserver"
+    )
+    try:
+        deadline = time.monotonic() + SECONDS_TO_TRAIN
+        while not ranks.join(timeout=1):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{count} ranks of PyTorch have not trained in {SECONDS_TO_TRAIN} s")
+    finally:
+        for process in ranks.processes:
+            if process.is_alive():
+                process.kill()
