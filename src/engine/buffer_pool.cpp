@@ -35,6 +35,7 @@ at::Tensor BufferPool::acquire_bytes(int64_t nbytes, Residence residence, const 
 
 at::Tensor BufferPool::take(int64_t nbytes, Residence residence, const void* owner) {
   if (source_) {
+    base::AllocationTag tag(purpose_);
     at::Tensor bytes = source_(schedule::BlockPlaces::rounded(nbytes));
     count_reserved(nbytes_of(bytes));
     return bytes;
@@ -84,6 +85,7 @@ void BufferPool::release_to_allocator(const at::Tensor& bytes) {
 }
 
 at::Tensor BufferPool::allocate(int64_t nbytes) {
+  base::AllocationTag tag(purpose_);
   base::CurrentStreamGuard at_home(home_);
   at::Tensor bytes = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device_));
   order_.after_use(bytes);  // after uses of what the allocator had there before
@@ -183,6 +185,7 @@ void BufferPool::reserve(int64_t nbytes) {
   count_reserved(nbytes - arena_.capacity());
   base::CurrentStreamGuard at_home(home_);
   if (arena_.memory().defined()) order_.before_use(arena_.memory());
+  base::AllocationTag tag(purpose_);
   arena_.resize(nbytes);
   if (arena_.memory().defined()) order_.after_use(arena_.memory());
 }

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/allocation_tag.h"
 #include "base/free_buffers.h"
 #include "base/stream_order.h"
 #include "engine/arena.h"
@@ -31,12 +32,14 @@ enum class Residence : uint8_t {
 class BufferPool {
  public:
   // `keeps_memory`: the memory of released buffers is kept for reuse, and transient buffers come from one arena once
-  // their order is known. `source`: provides memory instead of the allocator, and gets it back. The pool neither reuses
-  // such memory nor writes to it at release, because other ranks may still read it.
+  // their order is known. `purpose`: of all memory of the pool. `source`: provides memory instead of the allocator, and
+  // gets it back. The pool neither reuses such memory nor writes to it at release, because other ranks may still read
+  // it.
   using Source = std::function<at::Tensor(int64_t nbytes)>;
-  BufferPool(c10::Device device, bool keeps_memory, Source source = {})
+  BufferPool(c10::Device device, bool keeps_memory, base::AllocationPurpose purpose, Source source = {})
       : device_(device),
         keeps_memory_(keeps_memory),
+        purpose_(purpose),
         source_(std::move(source)),
         home_(base::current_stream(device)),
         arena_(device) {}
@@ -96,6 +99,7 @@ class BufferPool {
 
   c10::Device device_;
   const bool keeps_memory_;
+  const base::AllocationPurpose purpose_;
   const Source source_;
   c10::Stream home_;
   std::mutex mutex_;

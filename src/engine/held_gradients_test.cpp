@@ -38,7 +38,7 @@ class HeldGradientsOnCpu : public ::testing::Test {
     return !held_of(gradient, shared).is_alias_of(gradient);
   }
 
-  BufferPool pool_{at::kCPU, /*keeps_memory=*/false};
+  BufferPool pool_{at::kCPU, /*keeps_memory=*/false, base::AllocationPurpose::kGradientBuffers};
 };
 
 TEST_F(HeldGradientsOnCpu, TensorsThatOthersHoldAreCopied) {
@@ -80,7 +80,7 @@ TEST_F(HeldGradientsOnCpu, TheOnlyOneBecomesTheBuffer) {
 class HeldGradientsOnStreams : public ::testing::Test {
  protected:
   const c10::Device device_ = testing::simulated_device();
-  BufferPool pool_{device_, /*keeps_memory=*/false};
+  BufferPool pool_{device_, /*keeps_memory=*/false, base::AllocationPurpose::kGradientBuffers};
 };
 
 TEST_F(HeldGradientsOnStreams, AreReadWhereTheyCame) {

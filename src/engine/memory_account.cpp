@@ -30,8 +30,9 @@ BufferPool::Source source_of_gradient_buffers(const EngineOptions& options) {
 MemoryAccount::MemoryAccount(const UnitContext& context, const UnitTree& tree)
     : context_(context),
       tree_(tree),
-      parameters_(context.device(), context.options.keep_memory),
-      gradients_(context.device(), context.options.keep_memory, source_of_gradient_buffers(context.options)) {}
+      parameters_(context.device(), context.options.keep_memory, base::AllocationPurpose::kUnshardedParameters),
+      gradients_(context.device(), context.options.keep_memory, base::AllocationPurpose::kGradientBuffers,
+                 source_of_gradient_buffers(context.options)) {}
 
 // ---------------------------------------------------------------- arenas and shared memory
 

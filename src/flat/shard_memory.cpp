@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/allocation_scope.h"
+#include "base/allocation_tag.h"
 
 namespace fsdp::flat {
 namespace {
@@ -25,10 +26,16 @@ ShardMemory ShardMemory::on_host(c10::Device compute, std::shared_ptr<base::Mapp
 }
 
 at::Tensor ShardMemory::zeros(int64_t numel, at::ScalarType dtype) const {
-  return (files_ && numel > 0 ? in_files(*files_, numel, dtype) : for_gradients(numel, dtype)).zero_();
+  base::AllocationTag tag(base::AllocationPurpose::kShards);
+  return (files_ && numel > 0 ? in_files(*files_, numel, dtype) : resident(numel, dtype)).zero_();
 }
 
 at::Tensor ShardMemory::for_gradients(int64_t numel, at::ScalarType dtype) const {
+  base::AllocationTag tag(base::AllocationPurpose::kGradientShards);
+  return resident(numel, dtype);
+}
+
+at::Tensor ShardMemory::resident(int64_t numel, at::ScalarType dtype) const {
   const auto options = at::TensorOptions(dtype).device(shards_);
   return at::empty({numel}, apart() && numel > 0 ? options.pinned_memory(true) : options);
 }

@@ -41,6 +41,8 @@ class ShardMemory {
   std::string where() const;
 
  private:
+  at::Tensor resident(int64_t numel, at::ScalarType dtype) const;  // not initialised
+
   c10::Device compute_;
   c10::Device shards_;
   std::shared_ptr<base::MappedFiles> files_;

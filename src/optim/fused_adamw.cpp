@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/allocation_tag.h"
 #include "optim/named_state.h"
 #include "optim/one_group_state.h"
 #include "torch_seams/shard_version.h"
@@ -59,6 +60,7 @@ void FusedAdamW::add(Batch& batch, size_t index) {
   const at::Tensor& parameter = parameters_[index];
   State& state = states_[index];
   if (!state.steps.defined()) {
+    base::AllocationTag tag(base::AllocationPurpose::kOptimizerState);
     state = {at::zeros({}, parameter.options().dtype(at::kFloat)), at::zeros_like(parameter),
              at::zeros_like(parameter)};
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/allocation_tag.h"
 #include "optim/named_state.h"
 #include "optim/one_group_state.h"
 
@@ -76,6 +77,7 @@ std::vector<at::Tensor> Sgd::moved_momentum(const std::vector<size_t>& part,
       moving.push_back(momentum);
       added.push_back(directions[at]);
     } else {
+      base::AllocationTag tag(base::AllocationPurpose::kOptimizerState);
       momentum = directions[at].clone();
     }
     all.push_back(momentum);
