@@ -39,14 +39,15 @@ CLI::App* add_train(CLI::App& app, TrainCommand& command) {
 
 }  // namespace
 
-std::variant<TrainCommand, ConvertCommand, InspectCommand, ReportCommand, Finished> parse_command_line(
-    int argc, const char* const* argv) {
+Command parse_command_line(int argc, const char* const* argv) {
   TrainCommand command;
   CLI::App app(kDescription, "fsdp");
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   app.footer(config_help());
   add_train(app, command);
+  PlanCommand plan;
+  const CLI::App* plan_app = add_plan(app, plan);
   ConvertCommand convert;
   const CLI::App* convert_app = add_convert(app, convert);
   InspectCommand inspect;
@@ -65,6 +66,7 @@ std::variant<TrainCommand, ConvertCommand, InspectCommand, ReportCommand, Finish
     std::cout << config_markdown();
     return Finished{kExitSuccess};
   }
+  if (*plan_app) return plan;
   if (*convert_app) return convert;
   if (*inspect_app) return inspect;
   if (*report_app) return report;

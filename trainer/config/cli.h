@@ -8,6 +8,7 @@
 
 #include "commands/convert_command.h"
 #include "commands/inspect_command.h"
+#include "commands/plan_command.h"
 #include "report_page/report_command.h"
 
 namespace fsdp::trainer {
@@ -25,8 +26,9 @@ struct Finished {
   int exit_status = 0;
 };
 
+using Command = std::variant<TrainCommand, PlanCommand, ConvertCommand, InspectCommand, ReportCommand, Finished>;
+
 // Parses the command line. Prints help and version to stdout, and usage errors (exit status 2) to stderr.
-std::variant<TrainCommand, ConvertCommand, InspectCommand, ReportCommand, Finished> parse_command_line(
-    int argc, const char* const* argv);
+Command parse_command_line(int argc, const char* const* argv);
 
 }  // namespace fsdp::trainer

@@ -55,11 +55,6 @@ const ConfigKey& known_key(const std::string& name, const std::string& where) {
                              " (`fsdp train --help` lists all)"));
 }
 
-void apply_file(const std::string& path, Config& config) {
-  const json given = read_object(path);
-  for (const auto& [name, value] : given.items()) set_value(known_key(name, path), value, path, config);
-}
-
 // Returns the JSON value that the text of an override stands for. Lists and objects begin with their bracket: such a
 // text must be JSON, unless the key accepts any string.
 json override_value(const ConfigKey& key, const std::string& text, const std::string& where) {
@@ -100,13 +95,17 @@ std::string places_of(const std::string& message, const std::string& path, const
 }  // namespace
 
 Config read_config(const std::string& path, const std::vector<std::string>& overrides) {
+  return read_config(read_object(path), path, overrides);
+}
+
+Config read_config(const json& keys, const std::string& source, const std::vector<std::string>& overrides) {
   Config config;
-  apply_file(path, config);
+  for (const auto& [name, value] : keys.items()) set_value(known_key(name, source), value, source, config);
   for (const std::string& override : overrides) apply_override(override, config);
   try {
     check_combinations(config);
   } catch (const ConfigError& error) {
-    throw ConfigError(places_of(error.what(), path, overrides) + ": " + error.what());
+    throw ConfigError(places_of(error.what(), source, overrides) + ": " + error.what());
   }
   return config;
 }

@@ -3,9 +3,12 @@
 #include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
 
+#include <filesystem>
+#include <set>
 #include <utility>
 
-#include "formats/hugging_face/hf_folder.h"
+#include "config/errors.h"
+#include "formats/common/json_text.h"
 #include "models/presets.h"
 #include "models/registry.h"
 #include "planner/device/planned_device.h"
@@ -21,18 +24,34 @@ using trainer::Config;
 // Samples for this many steps, so that an epoch does not end within the plan.
 constexpr int64_t kGlobalBatches = 4;
 
+// The weights of a folder are not needed, and may be missing.
 nlohmann::json model_config(const Config& config) {
-  if (config.model.path) return formats::HfFolder(*config.model.path).config();
+  if (config.model.path) return formats::read_json_file(std::filesystem::path(*config.model.path) / "config.json");
   const nlohmann::json& model = *config.model.definition;
   return model.is_string() ? models::find_preset(model.get<std::string>()).config : model;
 }
 
 // Without values, whether weights come from a folder or are drawn: neither takes part in a step.
-std::unique_ptr<trainer::TrainedModel> make_model(const Config& config) {
+std::unique_ptr<trainer::TrainedModel> make_model(const Config& config, const nlohmann::json& definition) {
   const auto options = at::TensorOptions().dtype(config.precision.master_dtype).device(c10::kMeta);
-  auto model = models::make_uninitialized<models::PretrainedModel>(model_config(config), options);
+  auto model = models::make_uninitialized<models::PretrainedModel>(definition, options);
+  if (dynamic_cast<const models::TabularModel*>(model.get()) != nullptr) {
+    throw trainer::ConfigError(c10::str("a model of type \"", definition.at("model_type").get<std::string>(),
+                                        "\" cannot be planned: its tables have the sizes that its data give, and its "
+                                        "rows lie on other ranks; `fsdp train` checks its memory before it starts"));
+  }
   model->set_activation_checkpointing(trainer::checkpoint_policy(config.model));
   return trainer::make_trained_model(model, config);
+}
+
+// Counts a parameter that two modules share once.
+int64_t elements_of(const torch::nn::Module& module) {
+  std::set<const c10::TensorImpl*> seen;
+  int64_t elements = 0;
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) elements += parameter.numel();
+  }
+  return elements;
 }
 
 // Data sets write their samples into host memory.
@@ -61,7 +80,10 @@ trainer::GlobalBatch global_batch(const Config& config, const PlanTarget& target
 
 PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
     : config_(config), device_(target.has_device ? planned_device() : c10::Device(c10::kCPU)) {
-  model_ = make_model(config_);
+  const nlohmann::json definition = model_config(config_);
+  model_type_ = definition.at("model_type").get<std::string>();
+  model_ = make_model(config_, definition);
+  parameters_ = elements_of(model_->module());
   const trainer::GlobalBatch global = global_batch(config_, target);
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));

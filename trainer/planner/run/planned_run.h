@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -46,6 +47,11 @@ class PlannedRun {
   // After each step.
   const std::vector<StepMemory>& memory() const { return memory_; }
   ShardedModule& sharded() { return *sharded_; }
+  // The model's "model_type" in its config.json.
+  const std::string& model_type() const { return model_type_; }
+  // The elements of all parameters, not sharded.
+  int64_t parameters() const { return parameters_; }
+  int64_t units() const { return sharded_->diagnostics().stats().units; }
 
  private:
   void shard(const PlanTarget& target);
@@ -53,6 +59,8 @@ class PlannedRun {
   trainer::Config config_;
   Tape tape_;
   c10::Device device_;
+  std::string model_type_;
+  int64_t parameters_ = 0;
   std::unique_ptr<trainer::TrainedModel> model_;
   std::unique_ptr<trainer::Dataset> data_;
   std::shared_ptr<ShardedModule> sharded_;

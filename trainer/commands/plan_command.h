@@ -1,0 +1,36 @@
+// `fsdp plan`: says before launch whether a run fits its machine, and where its memory goes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace fsdp::trainer {
+
+struct PlanCommand {
+  std::string config_path;             // one of the two is given
+  std::string model;                   // a preset, a folder with a config.json, or such a file
+  std::vector<std::string> overrides;  // KEY=VALUE
+  std::string cluster;
+  int rank = 0;
+  std::optional<std::string> host_memory;  // read by parse_byte_count
+  bool json = false;
+  bool no_changes = false;
+};
+
+// Exit statuses beside those of errors.h, so that scripts can ask.
+inline constexpr int kExitTight = 3;
+inline constexpr int kExitDoesNotFit = 4;
+
+// Adds the subcommand, which fills `command`.
+CLI::App* add_plan(CLI::App& app, PlanCommand& command);
+
+// Runs the command and returns the exit status: kExitSuccess if the run fits or if no capacity is known, kExitTight,
+// kExitDoesNotFit, or that of an error. Must be called before this process starts threads.
+int run_plan_command(const PlanCommand& command);
+
+}  // namespace fsdp::trainer

@@ -1,0 +1,128 @@
+// Runs `fsdp plan` as a user does: figures, verdicts, changes, errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "support/files/temporary_folder.h"
+#include "testing/program.h"
+
+namespace fsdp::trainer::plan_command_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+nlohmann::json planned(const std::string& arguments, int status) {
+  const ProgramResult result = run_shell("$FSDP plan --json " + arguments);
+  EXPECT_EQ(result.status, status) << result.out << result.err;
+  EXPECT_THAT(result.err, IsEmpty());
+  return nlohmann::json::parse(result.out);
+}
+
+void expect_error(const std::string& arguments, int status, const std::string& text) {
+  const ProgramResult result = run_shell("$FSDP plan " + arguments);
+  EXPECT_EQ(result.status, status) << arguments;
+  EXPECT_THAT(result.err, HasSubstr(text)) << arguments;
+}
+
+TEST(PlanCommand, FiguresOfTheDeviceAddUp) {
+  const nlohmann::json plan = planned("--model gpt2 --cluster 8xh100", 0);
+  EXPECT_EQ(plan["model"]["parameters"], 124'439'808);
+  const nlohmann::json& device = plan["memory"]["device"];
+  EXPECT_EQ(device["verdict"], "fits");
+  EXPECT_EQ(device["total"], device["reserved"].get<int64_t>() + device["context"].get<int64_t>() +
+                                 device["communicators"].get<int64_t>());
+  EXPECT_GE(device["reserved"], device["allocated"]);
+  EXPECT_GE(device["allocated"], device["requested"]);
+  int64_t sum = 0;
+  for (const nlohmann::json& bytes : device["peak"]["by_kind"]) sum += bytes.get<int64_t>();
+  EXPECT_EQ(device["peak"]["bytes"], sum);
+  EXPECT_EQ(device["peak"]["bytes"], device["requested"]);
+  EXPECT_EQ(device["peak_of_step"].size(), 3);
+  EXPECT_FALSE(plan.contains("changes"));
+}
+
+// 32 blocks of 218,112,000 parameters, embedding and head of 525,336,576 each, a norm of 4,096, over 4 ranks.
+TEST(PlanCommand, ShardsOfLlama8BAreExact) {
+  const testing::TemporaryFolder folder;
+  const std::string model =
+      folder.write("config.json", R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+      "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "vocab_size": 128256})");
+  const nlohmann::json kinds =
+      planned("--model " + model + " --cluster 4xh100", 0)["memory"]["device"]["peak"]["by_kind"];
+  EXPECT_EQ(kinds["parameter shards"], 8'030'261'248);
+  EXPECT_EQ(kinds["optimizer state"].get<int64_t>() / 1'000'000, 2 * 8'030'261'248 / 1'000'000);
+}
+
+TEST(PlanCommand, ChangesThatMakeItFitWerePlanned) {
+  const std::string run = "--model gpt2 --set max_seq_length=1024 --set train_batch_size=32 --cluster 2xrtx4090";
+  const nlohmann::json plan = planned(run, 4);
+  ASSERT_FALSE(plan["changes"].empty());
+  const int64_t total = plan["memory"]["device"]["total"];
+  for (const nlohmann::json& change : plan["changes"]) {
+    EXPECT_LT(change["total"], total);
+    std::string set;
+    for (const nlohmann::json& one : change["set"]) set += " --set " + one.get<std::string>();
+    const int status = change["verdict"] == "fits" ? 0 : change["verdict"] == "tight" ? 3 : 4;
+    EXPECT_EQ(planned(run + set, status)["memory"]["device"]["total"], change["total"]) << set;
+  }
+  EXPECT_FALSE(planned(run + " --no-changes", 4).contains("changes"));
+}
+
+TEST(PlanCommand, HostsAreJudgedIfTheirMemoryIsKnown) {
+  const std::string run = "--model gpt2 --set max_seq_length=64 --cluster 4xcpu";
+  const nlohmann::json host = planned(run, 0)["memory"]["host"];
+  EXPECT_EQ(host["verdict"], "unknown");
+  EXPECT_EQ(host["peak"]["by_kind"]["parameter shards"], 124'439'808);
+  const int64_t needed = host["per_host"];
+  EXPECT_EQ(planned(run + " --host-memory " + std::to_string(2 * needed), 0)["memory"]["verdict"], "fits");
+  planned(run + " --no-changes --host-memory " + std::to_string(needed), 3);
+  planned(run + " --no-changes --host-memory " + std::to_string(needed - 1), 4);
+}
+
+TEST(PlanCommand, OffloadedShardsLieInPinnedMemory) {
+  const nlohmann::json memory =
+      planned("--model gpt2 --set max_seq_length=64 --set cpu_offload=true --cluster 2xa100-40", 0)["memory"];
+  EXPECT_FALSE(memory["device"]["peak"]["by_kind"].contains("parameter shards"));
+  EXPECT_GE(memory["host"]["pinned"], 124'439'808 / 2 * 4 * 2);  // shards and their gradients
+}
+
+TEST(PlanCommand, ReadsConfigJsonWithoutWeights) {
+  const testing::TemporaryFolder folder;
+  const std::string file =
+      folder.write("config.json", R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+      "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101})");
+  const nlohmann::json from_file = planned("--model " + file + " --cluster 2xh100", 0);
+  EXPECT_EQ(from_file, planned("--model " + folder.path().string() + " --cluster 2xh100", 0));
+  const std::string config = folder.write("run.json", R"({"model_path": ")" + folder.path().string() + R"("})");
+  EXPECT_EQ(from_file, planned("--config-path " + config + " --cluster 2xh100", 0));
+}
+
+TEST(PlanCommand, TextBeginsWithTheVerdict) {
+  const ProgramResult result = run_shell("$FSDP plan --model gpt2 --cluster 8xh100");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("gpt2, 124.44 M parameters in 14 units, on 8 x NVIDIA H100 SXM, 80 GB"),
+                                HasSubstr("\nfits: "), HasSubstr("\nmemory of a device\n")));
+}
+
+TEST(PlanCommand, ErrorsNameTheMistake) {
+  expect_error("--model gpt2 --cluster 8xtpu", 2, "no device is named \"tpu\"");
+  expect_error("--cluster 8xh100", 2, "--model");
+  expect_error("--model gpt2", 2, "--cluster");
+  expect_error("--model gpt2 --cluster 8xh100 --rank 8", 2, "ranks 0 to 7");
+  expect_error("--model gpt2 --cluster 8xh100 --host-memory 3bananas", 2, "3bananas");
+  expect_error("--model gpt2 --cluster 8xh100 --set device=cpu", 2, "add --set device=auto");
+  expect_error("--model gpt2 --cluster 8xcpu --set device=cuda", 2, "add --set device=auto");
+  expect_error("--model gpt2 --cluster 8xh100 --set lerning_rate=1", 2, "learning_rate");
+  expect_error("--model gpt2 --cluster 6xh100 --set sharding_strategy=hybrid_shard --set sharding_factor=4", 2,
+               "sharding_factor");
+  expect_error("--model dhen-550m --cluster 8xh100", 2, "cannot be planned");
+  expect_error("--model no-such-model --cluster 8xh100", 1, "no preset is named \"no-such-model\"");
+}
+
+}  // namespace
+}  // namespace fsdp::trainer::plan_command_test

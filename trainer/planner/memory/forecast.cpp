@@ -1,0 +1,96 @@
+#include "planner/memory/forecast.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include "planner/memory/pinned_replay.h"
+
+namespace fsdp::planner {
+namespace {
+
+constexpr int64_t kMebibyte = int64_t{1} << 20;
+// A rank of the program with LibTorch, before it makes a model.
+constexpr int64_t kProcessBytes = 256 * kMebibyte;
+// For one communicator of NCCL. Reported between 0.35 and 0.7 GiB (NVIDIA/nccl issues 964 and 1685).
+constexpr int64_t kCommunicatorOnHost = 358 * kMebibyte;
+constexpr int64_t kCommunicatorOfHosts = 716 * kMebibyte;
+
+bool crosses_hosts(const std::vector<int>& ranks, int per_host) {
+  return std::any_of(ranks.begin(), ranks.end(), [&](int rank) { return rank / per_host != ranks.front() / per_host; });
+}
+
+// A group connects its communicator, and that of its twin, at the first collective. A group of one rank has none.
+int64_t communicator_bytes(const Tape& tape, const Cluster& cluster) {
+  std::set<std::pair<int, bool>> connected;  // group, twin
+  for (const TapeCollective& collective : tape.collectives()) connected.emplace(collective.group, collective.twin);
+  int64_t bytes = 0;
+  for (const auto& [group, twin] : connected) {
+    const std::vector<int>& ranks = tape.groups().at(static_cast<size_t>(group));
+    if (ranks.size() < 2) continue;
+    bytes += crosses_hosts(ranks, cluster.ranks_per_host) ? kCommunicatorOfHosts : kCommunicatorOnHost;
+  }
+  return bytes;
+}
+
+DeviceForecast forecast_device(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster) {
+  DeviceForecast forecast;
+  forecast.use = memory_use(tape, step_bounds, {Place::kDevice});
+  forecast.capacity = cluster.device->memory;
+  forecast.context = cluster.device->context;
+  forecast.communicators = communicator_bytes(tape, cluster);
+  const int64_t beside = forecast.context + forecast.communicators;
+  forecast.replay = replay_device_memory(tape, {.capacity = std::max<int64_t>(0, forecast.capacity - beside)});
+  if (forecast.replay.exhausted_at) {
+    const auto exhausted_at = forecast.replay.exhausted_at;
+    forecast.replay = replay_device_memory(tape, {});
+    forecast.replay.exhausted_at = exhausted_at;
+  }
+  forecast.total = forecast.replay.reserved.peak + beside;
+  forecast.verdict = forecast.replay.exhausted_at  ? Verdict::kDoesNotFit
+                     : forecast.replay.retries > 0 ? Verdict::kTight
+                                                   : verdict_for(forecast.total, forecast.capacity);
+  return forecast;
+}
+
+HostForecast forecast_host(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
+                           std::optional<int64_t> capacity) {
+  HostForecast forecast;
+  forecast.use = memory_use(tape, step_bounds, {Place::kHost});
+  forecast.pinned = replay_pinned_memory(tape);
+  forecast.process = kProcessBytes;
+  forecast.per_host = cluster.ranks_per_host * (forecast.process + forecast.pinned + forecast.use.peak.bytes);
+  forecast.capacity = capacity;
+  if (capacity) forecast.verdict = verdict_for(forecast.per_host, *capacity);
+  return forecast;
+}
+
+}  // namespace
+
+const char* to_string(Verdict verdict) {
+  constexpr std::array kNames = {"fits", "tight", "does not fit", "unknown"};
+  return kNames.at(static_cast<size_t>(verdict));
+}
+
+Verdict verdict_for(int64_t total, int64_t capacity) {
+  if (total > capacity) return Verdict::kDoesNotFit;
+  const double with_error = static_cast<double>(total) * (1 + kMemoryError);
+  return with_error <= static_cast<double>(capacity) ? Verdict::kFits : Verdict::kTight;
+}
+
+Verdict MemoryForecast::verdict() const {
+  if (!device || device->verdict == Verdict::kUnknown) return host.verdict;
+  if (host.verdict == Verdict::kUnknown) return device->verdict;
+  return std::max(device->verdict, host.verdict);
+}
+
+MemoryForecast forecast_memory(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
+                               std::optional<int64_t> host_memory) {
+  MemoryForecast forecast;
+  if (cluster.device) forecast.device = forecast_device(tape, step_bounds, cluster);
+  forecast.host = forecast_host(tape, step_bounds, cluster, host_memory);
+  return forecast;
+}
+
+}  // namespace fsdp::planner

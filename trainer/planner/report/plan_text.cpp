@@ -1,0 +1,139 @@
+#include "planner/report/plan_text.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <array>
+#include <cstdint>
+#include <iomanip>
+#include <sstream>
+
+#include "report_page/page_text.h"
+
+namespace fsdp::planner {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string bytes(const ordered_json& value) { return trainer::bytes_text(value.get<double>()); }
+
+std::string count(int64_t value) {
+  constexpr std::array<std::pair<double, const char*>, 3> kUnits = {{{1e9, " B"}, {1e6, " M"}, {1e3, " K"}}};
+  for (const auto& [unit, letter] : kUnits) {
+    if (static_cast<double>(value) >= unit) {
+      std::ostringstream text;
+      text << std::fixed << std::setprecision(2) << static_cast<double>(value) / unit << letter;
+      return text.str();
+    }
+  }
+  return std::to_string(value);
+}
+
+std::string row(int indent, const std::string& name, const std::string& figure, const std::string& remark = "") {
+  constexpr int kName = 38, kFigure = 12;
+  std::ostringstream out;
+  out << std::string(static_cast<size_t>(indent), ' ') << std::left << std::setw(kName - indent) << name << std::right
+      << std::setw(kFigure) << figure << (remark.empty() ? "" : "   ") << remark << "\n";
+  return out.str();
+}
+
+std::string moment_text(const ordered_json& moment) {
+  if (moment.at("step").is_null()) return "before the first step";
+  return c10::str("in ", moment.at("phase").get<std::string>(), " of step ", moment.at("step").get<int>());
+}
+
+std::string head(const ordered_json& plan) {
+  const ordered_json& model = plan.at("model");
+  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
+                  model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
+                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
+}
+
+// "fits: 41.2 of 79.2 GiB of a device, 38.0 GiB to spare"
+std::string judged(const std::string& verdict, const ordered_json& total, const ordered_json& capacity,
+                   const std::string& of_what) {
+  const int64_t spare = capacity.get<int64_t>() - total.get<int64_t>();
+  return c10::str(verdict, ": ", bytes(total), " of ", bytes(capacity), " of ", of_what, ", ",
+                  spare >= 0 ? bytes(spare) + " to spare" : bytes(-spare) + " too little", "\n");
+}
+
+std::string verdicts(const ordered_json& memory) {
+  std::string text;
+  if (memory.contains("device")) {
+    const ordered_json& device = memory["device"];
+    text += judged(device.at("verdict"), device.at("total"), device.at("capacity"), "each device's memory");
+    if (const auto retries = device.at("allocator_retries").get<int64_t>(); retries > 0) {
+      text += c10::str("  the allocator gives back its free segments ", retries,
+                       " times, and the device stands still meanwhile\n");
+    }
+  }
+  const ordered_json& host = memory.at("host");
+  if (!host.at("capacity").is_null()) {
+    text += judged(host.at("verdict"), host.at("per_host"), host.at("capacity"), "each host's memory");
+  } else if (!memory.contains("device")) {
+    text += c10::str("needs ", bytes(host.at("per_host")),
+                     " on each host; --host-memory 64GiB would say whether it fits\n");
+  }
+  return text;
+}
+
+std::string kinds(const ordered_json& peak, int indent) {
+  std::string text;
+  for (const auto& [kind, size] : peak.at("by_kind").items()) text += row(indent, kind, bytes(size));
+  return text;
+}
+
+std::string largest(const ordered_json& list) {
+  std::string text;
+  for (const ordered_json& entry : list) {
+    const std::string maker = entry.contains("made_by") ? ", made by " + entry["made_by"].get<std::string>() : "";
+    text += row(2, entry.at("kind").get<std::string>(), bytes(entry.at("bytes")), maker.empty() ? "" : maker.substr(2));
+  }
+  return text;
+}
+
+std::string device_table(const ordered_json& device) {
+  return "\nmemory of a device\n" +
+         row(2, "tensors at their peak", bytes(device.at("requested")), moment_text(device.at("peak"))) +
+         kinds(device.at("peak"), 4) + row(2, "allocated, in blocks of 512 bytes", bytes(device.at("allocated"))) +
+         row(2, "reserved by the allocator", bytes(device.at("reserved")), "modelled") +
+         row(2, "context of CUDA", bytes(device.at("context")), "a guess") +
+         row(2, "communicators of NCCL", bytes(device.at("communicators")), "a guess") +
+         row(2, "total", bytes(device.at("total"))) + "\nlargest tensors at the peak\n" + largest(device.at("largest"));
+}
+
+std::string host_table(const ordered_json& host, bool is_target) {
+  std::string text = "\nmemory of a rank on its host\n" +
+                     row(2, "tensors at their peak", bytes(host.at("pageable")), moment_text(host.at("peak"))) +
+                     kinds(host.at("peak"), 4);
+  if (host.at("pinned") != 0) {
+    text += row(2, "pinned", bytes(host.at("pinned")), "each block rounded up to a power of two");
+  }
+  text += row(2, "the process", bytes(host.at("process")), "a guess") +
+          row(2, "all ranks of a host", bytes(host.at("per_host")));
+  if (is_target) text += "\nlargest tensors at the peak\n" + largest(host.at("largest"));
+  return text;
+}
+
+std::string change_rows(const ordered_json& changes) {
+  if (changes.empty()) return "\nno single change was found that makes it smaller\n";
+  std::string text = "\nchanges, each planned by itself\n";
+  for (const ordered_json& change : changes) {
+    std::string set;
+    for (const ordered_json& one : change.at("set"))
+      set += (set.empty() ? "--set " : " --set ") + one.get<std::string>();
+    text += c10::str("  ", set, "\n    ", change.at("verdict").get<std::string>(), ": ", bytes(change.at("total")),
+                     change.contains("note") ? "; " + change["note"].get<std::string>() : "", "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string plan_text(const ordered_json& plan) {
+  const ordered_json& memory = plan.at("memory");
+  const bool has_device = memory.contains("device");
+  return head(plan) + verdicts(memory) + (has_device ? device_table(memory["device"]) : "") +
+         host_table(memory.at("host"), !has_device) + (plan.contains("changes") ? change_rows(plan["changes"]) : "");
+}
+
+}  // namespace fsdp::planner

@@ -1,0 +1,13 @@
+// A plan for people to read.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace fsdp::planner {
+
+// Formats the result of make_plan, with "changes" (single_changes.h) if the document has them. Lines have at most 100
+// columns.
+std::string plan_text(const nlohmann::ordered_json& plan);
+
+}  // namespace fsdp::planner

@@ -1,0 +1,133 @@
+#include "planner/run/plan.h"
+
+#include <c10/util/StringUtil.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "base/error_message.h"
+#include "config/config_checks.h"
+#include "config/errors.h"
+#include "planner/memory/forecast.h"
+#include "planner/report/memory_document.h"
+#include "planner/run/planned_run.h"
+
+namespace fsdp::planner {
+namespace {
+
+using nlohmann::ordered_json;
+using trainer::Config;
+using trainer::ConfigError;
+using trainer::DeviceChoice;
+
+// The first two steps differ from later ones: the optimizer makes its state, and the order of units becomes known.
+constexpr int kSteps = 3;
+
+void check(const Config& config, const PlanOptions& options) {
+  const DeviceChoice device = config.communication.device;
+  if (device == DeviceChoice::kCuda && !options.cluster.device) {
+    throw ConfigError(
+        "key \"device\" is \"cuda\", but --cluster has CPUs: add --set device=auto, or name a cluster "
+        "with GPUs");
+  }
+  if (device == DeviceChoice::kCpu && options.cluster.device) {
+    throw ConfigError(c10::str("key \"device\" is \"cpu\", but --cluster has ", options.cluster.device->title,
+                               ": add --set device=auto, or name a cluster such as ", options.cluster.ranks(), "xcpu"));
+  }
+  if (options.rank < 0 || options.rank >= options.cluster.ranks()) {
+    throw ConfigError(c10::str("--rank ", options.rank, ": the cluster has ranks 0 to ", options.cluster.ranks() - 1));
+  }
+  trainer::check_for_world_size(config, options.cluster.ranks());
+}
+
+ordered_json cluster_document(const Cluster& cluster) {
+  ordered_json document = {
+      {"text", cluster.text()}, {"hosts", cluster.hosts}, {"ranks_per_host", cluster.ranks_per_host}};
+  document["device"] = cluster.device ? ordered_json(cluster.device->name) : ordered_json("cpu");
+  return document;
+}
+
+ordered_json plan_here(const Config& config, const PlanOptions& options) {
+  const Cluster& cluster = options.cluster;
+  PlannedRun run(config, {.has_device = cluster.device.has_value(),
+                          .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
+                          .rank = options.rank});
+  for (int step = 0; step < kSteps; ++step) run.step();
+  const MemoryForecast memory = forecast_memory(run.tape(), run.step_bounds(), cluster, options.host_memory);
+  return {{"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
+          {"cluster", cluster_document(cluster)},
+          {"rank", options.rank},
+          {"steps", kSteps},
+          {"memory", memory_document(memory, run.tape())}};
+}
+
+// The child's answer: the document, or an error.
+ordered_json answer_of(const std::function<ordered_json()>& plan) {
+  try {
+    return {{"plan", plan()}};
+  } catch (const ConfigError& error) {
+    return {{"config_error", error.what()}};
+  } catch (const std::exception& error) {
+    return {{"error", base::message_of(error)}};
+  }
+}
+
+using File = std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })>;
+
+[[noreturn]] void answer(std::FILE* file, const std::function<ordered_json()>& plan) {
+  const std::string text = answer_of(plan).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
+  std::fflush(stdout);
+  std::_Exit(written ? 0 : 1);  // without destructors: the planned device has no way back
+}
+
+std::string text_of(std::FILE* file) {
+  std::string text;
+  std::rewind(file);
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text.push_back(static_cast<char>(c));
+  return text;
+}
+
+void wait_for(pid_t child) {
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw std::runtime_error(c10::str("cannot wait for the plan: ", std::strerror(errno)));
+  }
+  if (WIFSIGNALED(status)) {
+    throw std::runtime_error(c10::str("the plan ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)),
+                                      "); the message above, if any, names the operator"));
+  }
+  if (status != 0) throw std::runtime_error("the plan could not write its result: is the temporary folder full?");
+}
+
+ordered_json in_child(const std::function<ordered_json()>& plan) {
+  const File file(std::tmpfile());
+  if (!file) throw std::runtime_error(c10::str("cannot make a temporary file for a plan: ", std::strerror(errno)));
+  std::fflush(nullptr);  // otherwise the child would write pending output again
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error(c10::str("cannot start a process for a plan: ", std::strerror(errno)));
+  if (child == 0) answer(file.get(), plan);
+  wait_for(child);
+  return ordered_json::parse(text_of(file.get()));
+}
+
+}  // namespace
+
+ordered_json make_plan(const Config& config, const PlanOptions& options) {
+  check(config, options);
+  ordered_json answer = in_child([&] { return plan_here(config, options); });
+  if (answer.contains("config_error")) throw ConfigError(answer["config_error"].get<std::string>());
+  if (answer.contains("error")) throw std::runtime_error(answer["error"].get<std::string>());
+  return answer.at("plan");
+}
+
+}  // namespace fsdp::planner
