@@ -3,7 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <torch/library.h>
 
+#include <cmath>
 #include <optional>
 
 namespace fsdp::planner {
@@ -31,6 +35,8 @@ bool efficient_fits(const at::Tensor& query, const at::Tensor& key, const at::Te
          query.size(-2) > 0 && key.size(-2) > 0 && query.scalar_type() != at::kDouble;
 }
 
+// LibTorch prefers cuDNN's attention on Hopper and Blackwell where cuDNN is newer than 9.15 (cuda/sdp_utils.cpp). That
+// keeps the same tensors as flash attention, which stands for it here.
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double, bool causal, std::optional<double>, bool) {
   if (query.dim() == 4) {
@@ -40,8 +46,31 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   return static_cast<int64_t>(sdp::SDPBackend::math);
 }
 
+// On CUDA, heads are padded to a multiple of 8 before flash attention, and autograd keeps the padded tensors
+// (pad_last_dim in transformers/attention.cpp). For other devices LibTorch leaves that step out.
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+                  bool grouped) {
+  constexpr int64_t kMultiple = 8;
+  const int64_t width = query.size(-1), missing = (kMultiple - width % kMultiple) % kMultiple;
+  const auto flash = static_cast<int64_t>(sdp::SDPBackend::flash_attention);
+  if (missing == 0 || choose(query, key, value, mask, dropout, causal, scale, grouped) != flash) {
+    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
+  }
+  const auto padded = [&](const at::Tensor& x) { return at::pad(x, {0, missing}); };
+  return at::native::scaled_dot_product_attention(padded(query), padded(key), padded(value), mask, dropout, causal,
+                                                  scale.value_or(1.0 / std::sqrt(static_cast<double>(width))), grouped)
+      .narrow(-1, 0, width);
+}
+
 }  // namespace
 
-void register_attention() { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose); }
+void register_attention() {
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose);
+  for (const c10::DispatchKey key : {c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1}) {
+    static_cast<void>((new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__))
+                          ->impl("scaled_dot_product_attention", &attend));
+  }
+}
 
 }  // namespace fsdp::planner

@@ -10,24 +10,10 @@
 #include "optim/fused_adamw.h"
 #include "planner/device/planned_memory.h"
 #include "planner/ranks/planned_communicator.h"
-#include "planner/tape/tape.h"
+#include "planner/testing/recording.h"
 
 namespace fsdp::planner::planned_device_test {
 namespace {
-
-// Records on a tape while it lives.
-class Recording {
- public:
-  Recording() {
-    begin_planning();
-    PlannedMemory::get().set_log(&tape_);
-  }
-  ~Recording() { PlannedMemory::get().set_log(nullptr); }
-  Tape& tape() { return tape_; }
-
- private:
-  Tape tape_;
-};
 
 int64_t count(const Tape& tape, TapeKind kind) {
   return std::count_if(tape.entries().begin(), tape.entries().end(),

@@ -12,6 +12,8 @@
 
 #include "base/map_tensors.h"
 #include "base/visit_tensors.h"
+#include "planner/device/kernel_temporaries.h"
+#include "planner/device/matmul_workspaces.h"
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
 #include "planner/device/result_shapes.h"
@@ -38,6 +40,7 @@ class Call {
     note_last_operator(op_.schema().name().c_str());
     Stack results = returns_arguments() ? written_arguments() : fresh_results();
     const bool waits = waits_for_copy();
+    const std::vector<c10::DataPtr> temporaries = take_temporaries();
     PlannedMemory::get().report([&](DeviceLog& log) {
       log.kernel({op_, arguments_, results, place_, place_ == Place::kDevice ? current_stream_number() : -1});
       if (waits) log.host_waited_for_stream(current_stream_number());
@@ -64,6 +67,18 @@ class Call {
     if (!to.is_cpu() && !from.is_cpu()) return false;
     const bool non_blocking = arguments_[2].toBool();
     return !non_blocking || (from.is_cpu() && !from.is_pinned());
+  }
+
+  // Returns what the kernel takes for itself until it has run.
+  std::vector<c10::DataPtr> take_temporaries() const {
+    std::vector<c10::DataPtr> temporaries;
+    if (place_ != Place::kDevice) return temporaries;
+    if (runs_on_cublas(schema().name())) MatmulWorkspaces::get().prepare();
+    const PlannedMemory::Maker maker(schema().name().c_str());
+    for (const int64_t nbytes : kernel_temporaries(schema().name(), arguments_)) {
+      temporaries.push_back(planned_device_allocator().allocate(static_cast<size_t>(nbytes)));
+    }
+    return temporaries;
   }
 
   bool returns_arguments() const {

@@ -189,6 +189,13 @@ Stack efficient_attention(const Stack& arguments) {
           make({}, at::kLong), make({}, at::kLong)};
 }
 
+// The gradient of a bias has rows of a multiple of 16 elements (attention_backward.cu).
+at::Tensor make_padded(const at::Tensor& bias) {
+  Sizes sizes = bias.sizes().vec();
+  sizes.back() = (sizes.back() + 15) / 16 * 16;
+  return make(sizes, bias.scalar_type()).narrow(-1, 0, bias.size(-1));
+}
+
 Stack efficient_attention_backward(const Stack& arguments) {
   const auto mask = arguments[10].toBoolList();
   Stack results;
@@ -197,7 +204,7 @@ Stack efficient_attention_backward(const Stack& arguments) {
     results.emplace_back(mask.get(i) ? make_heads(tensor, tensor.size(2), tensor.size(3)) : undefined());
   }
   const at::Tensor bias = optional_tensor(arguments[4]);
-  results.emplace_back(mask.get(3) && bias.defined() ? make(bias.sizes(), bias.scalar_type()) : undefined());
+  results.emplace_back(mask.get(3) && bias.defined() ? make_padded(bias) : undefined());
   return results;
 }
 

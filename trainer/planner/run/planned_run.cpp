@@ -11,6 +11,7 @@
 #include "formats/common/json_text.h"
 #include "models/presets.h"
 #include "models/registry.h"
+#include "planner/device/matmul_workspaces.h"
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
 #include "saving/checkpoint_policy.h"
@@ -88,6 +89,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
   begin_planning();
+  MatmulWorkspaces::get().reset(target.has_device ? target.matmul_workspace : 0);
   PlannedMemory::get().set_log(&tape_);
   at::manual_seed(static_cast<uint64_t>(config_.steps.seed));
   shard(target);
@@ -98,7 +100,10 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   step_bounds_.push_back(tape_.entries().size());
 }
 
-PlannedRun::~PlannedRun() { PlannedMemory::get().set_log(nullptr); }
+PlannedRun::~PlannedRun() {
+  PlannedMemory::get().set_log(nullptr);
+  MatmulWorkspaces::get().reset(0);
+}
 
 void PlannedRun::shard(const PlanTarget& target) {
   const auto communicator = make_planned_communicator(tape_, target.rank, target.layout);

@@ -20,7 +20,8 @@ namespace fsdp::planner {
 struct PlanTarget {
   bool has_device = true;  // false: ranks compute on CPUs
   RankLayout layout;
-  int rank = 0;  // the rank that runs
+  int rank = 0;                  // the rank that runs
+  int64_t matmul_workspace = 0;  // DeviceProfile::matmul_workspace; only for a device
 };
 
 // The engine's memory after a step, by category (Diagnostics::memory), and that of the optimizer.
