@@ -1,7 +1,6 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <exception>
@@ -18,6 +17,7 @@
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_reduction.h"
 #include "comm/payload_count.h"
+#include "comm/tensor_for_sum.h"
 #include "fsdp/backends.h"
 
 namespace fsdp::comm {
@@ -205,7 +205,7 @@ std::unique_ptr<Work> NcclCommunicator::reduce_scatter(at::Tensor output, at::Te
   const auto identity = identity_of(CollectiveKind::kReduceScatter, id, input, output, options.scale, flags);
   return issue(identity, flags, [&] {
     // Freed in the order of this stream, the only one that uses it.
-    at::Tensor sum = output.scalar_type() == dtype ? output : at::empty({output.numel()}, input.options());
+    const at::Tensor sum = tensor_for_sum(output, input);
     const ScaledSum reduction(group(), subject, dtype, scale.before);
     group().call(subject, [&](const NcclLibrary& nccl, ncclComm_t comm) {
       return nccl.reduce_scatter(input.const_data_ptr(), sum.mutable_data_ptr(), static_cast<size_t>(sum.numel()),

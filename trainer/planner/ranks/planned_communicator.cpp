@@ -1,5 +1,6 @@
 #include "planner/ranks/planned_communicator.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "base/device_stream.h"
 #include "comm/collective_shapes.h"
 #include "comm/payload_count.h"
+#include "comm/tensor_for_sum.h"
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
 
@@ -63,7 +65,14 @@ class PlannedCommunicator final : public Communicator {
     comm::check_reduce_scatter(output, input, size(), id);
     summarize(output, options);
     sent_.add_for_each_peer(output.numel() * input.element_size());
-    return issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input);
+    if (input.is_cpu() || input.numel() == 0) {
+      return issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input);
+    }
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const at::Tensor sum = comm::tensor_for_sum(output, input);
+    auto work = issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input);
+    convert_sum(output, sum);
+    return work;
   }
 
   std::unique_ptr<Work> all_reduce(at::Tensor output, at::Tensor tensor, const ReduceOptions& options,
@@ -71,7 +80,12 @@ class PlannedCommunicator final : public Communicator {
     comm::check_all_reduce(output, tensor, id);
     summarize(output, options);
     sent_.add_all_reduce(tensor.numel(), tensor.element_size());
-    return issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor);
+    auto work = issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor);
+    if (!tensor.is_cpu() && output.scalar_type() != tensor.scalar_type()) {
+      at::AutoDispatchBelowADInplaceOrView no_autograd;
+      convert_sum(output, tensor);
+    }
+    return work;
   }
 
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
@@ -149,6 +163,11 @@ class PlannedCommunicator final : public Communicator {
   static void summarize(const at::Tensor& output, const ReduceOptions& options) {
     if (options.summary == nullptr || !output.is_cpu() || !output.is_floating_point()) return;
     *options.summary = {.known = true, .finite = true, .squared_norm = 1.0};
+  }
+
+  // NCCL adds in the dtype of the contributions. The conversion follows on the same stream.
+  static void convert_sum(at::Tensor& output, const at::Tensor& sum) {
+    if (!output.is_same(sum)) output.copy_(sum, /*non_blocking=*/true);
   }
 
   std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel,
