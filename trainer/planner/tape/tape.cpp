@@ -20,16 +20,22 @@ int64_t nbytes_of(const torch::jit::Stack& values) {
 
 }  // namespace
 
-Tape::Tape(std::vector<TapeEntry> entries, std::vector<std::string> names)
-    : entries_(std::move(entries)), names_(std::move(names)) {
+Tape::Tape(std::vector<TapeEntry> entries, std::vector<std::string> names, std::vector<ProductWork> products)
+    : entries_(std::move(entries)), products_(std::move(products)), names_(std::move(names)) {
   for (size_t i = 0; i < names_.size(); ++i) numbers_.emplace(names_[i], static_cast<int32_t>(i));
 }
 
 void Tape::kernel(const KernelCall& call) {
+  int64_t product = -1;
+  if (const auto work = product_work(call)) {
+    product = static_cast<int64_t>(products_.size());
+    products_.push_back(*work);
+  }
   add({.kind = TapeKind::kKernel,
        .place = call.place,
        .stream = static_cast<int16_t>(call.stream),
        .name = name_of(c10::toString(call.op.operator_name())),
+       .id = product,
        .bytes = nbytes_of(call.arguments) + nbytes_of(call.results)});
 }
 

@@ -9,11 +9,12 @@
 #include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
 #include "planner/device/device_log.h"
+#include "planner/tape/product_work.h"
 
 namespace fsdp::planner {
 
 enum class TapeKind : uint8_t {
-  kKernel,          // name: the operator; bytes: read and written
+  kKernel,          // name: the operator; id: an index into Tape::products(), -1: none; bytes: read and written
   kAllocation,      // name: the operator that makes a result; id: the allocation; bytes: as requested
   kFree,            // id: the allocation
   kRecord,          // id: the point
@@ -50,8 +51,8 @@ struct TapeCollective {
 class Tape final : public DeviceLog {
  public:
   Tape() = default;
-  // A tape of these entries, whose names are indices of `names`.
-  Tape(std::vector<TapeEntry> entries, std::vector<std::string> names);
+  // A tape of these entries, whose names are indices of `names`, and whose kernels' ids are indices of `products`.
+  Tape(std::vector<TapeEntry> entries, std::vector<std::string> names, std::vector<ProductWork> products = {});
 
   void kernel(const KernelCall& call) override;
   void allocated(const NewMemory& memory) override;
@@ -69,6 +70,7 @@ class Tape final : public DeviceLog {
 
   const std::vector<TapeEntry>& entries() const { return entries_; }
   const std::vector<TapeCollective>& collectives() const { return collectives_; }
+  const std::vector<ProductWork>& products() const { return products_; }
   const std::vector<std::vector<int>>& groups() const { return groups_; }
   const std::vector<std::string>& names() const { return names_; }
   const std::string& name(const TapeEntry& entry) const { return names_.at(static_cast<size_t>(entry.name)); }
@@ -79,6 +81,7 @@ class Tape final : public DeviceLog {
 
   std::vector<TapeEntry> entries_;
   std::vector<TapeCollective> collectives_;
+  std::vector<ProductWork> products_;
   std::vector<std::vector<int>> groups_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, int32_t> numbers_;
