@@ -136,6 +136,24 @@ def run_report(place, command):
     place.run(words)
 
 
+def run_plan(place, command):
+    words = place.words(command)
+    result = subprocess.run(words, cwd=place.folder, capture_output=True, text=True, check=False)
+    assert result.returncode in (0, 3, 4), result.stderr
+    # The document shows parts of what the program prints.
+    shown = next(text for text in PLANS if text.startswith(result.stdout.splitlines()[0]))
+    for part in shown.split("…\n"):
+        assert part in result.stdout
+
+
+PLANS = [
+    block
+    for path in DOCUMENTS
+    for block in re.findall(r"^```text\n(.*?)^```", path.read_text(), flags=re.M | re.S)
+    if "memory of a device" in block
+]
+
+
 def compare_with_help(place, command):
     """A synopsis: each option that it names is one of the program's."""
     words = shlex.split(command)
@@ -153,7 +171,8 @@ RULES = {
     r"(torchrun --no-python --nproc-per-node 2 )?"
     r"build/fsdp train --config-path examples/smollm2.json": run_small_training,
     r"build/fsdp report ": run_report,
-    r"fsdp (convert|inspect) ": compare_with_help,
+    r"build/fsdp plan ": run_plan,
+    r"fsdp (plan|convert|inspect) ": compare_with_help,
 }
 
 

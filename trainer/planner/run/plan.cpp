@@ -60,7 +60,8 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
   const Cluster& cluster = options.cluster;
   PlannedRun run(config, {.has_device = cluster.device.has_value(),
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
-                          .rank = options.rank});
+                          .rank = options.rank,
+                          .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0});
   for (int step = 0; step < kSteps; ++step) run.step();
   const MemoryForecast memory = forecast_memory(run.tape(), run.step_bounds(), cluster, options.host_memory);
   return {{"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
