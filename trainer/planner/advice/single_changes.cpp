@@ -2,11 +2,13 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "config/errors.h"
+#include "planner/memory/forecast.h"
 
 namespace fsdp::planner {
 namespace {
@@ -15,11 +17,10 @@ using nlohmann::ordered_json;
 using trainer::Config;
 using Plan = std::function<ordered_json(const std::vector<std::string>&)>;
 
-// The bytes that the verdict is about: of a device or, for ranks on CPUs and if only hosts have too little, of a host.
-const ordered_json& judged_part(const ordered_json& document) {
+// Whether the verdict is about the device. Otherwise ranks are on CPUs, or only their hosts have too little.
+bool is_about_device(const ordered_json& document) {
   const ordered_json& memory = document.at("memory");
-  const bool device = memory.contains("device") && memory["device"].at("verdict") == memory.at("verdict");
-  return memory.at(device ? "device" : "host");
+  return memory.contains("device") && memory["device"].at("verdict") == memory.at("verdict");
 }
 
 int64_t total_of(const ordered_json& document, bool device) {
@@ -49,6 +50,19 @@ Change together(const Change& first, const Change& second) {
   return both;
 }
 
+bool fits(const ordered_json& result) { return result.at("verdict") == to_string(Verdict::kFits); }
+
+// Adds the result of the shortest sequence of changes, from the first one on, that is enough, or that of all of them.
+void add_sequence(ordered_json& results, const std::vector<Change>& changes, bool device, const Plan& plan) {
+  Change all = changes.front();
+  std::optional<ordered_json> last;
+  for (size_t i = 1; i < changes.size() && !(last && fits(*last)); ++i) {
+    all = together(all, changes[i]);
+    if (std::optional<ordered_json> result = planned(all, device, plan)) last = std::move(result);
+  }
+  if (last) results.push_back(*std::move(last));
+}
+
 }  // namespace
 
 std::vector<Change> changes_for(const Config& config) {
@@ -71,27 +85,19 @@ std::vector<Change> changes_for(const Config& config) {
 }
 
 ordered_json planned_changes(const Config& config, const ordered_json& document, const Plan& plan) {
-  const bool device = judged_part(document).contains("context");
+  const bool device = is_about_device(document);
   const int64_t before = total_of(document, device);
   ordered_json results = ordered_json::array();
-  std::optional<Change> all;
-  bool mended = false;
-  std::vector<ordered_json> combined;
+  std::vector<Change> useful;
   for (const Change& change : changes_for(config)) {
     std::optional<ordered_json> result = planned(change, device, plan);
     if (!result || result->at("total").get<int64_t>() >= before) continue;
-    mended |= result->at("verdict") == "fits";
     results.push_back(*std::move(result));
-    all = all ? together(*all, change) : change;
-    if (results.size() > 1 && !mended) {
-      if (std::optional<ordered_json> both = planned(*all, device, plan)) combined.push_back(*std::move(both));
-    }
+    useful.push_back(change);
   }
-  for (ordered_json& both : combined) {
-    if (mended) break;
-    mended = both.at("verdict") == "fits";
-    if (mended || &both == &combined.back()) results.push_back(std::move(both));
-  }
+  const bool one_is_enough =
+      std::any_of(results.begin(), results.end(), [](const ordered_json& result) { return fits(result); });
+  if (useful.size() > 1 && !one_is_enough) add_sequence(results, useful, device, plan);
   return results;
 }
 
