@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error_message.h"
+#include "commands/command_error.h"
 #include "config/byte_count.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
@@ -56,7 +57,7 @@ planner::PlanOptions options_of(const PlanCommand& command) {
   return options;
 }
 
-int status_of(const std::string& verdict) {
+int status_for(const std::string& verdict) {
   if (verdict == planner::to_string(planner::Verdict::kTight)) return kExitTight;
   if (verdict == planner::to_string(planner::Verdict::kDoesNotFit)) return kExitDoesNotFit;
   return kExitSuccess;
@@ -66,7 +67,7 @@ int plan(const PlanCommand& command) {
   const planner::PlanOptions options = options_of(command);
   const Config config = config_of(command);
   ordered_json document = planner::make_plan(config, options);
-  const int status = status_of(document["memory"]["verdict"]);
+  const int status = status_for(document["memory"]["verdict"]);
   if (status != kExitSuccess && !command.no_changes) {
     document["changes"] = planner::planned_changes(config, document, [&](const std::vector<std::string>& overrides) {
       return planner::make_plan(config_of(command, overrides), options);
@@ -101,8 +102,7 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
       ->type_name("CLUSTER");
   plan->add_option("--rank", command.rank, "The rank to plan")->type_name("N");
   plan->add_option("--host-memory", command.host_memory,
-                   "Memory of one host, such as 512GiB; without it, no verdict "
-                   "about hosts")
+                   "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");
   plan->add_flag("--json", command.json, "Print one JSON object");
   plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
@@ -112,12 +112,8 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
 int run_plan_command(const PlanCommand& command) {
   try {
     return plan(command);
-  } catch (const ConfigError& error) {
-    std::fprintf(stderr, "fsdp: error: %s\n", error.what());
-    return kExitUsage;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp: error: %s\n", base::message_of(error).c_str());
-    return kExitFailure;
+    return report_error(error);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "base/error_message.h"
+#include "commands/command_error.h"
 #include "config/config_checks.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
@@ -25,10 +26,6 @@ namespace fsdp::trainer {
 namespace {
 
 constexpr const char* kThisProgram = "/proc/self/exe";
-
-int status_of(const std::exception& error) {
-  return dynamic_cast<const ConfigError*>(&error) ? kExitUsage : kExitFailure;
-}
 
 // Returns the command line of a rank: the same without --nproc-per-node.
 std::vector<std::string> rank_arguments(const TrainCommand& command) {
@@ -73,7 +70,7 @@ RankEnvironment read_rank_environment() {
   } else {
     report_failure(rank, base::message_of(error));
   }
-  std::_Exit(status_of(error));
+  std::_Exit(exit_status_of(error));
 }
 
 int run_as_rank(const TrainCommand& command) {
@@ -94,8 +91,7 @@ int run_train_command(const TrainCommand& command) {
   try {
     return command.nproc_per_node ? launch(command) : run_as_rank(command);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fsdp: error: %s\n", base::message_of(error).c_str());
-    return status_of(error);
+    return report_error(error);
   }
 }
 

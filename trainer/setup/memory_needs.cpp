@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <set>
 
 #include "config/errors.h"
 #include "optimizers/registry.h"
+#include "setup/distinct_parameters.h"
 
 namespace fsdp::trainer {
 
@@ -22,9 +22,7 @@ struct Sizes {
 // Counts in elements; a parameter that several modules share counts once.
 Sizes sizes_of(const models::PretrainedModel& model) {
   Sizes sizes;
-  std::set<const void*> seen;
-  for (const at::Tensor& parameter : model.parameters()) {
-    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+  for (const at::Tensor& parameter : distinct_parameters(model)) {
     sizes.parameters += parameter.numel();
     sizes.largest = std::max(sizes.largest, parameter.numel());
   }

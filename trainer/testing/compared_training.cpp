@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "models/tabular_model.h"
+#include "setup/distinct_parameters.h"
 #include "setup/sharding_options.h"
 #include "sparse/split_embedding.h"
 #include "support/ranks/thread_ranks.h"
@@ -27,17 +28,6 @@ TrainBatches batches_of(const Config& config, const Dataset& dataset, int rank, 
            .rank = rank,
            .shuffle = config.data.shuffle,
            .seed = static_cast<uint64_t>(config.steps.seed)}};
-}
-
-// Returns each parameter once: LibTorch lists a shared one under each of its names.
-std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& parameter : model.parameters()) {
-    const bool known =
-        std::any_of(result.begin(), result.end(), [&](const at::Tensor& p) { return p.is_same(parameter); });
-    if (!known) result.push_back(parameter);
-  }
-  return result;
 }
 
 // Embedding tables in one process: whole, with a dense gradient.

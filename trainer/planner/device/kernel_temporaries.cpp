@@ -1,5 +1,6 @@
 #include "planner/device/kernel_temporaries.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -21,8 +22,6 @@ constexpr int64_t kMultiprocessors = 108;
 constexpr int64_t kMostConvolutionWorkspace = int64_t{64} << 20;
 constexpr int64_t kBatchNormWorkspace = int64_t{1} << 20;
 
-int64_t parts_of(int64_t size, int64_t part) { return (size + part - 1) / part; }
-int64_t padded_to(int64_t size, int64_t multiple) { return parts_of(size, multiple) * multiple; }
 int64_t sum_of_bytes(const Bytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 int64_t nbytes_of_one(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
@@ -54,8 +53,8 @@ struct AttentionSizes {
 Bytes taken_by_flash_backward(const Stack& arguments) {
   const at::Tensor& gradient = arguments[0].toTensor();
   const AttentionSizes sizes(arguments[1].toTensor(), arguments[2].toTensor(), arguments[3].toTensor());
-  const int64_t queries = padded_to(sizes.queries, 128);
-  const int64_t width = padded_to(sizes.width, sizes.width <= 128 ? 32 : 64);
+  const int64_t queries = at::round_up<int64_t>(sizes.queries, 128);
+  const int64_t width = at::round_up<int64_t>(sizes.width, sizes.width <= 128 ? 32 : 64);
   Bytes bytes = {kBytesOfFloat * sizes.batch * sizes.heads * queries,
                  kBytesOfFloat * sizes.batch * queries * sizes.heads * width};
   if (sizes.key_heads != sizes.heads) {
@@ -92,16 +91,18 @@ AttentionTile tile_of(const AttentionSizes& sizes) {
 // that attention_backward.cu chooses.
 int64_t efficient_workspace(const AttentionSizes& sizes) {
   const AttentionTile tile = tile_of(sizes);
-  int64_t elements = parts_of(sizes.queries, tile.queries) * parts_of(sizes.width, tile.keys) *
+  int64_t elements = at::ceil_div<int64_t>(sizes.queries, tile.queries) *
+                     at::ceil_div<int64_t>(sizes.width, tile.keys) *
                      (4 + tile.queries * tile.keys);  // a tile begins with a lock, a counter and padding
   if (tile.sums_in_memory) {
-    int64_t splits = parts_of(sizes.keys, tile.keys);
+    int64_t splits = at::ceil_div<int64_t>(sizes.keys, tile.keys);
     if (sizes.batch * sizes.heads >= 256 && sizes.keys <= 2 * tile.keys) splits = 1;
     splits = std::max<int64_t>(1, std::min(splits, 200 / (sizes.batch * sizes.heads)));
     elements +=
-        splits * tile.keys * (padded_to(sizes.width, tile.queries) + padded_to(sizes.value_width, tile.queries));
+        splits * tile.keys *
+        (at::round_up<int64_t>(sizes.width, tile.queries) + at::round_up<int64_t>(sizes.value_width, tile.queries));
   }
-  return kBytesOfFloat * sizes.batch * sizes.heads * padded_to(elements, 4);
+  return kBytesOfFloat * sizes.batch * sizes.heads * at::round_up<int64_t>(elements, 4);
 }
 
 // _efficient_attention_backward in attention_backward.cu: delta and the workspace. In fp32, delta is a sum of products
@@ -130,7 +131,8 @@ Bytes taken_by_layer_norm_backward(const Stack& arguments) {
   const int64_t rows = columns == 0 ? 0 : input.numel() / columns;
   constexpr int64_t kManyRows = 64 * 1024, kWarp = 32, kRowsOfBlock = 32, kMostBlocks = 32 * 1024;
   if (rows <= kManyRows || columns / kWarp >= kMultiprocessors / 2) return bytes;
-  const int64_t blocks = std::min(kMostBlocks / parts_of(columns, kWarp), parts_of(rows, kRowsOfBlock));
+  const int64_t blocks =
+      std::min(kMostBlocks / at::ceil_div<int64_t>(columns, kWarp), at::ceil_div<int64_t>(rows, kRowsOfBlock));
   for (size_t i = 1; i <= 2; ++i) {
     if (arguments.back().toBoolList().get(i))
       bytes.push_back(blocks * columns * static_cast<int64_t>(input.itemsize()));

@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/ceil_div.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/TypeProperties.h>
 
@@ -192,7 +193,7 @@ Stack efficient_attention(const Stack& arguments) {
 // The gradient of a bias has rows of a multiple of 16 elements (attention_backward.cu).
 at::Tensor make_padded(const at::Tensor& bias) {
   Sizes sizes = bias.sizes().vec();
-  sizes.back() = (sizes.back() + 15) / 16 * 16;
+  sizes.back() = at::round_up<int64_t>(sizes.back(), 16);
   return make(sizes, bias.scalar_type()).narrow(-1, 0, bias.size(-1));
 }
 

@@ -1,5 +1,6 @@
 #include "planner/memory/caching_allocator.h"
 
+#include <ATen/ceil_div.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -17,11 +18,9 @@ constexpr int64_t kLargeSegment = 20 << 20;
 constexpr auto kOwnSegment = static_cast<int64_t>(c10::CachingAllocator::kMinLargeAlloc);
 constexpr auto kSegmentUnit = static_cast<int64_t>(c10::CachingAllocator::kRoundLarge);
 
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
 int64_t segment_size(int64_t size) {
   if (size <= kSmall) return kSmallSegment;
-  return size < kOwnSegment ? kLargeSegment : round_up(size, kSegmentUnit);
+  return size < kOwnSegment ? kLargeSegment : at::round_up(size, kSegmentUnit);
 }
 
 }  // namespace
@@ -39,7 +38,7 @@ CachingAllocator::CachingAllocator(const CachingAllocatorOptions& options) : opt
 
 uint64_t CachingAllocator::allocate(int64_t nbytes, int stream) {
   TORCH_INTERNAL_ASSERT(nbytes > 0);
-  const int64_t size = round_up(nbytes, kMinBlock);
+  const int64_t size = at::round_up(nbytes, kMinBlock);
   const bool small = size <= kSmall;
   auto block = find_free(size, stream, small);
   if (block == blocks_.end()) block = new_segment(size, stream, small);

@@ -42,15 +42,14 @@ DeviceForecast forecast_device(const Tape& tape, const std::vector<size_t>& step
   forecast.communicators = communicator_bytes(tape, cluster);
   const int64_t beside = forecast.context + forecast.communicators;
   forecast.replay = replay_device_memory(tape, {.capacity = std::max<int64_t>(0, forecast.capacity - beside)});
-  if (forecast.replay.exhausted_at) {
-    const auto exhausted_at = forecast.replay.exhausted_at;
+  const auto exhausted_at = forecast.replay.exhausted_at;
+  if (exhausted_at) {
     forecast.replay = replay_device_memory(tape, {});
     forecast.replay.exhausted_at = exhausted_at;
   }
   forecast.total = forecast.replay.reserved.peak + beside;
-  forecast.verdict = forecast.replay.exhausted_at  ? Verdict::kDoesNotFit
-                     : forecast.replay.retries > 0 ? Verdict::kTight
-                                                   : verdict_for(forecast.total, forecast.capacity);
+  forecast.verdict = verdict_for(forecast.total, forecast.capacity);
+  if (forecast.replay.retries > 0) forecast.verdict = std::max(forecast.verdict, Verdict::kTight);
   return forecast;
 }
 
@@ -80,7 +79,7 @@ Verdict verdict_for(int64_t total, int64_t capacity) {
 }
 
 Verdict MemoryForecast::verdict() const {
-  if (!device || device->verdict == Verdict::kUnknown) return host.verdict;
+  if (!device) return host.verdict;
   if (host.verdict == Verdict::kUnknown) return device->verdict;
   return std::max(device->verdict, host.verdict);
 }

@@ -48,7 +48,7 @@ std::string head(const ordered_json& plan) {
                   "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
 }
 
-// "fits: 41.2 of 79.2 GiB of a device, 38.0 GiB to spare"
+// "fits: 5.30 GiB of 79.18 GiB of each device's memory, 73.88 GiB to spare"
 std::string judged(const std::string& verdict, const ordered_json& total, const ordered_json& capacity,
                    const std::string& of_what) {
   const int64_t spare = capacity.get<int64_t>() - total.get<int64_t>();
@@ -76,17 +76,17 @@ std::string verdicts(const ordered_json& memory) {
   return text;
 }
 
-std::string kinds(const ordered_json& peak, int indent) {
+std::string kinds(const ordered_json& peak) {
   std::string text;
-  for (const auto& [kind, size] : peak.at("by_kind").items()) text += row(indent, kind, bytes(size));
+  for (const auto& [kind, size] : peak.at("by_kind").items()) text += row(4, kind, bytes(size));
   return text;
 }
 
 std::string largest(const ordered_json& list) {
   std::string text;
   for (const ordered_json& entry : list) {
-    const std::string maker = entry.contains("made_by") ? ", made by " + entry["made_by"].get<std::string>() : "";
-    text += row(2, entry.at("kind").get<std::string>(), bytes(entry.at("bytes")), maker.empty() ? "" : maker.substr(2));
+    const std::string maker = entry.contains("made_by") ? "made by " + entry["made_by"].get<std::string>() : "";
+    text += row(2, entry.at("kind").get<std::string>(), bytes(entry.at("bytes")), maker);
   }
   return text;
 }
@@ -94,7 +94,7 @@ std::string largest(const ordered_json& list) {
 std::string device_table(const ordered_json& device) {
   return "\nmemory of a device\n" +
          row(2, "tensors at their peak", bytes(device.at("requested")), moment_text(device.at("peak"))) +
-         kinds(device.at("peak"), 4) + row(2, "allocated, in blocks of 512 bytes", bytes(device.at("allocated"))) +
+         kinds(device.at("peak")) + row(2, "allocated, in blocks of 512 bytes", bytes(device.at("allocated"))) +
          row(2, "reserved by the allocator", bytes(device.at("reserved")), "modelled") +
          row(2, "context of CUDA", bytes(device.at("context")), "a guess") +
          row(2, "communicators of NCCL", bytes(device.at("communicators")), "a guess") +
@@ -104,7 +104,7 @@ std::string device_table(const ordered_json& device) {
 std::string host_table(const ordered_json& host, bool is_target) {
   std::string text = "\nmemory of a rank on its host\n" +
                      row(2, "tensors at their peak", bytes(host.at("pageable")), moment_text(host.at("peak"))) +
-                     kinds(host.at("peak"), 4);
+                     kinds(host.at("peak"));
   if (host.at("pinned") != 0) {
     text += row(2, "pinned", bytes(host.at("pinned")), "each block rounded up to a power of two");
   }

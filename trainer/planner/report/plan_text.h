@@ -6,8 +6,7 @@
 
 namespace fsdp::planner {
 
-// Formats the result of make_plan, with "changes" (single_changes.h) if the document has them. Lines have at most 100
-// columns.
+// Formats the result of make_plan, with "changes" (single_changes.h) if the document has them.
 std::string plan_text(const nlohmann::ordered_json& plan);
 
 }  // namespace fsdp::planner

@@ -32,7 +32,7 @@ using trainer::DeviceChoice;
 // The first two steps differ from later ones: the optimizer makes its state, and the order of units becomes known.
 constexpr int kSteps = 3;
 
-void check(const Config& config, const PlanOptions& options) {
+void check_against_cluster(const Config& config, const PlanOptions& options) {
   const DeviceChoice device = config.communication.device;
   if (device == DeviceChoice::kCuda && !options.cluster.device) {
     throw ConfigError(
@@ -124,7 +124,7 @@ ordered_json in_child(const std::function<ordered_json()>& plan) {
 }  // namespace
 
 ordered_json make_plan(const Config& config, const PlanOptions& options) {
-  check(config, options);
+  check_against_cluster(config, options);
   ordered_json answer = in_child([&] { return plan_here(config, options); });
   if (answer.contains("config_error")) throw ConfigError(answer["config_error"].get<std::string>());
   if (answer.contains("error")) throw std::runtime_error(answer["error"].get<std::string>());

@@ -4,7 +4,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <filesystem>
-#include <set>
 #include <utility>
 
 #include "config/errors.h"
@@ -15,6 +14,7 @@
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
 #include "saving/checkpoint_policy.h"
+#include "setup/distinct_parameters.h"
 #include "setup/sharding_options.h"
 
 namespace fsdp::planner {
@@ -43,16 +43,6 @@ std::unique_ptr<trainer::TrainedModel> make_model(const Config& config, const nl
   }
   model->set_activation_checkpointing(trainer::checkpoint_policy(config.model));
   return trainer::make_trained_model(model, config);
-}
-
-// Counts a parameter that two modules share once.
-int64_t elements_of(const torch::nn::Module& module) {
-  std::set<const c10::TensorImpl*> seen;
-  int64_t elements = 0;
-  for (const at::Tensor& parameter : module.parameters()) {
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) elements += parameter.numel();
-  }
-  return elements;
 }
 
 // Data sets write their samples into host memory.
@@ -84,7 +74,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   const nlohmann::json definition = model_config(config_);
   model_type_ = definition.at("model_type").get<std::string>();
   model_ = make_model(config_, definition);
-  parameters_ = elements_of(model_->module());
+  for (const at::Tensor& parameter : trainer::distinct_parameters(model_->module())) parameters_ += parameter.numel();
   const trainer::GlobalBatch global = global_batch(config_, target);
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));

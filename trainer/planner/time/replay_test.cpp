@@ -72,17 +72,26 @@ TEST(Replay, AStreamRunsInOrderAndStreamsRunTogether) {
   EXPECT_NEAR(result.use(1).idle, 1, kTolerance);
 }
 
-// A gather of 4 s runs beside a kernel of 10 s.
+// A kernel of 10 s on stream 0, beside it a gather on stream 1, and another such kernel that waits for the gather.
+struct GatherBesideKernel {
+  explicit GatherBesideKernel(double transfer) {
+    script.replay.flows = {{.latency = 1, .transfer = transfer}};
+    script.kernel(0, 10);
+    script.collective(1, 0);
+    script.record(1, 7);
+    wait = script.wait(0, 7);
+    next = script.kernel(0, 10);
+  }
+
+  Script script{2};
+  size_t wait = 0;
+  size_t next = 0;
+};
+
 TEST(Replay, AGatherThatEndsInTimeIsNotExposed) {
-  Script script(2);
-  script.replay.flows = {{.latency = 1, .transfer = 3}};
-  script.kernel(0, 10);
-  script.collective(1, 0);
-  script.record(1, 7);
-  script.wait(0, 7);
-  const size_t next = script.kernel(0, 10);
-  const ReplayResult result = run_replay(script.replay);
-  expect_times(result.items[next], 10, 20);
+  const GatherBesideKernel run(/*transfer=*/3);
+  const ReplayResult result = run_replay(run.script.replay);
+  expect_times(result.items[run.next], 10, 20);
   EXPECT_NEAR(result.use(0).busy, 20, kTolerance);
   EXPECT_NEAR(result.use(0).exposed, 0, kTolerance);
   EXPECT_NEAR(result.use(1).busy, 4, kTolerance);
@@ -90,16 +99,10 @@ TEST(Replay, AGatherThatEndsInTimeIsNotExposed) {
 }
 
 TEST(Replay, TheRestOfALateGatherIsExposed) {
-  Script script(2);
-  script.replay.flows = {{.latency = 1, .transfer = 11}};
-  script.kernel(0, 10);
-  script.collective(1, 0);
-  script.record(1, 7);
-  const size_t wait = script.wait(0, 7);
-  const size_t next = script.kernel(0, 10);
-  const ReplayResult result = run_replay(script.replay);
-  expect_times(result.items[wait], 10, 12);
-  expect_times(result.items[next], 12, 22);
+  const GatherBesideKernel run(/*transfer=*/11);
+  const ReplayResult result = run_replay(run.script.replay);
+  expect_times(result.items[run.wait], 10, 12);
+  expect_times(result.items[run.next], 12, 22);
   EXPECT_NEAR(result.use(0).exposed, 2, kTolerance);
 }
 
