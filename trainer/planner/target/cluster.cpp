@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "config/errors.h"
+#include "planner/time/default_links.h"
+#include "planner/time/default_speeds.h"
 
 namespace fsdp::planner {
 namespace {
@@ -62,6 +64,8 @@ Cluster parse_cluster(const std::string& name) {
   const DeviceProfile* profile = find_device_profile(parts.back());
   if (profile == nullptr) refuse(name, c10::str("no device is named \"", parts.back(), "\""));
   cluster.device = *profile;
+  cluster.speed = *find_device_speed(profile->name);
+  cluster.links = default_links(profile->name, cluster.ranks_per_host);
   return cluster;
 }
 

@@ -20,6 +20,12 @@ TEST(Cluster, OneHostOrSeveral) {
   EXPECT_EQ(many.text(), "64 hosts of 8 x NVIDIA A100, 40 GB");
 }
 
+TEST(Cluster, ANameBringsSpeeds) {
+  const Cluster cluster = parse_cluster("2x8xh200");
+  EXPECT_EQ(cluster.speed.memory_bandwidth, 4800e9);
+  EXPECT_EQ(cluster.links.nics, 8);
+}
+
 TEST(Cluster, CpusAndDevicesWithAnX) {
   EXPECT_FALSE(parse_cluster("2x4xcpu").device);
   EXPECT_EQ(parse_cluster("2xrtx4090").device->name, "rtx4090");
