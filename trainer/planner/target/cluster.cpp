@@ -7,15 +7,14 @@
 #include <vector>
 
 #include "config/errors.h"
-#include "planner/time/default_links.h"
-#include "planner/time/default_speeds.h"
+#include "planner/target/known_devices.h"
 
 namespace fsdp::planner {
 namespace {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& why) {
   std::vector<std::string> known;
-  for (const DeviceProfile& profile : device_profiles()) known.push_back(profile.name);
+  for (const KnownDevice& device : known_devices()) known.push_back(device.profile.name);
   throw trainer::ConfigError(c10::str("--cluster \"", name, "\": ", why,
                                       "; accepted: RANKSxDEVICE for one host or HOSTSxRANKSxDEVICE, such as 8xh100 or "
                                       "64x8xa100-80, where the device is cpu, ",
@@ -61,11 +60,11 @@ Cluster parse_cluster(const std::string& name) {
   if (parts.size() == 3) cluster.hosts = count_of(name, parts.front(), 65536);
   cluster.ranks_per_host = count_of(name, parts[parts.size() - 2], 1024);
   if (parts.back() == "cpu") return cluster;
-  const DeviceProfile* profile = find_device_profile(parts.back());
-  if (profile == nullptr) refuse(name, c10::str("no device is named \"", parts.back(), "\""));
-  cluster.device = *profile;
-  cluster.speed = *find_device_speed(profile->name);
-  cluster.links = default_links(profile->name, cluster.ranks_per_host);
+  const KnownDevice* known = find_known_device(parts.back());
+  if (known == nullptr) refuse(name, c10::str("no device is named \"", parts.back(), "\""));
+  cluster.device = known->profile;
+  cluster.speed = known->speed;
+  cluster.links = known->host_links(cluster.ranks_per_host);
   return cluster;
 }
 

@@ -1,9 +1,8 @@
-// The devices that a plan knows by name.
+// The memory of a device.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace fsdp::planner {
 
@@ -19,11 +18,5 @@ struct DeviceProfile {
   // (at::cuda::getChosenWorkspaceSize).
   int64_t matmul_workspace = 0;
 };
-
-const std::vector<DeviceProfile>& device_profiles();
-
-// Returns the profile of this name, or null. A name without a size means the smallest of its family: "h100" is
-// "h100-80".
-const DeviceProfile* find_device_profile(const std::string& name);
 
 }  // namespace fsdp::planner

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "planner/target/known_devices.h"
 #include "planner/time/busbw_curve.h"
-#include "planner/time/default_links.h"
 
 namespace fsdp::planner::collective_time_test {
 namespace {
@@ -34,7 +34,7 @@ double gather_seconds(double bytes, const Topology& topology, const LinkSpeed& l
 }
 
 TEST(CollectiveTime, OneRankAndNoBytesTakeNoTime) {
-  const LinkSpeed links = default_links("h100-80", 8);
+  const LinkSpeed links = find_known_device("h100-80")->host_links(8);
   EXPECT_EQ(gather_seconds(kGibibyte, {.ranks = 1}, links), 0);
   EXPECT_EQ(gather_seconds(0, {.ranks = 8}, links), 0);
   EXPECT_EQ(collective_time(CollectiveFunction::kAllReduce, 0, {.ranks = 8}, links).algorithm,
@@ -50,7 +50,7 @@ TEST(CollectiveTime, BusFactorsAreThoseOfNcclTests) {
 
 // tuning.cc: base, 7 steps over NVLink.
 TEST(CollectiveTime, RingsInsideANodeHaveTheLatencyOfTheirProtocol) {
-  const LinkSpeed links = default_links("h100-80", 8);
+  const LinkSpeed links = find_known_device("h100-80")->host_links(8);
   const auto latency = [&](bool ll, bool ll128, bool simple) {
     return collective_time(CollectiveFunction::kAllGather, kMebibyte, {.ranks = 8}, allow(links, ll, ll128, simple))
         .latency;
@@ -62,7 +62,7 @@ TEST(CollectiveTime, RingsInsideANodeHaveTheLatencyOfTheirProtocol) {
 
 // 511 steps, 63 of them over the network.
 TEST(CollectiveTime, ARingOf512RanksWaitsFor2Milliseconds) {
-  const LinkSpeed links = allow(default_links("a100-80", 8), false, false, true);
+  const LinkSpeed links = allow(find_known_device("a100-80")->host_links(8), false, false, true);
   const CollectiveTime time =
       collective_time(CollectiveFunction::kAllGather, kGibibyte, {.ranks = 512, .nodes = 64}, links);
   EXPECT_NEAR(time.latency, (8.4 + 448 * 3.4 + 63 * 14) * 1e-6, 1e-10);
@@ -73,7 +73,7 @@ TEST(CollectiveTime, ARingOf512RanksWaitsFor2Milliseconds) {
 
 // Posts to the NIC take 2 us there, three for each step of Simple.
 TEST(CollectiveTime, HostsWithAmdProcessorsPostMoreSlowly) {
-  LinkSpeed links = allow(default_links("a100-80", 8), false, false, true);
+  LinkSpeed links = allow(find_known_device("a100-80")->host_links(8), false, false, true);
   links.host = HostCpu::kAmd;
   const Topology topology{.ranks = 16, .nodes = 2};
   EXPECT_NEAR(collective_time(CollectiveFunction::kAllGather, kGibibyte, topology, links).latency,
@@ -81,13 +81,13 @@ TEST(CollectiveTime, HostsWithAmdProcessorsPostMoreSlowly) {
 }
 
 TEST(CollectiveTime, OneRankANodeTakesTheNetworkLatencyOfTrees) {
-  const LinkSpeed links = allow(default_links("a100-80", 8), false, true, false);
+  const LinkSpeed links = allow(find_known_device("a100-80")->host_links(8), false, true, false);
   EXPECT_NEAR(collective_time(CollectiveFunction::kAllGather, kMebibyte, {.ranks = 4, .nodes = 4}, links).latency,
               (14 + 3 * 8.5) * 1e-6, 1e-12);
 }
 
 TEST(CollectiveTime, SmallMessagesTakeLLAndLargeOnesSimple) {
-  const LinkSpeed links = default_links("h100-80", 8);
+  const LinkSpeed links = find_known_device("h100-80")->host_links(8);
   const auto protocol = [&](double bytes) {
     return collective_time(CollectiveFunction::kAllGather, bytes, {.ranks = 8}, links).protocol;
   };
@@ -97,7 +97,7 @@ TEST(CollectiveTime, SmallMessagesTakeLLAndLargeOnesSimple) {
 }
 
 TEST(CollectiveTime, WithoutNVLinkThereIsNoLL128) {
-  const LinkSpeed links = default_links("rtx4090", 4);
+  const LinkSpeed links = find_known_device("rtx4090")->host_links(4);
   for (double bytes = kKibibyte; bytes <= kGibibyte; bytes *= 2) {
     EXPECT_NE(collective_time(CollectiveFunction::kAllGather, bytes, {.ranks = 4}, links).protocol, Protocol::kLL128);
   }
@@ -106,7 +106,7 @@ TEST(CollectiveTime, WithoutNVLinkThereIsNoLL128) {
 
 // 16 ranks: 14 steps inside and 1 between nodes, as a ring; 7 up and down, and one hop, as a tree.
 TEST(CollectiveTime, AllReducesAcrossNodesMayTakeTrees) {
-  LinkSpeed links = default_links("a100-80", 8);
+  LinkSpeed links = find_known_device("a100-80")->host_links(8);
   links.launch = 0;
   links.protocols = {true, false, false};
   const Topology topology{.ranks = 16, .nodes = 2};
@@ -119,7 +119,7 @@ TEST(CollectiveTime, AllReducesAcrossNodesMayTakeTrees) {
 
 // A tree sends each byte out of both nodes once: NVLink limits it, while NICs limit the ring.
 TEST(CollectiveTime, TreesOn2NodesUseTheNicsOnce) {
-  LinkSpeed links = default_links("a100-80", 8);
+  LinkSpeed links = find_known_device("a100-80")->host_links(8);
   links.protocols = {false, false, true};
   const CollectiveTime two =
       collective_time(CollectiveFunction::kAllReduce, kGibibyte, {.ranks = 16, .nodes = 2}, links);
@@ -133,7 +133,7 @@ TEST(CollectiveTime, TreesOn2NodesUseTheNicsOnce) {
 
 // Each rank of 4 nodes reduces with its peers, so 8 groups share the NICs of a node.
 TEST(CollectiveTime, GroupsOfANodeShareItsNics) {
-  LinkSpeed links = allow(default_links("h100-80", 8), false, false, true);
+  LinkSpeed links = allow(find_known_device("h100-80")->host_links(8), false, false, true);
   links.nic_efficiency = 1;
   const CollectiveTime alone =
       collective_time(CollectiveFunction::kAllReduce, kGibibyte, {.ranks = 4, .nodes = 4}, links);
@@ -146,7 +146,7 @@ TEST(CollectiveTime, GroupsOfANodeShareItsNics) {
 }
 
 TEST(CollectiveTime, RingsAreAsFastAsTheSlowerOfNVLinkAndNics) {
-  LinkSpeed links = allow(default_links("h100-80", 8), false, false, true);
+  LinkSpeed links = allow(find_known_device("h100-80")->host_links(8), false, false, true);
   const Topology topology{.ranks = 32, .nodes = 4};
   EXPECT_NEAR(busbw(CollectiveFunction::kAllGather, 64 * kGibibyte, topology, links), 362e9, 1e9);
   links.nics = 4;
@@ -157,13 +157,13 @@ TEST(CollectiveTime, RingsAreAsFastAsTheSlowerOfNVLinkAndNics) {
 
 // ml-engineering, network: 8 x H200.
 TEST(CollectiveTime, FollowsPublishedGathersOfH200) {
-  const LinkSpeed links = default_links("h200", 8);
+  const LinkSpeed links = find_known_device("h200")->host_links(8);
   EXPECT_NEAR(busbw(CollectiveFunction::kAllGather, 16 * kGibibyte, {.ranks = 8}, links), 361.4e9, 1e9);
   EXPECT_NEAR(busbw(CollectiveFunction::kReduceScatter, 16 * kGibibyte, {.ranks = 8}, links), 362.9e9, 1.5e9);
 }
 
 TEST(CollectiveTime, MeasuredAllReducesReplaceTheModel) {
-  const LinkSpeed links = default_links("h200", 8);
+  const LinkSpeed links = find_known_device("h200")->host_links(8);
   const std::vector<std::pair<double, double>> published = {{1, 39.93}, {16, 219.89}, {64, 346.51}, {512, 450.29}};
   for (const auto& [mebibytes, gigabytes] : published) {
     EXPECT_NEAR(busbw(CollectiveFunction::kAllReduce, mebibytes * kMebibyte, {.ranks = 8}, links), gigabytes * 1e9, 1)
@@ -185,7 +185,7 @@ TEST(CollectiveTime, CurvesAreInterpolatedInLogarithms) {
 // With SHARP the bus bandwidth exceeds that of the links: the flow still fits through them in its time.
 TEST(CollectiveTime, AMeasuredFlowFitsThroughItsLinks) {
   for (const char* device : {"a100-80", "h200", "b200"}) {
-    const LinkSpeed links = default_links(device, 8);
+    const LinkSpeed links = find_known_device(device)->host_links(8);
     for (double bytes = kKibibyte; bytes <= 16 * kGibibyte; bytes *= 2) {
       const CollectiveTime time = collective_time(CollectiveFunction::kAllReduce, bytes, {.ranks = 8}, links);
       EXPECT_LE(time.inside_bytes / links.ring, time.transfer * (1 + 1e-12)) << device << " " << bytes;
@@ -198,7 +198,7 @@ TEST(CollectiveTime, AMeasuredFlowFitsThroughItsLinks) {
 // others follow NCCL's ring with protocol Simple.
 TEST(CollectiveTime, FollowsPublishedAllReducesAcross4Nodes) {
   const Topology topology{.ranks = 32, .nodes = 4};
-  LinkSpeed links = default_links("b200", 8);
+  LinkSpeed links = find_known_device("b200")->host_links(8);
   links.protocols = {false, false, true};
   links.trees = false;
   const std::vector<std::pair<double, double>> published = {
@@ -216,7 +216,7 @@ TEST(CollectiveTime, FollowsPublishedAllReducesAcross4Nodes) {
 // 4 GiB in gathers of one size on 2 nodes of 8 A100, over the time of one gather: the paper's figure 2(b) rises below
 // 33 million elements in fp32.
 TEST(CollectiveTime, SplittingAGatherCostsLittleDownTo128MiB) {
-  LinkSpeed links = default_links("a100-80", 8);
+  LinkSpeed links = find_known_device("a100-80")->host_links(8);
   links.protocols = {false, false, true};
   links.nic_efficiency = 1;
   const Topology topology{.ranks = 16, .nodes = 2};
@@ -239,7 +239,8 @@ TEST(CollectiveTime, MoreBytesTakeLonger) {
          {CollectiveFunction::kAllGather, CollectiveFunction::kReduceScatter, CollectiveFunction::kBroadcast}) {
       double before = 0;
       for (double bytes = 1; bytes <= 16 * kGibibyte; bytes *= 3) {
-        const double seconds = collective_time(function, bytes, topology, default_links("h100-80", 8)).seconds();
+        const double seconds =
+            collective_time(function, bytes, topology, find_known_device("h100-80")->host_links(8)).seconds();
         EXPECT_GE(seconds, before);
         before = seconds;
       }

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "planner/time/default_speeds.h"
+#include "planner/target/known_devices.h"
 
 namespace fsdp::planner::kernel_time_test {
 namespace {
@@ -113,7 +113,7 @@ void expect_near(const DeviceSpeed& speed, const std::vector<PublishedProduct>& 
 }
 
 TEST(MatmulTime, FollowsPublishedProductsOfA100) {
-  DeviceSpeed speed = *find_device_speed("a100-80");
+  DeviceSpeed speed = find_known_device("a100-80")->speed;
   speed.matmul_efficiency = 0.759;
   const std::vector<PublishedProduct> drawn_at_random = {
       {shape(33024, 7168, 2048), 0.732},  {shape(4096, 8192, 64128), 0.754}, {shape(4096, 8192, 5120), 0.721},
@@ -134,7 +134,7 @@ TEST(MatmulTime, DefaultsStayBelowTheBestMeasuredProducts) {
                            {"h100-80", shape(2048, 2048, 13312), 794.5},
                            {"b200", shape(1792, 16128, 3072), 1745},
                            {"gb200", shape(4096, 9728, 2048), 1822}}) {
-    const DeviceSpeed& speed = *find_device_speed(best.device);
+    const DeviceSpeed& speed = find_known_device(best.device)->speed;
     const double flops = 2.0 * static_cast<double>(best.shape.m * best.shape.n * best.shape.k);
     const double reached = flops / matmul_seconds(speed, best.shape, 2) / 1e12;
     EXPECT_LT(reached, best.tera_flops) << best.device;

@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "planner/target/known_devices.h"
 #include "planner/time/collective_flow.h"
-#include "planner/time/default_links.h"
 
 namespace fsdp::planner::replay_test {
 namespace {
@@ -230,7 +230,7 @@ TEST(Replay, TheHostWaitsForEventsAndStreams) {
 // The next gather and the reduction of a layer, 416 MiB in bf16 on 8 H100, on streams of their own: the ring has no
 // more bandwidth for two, so both together take nearly as long as one after the other.
 TEST(Replay, ATwinDoesNotMakeAReductionFree) {
-  const LinkSpeed links = default_links("h100-80", 8);
+  const LinkSpeed links = find_known_device("h100-80")->host_links(8);
   const double bytes = 416 * 1048576.0;
   const CollectiveTime gather = collective_time(CollectiveFunction::kAllGather, bytes, {.ranks = 8}, links);
   const CollectiveTime reduction = collective_time(CollectiveFunction::kReduceScatter, bytes, {.ranks = 8}, links);
@@ -246,7 +246,7 @@ TEST(Replay, ATwinDoesNotMakeAReductionFree) {
 
 // 64 gathers inside nodes do not use the NICs, through which a reduction between nodes goes.
 TEST(Replay, LevelsOfAHybridGroupUseDifferentLinks) {
-  const LinkSpeed links = default_links("h100-80", 8);
+  const LinkSpeed links = find_known_device("h100-80")->host_links(8);
   const CollectiveTime gather = collective_time(CollectiveFunction::kAllGather, 1e9, {.ranks = 8}, links);
   const CollectiveTime reduction =
       collective_time(CollectiveFunction::kAllReduce, 1e8, {.ranks = 8, .nodes = 8, .groups_per_node = 8}, links);
