@@ -1,50 +1,21 @@
 #include "config/config_reader.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "config/config_checks.h"
 #include "config/config_schema.h"
 #include "config/errors.h"
+#include "config/json_object_file.h"
 #include "formats/common/json_text.h"
 
 namespace fsdp::trainer {
 
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
-
-json parse(const std::string& text, const std::string& path) {
-  if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
-    throw ConfigError(path + ": the file is empty; it must hold one JSON object, {…}");
-  }
-  if (text.rfind("\xEF\xBB\xBF", 0) == 0) {
-    throw ConfigError(path + ":1:1: the file starts with a byte-order mark; save it as UTF-8 without one");
-  }
-  try {
-    return formats::parse_json(text, path);
-  } catch (const c10::Error& error) {
-    throw ConfigError(error.what_without_backtrace());
-  }
-}
-
-json read_object(const std::string& path) {
-  std::error_code failure;
-  if (fs::exists(path, failure) && !fs::is_regular_file(path, failure)) throw ConfigError(path + ": is not a file");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw ConfigError(c10::str(path, ": cannot open the config file: ", std::strerror(errno)));
-  json object = parse({std::istreambuf_iterator<char>(file), {}}, path);
-  if (!object.is_object()) throw ConfigError(path + ":1:1: the file must hold one JSON object, {…}");
-  return object;
-}
 
 const ConfigKey& known_key(const std::string& name, const std::string& where) {
   const ConfigKey* key = find_config_key(name);
@@ -60,7 +31,7 @@ const ConfigKey& known_key(const std::string& name, const std::string& where) {
 json override_value(const ConfigKey& key, const std::string& text, const std::string& where) {
   const std::string type = type_name(key);
   const bool is_text = type == "string" || type == "string or null";
-  if (!is_text && (text.rfind('[', 0) == 0 || text.rfind('{', 0) == 0)) return parse(text, where);
+  if (!is_text && (text.rfind('[', 0) == 0 || text.rfind('{', 0) == 0)) return parse_config_json(text, where);
   if (type == "list of strings") {
     json list = json::array();
     std::istringstream items(text);
@@ -95,7 +66,7 @@ std::string places_of(const std::string& message, const std::string& path, const
 }  // namespace
 
 Config read_config(const std::string& path, const std::vector<std::string>& overrides) {
-  return read_config(read_object(path), path, overrides);
+  return read_config(read_json_object(path), path, overrides);
 }
 
 Config read_config(const json& keys, const std::string& source, const std::vector<std::string>& overrides) {

@@ -40,8 +40,7 @@ struct ConfigKey {
 const std::vector<ConfigKey>& config_schema();
 // Returns the key with this name, or null if it does not exist.
 const ConfigKey* find_config_key(const std::string& name);
-// Returns the known key with the smallest edit distance to `name`, unless that distance is so large (more than a third
-// of the key's letters) that the user hardly meant it. Then returns the key that contains `name`, if exactly one does.
+// Returns the key that a mistyped name stands for, if there is one (similar_name).
 std::optional<std::string> similar_config_key(const std::string& name);
 
 // Returns "string", "integer", "number", "boolean", "boolean or integer", "string or object" or "list of strings", with

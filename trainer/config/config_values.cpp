@@ -150,14 +150,9 @@ void set_value(const ConfigKey& key, const json& given, const std::string& where
 }
 
 std::optional<std::string> similar_config_key(const std::string& name) {
-  const auto& keys = config_schema();
-  const auto distance = [&](const ConfigKey& key) { return edit_distance(name, key.name); };
-  const auto nearest = std::min_element(
-      keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) { return distance(a) < distance(b); });
-  if (3 * distance(*nearest) <= nearest->name.size()) return nearest->name;
-  const auto has_it = [&](const ConfigKey& key) { return !name.empty() && key.name.find(name) != std::string::npos; };
-  if (std::count_if(keys.begin(), keys.end(), has_it) != 1) return std::nullopt;
-  return std::find_if(keys.begin(), keys.end(), has_it)->name;
+  std::vector<std::string> names;
+  for (const ConfigKey& key : config_schema()) names.push_back(key.name);
+  return similar_name(name, names);
 }
 
 }  // namespace fsdp::trainer

@@ -1,7 +1,6 @@
 #include "config/edit_distance.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace fsdp::trainer {
 
@@ -18,6 +17,18 @@ size_t edit_distance(std::string_view a, std::string_view b) {
     }
   }
   return cost[a.size()][b.size()];
+}
+
+std::optional<std::string> similar_name(const std::string& name, const std::vector<std::string>& known) {
+  if (known.empty()) return std::nullopt;
+  const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
+  const auto nearest = std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+    return distance(a) < distance(b);
+  });
+  if (3 * distance(*nearest) <= nearest->size()) return *nearest;
+  const auto has_it = [&](const std::string& other) { return !name.empty() && other.find(name) != std::string::npos; };
+  if (std::count_if(known.begin(), known.end(), has_it) != 1) return std::nullopt;
+  return *std::find_if(known.begin(), known.end(), has_it);
 }
 
 }  // namespace fsdp::trainer
