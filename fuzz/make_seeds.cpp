@@ -10,6 +10,7 @@
 #include "formats/own/manifest.h"
 #include "formats/testing/dcp_samples.h"
 #include "formats/testing/pickles.h"
+#include "planner/target/cluster_file.h"
 #include "reader_check.h"
 
 namespace fsdp::fuzz {
@@ -157,6 +158,11 @@ void add_trainer(const Seeds& seeds) {
   config.data.dataset = "dummy:64";
   config.output.output_dir = "o";
   seeds.add("trainer_config_fuzz", to_json(config).dump());
+  for (const char* cluster : {"2x8xh100", "4xcpu"}) {
+    seeds.add("cluster_file_fuzz", planner::cluster_json(planner::read_cluster(cluster)).dump());
+  }
+  seeds.add("cluster_file_fuzz",
+            R"({"schema_version":1,"device":"a100","device_overrides":{"memory":"39GiB"},"ranks_per_host":2})");
   for (const char kind : {'\0', '\1', '\2', '\3'})
     seeds.add("token_file_fuzz", kind + std::string("abcdefgh\0\0\0\0", 12));
 }

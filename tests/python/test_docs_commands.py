@@ -171,7 +171,8 @@ RULES = {
     r"(torchrun --no-python --nproc-per-node 2 )?"
     r"build/fsdp train --config-path examples/smollm2.json": run_small_training,
     r"build/fsdp report ": run_report,
-    r"build/fsdp plan ": run_plan,
+    r"build/fsdp plan --print-cluster ": run_as_it_stands,
+    r"build/fsdp plan (?!--print)": run_plan,
     r"fsdp (plan|convert|inspect) ": compare_with_help,
 }
 

@@ -16,7 +16,9 @@
 #include "planner/advice/single_changes.h"
 #include "planner/memory/forecast.h"
 #include "planner/report/plan_text.h"
+#include "planner/report/pretty_json.h"
 #include "planner/run/plan.h"
+#include "planner/target/cluster_file.h"
 
 namespace fsdp::trainer {
 
@@ -46,8 +48,9 @@ Config config_of(const PlanCommand& command, const std::vector<std::string>& mor
 
 planner::PlanOptions options_of(const PlanCommand& command) {
   planner::PlanOptions options;
-  options.cluster = planner::parse_cluster(command.cluster);
+  options.cluster = planner::read_cluster(command.cluster);
   options.rank = command.rank;
+  options.host_memory = options.cluster.host_memory;
   if (command.host_memory) {
     options.host_memory = parse_byte_count(*command.host_memory);
     if (!options.host_memory) {
@@ -63,6 +66,11 @@ int status_for(const std::string& verdict) {
   return kExitSuccess;
 }
 
+int print_cluster(const std::string& name) {
+  std::fputs(planner::pretty_json(planner::cluster_json(planner::read_cluster(name))).c_str(), stdout);
+  return kExitSuccess;
+}
+
 int plan(const PlanCommand& command) {
   const planner::PlanOptions options = options_of(command);
   const Config config = config_of(command);
@@ -74,11 +82,18 @@ int plan(const PlanCommand& command) {
     });
   }
   if (command.json) {
-    std::printf("%s\n", document.dump(2).c_str());
+    std::fputs(planner::pretty_json(document).c_str(), stdout);
   } else {
     std::fputs(planner::plan_text(document).c_str(), stdout);
   }
   return status;
+}
+
+// --print-cluster needs neither a run nor a cluster.
+void check_complete(const PlanCommand& command) {
+  if (!command.print_cluster.empty()) return;
+  if (command.model.empty() && command.config_path.empty()) throw CLI::RequiredError("--config-path or --model");
+  if (command.cluster.empty()) throw CLI::RequiredError("--cluster");
 }
 
 }  // namespace
@@ -88,7 +103,7 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->footer(
       "Exit status: 0 fits, 3 tight, 4 does not fit, 2 wrong command line or config, 1 the plan failed.\n"
       "The keys of --set are those of fsdp train (fsdp train --help).\n");
-  auto* source = plan->add_option_group("run")->require_option(1);
+  auto* source = plan->add_option_group("run")->require_option(0, 1);
   source->add_option("--config-path", command.config_path, "The config of the run: a JSON file")->type_name("FILE");
   source
       ->add_option("--model", command.model,
@@ -97,9 +112,13 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->add_option("--set", command.overrides, "Override a key of the config; may be given several times")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  plan->add_option("--cluster", command.cluster, "The machine: 8xh100, 64x8xa100-80 (hosts, ranks of each), 4xcpu")
-      ->required()
+  plan->add_option("--cluster", command.cluster,
+                   "The machine: 8xh100, 64x8xa100-80 (hosts, ranks of each), 4xcpu, or a file (docs/cluster.md)")
       ->type_name("CLUSTER");
+  plan->add_option("--print-cluster", command.print_cluster,
+                   "Print all numbers of a cluster as a file for --cluster, and plan nothing")
+      ->type_name("CLUSTER");
+  plan->callback([&command] { check_complete(command); });
   plan->add_option("--rank", command.rank, "The rank to plan")->type_name("N");
   plan->add_option("--host-memory", command.host_memory,
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
@@ -111,7 +130,7 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
 
 int run_plan_command(const PlanCommand& command) {
   try {
-    return plan(command);
+    return command.print_cluster.empty() ? plan(command) : print_cluster(command.print_cluster);
   } catch (const std::exception& error) {
     return report_error(error);
   }

@@ -18,6 +18,7 @@ struct PlanCommand {
   std::string cluster;
   int rank = 0;
   std::optional<std::string> host_memory;  // read by parse_byte_count
+  std::string print_cluster;               // not empty: print this cluster as a file, and plan nothing
   bool json = false;
   bool no_changes = false;
 };

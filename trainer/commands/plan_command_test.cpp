@@ -102,6 +102,32 @@ TEST(PlanCommand, ReadsConfigJsonWithoutWeights) {
   EXPECT_EQ(from_file, planned("--config-path " + config + " --cluster 2xh100", 0));
 }
 
+TEST(PlanCommand, AClusterMayBeAFile) {
+  const testing::TemporaryFolder folder;
+  const std::string run = "--model gpt2 --set max_seq_length=64 --cluster ";
+  const ProgramResult printed = run_shell("$FSDP plan --print-cluster 2x4xh100");
+  ASSERT_EQ(printed.status, 0) << printed.err;
+  nlohmann::json file = nlohmann::json::parse(printed.out);
+  nlohmann::json from_file = planned(run + folder.write("same.json", file.dump()), 0);
+  const nlohmann::json from_name = planned(run + "2x4xh100", 0);
+  EXPECT_EQ(from_file["memory"], from_name["memory"]);
+  EXPECT_EQ(from_file["cluster"]["provenance"], from_name["cluster"]["provenance"]);
+
+  file["device"]["context"] = "1GiB";
+  file["nccl"]["memory_across_hosts"] = "100MiB";
+  file["host_memory"] = "1MiB";
+  file["provenance"]["device.context"] = "measured";
+  file["provenance"].erase("nccl.memory_across_hosts");
+  const std::string path = folder.write("other.json", file.dump());
+  from_file = planned(run + path + " --no-changes", 4);
+  EXPECT_EQ(from_file["memory"]["device"]["context"], 1 << 30);
+  EXPECT_EQ(from_file["memory"]["device"]["communicators"].get<int64_t>() % (100 << 20), 0);
+  EXPECT_EQ(from_file["memory"]["host"]["capacity"], 1 << 20);
+  EXPECT_EQ(planned(run + path + " --host-memory 1TiB", 0)["memory"]["host"]["capacity"], int64_t{1} << 40);
+  EXPECT_THAT(run_shell("$FSDP plan --no-changes " + run + path).out,
+              AllOf(HasSubstr("(" + path + ")"), HasSubstr("1.00 GiB   measured\n"), HasSubstr("MiB\n  total")));
+}
+
 TEST(PlanCommand, TextBeginsWithTheVerdict) {
   const ProgramResult result = run_shell("$FSDP plan --model gpt2 --cluster 8xh100");
   EXPECT_EQ(result.status, 0);
@@ -113,6 +139,8 @@ TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model gpt2 --cluster 8xtpu", 2, "no device is named \"tpu\"");
   expect_error("--cluster 8xh100", 2, "--model");
   expect_error("--model gpt2", 2, "--cluster");
+  expect_error("--model gpt2 --cluster no-such.json", 2, "no-such.json: cannot open the file");
+  expect_error("--print-cluster 8xtpu", 2, "no device is named \"tpu\"");
   expect_error("--model gpt2 --cluster 8xh100 --rank 8", 2, "ranks 0 to 7");
   expect_error("--model gpt2 --cluster 8xh100 --host-memory 3bananas", 2, "3bananas");
   expect_error("--model gpt2 --cluster 8xh100 --set device=cpu", 2, "add --set device=auto");

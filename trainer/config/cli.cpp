@@ -5,6 +5,7 @@
 
 #include "config/config_doc.h"
 #include "config/errors.h"
+#include "planner/target/cluster_doc.h"
 
 namespace fsdp::trainer {
 
@@ -54,7 +55,8 @@ Command parse_command_line(int argc, const char* const* argv) {
   const CLI::App* inspect_app = add_inspect(app, inspect);
   ReportCommand report;
   const CLI::App* report_app = add_report(app, report);
-  CLI::App* doc = app.add_subcommand("config-doc", "Print the keys as Markdown tables")->group("");
+  const CLI::App* doc = app.add_subcommand("config-doc", "Print the keys as Markdown tables")->group("");
+  const CLI::App* clusters = app.add_subcommand("cluster-doc", "Print the keys of cluster files likewise")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -64,6 +66,10 @@ Command parse_command_line(int argc, const char* const* argv) {
   }
   if (*doc) {
     std::cout << config_markdown();
+    return Finished{kExitSuccess};
+  }
+  if (*clusters) {
+    std::cout << planner::cluster_markdown();
     return Finished{kExitSuccess};
   }
   if (*plan_app) return plan;

@@ -13,9 +13,6 @@ namespace {
 constexpr int64_t kMebibyte = int64_t{1} << 20;
 // A rank of the program with LibTorch, before it makes a model.
 constexpr int64_t kProcessBytes = 256 * kMebibyte;
-// For one communicator of NCCL. Reported between 0.35 and 0.7 GiB (NVIDIA/nccl issues 964 and 1685).
-constexpr int64_t kCommunicatorOnHost = 358 * kMebibyte;
-constexpr int64_t kCommunicatorOfHosts = 716 * kMebibyte;
 
 bool crosses_hosts(const std::vector<int>& ranks, int per_host) {
   return std::any_of(ranks.begin(), ranks.end(), [&](int rank) { return rank / per_host != ranks.front() / per_host; });
@@ -29,7 +26,8 @@ int64_t communicator_bytes(const Tape& tape, const Cluster& cluster) {
   for (const auto& [group, twin] : connected) {
     const std::vector<int>& ranks = tape.groups().at(static_cast<size_t>(group));
     if (ranks.size() < 2) continue;
-    bytes += crosses_hosts(ranks, cluster.ranks_per_host) ? kCommunicatorOfHosts : kCommunicatorOnHost;
+    bytes +=
+        crosses_hosts(ranks, cluster.ranks_per_host) ? cluster.communicator_across_hosts : cluster.communicator_on_host;
   }
   return bytes;
 }

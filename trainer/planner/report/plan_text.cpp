@@ -91,13 +91,24 @@ std::string largest(const ordered_json& list) {
   return text;
 }
 
-std::string device_table(const ordered_json& device) {
+// "a guess", "measured", …; nothing for a number whose file does not say.
+std::string origin(const ordered_json& cluster, const char* path) {
+  if (!cluster.contains("provenance") || !cluster["provenance"].contains(path)) return "";
+  const auto word = cluster["provenance"][path].get<std::string>();
+  return word == "guess" ? "a guess" : word;
+}
+
+std::string origin_of_communicators(const ordered_json& cluster) {
+  return origin(cluster, cluster.at("hosts") == 1 ? "nccl.memory_on_host" : "nccl.memory_across_hosts");
+}
+
+std::string device_table(const ordered_json& device, const ordered_json& cluster) {
   return "\nmemory of a device\n" +
          row(2, "tensors at their peak", bytes(device.at("requested")), moment_text(device.at("peak"))) +
          kinds(device.at("peak")) + row(2, "allocated, in blocks of 512 bytes", bytes(device.at("allocated"))) +
          row(2, "reserved by the allocator", bytes(device.at("reserved")), "modelled") +
-         row(2, "context of CUDA", bytes(device.at("context")), "a guess") +
-         row(2, "communicators of NCCL", bytes(device.at("communicators")), "a guess") +
+         row(2, "context of CUDA", bytes(device.at("context")), origin(cluster, "device.context")) +
+         row(2, "communicators of NCCL", bytes(device.at("communicators")), origin_of_communicators(cluster)) +
          row(2, "total", bytes(device.at("total"))) + "\nlargest tensors at the peak\n" + largest(device.at("largest"));
 }
 
@@ -132,7 +143,7 @@ std::string change_rows(const ordered_json& changes) {
 std::string plan_text(const ordered_json& plan) {
   const ordered_json& memory = plan.at("memory");
   const bool has_device = memory.contains("device");
-  return head(plan) + verdicts(memory) + (has_device ? device_table(memory["device"]) : "") +
+  return head(plan) + verdicts(memory) + (has_device ? device_table(memory["device"], plan.at("cluster")) : "") +
          host_table(memory.at("host"), !has_device) + (plan.contains("changes") ? change_rows(plan["changes"]) : "");
 }
 

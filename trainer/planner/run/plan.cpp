@@ -53,6 +53,8 @@ ordered_json cluster_document(const Cluster& cluster) {
   ordered_json document = {
       {"text", cluster.text()}, {"hosts", cluster.hosts}, {"ranks_per_host", cluster.ranks_per_host}};
   document["device"] = cluster.device ? ordered_json(cluster.device->name) : ordered_json("cpu");
+  if (!cluster.file.empty()) document["file"] = cluster.file;
+  for (const auto& [path, provenance] : cluster.provenances) document["provenance"][path] = to_string(provenance);
   return document;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/errors.h"
+#include "planner/target/cluster_keys.h"
 #include "planner/target/known_devices.h"
 
 namespace fsdp::planner {
@@ -18,7 +19,7 @@ namespace {
   throw trainer::ConfigError(c10::str("--cluster \"", name, "\": ", why,
                                       "; accepted: RANKSxDEVICE for one host or HOSTSxRANKSxDEVICE, such as 8xh100 or "
                                       "64x8xa100-80, where the device is cpu, ",
-                                      c10::Join(", ", known)));
+                                      c10::Join(", ", known), "; or a FILE.json (fsdp plan --print-cluster 8xh100)"));
 }
 
 std::vector<std::string> split(const std::string& text) {
@@ -50,7 +51,14 @@ int count_of(const std::string& name, const std::string& part, int most) {
 
 std::string Cluster::text() const {
   const std::string host = c10::str(ranks_per_host, " x ", device ? device->title : "CPU");
-  return hosts == 1 ? host : c10::str(hosts, " hosts of ", host);
+  return c10::str(hosts == 1 ? "" : c10::str(hosts, " hosts of "), host, file.empty() ? "" : " (" + file + ")");
+}
+
+void use_device(const KnownDevice& known, Cluster& cluster) {
+  cluster.device = known.profile;
+  cluster.speed = known.speed;
+  cluster.links = known.host_links(cluster.ranks_per_host);
+  cluster.provenances = usual_provenances(known.guesses);
 }
 
 Cluster parse_cluster(const std::string& name) {
@@ -62,9 +70,7 @@ Cluster parse_cluster(const std::string& name) {
   if (parts.back() == "cpu") return cluster;
   const KnownDevice* known = find_known_device(parts.back());
   if (known == nullptr) refuse(name, c10::str("no device is named \"", parts.back(), "\""));
-  cluster.device = known->profile;
-  cluster.speed = known->speed;
-  cluster.links = known->host_links(cluster.ranks_per_host);
+  use_device(*known, cluster);
   return cluster;
 }
 

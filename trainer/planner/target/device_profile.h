@@ -17,6 +17,8 @@ struct DeviceProfile {
   // The workspace of cuBLAS, allocated once for each stream that multiplies and never freed
   // (at::cuda::getChosenWorkspaceSize).
   int64_t matmul_workspace = 0;
+
+  bool operator==(const DeviceProfile&) const = default;
 };
 
 }  // namespace fsdp::planner

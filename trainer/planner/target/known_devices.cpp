@@ -148,6 +148,12 @@ LinkSpeed pcie_links() {
           .curves = {}};
 }
 
+// The efficiencies of attention, and others.
+std::vector<std::string> attention_guesses(std::vector<std::string> guesses = {}) {
+  guesses.insert(guesses.end(), {"device.attention_forward", "device.attention_backward"});
+  return guesses;
+}
+
 }  // namespace
 
 const std::vector<KnownDevice>& known_devices() {
@@ -155,48 +161,57 @@ const std::vector<KnownDevice>& known_devices() {
       {.profile =
            {.name = "a100-40", .title = "NVIDIA A100, 40 GB", .memory = gib(39.49), .matmul_workspace = kWorkspace},
        .speed = a100_speed(1555e9),
-       .links = ampere_links()},
+       .links = ampere_links(),
+       .guesses = {"links.host.bandwidth"}},
       {.profile =
            {.name = "a100-80", .title = "NVIDIA A100, 80 GB", .memory = gib(79.25), .matmul_workspace = kWorkspace},
        .speed = a100_speed(2039e9),
-       .links = ampere_links()},
+       .links = ampere_links(),
+       .guesses = {"links.host.bandwidth"}},
       {.profile = {.name = "h100-80",
                    .title = "NVIDIA H100 SXM, 80 GB",
                    .memory = gib(79.18),
                    .matmul_workspace = kHopperWorkspace},
        .speed = hopper_speed(3350e9),
-       .links = hopper_links()},
+       .links = hopper_links(),
+       .guesses = attention_guesses()},
       {.profile = {.name = "h100-96",
                    .title = "NVIDIA H100, 96 GB",
                    .memory = gib(94.50),
                    .matmul_workspace = kHopperWorkspace},
        .speed = limited_h100_speed(),
-       .links = hopper_links()},
+       .links = hopper_links(),
+       .guesses = attention_guesses({"device.float32", "device.tensor_float32", "device.float16", "device.bfloat16"})},
       {.profile = {.name = "h200",
                    .title = "NVIDIA H200, 141 GB",
                    .memory = gib(139.80),
                    .matmul_workspace = kHopperWorkspace},
        .speed = hopper_speed(4800e9),
-       .links = hopper_links()},
+       .links = hopper_links(),
+       .guesses = attention_guesses()},
       {.profile = {.name = "b200",
                    .title = "NVIDIA B200, 180 GB",
                    .memory = gib(178.35),
                    .matmul_workspace = kHopperWorkspace},
        .speed = blackwell_speed(2250e12, 0.71),  // 1745 TFLOP/s at best
-       .links = blackwell_links()},
+       .links = blackwell_links(),
+       .guesses = attention_guesses({"links.host.bandwidth"})},
       {.profile = {.name = "gb200",
                    .title = "NVIDIA GB200, 186 GB",
                    .memory = gib(184.31),
                    .matmul_workspace = kHopperWorkspace},
        .speed = blackwell_speed(2500e12, 0.67),  // 1822 TFLOP/s at best
-       .links = blackwell_links()},
+       .links = blackwell_links(),
+       .guesses = attention_guesses({"links.host.bandwidth"})},
       {.profile = {.name = "rtx4090",
                    .title = "NVIDIA GeForce RTX 4090, 24 GB",
                    .memory = gib(23.64),
                    .matmul_workspace = kWorkspace},
        .speed = rtx4090_speed(),
        .links = pcie_links(),
-       .nic_for_each = false},
+       .nic_for_each = false,
+       .guesses = attention_guesses({"links.inside.bandwidth", "links.inside.ll_limit", "links.network.nic_bandwidth",
+                                     "links.network.nics", "links.host.bandwidth"})},
   };
   return devices;
 }

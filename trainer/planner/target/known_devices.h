@@ -16,6 +16,8 @@ struct KnownDevice {
   LinkSpeed links;  // of a machine in which the device is sold; see host_links
   // Whether a host has a NIC for each device, as NVIDIA's DGX; otherwise links.nics counts those of a host.
   bool nic_for_each = true;
+  // Paths of numbers (cluster_keys.h) that are guesses for this device, but measured or specified for most.
+  std::vector<std::string> guesses = {};
 
   // Returns the links of a host with `ranks` such devices.
   LinkSpeed host_links(int ranks) const;

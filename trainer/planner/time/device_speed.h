@@ -18,11 +18,15 @@ struct MatmulShape {
   Precision precision = Precision::kBFloat16;
   // Whether the sum runs over tokens, so that both factors are read across their rows.
   bool weight_gradient = false;
+
+  bool operator==(const MatmulShape&) const = default;
 };
 
 struct MeasuredMatmul {
   MatmulShape shape;
   double efficiency = 0;  // part of the peak rate
+
+  bool operator==(const MeasuredMatmul&) const = default;
 };
 
 struct DeviceSpeed {
@@ -49,6 +53,8 @@ struct DeviceSpeed {
   std::vector<MeasuredMatmul> measured = {};
 
   double peak(Precision precision) const;
+
+  bool operator==(const DeviceSpeed&) const = default;
 };
 
 }  // namespace fsdp::planner

@@ -29,6 +29,8 @@ struct Topology {
 struct BusbwPoint {
   double bytes = 0;
   double busbw = 0;
+
+  bool operator==(const BusbwPoint&) const = default;
 };
 
 // A measured bus bandwidth by size. Points ascend in bytes; there is at least one.
@@ -37,6 +39,8 @@ struct BusbwCurve {
   int ranks = 0;
   int nodes = 1;
   std::vector<BusbwPoint> points = {};
+
+  bool operator==(const BusbwCurve&) const = default;
 };
 
 struct LinkSpeed {
@@ -69,6 +73,8 @@ struct LinkSpeed {
 
   // Bytes per second out of a node.
   double node_bandwidth() const { return nic * nics * nic_efficiency / oversubscription; }
+
+  bool operator==(const LinkSpeed&) const = default;
 };
 
 }  // namespace fsdp::planner
