@@ -13,12 +13,15 @@
 #include "config/config_reader.h"
 #include "config/errors.h"
 #include "formats/common/json_text.h"
+#include "formats/common/output_file.h"
 #include "planner/advice/single_changes.h"
 #include "planner/memory/forecast.h"
+#include "planner/report/plan_page.h"
 #include "planner/report/plan_text.h"
 #include "planner/report/pretty_json.h"
 #include "planner/run/plan.h"
 #include "planner/target/cluster_file.h"
+#include "report_page/page_file.h"
 
 namespace fsdp::trainer {
 
@@ -71,22 +74,29 @@ int print_cluster(const std::string& name) {
   return kExitSuccess;
 }
 
-int plan(const PlanCommand& command) {
+// Plans the run, and changes if it does not fit.
+ordered_json planned_with_changes(const PlanCommand& command) {
   const planner::PlanOptions options = options_of(command);
   const Config config = config_of(command);
   ordered_json document = planner::make_plan(config, options);
-  const int status = status_for(document["memory"]["verdict"]);
-  if (status != kExitSuccess && !command.no_changes) {
-    document["changes"] = planner::planned_changes(config, document, [&](const std::vector<std::string>& overrides) {
-      return planner::make_plan(config_of(command, overrides), options);
-    });
-  }
+  if (status_for(document["memory"]["verdict"]) == kExitSuccess || command.no_changes) return document;
+  const auto plan_change = [&](const std::vector<std::string>& overrides) {
+    return planner::make_plan(config_of(command, overrides), options);
+  };
+  document["changes"] = planner::planned_changes(config, document, plan_change);
+  return document;
+}
+
+int plan(const PlanCommand& command) {
+  if (!command.html.empty()) check_folder_of_page(command.html, "--html");
+  const ordered_json document = planned_with_changes(command);
+  if (!command.html.empty()) formats::write_file(command.html, planner::plan_page(document));
   if (command.json) {
     std::fputs(planner::pretty_json(document).c_str(), stdout);
   } else {
     std::fputs(planner::plan_text(document).c_str(), stdout);
   }
-  return status;
+  return status_for(document["memory"]["verdict"]);
 }
 
 // --print-cluster needs neither a run nor a cluster.
@@ -123,6 +133,7 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->add_option("--host-memory", command.host_memory,
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");
+  plan->add_option("--html", command.html, "Also write a page with figures and plots")->type_name("FILE");
   plan->add_flag("--json", command.json, "Print one JSON object");
   plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
   return plan;

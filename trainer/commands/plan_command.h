@@ -19,6 +19,7 @@ struct PlanCommand {
   int rank = 0;
   std::optional<std::string> host_memory;  // read by parse_byte_count
   std::string print_cluster;               // not empty: print this cluster as a file, and plan nothing
+  std::string html;                        // the page to write; empty: none
   bool json = false;
   bool no_changes = false;
 };

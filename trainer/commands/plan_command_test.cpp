@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -100,6 +102,34 @@ TEST(PlanCommand, ReadsConfigJsonWithoutWeights) {
   EXPECT_EQ(from_file, planned("--model " + folder.path().string() + " --cluster 2xh100", 0));
   const std::string config = folder.write("run.json", R"({"model_path": ")" + folder.path().string() + R"("})");
   EXPECT_EQ(from_file, planned("--config-path " + config + " --cluster 2xh100", 0));
+}
+
+TEST(PlanCommand, UnitsAndTheCourseOfAStepAddUp) {
+  const nlohmann::json plan = planned("--model gpt2 --set max_seq_length=64 --cluster 4xh100", 0);
+  int64_t parameters = 0, shards = 0;
+  for (const nlohmann::json& unit : plan["units"]) {
+    parameters += unit["parameters"].get<int64_t>();
+    shards += unit["shard_bytes"].get<int64_t>();
+  }
+  const nlohmann::json& device = plan["memory"]["device"];
+  EXPECT_EQ(plan["units"].size(), plan["model"]["units"]);
+  EXPECT_EQ(parameters, plan["model"]["parameters"]);
+  EXPECT_EQ(shards, device["peak"]["by_kind"]["parameter shards"]);
+  int64_t most = 0;
+  for (const nlohmann::json& point : device["over_step"]["points"]) {
+    int64_t bytes = 0;
+    for (size_t i = 1; i < point.size(); ++i) bytes += point[i].get<int64_t>();
+    most = std::max(most, bytes);
+  }
+  EXPECT_EQ(most, device["peak_of_step"][2]["bytes"]);
+}
+
+TEST(PlanCommand, WritesAPage) {
+  const testing::TemporaryFolder folder;
+  const std::string run = "--model gpt2 --set max_seq_length=64 --cluster 4xcpu --html ";
+  EXPECT_EQ(run_shell("$FSDP plan " + run + folder.path("page.html")).status, 0);
+  EXPECT_GT(std::filesystem::file_size(folder.path("page.html")), 100'000);
+  expect_error(run + folder.path("none/page.html"), 1, "there is no folder");
 }
 
 TEST(PlanCommand, AClusterMayBeAFile) {

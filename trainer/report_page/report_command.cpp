@@ -7,8 +7,8 @@
 #include "base/error_message.h"
 #include "config/errors.h"
 #include "formats/common/output_file.h"
-#include "fsdp/errors.h"
 #include "report_page/page.h"
+#include "report_page/page_file.h"
 #include "report_page/run_data.h"
 
 namespace fsdp::trainer {
@@ -28,13 +28,6 @@ constexpr const char* kFooter =
 std::string target_of(const ReportCommand& command) {
   if (!command.out.empty()) return command.out;
   return command.folders.size() == 1 ? (fs::path(command.folders[0]) / "report.html").string() : "report.html";
-}
-
-// Throws an error if the folder of `target` does not exist; creates no folders.
-void check_folder_of(const fs::path& target) {
-  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-  if (fs::is_directory(folder)) return;
-  throw FileError(target.string() + ": there is no folder " + folder.string() + "; create it, or name another --out");
 }
 
 }  // namespace
@@ -57,7 +50,7 @@ int run_report_command(const ReportCommand& command) {
   try {
     const std::string target = target_of(command);
     const std::vector<RunData> runs = read_runs(command.folders);
-    check_folder_of(target);
+    check_folder_of_page(target, "--out");
     const std::string page = report_page(runs, command.title);
     formats::write_file(target, page);
     std::printf("wrote %s\n", target.c_str());

@@ -20,7 +20,7 @@ MEASURE = """<script>addEventListener("load", () => setTimeout(() => {
     const box = figure.querySelector(".plot").getBoundingClientRect();
     boxes[figure.id] = [box.left + scrollX, box.top + scrollY, box.right + scrollX, box.bottom + scrollY];
   }
-  for (const name of ["back", "text", "compute", "wait", "gather", "reduce", ...Array(8).keys()]) {
+  for (const name of ["back", "text", "compute", "wait", "gather", "reduce", ...Array(9).keys()]) {
     const key = typeof name === "number" ? "series-" + name : name;
     colours[key] = style.getPropertyValue("--" + key).trim();
   }

@@ -5,57 +5,13 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "planner/memory/memory_course.h"
+#include "planner/memory/step_phases.h"
+
 namespace fsdp::planner {
 namespace {
 
 using base::AllocationPurpose;
-
-// Tells the step and the phase of each entry.
-class Phases {
- public:
-  Phases(const Tape& tape, const std::vector<size_t>& step_bounds)
-      : entries_(tape.entries()), bounds_(step_bounds), next_backward_(entries_.size(), SIZE_MAX) {
-    for (size_t step = 0; step + 1 < bounds_.size(); ++step) {
-      size_t end = bounds_[step], next = SIZE_MAX;
-      for (size_t i = bounds_[step + 1]; i-- > bounds_[step];) {
-        if (entries_[i].backward) {
-          next = i;
-          end = std::max(end, i + 1);
-        }
-        next_backward_[i] = next;
-      }
-      backward_ends_.push_back(end);
-    }
-  }
-
-  // Returns -1 before the first step. What follows the last step counts as part of it.
-  int step_of(size_t entry) const {
-    const auto after = std::upper_bound(bounds_.begin(), bounds_.end(), entry);
-    const auto step = static_cast<int>(after - bounds_.begin()) - 1;
-    return std::min(step, static_cast<int>(backward_ends_.size()) - 1);
-  }
-
-  StepPhase phase_of(size_t entry) const {
-    const int step = step_of(entry);
-    if (step < 0) return StepPhase::kSetup;
-    if (entries_[entry].backward) return StepPhase::kBackward;
-    return entry < backward_ends_[static_cast<size_t>(step)] ? StepPhase::kForward : StepPhase::kUpdate;
-  }
-
-  // Returns the first entry from `entry` on at which its step runs backward, or SIZE_MAX if there is none.
-  size_t next_backward(size_t entry) const { return next_backward_[entry]; }
-
-  size_t end_of_step(size_t entry) const {
-    const int step = step_of(entry);
-    return step < 0 ? bounds_.front() : bounds_[static_cast<size_t>(step) + 1];
-  }
-
- private:
-  const std::vector<TapeEntry>& entries_;
-  const std::vector<size_t>& bounds_;
-  std::vector<size_t> backward_ends_;  // by step
-  std::vector<size_t> next_backward_;  // by entry
-};
 
 std::vector<Lifetime> lifetimes_of(const Tape& tape, const std::vector<Place>& places) {
   std::vector<Lifetime> lifetimes;
@@ -73,7 +29,7 @@ std::vector<Lifetime> lifetimes_of(const Tape& tape, const std::vector<Place>& p
   return lifetimes;
 }
 
-MemoryKind kind_of(const Lifetime& lifetime, AllocationPurpose purpose, const Phases& phases) {
+MemoryKind kind_of(const Lifetime& lifetime, AllocationPurpose purpose, const StepPhases& phases) {
   switch (purpose) {
     case AllocationPurpose::kShards:
       return MemoryKind::kShards;
@@ -99,7 +55,7 @@ MemoryKind kind_of(const Lifetime& lifetime, AllocationPurpose purpose, const Ph
 // Walks along the tape and keeps the moments at which most is in use.
 class Peaks {
  public:
-  Peaks(const Phases& phases, size_t steps) : phases_(phases) { use_.peak_of_step.resize(steps); }
+  Peaks(const StepPhases& phases, size_t steps) : phases_(phases) { use_.peak_of_step.resize(steps); }
 
   void born(const Lifetime& lifetime) {
     change(lifetime, lifetime.bytes);
@@ -123,7 +79,7 @@ class Peaks {
     peak.phase = phases_.phase_of(entry);
   }
 
-  const Phases& phases_;
+  const StepPhases& phases_;
   MemoryMoment now_;
   MemoryUse use_;
 };
@@ -152,14 +108,9 @@ const char* to_string(MemoryKind kind) {
   return kNames.at(static_cast<size_t>(kind));
 }
 
-const char* to_string(StepPhase phase) {
-  constexpr std::array kNames = {"setup", "forward", "backward", "update"};
-  return kNames.at(static_cast<size_t>(phase));
-}
-
 MemoryUse memory_use(const Tape& tape, const std::vector<size_t>& step_bounds, const std::vector<Place>& places) {
   TORCH_INTERNAL_ASSERT(!step_bounds.empty());
-  const Phases phases(tape, step_bounds);
+  const StepPhases phases(tape, step_bounds);
   std::vector<Lifetime> lifetimes = lifetimes_of(tape, places);
   std::vector<std::pair<size_t, size_t>> ends;  // entry, index
   for (size_t i = 0; i < lifetimes.size(); ++i) {
@@ -175,6 +126,7 @@ MemoryUse memory_use(const Tape& tape, const std::vector<size_t>& step_bounds, c
   }
   MemoryUse use = peaks.take();
   use.largest_at_peak = largest_at(lifetimes, use.peak.entry);
+  use.course = course_of_last_step(lifetimes, phases);
   use.lifetimes = std::move(lifetimes);
   return use;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/memory/step_phases.h"
 #include "planner/tape/tape.h"
 
 namespace fsdp::planner {
@@ -24,9 +25,6 @@ enum class MemoryKind : uint8_t {
 };
 constexpr size_t kMemoryKinds = 9;
 const char* to_string(MemoryKind kind);
-
-enum class StepPhase : uint8_t { kSetup, kForward, kBackward, kUpdate };
-const char* to_string(StepPhase phase);
 
 // One allocation, from its entry on the tape to the entry that frees it.
 struct Lifetime {
@@ -47,15 +45,22 @@ struct MemoryMoment {
   std::array<int64_t, kMemoryKinds> by_kind{};
 };
 
+// The state at moments of one step, in order; each lasts until the next one.
+struct MemoryCourse {
+  size_t begin = 0;  // of the step's entries on the tape
+  size_t end = 0;
+  std::vector<MemoryMoment> moments;
+};
+
 struct MemoryUse {
   std::vector<Lifetime> lifetimes;         // in order of birth
   std::vector<MemoryMoment> peak_of_step;  // as many as there are steps
   MemoryMoment peak;                       // over the whole run, setup included
   std::vector<size_t> largest_at_peak;     // up to ten indices of `lifetimes`, the largest first
+  MemoryCourse course;                     // over the last step
 };
 
-// Adds up the bytes that were requested in these places. `step_bounds`: PlannedRun::step_bounds. Within a step, all
-// until the last entry of a backward pass that is not itself in one counts as forward, and the rest as update.
+// Adds up the bytes that were requested in these places. `step_bounds`: PlannedRun::step_bounds.
 MemoryUse memory_use(const Tape& tape, const std::vector<size_t>& step_bounds, const std::vector<Place>& places);
 
 }  // namespace fsdp::planner

@@ -1,5 +1,10 @@
 #include "planner/report/memory_document.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace fsdp::planner {
 namespace {
 
@@ -26,11 +31,38 @@ ordered_json largest(const MemoryUse& use, const Tape& tape) {
   return list;
 }
 
+// The kinds that occur, the phases with their first entries, and points [entry, bytes of each kind].
+ordered_json over_step(const MemoryCourse& course) {
+  std::vector<size_t> kinds;
+  for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
+    const auto occurs = [&](const MemoryMoment& moment) { return moment.by_kind[kind] > 0; };
+    if (std::any_of(course.moments.begin(), course.moments.end(), occurs)) kinds.push_back(kind);
+  }
+  ordered_json document = {{"entries", course.end - course.begin},
+                           {"kinds", ordered_json::array()},
+                           {"phases", ordered_json::array()},
+                           {"points", ordered_json::array()}};
+  for (const size_t kind : kinds) document["kinds"].push_back(to_string(static_cast<MemoryKind>(kind)));
+  const char* phase = "";
+  for (const MemoryMoment& moment : course.moments) {
+    const size_t entry = moment.entry - course.begin;
+    if (std::string(phase) != to_string(moment.phase)) {
+      phase = to_string(moment.phase);
+      document["phases"].push_back({entry, phase});
+    }
+    ordered_json point = {entry};
+    for (const size_t kind : kinds) point.push_back(moment.by_kind[kind]);
+    document["points"].push_back(std::move(point));
+  }
+  return document;
+}
+
 void add_use(ordered_json& document, const MemoryUse& use, const Tape& tape) {
   document["peak"] = moment(use.peak);
   document["peak_of_step"] = ordered_json::array();
   for (const MemoryMoment& peak : use.peak_of_step) document["peak_of_step"].push_back(moment(peak));
   document["largest"] = largest(use, tape);
+  document["over_step"] = over_step(use.course);
 }
 
 ordered_json device_document(const DeviceForecast& device, const Tape& tape) {

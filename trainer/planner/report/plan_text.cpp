@@ -56,7 +56,9 @@ std::string judged(const std::string& verdict, const ordered_json& total, const 
                   spare >= 0 ? bytes(spare) + " to spare" : bytes(-spare) + " too little", "\n");
 }
 
-std::string verdicts(const ordered_json& memory) {
+}  // namespace
+
+std::string verdict_text(const ordered_json& memory) {
   std::string text;
   if (memory.contains("device")) {
     const ordered_json& device = memory["device"];
@@ -75,6 +77,8 @@ std::string verdicts(const ordered_json& memory) {
   }
   return text;
 }
+
+namespace {
 
 std::string kinds(const ordered_json& peak) {
   std::string text;
@@ -143,7 +147,7 @@ std::string change_rows(const ordered_json& changes) {
 std::string plan_text(const ordered_json& plan) {
   const ordered_json& memory = plan.at("memory");
   const bool has_device = memory.contains("device");
-  return head(plan) + verdicts(memory) + (has_device ? device_table(memory["device"], plan.at("cluster")) : "") +
+  return head(plan) + verdict_text(memory) + (has_device ? device_table(memory["device"], plan.at("cluster")) : "") +
          host_table(memory.at("host"), !has_device) + (plan.contains("changes") ? change_rows(plan["changes"]) : "");
 }
 

@@ -19,6 +19,7 @@
 #include "config/errors.h"
 #include "planner/memory/forecast.h"
 #include "planner/report/memory_document.h"
+#include "planner/report/units_document.h"
 #include "planner/run/planned_run.h"
 
 namespace fsdp::planner {
@@ -70,6 +71,7 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
           {"cluster", cluster_document(cluster)},
           {"rank", options.rank},
           {"steps", kSteps},
+          {"units", units_document(run.sharded().diagnostics().describe_units())},
           {"memory", memory_document(memory, run.tape())}};
 }
 

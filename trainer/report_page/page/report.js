@@ -2,7 +2,7 @@
 // Draws what the page's data say. All text from the data reaches the page as text, never as HTML.
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const COLOURS = 8;
+  const COLOURS = 9;
   const AXIS_WIDTH = 104;  // of memory plots and timelines, so that their times lie above one another
   const SVG = "http://www.w3.org/2000/svg";
 
@@ -203,6 +203,20 @@
     select.addEventListener("change", () => onChange(step.ranks[Number(select.value)]));
   }
 
+  // phases: [begin, name].
+  function drawPhases(canvas, area, graph, phases) {
+    canvas.strokeStyle = colour("faint");
+    canvas.setLineDash([3, 4]);
+    canvas.beginPath();
+    for (const [begin] of phases.slice(1)) {
+      const x = graph.toDomXCoord(begin);
+      canvas.moveTo(x, area.y);
+      canvas.lineTo(x, area.y + area.h);
+    }
+    canvas.stroke();
+    canvas.setLineDash([]);
+  }
+
   function drawMemory(figure, step, onZoom) {
     const box = figure.querySelector(".plot");
     const legend = figure.querySelector(".legend");
@@ -210,11 +224,11 @@
     let rank = step.ranks[0];
     // dygraphs puts the last series at the bottom of the stack.
     const order = () => rank.categories.map((_, i) => rank.categories.length - 1 - i);
-    const rows = () => memoryRows(rank, step.length_ms).map((row) => [row[0]].concat(order().map((i) => row[i + 1])));
+    const rows = () => memoryRows(rank, step.length).map((row) => [row[0]].concat(order().map((i) => row[i + 1])));
     const shades = () => order().map((i) => colour("series-" + (i % COLOURS)));
     const entries = (values) => rank.categories.map((name, i) => ({
       label: name, colour: colour("series-" + (i % COLOURS)), value: values ? bytesText(values(i)) : "" }));
-    const options = () => ({ file: rows(), labels: ["ms"].concat(order().map((i) => "c" + i)), colors: shades(),
+    const options = () => ({ file: rows(), labels: [step.unit].concat(order().map((i) => "c" + i)), colors: shades(),
       axisLineColor: colour("line"), gridLineColor: colour("line") });
     const first = options();
     const graph = new Dygraph(box, first.file, Object.assign({}, first, {
@@ -225,19 +239,21 @@
       strokeWidth: 0.7,
       includeZero: true,
       rightGap: 8,
-      dateWindow: [0, step.length_ms],
+      dateWindow: [0, step.length],
       axes: {
-        x: { drawGrid: false, axisLabelFormatter: (time) => numberText(Number(time.toPrecision(6))) + " ms" },
+        x: { drawGrid: false, axisLabelFormatter: (time) => numberText(Number(time.toPrecision(6))) + " " + step.unit },
         y: { axisLabelWidth: AXIS_WIDTH - 6, labelsKMG2: true, axisLabelFormatter: bytesText },
       },
       legend: "never",
       highlightCircleSize: 0,
       highlightCallback: (_, time, __, row) => {
         const sample = rank.memory[Math.min(row, rank.memory.length - 1)];
-        showLegend(legend, entries((i) => sample[i + 1]), numberText(time) + " ms");
+        const total = sample.slice(1).reduce((sum, bytes) => sum + bytes, 0);
+        showLegend(legend, entries((i) => sample[i + 1]), "together " + bytesText(total) + " at " + numberText(time) + " " + step.unit);
       },
       unhighlightCallback: () => showLegend(legend, entries()),
       drawCallback: (drawn) => onZoom(drawn.xAxisRange()),
+      underlayCallback: (canvas, area, drawn) => drawPhases(canvas, area, drawn, step.phases || []),
     }));
     const redraw = () => { graph.updateOptions(options()); showLegend(legend, entries()); };
     showLegend(legend, entries());
@@ -248,13 +264,12 @@
   const steps = [];
 
   function drawStep(step) {
-    const figure = document.getElementById("step-" + step.run + "-timeline");
-    const box = figure.querySelector(".plot");
+    const timeline = document.getElementById("step-" + step.run + "-timeline");
     const memory = document.getElementById("step-" + step.run + "-memory");
-    let shown = [0, step.length_ms];
-    box.classList.add("timeline");
-    const redraw = () => drawTimeline(box, step, shown[0], shown[1]);
-    const legend = () => showLegend(figure.querySelector(".legend"), timelineLegend(step));
+    let shown = [0, step.length];
+    const redraw = () => timeline && drawTimeline(timeline.querySelector(".plot"), step, shown[0], shown[1]);
+    const legend = () => timeline && showLegend(timeline.querySelector(".legend"), timelineLegend(step));
+    if (timeline) timeline.querySelector(".plot").classList.add("timeline");
     redraw();
     legend();
     const recolourMemory = memory && drawMemory(memory, step, (range) => {
