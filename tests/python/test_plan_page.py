@@ -1,7 +1,8 @@
-"""The page of `fsdp plan --html` in a browser."""
+"""The page of `fsdp plan --html` in a browser, and the line that says on a terminal how far a plan is."""
 
 import json
 import os
+import pty
 import re
 import subprocess
 from pathlib import Path
@@ -54,3 +55,28 @@ def test_the_page_has_the_tables(page):
         assert f"<h2>{heading}</h2>" in text
     if "verdict does-not-fit" in text:
         assert "--set activation_checkpointing=true" in text
+
+
+def on_a_terminal(command):
+    """What the command writes to stderr if that is a terminal."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=follower, env={**os.environ, "TERM": "xterm"})
+    os.close(follower)
+    written = b""
+    try:
+        while part := os.read(leader, 4096):
+            written += part
+    except OSError:
+        pass  # the other end is closed
+    os.close(leader)
+    return process.wait(timeout=300), written.decode()
+
+
+def test_a_terminal_shows_how_far_a_plan_is(fsdp_program):
+    status, written = on_a_terminal([fsdp_program, "plan", *RUN, "--cluster", "2xrtx4090"])
+    assert status == 4
+    lines = written.split("\r\x1b[K")
+    assert "planning: step 2 of 3" in lines
+    assert "planning change 2 of 4, --set activation_checkpointing=true: step 3 of 3" in lines
+    assert lines[-1] == ""
+    assert "\n" not in written

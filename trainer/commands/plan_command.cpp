@@ -19,6 +19,7 @@
 #include "planner/report/plan_page.h"
 #include "planner/report/plan_text.h"
 #include "planner/report/pretty_json.h"
+#include "planner/report/progress_line.h"
 #include "planner/run/plan.h"
 #include "planner/target/cluster_file.h"
 #include "report_page/page_file.h"
@@ -74,13 +75,22 @@ int print_cluster(const std::string& name) {
   return kExitSuccess;
 }
 
-// Plans the run, and changes if it does not fit.
+// Plans the run, and changes if it does not fit. Says on a terminal how far it is.
 ordered_json planned_with_changes(const PlanCommand& command) {
-  const planner::PlanOptions options = options_of(command);
+  planner::ProgressLine line;
+  planner::PlanOptions options = options_of(command);
+  options.progress = [&](const std::string& part) { line.show("planning: " + part); };
   const Config config = config_of(command);
   ordered_json document = planner::make_plan(config, options);
   if (status_for(document["memory"]["verdict"]) == kExitSuccess || command.no_changes) return document;
+  const size_t single_changes = planner::changes_for(config).size();
+  size_t change = 0;
   const auto plan_change = [&](const std::vector<std::string>& overrides) {
+    const bool single = ++change <= single_changes;
+    const std::string what =
+        c10::str("planning ", single ? c10::str("change ", change, " of ", single_changes) : "several", ", --set ",
+                 c10::Join(" --set ", overrides), ": ");
+    options.progress = [&, what](const std::string& part) { line.show(what + part); };
     return planner::make_plan(config_of(command, overrides), options);
   };
   document["changes"] = planner::planned_changes(config, document, plan_change);

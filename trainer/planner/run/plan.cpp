@@ -61,11 +61,19 @@ ordered_json cluster_document(const Cluster& cluster) {
 
 ordered_json plan_here(const Config& config, const PlanOptions& options) {
   const Cluster& cluster = options.cluster;
+  const auto begin = [&](const std::string& part) {
+    if (options.progress) options.progress(part);
+  };
+  begin("making the model");
   PlannedRun run(config, {.has_device = cluster.device.has_value(),
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
                           .rank = options.rank,
                           .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0});
-  for (int step = 0; step < kSteps; ++step) run.step();
+  for (int step = 1; step <= kSteps; ++step) {
+    begin(c10::str("step ", step, " of ", kSteps));
+    run.step();
+  }
+  begin("adding up");
   const MemoryForecast memory = forecast_memory(run.tape(), run.step_bounds(), cluster, options.host_memory);
   return {{"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
           {"cluster", cluster_document(cluster)},

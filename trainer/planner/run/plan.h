@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
 #include "config/config.h"
 #include "planner/target/cluster.h"
@@ -14,6 +16,8 @@ struct PlanOptions {
   Cluster cluster;
   int rank = 0;                        // the rank that is run
   std::optional<int64_t> host_memory;  // bytes of one host
+  // Called in the forked process before each part of the plan, with its name. May be empty.
+  std::function<void(const std::string&)> progress = {};
 };
 
 // Plans three steps of the run in a forked process, so that this one may make more plans, and returns the figures:
