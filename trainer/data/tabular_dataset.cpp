@@ -60,13 +60,13 @@ Batch TabularDataset::batch(const std::vector<int64_t>& indices) const {
   return batch;
 }
 
-struct Table {
+struct ParsedTable {
   at::Tensor numeric, categorical, labels;
 };
 
 class TabularFile : public TabularDataset {
  public:
-  TabularFile(const std::string& path, const TabularShape& shape, Table table)
+  TabularFile(const std::string& path, const TabularShape& shape, ParsedTable table)
       : TabularDataset(path, table.numeric.size(0), shape), table_(std::move(table)) {
     table_.labels = table_.labels.to(at::kLong);
   }
@@ -79,7 +79,7 @@ class TabularFile : public TabularDataset {
   }
 
  private:
-  Table table_;
+  ParsedTable table_;
 };
 
 class DummyTable : public TabularDataset {
@@ -160,7 +160,7 @@ at::Tensor ids_in(const formats::SafetensorsFile& file, const std::vector<int64_
 
 std::unique_ptr<Dataset> open_tabular_file(const std::string& path, const TabularShape& shape) {
   const formats::SafetensorsFile file(path);
-  Table table;
+  ParsedTable table;
   table.numeric = numbers_in(file, shape.numeric);
   table.categorical = ids_in(file, shape.table_rows);
   const int64_t samples = table.numeric.size(0);
