@@ -14,9 +14,11 @@
 #include "fsdp/communicator.h"
 #include "fsdp/rank_environment.h"
 #include "launch/launcher.h"
+#include "loop/plan_comparison.h"
 #include "loop/train_rank.h"
 #include "report/failure_report.h"
 #include "saving/start_point.h"
+#include "setup/distinct_parameters.h"
 #include "setup/memory_needs.h"
 #include "setup/rank_place.h"
 #include "setup/training_inputs.h"
@@ -31,8 +33,14 @@ constexpr const char* kThisProgram = "/proc/self/exe";
 std::vector<std::string> rank_arguments(const TrainCommand& command) {
   std::vector<std::string> arguments = {"train", "--config-path", command.config_path};
   if (command.save_config) arguments.emplace_back("--save-config");
+  if (!command.plan.empty()) arguments.insert(arguments.end(), {"--plan", command.plan});
   for (const std::string& override : command.overrides) arguments.insert(arguments.end(), {"--set", override});
   return arguments;
+}
+
+std::optional<PlannedFigures> plan_of(const TrainCommand& command) {
+  if (command.plan.empty()) return std::nullopt;
+  return read_planned_figures(command.plan);
 }
 
 // Checks everything that can be checked before ranks exist, so that a mistake causes one message instead of one per
@@ -49,6 +57,9 @@ int launch(const TrainCommand& command) {
       choose_place(config.communication, {.world_size = ranks, .local_world_size = ranks}, places_available());
   const TrainingInputs inputs = open_training_inputs(config, ranks);
   check_memory(config, inputs.model->module(), *inputs.train, {ranks, ranks, choice.device});
+  if (const auto plan = plan_of(command)) {
+    check_plan_is_of(*plan, ranks, choice.device, parameter_count(inputs.model->module()));
+  }
   choose_start(config);
   return launch_ranks({.program = kThisProgram, .arguments = rank_arguments(command), .ranks = ranks});
 }
@@ -78,7 +89,7 @@ int run_as_rank(const TrainCommand& command) {
   try {
     const Config config = read_config(command.config_path, command.overrides);
     check_for_world_size(config, environment.world_size);
-    const RunEnd end = train_rank(config, environment, {.save_config = command.save_config});
+    const RunEnd end = train_rank(config, environment, {.save_config = command.save_config, .plan = plan_of(command)});
     return end == RunEnd::kTerminated ? kExitTerminated : kExitSuccess;
   } catch (const std::exception& error) {
     end_failed_rank(environment.rank, error);

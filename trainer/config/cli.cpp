@@ -34,6 +34,11 @@ CLI::App* add_train(CLI::App& app, TrainCommand& command) {
                    "process is a rank of torchrun, mpirun or srun, or the only rank")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
+  train
+      ->add_option("--plan", command.plan,
+                   "A plan of this run (fsdp plan --json): its memory and time are printed at the end beside those of "
+                   "the run")
+      ->type_name("FILE");
   train->footer(config_help());
   return train;
 }

@@ -19,6 +19,7 @@ struct TrainCommand {
   std::vector<std::string> overrides;  // KEY=VALUE
   bool save_config = false;
   std::optional<int> nproc_per_node;
+  std::string plan;  // the output of `fsdp plan --json`; empty: none
 };
 
 // The result if nothing is left to do: the requested help or version, or an error, was printed.

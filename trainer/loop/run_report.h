@@ -35,6 +35,8 @@ class RunReport {
   void after_evaluation(int64_t step, double eval_loss);
   int64_t skipped_steps() const { return skipped_steps_; }
   void set_skipped_steps(int64_t skipped_steps) { skipped_steps_ = skipped_steps; }
+  // The most memory of this process since start(), without mapped files.
+  int64_t peak_memory() { return memory_.look().own; }
   // Prints a line of text on rank 0.
   void say(const std::string& text);
   // Must be called after the last line. Returns which lines could not be written to metrics.jsonl and the files of

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/allocated_memory.h"
 #include "base/out_of_memory.h"
 #include "config/byte_count.h"
 #include "config/config_writer.h"
@@ -15,6 +16,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/rank_environment.h"
 #include "loop/evaluation.h"
+#include "loop/plan_comparison.h"
 #include "loop/run_report.h"
 #include "loop/step_trace.h"
 #include "loop/training_run.h"
@@ -22,6 +24,7 @@
 #include "saving/checkpoint_list.h"
 #include "saving/run_checkpoints.h"
 #include "saving/start_point.h"
+#include "setup/distinct_parameters.h"
 #include "setup/memory_needs.h"
 #include "setup/model_io.h"
 #include "setup/sharding_options.h"
@@ -40,7 +43,8 @@ class RankRun {
   RankRun(const Config& config, TrainingInputs inputs, const RankPlace& place);
 
   void save_config() const;
-  RunEnd train();
+  // `plan`: see RunRequest.
+  RunEnd train(const std::optional<PlannedFigures>& plan);
   void evaluate_model();
   void save_model();
   // Throws an error if the last checkpoint, metrics or a trace could not be written.
@@ -53,7 +57,8 @@ class RankRun {
   void shard();
   void make_separate_parameters();
   void make_automatic_units();
-  RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints);
+  RunEnd take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints, StepClock* clock);
+  MeasuredFigures measured(const TrainingRun& run, const StepClock& clock);
   // Runs `part`. Appends a memory report to out-of-memory errors.
   template <typename Part, typename Memory>
   auto explained(const Part& part, const Memory& memory) const;
@@ -170,7 +175,7 @@ void RankRun::save_config() const {
   if (is_first()) write_config(config_, (fs::path(config_.output.output_dir) / "resolved_config.json").string());
 }
 
-RunEnd RankRun::train() {
+RunEnd RankRun::train(const std::optional<PlannedFigures>& plan) {
   TrainBatches batches(*inputs_.train, {.global = global_batch_of(config_, communicator_->size()),
                                         .rank = communicator_->rank(),
                                         .shuffle = config_.data.shuffle,
@@ -185,19 +190,31 @@ RunEnd RankRun::train() {
     step = load_checkpoint(checkpoints);
   }
   report_.start(step);
-  return take_steps(step, run, checkpoints);
+  StepClock clock;
+  const RunEnd end = take_steps(step, run, checkpoints, plan ? &clock : nullptr);
+  if (plan && is_first() && end == RunEnd::kFinished) report_.say(comparison_text(*plan, measured(run, clock)));
+  return end;
 }
 
-RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints) {
+MeasuredFigures RankRun::measured(const TrainingRun& run, const StepClock& clock) {
+  MeasuredFigures figures{.categories = sharded_->diagnostics().memory(),
+                          .bytes = base::peak_allocated_bytes(device_).value_or(report_.peak_memory()),
+                          .step_seconds = clock.seconds()};
+  for (MemoryCategory& category : run.memory()) figures.categories.push_back(std::move(category));
+  return figures;
+}
+
+RunEnd RankRun::take_steps(int64_t begin, TrainingRun& run, RunCheckpoints& checkpoints, StepClock* clock) {
   StepTrace trace(config_.trace, *sharded_, *communicator_, config_.steps.max_steps - begin,
                   [&run] { return run.memory(); });
   if (config_.trace.path && !trace.traces()) report_.say("no trace: training ends before trace_first_step");
   if (begin >= config_.steps.max_steps) {
     report_.say(c10::str("nothing is left to train: max_steps is ", config_.steps.max_steps));
   }
+  const auto take_step = [&] { return clock ? clock->timed([&] { return run.step(); }) : run.step(); };
   for (int64_t step = begin + 1; step <= config_.steps.max_steps; ++step) {
     trace.before_step(step - begin);
-    report_.after_step(step, explained([&] { return run.step(); }, [&] { return run.memory(); }));
+    report_.after_step(step, explained(take_step, [&] { return run.memory(); }));
     if (step == begin + 1 && config_.sharding.wrap_policy == UnitsBy::kAutoUnits) {
       report_.say(c10::str("made ", sharded_->diagnostics().stats().units, " units from the execution order"));
     }
@@ -245,6 +262,9 @@ RunEnd train_rank(const Config& config, const RankEnvironment& environment, cons
   // Checked here so that errors come before ranks wait for one another and before any rank allocates memory.
   check_memory(config, inputs.model->module(), *inputs.train,
                {environment.local_world_size, environment.world_size, choice.device});
+  if (request.plan) {
+    check_plan_is_of(*request.plan, environment.world_size, choice.device, parameter_count(inputs.model->module()));
+  }
   choose_start(config);
   const RankPlace place = take_place(choice, environment);
   try {
@@ -260,7 +280,7 @@ RunEnd train_at(const Config& config, TrainingInputs inputs, const RankPlace& pl
   at::manual_seed(static_cast<uint64_t>(config.steps.seed) + static_cast<uint64_t>(place.communicator->rank()));
   RankRun run(config, std::move(inputs), place);
   if (request.save_config) run.save_config();
-  if (run.train() == RunEnd::kTerminated) return RunEnd::kTerminated;
+  if (run.train(request.plan) == RunEnd::kTerminated) return RunEnd::kTerminated;
   if (config.output.do_eval) run.evaluate_model();
   if (config.output.save_final) run.save_model();
   run.check_written();

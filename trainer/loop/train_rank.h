@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "config/config.h"
 #include "fsdp/communicator.h"
 #include "fsdp/rank_environment.h"
+#include "loop/plan_comparison.h"
 #include "setup/rank_place.h"
 #include "setup/training_inputs.h"
 
@@ -18,6 +20,8 @@ enum class RunEnd : uint8_t {
 
 struct RunRequest {
   bool save_config = false;  // write output_dir/resolved_config.json
+  // Printed at the end beside what this run has measured; not set: nothing is measured for it.
+  std::optional<PlannedFigures> plan = std::nullopt;
 };
 
 // Chooses the rank's device, opens model and data, connects to the other ranks, trains, evaluates and saves as `config`

@@ -15,4 +15,10 @@ std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
+int64_t parameter_count(const torch::nn::Module& module) {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : distinct_parameters(module)) count += parameter.numel();
+  return count;
+}
+
 }  // namespace fsdp::trainer

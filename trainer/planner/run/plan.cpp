@@ -59,6 +59,15 @@ ordered_json cluster_document(const Cluster& cluster) {
   return document;
 }
 
+// The engine's categories and the optimizer's, as a run measures them.
+ordered_json engine_document(const PlannedRun& run) {
+  ordered_json document = ordered_json::array();
+  for (const MemoryCategory& category : run.memory().back().categories) {
+    document.push_back({{"name", category.name}, {"peak", category.peak}});
+  }
+  return document;
+}
+
 ordered_json plan_here(const Config& config, const PlanOptions& options) {
   const Cluster& cluster = options.cluster;
   const auto begin = [&](const std::string& part) {
@@ -80,6 +89,7 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
           {"rank", options.rank},
           {"steps", kSteps},
           {"units", units_document(run.sharded().diagnostics().describe_units())},
+          {"engine", engine_document(run)},
           {"memory", memory_document(memory, run.tape())}};
 }
 

@@ -74,7 +74,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   const nlohmann::json definition = model_config(config_);
   model_type_ = definition.at("model_type").get<std::string>();
   model_ = make_model(config_, definition);
-  for (const at::Tensor& parameter : trainer::distinct_parameters(model_->module())) parameters_ += parameter.numel();
+  parameters_ = trainer::parameter_count(model_->module());
   const trainer::GlobalBatch global = global_batch(config_, target);
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
