@@ -1,20 +1,10 @@
 #include "planner/run/plan.h"
 
 #include <c10/util/StringUtil.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <exception>
-#include <functional>
-#include <memory>
 #include <stdexcept>
-#include <string>
+#include <utility>
 
-#include "base/error_message.h"
 #include "config/config_checks.h"
 #include "config/errors.h"
 #include "planner/memory/forecast.h"
@@ -71,64 +61,22 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
           {"memory", memory_document(memory, run.tape())}};
 }
 
-// The child's answer: the document, or an error.
-ordered_json answer_of(const std::function<ordered_json()>& plan) {
-  try {
-    return {{"plan", plan()}};
-  } catch (const ConfigError& error) {
-    return {{"config_error", error.what()}};
-  } catch (const std::exception& error) {
-    return {{"error", base::message_of(error)}};
-  }
-}
-
-using File = std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })>;
-
-[[noreturn]] void answer(std::FILE* file, const std::function<ordered_json()>& plan) {
-  const std::string text = answer_of(plan).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
-  std::fflush(stdout);
-  std::_Exit(written ? 0 : 1);  // without destructors: the planned device has no way back
-}
-
-std::string text_of(std::FILE* file) {
-  std::string text;
-  std::rewind(file);
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text.push_back(static_cast<char>(c));
-  return text;
-}
-
-void wait_for(pid_t child) {
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) throw std::runtime_error(c10::str("cannot wait for the plan: ", std::strerror(errno)));
-  }
-  if (WIFSIGNALED(status)) {
-    throw std::runtime_error(c10::str("the plan ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)),
-                                      "); the message above, if any, names the operator"));
-  }
-  if (status != 0) throw std::runtime_error("the plan could not write its result: is the temporary folder full?");
-}
-
-ordered_json in_child(const std::function<ordered_json()>& plan) {
-  const File file(std::tmpfile());
-  if (!file) throw std::runtime_error(c10::str("cannot make a temporary file for a plan: ", std::strerror(errno)));
-  std::fflush(nullptr);  // otherwise the child would write pending output again
-  const pid_t child = fork();
-  if (child < 0) throw std::runtime_error(c10::str("cannot start a process for a plan: ", std::strerror(errno)));
-  if (child == 0) answer(file.get(), plan);
-  wait_for(child);
-  return ordered_json::parse(text_of(file.get()));
-}
-
 }  // namespace
 
 ordered_json make_plan(const Config& config, const PlanOptions& options) {
-  check_against_cluster(config, options);
-  ordered_json answer = in_child([&] { return plan_here(config, options); });
-  if (answer.contains("config_error")) throw ConfigError(answer["config_error"].get<std::string>());
-  if (answer.contains("error")) throw std::runtime_error(answer["error"].get<std::string>());
-  return answer.at("plan");
+  Answer answer = plan_all({config}, options, 1).front();
+  if (!answer.refusal.empty()) throw ConfigError(answer.refusal);
+  if (!answer.failure.empty()) throw std::runtime_error(answer.failure);
+  return std::move(answer.result);
+}
+
+std::vector<Answer> plan_all(const std::vector<Config>& configs, const PlanOptions& options, size_t at_once,
+                             const std::function<void()>& answered) {
+  const auto plan = [&](size_t index) {
+    check_against_cluster(configs[index], options);
+    return plan_here(configs[index], options);
+  };
+  return answers_of_children(configs.size(), at_once, plan, answered);
 }
 
 }  // namespace fsdp::planner

@@ -1,11 +1,15 @@
 // A plan: a planned run and its figures, made in a process of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "config/config.h"
+#include "planner/run/child_answers.h"
 #include "planner/target/cluster.h"
 
 namespace fsdp::planner {
@@ -21,5 +25,10 @@ struct PlanOptions {
 // threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts the cluster, and a
 // std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);
+
+// Makes the plans of several configs, at most `at_once` at a time, and returns the answers in their order: an error of
+// one config is no error of the others. Calls `answered` after each of them.
+std::vector<Answer> plan_all(const std::vector<trainer::Config>& configs, const PlanOptions& options, size_t at_once,
+                             const std::function<void()>& answered = {});
 
 }  // namespace fsdp::planner
