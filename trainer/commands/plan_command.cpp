@@ -9,6 +9,7 @@
 
 #include "base/error_message.h"
 #include "commands/command_error.h"
+#include "commands/plan_search.h"
 #include "config/byte_count.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
@@ -65,6 +66,10 @@ int status_for(const std::string& verdict) {
 
 int plan(const PlanCommand& command) {
   const planner::PlanOptions options = options_of(command);
+  if (command.search) {
+    return run_plan_search(command, options,
+                           [&](const std::vector<std::string>& more) { return config_of(command, more); });
+  }
   const Config config = config_of(command);
   ordered_json document = planner::make_plan(config, options);
   const int status = status_for(document["memory"]["verdict"]);
@@ -79,6 +84,27 @@ int plan(const PlanCommand& command) {
     std::fputs(planner::plan_text(document).c_str(), stdout);
   }
   return status;
+}
+
+CLI::Option* add_search(CLI::App& plan, PlanCommand& command) {
+  CLI::Option* search =
+      plan.add_flag("--search", command.search,
+                    "Plan many configs, and show those that fit and are fastest or need the least memory; keys of "
+                    "--set keep their values");
+  plan.add_flag("--free-batch", command.free_batch,
+                "With --search: the samples of a step may change; otherwise they do only if neither train_batch_size "
+                "nor gradient_accumulation_steps is given")
+      ->needs(search);
+  plan.add_option("--search-limit", command.search_limit, "With --search: plan at most this many configs")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str()
+      ->needs(search);
+  plan.add_option("--jobs", command.jobs, "With --search: plan this many at a time; by default one a processor")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->needs(search);
+  return search;
 }
 
 }  // namespace
@@ -105,7 +131,9 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");
   plan->add_flag("--json", command.json, "Print one JSON object");
-  plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
+  CLI::Option* no_changes =
+      plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
+  add_search(*plan, command)->excludes(no_changes);
   return plan;
 }
 

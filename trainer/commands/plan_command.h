@@ -20,6 +20,10 @@ struct PlanCommand {
   std::optional<std::string> host_memory;  // read by parse_byte_count
   bool json = false;
   bool no_changes = false;
+  bool search = false;
+  bool free_batch = false;  // the search may change the samples of a step
+  int search_limit = 600;   // plans
+  int jobs = 0;             // plans at a time; 0: as many as there are processors
 };
 
 // Exit statuses beside those of errors.h, so that scripts can ask.

@@ -41,13 +41,6 @@ std::string moment_text(const ordered_json& moment) {
   return c10::str("in ", moment.at("phase").get<std::string>(), " of step ", moment.at("step").get<int>());
 }
 
-std::string head(const ordered_json& plan) {
-  const ordered_json& model = plan.at("model");
-  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
-                  model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
-                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
-}
-
 // "fits: 5.30 GiB of 79.18 GiB of each device's memory, 73.88 GiB to spare"
 std::string judged(const std::string& verdict, const ordered_json& total, const ordered_json& capacity,
                    const std::string& of_what) {
@@ -129,10 +122,17 @@ std::string change_rows(const ordered_json& changes) {
 
 }  // namespace
 
+std::string plan_head(const ordered_json& plan) {
+  const ordered_json& model = plan.at("model");
+  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
+                  model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
+                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
+}
+
 std::string plan_text(const ordered_json& plan) {
   const ordered_json& memory = plan.at("memory");
   const bool has_device = memory.contains("device");
-  return head(plan) + verdicts(memory) + (has_device ? device_table(memory["device"]) : "") +
+  return plan_head(plan) + verdicts(memory) + (has_device ? device_table(memory["device"]) : "") +
          host_table(memory.at("host"), !has_device) + (plan.contains("changes") ? change_rows(plan["changes"]) : "");
 }
 
