@@ -281,7 +281,7 @@ TEST(Replay, MistakesAreRefused) {
   }
 }
 
-class RandomReplays : public testing::TestWithParam<int> {
+class RandomReplays : public ::testing::TestWithParam<int> {
  protected:
   static Replay make(int seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
@@ -361,7 +361,7 @@ TEST_P(RandomReplays, OrderIsKept) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomReplays, testing::Range(0, 20));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomReplays, ::testing::Range(0, 20));
 
 }  // namespace
 }  // namespace fsdp::planner::replay_test
