@@ -28,8 +28,9 @@ std::string seconds_text(const ordered_json& value) {
   return fixed_text(seconds * 1e6, 1) + " us";
 }
 
-// Groups of three digits: "1,234,567".
-std::string whole_text(double value) {
+// Groups of three digits, and a fraction of small numbers: "1,234,567", "3.4".
+std::string rate_text(double value) {
+  if (value < 100) return fixed_text(value, 1);
   const std::string digits = fixed_text(value, 0);
   std::string text;
   for (size_t i = 0; i < digits.size(); ++i) {
@@ -64,7 +65,7 @@ std::string rate_rows(const ordered_json& time) {
   const std::string unit = time.contains("tokens_per_second") ? "tokens" : "samples";
   const auto all = time.at(unit + "_per_second").get<double>();
   const auto one = time.at(unit + "_per_second_per_device").get<double>();
-  std::string text = row(2, unit + " per second", whole_text(all), whole_text(one) + " for each device");
+  std::string text = row(2, unit + " per second", rate_text(all), rate_text(one) + " for each device");
   const std::string utilization = fixed_text(100 * time.at("mfu").get<double>(), 1);
   text += row(2, "TFLOP/s of a device", fixed_text(time.at("tflops_per_device").get<double>(), 1),
               utilization + " % of its peak; attention counts in full");
