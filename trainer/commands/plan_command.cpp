@@ -71,7 +71,9 @@ int plan(const PlanCommand& command) {
                            [&](const std::vector<std::string>& more) { return config_of(command, more); });
   }
   const Config config = config_of(command);
-  ordered_json document = planner::make_plan(config, options);
+  planner::PlanOptions traced = options;
+  traced.trace = command.trace;
+  ordered_json document = planner::make_plan(config, traced);
   const int status = status_for(document["memory"]["verdict"]);
   if (status != kExitSuccess && !command.no_changes) {
     document["changes"] = planner::planned_changes(config, document, [&](const std::vector<std::string>& overrides) {
@@ -130,10 +132,13 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->add_option("--host-memory", command.host_memory,
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");
+  CLI::Option* trace =
+      plan->add_option("--trace", command.trace, "Write the planned steps as a trace, which ui.perfetto.dev opens")
+          ->type_name("FILE");
   plan->add_flag("--json", command.json, "Print one JSON object");
   CLI::Option* no_changes =
       plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
-  add_search(*plan, command)->excludes(no_changes);
+  add_search(*plan, command)->excludes(no_changes)->excludes(trace);
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// `fsdp plan`: says before launch whether a run fits its machine, and where its memory goes.
+// `fsdp plan`: says before launch whether a run fits its machine, where its memory goes, and how long a step takes.
 #pragma once
 
 #include <optional>
@@ -18,6 +18,7 @@ struct PlanCommand {
   std::string cluster;
   int rank = 0;
   std::optional<std::string> host_memory;  // read by parse_byte_count
+  std::string trace;                       // empty: none is written
   bool json = false;
   bool no_changes = false;
   bool search = false;

@@ -8,7 +8,11 @@
 #include "config/config_checks.h"
 #include "config/errors.h"
 #include "planner/memory/forecast.h"
+#include "planner/pricing/time_forecast.h"
 #include "planner/report/memory_document.h"
+#include "planner/report/memory_marks.h"
+#include "planner/report/time_document.h"
+#include "planner/report/time_trace.h"
 #include "planner/run/planned_run.h"
 
 namespace fsdp::planner {
@@ -36,6 +40,9 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
   if (options.rank < 0 || options.rank >= options.cluster.ranks()) {
     throw ConfigError(c10::str("--rank ", options.rank, ": the cluster has ranks 0 to ", options.cluster.ranks() - 1));
   }
+  if (!options.trace.empty() && !options.cluster.device) {
+    throw ConfigError("--trace: the time of a step on CPUs is not known; name a cluster with GPUs");
+  }
   trainer::check_for_world_size(config, options.cluster.ranks());
 }
 
@@ -46,19 +53,41 @@ ordered_json cluster_document(const Cluster& cluster) {
   return document;
 }
 
+StepWork step_work(const PlannedRun& run, const Config& config) {
+  return {.samples = config.data.train_batch_size * config.steps.gradient_accumulation_steps,
+          .sample = run.sample_work(),
+          .dtype = config.precision.dtype,
+          .recomputes = config.model.activation_checkpointing};
+}
+
+// Also writes the timeline, if one is wanted.
+ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions& options,
+                       const DeviceForecast& memory) {
+  const TimeForecast time = forecast_time(run.tape(), run.step_bounds(), options.cluster, memory.replay.retried);
+  if (!options.trace.empty()) {
+    write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, memory.use, run.stop_trace()));
+  }
+  return time_document(time, step_work(run, config), options.cluster);
+}
+
 ordered_json plan_here(const Config& config, const PlanOptions& options) {
   const Cluster& cluster = options.cluster;
   PlannedRun run(config, {.has_device = cluster.device.has_value(),
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
                           .rank = options.rank,
                           .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0});
+  if (!options.trace.empty()) run.trace();
   for (int step = 0; step < kSteps; ++step) run.step();
   const MemoryForecast memory = forecast_memory(run.tape(), run.step_bounds(), cluster, options.host_memory);
-  return {{"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
-          {"cluster", cluster_document(cluster)},
-          {"rank", options.rank},
-          {"steps", kSteps},
-          {"memory", memory_document(memory, run.tape())}};
+  ordered_json document = {
+      {"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
+      {"cluster", cluster_document(cluster)},
+      {"rank", options.rank},
+      {"steps", kSteps},
+      {"memory", memory_document(memory, run.tape())}};
+  add_memory_marks(document["memory"]);
+  if (memory.device) document["time"] = plan_time(run, config, options, *memory.device);
+  return document;
 }
 
 }  // namespace

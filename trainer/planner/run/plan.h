@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -18,12 +19,13 @@ struct PlanOptions {
   Cluster cluster;
   int rank = 0;                        // the rank that is run
   std::optional<int64_t> host_memory;  // bytes of one host
+  std::string trace;                   // where the timeline is written (time_trace.h); empty: nowhere
 };
 
 // Plans three steps of the run in a forked process, so that this one may make more plans, and returns the figures:
-// "model", "cluster", "rank", "steps", and "memory" (memory_document.h). Must be called before this process starts
-// threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts the cluster, and a
-// std::runtime_error if the plan fails.
+// "model", "cluster", "rank", "steps", "memory" (memory_document.h) and, for devices, "time" (time_document.h). Must be
+// called before this process starts threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts
+// the cluster, and a std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);
 
 // Makes the plans of several configs, at most `at_once` at a time, and returns the answers in their order: an error of
