@@ -161,17 +161,11 @@ int64_t first_begin(const Trace& trace) {
   return first;
 }
 
-std::string file_text(const std::vector<std::string>& events) {
-  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-  for (size_t rank = 0; rank < events.size(); ++rank) text += (rank > 0 ? ",\n" : "") + events[rank];
-  return text + "\n]}\n";
-}
-
 // Writes the file. Returns the error message, or an empty string on success.
 std::string write(const std::filesystem::path& path, const std::vector<std::string>& events) {
   try {
     if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
-    formats::write_file(path, file_text(events));
+    formats::write_file(path, trace_file_text(events));
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -188,6 +182,12 @@ std::string trace_events(int rank, Trace trace) {
   for (const TraceRange& range : trace.ranges) events.add(range);
   for (const TraceMemory& memory : trace.memory) events.add(memory);
   return events.text();
+}
+
+std::string trace_file_text(const std::vector<std::string>& events) {
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  for (size_t rank = 0; rank < events.size(); ++rank) text += (rank > 0 ? ",\n" : "") + events[rank];
+  return text + "\n]}\n";
 }
 
 }  // namespace fsdp::trace

@@ -12,4 +12,7 @@ namespace fsdp::trace {
 // a track are put into rows of their own (into the first row that is free).
 std::string trace_events(int rank, Trace trace);
 
+// Returns the whole file, from the events of each rank.
+std::string trace_file_text(const std::vector<std::string>& events);
+
 }  // namespace fsdp::trace

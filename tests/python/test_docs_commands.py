@@ -140,7 +140,7 @@ def run_plan(place, command):
     words = place.words(command)
     result = subprocess.run(words, cwd=place.folder, capture_output=True, text=True, check=False)
     assert result.returncode in (0, 3, 4), result.stderr
-    # The document shows parts of what the program prints.
+    # The document shows parts of what the program prints: of a search, not the time that it took.
     shown = next(text for text in PLANS if text.startswith(result.stdout.splitlines()[0]))
     for part in shown.split("…\n"):
         assert part in result.stdout
@@ -150,7 +150,7 @@ PLANS = [
     block
     for path in DOCUMENTS
     for block in re.findall(r"^```text\n(.*?)^```", path.read_text(), flags=re.M | re.S)
-    if "memory of a device" in block
+    if "memory of a device" in block or "none of these is beaten" in block
 ]
 
 

@@ -9,6 +9,7 @@
 
 #include "base/error_message.h"
 #include "commands/command_error.h"
+#include "commands/plan_search.h"
 #include "config/byte_count.h"
 #include "config/config_reader.h"
 #include "config/errors.h"
@@ -23,6 +24,7 @@
 #include "planner/run/plan.h"
 #include "planner/target/cluster_file.h"
 #include "report_page/page_file.h"
+#include "report_page/step_timeline.h"
 
 namespace fsdp::trainer {
 
@@ -75,14 +77,15 @@ int print_cluster(const std::string& name) {
   return kExitSuccess;
 }
 
-// Plans the run, and changes if it does not fit. Says on a terminal how far it is.
-ordered_json planned_with_changes(const PlanCommand& command) {
+// Plans the run, and changes if it does not fit. Says on a terminal how far it is. The timeline of the run is written
+// to options.trace.
+ordered_json planned_with_changes(const PlanCommand& command, planner::PlanOptions options) {
   planner::ProgressLine line;
-  planner::PlanOptions options = options_of(command);
   options.progress = [&](const std::string& part) { line.show("planning: " + part); };
   const Config config = config_of(command);
   ordered_json document = planner::make_plan(config, options);
   if (status_for(document["memory"]["verdict"]) == kExitSuccess || command.no_changes) return document;
+  options.trace.clear();
   const size_t single_changes = planner::changes_for(config).size();
   size_t change = 0;
   const auto plan_change = [&](const std::vector<std::string>& overrides) {
@@ -97,10 +100,39 @@ ordered_json planned_with_changes(const PlanCommand& command) {
   return document;
 }
 
+// A file that is removed with this object.
+struct PassingFile {
+  explicit PassingFile(fs::path file) : path(std::move(file)) {}
+  ~PassingFile() {
+    std::error_code failure;
+    fs::remove(path, failure);
+  }
+  PassingFile(const PassingFile&) = delete;
+  PassingFile& operator=(const PassingFile&) = delete;
+  const fs::path path;
+};
+
+// Writes the page, too. Its timeline comes from the trace; plans for CPUs have none.
+ordered_json plan_with_page(const PlanCommand& command, planner::PlanOptions options) {
+  check_folder_of_page(command.html, "--html");
+  const PassingFile passing(formats::temporary_sibling(command.html));
+  if (options.trace.empty() && options.cluster.device) options.trace = passing.path.string();
+  ordered_json document = planned_with_changes(command, options);
+  std::optional<StepTimeline> timeline;
+  if (!options.trace.empty()) timeline = read_step_timeline(options.trace);
+  formats::write_file(command.html, planner::plan_page(document, timeline));
+  return document;
+}
+
 int plan(const PlanCommand& command) {
-  if (!command.html.empty()) check_folder_of_page(command.html, "--html");
-  const ordered_json document = planned_with_changes(command);
-  if (!command.html.empty()) formats::write_file(command.html, planner::plan_page(document));
+  planner::PlanOptions options = options_of(command);
+  if (command.search) {
+    return run_plan_search(command, options,
+                           [&](const std::vector<std::string>& more) { return config_of(command, more); });
+  }
+  options.trace = command.trace;
+  const ordered_json document =
+      command.html.empty() ? planned_with_changes(command, options) : plan_with_page(command, options);
   if (command.json) {
     std::fputs(planner::pretty_json(document).c_str(), stdout);
   } else {
@@ -114,6 +146,27 @@ void check_complete(const PlanCommand& command) {
   if (!command.print_cluster.empty()) return;
   if (command.model.empty() && command.config_path.empty()) throw CLI::RequiredError("--config-path or --model");
   if (command.cluster.empty()) throw CLI::RequiredError("--cluster");
+}
+
+CLI::Option* add_search(CLI::App& plan, PlanCommand& command) {
+  CLI::Option* search =
+      plan.add_flag("--search", command.search,
+                    "Plan many configs, and show those that fit and are fastest or need the least memory; keys of "
+                    "--set keep their values");
+  plan.add_flag("--free-batch", command.free_batch,
+                "With --search: the samples of a step may change; otherwise they do only if neither train_batch_size "
+                "nor gradient_accumulation_steps is given")
+      ->needs(search);
+  plan.add_option("--search-limit", command.search_limit, "With --search: plan at most this many configs")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str()
+      ->needs(search);
+  plan.add_option("--jobs", command.jobs, "With --search: plan this many at a time; by default one a processor")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->needs(search);
+  return search;
 }
 
 }  // namespace
@@ -143,9 +196,15 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->add_option("--host-memory", command.host_memory,
                    "Memory of one host, such as 512GiB; without it, no verdict about hosts")
       ->type_name("BYTES");
-  plan->add_option("--html", command.html, "Also write a page with figures and plots")->type_name("FILE");
+  CLI::Option* html =
+      plan->add_option("--html", command.html, "Also write a page with figures and plots")->type_name("FILE");
+  CLI::Option* trace =
+      plan->add_option("--trace", command.trace, "Write the planned steps as a trace, which ui.perfetto.dev opens")
+          ->type_name("FILE");
   plan->add_flag("--json", command.json, "Print one JSON object");
-  plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
+  CLI::Option* no_changes =
+      plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
+  add_search(*plan, command)->excludes(no_changes)->excludes(trace)->excludes(html);
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// `fsdp plan`: says before launch whether a run fits its machine, and where its memory goes.
+// `fsdp plan`: says before launch whether a run fits its machine, where its memory goes, and how long a step takes.
 #pragma once
 
 #include <optional>
@@ -20,8 +20,13 @@ struct PlanCommand {
   std::optional<std::string> host_memory;  // read by parse_byte_count
   std::string print_cluster;               // not empty: print this cluster as a file, and plan nothing
   std::string html;                        // the page to write; empty: none
+  std::string trace;                       // empty: none is written
   bool json = false;
   bool no_changes = false;
+  bool search = false;
+  bool free_batch = false;  // the search may change the samples of a step
+  int search_limit = 600;   // plans
+  int jobs = 0;             // plans at a time; 0: as many as there are processors
 };
 
 // Exit statuses beside those of errors.h, so that scripts can ask.

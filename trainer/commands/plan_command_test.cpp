@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "report_page/step_timeline.h"
 #include "support/files/temporary_folder.h"
 #include "testing/program.h"
 
@@ -162,7 +163,78 @@ TEST(PlanCommand, TextBeginsWithTheVerdict) {
   const ProgramResult result = run_shell("$FSDP plan --model gpt2 --cluster 8xh100");
   EXPECT_EQ(result.status, 0);
   EXPECT_THAT(result.out, AllOf(HasSubstr("gpt2, 124.44 M parameters in 14 units, on 8 x NVIDIA H100 SXM, 80 GB"),
-                                HasSubstr("\nfits: "), HasSubstr("\nmemory of a device\n")));
+                                HasSubstr("\nfits: "), HasSubstr("\nmemory of a device\n"),
+                                HasSubstr("\ntime of a step (step 3"), HasSubstr("\ncollectives of a step\n")));
+}
+
+TEST(PlanCommand, PartsOfAStepAddUp) {
+  const nlohmann::json time = planned("--model gpt2 --cluster 8xh100", 0)["time"];
+  double sum = 0, computed = 0;
+  for (const char* part : {"compute", "exposed_communication", "host_bound", "spread", "idle"}) {
+    sum += time[std::string(part) + "_seconds"].get<double>();
+  }
+  EXPECT_NEAR(time["step_seconds"], sum, 1e-9);
+  for (const nlohmann::json& seconds : time["by_kind"]) computed += seconds.get<double>();
+  EXPECT_NEAR(time["compute_seconds"], computed, 1e-9);
+  EXPECT_EQ(time["steps"].size(), 3);
+  EXPECT_EQ(time["steps"][2]["step_seconds"], time["step_seconds"]);
+  EXPECT_NEAR(time["tokens_per_second"], 8 * time["tokens_per_second_per_device"].get<double>(), 1e-3);
+}
+
+TEST(PlanCommand, ThroughputFollowsFromTheStep) {
+  const nlohmann::json time = planned(
+      "--model gpt2 --set max_seq_length=256 --set train_batch_size=4 --set gradient_accumulation_steps=2 "
+      "--cluster 2x4xh100",
+      0)["time"];
+  const double seconds = time["step_seconds"];
+  EXPECT_NEAR(time["tokens_per_second"], 8 * 4 * 2 * 256 / seconds, 1e-3);
+  EXPECT_NEAR(time["tflops_per_device"], time["model_flops_per_device"].get<double>() / seconds * 1e-12, 1e-6);
+  EXPECT_NEAR(time["mfu"], time["tflops_per_device"].get<double>() / 989, 1e-9);
+  EXPECT_GE(seconds, time["marks"]["step_seconds"]["at_least"].get<double>());
+  EXPECT_LE(time["mfu"], time["marks"]["mfu"]["at_most"].get<double>());
+}
+
+TEST(PlanCommand, EachFigureIsMarked) {
+  const nlohmann::json plan = planned("--model gpt2 --cluster 8xh100", 0);
+  for (const auto& [figure, value] : plan["time"].items()) {
+    EXPECT_TRUE(figure == "marks" || plan["time"]["marks"].contains(figure)) << figure;
+  }
+  EXPECT_EQ(plan["time"]["marks"]["communication_volume_bytes"]["mark"], "exact");
+  const nlohmann::json& device = plan["memory"]["device"];
+  EXPECT_EQ(device["marks"]["by_kind"]["parameter shards"], "exact");
+  EXPECT_EQ(device["marks"]["total"]["mark"], "modelled");
+  EXPECT_LE(device["marks"]["requested"]["at_least"], device["requested"]);
+}
+
+TEST(PlanCommand, CpusHaveNoTime) {
+  const std::string run = "--model gpt2 --set max_seq_length=64 --cluster 4xcpu";
+  EXPECT_FALSE(planned(run, 0).contains("time"));
+  EXPECT_THAT(run_shell("$FSDP plan " + run).out, HasSubstr("no time of a step"));
+  expect_error(run + " --trace t.json", 2, "--trace");
+}
+
+// `fsdp report` shows the last planned step as it shows a run's.
+TEST(PlanCommand, TheTraceIsOneOfARun) {
+  const testing::TemporaryFolder folder;
+  const std::string trace = folder.path("plan.json");
+  const std::string run = "--model gpt2 --cluster 2x4xa100-80 --rank 5";
+  const nlohmann::json plan = planned(run + " --trace " + trace, 0);
+  EXPECT_EQ(plan, planned(run, 0));
+  const auto step = read_step_timeline(trace);
+  ASSERT_TRUE(step);
+  const double spread = plan["time"]["spread_seconds"];
+  EXPECT_NEAR(step->length_ms, 1e3 * (plan["time"]["step_seconds"].get<double>() - spread), 0.01);
+  ASSERT_EQ(step->ranks.size(), 1);
+  EXPECT_EQ(step->ranks[0].rank, 5);
+  EXPECT_NEAR(step->ranks[0].busy_ms("step"), step->length_ms, 0.01);
+  for (const char* kind : {"compute", "gather", "reduce"}) EXPECT_GT(step->ranks[0].busy_ms(kind), 0) << kind;
+  EXPECT_GE(static_cast<double>(plan["memory"]["device"]["requested"].get<int64_t>()), step->ranks[0].peak_bytes());
+
+  folder.write("metrics.jsonl", "{\"step\":1,\"loss\":1}\n");
+  folder.write("resolved_config.json", nlohmann::json{{"trace_path", trace}}.dump());
+  const ProgramResult report = run_shell("$FSDP report " + folder.path().string());
+  EXPECT_EQ(report.status, 0) << report.err;
+  EXPECT_THAT(folder.read("report.html"), AllOf(HasSubstr("h.11"), HasSubstr("all-gather")));
 }
 
 TEST(PlanCommand, ErrorsNameTheMistake) {

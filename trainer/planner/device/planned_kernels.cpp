@@ -193,13 +193,16 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return true;
 }
 
+// "aten::_foreach_add_" changes all tensors of a list in one kernel of CUDA; other devices take them one by one.
+bool changes_lists(const std::string& name) { return name.rfind("aten::_foreach_", 0) == 0 && name.back() == '_'; }
+
 // Whether the operator is one kernel. This includes operators that choose a kernel by the device inside.
 bool is_done_as_a_whole(const c10::OperatorHandle& op) {
   static const std::set<std::string> chosen_by_device = {"aten::convolution", "aten::convolution_backward",
                                                          "aten::copy_"};
   const std::string& name = op.schema().name();
   if (name.rfind("aten::", 0) != 0) return false;
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || changes_lists(name) ||
          (chosen_by_device.count(name) && op.schema().overload_name().empty());
 }
 

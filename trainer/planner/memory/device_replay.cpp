@@ -12,8 +12,10 @@ DeviceReplay replay_device_memory(const Tape& tape, const CachingAllocatorOption
   for (size_t i = 0; i < entries.size() && !replay.exhausted_at; ++i) {
     const TapeEntry& entry = entries[i];
     if (entry.kind == TapeKind::kAllocation && entry.place == Place::kDevice) {
+      const int64_t segments = allocator.segments(), retries = allocator.retries();
       try {
         addresses.emplace(entry.id, allocator.allocate(entry.bytes, entry.stream));
+        if (allocator.retries() > retries) replay.retried.push_back({i, segments + 1 - allocator.segments()});
       } catch (const DeviceMemoryExhausted&) {
         replay.exhausted_at = i;
       }

@@ -3,16 +3,24 @@
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "planner/memory/caching_allocator.h"
 #include "planner/tape/tape.h"
 
 namespace fsdp::planner {
 
+// Free segments were given back because the device was full, and others taken.
+struct AllocatorRetry {
+  size_t entry = 0;      // the allocation
+  int64_t segments = 0;  // that were given back
+};
+
 struct DeviceReplay {
-  PeakBytes allocated;                 // in blocks, each rounded up to 512 bytes
-  PeakBytes reserved;                  // in segments: what the process takes from the device
-  int64_t retries = 0;                 // how often free segments were given back because the device was full
+  PeakBytes allocated;  // in blocks, each rounded up to 512 bytes
+  PeakBytes reserved;   // in segments: what the process takes from the device
+  int64_t retries = 0;  // how often free segments were given back because the device was full
+  std::vector<AllocatorRetry> retried;
   std::optional<size_t> exhausted_at;  // the entry at which memory ran out, after which nothing is counted
 };
 

@@ -70,7 +70,7 @@ class PlannedCommunicator final : public Communicator {
     }
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const at::Tensor sum = comm::tensor_for_sum(output, input);
-    auto work = issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input);
+    auto work = issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input, !output.is_same(sum));
     convert_sum(output, sum);
     return work;
   }
@@ -80,8 +80,9 @@ class PlannedCommunicator final : public Communicator {
     comm::check_all_reduce(output, tensor, id);
     summarize(output, options);
     sent_.add_all_reduce(tensor.numel(), tensor.element_size());
-    auto work = issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor);
-    if (!tensor.is_cpu() && output.scalar_type() != tensor.scalar_type()) {
+    const bool converts = !tensor.is_cpu() && output.scalar_type() != tensor.scalar_type();
+    auto work = issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor, converts);
+    if (converts) {
       at::AutoDispatchBelowADInplaceOrView no_autograd;
       convert_sum(output, tensor);
     }
@@ -170,14 +171,19 @@ class PlannedCommunicator final : public Communicator {
     if (!output.is_same(sum)) output.copy_(sum, /*non_blocking=*/true);
   }
 
-  std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel,
-                              const at::Tensor& sent) {
+  std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent,
+                              bool converts = false) {
     const c10::Device device = sent.device();
     int64_t index = -1;
     PlannedMemory::get().report([&](DeviceLog&) {
-      index = tape_.issued(
-          {.kind = kind, .id = id, .numel = numel, .dtype = sent.scalar_type(), .group = group_, .twin = is_twin_},
-          place_of(device), stream_of(device));
+      index = tape_.issued({.kind = kind,
+                            .id = id,
+                            .numel = numel,
+                            .dtype = sent.scalar_type(),
+                            .group = group_,
+                            .twin = is_twin_,
+                            .converts = converts},
+                           place_of(device), stream_of(device));
     });
     return std::make_unique<PlannedWork>(tape_, index, device);
   }

@@ -18,7 +18,7 @@ using trainer::element;
 using trainer::Table;
 using trainer::table_html;
 
-// Points of the plot lie on the order of operations: without speeds, a plan knows no times.
+// Without a timeline, points of the plot lie on the order of operations.
 constexpr double kWholeStep = 100;
 
 std::string titled(const std::string& heading, const Table& table) {

@@ -7,6 +7,8 @@
 #include <iomanip>
 #include <sstream>
 
+#include "planner/report/text_row.h"
+#include "planner/report/time_text.h"
 #include "report_page/page_text.h"
 
 namespace fsdp::planner {
@@ -28,24 +30,9 @@ std::string count(int64_t value) {
   return std::to_string(value);
 }
 
-std::string row(int indent, const std::string& name, const std::string& figure, const std::string& remark = "") {
-  constexpr int kName = 38, kFigure = 12;
-  std::ostringstream out;
-  out << std::string(static_cast<size_t>(indent), ' ') << std::left << std::setw(kName - indent) << name << std::right
-      << std::setw(kFigure) << figure << (remark.empty() ? "" : "   ") << remark << "\n";
-  return out.str();
-}
-
 std::string moment_text(const ordered_json& moment) {
   if (moment.at("step").is_null()) return "before the first step";
   return c10::str("in ", moment.at("phase").get<std::string>(), " of step ", moment.at("step").get<int>());
-}
-
-std::string head(const ordered_json& plan) {
-  const ordered_json& model = plan.at("model");
-  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
-                  model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
-                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
 }
 
 // "fits: 5.30 GiB of 79.18 GiB of each device's memory, 73.88 GiB to spare"
@@ -129,6 +116,11 @@ std::string host_table(const ordered_json& host, bool is_target) {
   return text;
 }
 
+std::string time_section(const ordered_json& plan) {
+  if (plan.contains("time")) return time_text(plan["time"], plan.at("steps").get<int>());
+  return "\nno time of a step: the speed of CPUs is not known\n";
+}
+
 std::string change_rows(const ordered_json& changes) {
   if (changes.empty()) return "\nno single change was found that makes it smaller\n";
   std::string text = "\nchanges, each planned by itself\n";
@@ -144,11 +136,20 @@ std::string change_rows(const ordered_json& changes) {
 
 }  // namespace
 
+std::string plan_head(const ordered_json& plan) {
+  const ordered_json& model = plan.at("model");
+  return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
+                  model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
+                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
+}
+
 std::string plan_text(const ordered_json& plan) {
   const ordered_json& memory = plan.at("memory");
   const bool has_device = memory.contains("device");
-  return head(plan) + verdict_text(memory) + (has_device ? device_table(memory["device"], plan.at("cluster")) : "") +
-         host_table(memory.at("host"), !has_device) + (plan.contains("changes") ? change_rows(plan["changes"]) : "");
+  return plan_head(plan) + verdict_text(memory) +
+         (has_device ? device_table(memory["device"], plan.at("cluster")) : "") +
+         host_table(memory.at("host"), !has_device) + time_section(plan) +
+         (plan.contains("changes") ? change_rows(plan["changes"]) : "");
 }
 
 }  // namespace fsdp::planner

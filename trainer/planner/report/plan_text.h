@@ -9,6 +9,9 @@ namespace fsdp::planner {
 // Formats the result of make_plan, with "changes" (single_changes.h) if the document has them.
 std::string plan_text(const nlohmann::ordered_json& plan);
 
+// Returns the first line of it: the model, the cluster, the rank and the steps.
+std::string plan_head(const nlohmann::ordered_json& plan);
+
 // Returns a line for the device and for the host, as far as their capacities are known: "fits: 5.30 GiB of …".
 // `memory`: plan["memory"].
 std::string verdict_text(const nlohmann::ordered_json& memory);

@@ -1,24 +1,18 @@
 #include "planner/run/plan.h"
 
 #include <c10/util/StringUtil.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <exception>
-#include <functional>
-#include <memory>
 #include <stdexcept>
-#include <string>
+#include <utility>
 
-#include "base/error_message.h"
 #include "config/config_checks.h"
 #include "config/errors.h"
 #include "planner/memory/forecast.h"
+#include "planner/pricing/time_forecast.h"
 #include "planner/report/memory_document.h"
+#include "planner/report/memory_marks.h"
+#include "planner/report/time_document.h"
+#include "planner/report/time_trace.h"
 #include "planner/report/units_document.h"
 #include "planner/run/planned_run.h"
 
@@ -47,6 +41,9 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
   if (options.rank < 0 || options.rank >= options.cluster.ranks()) {
     throw ConfigError(c10::str("--rank ", options.rank, ": the cluster has ranks 0 to ", options.cluster.ranks() - 1));
   }
+  if (!options.trace.empty() && !options.cluster.device) {
+    throw ConfigError("--trace: the time of a step on CPUs is not known; name a cluster with GPUs");
+  }
   trainer::check_for_world_size(config, options.cluster.ranks());
 }
 
@@ -68,6 +65,23 @@ ordered_json engine_document(const PlannedRun& run) {
   return document;
 }
 
+StepWork step_work(const PlannedRun& run, const Config& config) {
+  return {.samples = config.data.train_batch_size * config.steps.gradient_accumulation_steps,
+          .sample = run.sample_work(),
+          .dtype = config.precision.dtype,
+          .recomputes = config.model.activation_checkpointing};
+}
+
+// Also writes the timeline, if one is wanted.
+ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions& options,
+                       const DeviceForecast& memory) {
+  const TimeForecast time = forecast_time(run.tape(), run.step_bounds(), options.cluster, memory.replay.retried);
+  if (!options.trace.empty()) {
+    write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, memory.use, run.stop_trace()));
+  }
+  return time_document(time, step_work(run, config), options.cluster);
+}
+
 ordered_json plan_here(const Config& config, const PlanOptions& options) {
   const Cluster& cluster = options.cluster;
   const auto begin = [&](const std::string& part) {
@@ -78,79 +92,42 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
                           .rank = options.rank,
                           .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0});
+  if (!options.trace.empty()) run.trace();
   for (int step = 1; step <= kSteps; ++step) {
     begin(c10::str("step ", step, " of ", kSteps));
     run.step();
   }
   begin("adding up");
   const MemoryForecast memory = forecast_memory(run.tape(), run.step_bounds(), cluster, options.host_memory);
-  return {{"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
-          {"cluster", cluster_document(cluster)},
-          {"rank", options.rank},
-          {"steps", kSteps},
-          {"units", units_document(run.sharded().diagnostics().describe_units())},
-          {"engine", engine_document(run)},
-          {"memory", memory_document(memory, run.tape())}};
-}
-
-// The child's answer: the document, or an error.
-ordered_json answer_of(const std::function<ordered_json()>& plan) {
-  try {
-    return {{"plan", plan()}};
-  } catch (const ConfigError& error) {
-    return {{"config_error", error.what()}};
-  } catch (const std::exception& error) {
-    return {{"error", base::message_of(error)}};
-  }
-}
-
-using File = std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })>;
-
-[[noreturn]] void answer(std::FILE* file, const std::function<ordered_json()>& plan) {
-  const std::string text = answer_of(plan).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
-  std::fflush(stdout);
-  std::_Exit(written ? 0 : 1);  // without destructors: the planned device has no way back
-}
-
-std::string text_of(std::FILE* file) {
-  std::string text;
-  std::rewind(file);
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text.push_back(static_cast<char>(c));
-  return text;
-}
-
-void wait_for(pid_t child) {
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) throw std::runtime_error(c10::str("cannot wait for the plan: ", std::strerror(errno)));
-  }
-  if (WIFSIGNALED(status)) {
-    throw std::runtime_error(c10::str("the plan ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)),
-                                      "); the message above, if any, names the operator"));
-  }
-  if (status != 0) throw std::runtime_error("the plan could not write its result: is the temporary folder full?");
-}
-
-ordered_json in_child(const std::function<ordered_json()>& plan) {
-  const File file(std::tmpfile());
-  if (!file) throw std::runtime_error(c10::str("cannot make a temporary file for a plan: ", std::strerror(errno)));
-  std::fflush(nullptr);  // otherwise the child would write pending output again
-  const pid_t child = fork();
-  if (child < 0) throw std::runtime_error(c10::str("cannot start a process for a plan: ", std::strerror(errno)));
-  if (child == 0) answer(file.get(), plan);
-  wait_for(child);
-  return ordered_json::parse(text_of(file.get()));
+  ordered_json document = {
+      {"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
+      {"cluster", cluster_document(cluster)},
+      {"rank", options.rank},
+      {"steps", kSteps},
+      {"units", units_document(run.sharded().diagnostics().describe_units())},
+      {"engine", engine_document(run)},
+      {"memory", memory_document(memory, run.tape())}};
+  add_memory_marks(document["memory"]);
+  if (memory.device) document["time"] = plan_time(run, config, options, *memory.device);
+  return document;
 }
 
 }  // namespace
 
 ordered_json make_plan(const Config& config, const PlanOptions& options) {
-  check_against_cluster(config, options);
-  ordered_json answer = in_child([&] { return plan_here(config, options); });
-  if (answer.contains("config_error")) throw ConfigError(answer["config_error"].get<std::string>());
-  if (answer.contains("error")) throw std::runtime_error(answer["error"].get<std::string>());
-  return answer.at("plan");
+  Answer answer = plan_all({config}, options, 1).front();
+  if (!answer.refusal.empty()) throw ConfigError(answer.refusal);
+  if (!answer.failure.empty()) throw std::runtime_error(answer.failure);
+  return std::move(answer.result);
+}
+
+std::vector<Answer> plan_all(const std::vector<Config>& configs, const PlanOptions& options, size_t at_once,
+                             const std::function<void()>& answered) {
+  const auto plan = [&](size_t index) {
+    check_against_cluster(configs[index], options);
+    return plan_here(configs[index], options);
+  };
+  return answers_of_children(configs.size(), at_once, plan, answered);
 }
 
 }  // namespace fsdp::planner

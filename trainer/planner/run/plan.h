@@ -1,13 +1,16 @@
 // A plan: a planned run and its figures, made in a process of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
+#include "planner/run/child_answers.h"
 #include "planner/target/cluster.h"
 
 namespace fsdp::planner {
@@ -16,14 +19,20 @@ struct PlanOptions {
   Cluster cluster;
   int rank = 0;                        // the rank that is run
   std::optional<int64_t> host_memory;  // bytes of one host
+  std::string trace;                   // where the timeline is written (time_trace.h); empty: nowhere
   // Called in the forked process before each part of the plan, with its name. May be empty.
   std::function<void(const std::string&)> progress = {};
 };
 
 // Plans three steps of the run in a forked process, so that this one may make more plans, and returns the figures:
-// "model", "cluster", "rank", "steps", and "memory" (memory_document.h). Must be called before this process starts
-// threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts the cluster, and a
-// std::runtime_error if the plan fails.
+// "model", "cluster", "rank", "steps", "memory" (memory_document.h) and, for devices, "time" (time_document.h). Must be
+// called before this process starts threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts
+// the cluster, and a std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);
+
+// Makes the plans of several configs, at most `at_once` at a time, and returns the answers in their order: an error of
+// one config is no error of the others. Calls `answered` after each of them.
+std::vector<Answer> plan_all(const std::vector<trainer::Config>& configs, const PlanOptions& options, size_t at_once,
+                             const std::function<void()>& answered = {});
 
 }  // namespace fsdp::planner

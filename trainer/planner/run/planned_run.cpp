@@ -78,6 +78,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   const trainer::GlobalBatch global = global_batch(config_, target);
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
+  sample_work_ = model_->sample_work(data_->batch({0}));
   begin_planning();
   MatmulWorkspaces::get().reset(target.has_device ? target.matmul_workspace : 0);
   PlannedMemory::get().set_log(&tape_);
@@ -99,6 +100,11 @@ void PlannedRun::shard(const PlanTarget& target) {
   const auto communicator = make_planned_communicator(tape_, target.rank, target.layout);
   sharded_ = fully_shard(model_->module(), trainer::sharding_options(config_, model_->module(), communicator, device_));
   model_->module().train();
+}
+
+void PlannedRun::trace() {
+  tape_.note_times();
+  sharded_->tracing().start();
 }
 
 void PlannedRun::step() {

@@ -9,6 +9,7 @@
 #include "config/config.h"
 #include "data/batches.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/trace.h"
 #include "loop/training_run.h"
 #include "planner/ranks/planned_communicator.h"
 #include "planner/tape/tape.h"
@@ -42,6 +43,11 @@ class PlannedRun {
   // Runs the next optimizer step.
   void step();
 
+  // Notes what the engine does when, from the next step until stop_trace(). The times are those of the plan itself, and
+  // say only between which entries of the tape something lies (Tape::times).
+  void trace();
+  Trace stop_trace() { return sharded_->tracing().stop(); }
+
   const Tape& tape() const { return tape_; }
   // The number of entries on the tape before each step, and after the last one.
   const std::vector<size_t>& step_bounds() const { return step_bounds_; }
@@ -52,6 +58,8 @@ class PlannedRun {
   const std::string& model_type() const { return model_type_; }
   // The elements of all parameters, not sharded.
   int64_t parameters() const { return parameters_; }
+  // The cost of one sample.
+  const trainer::SampleWork& sample_work() const { return sample_work_; }
   int64_t units() const { return sharded_->diagnostics().stats().units; }
 
  private:
@@ -62,6 +70,7 @@ class PlannedRun {
   c10::Device device_;
   std::string model_type_;
   int64_t parameters_ = 0;
+  trainer::SampleWork sample_work_;
   std::unique_ptr<trainer::TrainedModel> model_;
   std::unique_ptr<trainer::Dataset> data_;
   std::shared_ptr<ShardedModule> sharded_;

@@ -12,8 +12,13 @@ using torch::jit::Stack;
 
 double double_of(int64_t value) { return static_cast<double>(value); }
 
+bool has_rows(const at::Tensor& tensor) { return tensor.dim() >= 2 && tensor.stride(-1) == 1; }
+bool has_columns(const at::Tensor& tensor) {
+  return tensor.dim() >= 2 && tensor.stride(-2) == 1 && tensor.stride(-1) != 1;
+}
+
 ProductWork matrices(const at::Tensor& a, const at::Tensor& b) {
-  ProductWork work{.dtype = a.scalar_type()};
+  ProductWork work{.across_rows = has_columns(a) && has_rows(b), .dtype = a.scalar_type()};
   if (a.dim() == 3) work.batch = a.size(0);
   work.m = a.dim() < 2 ? 1 : a.size(-2);
   work.k = a.size(-1);

@@ -20,6 +20,8 @@ enum class ProductType : uint8_t { kMatrices, kConvolution, kConvolutionBackward
 struct ProductWork {
   ProductType type = ProductType::kMatrices;
   bool causal = false;  // attention whose later keys are masked: about half of `flops` has an effect
+  // Whether both factors are read across their rows, as those of a weight's gradient are.
+  bool across_rows = false;
   at::ScalarType dtype = at::kFloat;
   int64_t batch = 1;
   int64_t m = 0;

@@ -54,6 +54,13 @@ TEST(ProductWork, AKernelOnTheTapeNamesItsProduct) {
   EXPECT_THAT(products, ::testing::ElementsAre(0, -1));
 }
 
+// Of the three products, only that of the weight's gradient reads both factors across their rows.
+TEST(ProductWork, GradientsOfWeightsReadAcrossRows) {
+  const auto works = products_of([] { at::linear(made({3, 5}), made({7, 5})).backward(made({3, 7}).detach()); });
+  ASSERT_EQ(works.size(), 3);
+  for (const ProductWork& work : works) EXPECT_EQ(work.across_rows, work.k == 3) << work.k;
+}
+
 TEST(ProductWork, ConvolutionsInGroups) {
   const auto works = products_of([] {
     at::conv2d(made({2, 6, 8, 8}), made({4, 3, 3, 3}), at::Tensor(), {1, 1}, at::IntArrayRef{0, 0}, {1, 1}, 2)

@@ -1,21 +1,17 @@
 #include "planner/tape/tape.h"
 
+#include <chrono>
 #include <utility>
 
-#include "base/visit_tensors.h"
+#include "planner/tape/kernel_traffic.h"
 #include "torch_seams/gradient_hooks.h"
 
 namespace fsdp::planner {
 namespace {
 
-int64_t nbytes_of(const torch::jit::Stack& values) {
-  int64_t nbytes = 0;
-  for (const c10::IValue& value : values) {
-    base::visit_tensors(value, [&](const at::Tensor& tensor) {
-      if (tensor.defined()) nbytes += static_cast<int64_t>(tensor.nbytes());
-    });
-  }
-  return nbytes;
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace
@@ -31,12 +27,14 @@ void Tape::kernel(const KernelCall& call) {
     product = static_cast<int64_t>(products_.size());
     products_.push_back(*work);
   }
+  const KernelTraffic traffic = kernel_traffic(call);
   add({.kind = TapeKind::kKernel,
        .place = call.place,
+       .crosses = traffic.crosses,
        .stream = static_cast<int16_t>(call.stream),
        .name = name_of(c10::toString(call.op.operator_name())),
        .id = product,
-       .bytes = nbytes_of(call.arguments) + nbytes_of(call.results)});
+       .bytes = traffic.bytes});
 }
 
 void Tape::allocated(const NewMemory& memory) {
@@ -88,6 +86,7 @@ void Tape::waited(int64_t collective, Place place, int stream) {
 void Tape::add(TapeEntry entry) {
   entry.backward = seams::in_backward();
   entries_.push_back(entry);
+  if (notes_times_) times_.push_back(now_ns());
 }
 
 int32_t Tape::name_of(const std::string& text) {

@@ -14,7 +14,7 @@
 namespace fsdp::planner {
 
 enum class TapeKind : uint8_t {
-  kKernel,          // name: the operator; id: an index into Tape::products(), -1: none; bytes: read and written
+  kKernel,          // name: the operator; id: an index into Tape::products(), -1: none; bytes: KernelTraffic::bytes
   kAllocation,      // name: the operator that makes a result; id: the allocation; bytes: as requested
   kFree,            // id: the allocation
   kRecord,          // id: the point
@@ -31,6 +31,7 @@ struct TapeEntry {
   Place place = Place::kDevice;
   base::AllocationPurpose purpose = base::AllocationPurpose::kOther;
   bool backward = false;  // whether a backward pass runs
+  bool crosses = false;   // whether a kernel copies between host and device
   int16_t stream = -1;    // -1: none
   int32_t name = -1;      // an index into Tape::names(); -1: none
   int64_t id = -1;
@@ -45,6 +46,7 @@ struct TapeCollective {
   at::ScalarType dtype = at::kByte;  // of the data that is sent
   int group = 0;                     // an index into Tape::groups()
   bool twin = false;                 // whether through the group's twin
+  bool converts = false;             // whether the next kernel of its stream converts the sum, and belongs to it
 };
 
 // Threads: PlannedMemory::report gives it one report at a time.
@@ -67,12 +69,16 @@ class Tape final : public DeviceLog {
   // Returns the collective's index.
   int64_t issued(const TapeCollective& collective, Place place, int stream);
   void waited(int64_t collective, Place place, int stream);
+  // Notes the time of each entry that follows.
+  void note_times() { notes_times_ = true; }
 
   const std::vector<TapeEntry>& entries() const { return entries_; }
   const std::vector<TapeCollective>& collectives() const { return collectives_; }
   const std::vector<ProductWork>& products() const { return products_; }
   const std::vector<std::vector<int>>& groups() const { return groups_; }
   const std::vector<std::string>& names() const { return names_; }
+  // The time at which each of the last entries was made, in nanoseconds as in TraceRange, from note_times() on.
+  const std::vector<int64_t>& times() const { return times_; }
   const std::string& name(const TapeEntry& entry) const { return names_.at(static_cast<size_t>(entry.name)); }
 
  private:
@@ -80,6 +86,8 @@ class Tape final : public DeviceLog {
   int32_t name_of(const std::string& text);
 
   std::vector<TapeEntry> entries_;
+  std::vector<int64_t> times_;
+  bool notes_times_ = false;
   std::vector<TapeCollective> collectives_;
   std::vector<ProductWork> products_;
   std::vector<std::vector<int>> groups_;

@@ -90,13 +90,18 @@ double matmul_efficiency(const DeviceSpeed& speed, const MatmulShape& shape) {
 }
 
 double matmul_seconds(const DeviceSpeed& speed, const MatmulShape& shape, int64_t element_bytes) {
-  if (is_empty(shape)) return speed.fixed_seconds;
-  const auto batch = static_cast<double>(shape.batch);
   const auto m = static_cast<double>(shape.m);
   const auto n = static_cast<double>(shape.n);
   const auto k = static_cast<double>(shape.k);
-  const double arithmetic = 2 * batch * m * n * k / (speed.peak(shape.precision) * matmul_efficiency(speed, shape));
-  const double bytes = batch * (m * k + k * n + m * n) * static_cast<double>(element_bytes);
+  const double elements = static_cast<double>(shape.batch) * (m * k + k * n + m * n);
+  return product_seconds(speed, shape, elements * static_cast<double>(element_bytes));
+}
+
+double product_seconds(const DeviceSpeed& speed, const MatmulShape& shape, double bytes) {
+  if (is_empty(shape)) return speed.fixed_seconds;
+  const double flops = 2 * static_cast<double>(shape.batch) * static_cast<double>(shape.m) *
+                       static_cast<double>(shape.n) * static_cast<double>(shape.k);
+  const double arithmetic = flops / (speed.peak(shape.precision) * matmul_efficiency(speed, shape));
   return speed.fixed_seconds + std::max(arithmetic, transfer_seconds(speed, bytes));
 }
 

@@ -14,6 +14,9 @@ double matmul_efficiency(const DeviceSpeed& speed, const MatmulShape& shape);
 // Returns seconds. `element_bytes`: of an element of each factor and of the product.
 double matmul_seconds(const DeviceSpeed& speed, const MatmulShape& shape, int64_t element_bytes);
 
+// Returns the seconds of a product that reads and writes `bytes` in all, as a convolution reads its input once.
+double product_seconds(const DeviceSpeed& speed, const MatmulShape& shape, double bytes);
+
 // Returns the seconds of a fused attention kernel. `flops`: half of all for causal attention.
 double attention_seconds(const DeviceSpeed& speed, double flops, Precision precision, bool backward);
 

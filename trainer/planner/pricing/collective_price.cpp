@@ -1,0 +1,37 @@
+#include "planner/pricing/collective_price.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include "planner/time/group_topology.h"
+
+namespace fsdp::planner {
+
+CollectiveFunction function_of(comm::CollectiveKind kind) {
+  switch (kind) {
+    case comm::CollectiveKind::kAllGather:
+    case comm::CollectiveKind::kAllToAll:  // each rank sends as much as in a gather of its input
+      return CollectiveFunction::kAllGather;
+    case comm::CollectiveKind::kReduceScatter:
+      return CollectiveFunction::kReduceScatter;
+    case comm::CollectiveKind::kAllReduce:
+      return CollectiveFunction::kAllReduce;
+    case comm::CollectiveKind::kBroadcast:
+      return CollectiveFunction::kBroadcast;
+    case comm::CollectiveKind::kGatherBytes:
+      break;
+  }
+  TORCH_CHECK(false, "fsdp plan: a gather of bytes is no work of a device");
+}
+
+Topology topology_of(const Tape& tape, const TapeCollective& collective, const Cluster& cluster) {
+  return group_topology(tape.groups().at(static_cast<size_t>(collective.group)), cluster.ranks_per_host);
+}
+
+CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster) {
+  const TapeCollective& it = tape.collectives().at(collective);
+  const auto bytes = static_cast<double>(it.numel) * static_cast<double>(c10::elementSize(it.dtype));
+  return collective_time(function_of(it.kind), bytes, topology_of(tape, it, cluster), cluster.links);
+}
+
+}  // namespace fsdp::planner

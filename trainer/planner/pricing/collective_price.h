@@ -1,0 +1,20 @@
+// The time of a collective on the tape.
+#pragma once
+
+#include "planner/tape/tape.h"
+#include "planner/target/cluster.h"
+#include "planner/time/collective_time.h"
+
+namespace fsdp::planner {
+
+// Returns the topology of the collective's group.
+Topology topology_of(const Tape& tape, const TapeCollective& collective, const Cluster& cluster);
+
+// Throws for gathers of bytes, which hosts do.
+CollectiveFunction function_of(comm::CollectiveKind kind);
+
+// Returns the time of the collective if it has its links for itself. Throws a std::invalid_argument if the cluster's
+// links cannot carry it.
+CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster);
+
+}  // namespace fsdp::planner

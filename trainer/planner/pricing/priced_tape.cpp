@@ -1,0 +1,235 @@
+#include "planner/pricing/priced_tape.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "planner/pricing/collective_price.h"
+#include "planner/pricing/kernel_price.h"
+#include "planner/time/collective_flow.h"
+
+namespace fsdp::planner {
+namespace {
+
+// Of a retry of the allocator: cudaFree waits for the device, and each segment costs a cudaFree. Guesses.
+constexpr double kRetrySeconds = 1e-3;
+constexpr double kRetrySecondsOfSegment = 0.3e-3;
+// An exchange of bytes between all hosts' processes: each sends two messages to each other one. Guesses.
+constexpr double kHostExchange = 100e-6;
+constexpr double kHostExchangeWithPeer = 20e-6;
+
+// Points of the tape, collectives and marks are events with numbers of their own.
+constexpr int64_t kMarkEvent = -1;
+int64_t event_of_point(int64_t point) { return 2 * point; }
+int64_t event_of_collective(int64_t collective) { return 2 * collective + 1; }
+
+// Tells the phase of each entry.
+class PhaseSequence {
+ public:
+  PhaseSequence(const std::vector<TapeEntry>& entries, const std::vector<size_t>& bounds) : entries_(entries) {
+    for (size_t step = 0; step + 1 < bounds.size(); ++step) {
+      size_t end = bounds[step];
+      for (size_t i = bounds[step]; i < bounds[step + 1]; ++i) {
+        if (entries[i].backward) end = i + 1;
+      }
+      backward_ends_.push_back(end);
+    }
+  }
+
+  StepPhase at(size_t entry, size_t step) const {
+    if (entries_[entry].backward) return StepPhase::kBackward;
+    return entry < backward_ends_.at(step) ? StepPhase::kForward : StepPhase::kUpdate;
+  }
+
+ private:
+  const std::vector<TapeEntry>& entries_;
+  std::vector<size_t> backward_ends_;  // by step
+};
+
+double host_exchange_seconds(const Tape& tape, size_t collective) {
+  const auto group = static_cast<size_t>(tape.collectives().at(collective).group);
+  const double peers = static_cast<double>(tape.groups().at(group).size()) - 1;
+  return peers > 0 ? kHostExchange + peers * kHostExchangeWithPeer : 0;
+}
+
+class TapePricer {
+ public:
+  TapePricer(const Tape& tape, const Cluster& cluster) : tape_(tape), cluster_(cluster) {
+    stream_of(kComputeStream);
+    priced_.replay.links = node_links(cluster.links);
+    priced_.replay.flows.resize(tape.collectives().size());
+  }
+
+  void mark_step(size_t entry) {
+    priced_.step_marks.push_back(mark(entry));
+    phase_.reset();
+  }
+  void enter(size_t entry, size_t step, StepPhase phase) {
+    if (phase_ == phase) return;
+    phase_ = phase;
+    priced_.phase_marks.push_back({.item = mark(entry), .step = static_cast<int>(step), .phase = phase});
+  }
+  void retry(const AllocatorRetry& retry);
+  void add(size_t entry);
+
+  PricedTape finish() {
+    priced_.replay.streams = static_cast<int>(priced_.streams.size());
+    return std::move(priced_);
+  }
+
+ private:
+  int stream_of(int tape_stream);
+  size_t add_item(size_t entry, ReplayItem item, const KernelPrice& price = {});
+  size_t mark(size_t entry) {
+    return add_item(entry, {.kind = ReplayKind::kRecord, .stream = stream_of(kComputeStream), .event = kMarkEvent});
+  }
+
+  void add_kernel(size_t index);
+  void add_collective(size_t index);
+  void add_wait(size_t index);
+  void add_host_wait_for_stream(size_t index);
+  void record_collective(size_t entry, int stream, int64_t collective) {
+    add_item(entry, {.kind = ReplayKind::kRecord, .stream = stream, .event = event_of_collective(collective)});
+  }
+
+  const Tape& tape_;
+  const Cluster& cluster_;
+  PricedTape priced_;
+  std::map<int, int> stream_indices_;  // by the tape's number
+  std::map<int, int64_t> converted_;   // by stream: the collective whose sum the next kernel converts
+  std::optional<StepPhase> phase_;
+};
+
+int TapePricer::stream_of(int tape_stream) {
+  const auto [found, is_new] = stream_indices_.emplace(tape_stream, static_cast<int>(priced_.streams.size()));
+  if (is_new) priced_.streams.push_back(tape_stream);
+  return found->second;
+}
+
+size_t TapePricer::add_item(size_t entry, ReplayItem item, const KernelPrice& price) {
+  priced_.replay.items.push_back(item);
+  priced_.entries.push_back(entry);
+  priced_.kinds.push_back(price.kind);
+  priced_.least.push_back(price.least);
+  return priced_.entries.size() - 1;
+}
+
+void TapePricer::retry(const AllocatorRetry& retry) {
+  const double seconds = kRetrySeconds + kRetrySecondsOfSegment * static_cast<double>(retry.segments);
+  add_item(retry.entry, {.kind = ReplayKind::kHostWaitsStream, .stream = -1});
+  add_item(retry.entry, {.kind = ReplayKind::kHostWork, .host = seconds});
+}
+
+void TapePricer::add(size_t index) {
+  const TapeEntry& entry = tape_.entries()[index];
+  switch (entry.kind) {
+    case TapeKind::kKernel:
+      return add_kernel(index);
+    case TapeKind::kCollective:
+      return add_collective(index);
+    case TapeKind::kWait:
+      return add_wait(index);
+    case TapeKind::kHostWaitsStream:
+      return add_host_wait_for_stream(index);
+    case TapeKind::kRecord:
+      add_item(index,
+               {.kind = ReplayKind::kRecord, .stream = stream_of(entry.stream), .event = event_of_point(entry.id)});
+      return;
+    case TapeKind::kBlock:
+      add_item(index,
+               {.kind = ReplayKind::kStreamWait, .stream = stream_of(entry.stream), .event = event_of_point(entry.id)});
+      return;
+    case TapeKind::kHostWaitsEvent:
+      add_item(index, {.kind = ReplayKind::kHostWaitsEvent, .event = event_of_point(entry.id)});
+      return;
+    case TapeKind::kAllocation:
+    case TapeKind::kFree:
+      return;
+  }
+}
+
+void TapePricer::add_kernel(size_t index) {
+  const TapeEntry& entry = tape_.entries()[index];
+  if (entry.place != Place::kDevice) {
+    add_item(index, {.kind = ReplayKind::kHostWork, .host = host_kernel_seconds(entry, cluster_)});
+    return;
+  }
+  KernelPrice price = price_kernel(tape_, entry, cluster_);
+  const int stream = stream_of(entry.stream);
+  const ReplayItem item{.memory_bound = price.memory_bound(),
+                        .stream = stream,
+                        .host = cluster_.host_per_kernel,
+                        .duration = price.seconds};
+  if (phase_ == StepPhase::kUpdate) price.kind = WorkKind::kOptimizer;
+  add_item(index, item, price);
+  const auto converted = converted_.find(stream);
+  if (converted == converted_.end()) return;
+  record_collective(index, stream, converted->second);
+  converted_.erase(converted);
+}
+
+void TapePricer::add_collective(size_t index) {
+  const TapeEntry& entry = tape_.entries()[index];
+  const auto collective = static_cast<size_t>(entry.id);
+  if (entry.place != Place::kDevice) {
+    add_item(index, {.kind = ReplayKind::kHostWork, .host = host_exchange_seconds(tape_, collective)});
+    return;
+  }
+  const int stream = stream_of(entry.stream);
+  priced_.replay.flows[collective] = collective_flow(price_collective(tape_, collective, cluster_), cluster_.links);
+  add_item(index, {.kind = ReplayKind::kCollective,
+                   .stream = stream,
+                   .flow = static_cast<int>(collective),
+                   .host = cluster_.host_per_kernel});
+  if (tape_.collectives()[collective].converts) {
+    converted_[stream] = entry.id;
+  } else {
+    record_collective(index, stream, entry.id);
+  }
+}
+
+void TapePricer::add_wait(size_t index) {
+  const TapeEntry& entry = tape_.entries()[index];
+  if (entry.place != Place::kDevice) return;  // the host has waited when it exchanged
+  add_item(
+      index,
+      {.kind = ReplayKind::kStreamWait, .stream = stream_of(entry.stream), .event = event_of_collective(entry.id)});
+}
+
+// A stream without work has nothing to wait for.
+void TapePricer::add_host_wait_for_stream(size_t index) {
+  const auto found = stream_indices_.find(tape_.entries()[index].stream);
+  if (found == stream_indices_.end()) return;
+  add_item(index, {.kind = ReplayKind::kHostWaitsStream, .stream = found->second});
+}
+
+bool is_work(const TapeEntry& entry) { return entry.kind == TapeKind::kKernel || entry.kind == TapeKind::kCollective; }
+
+}  // namespace
+
+size_t PricedTape::first_item_of(size_t entry) const {
+  return static_cast<size_t>(std::lower_bound(entries.begin(), entries.end(), entry) - entries.begin());
+}
+
+PricedTape price_tape(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
+                      const std::vector<AllocatorRetry>& retries) {
+  TORCH_INTERNAL_ASSERT(!step_bounds.empty());
+  const PhaseSequence phases(tape.entries(), step_bounds);
+  TapePricer pricer(tape, cluster);
+  auto retry = std::lower_bound(retries.begin(), retries.end(), step_bounds.front(),
+                                [](const AllocatorRetry& one, size_t entry) { return one.entry < entry; });
+  for (size_t step = 0; step + 1 < step_bounds.size(); ++step) {
+    pricer.mark_step(step_bounds[step]);
+    for (size_t i = step_bounds[step]; i < step_bounds[step + 1]; ++i) {
+      if (is_work(tape.entries()[i])) pricer.enter(i, step, phases.at(i, step));
+      for (; retry != retries.end() && retry->entry == i; ++retry) pricer.retry(*retry);
+      pricer.add(i);
+    }
+  }
+  pricer.mark_step(step_bounds.back());
+  return pricer.finish();
+}
+
+}  // namespace fsdp::planner
