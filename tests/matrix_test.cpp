@@ -1,5 +1,5 @@
-// Covers every pair of values of strategy, precision, accumulation, frozen parameters, use_orig_params, recomputation
-// and number of ranks in at least one run. Each run is compared with one process.
+// Covers every pair of values of strategy, precision, accumulation, frozen parameters, use_orig_params, recomputation,
+// number of ranks and cut in at least one run. Each run is compared with one process.
 #include <array>
 #include <set>
 
@@ -35,8 +35,8 @@ enum class Frozen { kNothing, kBiases, kBlocks };
 enum class Recomputation { kNone, kFull, kEverySecond, kSelected };
 
 // A run: for each factor, the index of its value.
-using Choice = std::array<int, 7>;
-constexpr Choice kSizes = {5, 5, 4, 3, 2, 4, 5};
+using Choice = std::array<int, 8>;
+constexpr Choice kSizes = {5, 5, 4, 3, 2, 4, 5, 2};
 
 struct Case {
   ShardingStrategy strategy;
@@ -46,6 +46,7 @@ struct Case {
   bool orig;
   Recomputation recomputation;
   int world_size;
+  ShardCut cut;
 
   explicit Case(const Choice& c)
       : strategy(std::array{kFullShard, kShardGradOp, kNoShard, kHybridShard, kHybridShardZero2}[c[0]]),
@@ -54,7 +55,8 @@ struct Case {
         frozen(static_cast<Frozen>(c[3])),
         orig(c[4] == 0),
         recomputation(static_cast<Recomputation>(c[5])),
-        world_size(std::array{1, 2, 3, 4, 8}[c[6]]) {}
+        world_size(std::array{1, 2, 3, 4, 8}[c[6]]),
+        cut(c[7] == 0 ? ShardCut::kFlat : ShardCut::kRows) {}
 
   int passes() const { return accumulation == Accumulation::kNone ? 1 : kPasses; }
   at::ScalarType master() const { return precision == Precision::kFp64 ? at::kDouble : at::kFloat; }
@@ -89,7 +91,7 @@ std::string case_name(const ::testing::TestParamInfo<Choice>& info) {
   return c10::str(to_string(c.strategy), "_", precision[static_cast<int>(c.precision)], "_",
                   accumulation[static_cast<int>(c.accumulation)], "_", frozen[static_cast<int>(c.frozen)], "_",
                   c.orig ? "orig" : "flat", "_", recomputation[static_cast<int>(c.recomputation)], "_", c.world_size,
-                  "ranks");
+                  "ranks", c.cut == ShardCut::kRows ? "_rows" : "");
 }
 
 // ---------------------------------------------------------------- all pairs
@@ -134,8 +136,9 @@ Choice cover(const std::set<Pair>& missing) {
 
 std::vector<Choice> all_pairs() {
   std::set<Pair> missing;
-  for (int a = 0; a < 7; ++a) {
-    for (int b = a + 1; b < 7; ++b) {
+  constexpr int kFactors = static_cast<int>(kSizes.size());
+  for (int a = 0; a < kFactors; ++a) {
+    for (int b = a + 1; b < kFactors; ++b) {
       for (int u = 0; u < kSizes[a]; ++u) {
         for (int v = 0; v < kSizes[b]; ++v) missing.insert({a, u, b, v});
       }
@@ -226,6 +229,7 @@ Options options_of(const Case& c, const Ranks& world) {
   Options options = testing::block_options(world, c.strategy, c.orig);
   options.param_dtype = c.compute();
   options.reduce_dtype = c.reduce();
+  options.shard_cut = c.cut;
   if (is_hybrid(c.strategy) && world->size() % 2 != 0) options.mesh = make_mesh(world, world->size());
   return options;
 }

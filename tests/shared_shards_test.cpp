@@ -67,6 +67,12 @@ const std::vector<Setting> kSettings = {
     {"flat_parameters", [](Options& options) { options.use_orig_params = false; }},
     {"bf16", [](Options& options) { options.param_dtype = at::kBFloat16; }},
     {"fp32_reduced_in_bf16", [](Options& options) { options.reduce_dtype = at::kBFloat16; }},
+    {"rows", [](Options& options) { options.shard_cut = ShardCut::kRows; }},
+    {"rows_in_bf16",
+     [](Options& options) {
+       options.shard_cut = ShardCut::kRows;
+       options.param_dtype = at::kBFloat16;
+     }},
     {"keep_memory", [](Options& options) { options.keep_memory = true; }},
     {"auto_units",
      [](Options& options) {

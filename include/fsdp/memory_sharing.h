@@ -21,6 +21,9 @@ struct SharedBufferOptions {
   // Whether the buffer is write-protected while this rank reads it in place: a write ends the process, with a line that
   // names the buffer.
   bool read_only = false;
+  // Whether each rank may write any elements, and not only those of its slice: for groups with takes_any_part(). Call
+  // MemorySharing::open before the first write. The gather then only waits until all ranks have issued it.
+  bool any_part = false;
 };
 
 // Communicator::memory_sharing() returns it. The functions of this class itself are for ranks that share no memory:
@@ -42,6 +45,11 @@ class MemorySharing {
   // suffice for all of these buffers and for `further_nbytes`, which this rank will need in addition (and which are
   // only counted, not allocated). Does nothing if ranks do not share memory. Collective; blocks.
   virtual void share(int64_t /*further_nbytes*/, const CollectiveId& /*id*/) {}
+
+  // Whether buffers may be written in any part, because all ranks of the group share the memory.
+  virtual bool takes_any_part() const { return false; }
+  // Shares a buffer, unless it is shared already. All ranks call it, in the same order; blocks.
+  virtual void open(const at::Tensor& /*buffer*/, const CollectiveId& /*id*/) {}
 
   // Waits until no other rank reads this shared buffer any more, in the readings that this rank has issued. A rank must
   // call it before it writes to its slice, after its own readings have ended. Other ranks need not call it.

@@ -16,6 +16,7 @@
 #include "fsdp/communicator.h"
 #include "fsdp/debug_options.h"
 #include "fsdp/mesh.h"
+#include "fsdp/shard_cut.h"
 #include "fsdp/wrap_policy.h"
 
 namespace torch::nn {
@@ -80,6 +81,9 @@ struct Options {
   // Whether the optimizer gets one leaf for each original parameter (a 1-D view of the part that this rank holds,
   // possibly empty, under the original FQN) or one leaf for each FlatParameter.
   bool use_orig_params = true;
+  // How a unit's parameters are dealt to the ranks of its shard group: shard_cut.h. Checkpoints of both cuts load each
+  // other, except local state dicts (state_dict.h).
+  ShardCut shard_cut = ShardCut::kFlat;
   // Device on which parameters are gathered and used, and on which shards live unless they are offloaded. Buffers in
   // host memory move there; ignored parameters and modules stay where they are. Unset: the device of the parameters,
   // which must then not be meta.

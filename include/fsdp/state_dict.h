@@ -112,10 +112,11 @@ struct FlatShardLayout {
   int64_t rank = 0;               // index among the `factor` shards
   int64_t factor = 1;
   int64_t shard_numel = 0;  // padding included
-  int64_t padding = 0;      // elements at the end of the last shards, summed over all ranks
+  int64_t padding = 0;      // elements of padding, summed over all ranks
+  ShardCut cut = ShardCut::kFlat;
   bool operator==(const FlatShardLayout& other) const {
-    return std::tie(fqns, numels, rank, factor, shard_numel, padding) ==
-           std::tie(other.fqns, other.numels, other.rank, other.factor, other.shard_numel, other.padding);
+    return std::tie(fqns, numels, rank, factor, shard_numel, padding, cut) ==
+           std::tie(other.fqns, other.numels, other.rank, other.factor, other.shard_numel, other.padding, other.cut);
   }
 };
 

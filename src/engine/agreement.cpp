@@ -73,6 +73,7 @@ std::string describe_sharding(const Engine& engine) {
   out << "world size " << mesh.size() << (mesh.is_2d() ? c10::str(", shard groups of ", mesh.shard->size()) : "")
       << "\n"
       << "use_orig_params " << (engine.options().use_orig_params ? "true" : "false") << "\n"
+      << "shard_cut " << to_string(engine.options().shard_cut) << "\n"
       << "device type " << engine.device().type() << "\n";
   describe_overlap(out, engine.options().overlap);
   out << "collective_check " << check_text(engine.options().collective_check) << "\n";

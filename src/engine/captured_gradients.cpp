@@ -1,5 +1,6 @@
 #include "engine/captured_gradients.h"
 
+#include "flat/rank_order.h"
 #include "schedule/block_places.h"
 
 namespace fsdp::engine {
@@ -60,12 +61,7 @@ void CapturedGradients::fill_buffer(const Memory& memory) {
 
 void CapturedGradients::write_to_buffer(int64_t parameter, const at::Tensor& gradient, bool add) {
   at::NoGradGuard no_grad;
-  at::Tensor place = flat_.view_in(buffer_, parameter);
-  if (add) {
-    place.add_(gradient);
-  } else {
-    place.copy_(gradient);
-  }
+  write_in_rank_order(flat_, buffer_, parameter, gradient, add);
 }
 
 void CapturedGradients::capture(int64_t parameter, const at::Tensor& gradient, bool shared, const Memory& memory) {
@@ -96,11 +92,10 @@ CapturedGradients::Round CapturedGradients::take() {
 
 // Parameters that took no part in this round contribute zero, and so does the padding.
 void CapturedGradients::fill_gaps() {
-  const flat::FlatLayout& layout = flat_.layout();
-  for (int64_t i = 0; i < layout.num_parameters(); ++i) {
-    if (!captured_.test(i)) buffer_.narrow(0, layout.offset(i), layout.numel(i)).zero_();
+  for (int64_t i = 0; i < flat_.layout().num_parameters(); ++i) {
+    if (!captured_.test(i)) zero_in_rank_order(flat_, buffer_, i);
   }
-  if (layout.padding() > 0) buffer_.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
+  zero_padding(flat_, buffer_);
 }
 
 void CapturedGradients::discard(BufferPool& pool) {
@@ -124,7 +119,7 @@ void CapturedGradients::clear(int64_t parameter) {
 }
 
 void CapturedGradients::zero(int64_t parameter) {
-  if (buffer_.defined()) flat_.view_in(buffer_, parameter).zero_();
+  if (buffer_.defined()) zero_in_rank_order(flat_, buffer_, parameter);
 }
 
 }  // namespace fsdp::engine

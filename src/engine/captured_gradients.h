@@ -38,7 +38,7 @@ class CapturedGradients {
   // Writes all that was captured to the buffer, which is then used on the current stream.
   void fill_buffer(const Memory& memory);
 
-  // A round that has ended. `buffer`: unsharded, in the reduce dtype, zero where nothing was captured.
+  // A round that has ended. `buffer`: in rank order, in the reduce dtype, zero where nothing was captured.
   struct Round {
     at::Tensor buffer;
     ParameterMask captured;

@@ -28,6 +28,7 @@ struct OverlapOptions {
 struct EngineOptions {
   ProcessMesh mesh;
   bool use_orig_params = true;
+  ShardCut shard_cut = ShardCut::kFlat;
   bool keep_memory = false;
   flat::ShardMemory memory{c10::Device(c10::kCPU)};  // where shards lie, and where parameters are used
   OverlapOptions overlap{};

@@ -1,6 +1,7 @@
 #include "engine/full_parameters.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "base/finally.h"
 #include "engine/whole_parameters.h"
+#include "flat/rank_order.h"
 #include "torch_seams/clean_dispatch.h"
 #include "torch_seams/shard_version.h"
 
@@ -44,16 +46,25 @@ class Owners {
 // and each rank receives its shard and nothing else. Owners depend only on sizes, so they stay the same from step to
 // step, as optimizer state requires.
 
+// Returns a whole buffer in rank order, with padding of zeros. If that is its own order, it is the same tensor.
+at::Tensor in_rank_order(const flat::FlatParameter& flat, const at::Tensor& whole) {
+  if (flat.layout().is_in_rank_order()) {
+    zero_padding(flat, whole);
+    return whole;
+  }
+  at::Tensor rank_order = at::empty_like(whole);
+  copy_to_rank_order(flat, whole, rank_order);
+  return rank_order;
+}
+
 // Gives every rank its part of the values that the owners have computed.
 void share_values(Unit& unit, flat::FlatParameter& flat, const at::Tensor& values) {
   seams::CleanDispatchGuard clean;
-  const flat::FlatLayout& layout = flat.layout();
   unit.engine().gatherer().prepare_write_to_shards(unit);
   const at::Tensor shard = flat.shard().detach();
   if (flat.position().factor > 1) {
     const at::Tensor part = flat.memory().apart() ? at::empty(shard.sizes(), values.options()) : shard;
-    values.narrow(0, layout.unpadded_numel(), layout.padding()).zero_();
-    unit.groups().shard->reduce_scatter(part, values, {}, unit.next_id(Pass::kUser))->wait();
+    unit.groups().shard->reduce_scatter(part, in_rank_order(flat, values), {}, unit.next_id(Pass::kUser))->wait();
     if (flat.memory().apart()) shard.copy_(part);
   } else if (flat.memory().apart()) {
     shard.copy_(values);
@@ -95,8 +106,7 @@ at::Tensor bits_of(const at::Tensor& tensor) {
 // Copies back only elements that were written. If an unsharded value still is the rounded shard value, the shard keeps
 // its full precision.
 void write_back_flat(const flat::FlatParameter& flat, const at::Tensor& full) {
-  const int64_t n = flat.layout().shard_numel();
-  const at::Tensor own = full.narrow(0, flat.position().rank * n, n).to(flat.shard().device());
+  const at::Tensor own = own_part(flat, full).to(flat.shard().device());
   const at::Tensor written = bits_of(own).ne(bits_of(flat.shard().to(flat.dtypes().compute)));
   flat.shard().copy_(at::where(written, own.to(flat.dtypes().shard), flat.shard()));
 }

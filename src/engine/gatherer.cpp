@@ -226,7 +226,7 @@ void Gatherer::issue_gather(Unit& unit) {
 void Gatherer::finish_gather(Unit& unit) {
   const int64_t waiting = trace_.now();
   try {
-    unit.buffers.finish_gather();
+    unit.buffers.finish_gather(memory_.parameters());
   } catch (...) {
     remove_from_residency(unit);
     throw;

@@ -86,10 +86,14 @@ flat::FlatParameter& Unit::add_flat(Parameters parameters, at::ScalarType origin
 
 flat::ShardPosition Unit::position_for_shards() {
   flat::ShardPosition position = groups_.position();
-  if (groups_.shard) {
-    position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup),
-                              read_only = context_->options.read_only_parameters](int64_t nbytes, bool transient) {
-      return group->memory_sharing().buffer(nbytes, {.transient = transient, .read_only = read_only}, id);
+  position.cut = context_->options.shard_cut;
+  if (groups_.shard && (position.cut == ShardCut::kFlat || groups_.shard->memory_sharing().takes_any_part())) {
+    SharedBufferOptions options{.read_only = context_->options.read_only_parameters,
+                                .any_part = position.cut == ShardCut::kRows};
+    position.shared_buffer = [group = groups_.shard, id = next_id(Pass::kSetup), options](int64_t nbytes,
+                                                                                          bool transient) mutable {
+      options.transient = transient;
+      return group->memory_sharing().buffer(nbytes, options, id);
     };
   }
   return position;

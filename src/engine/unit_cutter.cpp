@@ -55,11 +55,11 @@ CutItem cut_item(const UseRecord::Use& use) {
 // Returns the memory of a future FlatParameter, filled with this rank's part of the members' values.
 flat::FlatParameter::Moved gather_parts(const std::vector<Unit*>& members, const flat::ShardPosition& position) {
   flat::FlatParameter::Moved moved;
-  std::vector<int64_t> numels;
-  for (Unit* member : members) numels.push_back(member->flat_parameters().front()->layout().numel(0));
-  flat::FlatLayout layout(numels, position.factor);
-  seams::CleanDispatchGuard clean;
+  std::vector<flat::ParameterExtent> extents;
+  for (Unit* member : members) extents.push_back(member->flat_parameters().front()->layout().extent(0));
   const flat::FlatParameter& first = *members.front()->flat_parameters().front();
+  flat::FlatLayout layout(extents, position.factor, first.position().cut);
+  seams::CleanDispatchGuard clean;
   moved.shard = first.memory().zeros(layout.shard_numel(), first.dtypes().shard);
   for (size_t i = 0; i < members.size(); ++i) {
     flat::FlatParameter& flat = *members[i]->flat_parameters().front();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/unit.h"
+#include "flat/rank_order.h"
 #include "fsdp/memory_sharing.h"
 #include "schedule/block_places.h"
 #include "torch_seams/clean_dispatch.h"
@@ -42,6 +43,7 @@ UnshardedBuffers::UnshardedBuffers(Unit& unit) : unit_(unit), state_(UnitState::
 
 void UnshardedBuffers::add_flat() {
   unsharded_.emplace_back();
+  in_rank_order_.emplace_back();
   parked_.emplace_back();
 }
 
@@ -50,6 +52,7 @@ void UnshardedBuffers::clear(BufferPool& pool) {
   pool.release_kept(this);
   for (at::Tensor& parked : parked_) pool.release_kept(&parked);
   unsharded_.clear();
+  in_rank_order_.clear();
   parked_.clear();
 }
 
@@ -122,13 +125,28 @@ std::unique_ptr<Work> UnshardedBuffers::gather_shards(size_t index, const at::Te
   const flat::FlatParameter& flat = *unit_.flat_parameters()[index];
   const std::shared_ptr<Communicator>& group = unit_.groups().shard;
   const flat::ShardPosition& position = flat.position();
-  const bool publishes = reads_in_place(index) && flat.publishes();
-  const bool as_it_is = flat.dtypes().shard == flat.dtypes().compute && !flat.memory().apart() && !publishes;
+  if (reads_in_place(index) && flat.publishes()) return publish(flat, full, pass);
+  at::Tensor& gathered = in_rank_order_[index];
+  gathered = flat.layout().is_in_rank_order()
+                 ? full
+                 : pool.acquire(flat.layout().padded_numel(), flat.dtypes().compute, Residence::kAside);
+  const bool as_it_is = flat.dtypes().shard == flat.dtypes().compute && !flat.memory().apart();
   const int64_t n = flat.layout().shard_numel();
-  const at::Tensor own = full.narrow(0, position.rank * n, n);
-  if (publishes) group->memory_sharing().await_readers(full, {unit_.name(), 0, pass});
+  const at::Tensor own = gathered.narrow(0, position.rank * n, n);
   if (position.factor == 1 || !as_it_is) copy_shard(flat, own, pool);
-  return position.factor == 1 ? nullptr : group->all_gather(full, as_it_is ? flat.shard() : own, unit_.next_id(pass));
+  return position.factor == 1 ? nullptr
+                              : group->all_gather(gathered, as_it_is ? flat.shard() : own, unit_.next_id(pass));
+}
+
+// Writes this rank's part to the memory in which all ranks read the unit.
+std::unique_ptr<Work> UnshardedBuffers::publish(const flat::FlatParameter& flat, const at::Tensor& full, Pass pass) {
+  Communicator& group = *unit_.groups().shard;
+  const CollectiveId id{unit_.name(), 0, pass};
+  if (flat.layout().cut() == ShardCut::kRows) group.memory_sharing().open(full, id);
+  group.memory_sharing().await_readers(full, id);
+  copy_own_part(flat, flat.shard(), full);
+  const int64_t n = flat.layout().shard_numel();
+  return group.all_gather(full, full.narrow(0, flat.position().rank * n, n), unit_.next_id(pass));
 }
 
 std::unique_ptr<Work> UnshardedBuffers::gather_parked(size_t index, const at::Tensor& full, Pass pass) {
@@ -136,10 +154,11 @@ std::unique_ptr<Work> UnshardedBuffers::gather_parked(size_t index, const at::Te
   return park_group_->all_gather(full, parked_[index], unit_.next_id(pass));
 }
 
-void UnshardedBuffers::finish_gather() {
+void UnshardedBuffers::finish_gather(BufferPool& pool) {
   try {
     issued_.block_current();
     for (std::unique_ptr<Work>& gather : gathers_) gather->wait();
+    for (size_t i = 0; i < in_rank_order_.size(); ++i) take_from_rank_order(i, pool);
   } catch (...) {
     discard_gather();
     throw;
@@ -154,10 +173,21 @@ void UnshardedBuffers::finish_gather() {
   state_.transition(UnitState::kUnsharded, [this] { return unit_.where(); });
 }
 
+void UnshardedBuffers::take_from_rank_order(size_t index, BufferPool& pool) {
+  at::Tensor& gathered = in_rank_order_[index];
+  if (gathered.defined() && !gathered.is_same(unsharded_[index])) {
+    seams::CleanDispatchGuard clean;
+    copy_to_whole(*unit_.flat_parameters()[index], gathered, unsharded_[index]);
+    pool.release(gathered);
+  }
+  gathered.reset();
+}
+
 // The buffers are not used again, because a collective that failed may still write to them.
 void UnshardedBuffers::discard_gather() {
   gathers_.clear();
   for (at::Tensor& unsharded : unsharded_) unsharded.reset();
+  for (at::Tensor& gathered : in_rank_order_) gathered.reset();
   block_.reset();
   state_.transition(UnitState::kSharded, [this] { return unit_.where(); });
 }

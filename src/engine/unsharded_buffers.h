@@ -40,7 +40,7 @@ class UnshardedBuffers {
   // Issues the gather of a sharded unit and returns the number of all-gathers. finish_gather() waits for it on the
   // current stream. If either fails, the unit is sharded afterwards. `may_alias`: shards may serve as buffers.
   int64_t begin_gather(BufferPool& pool, Pass pass, bool may_alias);
-  void finish_gather();
+  void finish_gather(BufferPool& pool);
   // Notes that an operator on the current stream is about to use the gathered unit.
   void use_on_current_stream();
   // Releases the memory of a gathered unit. The current stream waits for all uses.
@@ -73,6 +73,8 @@ class UnshardedBuffers {
   void gather_flat(size_t index, Pass pass, BufferPool& pool);
   std::unique_ptr<Work> gather_parked(size_t index, const at::Tensor& full, Pass pass);
   std::unique_ptr<Work> gather_shards(size_t index, const at::Tensor& full, Pass pass, BufferPool& pool);
+  std::unique_ptr<Work> publish(const flat::FlatParameter& flat, const at::Tensor& full, Pass pass);
+  void take_from_rank_order(size_t index, BufferPool& pool);
   void discard_gather();
   bool reads_in_place() const;
   bool reads_in_place(size_t flat) const;
@@ -81,8 +83,10 @@ class UnshardedBuffers {
   base::StateMachine<UnitState> state_;
   at::Tensor block_;                   // kByte; undefined if no FlatParameter needs memory
   std::vector<at::Tensor> unsharded_;  // by FlatParameter; undefined if the shard itself serves
-  int64_t issued_gathers_ = 0;         // all-gathers of the last begin_gather()
-  base::DeviceEvent issued_;           // after the work that the gather has enqueued on its stream
+  // By FlatParameter: what a gather in progress receives, if that is not the order of `unsharded_`.
+  std::vector<at::Tensor> in_rank_order_;
+  int64_t issued_gathers_ = 0;  // all-gathers of the last begin_gather()
+  base::DeviceEvent issued_;    // after the work that the gather has enqueued on its stream
   base::StreamReaders readers_;
   int64_t used_nbytes_ = 0;
   std::shared_ptr<Communicator> park_group_;

@@ -1,8 +1,10 @@
 #include "engine/whole_parameters.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include "flat/rank_order.h"
 #include "torch_seams/clean_dispatch.h"
 
 namespace fsdp::engine {
@@ -11,9 +13,12 @@ at::Tensor gather_parts(Unit& unit, const flat::FlatParameter& flat, const at::T
   seams::CleanDispatchGuard clean;
   at::Tensor mine = part.to(flat.compute_device());
   if (flat.position().factor == 1) return mine;
-  at::Tensor full = at::empty({flat.layout().padded_numel()}, mine.options());
-  unit.groups().shard->all_gather(full, mine, unit.next_id(Pass::kUser))->wait();
-  return full;
+  at::Tensor gathered = at::empty({flat.layout().padded_numel()}, mine.options());
+  unit.groups().shard->all_gather(gathered, mine, unit.next_id(Pass::kUser))->wait();
+  if (flat.layout().is_in_rank_order()) return gathered;
+  at::Tensor whole = at::empty_like(gathered);
+  copy_to_whole(flat, gathered, whole);
+  return whole;
 }
 
 at::Tensor gather_values(Unit& unit, const flat::FlatParameter& flat) {
@@ -74,8 +79,7 @@ void SummonedGradients::write_back(size_t index) {
     at::Tensor place = flat.view_in(whole.flat, k);
     if (!whole.defined.set(k) || !gradient.is_set_to(place)) place.copy_(gradient);
   }
-  int64_t n = flat.layout().shard_numel();
-  at::Tensor part = whole.flat.defined() ? whole.flat.narrow(0, flat.position().rank * n, n) : at::Tensor();
+  at::Tensor part = whole.flat.defined() ? own_part(flat, whole.flat) : at::Tensor();
   unit_.gradient(index)->set_leaf_gradients(part, whole.defined);
 }
 

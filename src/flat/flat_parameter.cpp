@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/strides.h>
@@ -14,18 +15,26 @@
 namespace fsdp::flat {
 namespace {
 
-std::vector<int64_t> numels_of(const std::vector<ShardedParameter>& parameters) {
-  std::vector<int64_t> numels;
-  for (const ShardedParameter& parameter : parameters) numels.push_back(parameter.tensor.numel());
-  return numels;
+std::vector<ParameterExtent> extents_of(const std::vector<ShardedParameter>& parameters) {
+  std::vector<ParameterExtent> extents;
+  for (const ShardedParameter& parameter : parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    extents.push_back({tensor.numel(), tensor.dim() == 0 ? 1 : tensor.size(0)});
+  }
+  return extents;
 }
 
-// The strides with which a parameter lies in the flat buffer: memory formats are kept.
-std::vector<int64_t> flat_strides(const at::Tensor& tensor) {
+bool has_whole_rows(const at::Tensor& tensor) {
+  return tensor.dim() == 0 || tensor.size(0) <= 1 || tensor.stride(0) == tensor.numel() / tensor.size(0);
+}
+
+// The strides with which a parameter lies in a whole buffer: memory formats are kept, unless the cut by rows needs rows
+// that the format does not have.
+std::vector<int64_t> flat_strides(const at::Tensor& tensor, ShardCut cut) {
   const c10::DimVector row_major = c10::contiguous_strides(tensor.sizes());
-  return tensor.is_non_overlapping_and_dense() && tensor.numel() > 0
-             ? tensor.strides().vec()
-             : std::vector<int64_t>(row_major.begin(), row_major.end());
+  const bool keeps =
+      tensor.is_non_overlapping_and_dense() && tensor.numel() > 0 && (cut == ShardCut::kFlat || has_whole_rows(tensor));
+  return keeps ? tensor.strides().vec() : std::vector<int64_t>(row_major.begin(), row_major.end());
 }
 
 std::string quoted_names(const ShardedParameter& parameter) {
@@ -49,7 +58,7 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
       position_(std::move(position)),
       memory_(memory),
       requires_grad_(parameters_.front().tensor.requires_grad()),
-      layout_(numels_of(parameters_), position_.factor) {}
+      layout_(extents_of(parameters_), position_.factor, position_.cut) {}
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
                              const ShardMemory& memory, void* unit, int64_t first_index)
@@ -61,7 +70,7 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
   for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
     ShardedParameter& parameter = parameters_[i];
     parameter.sizes = parameter.tensor.sizes().vec();
-    parameter.strides = flat_strides(parameter.tensor);
+    parameter.strides = flat_strides(parameter.tensor, layout_.cut());
     copy_into_shard(i);
     replace_by_keyed_view(i, unit, first_index + i);
     original_leaves_.push_back(make_leaf(slice_of(shard_, i)));
@@ -91,6 +100,8 @@ FlatParameter::~FlatParameter() {
 
 at::Tensor FlatParameter::provide_shared(at::ScalarType dtype, bool transient) const {
   if (!position_.shared_buffer || !memory_.on_compute_host() || layout_.padded_numel() == 0) return {};
+  // The rows of one rank are not one slice of a shared buffer.
+  if (layout_.cut() == ShardCut::kRows && !transient) return {};
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   at::Tensor bytes = position_.shared_buffer(layout_.padded_numel() * itemsize, transient);
   return bytes.defined() ? bytes.view(dtype) : at::Tensor();
@@ -150,8 +161,11 @@ void FlatParameter::copy_into_shard(int64_t parameter) {
   const at::Tensor& tensor = value.defined() ? value : parameters_[parameter].tensor;
   ParameterSlice part = slice(parameter);
   if (tensor.is_meta() || part.numel() == 0) return;
-  // A view of the elements in flat order; copied only if the tensor's memory is not dense.
-  at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+  // A view of the elements in the order of the whole buffer; copied only if they lie otherwise.
+  at::Tensor dense = tensor.detach();
+  if (const at::IntArrayRef strides = parameters_[parameter].strides; tensor.strides() != strides) {
+    dense = at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(dense);
+  }
   at::Tensor ordered = dense.as_strided({dense.numel()}, {1});
   slice_of(shard_, parameter).copy_(ordered.slice(0, part.begin, part.end));
 }

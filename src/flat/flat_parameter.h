@@ -22,7 +22,7 @@ struct ShardedParameter {
   std::string fqn;   // the first name, under which the optimizer sees the parameter
   std::vector<std::string> other_fqns;  // further names of a shared parameter
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format
+  std::vector<int64_t> strides;  // dense; row-major unless the original had another memory format that the cut keeps
   seams::StorageOwnerPtr owner;
   bool requires_grad = false;
   bool full_precision = false;  // used and reduced in the dtype of the shards (Options::full_precision_classes)
@@ -49,8 +49,11 @@ struct FlatDtypes {
 struct ShardPosition {
   int64_t rank = 0;
   int64_t factor = 1;
+  ShardCut cut = ShardCut::kFlat;
   // Provides a buffer that all ranks share (MemorySharing::buffer), or an undefined tensor: for shards that lie
-  // end to end or, if `transient`, for unsharded parameters. An empty function means that no shared buffers exist.
+  // end to end or, if `transient`, for unsharded parameters. An empty function means that no shared buffers exist. With
+  // the cut by rows, only transient buffers are asked for, of which each rank must be able to write any part
+  // (MemorySharing::takes_any_part).
   std::function<at::Tensor(int64_t nbytes, bool transient)> shared_buffer = {};
 };
 
@@ -88,8 +91,7 @@ class FlatParameter {
   // Returns the part of one parameter in a tensor laid out like the shard.
   at::Tensor slice_of(const at::Tensor& like_shard, int64_t parameter) const;
   ParameterSlice slice(int64_t parameter) const { return layout_.slice(parameter, position_.rank); }
-  // Returns a view of one parameter with its full shape in a tensor laid out like the padded unsharded buffer (any
-  // dtype).
+  // Returns a view of one parameter with its full shape in a whole buffer (of any dtype).
   at::Tensor view_in(const at::Tensor& flat, int64_t parameter) const;
 
   // The optimizer's leaves: one for each parameter, and one for the whole shard. Both kinds share the shard's memory
@@ -118,7 +120,7 @@ class FlatParameter {
   // Writes unit names and FQNs into the error messages for reads of released memory.
   void name_storages(const std::string& unit_name);
 
-  // The shards of all ranks in memory that the ranks share, laid out like the unsharded buffer. Undefined if each rank
+  // The shards of all ranks in memory that the ranks share, laid out like the whole buffer. Undefined if each rank
   // has its shard in memory of its own. Shards that are shared or watched, and all views of them, carry the sharded
   // key, with an owner of kind kShard that names the unit.
   const at::Tensor& shared() const { return shared_; }

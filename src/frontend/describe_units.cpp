@@ -35,8 +35,8 @@ void describe_flat(std::ostream& out, const flat::FlatParameter& flat) {
   if (flat.dtypes().compute != flat.dtypes().shard) {
     out << " (gathered in " << c10::toString(flat.dtypes().compute) << ")";
   }
-  out << ": " << layout.unpadded_numel() << " elements, padding " << layout.padding() << ", shard "
-      << layout.shard_numel() << " x " << layout.sharding_factor() << "\n";
+  out << (layout.cut() == ShardCut::kRows ? " by rows" : "") << ": " << layout.unpadded_numel() << " elements, padding "
+      << layout.padding() << ", shard " << layout.shard_numel() << " x " << layout.sharding_factor() << "\n";
   for (int64_t i = 0; i < layout.num_parameters(); ++i) {
     const flat::ShardedParameter& parameter = flat.parameters()[i];
     out << "    " << parameter.fqn;

@@ -133,6 +133,7 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
   const std::string name = specs.empty() ? "root" : join_fqns(specs.front());
   engine::EngineOptions shared{.mesh = frontend::watched_mesh(frontend::choose_mesh(options, name), options.debug),
                                .use_orig_params = options.use_orig_params,
+                               .shard_cut = options.shard_cut,
                                .keep_memory = options.keep_memory,
                                .memory = shard_memory(options, compute_device(options, surveyed.unassigned, surveyed)),
                                .overlap = frontend::overlap_options(options),

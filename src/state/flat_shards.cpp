@@ -18,6 +18,7 @@ FlatShardLayout layout_of(const flat::FlatParameter& flat) {
   layout.factor = flat.position().factor;
   layout.shard_numel = flat.layout().shard_numel();
   layout.padding = flat.layout().padding();
+  layout.cut = flat.layout().cut();
   return layout;
 }
 
@@ -48,7 +49,7 @@ std::optional<Mismatch> difference(const std::string& name, const FlatShardLayou
   }
   const auto shown = [](const FlatShardLayout& layout) {
     return c10::str("shard ", layout.rank, " of ", layout.factor, ", of ", layout.shard_numel,
-                    " elements (padding of all: ", layout.padding, ")");
+                    " elements (padding of all: ", layout.padding, "), cut ", to_string(layout.cut));
   };
   return Mismatch{name, shown(given), shown(here)};
 }

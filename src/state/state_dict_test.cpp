@@ -46,7 +46,9 @@ TEST_P(StateDicts, FullEqualsThatOfThePlainModel) {
     ShardedRun run = run_of(GetParam(), world, 17);
     const FullStateDict values = full_state_dict(*run.sharded, *run.net);
     expect_same(values, plain_values(17));
-    EXPECT_EQ(values.at("b.weight").strides(), plain_values(17).at("b.weight").strides());
+    // The cut by rows needs memory formats with whole rows.
+    const bool keeps_format = GetParam().cut == ShardCut::kFlat || GetParam().world_size == 1;
+    EXPECT_EQ(values.at("b.weight").is_contiguous(), !keeps_format);
     EXPECT_TRUE(values.at("tied").is_same(values.at("a.weight")));
     // They are copies: writing to them changes nothing else.
     for (const auto& [name, value] : values) torch::Tensor(value).zero_();

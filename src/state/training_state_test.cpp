@@ -32,7 +32,9 @@ std::vector<ShardingCase> some_cases() {
           {4, kFullShard, false, false},
           {8, kFullShard, true, false},
           {4, kHybridShardZero2, false, false},
-          {3, kFullShard, true, false, /*automatic=*/true}};
+          {3, kFullShard, true, false, /*automatic=*/true},
+          {3, kFullShard, true, false, /*automatic=*/false, ShardCut::kRows},
+          {2, kFullShard, false, false, /*automatic=*/false, ShardCut::kRows}};
 }
 
 // Returns two cases other than `sharding`.

@@ -74,6 +74,7 @@ void fields(F& f, Sharding& v, const Sharding& d) {
   f.field("reshard", v.reshard, d.reshard);
   f.field("wrap", v.wrap, d.wrap);
   f.field("orig", v.orig, d.orig);
+  f.field("rows", v.rows, d.rows);
   f.field("params", v.params, d.params);
   f.field("reduce", v.reduce, d.reduce);
   f.field("buffers", v.buffers, d.buffers);

@@ -39,6 +39,7 @@ struct Sharding {
   // elements), "auto", "by_hand" (Layer::unit), "siblings" (each two layers of the root, without their parent).
   std::string wrap = "none";
   bool orig = true;
+  bool rows = false;            // Options::shard_cut
   std::string params = "fp64";  // dtypes: "fp64", "fp32", "bf16"
   std::string reduce = "params";
   std::string buffers = "keep";

@@ -106,6 +106,7 @@ Sharding draw_sharding(Random& random, int64_t ranks) {
   sharding.sync_states = random.chance(10);
   if (random.chance(8)) sharding.divide = random.between(1, 5);
   sharding.see_norm = random.chance(20);
+  sharding.rows = random.chance(30);
   return sharding;
 }
 

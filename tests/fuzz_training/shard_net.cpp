@@ -59,6 +59,7 @@ Options options_of(const Case& training, const NetImpl& net, const std::shared_p
   if (is_hybrid(options.sharding_strategy)) options.mesh = make_mesh(world, world->size() / 2);
   options.reshard_after_forward = reshard_of(sharding.reshard);
   options.use_orig_params = sharding.orig;
+  options.shard_cut = sharding.rows ? ShardCut::kRows : ShardCut::kFlat;
   options.param_dtype = dtype_of(sharding.params);
   options.reduce_dtype = dtype_of(sharding.reduce);
   options.buffer_dtype = dtype_of(sharding.buffers);

@@ -68,7 +68,9 @@ int64_t SharedBuffer::header_nbytes() const {
 int64_t SharedBuffer::data_nbytes() const { return in_pages(nbytes_); }
 
 void SharedBuffer::share(std::shared_ptr<SharedMemory> memory) {
-  const std::string slice(own_slice(), static_cast<size_t>(nbytes_ / place_.ranks));
+  std::string slice;
+  // Otherwise nothing was written yet, and a rank that has shared the buffer before may be writing it already.
+  if (!options_.any_part) slice.assign(own_slice(), static_cast<size_t>(nbytes_ / place_.ranks));
   memory->move_to(addresses_);
   memory_ = std::move(memory);
   std::memcpy(own_slice(), slice.data(), slice.size());

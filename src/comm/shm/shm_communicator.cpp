@@ -135,6 +135,8 @@ class ShmCommunicator final : public Communicator, public MemorySharing, public 
   MemorySharing& memory_sharing() override { return *this; }
   at::Tensor buffer(int64_t nbytes, const SharedBufferOptions& options, const CollectiveId& id) override;
   void share(int64_t further_nbytes, const CollectiveId& id) override { buffers_.share_all(*this, further_nbytes, id); }
+  bool takes_any_part() const override { return true; }
+  void open(const at::Tensor& buffer, const CollectiveId& id) override;
   void await_readers(const at::Tensor& buffer, const CollectiveId& id) override;
   at::Tensor reduction_input(int64_t nbytes) override { return heaps_.own->take(nbytes); }
   bool reads_in_place() const override { return true; }
@@ -203,6 +205,12 @@ at::Tensor ShmCommunicator::buffer(int64_t nbytes, const SharedBufferOptions& op
   const auto buffer = std::make_shared<SharedBuffer>(place, nbytes, options, transient_);
   buffers_.add(buffer);
   return buffer->tensor();
+}
+
+void ShmCommunicator::open(const at::Tensor& tensor, const CollectiveId& id) {
+  const auto buffer = buffers_.of_whole(tensor);
+  TORCH_CHECK(buffer, describe("write", id), ": not a shared buffer of this group");
+  if (!buffer->is_shared()) SharedBuffers::share(buffer, *this, id);
 }
 
 void ShmCommunicator::await_readers(const at::Tensor& tensor, const CollectiveId& id) {

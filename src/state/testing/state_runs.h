@@ -231,14 +231,21 @@ inline void expect_same_state(const FullOptimizerState& got, const FullOptimizer
   }
 }
 
-// Cases with 1 to 4 ranks, all strategies, both kinds of leaves, and automatic units.
+// Cases with 1 to 4 ranks, all strategies, both kinds of leaves, both cuts, and automatic units.
 inline std::vector<ShardingCase> state_cases() {
   using enum ShardingStrategy;
-  return {{1, kFullShard, true, false},        {2, kFullShard, false, false},
-          {3, kFullShard, true, true},         {4, kFullShard, false, false},
-          {3, kShardGradOp, false, true},      {2, kNoShard, true, false},
-          {2, kNoShard, false, true},          {4, kHybridShard, true, false},
-          {4, kHybridShardZero2, false, true}, {3, kFullShard, true, false, /*automatic=*/true}};
+  return {{1, kFullShard, true, false},
+          {2, kFullShard, false, false},
+          {3, kFullShard, true, true},
+          {4, kFullShard, false, false},
+          {3, kShardGradOp, false, true},
+          {2, kNoShard, true, false},
+          {2, kNoShard, false, true},
+          {4, kHybridShard, true, false},
+          {4, kHybridShardZero2, false, true},
+          {3, kFullShard, true, false, /*automatic=*/true},
+          {3, kFullShard, true, false, /*automatic=*/false, ShardCut::kRows},
+          {4, kShardGradOp, false, true, /*automatic=*/false, ShardCut::kRows}};
 }
 
 }  // namespace fsdp::testing

@@ -35,7 +35,7 @@ void expect_same_gradients(const std::vector<LeafGradient>& got, const std::vect
 std::string name_of(const ShardingCase& sharding) {
   return c10::str(to_string(sharding.strategy), "_", sharding.world_size, "ranks_",
                   sharding.use_orig_params ? "orig" : "flat", sharding.strict ? "_strict" : "",
-                  sharding.automatic ? "_automatic" : "");
+                  sharding.automatic ? "_automatic" : "", sharding.cut == ShardCut::kRows ? "_rows" : "");
 }
 
 std::vector<ShardingCase> sharding_cases() {
@@ -58,6 +58,11 @@ std::vector<ShardingCase> sharding_cases() {
   cases.push_back({4, kHybridShardZero2, true, false, /*automatic=*/true});
   cases.push_back({4, kNoShard, true, true, /*automatic=*/true});
   cases.push_back({8, kFullShard, true, false, /*automatic=*/true});
+  cases.push_back({2, kFullShard, true, true, /*automatic=*/false, ShardCut::kRows});
+  cases.push_back({3, kFullShard, false, true, /*automatic=*/false, ShardCut::kRows});
+  cases.push_back({3, kShardGradOp, true, false, /*automatic=*/true, ShardCut::kRows});
+  cases.push_back({4, kHybridShard, true, true, /*automatic=*/false, ShardCut::kRows});
+  cases.push_back({8, kFullShard, true, false, /*automatic=*/false, ShardCut::kRows});
   return cases;
 }
 
@@ -66,6 +71,7 @@ Options options_of(const ShardingCase& sharding, const std::shared_ptr<Communica
   options.communicator = world;
   options.sharding_strategy = sharding.strategy;
   options.use_orig_params = sharding.use_orig_params;
+  options.shard_cut = sharding.cut;
   if (sharding.automatic) {
     options.auto_units.emplace().target_bytes = 300;
   } else {

@@ -23,10 +23,11 @@ struct ShardingCase {
   bool use_orig_params;
   bool strict;             // Gatherer::set_strict
   bool automatic = false;  // units are cut from the execution order
+  ShardCut cut = ShardCut::kFlat;
 };
 std::string name_of(const ShardingCase& sharding);
-// Returns cases with 1 to 4 and 8 ranks, all strategies, both values of use_orig_params, and automatic units; about
-// half of them are strict.
+// Returns cases with 1 to 4 and 8 ranks, all strategies, both values of use_orig_params, both cuts, and automatic
+// units; about half of them are strict.
 std::vector<ShardingCase> sharding_cases();
 // Returns options with a unit for each module that has parameters of its own, or with automatic units of about two
 // parameters.

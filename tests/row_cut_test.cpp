@@ -1,0 +1,184 @@
+// The cut by rows: each rank holds exactly the rows that torch.chunk gives it, with one collective for each unit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <thread>
+
+#include "engine/engine.h"
+#include "fsdp/state_dict.h"
+#include "support/nets/tiny_lm.h"
+#include "support/ranks/thread_ranks.h"
+#include "support/training/sharding.h"
+
+namespace fsdp {
+namespace {
+
+using testing::Bag;
+using testing::expect_error;
+using testing::numbers;
+using testing::run_ranks;
+using testing::same_bits;
+
+using World = std::shared_ptr<Communicator>;
+using Tensors = std::vector<torch::Tensor>;
+
+Options row_options(const World& world) {
+  Options options;
+  options.communicator = world;
+  options.shard_cut = ShardCut::kRows;
+  return options;
+}
+
+// Odd sizes, no elements, no dimensions, and memory formats with and without whole rows.
+Tensors odd_tensors() {
+  return {numbers({7, 3}),
+          numbers({5}),
+          numbers({1, 4}),
+          numbers({}),
+          numbers({3, 0}),
+          numbers({0, 3}),
+          numbers({4, 3, 2, 2}).to(at::MemoryFormat::ChannelsLast),
+          numbers({5, 8}).t(),
+          numbers({12, 2})};
+}
+
+// Returns the rows of a rank as torch.chunk cuts them: a tensor without rows if there are fewer chunks.
+torch::Tensor rows_of(const torch::Tensor& tensor, const World& world) {
+  const torch::Tensor rows = tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
+  const Tensors chunks = rows.chunk(world->size());
+  const auto rank = static_cast<size_t>(world->rank());
+  return rank < chunks.size() ? chunks[rank] : rows.narrow(0, 0, 0);
+}
+
+class RowCut : public ::testing::TestWithParam<std::tuple<int, const char*>> {
+ protected:
+  void on_ranks(const std::function<void(const World&)>& body) {
+    const auto& [ranks, communicator] = GetParam();
+    run_ranks(ranks, body, {.communicator = communicator});
+  }
+};
+using Ranks = std::tuple<int, const char*>;  // how many, and RankOptions::communicator
+INSTANTIATE_TEST_SUITE_P(All, RowCut,
+                         ::testing::Values(Ranks{1, ""}, Ranks{2, ""}, Ranks{3, ""}, Ranks{4, ""}, Ranks{4, "hosts"}),
+                         [](const auto& info) {
+                           return c10::str(std::get<0>(info.param), "ranks", std::get<1>(info.param));
+                         });
+
+TEST_P(RowCut, ALeafHoldsTheRowsOfItsRank) {
+  on_ranks([](const World& world) {
+    Bag bag(odd_tensors());
+    auto sharded = fully_shard(bag, row_options(world));
+    for (const ShardSlice& slice : sharded->shard_slices()) {
+      const torch::Tensor want = rows_of(odd_tensors().at(std::stoul(slice.fqn.substr(1))), world);
+      ASSERT_EQ(slice.end - slice.begin, want.numel()) << slice.fqn;
+      if (want.numel() == 0) continue;
+      // The parameter's memory order: that of its strides.
+      std::vector<int64_t> sizes = slice.sizes;
+      if (!sizes.empty()) sizes[0] = want.size(0);
+      const torch::Tensor got = slice.data.as_strided(sizes, slice.strides);
+      EXPECT_TRUE(same_bits(got.contiguous(), want.reshape(sizes).contiguous())) << slice.fqn;
+    }
+  });
+}
+
+TEST_P(RowCut, TheModuleHasWholeParametersWithTheirStrides) {
+  on_ranks([](const World& world) {
+    Bag bag(odd_tensors());
+    auto sharded = fully_shard(bag, row_options(world));
+    const Tensors want = odd_tensors();
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(same_bits(bag->parameters()[i].detach().clone().contiguous(), want[i].contiguous())) << i;
+    }
+    // Channels last has whole rows, a transposed matrix has not.
+    EXPECT_EQ(bag->parameters()[6].strides(), want[6].strides());
+    EXPECT_EQ(bag->parameters()[7].is_contiguous(), world->size() > 1);
+  });
+}
+
+TEST_P(RowCut, OneCollectiveForEachUnit) {
+  on_ranks([](const World& world) {
+    auto model = testing::make_tiny_lm({});
+    Options options = testing::block_options(world);
+    options.shard_cut = ShardCut::kRows;
+    auto sharded = fully_shard(*model, options);
+    model->forward(testing::batch_of(world->rank(), 0)).sum().backward();
+    const EngineStats stats = sharded->diagnostics().stats();
+    const int64_t reductions = world->size() == 1 ? 0 : stats.units;
+    EXPECT_EQ(stats.reduce_scatters, reductions);
+    EXPECT_LE(stats.all_gathers, world->size() == 1 ? 0 : 2 * stats.units);
+  });
+}
+
+// Gradients of rows that no rank's data reach, and padding, are zero: norms are those of the flat cut.
+TEST_P(RowCut, NormsAreThoseOfTheFlatCut) {
+  on_ranks([](const World& world) {
+    const auto norm_of = [&](ShardCut cut, bool orig) {
+      Bag bag(odd_tensors());
+      Options options = row_options(world);
+      options.shard_cut = cut;
+      options.use_orig_params = orig;
+      auto sharded = fully_shard(bag, options);
+      (bag->parameters()[0] * bag->parameters()[0]).sum().backward();
+      bag->parameters()[1].pow(3).sum().backward();
+      return sharded->clip_grad_norm_(1e9).item<double>();
+    };
+    const double flat = norm_of(ShardCut::kFlat, true);
+    EXPECT_GT(flat, 1);
+    EXPECT_NEAR(norm_of(ShardCut::kRows, true), flat, 1e-6 * flat);
+    EXPECT_NEAR(norm_of(ShardCut::kRows, false), flat, 1e-6 * flat);
+  });
+}
+
+// Ranks share the buffers of a model when they first gather it. No rank may then lose what another one has written.
+TEST_P(RowCut, SeveralModelsOverOneGroup) {
+  on_ranks([](const World& world) {
+    for (int model = 0; model < 5; ++model) {
+      if (model % 2 == world->rank() % 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      Bag bag(odd_tensors());
+      auto sharded = fully_shard(bag, row_options(world));
+      EXPECT_TRUE(same_bits(bag->parameters()[0].detach().clone(), odd_tensors()[0])) << model;
+    }
+  });
+}
+
+TEST_P(RowCut, WritesToWholeParametersReachTheRows) {
+  on_ranks([](const World& world) {
+    Bag bag(odd_tensors());
+    auto sharded = fully_shard(bag, row_options(world));
+    sharded->with_full_params([&] {
+      torch::NoGradGuard no_grad;
+      for (torch::Tensor parameter : bag->parameters()) parameter.mul_(2);
+    });
+    const Tensors before = odd_tensors();
+    for (size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(same_bits(bag->parameters()[i].detach().clone().contiguous(), (before[i] * 2).contiguous())) << i;
+    }
+  });
+}
+
+TEST(RowCutErrors, ALocalStateDictOfTheOtherCutIsRefused) {
+  run_ranks(2, [](const World& world) {
+    Bag rows(Tensors{numbers({4, 2}), numbers({2, 4})}), flat(Tensors{numbers({4, 2}), numbers({2, 4})});
+    auto sharded_rows = fully_shard(rows, row_options(world));
+    Options options = row_options(world);
+    options.shard_cut = ShardCut::kFlat;
+    auto sharded_flat = fully_shard(flat, options);
+    const LocalStateDict values = local_state_dict(*sharded_rows, *rows);
+    expect_error([&] { load_local_state_dict(*sharded_flat, *flat, values); }, {"cut rows", "cut flat"});
+  });
+}
+
+TEST(RowCutErrors, UnitsOfOneTreeHaveTheSameCut) {
+  run_ranks(2, [](const World& world) {
+    auto model = testing::make_tiny_lm({});
+    fully_shard(*model->head, row_options(world));
+    Options options = row_options(world);
+    options.shard_cut = ShardCut::kFlat;
+    expect_error([&] { fully_shard(*model, options); }, {"shard_cut"});
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
