@@ -16,13 +16,16 @@
 
 namespace fsdp::trainer {
 
-namespace {
-
-int usable_cores() {
+int threads_of_rank(int ranks) {
+  if (const char* given = std::getenv("OMP_NUM_THREADS"); given != nullptr && std::atoi(given) > 0) {
+    return std::atoi(given);
+  }
   cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
-  return CPU_COUNT(&cores);
+  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  return std::max(1, usable / ranks);
 }
+
+namespace {
 
 std::vector<std::string> environment_of(int rank, int ranks, int port) {
   std::map<std::string, std::string> own = {
@@ -31,7 +34,7 @@ std::vector<std::string> environment_of(int rank, int ranks, int port) {
       {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port)},
   };
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    own["OMP_NUM_THREADS"] = std::to_string(std::max(1, usable_cores() / ranks));
+    own["OMP_NUM_THREADS"] = std::to_string(threads_of_rank(ranks));
   }
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {

@@ -21,6 +21,10 @@ struct RankDeath {
   std::string describe() const;
 };
 
+// Returns the number of threads for operators that each of `ranks` ranks of this machine is given: its share of the
+// cores. A value of OMP_NUM_THREADS takes precedence.
+int threads_of_rank(int ranks);
+
 class RankProcesses {
  public:
   // Starts the processes. If one cannot be started, ends the ones already started.

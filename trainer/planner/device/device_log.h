@@ -10,7 +10,12 @@
 
 namespace fsdp::planner {
 
-enum class Place : uint8_t { kDevice, kHost, kPinnedHost };
+enum class Place : uint8_t {
+  kDevice,
+  kHost,
+  kPinnedHost,
+  kSharedHost,  // memory that the ranks of a host share; its bytes are this rank's part
+};
 
 // One call of an operator that would have run a kernel. The references are valid during the report only.
 struct KernelCall {

@@ -58,6 +58,11 @@ int& PlannedMemory::real_host() {
   return depth;
 }
 
+int& PlannedMemory::sharing_ranks() {
+  thread_local int ranks = 0;
+  return ranks;
+}
+
 void PlannedMemory::set_log(DeviceLog* log) {
   std::lock_guard lock(mutex_);
   log_ = log;
@@ -66,10 +71,11 @@ void PlannedMemory::set_log(DeviceLog* log) {
 c10::DataPtr PlannedMemory::allocate(Place place, size_t nbytes, int stream) {
   const c10::Device device = place == Place::kDevice ? planned_device() : c10::Device(c10::kCPU);
   if (nbytes == 0) return {nullptr, device};
+  if (place == Place::kHost && sharing_ranks() > 0) place = Place::kSharedHost;
   std::lock_guard lock(mutex_);
   Block block{.id = next_id_++, .nbytes = nbytes, .place = place, .reported = false, .real = {}};
   void* address;
-  if (place == Place::kHost && (nbytes < kRealHostBytes || real_host() > 0)) {
+  if (place != Place::kDevice && place != Place::kPinnedHost && (nbytes < kRealHostBytes || real_host() > 0)) {
     block.real = real_.allocate(nbytes);
     address = block.real.get();
   } else {
@@ -77,15 +83,32 @@ c10::DataPtr PlannedMemory::allocate(Place place, size_t nbytes, int stream) {
   }
   if (log_ != nullptr && quiet() == 0) {
     block.reported = true;
-    log_->allocated({.place = place,
-                     .id = block.id,
-                     .nbytes = static_cast<int64_t>(nbytes),
-                     .stream = stream,
-                     .purpose = base::AllocationTag::current(),
-                     .maker = maker()});
+    const int parts = place == Place::kSharedHost ? sharing_ranks() : 1;
+    report_allocated(block.id, place, static_cast<int64_t>(nbytes) / parts, stream);
   }
   blocks_.emplace(address, std::move(block));
   return {address, address, &PlannedMemory::free, device};
+}
+
+void PlannedMemory::report_allocated(int64_t id, Place place, int64_t nbytes, int stream) {
+  log_->allocated({.place = place,
+                   .id = id,
+                   .nbytes = nbytes,
+                   .stream = stream,
+                   .purpose = base::AllocationTag::current(),
+                   .maker = maker()});
+}
+
+int64_t PlannedMemory::note_allocated(Place place, int64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  const int64_t id = next_id_++;
+  if (log_ != nullptr && quiet() == 0) report_allocated(id, place, nbytes, -1);
+  return id;
+}
+
+void PlannedMemory::note_freed(int64_t id) {
+  std::lock_guard lock(mutex_);
+  if (log_ != nullptr && quiet() == 0) log_->freed(id);
 }
 
 void PlannedMemory::free(void* address) { get().free_block(address); }
@@ -100,12 +123,12 @@ void PlannedMemory::free_block(void* address) {
   if (block.mapped().reported && log_ != nullptr) log_->freed(block.mapped().id);
 }
 
-bool PlannedMemory::is_pinned(const void* address) {
+bool PlannedMemory::lies_in(Place place, const void* address) {
   std::lock_guard lock(mutex_);
   auto after = blocks_.upper_bound(const_cast<void*>(address));
   if (after == blocks_.begin()) return false;
   const auto& [begin, block] = *std::prev(after);
-  return block.place == Place::kPinnedHost && address < static_cast<const char*>(begin) + block.nbytes;
+  return block.place == place && address < static_cast<const char*>(begin) + block.nbytes;
 }
 
 c10::Allocator& planned_device_allocator() {

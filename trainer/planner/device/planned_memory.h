@@ -33,9 +33,14 @@ class PlannedMemory {
   }
 
   c10::DataPtr allocate(Place place, size_t nbytes, int stream);
+  // Reports memory that no tensor stands for, and returns its id; reports its end.
+  int64_t note_allocated(Place place, int64_t nbytes);
+  void note_freed(int64_t id);
   // Whether the address is one of the plan's.
   bool is_planned(const void* address) const { return addresses_.contains(address); }
-  bool is_pinned(const void* address);
+  bool is_pinned(const void* address) { return lies_in(Place::kPinnedHost, address); }
+  // Whether the address lies in memory that was allocated in this place.
+  bool lies_in(Place place, const void* address);
 
   // While one lives, nothing of this thread is reported.
   class Quiet {
@@ -53,6 +58,16 @@ class PlannedMemory {
     ~RealHostMemory() { --real_host(); }
     RealHostMemory(const RealHostMemory&) = delete;
     RealHostMemory& operator=(const RealHostMemory&) = delete;
+  };
+
+  // While one lives, host memory that this thread allocates is shared by `ranks` ranks, each of which provides an equal
+  // part.
+  class SharedHostMemory {
+   public:
+    explicit SharedHostMemory(int ranks) { sharing_ranks() = ranks; }
+    ~SharedHostMemory() { sharing_ranks() = 0; }
+    SharedHostMemory(const SharedHostMemory&) = delete;
+    SharedHostMemory& operator=(const SharedHostMemory&) = delete;
   };
 
   // Names the operator whose results this thread allocates while the object lives. `name` must stay valid.
@@ -77,8 +92,10 @@ class PlannedMemory {
   static int& quiet();
   static const char*& maker();
   static int& real_host();
+  static int& sharing_ranks();  // 0: memory is not shared
   static void free(void* address);
   void free_block(void* address);
+  void report_allocated(int64_t id, Place place, int64_t nbytes, int stream);
   CachingAllocator& addresses_of(Place place) { return place == Place::kDevice ? device_ : host_; }
 
   AddressSpace addresses_;

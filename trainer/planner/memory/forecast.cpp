@@ -51,10 +51,20 @@ DeviceForecast forecast_device(const Tape& tape, const std::vector<size_t>& step
   return forecast;
 }
 
+int64_t shared_at(const Tape& tape, const MemoryUse& use) {
+  int64_t bytes = 0;
+  for (const Lifetime& lifetime : use.lifetimes) {
+    const bool exists = lifetime.born <= use.peak.entry && use.peak.entry < lifetime.freed;
+    if (exists && tape.entries()[lifetime.born].place == Place::kSharedHost) bytes += lifetime.bytes;
+  }
+  return bytes;
+}
+
 HostForecast forecast_host(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
                            std::optional<int64_t> capacity) {
   HostForecast forecast;
-  forecast.use = memory_use(tape, step_bounds, {Place::kHost});
+  forecast.use = memory_use(tape, step_bounds, {Place::kHost, Place::kSharedHost});
+  forecast.shared = shared_at(tape, forecast.use);
   forecast.pinned = replay_pinned_memory(tape);
   forecast.process = kProcessBytes;
   forecast.per_host = cluster.ranks_per_host * (forecast.process + forecast.pinned + forecast.use.peak.bytes);

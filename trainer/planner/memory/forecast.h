@@ -38,7 +38,8 @@ struct DeviceForecast {
 
 // Bytes of host memory.
 struct HostForecast {
-  MemoryUse use;                    // pageable memory of one rank
+  MemoryUse use;                    // pageable memory of one rank, and its part of what ranks share
+  int64_t shared = 0;               // of the peak, what lies in memory that ranks share
   int64_t pinned = 0;               // of one rank, in the blocks of its allocator
   int64_t process = 0;              // a guess: what a rank has before it trains
   int64_t per_host = 0;             // of all ranks of one host

@@ -89,6 +89,14 @@ TEST(Forecast, AHostHasAllItsRanks) {
   EXPECT_EQ(forecast_memory(tape, {0, 4}, cluster, unknown.host.per_host - 1).verdict(), Verdict::kDoesNotFit);
 }
 
+TEST(Forecast, SharedMemoryIsPartOfTheHosts) {
+  const Tape tape({born(0, 7 * kMiB, Place::kHost), born(1, 5 * kMiB, Place::kSharedHost), freed(0), freed(1)}, {});
+  const Cluster cluster{.hosts = 1, .ranks_per_host = 4, .device = std::nullopt};
+  const MemoryForecast forecast = forecast_memory(tape, {0, 4}, cluster, std::nullopt);
+  EXPECT_EQ(forecast.host.shared, 5 * kMiB);
+  EXPECT_EQ(forecast.host.per_host, 4 * (12 * kMiB + forecast.host.process));
+}
+
 TEST(Forecast, TheWorseOfDeviceAndHostCounts) {
   const MemoryForecast forecast = forecast_memory(of_100_mib(), {0, 2}, cluster_of(1, 200 * kMiB), kMiB);
   EXPECT_EQ(forecast.device->verdict, Verdict::kFits);

@@ -13,6 +13,8 @@
 #include "comm/tensor_for_sum.h"
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
+#include "planner/ranks/host_payloads.h"
+#include "planner/ranks/planned_sharing.h"
 
 namespace fsdp::planner {
 namespace {
@@ -22,16 +24,29 @@ constexpr const char* kHostsOfMesh = "mesh";  // the gather of make_mesh_of_host
 Place place_of(c10::Device device) { return device.is_cpu() ? Place::kHost : Place::kDevice; }
 int stream_of(c10::Device device) { return device.is_cpu() ? -1 : current_stream_number(); }
 
+// Does something when it is destroyed.
+using AtEnd = std::shared_ptr<void>;
+template <typename Action>
+AtEnd at_end(Action action) {
+  return {nullptr, [action = std::move(action)](void*) mutable { action(); }};
+}
+
 class PlannedWork final : public Work {
  public:
-  PlannedWork(Tape& tape, int64_t collective, c10::Device device)
-      : tape_(tape), collective_(collective), device_(device) {}
+  // `until_waited` and `until_destroyed`: what ends with the wait, and with this object.
+  PlannedWork(Tape& tape, int64_t collective, c10::Device device, AtEnd until_waited, AtEnd until_destroyed)
+      : tape_(tape),
+        collective_(collective),
+        device_(device),
+        until_waited_(std::move(until_waited)),
+        until_destroyed_(std::move(until_destroyed)) {}
   ~PlannedWork() override {
     if (!waited_) note();
   }
   void wait() override {
     TORCH_CHECK(!std::exchange(waited_, true), "a collective can be waited for only once");
     note();
+    until_waited_.reset();
   }
 
  private:
@@ -43,6 +58,8 @@ class PlannedWork final : public Work {
   int64_t collective_;
   c10::Device device_;
   bool waited_ = false;
+  AtEnd until_waited_;
+  AtEnd until_destroyed_;
 };
 
 class PlannedCommunicator final : public Communicator {
@@ -56,6 +73,7 @@ class PlannedCommunicator final : public Communicator {
 
   std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, const CollectiveId& id) override {
     comm::check_all_gather(output, input, size(), id);
+    if (const auto buffer = sharing_ ? sharing_->find(input) : nullptr) return read(buffer, output, input, id);
     sent_.add_for_each_peer(input.nbytes());
     return issue(comm::CollectiveKind::kAllGather, id, output.numel(), input);
   }
@@ -70,7 +88,7 @@ class PlannedCommunicator final : public Communicator {
     }
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const at::Tensor sum = comm::tensor_for_sum(output, input);
-    auto work = issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input, !output.is_same(sum));
+    auto work = issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input, Way{.converts = !output.is_same(sum)});
     convert_sum(output, sum);
     return work;
   }
@@ -81,7 +99,7 @@ class PlannedCommunicator final : public Communicator {
     summarize(output, options);
     sent_.add_all_reduce(tensor.numel(), tensor.element_size());
     const bool converts = !tensor.is_cpu() && output.scalar_type() != tensor.scalar_type();
-    auto work = issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor, converts);
+    auto work = issue(comm::CollectiveKind::kAllReduce, id, tensor.numel(), tensor, Way{.converts = converts});
     if (converts) {
       at::AutoDispatchBelowADInplaceOrView no_autograd;
       convert_sum(output, tensor);
@@ -92,7 +110,7 @@ class PlannedCommunicator final : public Communicator {
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, const CollectiveId& id) override {
     comm::check_broadcast(tensor, root, size(), id);
     if (rank_ == root) sent_.add_for_each_peer(tensor.nbytes());
-    return issue(comm::CollectiveKind::kBroadcast, id, tensor.numel(), tensor);
+    return issue(comm::CollectiveKind::kBroadcast, id, tensor.numel(), tensor, Way{.contributes = rank_ == root});
   }
 
   std::unique_ptr<Work> all_to_all(at::Tensor output, at::Tensor input, const SplitCounts& counts,
@@ -132,6 +150,11 @@ class PlannedCommunicator final : public Communicator {
     return twin_;
   }
 
+  MemorySharing& memory_sharing() override { return sharing_ ? *sharing_ : Communicator::memory_sharing(); }
+  void trim() override {
+    if (payloads_) payloads_->trim();
+  }
+
   bool carries_identity() const override { return true; }
   int world_rank(int rank) const override { return members().at(static_cast<size_t>(rank)); }
 
@@ -150,7 +173,21 @@ class PlannedCommunicator final : public Communicator {
         group_(group),
         layout_(layout),
         is_twin_(is_twin),
-        sent_(rank, static_cast<int>(tape.groups().at(static_cast<size_t>(group)).size())) {}
+        sent_(rank, static_cast<int>(tape.groups().at(static_cast<size_t>(group)).size())) {
+    if (size() == 1 || layout_.links == HostLinks::kNone) return;
+    if (layout_.links == HostLinks::kMemory && is_on_one_host()) {
+      sharing_ = std::make_unique<PlannedSharing>(size());
+      payloads_ = make_shm_payloads();
+    } else {
+      payloads_ = make_gloo_payloads(size());
+    }
+  }
+
+  bool is_on_one_host() const {
+    return std::all_of(members().begin(), members().end(), [this](int member) {
+      return member / layout_.per_host == members().front() / layout_.per_host;
+    });
+  }
 
   const std::vector<int>& members() const { return tape_.groups()[static_cast<size_t>(group_)]; }
 
@@ -171,8 +208,41 @@ class PlannedCommunicator final : public Communicator {
     if (!output.is_same(sum)) output.copy_(sum, /*non_blocking=*/true);
   }
 
+  // Gathers shards that lie in a buffer of all ranks. If the output is that buffer, it is read until the work is
+  // destroyed.
+  std::unique_ptr<Work> read(const std::shared_ptr<PlannedSharing::Buffer>& buffer, const at::Tensor& output,
+                             const at::Tensor& input, const CollectiveId& id) {
+    const bool in_place = sharing_->find(output) == buffer;
+    if (!in_place) sent_.add_for_each_peer(input.nbytes());
+    AtEnd reading = at_end([buffer] { buffer->read(); });
+    const int64_t index = note_issue(comm::CollectiveKind::kAllGather, id, output.numel(), input);
+    return std::make_unique<PlannedWork>(tape_, index, input.device(), in_place ? nullptr : reading,
+                                         in_place ? reading : nullptr);
+  }
+
+  struct Way {
+    bool contributes = true;  // whether this rank sends anything
+    bool converts = false;    // TapeCollective::converts
+  };
+  std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent) {
+    return issue(kind, id, numel, sent, Way());
+  }
   std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent,
-                              bool converts = false) {
+                              const Way& way) {
+    AtEnd in_flight = sent.is_cpu() && payloads_ ? take_payload(kind, numel, sent, way.contributes) : nullptr;
+    const int64_t index = note_issue(kind, id, numel, sent, way.converts);
+    return std::make_unique<PlannedWork>(tape_, index, sent.device(), std::move(in_flight), nullptr);
+  }
+
+  AtEnd take_payload(comm::CollectiveKind kind, int64_t numel, const at::Tensor& sent, bool contributes) {
+    const int64_t part = comm::part_of(numel, rank_, size()).numel * static_cast<int64_t>(sent.element_size());
+    auto memory = payloads_->take({.kind = kind, .sent = contributes ? sent : at::Tensor(), .own_part_bytes = part});
+    return at_end(
+        [payloads = payloads_, memory = std::move(memory)]() mutable { payloads->release(std::move(memory)); });
+  }
+
+  int64_t note_issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent,
+                     bool converts = false) {
     const c10::Device device = sent.device();
     int64_t index = -1;
     PlannedMemory::get().report([&](DeviceLog&) {
@@ -185,7 +255,7 @@ class PlannedCommunicator final : public Communicator {
                             .converts = converts},
                            place_of(device), stream_of(device));
     });
-    return std::make_unique<PlannedWork>(tape_, index, device);
+    return index;
   }
 
   Tape& tape_;
@@ -194,6 +264,8 @@ class PlannedCommunicator final : public Communicator {
   RankLayout layout_;
   bool is_twin_;
   comm::PayloadCount sent_;
+  std::unique_ptr<PlannedSharing> sharing_;  // null: the ranks share no memory
+  std::shared_ptr<HostPayloads> payloads_;   // null: there is one rank, or ranks compute on devices
   std::shared_ptr<PlannedCommunicator> twin_;
 };
 

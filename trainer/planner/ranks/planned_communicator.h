@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "fsdp/communicator.h"
@@ -10,15 +11,24 @@
 
 namespace fsdp::planner {
 
+// How ranks that compute on CPUs reach each other.
+enum class HostLinks : uint8_t {
+  kNone,    // they compute on devices
+  kGloo,    // over Gloo
+  kMemory,  // through shared memory within a host, over Gloo between hosts
+};
+
 // Which ranks share a host.
 struct RankLayout {
   int world = 1;
   int per_host = 1;
+  HostLinks links = HostLinks::kNone;
 };
 
 // Returns the communicator of all ranks of the plan, as seen by `rank`. Collectives behave as over NCCL on a device
-// with streams, as over Gloo on the CPU. Every rank is taken to send the same bytes as this one, except that names of
-// hosts follow the layout. `tape` must outlive the communicator and its groups.
+// with streams, and else as the layout says. (Over kMemory, a group of several hosts with several ranks each really
+// shares memory within a host; here it is over Gloo.) Every rank is taken to send the same bytes as this one, except
+// that names of hosts follow the layout. `tape` must outlive the communicator and its groups.
 std::shared_ptr<Communicator> make_planned_communicator(Tape& tape, int rank, const RankLayout& layout);
 
 }  // namespace fsdp::planner

@@ -84,6 +84,7 @@ ordered_json host_document(const HostForecast& host, const Tape& tape) {
                            {"capacity", host.capacity ? ordered_json(*host.capacity) : ordered_json(nullptr)},
                            {"per_host", host.per_host},
                            {"pageable", host.use.peak.bytes},
+                           {"shared", host.shared},
                            {"pinned", host.pinned},
                            {"process", host.process}};
   add_use(document, host.use, tape);

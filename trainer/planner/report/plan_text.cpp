@@ -107,6 +107,9 @@ std::string host_table(const ordered_json& host, bool is_target) {
   std::string text = "\nmemory of a rank on its host\n" +
                      row(2, "tensors at their peak", bytes(host.at("pageable")), moment_text(host.at("peak"))) +
                      kinds(host.at("peak"));
+  if (host.at("shared") != 0) {
+    text += row(4, "of these, in shared memory", bytes(host.at("shared")), "this rank's part");
+  }
   if (host.at("pinned") != 0) {
     text += row(2, "pinned", bytes(host.at("pinned")), "each block rounded up to a power of two");
   }

@@ -7,6 +7,7 @@
 
 #include "config/config_checks.h"
 #include "config/errors.h"
+#include "launch/rank_processes.h"
 #include "planner/memory/forecast.h"
 #include "planner/pricing/time_forecast.h"
 #include "planner/report/memory_document.h"
@@ -91,6 +92,7 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
   PlannedRun run(config, {.has_device = cluster.device.has_value(),
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
                           .rank = options.rank,
+                          .threads = trainer::threads_of_rank(cluster.ranks_per_host),
                           .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0});
   if (!options.trace.empty()) run.trace();
   for (int step = 1; step <= kSteps; ++step) {

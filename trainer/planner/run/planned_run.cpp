@@ -1,6 +1,7 @@
 #include "planner/run/planned_run.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 
 #include <filesystem>
@@ -67,6 +68,11 @@ trainer::GlobalBatch global_batch(const Config& config, const PlanTarget& target
   return {config.data.train_batch_size, target.layout.world, config.steps.gradient_accumulation_steps};
 }
 
+HostLinks links_of(const Config& config, const PlanTarget& target) {
+  if (target.has_device) return HostLinks::kNone;
+  return config.communication.backend == "gloo" ? HostLinks::kGloo : HostLinks::kMemory;
+}
+
 }  // namespace
 
 PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
@@ -79,6 +85,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   data_ = std::make_unique<DataInRealMemory>(
       model_->open_dataset({.text = c10::str("dummy:", kGlobalBatches * global.samples())}));
   sample_work_ = model_->sample_work(data_->batch({0}));
+  if (target.threads > 0) at::set_num_threads(target.threads);
   begin_planning();
   MatmulWorkspaces::get().reset(target.has_device ? target.matmul_workspace : 0);
   PlannedMemory::get().set_log(&tape_);
@@ -97,7 +104,9 @@ PlannedRun::~PlannedRun() {
 }
 
 void PlannedRun::shard(const PlanTarget& target) {
-  const auto communicator = make_planned_communicator(tape_, target.rank, target.layout);
+  RankLayout layout = target.layout;
+  layout.links = links_of(config_, target);
+  const auto communicator = make_planned_communicator(tape_, target.rank, layout);
   sharded_ = fully_shard(model_->module(), trainer::sharding_options(config_, model_->module(), communicator, device_));
   model_->module().train();
 }

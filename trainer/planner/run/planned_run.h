@@ -22,6 +22,7 @@ struct PlanTarget {
   bool has_device = true;  // false: ranks compute on CPUs
   RankLayout layout;
   int rank = 0;                  // the rank that runs
+  int threads = 0;               // of operators on the CPU; 0: as LibTorch chooses here
   int64_t matmul_workspace = 0;  // DeviceProfile::matmul_workspace; only for a device
 };
 

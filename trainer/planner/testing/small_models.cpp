@@ -54,8 +54,11 @@ std::vector<std::string> small_model_names() {
 }
 
 nlohmann::json small_config(const std::string& model, const nlohmann::json& more) {
-  nlohmann::json json = {
-      {"model", small_models().at(model)}, {"train_batch_size", 2}, {"device", "cpu"}, {"check_memory", false}};
+  nlohmann::json json = {{"model", small_models().at(model)},
+                         {"train_batch_size", 2},
+                         {"device", "cpu"},
+                         {"comm_backend", "gloo"},
+                         {"check_memory", false}};
   if (model == "regnet") json["image_size"] = 32;
   if (model == "gpt2" || model == "llama" || model == "t5") json["max_seq_length"] = 8;
   json.update(more);
