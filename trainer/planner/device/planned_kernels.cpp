@@ -12,6 +12,7 @@
 
 #include "base/map_tensors.h"
 #include "base/visit_tensors.h"
+#include "planner/device/host_temporaries.h"
 #include "planner/device/kernel_temporaries.h"
 #include "planner/device/matmul_workspaces.h"
 #include "planner/device/planned_device.h"
@@ -72,12 +73,21 @@ class Call {
   // Returns what the kernel takes for itself until it has run.
   std::vector<c10::DataPtr> take_temporaries() const {
     std::vector<c10::DataPtr> temporaries;
-    if (place_ != Place::kDevice) return temporaries;
+    if (place_ != Place::kDevice) return take_on_host();
     if (runs_on_cublas(schema().name())) MatmulWorkspaces::get().prepare();
     const PlannedMemory::Maker maker(schema().name().c_str());
     for (const int64_t nbytes : kernel_temporaries(schema().name(), arguments_)) {
       temporaries.push_back(planned_device_allocator().allocate(static_cast<size_t>(nbytes)));
     }
+    return temporaries;
+  }
+
+  std::vector<c10::DataPtr> take_on_host() const {
+    std::vector<c10::DataPtr> temporaries;
+    const int64_t nbytes = host_temporaries(schema().name(), arguments_);
+    if (nbytes <= 0) return temporaries;
+    const PlannedMemory::Maker maker(schema().name().c_str());
+    temporaries.push_back(planned_host_allocator().allocate(static_cast<size_t>(nbytes)));
     return temporaries;
   }
 
