@@ -86,18 +86,7 @@ const std::map<std::string, json>& variants() {
   return all;
 }
 
-class Plan : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
-
-TEST_P(Plan, EqualsRealRanks) {
-  const auto& [model, variant] = GetParam();
-  json runs;
-  for (const json& strategy : strategies()) {
-    json more = variants().at(variant);
-    more.update(strategy);
-    for (const int ranks : {2, 4}) {
-      runs.push_back({{"config", small_config(model, more)}, {"ranks", ranks}, {"steps", kSteps}});
-    }
-  }
+void expect_equal_to_real_ranks(const json& runs) {
   const json real = real_runs(runs);
   for (size_t i = 0; i < runs.size(); ++i) {
     SCOPED_TRACE(runs[i].dump());
@@ -110,11 +99,95 @@ TEST_P(Plan, EqualsRealRanks) {
   }
 }
 
+class Plan : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(Plan, EqualsRealRanks) {
+  const auto& [model, variant] = GetParam();
+  json runs;
+  for (const json& strategy : strategies()) {
+    json more = variants().at(variant);
+    more.update(strategy);
+    for (const int ranks : {2, 4}) {
+      runs.push_back({{"config", small_config(model, more)}, {"ranks", ranks}, {"steps", kSteps}});
+    }
+  }
+  expect_equal_to_real_ranks(runs);
+}
+
 INSTANTIATE_TEST_SUITE_P(, Plan,
                          ::testing::Combine(::testing::ValuesIn(small_model_names()),
                                             ::testing::Values("default", "keep_memory", "no_prefetch",
                                                               "recomputation")),
                          [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+
+// Options that are tried with some strategies.
+const std::map<std::string, std::vector<json>>& options() {
+  const json whole = {{"sharding_strategy", "full_shard"}};
+  const json gathered = {{"sharding_strategy", "shard_grad_op"}};
+  const json hybrid = {{"sharding_strategy", "hybrid_shard"}, {"sharding_factor", 2}};
+  const auto with = [](json more, const std::vector<json>& strategies) {
+    std::vector<json> all;
+    for (const json& strategy : strategies) {
+      all.push_back(more);
+      all.back().update(strategy);
+    }
+    return all;
+  };
+  static const std::map<std::string, std::vector<json>> all = {
+      {"cpu_offload", with({{"cpu_offload", true}}, {whole, hybrid})},
+      {"hybrid_by_hosts", {{{"sharding_strategy", "hybrid_shard"}}, {{"sharding_strategy", "hybrid_shard_zero2"}}}},
+      {"auto_units", with({{"wrap_policy", "auto_units"}}, {whole, gathered})},
+      {"accumulation", with({{"gradient_accumulation_steps", 2}}, {whole, gathered, hybrid})},
+      {"accumulation_without_synchronization",
+       with({{"gradient_accumulation_steps", 2}, {"sync_each_batch", false}}, {whole, gathered, hybrid})},
+      {"accumulation_of_replicas",
+       with({{"gradient_accumulation_steps", 2}, {"all_reduce_each_batch", false}}, {hybrid})},
+      {"recomputation_of_every_second_block",
+       with({{"activation_checkpointing", true}, {"activation_checkpointing_every", 2}}, {whole, gathered})},
+      {"recomputation_but_of_products",
+       with({{"activation_checkpointing", true}, {"activation_checkpointing_save_ops", {"aten::mm", "aten::addmm"}}},
+            {whole, hybrid})},
+      {"keep_memory_without_prefetch",
+       with({{"keep_memory", true}, {"backward_prefetch", "none"}, {"forward_prefetch", false}}, {whole, hybrid})},
+      {"fp32", with({{"dtype", "fp32"}}, {whole, gathered})},
+      {"low_precision_gradients", with({{"keep_low_precision_grads", true}}, {whole})},
+  };
+  return all;
+}
+
+std::vector<std::string> names_of_options() {
+  std::vector<std::string> names;
+  for (const auto& [name, configs] : options()) names.push_back(name);
+  return names;
+}
+
+class PlanWith : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PlanWith, EqualsRealRanks) {
+  json runs;
+  for (const json& more : options().at(GetParam())) {
+    for (const std::string model : {"llama", "regnet"}) {
+      runs.push_back({{"config", small_config(model, more)}, {"ranks", 4}, {"steps", kSteps}});
+    }
+  }
+  expect_equal_to_real_ranks(runs);
+}
+
+INSTANTIATE_TEST_SUITE_P(, PlanWith, ::testing::ValuesIn(names_of_options()),
+                         [](const auto& info) { return info.param; });
+
+// Shards and gradients lie in memory that ranks share.
+TEST(PlanOverSharedMemory, EqualsRealRanks) {
+  json runs;
+  for (json more : strategies()) {
+    more["comm_backend"] = "auto";
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      more["dtype"] = dtype;
+      runs.push_back({{"config", small_config("llama", more)}, {"ranks", 4}, {"steps", kSteps}});
+    }
+  }
+  expect_equal_to_real_ranks(runs);
+}
 
 class PlanOnADevice : public ::testing::TestWithParam<std::string> {};
 

@@ -1,4 +1,5 @@
-// A program for tests: trains for some steps with real ranks over Gloo, and prints what a plan has to predict.
+// A program for tests: trains for some steps with real ranks over Gloo or shared memory, and prints what a plan has to
+// predict.
 //
 //   planner_real_ranks RUNS
 //
@@ -79,7 +80,7 @@ nlohmann::json train_on(int ranks, const trainer::Config& config, int steps) {
                        nlohmann::json own = train(config, group, steps);
                        if (group->rank() == 0) first = std::move(own);
                      },
-                     {.communicator = "gloo"});
+                     {.communicator = config.communication.backend == "gloo" ? "gloo" : "shm"});
   return first;
 }
 
