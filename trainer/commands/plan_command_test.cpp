@@ -148,10 +148,13 @@ TEST(PlanCommand, AClusterMayBeAFile) {
   file["nccl"]["memory_across_hosts"] = "100MiB";
   file["host_memory"] = "1MiB";
   file["provenance"]["device.context"] = "measured";
+  file["provenance"]["spread"] = "calibrated";
   file["provenance"].erase("nccl.memory_across_hosts");
   const std::string path = folder.write("other.json", file.dump());
   from_file = planned(run + path + " --no-changes", 4);
   EXPECT_EQ(from_file["memory"]["device"]["context"], 1 << 30);
+  EXPECT_EQ(from_file["time"]["marks"]["step_seconds"]["mark"], "calibrated");
+  EXPECT_EQ(from_file["time"]["marks"]["communication_volume_bytes"]["mark"], "exact");
   EXPECT_EQ(from_file["memory"]["device"]["communicators"].get<int64_t>() % (100 << 20), 0);
   EXPECT_EQ(from_file["memory"]["host"]["capacity"], 1 << 20);
   EXPECT_EQ(planned(run + path + " --host-memory 1TiB", 0)["memory"]["host"]["capacity"], int64_t{1} << 40);

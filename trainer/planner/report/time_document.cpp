@@ -1,5 +1,7 @@
 #include "planner/report/time_document.h"
 
+#include <algorithm>
+
 #include "planner/pricing/kernel_price.h"
 
 namespace fsdp::planner {
@@ -82,14 +84,22 @@ void add_collectives(ordered_json& document, const std::vector<CollectiveSum>& c
   document["communication_volume_bytes"] = sent;
 }
 
+// Times of a cluster some of whose numbers were chosen so that plans agree with whole runs are calibrated.
+const char* mark_of_times(const Cluster& cluster) {
+  const bool calibrated = std::any_of(cluster.provenances.begin(), cluster.provenances.end(),
+                                      [](const auto& one) { return one.second == Provenance::kCalibrated; });
+  return calibrated ? "calibrated" : "modelled";
+}
+
 // Figures that follow from the schedule alone are exact. A bound holds whatever the speeds that a device reaches.
 ordered_json marks_of(const ordered_json& document, double least, const StepWork& work, const Cluster& cluster) {
+  const char* const times = mark_of_times(cluster);
   ordered_json marks = ordered_json::object();
   for (const auto& [figure, value] : document.items()) {
     const bool exact = figure == "communication_volume_bytes" || figure == "model_flops_per_device";
-    marks[figure] = {{"mark", exact ? "exact" : "modelled"}};
+    marks[figure] = {{"mark", exact ? "exact" : times}};
   }
-  marks["collectives"] = {{"mark", "modelled"}, {"count", "exact"}, {"bytes", "exact"}, {"sent_bytes", "exact"}};
+  marks["collectives"] = {{"mark", times}, {"count", "exact"}, {"bytes", "exact"}, {"sent_bytes", "exact"}};
   marks["step_seconds"]["at_least"] = least;
   marks["exposed_communication_seconds"]["at_least"] = 0;
   if (least <= 0) return marks;

@@ -213,7 +213,7 @@ std::vector<ClusterKey> keys_of_links() {
                  [](auto& cluster) -> auto& { return cluster.links.oversubscription; }),
       number_key("links.network.latency", kSeconds, false, kGuess, "Of a hop, beyond NCCL's own figure.",
                  [](auto& cluster) -> auto& { return cluster.links.network_latency; }),
-      number_key("links.network.share", kShare, false, kGuess, "As links.inside.share, across hosts.",
+      number_key("links.network.share", kShare, false, kGuess, "As links.inside.share, for groups of one rank of each host; the least for others across hosts.",
                  [](auto& cluster) -> auto& { return cluster.links.network_share; }),
       number_key("links.host.bandwidth", kBytesPerSecond, true, kMeasured,
                  "Between a device and pinned memory, one way.",
