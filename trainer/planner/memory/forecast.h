@@ -38,11 +38,12 @@ struct DeviceForecast {
 
 // Bytes of host memory.
 struct HostForecast {
-  MemoryUse use;                    // pageable memory of one rank, and its part of what ranks share
-  int64_t shared = 0;               // of the peak, what lies in memory that ranks share
+  MemoryUse use;                    // tensors of one rank: pageable memory, and its part of what ranks share
+  int64_t shared = 0;               // the peak of that part alone
   int64_t pinned = 0;               // of one rank, in the blocks of its allocator
-  int64_t process = 0;              // a guess: what a rank has before it trains
+  int64_t process = 0;              // of one rank, beside its tensors; a guess if it has a device
   int64_t per_host = 0;             // of all ranks of one host
+  int64_t with_holes = 0;           // the same, with as many holes in the ranks' heaps as were seen
   std::optional<int64_t> capacity;  // of one host
   Verdict verdict = Verdict::kUnknown;
 };

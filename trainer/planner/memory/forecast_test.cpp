@@ -89,6 +89,18 @@ TEST(Forecast, AHostHasAllItsRanks) {
   EXPECT_EQ(forecast_memory(tape, {0, 4}, cluster, unknown.host.per_host - 1).verdict(), Verdict::kDoesNotFit);
 }
 
+TEST(Forecast, AHostThatHasNoRoomForHolesIsTight) {
+  const Tape tape({born(0, 100 * kMiB, Place::kHost), freed(0)}, {});
+  const Cluster cluster{.hosts = 1, .ranks_per_host = 2, .device = std::nullopt};
+  const auto verdict = [&](int64_t capacity) { return forecast_memory(tape, {0, 2}, cluster, capacity).verdict(); };
+  const HostForecast host = forecast_memory(tape, {0, 2}, cluster, std::nullopt).host;
+  EXPECT_EQ(host.with_holes, host.per_host + 2 * 60 * kMiB);
+  EXPECT_EQ(verdict(host.with_holes), Verdict::kFits);
+  EXPECT_EQ(verdict(host.with_holes - 1), Verdict::kTight);
+  EXPECT_EQ(verdict(host.per_host), Verdict::kTight);
+  EXPECT_EQ(verdict(host.per_host - 1), Verdict::kDoesNotFit);
+}
+
 TEST(Forecast, SharedMemoryIsPartOfTheHosts) {
   const Tape tape({born(0, 7 * kMiB, Place::kHost), born(1, 5 * kMiB, Place::kSharedHost), freed(0), freed(1)}, {});
   const Cluster cluster{.hosts = 1, .ranks_per_host = 4, .device = std::nullopt};

@@ -83,6 +83,7 @@ ordered_json host_document(const HostForecast& host, const Tape& tape) {
   ordered_json document = {{"verdict", to_string(host.verdict)},
                            {"capacity", host.capacity ? ordered_json(*host.capacity) : ordered_json(nullptr)},
                            {"per_host", host.per_host},
+                           {"with_holes", host.with_holes},
                            {"pageable", host.use.peak.bytes},
                            {"shared", host.shared},
                            {"pinned", host.pinned},

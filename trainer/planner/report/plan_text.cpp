@@ -108,13 +108,14 @@ std::string host_table(const ordered_json& host, bool is_target) {
                      row(2, "tensors at their peak", bytes(host.at("pageable")), moment_text(host.at("peak"))) +
                      kinds(host.at("peak"));
   if (host.at("shared") != 0) {
-    text += row(4, "of these, in shared memory", bytes(host.at("shared")), "this rank's part");
+    text += row(2, "of these, shared with other ranks", bytes(host.at("shared")), "at most; this rank's part");
   }
   if (host.at("pinned") != 0) {
     text += row(2, "pinned", bytes(host.at("pinned")), "each block rounded up to a power of two");
   }
-  text += row(2, "the process", bytes(host.at("process")), "a guess") +
-          row(2, "all ranks of a host", bytes(host.at("per_host")));
+  text += row(2, "the process", bytes(host.at("process")), is_target ? "measured" : "a guess") +
+          row(2, "all ranks of a host", bytes(host.at("per_host"))) +
+          row(2, "with holes in their heaps, at most", bytes(host.at("with_holes")), "as seen with small models");
   if (is_target) text += "\nlargest tensors at the peak\n" + largest(host.at("largest"));
   return text;
 }
