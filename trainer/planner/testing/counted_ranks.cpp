@@ -9,7 +9,6 @@
 // "before" and "after" (of the process, before it makes the model and after the last step: "reserved", what RLIMIT_DATA
 // limits; "own", resident pages but those of files; "tensors"), or "error", or only "status" if the process did not end
 // as it should.
-#include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <malloc.h>
@@ -76,7 +75,6 @@ void warm_up() {
 }
 
 json train(const trainer::Config& config, const RankEnvironment& environment, int steps, std::optional<int64_t> limit) {
-  at::set_num_threads(1);
   warm_up();
   testing::CountedMemory counted;
   const auto ranks = connect(config, environment);
