@@ -1,6 +1,7 @@
 #include "planner/search/front.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -8,9 +9,15 @@ namespace fsdp::planner {
 
 namespace {
 
+// Equal for speeds that differ by less than the tolerance, unless a step lies between them.
+double speed_step(double speed, const FrontTolerance& tolerance) {
+  if (tolerance.speed <= 0 || speed <= 0) return speed;
+  return std::floor(std::log(speed) / std::log1p(tolerance.speed));
+}
+
 // The place of a point in the order in which the front is made.
 auto place_of(const FrontPoint& point, const FrontTolerance& tolerance) {
-  return std::tuple(-point.speed, point.device / std::max<int64_t>(1, tolerance.device),
+  return std::tuple(-speed_step(point.speed, tolerance), point.device / std::max<int64_t>(1, tolerance.device),
                     point.host / std::max<int64_t>(1, tolerance.host), point.changes, point.device, point.host);
 }
 
@@ -18,8 +25,8 @@ auto place_of(const FrontPoint& point, const FrontTolerance& tolerance) {
 
 bool is_beaten(const FrontPoint& point, const std::vector<FrontPoint>& front, const FrontTolerance& tolerance) {
   return std::any_of(front.begin(), front.end(), [&](const FrontPoint& other) {
-    return other.speed >= point.speed && other.device <= point.device + tolerance.device &&
-           other.host <= point.host + tolerance.host;
+    return speed_step(other.speed, tolerance) >= speed_step(point.speed, tolerance) &&
+           other.device <= point.device + tolerance.device && other.host <= point.host + tolerance.host;
   });
 }
 

@@ -66,6 +66,12 @@ TEST(ParetoFront, LittleMemoryIsNotWorthARow) {
   EXPECT_THAT(pareto_front({}, {}), IsEmpty());
 }
 
+TEST(ParetoFront, ATinyGainInSpeedIsNotWorthMemory) {
+  const std::vector<FrontPoint> points = {{.speed = 1000.3, .device = 69}, {.speed = 1000.1, .device = 62}};
+  EXPECT_THAT(pareto_front(points, {.speed = 0.001}), ElementsAre(1));
+  EXPECT_THAT(pareto_front(points, {}), ElementsAre(0, 1));
+}
+
 TEST(ParetoFront, OfAboutEqualPointsTheOneWithFewestChangesStays) {
   const std::vector<FrontPoint> points = {{.speed = 5, .device = 101, .host = 10, .changes = 3},
                                           {.speed = 5, .device = 104, .host = 11, .changes = 1},

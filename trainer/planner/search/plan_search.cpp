@@ -288,7 +288,8 @@ class PlanSearch {
 
 FrontTolerance tolerance_for(const SearchInput& input) {
   constexpr int64_t kHost = int64_t{1} << 30;
-  return {.device = input.cluster.device ? input.cluster.device->memory / 100 : 0,
+  return {.speed = kFaster - 1,
+          .device = input.cluster.device ? input.cluster.device->memory / 100 : 0,
           .host = input.host_memory ? *input.host_memory / 100 : kHost};
 }
 

@@ -21,8 +21,8 @@ struct SearchFronts {
   std::vector<size_t> tight;    // that of those which are tight and which no fitting one beats
 };
 
-// Compares speed, device memory and host memory. Memory that differs by less than 1 % of the capacity, or by less than
-// 1 GiB where a host's capacity is not known, counts as equal.
+// Compares speed, device memory and host memory. Speeds are rounded to steps of 0.1 %. Memory that differs by less than
+// 1 % of the capacity, or by less than 1 GiB where a host's capacity is not known, counts as equal.
 SearchFronts search_fronts(const SearchInput& input, const Candidates& candidates);
 
 }  // namespace fsdp::planner

@@ -146,7 +146,7 @@ TEST(PlanSearch, FindsTheBestOfAllCandidates) {
     most = std::max(most, plan["time"]["tokens_per_second"].get<double>());
     least = std::min(least, plan["memory"]["device"]["total"].get<double>());
   });
-  EXPECT_EQ(search.best(fronts).speed, most);
+  EXPECT_GT(search.best(fronts).speed, most / 1.001);
   const PlannedCandidate& last = search.candidates->planned()[fronts.fitting.back()];
   EXPECT_LE(static_cast<double>(*last.device), least + 0.01 * 40e9);
   EXPECT_LT(search.asked.size(), 600);
