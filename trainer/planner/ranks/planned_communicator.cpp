@@ -88,7 +88,8 @@ class PlannedCommunicator final : public Communicator {
     }
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const at::Tensor sum = comm::tensor_for_sum(output, input);
-    auto work = issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input, Way{.converts = !output.is_same(sum)});
+    auto work =
+        issue(comm::CollectiveKind::kReduceScatter, id, input.numel(), input, Way{.converts = !output.is_same(sum)});
     convert_sum(output, sum);
     return work;
   }
@@ -224,7 +225,8 @@ class PlannedCommunicator final : public Communicator {
     bool contributes = true;  // whether this rank sends anything
     bool converts = false;    // TapeCollective::converts
   };
-  std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent) {
+  std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel,
+                              const at::Tensor& sent) {
     return issue(kind, id, numel, sent, Way());
   }
   std::unique_ptr<Work> issue(comm::CollectiveKind kind, const CollectiveId& id, int64_t numel, const at::Tensor& sent,

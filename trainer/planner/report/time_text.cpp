@@ -58,8 +58,7 @@ std::string step_rows(const ordered_json& time) {
       {"idle", "idle_seconds"},
   }};
   for (const auto& [name, key] : kParts) text += part_row(2, name, time.at(key), step);
-  return text + row(2, "step", seconds_text(time.at("step_seconds")),
-                    time.at("marks").at("step_seconds").at("mark"));
+  return text + row(2, "step", seconds_text(time.at("step_seconds")), time.at("marks").at("step_seconds").at("mark"));
 }
 
 std::string rate_rows(const ordered_json& time) {
