@@ -165,6 +165,12 @@ std::vector<Named> ways() {
           {"normal_priority", [](Options& options) { options.high_priority_streams = false; }},
           {"gradient_memory_kept", [](Options& options) { options.keep_memory = true; }},
           {"to_a_smaller_group", [](Options& options) { options.reshard_after_forward = 2; }},
+          {"rows", [](Options& options) { options.shard_cut = ShardCut::kRows; }},
+          {"rows_to_a_smaller_group",
+           [](Options& options) {
+             options.shard_cut = ShardCut::kRows;
+             options.reshard_after_forward = 2;
+           }},
           {"bf16",
            [](Options& options) {
              options.param_dtype = at::kBFloat16;
@@ -186,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryWay, ::testing::Combine(::testing::ValuesIn(w
 TEST_P(EveryWay, TrainsAsOnTheCpu) {
   const auto& [way, on_host] = GetParam();
   const Change offload = [on_host = on_host](Options& options) { options.cpu_offload = on_host; };
-  const int ranks = way.name == "to_a_smaller_group" ? 4 : 2;
+  const int ranks = way.name.find("smaller_group") != std::string::npos ? 4 : 2;
   expect_as_on_cpu({ranks, ShardingStrategy::kFullShard, true, false}, plain_step, way.change, offload);
 }
 
@@ -234,7 +240,8 @@ std::string name_of_held(const HeldCase& value) {
 std::vector<ShardingCase> cases_to_hold() {
   return {{2, ShardingStrategy::kFullShard, true, false},
           {2, ShardingStrategy::kNoShard, true, true},
-          {4, ShardingStrategy::kHybridShard, true, false}};
+          {4, ShardingStrategy::kHybridShard, true, false},
+          {2, ShardingStrategy::kFullShard, true, false, /*automatic=*/false, ShardCut::kRows}};
 }
 
 class OneStreamHeld : public DeviceTraining, public ::testing::WithParamInterface<HeldCase> {};
