@@ -20,10 +20,13 @@ constexpr double kRetrySecondsOfSegment = 0.3e-3;
 constexpr double kHostExchange = 100e-6;
 constexpr double kHostExchangeWithPeer = 20e-6;
 
-// Points of the tape, collectives and marks are events with numbers of their own.
+// Points of the tape, collectives, communicators and marks are events with numbers of their own.
 constexpr int64_t kMarkEvent = -1;
 int64_t event_of_point(int64_t point) { return 2 * point; }
 int64_t event_of_collective(int64_t collective) { return 2 * collective + 1; }
+int64_t event_of_communicator(const TapeCollective& collective) {
+  return kMarkEvent - 1 - (2 * int64_t{collective.group} + (collective.twin ? 1 : 0));
+}
 
 // Tells the phase of each entry.
 class PhaseSequence {
@@ -97,8 +100,9 @@ class TapePricer {
   const Tape& tape_;
   const Cluster& cluster_;
   PricedTape priced_;
-  std::map<int, int> stream_indices_;  // by the tape's number
-  std::map<int, int64_t> converted_;   // by stream: the collective whose sum the next kernel converts
+  std::map<int, int> stream_indices_;     // by the tape's number
+  std::map<int, int64_t> converted_;      // by stream: the collective whose sum the next kernel converts
+  std::map<int64_t, int> communicators_;  // by event: the stream of the latest collective
   std::optional<StepPhase> phase_;
 };
 
@@ -178,11 +182,19 @@ void TapePricer::add_collective(size_t index) {
     return;
   }
   const int stream = stream_of(entry.stream);
+  const int64_t communicator = event_of_communicator(tape_.collectives()[collective]);
+  const auto [latest, is_first] = communicators_.emplace(communicator, stream);
+  // NCCL runs the collectives of one communicator in the order in which they are issued, whatever their streams.
+  if (!is_first && latest->second != stream) {
+    add_item(index, {.kind = ReplayKind::kStreamWait, .stream = stream, .event = communicator});
+  }
+  latest->second = stream;
   priced_.replay.flows[collective] = collective_flow(price_collective(tape_, collective, cluster_), cluster_.links);
   add_item(index, {.kind = ReplayKind::kCollective,
                    .stream = stream,
                    .flow = static_cast<int>(collective),
                    .host = cluster_.host_per_kernel});
+  add_item(index, {.kind = ReplayKind::kRecord, .stream = stream, .event = communicator});
   if (tape_.collectives()[collective].converts) {
     converted_[stream] = entry.id;
   } else {

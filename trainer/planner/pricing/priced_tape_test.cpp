@@ -76,6 +76,26 @@ TEST(PricedTape, AWaitIsForTheCollective) {
   EXPECT_GE(step.item(ReplayKind::kKernel).begin, collective.end);
 }
 
+// A gather and a reduction on different streams.
+double seconds_of_two(const char* name, bool through_twin) {
+  SCOPED_TRACE(name);
+  OneStep step;
+  const at::Tensor whole = made(kNumel), part = made(kNumel / 8);
+  step.ranks().all_gather(whole, part, {"unit", 0, Pass::kForward});
+  {
+    const c10::StreamGuard guard(side_stream());
+    Communicator& reducing = through_twin ? *step.ranks().twin() : step.ranks();
+    reducing.reduce_scatter(part, whole, {}, {"unit", 0, Pass::kReduce}, nullptr);
+  }
+  step.play();
+  return step.item(ReplayKind::kCollective, 1).begin - step.item(ReplayKind::kCollective, 0).end;
+}
+
+TEST(PricedTape, CollectivesOfOneCommunicatorKeepTheirOrder) {
+  EXPECT_GE(seconds_of_two("the same", false), 0);
+  EXPECT_LT(seconds_of_two("its twin", true), 0);
+}
+
 TEST(PricedTape, AWaitIsForTheConversionOfTheSumToo) {
   OneStep step;
   reduce(step, at::kFloat);
