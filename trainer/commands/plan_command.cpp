@@ -9,6 +9,7 @@
 
 #include "base/error_message.h"
 #include "commands/command_error.h"
+#include "commands/plan_paper.h"
 #include "commands/plan_search.h"
 #include "config/byte_count.h"
 #include "config/config_reader.h"
@@ -141,9 +142,10 @@ int plan(const PlanCommand& command) {
   return status_for(document["memory"]["verdict"]);
 }
 
-// --print-cluster needs neither a run nor a cluster.
+// --print-cluster and --paper need neither a run nor a cluster.
 void check_complete(const PlanCommand& command) {
-  if (!command.print_cluster.empty()) return;
+  if (!command.print_cluster.empty() || command.paper) return;
+  if (command.jobs > 0 && !command.search) throw CLI::RequiresError("--jobs", "--search");
   if (command.model.empty() && command.config_path.empty()) throw CLI::RequiredError("--config-path or --model");
   if (command.cluster.empty()) throw CLI::RequiredError("--cluster");
 }
@@ -162,11 +164,26 @@ CLI::Option* add_search(CLI::App& plan, PlanCommand& command) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str()
       ->needs(search);
-  plan.add_option("--jobs", command.jobs, "With --search: plan this many at a time; by default one a processor")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024))
-      ->needs(search);
   return search;
+}
+
+// Plans the paper's runs instead of one that the command line describes.
+CLI::Option* add_paper(CLI::App& plan, PlanCommand& command) {
+  CLI::Option* paper = plan.add_flag(
+      "--paper", command.paper,
+      "Plan the figures of the FSDP paper, and compare them with its text; takes a minute, and no other run");
+  for (const char* option : {"--config-path", "--model", "--set", "--cluster", "--print-cluster", "--rank",
+                             "--host-memory", "--trace", "--no-changes", "--search"}) {
+    paper->excludes(plan.get_option(option));
+  }
+  return paper;
+}
+
+void add_jobs(CLI::App& plan, PlanCommand& command) {
+  plan.add_option("--jobs", command.jobs,
+                  "With --search and --paper: plan this many at a time; by default one a processor")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024));
 }
 
 }  // namespace
@@ -205,11 +222,14 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   CLI::Option* no_changes =
       plan->add_flag("--no-changes", command.no_changes, "Do not look for changes that make it fit");
   add_search(*plan, command)->excludes(no_changes)->excludes(trace)->excludes(html);
+  add_paper(*plan, command);
+  add_jobs(*plan, command);
   return plan;
 }
 
 int run_plan_command(const PlanCommand& command) {
   try {
+    if (command.paper) return run_paper_plans(command);
     return command.print_cluster.empty() ? plan(command) : print_cluster(command.print_cluster);
   } catch (const std::exception& error) {
     return report_error(error);

@@ -24,6 +24,7 @@ struct PlanCommand {
   bool json = false;
   bool no_changes = false;
   bool search = false;
+  bool paper = false;       // plan the figures of the FSDP paper instead of a run
   bool free_batch = false;  // the search may change the samples of a step
   int search_limit = 600;   // plans
   int jobs = 0;             // plans at a time; 0: as many as there are processors

@@ -257,5 +257,13 @@ TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model no-such-model --cluster 8xh100", 1, "no preset is named \"no-such-model\"");
 }
 
+TEST(PlanCommand, ThePaperIsNoOtherRun) {
+  expect_error("--paper --model gpt2", 2, "--paper");
+  expect_error("--paper --cluster 8xh100", 2, "--paper");
+  expect_error("--paper --set dtype=fp32", 2, "--paper");
+  expect_error("--paper --html no/such/folder/page.html", 1, "no/such/folder");
+  expect_error("--model gpt2 --cluster 8xh100 --jobs 2", 2, "--search");
+}
+
 }  // namespace
 }  // namespace fsdp::trainer::plan_command_test

@@ -123,13 +123,22 @@ ordered_json make_plan(const Config& config, const PlanOptions& options) {
   return std::move(answer.result);
 }
 
-std::vector<Answer> plan_all(const std::vector<Config>& configs, const PlanOptions& options, size_t at_once,
+std::vector<Answer> plan_all(const std::vector<trainer::Config>& configs, const PlanOptions& options, size_t at_once,
                              const std::function<void()>& answered) {
   const auto plan = [&](size_t index) {
     check_against_cluster(configs[index], options);
     return plan_here(configs[index], options);
   };
   return answers_of_children(configs.size(), at_once, plan, answered);
+}
+
+std::vector<Answer> plan_all(const std::vector<PlanRequest>& requests, size_t at_once,
+                             const std::function<void()>& answered) {
+  const auto plan = [&](size_t index) {
+    check_against_cluster(requests[index].config, requests[index].options);
+    return plan_here(requests[index].config, requests[index].options);
+  };
+  return answers_of_children(requests.size(), at_once, plan, answered);
 }
 
 }  // namespace fsdp::planner

@@ -35,4 +35,14 @@ nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOption
 std::vector<Answer> plan_all(const std::vector<trainer::Config>& configs, const PlanOptions& options, size_t at_once,
                              const std::function<void()>& answered = {});
 
+// A run on a cluster of its own.
+struct PlanRequest {
+  trainer::Config config;
+  PlanOptions options;
+};
+
+// Likewise.
+std::vector<Answer> plan_all(const std::vector<PlanRequest>& requests, size_t at_once,
+                             const std::function<void()>& answered = {});
+
 }  // namespace fsdp::planner

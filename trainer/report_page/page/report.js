@@ -65,22 +65,27 @@
     }
   }
 
-  function curveStyles(curves) {
+  function curveStyles(curves, pointed) {
     const series = {};
     curves.forEach((curve, i) => {
       const shade = colour("series-" + (curve.run % COLOURS));
       series["c" + i] = curve.as_dots
         ? { color: shade, strokeWidth: 0, drawPoints: true, pointSize: 5, highlightCircleSize: 6 }
         : { color: shade, strokeWidth: 1.8, strokePattern: curve.run < COLOURS ? null : [6, 4],
-            drawPoints: curve.steps.length < 3, pointSize: 3 };
+            drawPoints: pointed || curve.steps.length < 3, pointSize: 3 };
     });
     return series;
+  }
+
+  // Plots that have runs of their own also have an axis of their own.
+  function place(plot, x) {
+    return (plot.x || "step") + " " + x;
   }
 
   function axes(plot) {
     const text = plot.unit === "bytes" ? bytesText : numberText;
     return {
-      x: { drawGrid: false, valueFormatter: (step) => "step " + step, axisLabelFormatter: (step) => Number.isInteger(step) ? String(step) : "" },
+      x: { drawGrid: false, valueFormatter: (step) => place(plot, step), axisLabelFormatter: (step) => Number.isInteger(step) ? String(step) : "" },
       y: { axisLabelWidth: 76, labelsKMG2: plot.unit === "bytes", valueFormatter: text, axisLabelFormatter: text },
     };
   }
@@ -89,7 +94,8 @@
     const figure = document.getElementById("plot-" + plot.id);
     const box = figure.querySelector(".plot");
     const legend = figure.querySelector(".legend");
-    const names = plot.curves.map((curve) => data.runs[curve.run] + (curve.as_dots ? ", evaluation" : ""));
+    const names = plot.curves.map((curve) =>
+      plot.runs ? plot.runs[curve.run] : data.runs[curve.run] + (curve.as_dots ? ", evaluation" : ""));
     const rows = rowsOf(plot.curves);
     function entries(values) {
       return plot.curves.map((curve, i) => ({
@@ -99,7 +105,7 @@
     }
     const graph = new Dygraph(box, rows, {
       labels: ["step"].concat(plot.curves.map((_, i) => "c" + i)),
-      series: curveStyles(plot.curves),
+      series: curveStyles(plot.curves, plot.runs),
       axes: axes(plot),
       includeZero: plot.from_zero,
       xRangePad: 6,
@@ -112,14 +118,14 @@
       highlightCallback: (_, step, points) => {
         const text = plot.unit === "bytes" ? bytesText : numberText;
         const at = new Map(points.map((point) => [point.name, point.yval]));
-        showLegend(legend, entries((i) => text(at.get("c" + i))), "step " + step);
+        showLegend(legend, entries((i) => text(at.get("c" + i))), place(plot, step));
       },
       unhighlightCallback: () => showLegend(legend, entries()),
-      zoomCallback: (least, most) => zoomOthers(graph, least, most),
+      zoomCallback: (least, most) => plot.runs || zoomOthers(graph, least, most),
     });
     showLegend(legend, entries());
     graphs.push({ graph, plot, recolour: () => {
-      graph.updateOptions({ series: curveStyles(plot.curves), axisLineColor: colour("line"), gridLineColor: colour("line") });
+      graph.updateOptions({ series: curveStyles(plot.curves, plot.runs), axisLineColor: colour("line"), gridLineColor: colour("line") });
       showLegend(legend, entries());
     } });
   }

@@ -1,0 +1,48 @@
+#include "commands/plan_paper.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "config/errors.h"
+#include "formats/common/output_file.h"
+#include "planner/paper/paper_document.h"
+#include "planner/report/pretty_json.h"
+#include "planner/report/progress_line.h"
+#include "report_page/page_file.h"
+
+namespace fsdp::trainer {
+
+namespace {
+
+constexpr unsigned kMostPaperProcesses = 16;
+
+size_t paper_processes(const PlanCommand& command) {
+  if (command.jobs > 0) return static_cast<size_t>(command.jobs);
+  return std::clamp(std::thread::hardware_concurrency(), 1U, kMostPaperProcesses);
+}
+
+planner::PaperPlans plan_with_progress(const PlanCommand& command) {
+  const std::vector<planner::PaperRun> runs = planner::paper_runs();
+  planner::ProgressLine line;
+  size_t planned = 0;
+  return planner::plan_paper(runs, paper_processes(command), [&] {
+    ++planned;
+    line.show(c10::str(planned, " of ", runs.size(), " plans"));
+  });
+}
+
+}  // namespace
+
+int run_paper_plans(const PlanCommand& command) {
+  if (!command.html.empty()) check_folder_of_page(command.html, "--html");
+  const nlohmann::ordered_json document = planner::paper_document(plan_with_progress(command));
+  if (!command.html.empty()) formats::write_file(command.html, planner::paper_page(document));
+  const std::string text = command.json ? planner::pretty_json(document) : planner::paper_text(document);
+  std::fputs(text.c_str(), stdout);
+  return kExitSuccess;
+}
+
+}  // namespace fsdp::trainer
