@@ -9,9 +9,12 @@
 
 #include <cmath>
 #include <optional>
+#include <set>
 
 namespace fsdp::planner {
 namespace {
+
+constexpr const char* kStandIn = "aten::_scaled_dot_product_flash_attention_for_cpu";
 
 bool has_half_width(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
@@ -71,6 +74,16 @@ void register_attention() {
     static_cast<void>((new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__))
                           ->impl("scaled_dot_product_attention", &attend));
   }
+}
+
+std::vector<std::string> planned_operators(const std::vector<std::string>& names) {
+  static const std::set<std::string> replaced = {"aten::_scaled_dot_product_flash_attention",
+                                                 "aten::_scaled_dot_product_cudnn_attention"};
+  std::vector<std::string> planned;
+  for (const std::string& name : names) {
+    if (name != kStandIn) planned.push_back(replaced.count(name) > 0 ? kStandIn : name);
+  }
+  return planned;
 }
 
 }  // namespace fsdp::planner

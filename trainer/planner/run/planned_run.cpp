@@ -11,6 +11,7 @@
 #include "formats/common/json_text.h"
 #include "models/presets.h"
 #include "models/registry.h"
+#include "planner/device/attention.h"
 #include "planner/device/matmul_workspaces.h"
 #include "planner/device/planned_device.h"
 #include "planner/device/planned_memory.h"
@@ -33,8 +34,20 @@ nlohmann::json model_config(const Config& config) {
   return model.is_string() ? models::find_preset(model.get<std::string>()).config : model;
 }
 
+// What is kept from forward, by the names of the planned device.
+trainer::ModelConfig checkpointing(const Config& config, const PlanTarget& target) {
+  // All names must be ones that `fsdp train` accepts.
+  static_cast<void>(trainer::checkpoint_policy(config.model));
+  trainer::ModelConfig model = config.model;
+  if (target.has_device) {
+    model.activation_checkpointing_save_ops = planned_operators(model.activation_checkpointing_save_ops);
+  }
+  return model;
+}
+
 // Without values, whether weights come from a folder or are drawn: neither takes part in a step.
-std::unique_ptr<trainer::TrainedModel> make_model(const Config& config, const nlohmann::json& definition) {
+std::unique_ptr<trainer::TrainedModel> make_model(const Config& config, const nlohmann::json& definition,
+                                                  const PlanTarget& target) {
   const auto options = at::TensorOptions().dtype(config.precision.master_dtype).device(c10::kMeta);
   auto model = models::make_uninitialized<models::PretrainedModel>(definition, options);
   if (dynamic_cast<const models::TabularModel*>(model.get()) != nullptr) {
@@ -42,7 +55,7 @@ std::unique_ptr<trainer::TrainedModel> make_model(const Config& config, const nl
                                         "\" cannot be planned: its tables have the sizes that its data give, and its "
                                         "rows lie on other ranks; `fsdp train` checks its memory before it starts"));
   }
-  model->set_activation_checkpointing(trainer::checkpoint_policy(config.model));
+  model->set_activation_checkpointing(trainer::checkpoint_policy(checkpointing(config, target)));
   return trainer::make_trained_model(model, config);
 }
 
@@ -79,7 +92,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
     : config_(config), device_(target.has_device ? planned_device() : c10::Device(c10::kCPU)) {
   const nlohmann::json definition = model_config(config_);
   model_type_ = definition.at("model_type").get<std::string>();
-  model_ = make_model(config_, definition);
+  model_ = make_model(config_, definition, target);
   parameters_ = trainer::parameter_count(model_->module());
   const trainer::GlobalBatch global = global_batch(config_, target);
   data_ = std::make_unique<DataInRealMemory>(

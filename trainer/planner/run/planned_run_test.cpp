@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "comm/testing/recording_communicator.h"
 #include "planner/testing/small_models.h"
 #include "support/files/project_paths.h"
@@ -199,6 +201,77 @@ TEST_P(PlanOnADevice, TrainsForThreeSteps) {
 
 INSTANTIATE_TEST_SUITE_P(, PlanOnADevice, ::testing::ValuesIn(small_model_names()),
                          [](const auto& info) { return info.param; });
+
+// Results that a device keeps from forward, and computes in backward.
+struct KeptAttention {
+  std::vector<int64_t> kept;  // bytes of each result that lives when backward begins
+  int forward = 0;            // calls
+  int again = 0;              // calls in backward
+  std::vector<ProductWork> work;
+};
+
+KeptAttention kept_attention(const std::string& model, const json& more) {
+  PlannedRun run(read_json(small_config(model, more)), {.has_device = true, .layout = {2, 2}});
+  run.step();
+  const Tape& tape = run.tape();
+  KeptAttention found;
+  std::map<int64_t, int64_t> living;
+  bool in_backward = false;
+  for (size_t i = run.step_bounds()[0]; i < run.step_bounds()[1]; ++i) {
+    const TapeEntry& entry = tape.entries()[i];
+    if (entry.backward && !in_backward) {
+      in_backward = true;
+      for (const auto& [id, bytes] : living) found.kept.push_back(bytes);
+    }
+    if (entry.kind == TapeKind::kFree) living.erase(entry.id);
+    const bool named = entry.name >= 0 && tape.name(entry).rfind("aten::_scaled_dot_product_", 0) == 0 &&
+                       tape.name(entry).find("backward") == std::string::npos;
+    if (!named || entry.place != Place::kDevice) continue;
+    if (entry.kind == TapeKind::kAllocation) living[entry.id] = entry.bytes;
+    if (entry.kind != TapeKind::kKernel) continue;
+    ++(entry.backward ? found.again : found.forward);
+    found.work.push_back(tape.products()[static_cast<size_t>(entry.id)]);
+  }
+  return found;
+}
+
+// The results of CUDA's attention: what it returns in bf16, and the logarithms of its sums in fp32.
+TEST(KeptOnADevice, ListsOfKeptOperatorsNameAttentionAsOnCuda) {
+  const json recomputed = {{"dtype", "bf16"}, {"activation_checkpointing", true}};
+  EXPECT_EQ(kept_attention("llama", recomputed).again, 3);
+  for (const char* name : {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"}) {
+    json more = recomputed;
+    more["activation_checkpointing_save_ops"] = {name};
+    const KeptAttention found = kept_attention("llama", more);
+    EXPECT_EQ(found.forward, 3);
+    EXPECT_EQ(found.again, 0) << name;
+    std::vector<int64_t> expected;
+    for (const ProductWork& one : found.work) {
+      expected.push_back(2 * one.batch * one.m * one.k);
+      expected.push_back(4 * one.batch * one.m);
+    }
+    EXPECT_THAT(found.kept, ::testing::UnorderedElementsAreArray(expected)) << name;
+  }
+}
+
+TEST(KeptOnADevice, AttentionOfCpusIsNotKeptOnCuda) {
+  EXPECT_EQ(kept_attention("llama", {{"dtype", "bf16"},
+                                     {"activation_checkpointing", true},
+                                     {"activation_checkpointing_save_ops",
+                                      {"aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"}}})
+                .again,
+            3);
+}
+
+// In fp32, CUDA runs memory-efficient attention.
+TEST(KeptOnADevice, EfficientAttentionIsKeptByItsName) {
+  json more = {{"dtype", "fp32"}, {"activation_checkpointing", true}};
+  EXPECT_EQ(kept_attention("t5", more).again, 6);
+  more["activation_checkpointing_save_ops"] = {"aten::_scaled_dot_product_efficient_attention"};
+  const KeptAttention found = kept_attention("t5", more);
+  EXPECT_EQ(found.forward, 6);
+  EXPECT_EQ(found.again, 0);
+}
 
 }  // namespace
 }  // namespace fsdp::planner::planned_run_test
