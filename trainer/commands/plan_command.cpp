@@ -56,6 +56,7 @@ Config config_of(const PlanCommand& command, const std::vector<std::string>& mor
 planner::PlanOptions options_of(const PlanCommand& command) {
   planner::PlanOptions options;
   options.cluster = planner::read_cluster(command.cluster);
+  options.stack = planner::read_stack(command.stack);
   options.rank = command.rank;
   options.host_memory = options.cluster.host_memory;
   if (command.host_memory) {
@@ -205,6 +206,11 @@ CLI::App* add_plan(CLI::App& app, PlanCommand& command) {
   plan->add_option("--cluster", command.cluster,
                    "The machine: 8xh100, 64x8xa100-80 (hosts, ranks of each), 4xcpu, or a file (docs/cluster.md)")
       ->type_name("CLUSTER");
+  plan->add_option("--stack", command.stack,
+                   "The software that runs the step, for its times: ours, fsdp1, fsdp2, compiled, compiled-fp8, "
+                   "llm-foundry, or a file (docs/planning.md)")
+      ->type_name("STACK")
+      ->capture_default_str();
   plan->add_option("--print-cluster", command.print_cluster,
                    "Print all numbers of a cluster as a file for --cluster, and plan nothing")
       ->type_name("CLUSTER");

@@ -16,6 +16,7 @@ struct PlanCommand {
   std::string model;                   // a preset, a folder with a config.json, or such a file
   std::vector<std::string> overrides;  // KEY=VALUE
   std::string cluster;
+  std::string stack = "ours";
   int rank = 0;
   std::optional<std::string> host_memory;  // read by parse_byte_count
   std::string print_cluster;               // not empty: print this cluster as a file, and plan nothing

@@ -240,6 +240,33 @@ TEST(PlanCommand, TheTraceIsOneOfARun) {
   EXPECT_THAT(folder.read("report.html"), AllOf(HasSubstr("h.11"), HasSubstr("all-gather")));
 }
 
+// A stack changes times, and nothing else.
+TEST(PlanCommand, AStackChangesTimes) {
+  const std::string run = "--model gpt2 --set dtype=bf16 --cluster 8xh100";
+  const nlohmann::json ours = planned(run, 0);
+  EXPECT_EQ(ours["stack"], "ours");
+  EXPECT_EQ(planned(run + " --stack ours", 0), ours);
+  const auto seconds = [](const nlohmann::json& plan) { return plan["time"]["step_seconds"].get<double>(); };
+  const nlohmann::json python = planned(run + " --stack fsdp1", 0), compiled = planned(run + " --stack compiled", 0);
+  EXPECT_GT(seconds(python), seconds(ours));
+  EXPECT_LT(compiled["time"]["by_kind"]["memory-bound"], ours["time"]["by_kind"]["memory-bound"]);
+  for (const nlohmann::json& plan : {python, compiled}) {
+    EXPECT_EQ(plan["memory"], ours["memory"]);
+    EXPECT_EQ(plan["time"]["model_flops_per_device"], ours["time"]["model_flops_per_device"]);
+  }
+  const nlohmann::json in_float8 = planned(run + " --stack compiled-fp8", 0);
+  EXPECT_LT(in_float8["time"]["communication_volume_bytes"], compiled["time"]["communication_volume_bytes"]);
+  EXPECT_THAT(run_shell("$FSDP plan " + run + " --stack fsdp1").out, HasSubstr("; times of the stack fsdp1\n"));
+}
+
+TEST(PlanCommand, StacksThatCannotBePlannedAreRefused) {
+  expect_error("--model gpt2 --cluster 8xh100 --stack fsdp3", 2, "no stack has this name");
+  expect_error("--model gpt2 --cluster 8xcpu --stack fsdp1", 2, "not known on CPUs");
+  expect_error("--model gpt2 --cluster 8xa100-80 --set dtype=bf16 --stack compiled-fp8", 2, "products in fp8");
+  expect_error("--model gpt2 --cluster 8xh100 --set dtype=fp32 --stack compiled-fp8", 2, "add --set dtype=bf16");
+  expect_error("--model gpt2 --cluster 8xh100 --set optimizer=sgd --stack llm-foundry", 2, "add --set optimizer=adamw");
+}
+
 TEST(PlanCommand, ErrorsNameTheMistake) {
   expect_error("--model gpt2 --cluster 8xtpu", 2, "no device is named \"tpu\"");
   expect_error("--cluster 8xh100", 2, "--model");

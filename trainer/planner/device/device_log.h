@@ -31,7 +31,8 @@ struct NewMemory {
   Place place;
   int64_t id;  // a number of its own for each allocation
   int64_t nbytes;
-  int stream;  // that was current; -1 on the host
+  int stream;           // that was current; -1 on the host
+  const void* address;  // null: memory that no tensor stands for
   base::AllocationPurpose purpose;
   const char* maker;  // the operator that allocates a result; null: code outside of operators
 };

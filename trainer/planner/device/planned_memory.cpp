@@ -84,17 +84,18 @@ c10::DataPtr PlannedMemory::allocate(Place place, size_t nbytes, int stream) {
   if (log_ != nullptr && quiet() == 0) {
     block.reported = true;
     const int parts = place == Place::kSharedHost ? sharing_ranks() : 1;
-    report_allocated(block.id, place, static_cast<int64_t>(nbytes) / parts, stream);
+    report_allocated(block.id, place, static_cast<int64_t>(nbytes) / parts, stream, address);
   }
   blocks_.emplace(address, std::move(block));
   return {address, address, &PlannedMemory::free, device};
 }
 
-void PlannedMemory::report_allocated(int64_t id, Place place, int64_t nbytes, int stream) {
+void PlannedMemory::report_allocated(int64_t id, Place place, int64_t nbytes, int stream, const void* address) {
   log_->allocated({.place = place,
                    .id = id,
                    .nbytes = nbytes,
                    .stream = stream,
+                   .address = address,
                    .purpose = base::AllocationTag::current(),
                    .maker = maker()});
 }
@@ -102,7 +103,7 @@ void PlannedMemory::report_allocated(int64_t id, Place place, int64_t nbytes, in
 int64_t PlannedMemory::note_allocated(Place place, int64_t nbytes) {
   std::lock_guard lock(mutex_);
   const int64_t id = next_id_++;
-  if (log_ != nullptr && quiet() == 0) report_allocated(id, place, nbytes, -1);
+  if (log_ != nullptr && quiet() == 0) report_allocated(id, place, nbytes, -1, nullptr);
   return id;
 }
 

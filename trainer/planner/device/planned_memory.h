@@ -95,7 +95,7 @@ class PlannedMemory {
   static int& sharing_ranks();  // 0: memory is not shared
   static void free(void* address);
   void free_block(void* address);
-  void report_allocated(int64_t id, Place place, int64_t nbytes, int stream);
+  void report_allocated(int64_t id, Place place, int64_t nbytes, int stream, const void* address);
   CachingAllocator& addresses_of(Place place) { return place == Place::kDevice ? device_ : host_; }
 
   AddressSpace addresses_;

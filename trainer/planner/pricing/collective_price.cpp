@@ -28,9 +28,15 @@ Topology topology_of(const Tape& tape, const TapeCollective& collective, const C
   return group_topology(tape.groups().at(static_cast<size_t>(collective.group)), cluster.ranks_per_host);
 }
 
-CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster) {
+int64_t collective_bytes(const TapeCollective& collective, const Stack& stack) {
+  const bool is_gather = collective.kind == comm::CollectiveKind::kAllGather;
+  const bool in_float8 = stack.float8_gathers && is_gather && collective.dtype == at::kBFloat16;
+  return collective.numel * (in_float8 ? 1 : static_cast<int64_t>(c10::elementSize(collective.dtype)));
+}
+
+CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster, const Stack& stack) {
   const TapeCollective& it = tape.collectives().at(collective);
-  const auto bytes = static_cast<double>(it.numel) * static_cast<double>(c10::elementSize(it.dtype));
+  const auto bytes = static_cast<double>(collective_bytes(it, stack));
   return collective_time(function_of(it.kind), bytes, topology_of(tape, it, cluster), cluster.links);
 }
 

@@ -3,6 +3,7 @@
 
 #include "planner/tape/tape.h"
 #include "planner/target/cluster.h"
+#include "planner/target/stack.h"
 #include "planner/time/collective_time.h"
 
 namespace fsdp::planner {
@@ -13,8 +14,11 @@ Topology topology_of(const Tape& tape, const TapeCollective& collective, const C
 // Throws for gathers of bytes, which hosts do.
 CollectiveFunction function_of(comm::CollectiveKind kind);
 
+// Returns the bytes of the larger tensor, as the stack sends them.
+int64_t collective_bytes(const TapeCollective& collective, const Stack& stack);
+
 // Returns the time of the collective if it has its links for itself. Throws a std::invalid_argument if the cluster's
 // links cannot carry it.
-CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster);
+CollectiveTime price_collective(const Tape& tape, size_t collective, const Cluster& cluster, const Stack& stack = {});
 
 }  // namespace fsdp::planner

@@ -2,6 +2,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <string>
+
 #include "planner/time/kernel_time.h"
 
 namespace fsdp::planner {
@@ -38,6 +40,28 @@ double convolution_backward_seconds(const ProductWork& work, const DeviceSpeed& 
   return seconds;
 }
 
+// Casting an operand to fp8 reads two bytes of an element and writes one; its scale comes with the kernel that made it.
+// A guess.
+constexpr double kCastTraffic = 3;
+
+bool runs_in_float8(const ProductWork& work, const KernelOptions& options) {
+  constexpr int64_t kMultiple = 16;  // of sizes, for fp8 products of cuBLASLt
+  if (!options.stack.float8_products || work.type != ProductType::kMatrices || work.batch != 1) return false;
+  for (const int64_t size : {work.m, work.n, work.k}) {
+    if (size % kMultiple != 0 || size == options.vocabulary) return false;
+  }
+  return work.dtype == at::kBFloat16;
+}
+
+KernelPrice price_float8(const ProductWork& work, const DeviceSpeed& speed) {
+  const double operands = real(work.m) * real(work.k) + real(work.k) * real(work.n);
+  const double bytes = operands + 2 * real(work.m) * real(work.n);
+  return {.seconds = product_seconds(speed, shape_of(work, Precision::kFloat8), bytes) +
+                     memory_seconds(speed, kCastTraffic * operands),
+          .least = work.flops / speed.float8,
+          .kind = WorkKind::kMatrixProducts};
+}
+
 // Measured rates of attention (default_speeds.cpp) count the five products that backward computes; ProductWork counts
 // four.
 double attention_work_seconds(const ProductWork& work, const DeviceSpeed& speed, Precision precision) {
@@ -45,7 +69,9 @@ double attention_work_seconds(const ProductWork& work, const DeviceSpeed& speed,
   return attention_seconds(speed, work.flops * (work.causal ? 0.5 : 1) * (backward ? 1.25 : 1), precision, backward);
 }
 
-KernelPrice price_product(const ProductWork& work, double bytes, const DeviceSpeed& speed) {
+KernelPrice price_product(const ProductWork& work, double bytes, const DeviceSpeed& speed,
+                          const KernelOptions& options) {
+  if (runs_in_float8(work, options)) return price_float8(work, speed);
   const bool convolution = work.type == ProductType::kConvolution || work.type == ProductType::kConvolutionBackward;
   const Precision precision = precision_of(work.dtype, convolution);
   KernelPrice price{.least = work.flops * (work.causal ? 0.5 : 1) / speed.peak(precision),
@@ -64,11 +90,13 @@ KernelPrice price_product(const ProductWork& work, double bytes, const DeviceSpe
     case ProductType::kAttention:
     case ProductType::kAttentionBackward:
       price.kind = WorkKind::kAttention;
-      price.seconds = attention_work_seconds(work, speed, precision);
+      price.seconds = attention_work_seconds(work, speed, precision) / options.stack.attention_rate;
       break;
   }
   return price;
 }
+
+bool is_adam(const std::string& name) { return name.rfind("aten::_fused_adam", 0) == 0; }
 
 }  // namespace
 
@@ -79,9 +107,13 @@ Precision precision_of(at::ScalarType dtype, bool convolution) {
   return convolution ? Precision::kTensorFloat32 : Precision::kFloat32;
 }
 
-KernelPrice price_kernel(const Tape& tape, const TapeEntry& entry, const Cluster& cluster) {
-  const double bytes = real(entry.bytes);
-  if (entry.id >= 0) return price_product(tape.products().at(static_cast<size_t>(entry.id)), bytes, cluster.speed);
+KernelPrice price_kernel(const Tape& tape, const TapeEntry& entry, const Cluster& cluster,
+                         const KernelOptions& options) {
+  double bytes = real(entry.bytes);
+  if (entry.id >= 0) {
+    return price_product(tape.products().at(static_cast<size_t>(entry.id)), bytes, cluster.speed, options);
+  }
+  if (is_adam(tape.name(entry))) bytes *= options.stack.optimizer_traffic;
   if (entry.bytes == 0) return {};
   if (entry.crosses) {
     const double seconds = bytes / cluster.links.host_copy;

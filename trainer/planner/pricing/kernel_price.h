@@ -3,6 +3,7 @@
 
 #include "planner/tape/tape.h"
 #include "planner/target/cluster.h"
+#include "planner/target/stack.h"
 #include "planner/time/step_time.h"
 
 namespace fsdp::planner {
@@ -15,8 +16,15 @@ struct KernelPrice {
   bool memory_bound() const { return kind == WorkKind::kMemoryBound || kind == WorkKind::kCopies; }
 };
 
+// How a stack changes the kernels of this tape.
+struct KernelOptions {
+  Stack stack = {};
+  int64_t vocabulary = 0;  // products of this width are the head's, and never in fp8; 0: none are
+};
+
 // Returns the time of an entry of kind kKernel on the cluster's device. A kernel without bytes is not launched.
-KernelPrice price_kernel(const Tape& tape, const TapeEntry& entry, const Cluster& cluster);
+KernelPrice price_kernel(const Tape& tape, const TapeEntry& entry, const Cluster& cluster,
+                         const KernelOptions& options = {});
 
 // Returns the time that a kernel on the host takes its thread.
 double host_kernel_seconds(const TapeEntry& entry, const Cluster& cluster);

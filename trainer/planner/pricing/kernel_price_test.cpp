@@ -89,6 +89,41 @@ TEST(KernelPrice, CopiesCrossTheHostsLink) {
   EXPECT_NEAR(beyond_fixed(price), (1 << 30) / 24e9, 1e-9);
 }
 
+// Twice the rate, and casts of both operands.
+TEST(KernelPrice, StacksMultiplyInFloat8) {
+  const Cluster h100 = parse_cluster("8xh100");
+  const auto seconds = [&](const ProductWork& work, int64_t vocabulary = 0) {
+    const TapeEntry entry{.kind = TapeKind::kKernel, .stream = 0, .name = 0, .id = 0};
+    const KernelOptions options{.stack = {.float8_products = true}, .vocabulary = vocabulary};
+    return price_kernel(Tape({entry}, {"aten::mm"}, {work}), entry, h100, options).seconds;
+  };
+  const auto plain = [&](const ProductWork& work) {
+    const TapeEntry entry{.kind = TapeKind::kKernel, .stream = 0, .name = 0, .id = 0};
+    return price_kernel(Tape({entry}, {"aten::mm"}, {work}), entry, h100).seconds;
+  };
+  const ProductWork half = matrices(at::kBFloat16);
+  const double casts = memory_seconds(h100.speed, 3.0 * 2 * 4096 * 4096);
+  EXPECT_NEAR((seconds(half) - casts - 3e-6) / (plain(half) - 3e-6), 989.0 / 1979, 1e-9);
+  ProductWork odd = half;
+  odd.k = 4097;
+  for (const ProductWork& work : {odd, matrices(at::kFloat)}) EXPECT_EQ(seconds(work), plain(work));
+  EXPECT_EQ(seconds(half, 4096), plain(half));  // the head
+}
+
+TEST(KernelPrice, StacksHaveTheirOwnAttentionAndOptimizer) {
+  const KernelOptions options{.stack = {.attention_rate = 0.5, .optimizer_traffic = 3}};
+  const TapeEntry attend{.kind = TapeKind::kKernel, .stream = 0, .name = 0, .id = 0};
+  const Tape tape({attend}, {"aten::attend"}, {attention(ProductType::kAttention, true)});
+  EXPECT_NEAR(price_kernel(tape, attend, kCluster, options).seconds, 2 * price_kernel(tape, attend, kCluster).seconds,
+              1e-12);
+  const TapeEntry update{.kind = TapeKind::kKernel, .stream = 0, .name = 0, .bytes = 1 << 30};
+  for (const auto& [name, factor] : {std::pair("aten::_fused_adamw_", 3.0), std::pair("aten::_fused_sgd_", 1.0)}) {
+    EXPECT_EQ(price_kernel(Tape({update}, {name}), update, kCluster, options).seconds,
+              memory_seconds(kCluster.speed, factor * (1 << 30)))
+        << name;
+  }
+}
+
 TEST(KernelPrice, NothingIsLaunchedForNothing) { EXPECT_EQ(price_of_bytes(0, false).seconds, 0); }
 
 }  // namespace

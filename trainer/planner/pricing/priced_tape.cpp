@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "planner/pricing/collective_price.h"
+#include "planner/pricing/fused_kernels.h"
 #include "planner/pricing/kernel_price.h"
 #include "planner/time/collective_flow.h"
+#include "planner/time/kernel_time.h"
 
 namespace fsdp::planner {
 namespace {
@@ -59,7 +62,8 @@ double host_exchange_seconds(const Tape& tape, size_t collective) {
 
 class TapePricer {
  public:
-  TapePricer(const Tape& tape, const Cluster& cluster) : tape_(tape), cluster_(cluster) {
+  TapePricer(const Tape& tape, const Cluster& cluster, const KernelOptions& options)
+      : tape_(tape), cluster_(cluster), options_(options), fused_(tape, options.stack.fusion) {
     stream_of(kComputeStream);
     priced_.replay.links = node_links(cluster.links);
     priced_.replay.flows.resize(tape.collectives().size());
@@ -89,7 +93,11 @@ class TapePricer {
     return add_item(entry, {.kind = ReplayKind::kRecord, .stream = stream_of(kComputeStream), .event = kMarkEvent});
   }
 
+  double host_of_kernel() const { return options_.stack.host_per_kernel.value_or(cluster_.host_per_kernel); }
+  double host_of_collective() const { return options_.stack.host_per_collective.value_or(host_of_kernel()); }
+  bool is_fused_into_another(size_t index) const;
   void add_kernel(size_t index);
+  void copy_gather(size_t index);
   void add_collective(size_t index);
   void add_wait(size_t index);
   void add_host_wait_for_stream(size_t index);
@@ -99,6 +107,9 @@ class TapePricer {
 
   const Tape& tape_;
   const Cluster& cluster_;
+  const KernelOptions& options_;
+  FusedKernels fused_;
+  std::set<int64_t> copied_;  // gathers
   PricedTape priced_;
   std::map<int, int> stream_indices_;     // by the tape's number
   std::map<int, int64_t> converted_;      // by stream: the collective whose sum the next kernel converts
@@ -154,18 +165,22 @@ void TapePricer::add(size_t index) {
   }
 }
 
+bool TapePricer::is_fused_into_another(size_t index) const {
+  return fused_.bytes(index) == 0 && tape_.entries()[index].bytes > 0;
+}
+
 void TapePricer::add_kernel(size_t index) {
-  const TapeEntry& entry = tape_.entries()[index];
+  TapeEntry entry = tape_.entries()[index];
+  if (is_fused_into_another(index)) return;
+  entry.bytes = fused_.bytes(index);
   if (entry.place != Place::kDevice) {
     add_item(index, {.kind = ReplayKind::kHostWork, .host = host_kernel_seconds(entry, cluster_)});
     return;
   }
-  KernelPrice price = price_kernel(tape_, entry, cluster_);
+  KernelPrice price = price_kernel(tape_, entry, cluster_, options_);
   const int stream = stream_of(entry.stream);
-  const ReplayItem item{.memory_bound = price.memory_bound(),
-                        .stream = stream,
-                        .host = cluster_.host_per_kernel,
-                        .duration = price.seconds};
+  const ReplayItem item{
+      .memory_bound = price.memory_bound(), .stream = stream, .host = host_of_kernel(), .duration = price.seconds};
   if (phase_ == StepPhase::kUpdate) price.kind = WorkKind::kOptimizer;
   add_item(index, item, price);
   const auto converted = converted_.find(stream);
@@ -189,11 +204,12 @@ void TapePricer::add_collective(size_t index) {
     add_item(index, {.kind = ReplayKind::kStreamWait, .stream = stream, .event = communicator});
   }
   latest->second = stream;
-  priced_.replay.flows[collective] = collective_flow(price_collective(tape_, collective, cluster_), cluster_.links);
+  priced_.replay.flows[collective] =
+      collective_flow(price_collective(tape_, collective, cluster_, options_.stack), cluster_.links);
   add_item(index, {.kind = ReplayKind::kCollective,
                    .stream = stream,
                    .flow = static_cast<int>(collective),
-                   .host = cluster_.host_per_kernel});
+                   .host = host_of_collective()});
   add_item(index, {.kind = ReplayKind::kRecord, .stream = stream, .event = communicator});
   if (tape_.collectives()[collective].converts) {
     converted_[stream] = entry.id;
@@ -208,6 +224,22 @@ void TapePricer::add_wait(size_t index) {
   add_item(
       index,
       {.kind = ReplayKind::kStreamWait, .stream = stream_of(entry.stream), .event = event_of_collective(entry.id)});
+  if (options_.stack.copies_gathers) copy_gather(index);
+}
+
+// The first stream that waits for gathered parameters copies them out of what was sent.
+void TapePricer::copy_gather(size_t index) {
+  const TapeEntry& entry = tape_.entries()[index];
+  const TapeCollective& collective = tape_.collectives().at(static_cast<size_t>(entry.id));
+  if (collective.kind != comm::CollectiveKind::kAllGather || !copied_.insert(entry.id).second) return;
+  const double bytes = 2 * static_cast<double>(collective_bytes(collective, options_.stack));
+  const KernelPrice price{.seconds = memory_seconds(cluster_.speed, bytes),
+                          .least = bytes / cluster_.speed.memory_bandwidth,
+                          .kind = WorkKind::kMemoryBound};
+  add_item(
+      index,
+      {.memory_bound = true, .stream = stream_of(entry.stream), .host = host_of_kernel(), .duration = price.seconds},
+      price);
 }
 
 // A stream without work has nothing to wait for.
@@ -226,10 +258,10 @@ size_t PricedTape::first_item_of(size_t entry) const {
 }
 
 PricedTape price_tape(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
-                      const std::vector<AllocatorRetry>& retries) {
+                      const std::vector<AllocatorRetry>& retries, const KernelOptions& options) {
   TORCH_INTERNAL_ASSERT(!step_bounds.empty());
   const PhaseSequence phases(tape.entries(), step_bounds);
-  TapePricer pricer(tape, cluster);
+  TapePricer pricer(tape, cluster, options);
   auto retry = std::lower_bound(retries.begin(), retries.end(), step_bounds.front(),
                                 [](const AllocatorRetry& one, size_t entry) { return one.entry < entry; });
   for (size_t step = 0; step + 1 < step_bounds.size(); ++step) {

@@ -7,6 +7,7 @@
 
 #include "planner/memory/device_replay.h"
 #include "planner/memory/memory_use.h"
+#include "planner/pricing/kernel_price.h"
 #include "planner/tape/tape.h"
 #include "planner/target/cluster.h"
 #include "planner/time/replay.h"
@@ -44,6 +45,6 @@ struct PricedTape {
 // the conversion of its sum, too. At a retry of the allocator, the host waits for the device and then frees and
 // allocates. Throws a std::invalid_argument for collectives that the cluster's links cannot carry.
 PricedTape price_tape(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
-                      const std::vector<AllocatorRetry>& retries);
+                      const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {});
 
 }  // namespace fsdp::planner

@@ -29,8 +29,8 @@ class OneStep {
 
   Communicator& ranks() { return *ranks_; }
   const Tape& tape() { return recording_.tape(); }
-  void play(const std::vector<AllocatorRetry>& retries = {}) {
-    priced_ = price_tape(tape(), {0, tape().entries().size()}, cluster_, retries);
+  void play(const std::vector<AllocatorRetry>& retries = {}, const Stack& stack = {}) {
+    priced_ = price_tape(tape(), {0, tape().entries().size()}, cluster_, retries, {.stack = stack});
     result_ = run_replay(priced_.replay);
   }
 
@@ -41,6 +41,7 @@ class OneStep {
     }
     throw std::out_of_range("there is no such item");
   }
+  void note_accesses() { recording_.tape().note_accesses(); }
   const ReplayResult& result() const { return result_; }
   const PricedTape& priced() const { return priced_; }
 
@@ -166,6 +167,71 @@ TEST(PricedTape, ARetryOfTheAllocatorStopsHostAndDevice) {
   const double stopped = seconds({{.segments = 4}}) - seconds({});
   EXPECT_GT(stopped, 2.2e-3);
   EXPECT_LT(stopped, 2.3e-3);
+}
+
+// A gather on a side stream, and a kernel after it.
+void gather(OneStep& step, at::ScalarType dtype, const Stack& stack) {
+  const at::Tensor output = made(kNumel, dtype), input = made(kNumel / step.ranks().size(), dtype);
+  std::unique_ptr<Work> work;
+  {
+    const c10::StreamGuard guard(side_stream());
+    work = step.ranks().all_gather(output, input, {"unit", 0, Pass::kForward});
+  }
+  work->wait();
+  made(8).zero_();
+  step.play({}, stack);
+}
+
+TEST(PricedTape, StacksGatherInFloat8) {
+  const auto seconds = [](at::ScalarType dtype, bool float8) {
+    OneStep step;
+    gather(step, dtype, {.float8_gathers = float8});
+    const ReplayedItem& collective = step.item(ReplayKind::kCollective);
+    return collective.end - collective.begin;
+  };
+  EXPECT_NEAR(seconds(at::kBFloat16, true) / seconds(at::kBFloat16, false), 0.5, 0.05);
+  EXPECT_EQ(seconds(at::kFloat, true), seconds(at::kFloat, false));
+}
+
+// 512 MiB are read and written before the next kernel.
+TEST(PricedTape, StacksCopyGathers) {
+  const auto seconds_of_plain = [] {
+    OneStep plain;
+    gather(plain, at::kBFloat16, {});
+    return plain.result().seconds;
+  };
+  const double plain = seconds_of_plain();
+  OneStep copied;
+  gather(copied, at::kBFloat16, {.copies_gathers = true});
+  const ReplayedItem& copy = copied.item(ReplayKind::kKernel);
+  EXPECT_GE(copy.begin, copied.item(ReplayKind::kCollective).end);
+  EXPECT_GT(copy.end - copy.begin, 2.0 * (1 << 29) / 2039e9);
+  EXPECT_GT(copied.result().seconds, plain + (copy.end - copy.begin) / 2);
+}
+
+TEST(PricedTape, StacksHaveTheirOwnHostTimes) {
+  const auto busy = [](const Stack& stack) {
+    OneStep step;
+    gather(step, at::kBFloat16, stack);
+    return step.result().host_busy;
+  };
+  EXPECT_NEAR(busy({}), 10e-6, 1e-9);
+  EXPECT_NEAR(busy({.host_per_kernel = 30e-6}), 60e-6, 1e-9);
+  EXPECT_NEAR(busy({.host_per_kernel = 30e-6, .host_per_collective = 100e-6}), 130e-6, 1e-9);
+}
+
+TEST(PricedTape, FusedKernelsAreOneItem) {
+  OneStep step;
+  step.note_accesses();
+  const at::Tensor x = made(1 << 24);
+  x.exp().sin().neg();
+  step.play();
+  const double apart = step.result().seconds;
+  step.play({}, {.fusion = Fusion::kAll});
+  size_t kernels = 0;
+  for (const ReplayItem& item : step.priced().replay.items) kernels += item.kind == ReplayKind::kKernel;
+  EXPECT_EQ(kernels, 1);
+  EXPECT_LT(step.result().seconds, apart / 2);
 }
 
 TEST(PricedTape, GroupsOfReplicasShareTheNics) {

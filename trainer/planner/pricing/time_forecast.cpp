@@ -40,7 +40,7 @@ int64_t bytes_sent(CollectiveFunction function, int64_t bytes, int ranks) {
   return function == CollectiveFunction::kAllReduce ? 2 * part : part;
 }
 
-std::vector<CollectiveSum> collectives_of_last_step(const Tape& tape, const Cluster& cluster,
+std::vector<CollectiveSum> collectives_of_last_step(const Tape& tape, const Cluster& cluster, const Stack& stack,
                                                     const TimeForecast& forecast) {
   using Key = std::tuple<comm::CollectiveKind, int, int, int>;
   std::map<Key, CollectiveSum> sums;
@@ -53,14 +53,14 @@ std::vector<CollectiveSum> collectives_of_last_step(const Tape& tape, const Clus
     const Topology topology = topology_of(tape, collective, cluster);
     if (topology.ranks == 1 || collective.numel == 0) continue;
     CollectiveSum& sum = sums[{collective.kind, topology.ranks, topology.nodes, topology.groups_per_node}];
-    const int64_t bytes = tape.entries()[priced.entries[i]].bytes;
+    const int64_t bytes = collective_bytes(collective, stack);
     sum.kind = collective.kind;
     sum.topology = topology;
     ++sum.count;
     sum.bytes += bytes;
     sum.sent += bytes_sent(function_of(collective.kind), bytes, topology.ranks);
     sum.seconds += forecast.result.items[i].end - forecast.result.items[i].begin;
-    sum.alone += price_collective(tape, index, cluster).seconds();
+    sum.alone += price_collective(tape, index, cluster, stack).seconds();
   }
   std::vector<CollectiveSum> list;
   for (const auto& [key, sum] : sums) list.push_back(sum);
@@ -78,10 +78,10 @@ double least_of_last_step(const PricedTape& priced) {
 }  // namespace
 
 TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
-                           const std::vector<AllocatorRetry>& retries) {
+                           const std::vector<AllocatorRetry>& retries, const KernelOptions& options) {
   TORCH_CHECK(step_bounds.size() >= 2, "fsdp plan: a plan of no steps has no time");
   TimeForecast forecast;
-  forecast.priced = price_tape(tape, step_bounds, cluster, retries);
+  forecast.priced = price_tape(tape, step_bounds, cluster, retries, options);
   const PricedTape& priced = forecast.priced;
   forecast.result = run_replay(priced.replay);
   const double spread = cluster.spread * mean_largest_normal(cluster.ranks());
@@ -90,7 +90,7 @@ TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bou
                                        {priced.step_marks[step], priced.step_marks[step + 1]}, spread));
   }
   forecast.phases = phases_of_last_step(forecast);
-  forecast.collectives = collectives_of_last_step(tape, cluster, forecast);
+  forecast.collectives = collectives_of_last_step(tape, cluster, options.stack, forecast);
   forecast.least = least_of_last_step(priced);
   return forecast;
 }

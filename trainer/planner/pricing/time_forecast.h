@@ -38,6 +38,6 @@ struct TimeForecast {
 
 // Needs a cluster with devices. `retries`: those of the memory replay.
 TimeForecast forecast_time(const Tape& tape, const std::vector<size_t>& step_bounds, const Cluster& cluster,
-                           const std::vector<AllocatorRetry>& retries);
+                           const std::vector<AllocatorRetry>& retries, const KernelOptions& options = {});
 
 }  // namespace fsdp::planner

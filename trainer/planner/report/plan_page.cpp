@@ -76,7 +76,7 @@ std::string verdict_section(const ordered_json& plan) {
   return html +
          element("p", "Parameters: " + grouped_digits(model.at("parameters").get<int64_t>()) + " in " +
                           model.at("units").dump() + " units. Rank " + plan.at("rank").dump() + " was planned for " +
-                          plan.at("steps").dump() + " steps.") +
+                          plan.at("steps").dump() + " steps" + trainer::html_text(stack_text(plan)) + ".") +
          "</section>\n";
 }
 

@@ -140,11 +140,17 @@ std::string change_rows(const ordered_json& changes) {
 
 }  // namespace
 
+std::string stack_text(const ordered_json& plan) {
+  const std::string name = plan.value("stack", "ours");
+  return name == "ours" ? "" : "; times of the stack " + name;
+}
+
 std::string plan_head(const ordered_json& plan) {
   const ordered_json& model = plan.at("model");
   return c10::str(model.at("type").get<std::string>(), ", ", count(model.at("parameters")), " parameters in ",
                   model.at("units").get<int64_t>(), " units, on ", plan["cluster"].at("text").get<std::string>(),
-                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps\n");
+                  "; rank ", plan.at("rank").get<int>(), ", ", plan.at("steps").get<int>(), " steps", stack_text(plan),
+                  "\n");
 }
 
 std::string plan_text(const ordered_json& plan) {

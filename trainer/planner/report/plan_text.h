@@ -10,6 +10,9 @@ namespace fsdp::planner {
 std::string plan_text(const nlohmann::ordered_json& plan);
 
 // Returns the first line of it: the model, the cluster, the rank and the steps.
+// "; times of the stack fsdp1", or nothing for this library. The memory is always this library's.
+std::string stack_text(const nlohmann::ordered_json& plan);
+
 std::string plan_head(const nlohmann::ordered_json& plan);
 
 // Returns a line for the device and for the host, as far as their capacities are known: "fits: 5.30 GiB of …".

@@ -28,6 +28,27 @@ using trainer::DeviceChoice;
 // The first two steps differ from later ones: the optimizer makes its state, and the order of units becomes known.
 constexpr int kSteps = 3;
 
+// A stack changes times alone, and only those of work that the plan has.
+void check_stack(const Config& config, const PlanOptions& options) {
+  const Stack& stack = options.stack;
+  if (stack.is_ours()) return;
+  const std::string name = "--stack " + stack.name;
+  if (!options.cluster.device) {
+    throw ConfigError(name +
+                      ": a stack changes the time of a step, which is not known on CPUs; name a cluster with GPUs");
+  }
+  if (stack.uses_float8() && config.precision.dtype != at::kBFloat16) {
+    throw ConfigError(name + " uses fp8 in place of bf16: add --set dtype=bf16");
+  }
+  if (stack.float8_products && options.cluster.speed.float8 == 0) {
+    throw ConfigError(c10::str(name, " has products in fp8, which ", options.cluster.device->title, " has not"));
+  }
+  if (stack.optimizer_traffic != 1 && config.optimizer.name != "adamw") {
+    throw ConfigError(c10::str(name, " says how much memory Adam moves, but key \"optimizer\" is \"",
+                               config.optimizer.name, "\": add --set optimizer=adamw"));
+  }
+}
+
 void check_against_cluster(const Config& config, const PlanOptions& options) {
   const DeviceChoice device = config.communication.device;
   if (device == DeviceChoice::kCuda && !options.cluster.device) {
@@ -45,6 +66,7 @@ void check_against_cluster(const Config& config, const PlanOptions& options) {
   if (!options.trace.empty() && !options.cluster.device) {
     throw ConfigError("--trace: the time of a step on CPUs is not known; name a cluster with GPUs");
   }
+  check_stack(config, options);
   trainer::check_for_world_size(config, options.cluster.ranks());
 }
 
@@ -76,7 +98,8 @@ StepWork step_work(const PlannedRun& run, const Config& config) {
 // Also writes the timeline, if one is wanted.
 ordered_json plan_time(PlannedRun& run, const Config& config, const PlanOptions& options,
                        const DeviceForecast& memory) {
-  const TimeForecast time = forecast_time(run.tape(), run.step_bounds(), options.cluster, memory.replay.retried);
+  const TimeForecast time = forecast_time(run.tape(), run.step_bounds(), options.cluster, memory.replay.retried,
+                                          {.stack = options.stack, .vocabulary = run.vocabulary()});
   if (!options.trace.empty()) {
     write_time_trace(options.trace, options.rank, time_trace(run.tape(), time, memory.use, run.stop_trace()));
   }
@@ -93,7 +116,8 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
                           .layout = {.world = cluster.ranks(), .per_host = cluster.ranks_per_host},
                           .rank = options.rank,
                           .threads = trainer::threads_of_rank(cluster.ranks_per_host),
-                          .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0});
+                          .matmul_workspace = cluster.device ? cluster.device->matmul_workspace : 0,
+                          .notes_accesses = options.stack.fusion != Fusion::kNone});
   if (!options.trace.empty()) run.trace();
   for (int step = 1; step <= kSteps; ++step) {
     begin(c10::str("step ", step, " of ", kSteps));
@@ -104,6 +128,7 @@ ordered_json plan_here(const Config& config, const PlanOptions& options) {
   ordered_json document = {
       {"model", {{"type", run.model_type()}, {"parameters", run.parameters()}, {"units", run.units()}}},
       {"cluster", cluster_document(cluster)},
+      {"stack", options.stack.name},
       {"rank", options.rank},
       {"steps", kSteps},
       {"units", units_document(run.sharded().diagnostics().describe_units())},

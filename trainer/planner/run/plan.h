@@ -12,11 +12,13 @@
 #include "config/config.h"
 #include "planner/run/child_answers.h"
 #include "planner/target/cluster.h"
+#include "planner/target/stack.h"
 
 namespace fsdp::planner {
 
 struct PlanOptions {
   Cluster cluster;
+  Stack stack = {};                    // which runs the step
   int rank = 0;                        // the rank that is run
   std::optional<int64_t> host_memory;  // bytes of one host
   std::string trace;                   // where the timeline is written (time_trace.h); empty: nowhere
@@ -25,9 +27,9 @@ struct PlanOptions {
 };
 
 // Plans three steps of the run in a forked process, so that this one may make more plans, and returns the figures:
-// "model", "cluster", "rank", "steps", "memory" (memory_document.h) and, for devices, "time" (time_document.h). Must be
-// called before this process starts threads. Throws a ConfigError as `fsdp train` would, or if the config contradicts
-// the cluster, and a std::runtime_error if the plan fails.
+// "model", "cluster", "stack", "rank", "steps", "memory" (memory_document.h) and, for devices, "time"
+// (time_document.h). Must be called before this process starts threads. Throws a ConfigError as `fsdp train` would, or
+// if the config contradicts the cluster, and a std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);
 
 // Makes the plans of several configs, at most `at_once` at a time, and returns the answers in their order: an error of

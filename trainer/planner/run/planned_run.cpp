@@ -92,6 +92,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
     : config_(config), device_(target.has_device ? planned_device() : c10::Device(c10::kCPU)) {
   const nlohmann::json definition = model_config(config_);
   model_type_ = definition.at("model_type").get<std::string>();
+  vocabulary_ = definition.value("vocab_size", int64_t{0});
   model_ = make_model(config_, definition, target);
   parameters_ = trainer::parameter_count(model_->module());
   const trainer::GlobalBatch global = global_batch(config_, target);
@@ -101,6 +102,7 @@ PlannedRun::PlannedRun(const Config& config, const PlanTarget& target)
   if (target.threads > 0) at::set_num_threads(target.threads);
   begin_planning();
   MatmulWorkspaces::get().reset(target.has_device ? target.matmul_workspace : 0);
+  if (target.notes_accesses) tape_.note_accesses();
   PlannedMemory::get().set_log(&tape_);
   at::manual_seed(static_cast<uint64_t>(config_.steps.seed));
   shard(target);

@@ -24,6 +24,7 @@ struct PlanTarget {
   int rank = 0;                  // the rank that runs
   int threads = 0;               // of operators on the CPU; 0: as LibTorch chooses here
   int64_t matmul_workspace = 0;  // DeviceProfile::matmul_workspace; only for a device
+  bool notes_accesses = false;   // Tape::note_accesses
 };
 
 // The engine's memory after a step, by category (Diagnostics::memory), and that of the optimizer.
@@ -57,6 +58,8 @@ class PlannedRun {
   ShardedModule& sharded() { return *sharded_; }
   // The model's "model_type" in its config.json.
   const std::string& model_type() const { return model_type_; }
+  // "vocab_size" there; 0 if it has none.
+  int64_t vocabulary() const { return vocabulary_; }
   // The elements of all parameters, not sharded.
   int64_t parameters() const { return parameters_; }
   // The cost of one sample.
@@ -70,6 +73,7 @@ class PlannedRun {
   Tape tape_;
   c10::Device device_;
   std::string model_type_;
+  int64_t vocabulary_ = 0;
   int64_t parameters_ = 0;
   trainer::SampleWork sample_work_;
   std::unique_ptr<trainer::TrainedModel> model_;

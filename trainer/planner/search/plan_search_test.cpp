@@ -90,6 +90,7 @@ class MadeUpSearch {
     const int64_t host = config.sharding.cpu_offload ? 40'000'000'000 : 2'000'000'000;
     ordered_json plan = {{"model", {{"parameters", kParameters}, {"type", "gpt2"}, {"units", 14}}},
                          {"cluster", {{"text", input.cluster.text()}}},
+                         {"stack", "ours"},
                          {"rank", 0},
                          {"steps", 3},
                          {"memory",

@@ -72,7 +72,8 @@ ordered_json search_document(const SearchInput& input, const Candidates& candida
     search["nearest"] = row_of(input, nearest(candidates), candidates.speed());
   }
   ordered_json document;
-  for (const char* key : {"model", "cluster", "rank", "steps"}) document[key] = candidates.first_plan().at(key);
+  for (const char* key : {"model", "cluster", "stack", "rank", "steps"})
+    document[key] = candidates.first_plan().at(key);
   document["search"] = std::move(search);
   return document;
 }

@@ -108,6 +108,44 @@ class Traffic {
   int64_t written_ = fresh_results(call_);
 };
 
+// Like Traffic, tensor by tensor.
+class Accesses {
+ public:
+  explicit Accesses(const KernelCall& call) : call_(call), name_(call.op.schema().name()) {
+    const auto& returns = call.op.schema().returns();
+    for (size_t i = 0; i < call.results.size() && i < returns.size(); ++i) {
+      if (!returns[i].alias_info()) add(call.results[i], {.writes = true}, false);
+    }
+    for (const TensorAccess& result : accesses_) written_ += result.bytes;
+    for (size_t i = 0; i < call.arguments.size(); ++i)
+      add(call.arguments[i], access_of_argument(i), touched_in_part(name_).count(i) > 0);
+  }
+
+  std::vector<TensorAccess> take() { return std::move(accesses_); }
+
+ private:
+  TensorAccess access_of_argument(size_t i) const {
+    const c10::Argument& argument = call_.op.schema().arguments()[i];
+    const bool writes = argument.alias_info() && argument.alias_info()->isWrite() && !only_reads(name_, i);
+    return {.reads = !writes || !(argument.is_out() || (i == 0 && overwrites(name_))), .writes = writes};
+  }
+
+  void add(const c10::IValue& value, TensorAccess access, bool in_part) {
+    base::visit_tensors(value, [&](const at::Tensor& tensor) {
+      access.bytes = bytes_in_memory(tensor);
+      if (in_part) access.bytes = std::min(access.bytes, written_);
+      if (access.bytes == 0) return;
+      access.address = tensor.const_data_ptr();
+      accesses_.push_back(access);
+    });
+  }
+
+  const KernelCall& call_;
+  const std::string& name_;
+  int64_t written_ = 0;
+  std::vector<TensorAccess> accesses_;
+};
+
 // Returns whether one end of the copy is on the host and the other one on the device.
 bool copy_crosses(const KernelCall& call) {
   if (call.place != Place::kDevice || call.op.schema().name() != "aten::copy_") return false;
@@ -120,5 +158,7 @@ KernelTraffic kernel_traffic(const KernelCall& call) {
   if (copy_crosses(call)) return {.bytes = bytes_in_memory(call.arguments[0].toTensor()), .crosses = true};
   return {.bytes = Traffic(call).bytes(), .crosses = false};
 }
+
+std::vector<TensorAccess> tensor_accesses(const KernelCall& call) { return Accesses(call).take(); }
 
 }  // namespace fsdp::planner

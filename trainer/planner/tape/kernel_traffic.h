@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "planner/device/device_log.h"
 
@@ -16,5 +17,15 @@ struct KernelTraffic {
 // repeats count once, and tensors from which an operator picks some elements count no more than it picks. Caches are
 // left out: each byte is taken from memory once.
 KernelTraffic kernel_traffic(const KernelCall& call);
+
+// A tensor that a kernel reads or writes.
+struct TensorAccess {
+  const void* address = nullptr;
+  int64_t bytes = 0;  // as in KernelTraffic
+  bool reads = false;
+  bool writes = false;
+};
+
+std::vector<TensorAccess> tensor_accesses(const KernelCall& call);
 
 }  // namespace fsdp::planner

@@ -1,6 +1,7 @@
 #include "planner/tape/tape.h"
 
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "planner/tape/kernel_traffic.h"
@@ -35,6 +36,20 @@ void Tape::kernel(const KernelCall& call) {
        .name = name_of(c10::toString(call.op.operator_name())),
        .id = product,
        .bytes = traffic.bytes});
+  if (!notes_accesses_) return;
+  for (const TensorAccess& access : tensor_accesses(call)) accesses_.back().push_back(access_of(access));
+}
+
+TapeAccess Tape::access_of(const TensorAccess& access) const {
+  TapeAccess noted{.bytes = access.bytes, .reads = access.reads, .writes = access.writes};
+  const auto address = reinterpret_cast<uintptr_t>(access.address);
+  const auto after = living_.upper_bound(address);
+  if (after == living_.begin()) return noted;
+  const auto& [begin, memory] = *std::prev(after);
+  if (address >= begin + static_cast<uintptr_t>(memory.bytes)) return noted;
+  noted.memory = memory.id;
+  noted.offset = static_cast<int64_t>(address - begin);
+  return noted;
 }
 
 void Tape::allocated(const NewMemory& memory) {
@@ -45,9 +60,17 @@ void Tape::allocated(const NewMemory& memory) {
        .name = memory.maker == nullptr ? -1 : name_of(memory.maker),
        .id = memory.id,
        .bytes = memory.nbytes});
+  if (!notes_accesses_ || memory.address == nullptr) return;
+  const auto address = reinterpret_cast<uintptr_t>(memory.address);
+  living_[address] = {memory.id, memory.nbytes};
+  addresses_[memory.id] = address;
 }
 
-void Tape::freed(int64_t id) { add({.kind = TapeKind::kFree, .id = id}); }
+void Tape::freed(int64_t id) {
+  add({.kind = TapeKind::kFree, .id = id});
+  const auto address = addresses_.extract(id);
+  if (!address.empty()) living_.erase(address.mapped());
+}
 
 void Tape::recorded(int64_t event, int stream) {
   add({.kind = TapeKind::kRecord, .stream = static_cast<int16_t>(stream), .id = event});
@@ -86,6 +109,7 @@ void Tape::waited(int64_t collective, Place place, int stream) {
 void Tape::add(TapeEntry entry) {
   entry.backward = seams::in_backward();
   entries_.push_back(entry);
+  if (notes_accesses_) accesses_.emplace_back();
   if (notes_times_) times_.push_back(now_ns());
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "comm/collective_shapes.h"
 #include "fsdp/communicator.h"
 #include "planner/device/device_log.h"
+#include "planner/tape/kernel_traffic.h"
 #include "planner/tape/product_work.h"
 
 namespace fsdp::planner {
@@ -36,6 +38,15 @@ struct TapeEntry {
   int32_t name = -1;      // an index into Tape::names(); -1: none
   int64_t id = -1;
   int64_t bytes = 0;
+};
+
+// A tensor that a kernel on the device reads or writes.
+struct TapeAccess {
+  int64_t memory = -1;  // the allocation; -1: not on the tape
+  int64_t offset = 0;   // in it
+  int64_t bytes = 0;
+  bool reads = false;
+  bool writes = false;
 };
 
 // A collective that the planned rank issued.
@@ -71,6 +82,8 @@ class Tape final : public DeviceLog {
   void waited(int64_t collective, Place place, int stream);
   // Notes the time of each entry that follows.
   void note_times() { notes_times_ = true; }
+  // Notes what each kernel that follows reads and writes. For a tape without entries.
+  void note_accesses() { notes_accesses_ = true; }
 
   const std::vector<TapeEntry>& entries() const { return entries_; }
   const std::vector<TapeCollective>& collectives() const { return collectives_; }
@@ -79,6 +92,8 @@ class Tape final : public DeviceLog {
   const std::vector<std::string>& names() const { return names_; }
   // The time at which each of the last entries was made, in nanoseconds as in TraceRange, from note_times() on.
   const std::vector<int64_t>& times() const { return times_; }
+  // The accesses of each entry, from note_accesses() on; otherwise empty.
+  const std::vector<std::vector<TapeAccess>>& accesses() const { return accesses_; }
   const std::string& name(const TapeEntry& entry) const { return names_.at(static_cast<size_t>(entry.name)); }
 
  private:
@@ -88,6 +103,16 @@ class Tape final : public DeviceLog {
   std::vector<TapeEntry> entries_;
   std::vector<int64_t> times_;
   bool notes_times_ = false;
+  struct LivingMemory {
+    int64_t id;
+    int64_t bytes;
+  };
+  TapeAccess access_of(const TensorAccess& access) const;
+
+  std::vector<std::vector<TapeAccess>> accesses_;
+  bool notes_accesses_ = false;
+  std::map<uintptr_t, LivingMemory> living_;  // by address
+  std::unordered_map<int64_t, uintptr_t> addresses_;
   std::vector<TapeCollective> collectives_;
   std::vector<ProductWork> products_;
   std::vector<std::vector<int>> groups_;

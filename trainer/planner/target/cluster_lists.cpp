@@ -18,7 +18,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 // By enumerator.
-constexpr std::array kPrecisionNames = {"fp32", "tf32", "fp16", "bf16"};
+constexpr std::array kPrecisionNames = {"fp32", "tf32", "fp16", "bf16", "fp8"};
 constexpr std::array kFunctionNames = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
 constexpr std::array kProtocolNames = {"LL", "LL128", "Simple"};
 
@@ -184,7 +184,7 @@ ClusterKey products_key(const std::string& path) {
   return {.path = path,
           .meaning = "Measured products; those near one of them take its efficiency.",
           .accepted =
-              "a list of objects with m, n, k, precision (fp32, tf32, fp16 or bf16) and efficiency, and perhaps "
+              "a list of objects with m, n, k, precision (fp32, tf32, fp16, bf16 or fp8) and efficiency, and perhaps "
               "batch and weight_gradient",
           .usual = Provenance::kMeasured,
           .set =

@@ -42,6 +42,7 @@ DeviceSpeed hopper_speed(double memory_bandwidth) {
           .tensor_float32 = 494.5e12,
           .float16 = 989e12,
           .bfloat16 = 989e12,
+          .float8 = 1979e12,
           .multiprocessors = 132,
           .memory_bandwidth = memory_bandwidth,
           .memory_efficiency = 0.85,
@@ -57,7 +58,9 @@ DeviceSpeed limited_h100_speed() {
   DeviceSpeed speed = hopper_speed(2400e9);
   // Sustained clocks under the lower limit. A guess.
   constexpr double kClock = 0.93;
-  for (double* rate : {&speed.float32, &speed.tensor_float32, &speed.float16, &speed.bfloat16}) *rate *= kClock;
+  for (double* rate : {&speed.float32, &speed.tensor_float32, &speed.float16, &speed.bfloat16, &speed.float8}) {
+    *rate *= kClock;
+  }
   return speed;
 }
 
@@ -66,6 +69,7 @@ DeviceSpeed blackwell_speed(double bfloat16, double efficiency) {
           .tensor_float32 = bfloat16 / 2,
           .float16 = bfloat16,
           .bfloat16 = bfloat16,
+          .float8 = 2 * bfloat16,
           .multiprocessors = 148,
           .memory_bandwidth = 8000e9,
           // Between SimuMax's 0.67 (configs/system/b200_bf16_ceperm.json) and that of older devices. A guess.
@@ -81,6 +85,7 @@ DeviceSpeed rtx4090_speed() {
           .tensor_float32 = 82.6e12,
           .float16 = 165.2e12,  // with sums in fp32
           .bfloat16 = 165.2e12,
+          .float8 = 330.3e12,
           .multiprocessors = 128,
           .memory_bandwidth = 1008e9,
           .memory_efficiency = 0.9,   // a guess
@@ -181,7 +186,8 @@ const std::vector<KnownDevice>& known_devices() {
                    .matmul_workspace = kHopperWorkspace},
        .speed = limited_h100_speed(),
        .links = hopper_links(),
-       .guesses = attention_guesses({"device.float32", "device.tensor_float32", "device.float16", "device.bfloat16"})},
+       .guesses = attention_guesses(
+           {"device.float32", "device.tensor_float32", "device.float16", "device.bfloat16", "device.float8"})},
       {.profile = {.name = "h200",
                    .title = "NVIDIA H200, 141 GB",
                    .memory = gib(139.80),

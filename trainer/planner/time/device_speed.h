@@ -7,7 +7,7 @@
 namespace fsdp::planner {
 
 // The arithmetic of a matrix product. kTensorFloat32: fp32 tensors multiplied by tensor cores.
-enum class Precision : uint8_t { kFloat32, kTensorFloat32, kFloat16, kBFloat16 };
+enum class Precision : uint8_t { kFloat32, kTensorFloat32, kFloat16, kBFloat16, kFloat8 };
 
 // `batch` products of m x k by k x n.
 struct MatmulShape {
@@ -35,6 +35,7 @@ struct DeviceSpeed {
   double tensor_float32 = 0;
   double float16 = 0;
   double bfloat16 = 0;
+  double float8 = 0;  // 0: the device has no such arithmetic
   int multiprocessors = 1;
   // Bytes read and written per second.
   double memory_bandwidth = 0;

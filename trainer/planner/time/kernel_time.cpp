@@ -77,6 +77,8 @@ double DeviceSpeed::peak(Precision precision) const {
       return float16;
     case Precision::kBFloat16:
       return bfloat16;
+    case Precision::kFloat8:
+      return float8;
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
