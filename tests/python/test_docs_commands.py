@@ -146,6 +146,13 @@ def run_plan(place, command):
         assert part in result.stdout
 
 
+def compare_planned_times(place, command):
+    """The page has the figures of this build."""
+    page = place.folder / "planned-times.md"
+    place.run([ROOT / command, "--build-dir", place.build_dir, "--output", page])
+    assert page.read_text() == (ROOT / "docs/benchmarks/planned-times.md").read_text()
+
+
 PLANS = [
     block
     for path in DOCUMENTS
@@ -174,6 +181,7 @@ RULES = {
     r"build/fsdp plan --print-cluster ": run_as_it_stands,
     r"build/fsdp plan (?!--print)": run_plan,
     r"fsdp (plan|convert|inspect) ": compare_with_help,
+    r"benchmarks/planned_times.py": compare_planned_times,
 }
 
 

@@ -148,6 +148,7 @@ TEST(PlanCommand, AClusterMayBeAFile) {
   file["nccl"]["memory_across_hosts"] = "100MiB";
   file["host_memory"] = "1MiB";
   file["provenance"]["device.context"] = "measured";
+  file["provenance"]["device.matmul_efficiency"] = "guess";
   file["provenance"]["spread"] = "calibrated";
   file["provenance"].erase("nccl.memory_across_hosts");
   const std::string path = folder.write("other.json", file.dump());

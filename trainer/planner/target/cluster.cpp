@@ -58,7 +58,7 @@ void use_device(const KnownDevice& known, Cluster& cluster) {
   cluster.device = known.profile;
   cluster.speed = known.speed;
   cluster.links = known.host_links(cluster.ranks_per_host);
-  cluster.provenances = usual_provenances(known.guesses);
+  cluster.provenances = usual_provenances(known.guesses, known.calibrated);
 }
 
 Cluster parse_cluster(const std::string& name) {

@@ -272,12 +272,13 @@ bool is_of_devices(const ClusterKey& key) {
   return key.path != "hosts" && key.path != "ranks_per_host" && key.path != "host_memory";
 }
 
-Provenances usual_provenances(const std::vector<std::string>& guesses) {
+Provenances usual_provenances(const std::vector<std::string>& guesses, const std::vector<std::string>& calibrated) {
   Provenances provenances;
   for (const ClusterKey& key : cluster_keys()) {
     if (key.usual) provenances[key.path] = *key.usual;
   }
   for (const std::string& path : guesses) provenances.at(path) = Provenance::kGuess;
+  for (const std::string& path : calibrated) provenances.at(path) = Provenance::kCalibrated;
   return provenances;
 }
 

@@ -32,7 +32,7 @@ const ClusterKey* find_cluster_key(const std::string& path);
 // Whether it has a meaning only for ranks with devices.
 bool is_of_devices(const ClusterKey& key);
 
-// Returns the provenances of all numbers of a known device.
-Provenances usual_provenances(const std::vector<std::string>& guesses);
+// Returns the provenances of all numbers of a known device. `guesses`, `calibrated`: paths that differ from the usual.
+Provenances usual_provenances(const std::vector<std::string>& guesses, const std::vector<std::string>& calibrated);
 
 }  // namespace fsdp::planner

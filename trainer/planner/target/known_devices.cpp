@@ -1,8 +1,10 @@
 // Sources, where a line has no other:
 //   memory: as drivers report it.
 //   peak rates, memory bandwidth, multiprocessors: NVIDIA's data sheets and architecture papers, without sparsity.
-//   matmul_efficiency: 0.92 (a guess) of the best product that ml-engineering (compute/accelerator, table of MAMF,
-//     commit 744d01e) measured, over the peak.
+//   matmul_efficiency: of A100 and of Hopper, calibrated with four published runs (docs/benchmarks/planned-times.md).
+//     The best products that ml-engineering (compute/accelerator, table of MAMF, commit 744d01e) measured reach 0.869
+//     and 0.804 of the peak: whole runs, on hot devices, 0.86 and 0.72 of that. Of Blackwell, 0.72 of its best product,
+//     as Hopper. A guess.
 //   memory_efficiency: 0.85, between the 0.90 of Calculon (systems/a100_80g.json) and single measurements; a guess.
 //   nic: NVIDIA's DGX data sheets: 8 NICs of 200 Gbit/s (A100) or 400 Gbit/s (H100, H200, B200).
 //   curves: ml-engineering, network/README.md, commit 744d01e: all-reduce on one node of 8 devices, 32 KiB to 16 GiB.
@@ -31,7 +33,7 @@ DeviceSpeed a100_speed(double memory_bandwidth) {
           .multiprocessors = 108,
           .memory_bandwidth = memory_bandwidth,
           .memory_efficiency = 0.85,
-          .matmul_efficiency = 0.80,  // 271 TFLOP/s at best
+          .matmul_efficiency = 0.75,  // 271 TFLOP/s at best
           // FlashAttention-2's paper, forward and backward, head size 128.
           .attention_forward = 0.62,
           .attention_backward = 0.53};
@@ -46,7 +48,7 @@ DeviceSpeed hopper_speed(double memory_bandwidth) {
           .multiprocessors = 132,
           .memory_bandwidth = memory_bandwidth,
           .memory_efficiency = 0.85,
-          .matmul_efficiency = 0.74,  // 795 TFLOP/s at best, on H100 and H200
+          .matmul_efficiency = 0.58,  // 795 TFLOP/s at best, on H100 and H200
           // FlashAttention-2, which LibTorch contains: 35 % according to FlashAttention-3's paper; split into forward
           // and backward by the ratio of A100. A guess.
           .attention_forward = 0.38,
@@ -159,6 +161,8 @@ std::vector<std::string> attention_guesses(std::vector<std::string> guesses = {}
   return guesses;
 }
 
+std::vector<std::string> calibrated_products() { return {"device.matmul_efficiency"}; }
+
 }  // namespace
 
 const std::vector<KnownDevice>& known_devices() {
@@ -167,19 +171,22 @@ const std::vector<KnownDevice>& known_devices() {
            {.name = "a100-40", .title = "NVIDIA A100, 40 GB", .memory = gib(39.49), .matmul_workspace = kWorkspace},
        .speed = a100_speed(1555e9),
        .links = ampere_links(),
-       .guesses = {"links.host.bandwidth"}},
+       .guesses = {"links.host.bandwidth"},
+       .calibrated = calibrated_products()},
       {.profile =
            {.name = "a100-80", .title = "NVIDIA A100, 80 GB", .memory = gib(79.25), .matmul_workspace = kWorkspace},
        .speed = a100_speed(2039e9),
        .links = ampere_links(),
-       .guesses = {"links.host.bandwidth"}},
+       .guesses = {"links.host.bandwidth"},
+       .calibrated = calibrated_products()},
       {.profile = {.name = "h100-80",
                    .title = "NVIDIA H100 SXM, 80 GB",
                    .memory = gib(79.18),
                    .matmul_workspace = kHopperWorkspace},
        .speed = hopper_speed(3350e9),
        .links = hopper_links(),
-       .guesses = attention_guesses()},
+       .guesses = attention_guesses(),
+       .calibrated = calibrated_products()},
       {.profile = {.name = "h100-96",
                    .title = "NVIDIA H100, 96 GB",
                    .memory = gib(94.50),
@@ -187,26 +194,28 @@ const std::vector<KnownDevice>& known_devices() {
        .speed = limited_h100_speed(),
        .links = hopper_links(),
        .guesses = attention_guesses(
-           {"device.float32", "device.tensor_float32", "device.float16", "device.bfloat16", "device.float8"})},
+           {"device.float32", "device.tensor_float32", "device.float16", "device.bfloat16", "device.float8"}),
+       .calibrated = calibrated_products()},
       {.profile = {.name = "h200",
                    .title = "NVIDIA H200, 141 GB",
                    .memory = gib(139.80),
                    .matmul_workspace = kHopperWorkspace},
        .speed = hopper_speed(4800e9),
        .links = hopper_links(),
-       .guesses = attention_guesses()},
+       .guesses = attention_guesses(),
+       .calibrated = calibrated_products()},
       {.profile = {.name = "b200",
                    .title = "NVIDIA B200, 180 GB",
                    .memory = gib(178.35),
                    .matmul_workspace = kHopperWorkspace},
-       .speed = blackwell_speed(2250e12, 0.71),  // 1745 TFLOP/s at best
+       .speed = blackwell_speed(2250e12, 0.56),  // 1745 TFLOP/s at best
        .links = blackwell_links(),
        .guesses = attention_guesses({"links.host.bandwidth"})},
       {.profile = {.name = "gb200",
                    .title = "NVIDIA GB200, 186 GB",
                    .memory = gib(184.31),
                    .matmul_workspace = kHopperWorkspace},
-       .speed = blackwell_speed(2500e12, 0.67),  // 1822 TFLOP/s at best
+       .speed = blackwell_speed(2500e12, 0.52),  // 1822 TFLOP/s at best
        .links = blackwell_links(),
        .guesses = attention_guesses({"links.host.bandwidth"})},
       {.profile = {.name = "rtx4090",

@@ -18,6 +18,8 @@ struct KnownDevice {
   bool nic_for_each = true;
   // Paths of numbers (cluster_keys.h) that are guesses for this device, but measured or specified for most.
   std::vector<std::string> guesses = {};
+  // Paths of numbers that were chosen so that plans agree with measured runs.
+  std::vector<std::string> calibrated = {};
 
   // Returns the links of a host with `ranks` such devices.
   LinkSpeed host_links(int ranks) const;

@@ -5,6 +5,8 @@
 
 #include <tuple>
 
+#include "planner/target/cluster.h"
+
 namespace fsdp::planner::known_devices_test {
 namespace {
 
@@ -34,6 +36,24 @@ TEST(KnownDevices, AllHaveRates) {
     EXPECT_GT(speed.memory_bandwidth, 1e12) << profile.name;
     EXPECT_TRUE(is_part(speed.memory_efficiency) && is_part(speed.matmul_efficiency)) << profile.name;
     EXPECT_TRUE(is_part(speed.attention_forward) && is_part(speed.attention_backward)) << profile.name;
+  }
+}
+
+// Devices of the runs in docs/benchmarks/planned-times.md, and those with the same multiprocessors.
+TEST(KnownDevices, ProductsOfAmpereAndHopperAreCalibrated) {
+  for (const KnownDevice& device : known_devices()) {
+    Cluster cluster;
+    use_device(device, cluster);
+    const bool calibrated = device.speed.multiprocessors == 108 || device.speed.multiprocessors == 132;
+    EXPECT_EQ(to_string(cluster.provenances.at("device.matmul_efficiency")), calibrated ? "calibrated" : "guess")
+        << device.profile.name;
+  }
+}
+
+TEST(KnownDevices, FromAdaAndHopperOnDevicesHaveFloat8) {
+  for (const KnownDevice& device : known_devices()) {
+    const bool ampere = device.speed.multiprocessors == 108;
+    EXPECT_NEAR(device.speed.float8 / device.speed.bfloat16, ampere ? 0 : 2, 0.01) << device.profile.name;
   }
 }
 

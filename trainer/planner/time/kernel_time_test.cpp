@@ -123,7 +123,8 @@ TEST(MatmulTime, FollowsPublishedProductsOfA100) {
   expect_near(speed, drawn_at_random, 0.10);
 }
 
-// The best products that ml-engineering measured (compute/accelerator, MAMF) exceed what a run may expect.
+// The best products that ml-engineering measured (compute/accelerator, MAMF) exceed what a run may expect, since its
+// device is hot.
 TEST(MatmulTime, DefaultsStayBelowTheBestMeasuredProducts) {
   struct Best {
     const char* device;
@@ -138,7 +139,7 @@ TEST(MatmulTime, DefaultsStayBelowTheBestMeasuredProducts) {
     const double flops = 2.0 * static_cast<double>(best.shape.m * best.shape.n * best.shape.k);
     const double reached = flops / matmul_seconds(speed, best.shape, 2) / 1e12;
     EXPECT_LT(reached, best.tera_flops) << best.device;
-    EXPECT_GT(reached, 0.75 * best.tera_flops) << best.device;
+    EXPECT_GT(reached, 0.6 * best.tera_flops) << best.device;
   }
 }
 
