@@ -174,7 +174,7 @@ CLI::Option* add_paper(CLI::App& plan, PlanCommand& command) {
       "--paper", command.paper,
       "Plan the figures of the FSDP paper, and compare them with its text; takes a minute, and no other run");
   for (const char* option : {"--config-path", "--model", "--set", "--cluster", "--print-cluster", "--rank",
-                             "--host-memory", "--trace", "--no-changes", "--search"}) {
+                             "--host-memory", "--stack", "--trace", "--no-changes", "--search"}) {
     paper->excludes(plan.get_option(option));
   }
   return paper;

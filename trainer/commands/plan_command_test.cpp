@@ -289,6 +289,7 @@ TEST(PlanCommand, ThePaperIsNoOtherRun) {
   expect_error("--paper --model gpt2", 2, "--paper");
   expect_error("--paper --cluster 8xh100", 2, "--paper");
   expect_error("--paper --set dtype=fp32", 2, "--paper");
+  expect_error("--paper --stack fsdp2", 2, "--paper");
   expect_error("--paper --html no/such/folder/page.html", 1, "no/such/folder");
   expect_error("--model gpt2 --cluster 8xh100 --jobs 2", 2, "--search");
 }
