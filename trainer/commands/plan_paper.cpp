@@ -2,33 +2,25 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <thread>
 
 #include "config/errors.h"
 #include "formats/common/output_file.h"
 #include "planner/paper/paper_document.h"
 #include "planner/report/pretty_json.h"
 #include "planner/report/progress_line.h"
+#include "planner/run/plan.h"
 #include "report_page/page_file.h"
 
 namespace fsdp::trainer {
 
 namespace {
 
-constexpr unsigned kMostPaperProcesses = 16;
-
-size_t paper_processes(const PlanCommand& command) {
-  if (command.jobs > 0) return static_cast<size_t>(command.jobs);
-  return std::clamp(std::thread::hardware_concurrency(), 1U, kMostPaperProcesses);
-}
-
 planner::PaperPlans plan_with_progress(const PlanCommand& command) {
   const std::vector<planner::PaperRun> runs = planner::paper_runs();
   planner::ProgressLine line;
   size_t planned = 0;
-  return planner::plan_paper(runs, paper_processes(command), [&] {
+  return planner::plan_paper(runs, planner::plans_at_once(command.jobs), [&] {
     ++planned;
     line.show(c10::str(planned, " of ", runs.size(), " plans"));
   });

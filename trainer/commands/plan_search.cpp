@@ -1,7 +1,7 @@
 #include "commands/plan_search.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,17 +9,15 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 #include "config/errors.h"
 #include "formats/common/json_text.h"
+#include "planner/report/progress_line.h"
 #include "planner/search/search_document.h"
 
 namespace fsdp::trainer {
 
 namespace {
-
-constexpr unsigned kMostProcesses = 16;
 
 const std::set<std::string>& batch_keys() {
   static const std::set<std::string> keys = {"train_batch_size", "gradient_accumulation_steps"};
@@ -51,27 +49,6 @@ planner::SpaceOptions space_options(const PlanCommand& command) {
   return options;
 }
 
-size_t processes(const PlanCommand& command) {
-  if (command.jobs > 0) return static_cast<size_t>(command.jobs);
-  return std::clamp(std::thread::hardware_concurrency(), 1U, kMostProcesses);
-}
-
-// One line on a terminal, which each plan writes anew.
-class SearchProgress {
- public:
-  void show() {
-    ++plans_;
-    if (is_shown_) std::fprintf(stderr, "\r%zu plans", plans_);
-  }
-  void clear() const {
-    if (is_shown_) std::fprintf(stderr, "\r                    \r");
-  }
-
- private:
-  bool is_shown_ = isatty(STDERR_FILENO) != 0;
-  size_t plans_ = 0;
-};
-
 // Candidates that nobody chose have nobody to warn.
 class NoWarnings final : public c10::WarningHandler {
  public:
@@ -98,8 +75,10 @@ int run_plan_search(const PlanCommand& command, const planner::PlanOptions& opti
   }
   const auto begin = std::chrono::steady_clock::now();
   const planner::SpaceOptions space = space_options(command);
-  const size_t at_once = processes(command);
-  SearchProgress progress;
+  const size_t at_once = planner::plans_at_once(command.jobs);
+  planner::ProgressLine line;
+  size_t planned = 0;
+  const auto show = [&] { line.show(c10::str(++planned, " plans")); };
   const NoWarnings silent;
   const planner::SearchInput input = {.space = planner::search_space(config({}), options.cluster, space),
                                       .cluster = options.cluster,
@@ -107,11 +86,11 @@ int run_plan_search(const PlanCommand& command, const planner::PlanOptions& opti
                                       .most_plans = static_cast<size_t>(command.search_limit),
                                       .config = config,
                                       .plan_all = [&](const std::vector<Config>& configs) {
-                                        return planner::plan_all(configs, options, at_once, [&] { progress.show(); });
+                                        return planner::plan_all(configs, options, at_once, show);
                                       }};
   planner::Candidates candidates(input);
   planner::search_plans(input, candidates);
-  progress.clear();
+  line.remove();
   const planner::SearchFronts fronts = planner::search_fronts(input, candidates);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   const nlohmann::ordered_json document = planner::search_document(

@@ -3,9 +3,11 @@
 #include <c10/util/StringUtil.h>
 
 #include <array>
+#include <cmath>
 #include <iomanip>
 #include <sstream>
 
+#include "planner/report/plan_tables.h"
 #include "planner/report/text_row.h"
 #include "report_page/page_text.h"
 
@@ -31,13 +33,7 @@ std::string seconds_text(const ordered_json& value) {
 // Groups of three digits, and a fraction of small numbers: "1,234,567", "3.4".
 std::string rate_text(double value) {
   if (value < 100) return fixed_text(value, 1);
-  const std::string digits = fixed_text(value, 0);
-  std::string text;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) text.push_back(',');
-    text.push_back(digits[i]);
-  }
-  return text;
+  return grouped_digits(std::llrint(value));
 }
 
 std::string part_row(int indent, const std::string& name, const ordered_json& seconds, double step) {

@@ -2,7 +2,9 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "config/config_checks.h"
@@ -148,13 +150,17 @@ ordered_json make_plan(const Config& config, const PlanOptions& options) {
   return std::move(answer.result);
 }
 
+size_t plans_at_once(int jobs) {
+  constexpr unsigned kMost = 16;
+  return jobs > 0 ? static_cast<size_t>(jobs) : std::clamp(std::thread::hardware_concurrency(), 1U, kMost);
+}
+
 std::vector<Answer> plan_all(const std::vector<trainer::Config>& configs, const PlanOptions& options, size_t at_once,
                              const std::function<void()>& answered) {
-  const auto plan = [&](size_t index) {
-    check_against_cluster(configs[index], options);
-    return plan_here(configs[index], options);
-  };
-  return answers_of_children(configs.size(), at_once, plan, answered);
+  std::vector<PlanRequest> requests;
+  requests.reserve(configs.size());
+  for (const trainer::Config& config : configs) requests.push_back({config, options});
+  return plan_all(requests, at_once, answered);
 }
 
 std::vector<Answer> plan_all(const std::vector<PlanRequest>& requests, size_t at_once,

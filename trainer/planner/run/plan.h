@@ -32,6 +32,9 @@ struct PlanOptions {
 // if the config contradicts the cluster, and a std::runtime_error if the plan fails.
 nlohmann::ordered_json make_plan(const trainer::Config& config, const PlanOptions& options);
 
+// Returns how many plans to make at a time: `jobs`, or if that is 0 one for each processor, but at most 16.
+size_t plans_at_once(int jobs);
+
 // Makes the plans of several configs, at most `at_once` at a time, and returns the answers in their order: an error of
 // one config is no error of the others. Calls `answered` after each of them.
 std::vector<Answer> plan_all(const std::vector<trainer::Config>& configs, const PlanOptions& options, size_t at_once,
