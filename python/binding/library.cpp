@@ -4,6 +4,11 @@
 
 #include <string>
 
+#include "binding/module_mirror.h"
+#include "binding/options.h"
+#include "binding/process_group.h"
+#include "binding/sharded.h"
+#include "binding/whole_parameter.h"
 #include "torch_seams/self_check.h"
 
 namespace fsdp::python {
@@ -23,6 +28,11 @@ struct Build : torch::CustomClassHolder {
 
 TORCH_LIBRARY(fsdp_cpp, m) {
   m.class_<Build>("Build").def_static("torch_version", &Build::torch_version).def_static("check", &Build::check);
+  register_group(m);
+  register_module_mirror(m);
+  register_options(m);
+  register_whole(m);
+  register_sharded(m);
 }
 
 }  // namespace fsdp::python

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "binding/scope_thread.h"
 #include "engine/engine.h"
 #include "engine/full_parameters.h"
 #include "frontend/engine_registry.h"
 #include "fsdp/backends.h"
 #include "fsdp/communicator.h"
 #include "fsdp/fully_shard.h"
-#include "scope_thread.h"
 #include "torch_seams/keyed_storage.h"
 #include "torch_seams/self_check.h"
 
@@ -117,13 +117,15 @@ class EngineForPython : public torch::CustomClassHolder {
   // Closes the scope that was opened last.
   void close() {
     TORCH_CHECK(!scopes_.empty(), "no scope is open");
-    std::unique_ptr<ScopeThread> scope = std::move(scopes_.back());
+    std::unique_ptr<python::ScopeThread> scope = std::move(scopes_.back());
     scopes_.pop_back();
     scope->close();
   }
 
  private:
-  void open(ScopeThread::Scope scope) { scopes_.push_back(std::make_unique<ScopeThread>(std::move(scope))); }
+  void open(python::ScopeThread::Scope scope) {
+    scopes_.push_back(std::make_unique<python::ScopeThread>(std::move(scope)));
+  }
 
   const flat::ShardedParameter* find(const std::string& fqn) const {
     for (const auto& unit : engine_->units()) {
@@ -137,7 +139,7 @@ class EngineForPython : public torch::CustomClassHolder {
   }
 
   std::shared_ptr<engine::Engine> engine_;
-  std::vector<std::unique_ptr<ScopeThread>> scopes_;
+  std::vector<std::unique_ptr<python::ScopeThread>> scopes_;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <future>
 #include <thread>
 
-namespace fsdp::testing {
+namespace fsdp::python {
 
 // Runs the scope on a separate thread, where its body only waits for close(). Scopes of the engine belong to units, not
 // to threads, so the caller's thread works inside the scope.
@@ -27,4 +27,4 @@ class ScopeThread {
   std::thread thread_;
 };
 
-}  // namespace fsdp::testing
+}  // namespace fsdp::python

@@ -1,6 +1,6 @@
-#include "scope_thread.h"
+#include "binding/scope_thread.h"
 
-namespace fsdp::testing {
+namespace fsdp::python {
 
 ScopeThread::ScopeThread(Scope scope) {
   std::promise<void> opened;
@@ -42,4 +42,4 @@ void ScopeThread::close() {
   ended_.get();
 }
 
-}  // namespace fsdp::testing
+}  // namespace fsdp::python

@@ -1,0 +1,65 @@
+#include "binding/whole_parameter.h"
+
+#include "engine/engine.h"
+#include "torch_seams/dispatch_key.h"
+
+namespace fsdp::python {
+
+using seams::StorageOwner;
+
+const StorageOwner* owner_of_whole(const at::Tensor& tensor) {
+  const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  return owner && owner->kind == StorageOwner::Kind::kParameter && owner->unit.load() ? owner : nullptr;
+}
+
+engine::Unit& unit_of_whole(const at::Tensor& tensor, const char* caller) {
+  const StorageOwner* owner = owner_of_whole(tensor);
+  TORCH_CHECK_VALUE(owner, "fsdp: ", caller, ": a tensor of shape ", tensor.sizes(),
+                    " is no parameter of a sharded module");
+  return *engine::unit_of(*owner);
+}
+
+bool Whole::is_gathered(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl()->data_ptr().get() != nullptr;
+}
+
+at::Tensor Whole::leaf(const at::Tensor& whole) {
+  engine::Unit& unit = unit_of_whole(whole, "leaf");
+  engine::Unit::Place place = unit.place(owner_of_whole(whole)->index);
+  return place.flat.original_leaves()[place.parameter];
+}
+
+std::string Whole::fqn(const at::Tensor& whole) {
+  engine::Unit& unit = unit_of_whole(whole, "fqn");
+  return unit.parameter(owner_of_whole(whole)->index).fqn;
+}
+
+std::string Whole::unit_name(const at::Tensor& whole) { return unit_of_whole(whole, "unit_name").name(); }
+
+void Whole::check_membership(const at::Tensor& whole) {
+  unit_of_whole(whole, "check_membership").engine().tree().check_membership();
+}
+
+void Whole::share_version(const at::Tensor& tensor, const at::Tensor& leaf) {
+  tensor.unsafeGetTensorImpl()->set_version_counter(leaf.unsafeGetTensorImpl()->version_counter());
+}
+
+void Whole::prepare_write(const at::Tensor& leaf) {
+  const StorageOwner* owner = seams::has_sharded_key(leaf) ? seams::storage_owner(leaf) : nullptr;
+  engine::Unit* unit = owner && owner->kind == StorageOwner::Kind::kShard ? engine::unit_of(*owner) : nullptr;
+  if (unit) unit->engine().gatherer().prepare_write_to_shards(*unit);
+}
+
+void register_whole(torch::Library& library) {
+  library.class_<Whole>("Whole")
+      .def_static("is_whole", &Whole::is_whole)
+      .def_static("is_gathered", &Whole::is_gathered)
+      .def_static("leaf", &Whole::leaf)
+      .def_static("fqn", &Whole::fqn)
+      .def_static("unit_name", &Whole::unit_name)
+      .def_static("check_membership", &Whole::check_membership)
+      .def_static("share_version", &Whole::share_version)
+      .def_static("prepare_write", &Whole::prepare_write);
+}
+
+}  // namespace fsdp::python

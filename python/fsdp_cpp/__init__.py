@@ -1,0 +1,36 @@
+"""Fully Sharded Data Parallel for PyTorch, on the engine of fsdp.cpp.
+
+    from fsdp_cpp import fully_shard
+
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    …  # train as before
+
+The names are those of ``torch.distributed.fsdp``.
+"""
+
+from fsdp_cpp import _library
+
+_library.load()
+
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy  # noqa: E402
+
+from fsdp_cpp._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx  # noqa: E402
+from fsdp_cpp._module import FSDPModule, UnshardHandle  # noqa: E402
+from fsdp_cpp._options import EngineOptions  # noqa: E402
+from fsdp_cpp._sharded_parameter import ShardedParameter  # noqa: E402
+
+__all__ = [
+    "CPUOffloadPolicy",
+    "EngineOptions",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "ShardedParameter",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "share_comm_ctx",
+]

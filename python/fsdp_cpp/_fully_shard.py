@@ -1,0 +1,233 @@
+"""fully_shard: the function of torch.distributed.fsdp, on this engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import Shard
+
+from fsdp_cpp._casts import cast_inputs_of, cast_outputs_of, with_casts
+from fsdp_cpp._groups import default_mesh, device_of, group_of
+from fsdp_cpp._mirror import annotate, build_mirror
+from fsdp_cpp._module import FSDPModule, ModuleState, annotate_class, is_annotated, state_of
+from fsdp_cpp._options import EngineOptions
+from fsdp_cpp._parameters import Parameters, list_as_sharded, whole_parameters
+from fsdp_cpp._sharded_parameter import make_sharded_parameter, sharded_parameter_of
+
+_classes = torch.classes.fsdp_cpp
+
+_NO_POLICY = MixedPrecisionPolicy()
+_NO_OFFLOAD = OffloadPolicy()
+_DEFAULTS = EngineOptions()
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    mp_policy: MixedPrecisionPolicy = _NO_POLICY,
+    offload_policy: OffloadPolicy = _NO_OFFLOAD,
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
+    engine_options: EngineOptions = _DEFAULTS,
+) -> Any:
+    """Shards the parameters of a module over the ranks of a mesh, in place.
+
+    Makes one unit of all parameters below ``module`` that no inner call has taken: they are gathered in one collective
+    when an operator first needs one of them, and their gradients are reduced in one collective. Call it bottom-up, on
+    each block and then on the model. Modules of a list form one unit together.
+
+    Afterwards ``module.parameters()`` are DTensors with the placement ``Shard(0)``: build optimizers on them.
+    ``module.weight`` stays a whole parameter, which is gathered on use, in forward or anywhere else; what is written to
+    it outside training is kept by the shards.
+
+    Args:
+        module: the module, or several of them. Its class becomes ``FSDP<class>``, a subclass of :class:`FSDPModule`.
+        mesh: the ranks. One dimension: shards over all of them. Two dimensions: shards over the second, replicates over
+            the first (HSDP). None: all ranks of the job.
+        reshard_after_forward: whether parameters are released after forward and gathered again in backward. None: yes,
+            except for the root. An integer N: they are kept spread over groups of N ranks.
+        shard_placement_fn: may return ``Shard(0)`` or None for each parameter; other placements are refused.
+        mp_policy: dtypes of computation, reduction, inputs and outputs.
+        offload_policy: ``CPUOffloadPolicy()`` keeps shards, gradients and optimizer state in host memory.
+        ignored_params: parameters that are left as they are.
+        dp_mesh_dims: not supported; refused unless None.
+        engine_options: options that PyTorch's FSDP does not have.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        ValueError: the module is a container without forward, the mesh has three or more dimensions, a parameter has no
+            dimension to cut.
+        NotImplementedError: an argument asks for something that this engine does not do; the message names it.
+        RuntimeError: ranks shard differently, a module is sharded twice, ranks do not come.
+    """
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    _check(modules, shard_placement_fn, dp_mesh_dims, ignored_params)
+    mesh = mesh if mesh is not None else default_mesh()
+    _check_mesh(mesh)
+    options = _options(mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options)
+    sharded = _shard(modules, options) if any(True for one in modules for _ in one.parameters()) else None
+    _show_sharded_parameters(modules, mesh)
+    for one in modules:
+        _annotate(one, sharded, mp_policy)
+    return module
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Lets a method other than forward cast its arguments and results as forward does. Its parameters are gathered on
+    use with or without this call. Does nothing if ``module`` is not sharded."""
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"{type(module)} does not have a method {method_name}")
+    state = state_of(module)
+    method = with_casts(getattr(module, method_name), state.input_dtype, state.output_dtype)
+    setattr(module, method_name, method.__get__(module, type(module)))
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Does nothing but check its argument: models over one mesh share their communicators and streams in any case."""
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"Expects list of FSDPModules but got {module}")
+
+
+# -- checks --
+
+
+def _check(modules: list[nn.Module], placement: Any, dp_mesh_dims: Any, ignored: set[nn.Parameter] | None) -> None:
+    if dp_mesh_dims is not None:
+        raise NotImplementedError("fsdp_cpp: fully_shard: dp_mesh_dims is not supported; pass the data-parallel mesh")
+    for module in modules:
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+        if is_annotated(module):
+            raise AssertionError(f"fully_shard was called on {type(module).__name__} before")
+        for name, parameter in module.named_parameters():
+            if parameter in (ignored or ()):
+                continue
+            if parameter.dim() == 0:
+                raise ValueError(
+                    f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal "
+                    "to 1."
+                )
+            _check_placement(name, parameter, placement)
+
+
+def _check_placement(name: str, parameter: nn.Parameter, placement: Any) -> None:
+    wanted = placement(parameter) if placement is not None else None
+    if wanted is not None and wanted != Shard(0):
+        raise NotImplementedError(
+            f"fsdp_cpp: fully_shard: shard_placement_fn asks for {wanted} of parameter '{name}'; only Shard(0) is "
+            "supported"
+        )
+
+
+def _check_mesh(mesh: DeviceMesh) -> None:
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+
+
+# -- options --
+
+
+def _options(
+    mesh: DeviceMesh,
+    reshard_after_forward: bool | int | None,
+    mp_policy: MixedPrecisionPolicy,
+    offload_policy: OffloadPolicy,
+    ignored: set[nn.Parameter] | None,
+    engine: EngineOptions,
+) -> torch.ScriptObject:
+    options = _classes.Options()
+    if mesh.ndim == 1:
+        options.set_group(group_of(mesh, 0, engine.backend))
+        options.set_strategy("FULL_SHARD")
+    else:
+        options.set_mesh(None, group_of(mesh, 1, engine.backend), group_of(mesh, 0, engine.backend))
+        options.set_strategy("HYBRID_SHARD")
+    options.set_device(device_of(mesh))
+    if reshard_after_forward is not None:
+        options.set_reshard_after_forward(_reshard_size(reshard_after_forward, mesh.size(mesh.ndim - 1)))
+    # Inputs are cast where PyTorch casts them, at the module's boundary, and not again at each operator.
+    options.set_mixed_precision(mp_policy.param_dtype, mp_policy.reduce_dtype, None, False, False)
+    options.set_offload(isinstance(offload_policy, CPUOffloadPolicy), None)
+    options.set_layout(True, True)
+    options.ignore(list(ignored or ()))
+    options.set_overlap(
+        engine.backward_prefetch,
+        engine.forward_prefetch,
+        engine.limit_all_gathers,
+        engine.max_gathered_units,
+        engine.one_communicator,
+    )
+    options.set_keep_memory(engine.keep_memory)
+    options.set_debug(engine.collective_check, engine.dump_folder, engine.read_only_parameters)
+    return options
+
+
+def _reshard_size(reshard_after_forward: bool | int, ranks: int) -> int:
+    if isinstance(reshard_after_forward, bool):
+        return int(reshard_after_forward)
+    if not isinstance(reshard_after_forward, int):
+        raise ValueError(
+            "reshard_after_forward should be a bool or an int representing the group size to reshard to, not "
+            f"{reshard_after_forward}"
+        )
+    if reshard_after_forward < 1 or ranks % reshard_after_forward:
+        raise ValueError(
+            f"If passing reshard_after_forward as an int, it should be a factor of {ranks}, not {reshard_after_forward}"
+        )
+    if reshard_after_forward == 1:
+        warnings.warn(
+            "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of "
+            "reshard_after_forward=True (bool)",
+            stacklevel=4,
+        )
+        return 0
+    return 1 if reshard_after_forward == ranks else reshard_after_forward
+
+
+# -- sharding --
+
+
+def _shard(modules: list[nn.Module], options: torch.ScriptObject) -> torch.ScriptObject:
+    mirrors = [build_mirror(module) for module in modules]
+    sharded = _classes.Sharded.fully_shard(mirrors, options)
+    for module, mirror in zip(modules, mirrors, strict=True):
+        annotate(module, mirror)
+    return sharded
+
+
+def _show_sharded_parameters(modules: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Lists the parameters that the engine has taken over as sharded ones, wherever they are registered."""
+    for module in modules:
+        for holder in module.modules():
+            for name, whole in whole_parameters(holder).items():
+                if not _classes.Whole.is_whole(whole):
+                    continue
+                known = sharded_parameter_of(whole)
+                listed = type(holder._parameters) is Parameters and holder._parameters.raw(name) is known
+                if known is None or not listed:
+                    list_as_sharded(holder, name, known if known is not None else make_sharded_parameter(whole, mesh))
+
+
+def _annotate(module: nn.Module, sharded: torch.ScriptObject | None, policy: MixedPrecisionPolicy) -> None:
+    inputs = policy.param_dtype if policy.cast_forward_inputs else None
+    annotate_class(module, ModuleState(sharded, policy.output_dtype, inputs))
+    if inputs is not None:
+        cast_inputs_of(module, inputs)
+    if policy.output_dtype is not None:
+        cast_outputs_of(module, policy.output_dtype)
