@@ -48,7 +48,7 @@ def apply_to_sharded(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tenso
 
 
 def _take(parameter: ShardedParameter, applied: Any) -> None:
-    if applied.dtype != parameter.dtype or applied.device != parameter.device:
+    if applied.dtype != parameter.dtype or applied.device != parameter.leaf.device:
         raise NotImplementedError("fsdp_cpp: conversion of sharded parameters")
     if applied is not parameter:
         parameter.copy_(applied)

@@ -13,9 +13,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import Shard
 
 from fsdp_cpp._casts import cast_inputs_of, cast_outputs_of, with_casts
+from fsdp_cpp._checks import check_mesh, check_modules, check_not_supported, check_parameters
 from fsdp_cpp._groups import default_mesh, device_of, group_of
+from fsdp_cpp._meta import mark_without_values, parameters_on_meta
 from fsdp_cpp._mirror import annotate, build_mirror
-from fsdp_cpp._module import FSDPModule, ModuleState, annotate_class, is_annotated, state_of
+from fsdp_cpp._module import FSDPModule, ModuleState, annotate_class, state_of
 from fsdp_cpp._options import EngineOptions
 from fsdp_cpp._parameters import Parameters, list_as_sharded, whole_parameters
 from fsdp_cpp._sharded_parameter import make_sharded_parameter, sharded_parameter_of
@@ -49,6 +51,9 @@ def fully_shard(
     ``module.weight`` stays a whole parameter, which is gathered on use, in forward or anywhere else; what is written to
     it outside training is kept by the shards.
 
+    Parameters on the device meta get shards without values. They pass for meta tensors until ``to_empty()``, an
+    initialisation or ``load_state_dict()`` has written to them; forward is an error before.
+
     Args:
         module: the module, or several of them. Its class becomes ``FSDP<class>``, a subclass of :class:`FSDPModule`.
         mesh: the ranks. One dimension: shards over all of them. Two dimensions: shards over the second, replicates over
@@ -67,19 +72,24 @@ def fully_shard(
 
     Raises:
         ValueError: the module is a container without forward, the mesh has three or more dimensions, a parameter has no
-            dimension to cut.
+            dimension to cut, ``reshard_after_forward`` is no divisor of the number of ranks.
+        AssertionError: a module is sharded twice; a mesh of two dimensions has no names.
         NotImplementedError: an argument asks for something that this engine does not do; the message names it.
-        RuntimeError: ranks shard differently, a module is sharded twice, ranks do not come.
+        RuntimeError: ranks shard differently, or do not come.
     """
-    modules = list(module) if isinstance(module, (list, tuple)) else [module]
-    _check(modules, shard_placement_fn, dp_mesh_dims, ignored_params)
+    modules = _topmost(module) if isinstance(module, (list, tuple)) else [module]
+    check_modules(modules)
+    check_parameters(modules, shard_placement_fn, ignored_params)
+    check_not_supported(dp_mesh_dims, offload_policy)
     mesh = mesh if mesh is not None else default_mesh()
-    _check_mesh(mesh)
+    check_mesh(mesh)
     options = _options(mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options)
+    on_meta = parameters_on_meta(modules)
     sharded = _shard(modules, options) if any(True for one in modules for _ in one.parameters()) else None
     _show_sharded_parameters(modules, mesh)
+    mark_without_values(modules, on_meta)
     for one in modules:
-        _annotate(one, sharded, mp_policy)
+        _annotate(one, sharded, mp_policy, engine_options)
     return module
 
 
@@ -100,44 +110,6 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"Expects list of FSDPModules but got {module}")
-
-
-# -- checks --
-
-
-def _check(modules: list[nn.Module], placement: Any, dp_mesh_dims: Any, ignored: set[nn.Parameter] | None) -> None:
-    if dp_mesh_dims is not None:
-        raise NotImplementedError("fsdp_cpp: fully_shard: dp_mesh_dims is not supported; pass the data-parallel mesh")
-    for module in modules:
-        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
-            raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
-        if is_annotated(module):
-            raise AssertionError(f"fully_shard was called on {type(module).__name__} before")
-        for name, parameter in module.named_parameters():
-            if parameter in (ignored or ()):
-                continue
-            if parameter.dim() == 0:
-                raise ValueError(
-                    f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal "
-                    "to 1."
-                )
-            _check_placement(name, parameter, placement)
-
-
-def _check_placement(name: str, parameter: nn.Parameter, placement: Any) -> None:
-    wanted = placement(parameter) if placement is not None else None
-    if wanted is not None and wanted != Shard(0):
-        raise NotImplementedError(
-            f"fsdp_cpp: fully_shard: shard_placement_fn asks for {wanted} of parameter '{name}'; only Shard(0) is "
-            "supported"
-        )
-
-
-def _check_mesh(mesh: DeviceMesh) -> None:
-    if mesh.ndim not in (1, 2):
-        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
-    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
-        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
 
 
 # -- options --
@@ -203,6 +175,12 @@ def _reshard_size(reshard_after_forward: bool | int, ranks: int) -> int:
 # -- sharding --
 
 
+def _topmost(modules: list[nn.Module] | tuple[nn.Module, ...]) -> list[nn.Module]:
+    """The modules of a list that are not below another one of it."""
+    below = {id(one) for module in modules for one in list(module.modules())[1:]}
+    return [module for module in modules if id(module) not in below]
+
+
 def _shard(modules: list[nn.Module], options: torch.ScriptObject) -> torch.ScriptObject:
     mirrors = [build_mirror(module) for module in modules]
     sharded = _classes.Sharded.fully_shard(mirrors, options)
@@ -224,9 +202,11 @@ def _show_sharded_parameters(modules: list[nn.Module], mesh: DeviceMesh) -> None
                     list_as_sharded(holder, name, known if known is not None else make_sharded_parameter(whole, mesh))
 
 
-def _annotate(module: nn.Module, sharded: torch.ScriptObject | None, policy: MixedPrecisionPolicy) -> None:
+def _annotate(
+    module: nn.Module, sharded: torch.ScriptObject | None, policy: MixedPrecisionPolicy, engine: EngineOptions
+) -> None:
     inputs = policy.param_dtype if policy.cast_forward_inputs else None
-    annotate_class(module, ModuleState(sharded, policy.output_dtype, inputs))
+    annotate_class(module, ModuleState(sharded, engine.one_communicator, policy.output_dtype, inputs))
     if inputs is not None:
         cast_inputs_of(module, inputs)
     if policy.output_dtype is not None:

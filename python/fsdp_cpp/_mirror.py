@@ -18,6 +18,11 @@ def mirror_of(module: nn.Module) -> torch.ScriptObject:
     return _annotated[module]
 
 
+def annotated_modules() -> list[nn.Module]:
+    """All modules that fully_shard was called on and that still exist."""
+    return list(_annotated)
+
+
 def build_mirror(module: nn.Module) -> torch.ScriptObject:
     """Returns the mirror of a module and of all modules below it, with their present parameters and buffers. Modules
     that are registered several times have one mirror."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from typing_extensions import deprecated
 
 from fsdp_cpp._conversion import apply_to_sharded, without_sharded_parameters
 from fsdp_cpp._mirror import mirror_of
+from fsdp_cpp._tree import annotated_at, covers_tree, is_annotated, is_root, set_state, sharded_of, state_of
 
-_KEY = "_fsdp_cpp_state"
+__all__ = ["FSDPModule", "ModuleState", "UnshardHandle", "annotate_class", "is_annotated", "state_of"]
 
 
 @dataclass
@@ -20,16 +22,9 @@ class ModuleState:
     """What a module that fully_shard was called on knows about its sharding."""
 
     sharded: torch.ScriptObject | None  # the handle of its tree; None if nothing below it has parameters
+    one_communicator: bool
     output_dtype: torch.dtype | None
     input_dtype: torch.dtype | None  # to which forward inputs are cast
-
-
-def state_of(module: nn.Module) -> ModuleState:
-    return module.__dict__[_KEY]
-
-
-def is_annotated(module: nn.Module) -> bool:
-    return _KEY in module.__dict__
 
 
 class UnshardHandle:
@@ -67,7 +62,7 @@ class FSDPModule:
         With ``async_op``, returns a handle at once; ``wait()`` on it, or the first operator that needs a parameter,
         waits for the gather. Otherwise waits and returns None.
         """
-        sharded = _sharded(self)
+        sharded = sharded_of(self)
         handle = UnshardHandle(sharded.unshard(mirror_of(self), async_op) if sharded is not None else None)
         if async_op:
             return handle
@@ -76,37 +71,160 @@ class FSDPModule:
 
     def reshard(self) -> None:
         """Releases the gathered parameters of this module's own unit, unless an operator is using them."""
-        if (sharded := _sharded(self)) is not None:
+        if (sharded := sharded_of(self)) is not None:
             sharded.reshard(mirror_of(self))
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Gathers the units of ``modules``, in this order, when this module's unit is used in forward, in place of
         those that the order of the last step predicts. An empty list restores the prediction."""
         _check_modules(modules)
-        _sharded(self).set_modules_to_forward_prefetch(mirror_of(self), [mirror_of(module) for module in modules])
+        if (sharded := sharded_of(self)) is not None:
+            sharded.set_modules_to_forward_prefetch(mirror_of(self), _mirrors_of_units(modules))
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Like :meth:`set_modules_to_forward_prefetch`, in backward."""
         _check_modules(modules)
-        _sharded(self).set_modules_to_backward_prefetch(mirror_of(self), [mirror_of(module) for module in modules])
+        if (sharded := sharded_of(self)) is not None:
+            sharded.set_modules_to_backward_prefetch(mirror_of(self), _mirrors_of_units(modules))
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Does nothing: a unit is gathered in backward only if an operator of backward needs one of its parameters,
+        which is never wrong, and for an embedding never happens."""
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Does nothing: gathers are always issued without waiting for them."""
+
+    def set_post_optim_event(self, event: torch.Event) -> None:
+        """Lets the gathers of the next step wait for ``event``, which is recorded after the optimizer's step. Needed if
+        the optimizer works on another stream than the current one. Later work of the current stream waits as well."""
+        if event.device.type != "cpu":
+            torch.accelerator.current_stream(event.device).wait_event(event)
 
     # -- gradients --
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward reduces gradients. If not, each rank adds up its own, unsharded and without communication,
+        until a backward that does. Of this module's unit and, with ``recurse``, of all units below it.
+
+        Raises:
+            NotImplementedError: the call does not concern all units of the model.
+        """
+        if (sharded := _whole_tree(self, recurse, "set_requires_gradient_sync")) is not None:
+            sharded.set_requires_gradient_sync(bool(requires_gradient_sync))
+            sharded.set_requires_all_reduce(bool(requires_gradient_sync))
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """On a mesh of two dimensions: whether backward also sums the reduced gradients over the replicas. If not, they
+        are added up in the shard group until a backward that does.
+
+        Raises:
+            NotImplementedError: the call does not concern all units of the model.
+        """
+        if (sharded := _whole_tree(self, recurse, "set_requires_all_reduce")) is not None:
+            sharded.set_requires_all_reduce(bool(requires_all_reduce))
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether the end of the next backward waits for the reductions in flight, for the whole model. If not, a later
         backward does, or the first function that needs the gradients."""
-        if (sharded := _sharded(self)) is not None:
-            sharded.set_is_last_backward(is_last_backward)
+        if (sharded := sharded_of(self)) is not None:
+            sharded.set_is_last_backward(bool(is_last_backward))
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divides gradients by ``factor`` instead of the number of ranks, for the whole model."""
-        if (sharded := _sharded(self)) is not None:
+        """Divides the sum of gradients over the ranks by ``factor`` instead of the number of ranks.
+
+        Raises:
+            NotImplementedError: the model has other units than this module's.
+        """
+        if (sharded := _whole_tree(self, False, "set_gradient_divide_factor")) is not None:
             sharded.set_gradient_divide_factor(float(factor))
 
+    @deprecated("Use `set_gradient_divide_factor` instead", category=FutureWarning)
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The old name of :meth:`set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Does nothing: reductions are sums in any case, with a factor before or after them."""
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Does nothing: a parameter that some ranks have not used is reduced with zeros from them in any case. One that
+        no rank has used keeps the gradient None, as in one process."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Checks its argument: two gradients are in flight at a time.
+
+        Raises:
+            NotImplementedError: ``max_input_buffers`` is 1.
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}")
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
+        if max_input_buffers == 1:
+            _refuse("set_reduce_scatter_max_input_buffers(1)", "two buffers of gradients are always in use")
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Checks that reductions have, or have not, a communicator of their own. They have one, unless
+        ``EngineOptions(one_communicator=True)`` was passed to fully_shard.
+
+        Raises:
+            NotImplementedError: it is not as asked for; communicators are made when the model is sharded.
+        """
+        for module in annotated_at(self, recurse):
+            if state_of(module).one_communicator == bool(enable):
+                _refuse(
+                    f"set_separate_reduce_scatter_group({bool(enable)}) after sharding",
+                    f"pass engine_options=EngineOptions(one_communicator={not enable}) to fully_shard",
+                )
+
     def reset_iter_state(self) -> None:
-        """Discards the gradients of a forward or backward that raised an exception, and releases all units."""
-        if (sharded := _sharded(self)) is not None:
+        """Discards the gradients of a forward or backward that raised an exception, those that were accumulated without
+        communication, and releases all units. Call it on the root.
+
+        Raises:
+            RuntimeError: an outer module of the same model is sharded as well.
+        """
+        if not is_root(self):
+            raise RuntimeError("reset_iter_state must be called on the root FSDP module")
+        if (sharded := sharded_of(self)) is not None:
             sharded.reset()
+
+    # -- methods of PyTorch's class that this engine does not have --
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Not supported: pass ``reshard_after_forward`` to fully_shard."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
+        _refuse("set_reshard_after_forward", "pass reshard_after_forward to fully_shard")
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Not supported, except with True, the default."""
+        if not reshard_after_backward:
+            _refuse("set_reshard_after_backward(False)", "units are always released after backward")
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Not supported."""
+        _refuse("set_custom_all_gather", _OWN_COLLECTIVES)
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Not supported."""
+        _refuse("set_custom_reduce_scatter", _OWN_COLLECTIVES)
+
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
+        """Not supported."""
+        _refuse("set_all_reduce_hook", "a mesh of two dimensions sums gradients over replicas")
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Not supported, except with False, the default."""
+        if enable:
+            _refuse("set_allocate_memory_from_process_group_for_comm", _OWN_COLLECTIVES)
+
+    def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
+        """Not supported."""
+        _refuse("set_symm_mem_for_comm", _OWN_COLLECTIVES)
+
+    def _get_fsdp_state(self) -> NoReturn:
+        _refuse("FSDPModule._get_fsdp_state", "the state of a unit is the engine's, not in Python")
 
     # -- conversions --
 
@@ -117,8 +235,26 @@ class FSDPModule:
         return self
 
 
-def _sharded(module: Any) -> Any:
-    return state_of(module).sharded
+# Why FSDPModule refuses to change how ranks exchange data.
+_OWN_COLLECTIVES = "the engine exchanges data by its own collectives, not by those of a process group"
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    raise NotImplementedError(f"fsdp_cpp: {what} is not supported: {why}")
+
+
+def _whole_tree(module: Any, recurse: bool, method: str) -> torch.ScriptObject | None:
+    """The handle of the module's tree, for a switch of the whole tree; None if no unit is concerned."""
+    concerned = annotated_at(module, recurse)
+    if not concerned:
+        return None
+    if not covers_tree(concerned):
+        _refuse(f"{method} on a part of a model", "call it on the root, for all units")
+    return sharded_of(concerned[0])
+
+
+def _mirrors_of_units(modules: Iterable[Any]) -> list[torch.ScriptObject]:
+    return [mirror_of(module) for module in modules if sharded_of(module) is not None]
 
 
 def _check_modules(modules: Iterable[Any]) -> None:
@@ -144,4 +280,4 @@ def annotate_class(module: nn.Module, state: ModuleState) -> None:
     if annotated is None:
         annotated = _classes[own] = type(f"FSDP{own.__name__}", (FSDPModule, own), {"__deepcopy__": _refuse_deepcopy})
     module.__class__ = annotated
-    module.__dict__[_KEY] = state
+    set_state(module, state)

@@ -45,6 +45,22 @@ class ShardedParameter(DTensor):
         """This rank's part as the engine keeps it: 1-D."""
         return self.__dict__["_leaf"]
 
+    # -- parameters that were sharded on meta --
+
+    def mark_without_values(self) -> None:
+        """Lets this parameter, which has memory already, pass for one on the device meta until it is written to."""
+        self.__dict__["_version_without_values"] = self.leaf._version
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        """Whether the parameter was sharded on the device meta, and no value has been written to it since."""
+        return self.__dict__.get("_version_without_values") == self.leaf._version
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of this rank's part; meta as long as :attr:`is_meta`."""
+        return torch.device("meta") if self.is_meta else self.leaf.device
+
     # -- gradient --
 
     @property
