@@ -7,7 +7,7 @@
 
 namespace fsdp::base {
 
-std::string digest_of(const std::string& text) {
+std::string digest_of(std::string_view text) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(text.data(), text.size()));
   std::string digits;
