@@ -56,6 +56,10 @@ torch::Tensor& scale_(torch::Tensor& w, double factor) {
   for (int64_t i = 0; i < w.numel(); ++i) data[i] *= static_cast<float>(factor);
   return w;
 }
+torch::Tensor scale_and_transpose(torch::Tensor w, double factor) { return scale_(w, factor).t(); }
+void scale_dict(const c10::Dict<std::string, torch::Tensor>& tensors, double factor) {
+  for (const auto& entry : tensors) entry.value().mul_(factor);
+}
 torch::Tensor row_sums(const torch::Tensor& w) {
   torch::Tensor result = torch::zeros({w.size(0)});
   at::parallel_for(0, w.size(0), 1, [&](int64_t begin, int64_t end) {
@@ -73,6 +77,8 @@ TORCH_LIBRARY(fsdp_test, m) {
   m.def("raw_sum(Tensor w) -> Tensor", raw_sum);
   m.def("raw_sum_of_any(Any w) -> Tensor", [](const c10::IValue& w) { return raw_sum(w.toTensor()); });
   m.def("scale_(Tensor(a!) w, float factor) -> Tensor(a!)", scale_);
+  m.def("scale_and_transpose(Tensor(a!) w, float factor) -> Tensor(a!)", scale_and_transpose);
+  m.def("scale_dict(Dict(str, Tensor) tensors, float factor) -> ()", scale_dict);
   m.def("row_sums(Tensor w) -> Tensor", row_sums);
 }
 
@@ -189,9 +195,28 @@ TEST_F(CustomOperators, WritesAreSeenInTheSchema) {
   using Signature = torch::Tensor&(torch::Tensor&, double);
   torch::NoGradGuard no_grad;
   torch::Tensor w = p(0);
-  expect_error([&] { call<Signature>("scale_", w, 3); }, {"'0.p0'", "was written by fsdp_test::scale_"});
-  sharded->with_full_params([&] { call<Signature>("scale_", w, 3); });
+  EXPECT_TRUE(call<Signature>("scale_", w, 3).is_same(w));
   EXPECT_TRUE(same_bits(testing::weights_of(*sharded).at("0.p0"), values[0] * 3));
+  sharded->with_full_params([&] { call<Signature>("scale_", w, 2); });
+  EXPECT_TRUE(same_bits(testing::weights_of(*sharded).at("0.p0"), values[0] * 3 * 2));
+}
+
+// What a shard cannot follow.
+TEST_F(CustomOperators, WritesThatWouldBeLostAreRefused) {
+  torch::NoGradGuard no_grad;
+  expect_error([&] { call_boxed("scale_and_transpose", {p(0), 3.0}); },
+               {"'0.p0'", "fsdp_test::scale_and_transpose", "returns a view", "nothing was written"});
+  EXPECT_TRUE(same_bits(p(0).clone(), values[0]));
+}
+
+// Operators inside the kernel write; the schema says nothing of the tensors.
+TEST_F(CustomOperators, WritesInsideAKernel) {
+  torch::NoGradGuard no_grad;
+  c10::Dict<std::string, torch::Tensor> dict;
+  dict.insert("a", p(1));
+  std::vector<c10::IValue> stack = {dict, 3.0};
+  find("scale_dict").callBoxed(&stack);
+  EXPECT_TRUE(same_bits(testing::weights_of(*sharded).at("1.p0"), values[1] * 3));
 }
 
 TEST_F(CustomOperators, TouchesInWorkerThreads) {

@@ -60,7 +60,7 @@ struct DebugOptions {
   // If ranks share memory, gathered parameters may lie in the memory of all ranks' shards. A write that bypasses
   // operators (through data_ptr) would then change the values that other ranks compute with. true: such memory is
   // read-only; such a write ends the process, with a line that names rank and unit. Unset: true if the library was
-  // built for debugging (without NDEBUG). In any case, operators that write outside with_full_params are an error.
+  // built for debugging (without NDEBUG). In any case, operators that write outside with_full_params write to copies.
   std::optional<bool> read_only_parameters{};
 };
 

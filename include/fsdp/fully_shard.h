@@ -8,6 +8,10 @@
 // The module keeps its structure, its FQNs and its parameters' shapes. Each parameter turns into a view of memory that
 // is empty until an operator first touches it: that operator gathers the parameter's unit. So every operator on a
 // parameter may be a collective: all ranks must run the same operators on sharded parameters in the same order.
+//
+// An operator that writes to a parameter (torch::nn::init::normal_(layer->weight), weight.data().zero_()) does what it
+// does before fully_shard, on values in the dtype of the shards, and each rank keeps its part of the result. If ranks
+// write different values, nothing is written, and all ranks get an ErrorOfAllRanks. docs/limitations.md has the rules.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -89,7 +89,8 @@ class ShardedModule {
 
   // Runs `body` while the module's parameters are gathered and may be written. Afterwards the elements that changed are
   // written back to the shards, unless `body` threw. All ranks must write the same values, or each rank at least the
-  // part that it holds. Collective.
+  // part that it holds. Collective. Outside of the scope, each operator that writes to a parameter gathers it anew
+  // (fully_shard.h).
   void summon_full_params(const SummonOptions& options, const std::function<void()>& body);
   // Like summon_full_params, for all units and without gradients.
   void with_full_params(const std::function<void()>& body, bool writeback = true);

@@ -13,6 +13,7 @@
 #include "dispatch/input_casts.h"
 #include "dispatch/leaf_likeness.h"
 #include "dispatch/operator_info.h"
+#include "dispatch/parameter_writes.h"
 #include "engine/engine.h"
 #include "torch_seams/dispatch_key.h"
 #include "torch_seams/keyed_storage.h"
@@ -106,14 +107,6 @@ void prepare_writes_to_shards(const OperatorInfo& info, const torch::jit::Stack&
               "ShardedModule::clip_grad_norm_");
 }
 
-void check_write(engine::Unit& unit, const StorageOwner& owner, const c10::OperatorHandle& op) {
-  base::MutexLock lock(unit.mutex);
-  TORCH_CHECK(unit.use.writable(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(owner.index).fqn,
-              "' was written by ", op.schema().name(),
-              " outside ShardedModule::with_full_params: the write would be lost when the unit is released. Write "
-              "inside that scope, or to shard_slices(); build optimizers on ShardedModule::parameters()");
-}
-
 const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle& op) {
   const StorageOwner* owner = seams::storage_owner(tensor);
   TORCH_CHECK(owner, "fsdp: a tensor of shape ", tensor.sizes(),
@@ -122,12 +115,18 @@ const StorageOwner& owner_of(const at::Tensor& tensor, const c10::OperatorHandle
   return *owner;
 }
 
-void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack,
-                   PinnedUnits& pinned) {
-  visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument& argument) {
+void refuse_sentinels(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack) {
+  visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument&) {
     const StorageOwner& owner = owner_of(tensor, op);
     if (owner.kind == StorageOwner::Kind::kGradientSentinel) refuse_sentinel(owner, op);
-    if (argument.written) check_write(live_unit_of(owner), owner, op);
+  });
+}
+
+void pin_arguments(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack,
+                   PinnedUnits& pinned) {
+  visit_sharded_arguments(info, stack, [&](const at::Tensor& tensor, const OperatorInfo::Argument&) {
+    const StorageOwner& owner = owner_of(tensor, op);
+    if (owner.kind == StorageOwner::Kind::kGradientSentinel) refuse_sentinel(owner, op);
     if (live_unit_of(owner).pending_cut()) live_unit_of(owner).engine().cut_before_backward(live_unit_of(owner));
     pinned.add(live_unit_of(owner), owner.index);
   });
@@ -251,9 +250,14 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     return;
   }
   if (info.kind == OperatorKind::kZero && zero_sentinels(*stack, op)) return;
+  std::optional<ParameterWrites> writes;
+  if (ParameterWrites::any(info, *stack)) {
+    refuse_sentinels(op, info, *stack);
+    writes.emplace(op, info, *stack);
+  }
   const std::optional<at::ScalarType> derived = derived_dtype(info, *stack);
   std::optional<InputCasts> casts;
-  if (info.cast != CastRule::kNone) {
+  if (!writes && info.cast != CastRule::kNone) {
     if (auto dtype = wanted_dtype(info, *stack)) casts.emplace().apply(info, *dtype, *stack);
   }
   {
@@ -270,6 +274,7 @@ void first_use(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     }
     pinned.leave();
   }
+  if (writes) writes->finish(*stack);
   const size_t results = op.schema().returns().size();
   if (casts) casts->finish(*stack, results);
   if (derived) mark_derived(*stack, results, *derived);

@@ -130,7 +130,8 @@ OperatorInfo read(const c10::OperatorHandle& op) {
         break;
     }
     bool written = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
-    info.tensors.push_back({i, written, is_statistics(arguments[i])});
+    info.tensors.push_back({i, written, arguments[i].is_out(), is_statistics(arguments[i])});
+    info.writes = info.writes || written;
   }
   return info;
 }

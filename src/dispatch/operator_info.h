@@ -46,10 +46,12 @@ struct OperatorInfo {
   struct Argument {
     int32_t position;  // from the left
     bool written;
+    bool out = false;         // an `out=` argument
     bool statistics = false;  // running statistics: may be written, though the schema does not say so
   };
   c10::SmallVector<Argument, 8> tensors;  // arguments that are, or may hold, tensors
   int32_t num_arguments = 0;
+  bool writes = false;  // whether it writes to any of them
   // Identifies the described operator: its name, and the address of its schema's arguments.
   c10::OperatorName name{"", ""};
   const c10::Argument* schema_arguments = nullptr;

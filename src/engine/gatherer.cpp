@@ -193,6 +193,19 @@ void Gatherer::prepare_write_to_shards(Unit& unit) {
   unit.await_readers();
 }
 
+void Gatherer::prepare_write_through(Unit& unit) {
+  prepare_write_to_shards(unit);
+  base::MutexLock lock(unit.mutex);
+  if (unit.buffers.gathering()) finish_gather(unit);
+  if (unit.buffers.gathered() && unit.buffers.holds_copies() && !unit.use.pinned()) release(unit);
+  unit.buffers.unpark(memory_.parameters());
+  if (context_.options.memory.apart()) {  // the host is about to write to memory that a device may still read
+    base::DeviceEvent gathered;
+    gathered.record(context_.streams.gather);
+    gathered.synchronize();
+  }
+}
+
 void Gatherer::end_reading(Unit& unit) {
   base::MutexLock lock(unit.mutex);
   if (unit.buffers.gathering() && unit.shares_shards()) finish_gather(unit);

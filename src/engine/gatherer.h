@@ -62,6 +62,10 @@ class Gatherer {
   // dispatch key or by an explicit call.
   void prepare_write_to_shards(Unit& unit) FSDP_EXCLUDES(unit.mutex);
 
+  // Prepares that values which gathered parameters do not show yet are written to the shards (WriteThrough): does the
+  // same, and also releases gathered copies, unless the unit is pinned, and parked ones.
+  void prepare_write_through(Unit& unit) FSDP_EXCLUDES(unit.mutex);
+
   // Test mode, the strictest policy: every unit is released as soon as the outermost operator on it has ended, released
   // memory is overwritten with NaN and refilled at other addresses, and shards never serve as unsharded buffers.
   void set_strict(bool on);

@@ -55,7 +55,8 @@ class UnshardedBuffers {
   const std::shared_ptr<Communicator>& park_group() const { return park_group_; }
   void set_park_group(std::shared_ptr<Communicator> group) { park_group_ = std::move(group); }
 
-  // Whether this rank now reads other ranks' shards in place.
+  // Whether this rank now reads gathered parameters in memory that ranks share, and whether that memory is the shards.
+  bool reads_in_place() const;
   bool reads_shards() const;
   // Whether any of the gathered parameters lie outside of this rank's shards.
   bool holds_copies() const;
@@ -76,7 +77,6 @@ class UnshardedBuffers {
   std::unique_ptr<Work> publish(const flat::FlatParameter& flat, const at::Tensor& full, Pass pass);
   void take_from_rank_order(size_t index, BufferPool& pool);
   void discard_gather();
-  bool reads_in_place() const;
   bool reads_in_place(size_t flat) const;
 
   Unit& unit_;  // its FlatParameters, groups and names

@@ -108,6 +108,7 @@ void scale_parameters(const NetImpl& net) {
 void write(ShardedRun& run) {
   run.sharded().with_full_params([&] { scale_parameters(run.net()); });
 }
+void write_through(ShardedRun& run) { scale_parameters(run.net()); }
 void write_in_one_process(OneProcessRun& run) { scale_parameters(run.net()); }
 
 void write_shards(ShardedRun& run) {
@@ -184,6 +185,8 @@ const std::vector<Action>& all_actions() {
       {"norm", "sharded->reduced_grad_norm(); sharded->grad_norm();", false, true, norm_sharded, norm_in_one_process},
       {"write", "sharded->with_full_params([] { for (p : net->parameters()) p.mul_(0.96875); });", false, false, write,
        write_in_one_process},
+      {"write_through", "{ NoGradGuard no_grad; for (p : net->parameters()) p.mul_(0.96875); }", false, false,
+       write_through, write_in_one_process},
       {"write_shards", "{ NoGradGuard no_grad; for (p : sharded->parameters()) p.mul_(0.96875); }", false, false,
        write_shards, write_in_one_process},
       {"update_whole", "sharded->update_whole_parameters(descend);", false, true, update_whole, descend},

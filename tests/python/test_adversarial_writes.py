@@ -1,4 +1,4 @@
-"""Writes to sharded parameters: refused outside with_full_params, exact inside."""
+"""Writes to sharded parameters, outside of with_full_params and inside: what they do in a plain module."""
 
 import copy
 
@@ -125,15 +125,41 @@ BY_NAME = dict(ids=lambda function: function.__name__)
 
 
 @STRICT
-@pytest.mark.parametrize("write", [*WRITES, set_memory_of_data], **BY_NAME)
+@pytest.mark.parametrize("write", WRITES, **BY_NAME)
 @own_process
-def test_write_outside_a_scope_is_refused_and_changes_nothing(write, strict):
+def test_write_outside_a_scope(write, strict):
+    module = linear()
+    plain = copy.deepcopy(module)
+    sharded = Sharded(module, strict=strict)
+    for _ in range(2):
+        write(plain)
+        write(module)
+        with torch.no_grad():
+            assert_bit_equal(module(X), plain(X), "output")
+        assert_all_bit_equal(sharded.full_parameters(), dict(plain.named_parameters()))
+
+
+@STRICT
+@own_process
+def test_memory_of_data_cannot_be_set(strict):
     module = linear()
     expected = squares(module)
     Sharded(module, strict=strict)
-    with refuses("was written by", "parameter '", "with_full_params"):
-        write(module)
+    with refuses("parameter 'weight'", "aten::set_", "changed the shape, the strides"):
+        set_memory_of_data(module)
     assert_bit_equal(squares(module), expected)
+
+
+# The operators that write run in the dtype of the shards. Values that were read before are those of computation.
+@own_process
+def test_writes_outside_a_scope_keep_full_precision():
+    module = linear()
+    plain = copy.deepcopy(module)
+    sharded = Sharded(module, compute=torch.bfloat16)
+    for write in (in_place, through_a_view_of_the_parameter, random_numbers, renormalise, load_state_dict):
+        write(plain)
+        write(module)
+        assert_all_bit_equal(sharded.full_parameters(), dict(plain.named_parameters()))
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
@@ -161,11 +187,25 @@ def test_initialisation(initialise):
     torch.manual_seed(1)
     initialise(plain.weight)
     sharded = Sharded(module)
-    with refuses("parameter 'weight'"):
-        initialise(module.weight)
+    torch.manual_seed(1)
+    initialise(module.weight)
+    assert_all_bit_equal(sharded.full_parameters(), dict(plain.named_parameters()))
+    module.weight.data.zero_()
     with sharded.full_params():
         torch.manual_seed(1)
         initialise(module.weight)
+    assert_all_bit_equal(sharded.full_parameters(), dict(plain.named_parameters()))
+
+
+@own_process
+def test_reset_parameters():
+    module = two_linears()
+    plain = copy.deepcopy(module)
+    sharded = Sharded(module, compute=torch.bfloat16)
+    for model in (plain, module):
+        torch.manual_seed(3)
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
     assert_all_bit_equal(sharded.full_parameters(), dict(plain.named_parameters()))
 
 
@@ -229,11 +269,12 @@ def test_training_goes_on_after_a_scope():
 
 
 @own_process
-def test_embedding_that_renormalises_in_forward_is_refused():
+def test_embedding_that_renormalises_in_forward():
     module = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Linear(8, 4))
-    Sharded(module)
-    with refuses("was written by", "parameter '0.weight'"):
-        module(IDS)
+    plain = copy.deepcopy(module)
+    sharded = Sharded(module)
+    assert_bit_equal(module(IDS), plain(IDS))
+    assert_all_bit_equal(sharded.full_parameters(), dict(plain.named_parameters()))
 
 
 @own_process
