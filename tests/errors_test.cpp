@@ -9,6 +9,7 @@
 #include "fsdp/backends.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/interruption.h"
 #include "fsdp/trace.h"
 #include "support/faults/error_of.h"
 #include "support/files/temporary_folder.h"
@@ -41,6 +42,8 @@ std::string type_of(const std::function<void()>& action) {
     return "RankLate";
   } catch (const RanksDiffer&) {
     return "RanksDiffer";
+  } catch (const WaitInterrupted&) {
+    return "WaitInterrupted";
   } catch (const CommunicationError&) {
     return "CommunicationError";
   } catch (const c10::DistStoreError&) {
@@ -101,6 +104,25 @@ TEST_P(ErrorsOf, ARankThatIsLate) {
   EXPECT_THAT(found, Each(std::string("none")));
 }
 
+TEST_P(ErrorsOf, AWaitThatIsInterrupted) {
+  std::atomic<bool> has_waited{false};
+  types(2, std::chrono::hours(1), [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      while (!has_waited) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_EQ(type_of([&] {
+                  gather(comm, "a");  // may succeed over shared memory, where the other rank's data are in place
+                  gather(comm, "b");
+                }),
+                "RankLost");
+      return;
+    }
+    interrupt_waits();
+    EXPECT_EQ(type_of([&] { gather(comm, "a"); }), "WaitInterrupted");
+    allow_waits();
+    has_waited = true;
+  });
+}
+
 TEST_P(ErrorsOf, RanksThatDiffer) {
   const auto found =
       types(2, std::chrono::hours(1), [](Communicator& comm) { gather(comm, comm.rank() == 0 ? "a" : "b"); });
@@ -117,6 +139,7 @@ TEST(Errors, AreThoseOfTorchDistributed) {
   EXPECT_THROW(throw RankLost("", nullptr), CommunicationError);
   EXPECT_THROW(throw RankLate("", nullptr), CommunicationError);
   EXPECT_THROW(throw RanksDiffer("", nullptr), c10::DistBackendError);
+  EXPECT_THROW(throw WaitInterrupted("", nullptr), CommunicationError);
   EXPECT_THROW(throw CommunicationError("", nullptr), c10::DistError);
 }
 

@@ -62,6 +62,15 @@ class RanksDiffer : public CommunicationError {
   using CommunicationError::CommunicationError;
 };
 
+// This rank's wait for another rank was ended by interrupt_waits() (fsdp/interruption.h), as a program may do at
+// Ctrl-C. The other ranks get a RankLost with its message. Also thrown while ranks meet, before there is a group.
+//
+//   catch (const fsdp::WaitInterrupted&) { return 130; }  // the user has asked for the end
+class WaitInterrupted : public CommunicationError {
+ public:
+  using CommunicationError::CommunicationError;
+};
+
 // A file or folder cannot be opened, read or written, or its contents are not what its format says: a damaged
 // checkpoint, a config.json with a wrong value, a full disk. The message names the file. Thrown on the rank that uses
 // the file; collective functions throw StepFailed on all ranks instead, with this message. what() has no backtrace.

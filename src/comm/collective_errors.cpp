@@ -44,6 +44,11 @@ Failure CollectiveErrors::late(int peer, std::chrono::steady_clock::duration wai
                    seconds(timeout), " s). Is it stuck, or does it skip this collective?")};
 }
 
+Failure CollectiveErrors::interrupted(int peer) const {
+  return {Failure::Kind::kInterrupted,
+          c10::str(subject(), "it was interrupted while it waited for rank ", name_of(peer))};
+}
+
 Failure CollectiveErrors::count_differs(int sender, int64_t sent, int receiver, int64_t expected) const {
   return {Failure::Kind::kRanksDiffer,
           c10::str("in the ", identity_.describe(), ", rank ", name_of(sender), " sends ", sent, " elements to rank ",

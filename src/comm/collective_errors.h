@@ -19,6 +19,8 @@ class CollectiveErrors {
   Failure differs(const Header& other, int peer) const;
   Failure lost(int peer, const std::string& why) const;
   Failure late(int peer, std::chrono::steady_clock::duration waited, std::chrono::milliseconds timeout) const;
+  // By fsdp::interrupt_waits().
+  Failure interrupted(int peer) const;
   // For an all-to-all.
   Failure count_differs(int sender, int64_t sent, int receiver, int64_t expected) const;
 

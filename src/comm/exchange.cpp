@@ -176,6 +176,8 @@ void Exchange::wait_for(Message& message) {
     fail_lost(error);
   } catch (const PeerLate& error) {
     fail_late(error);
+  } catch (const PeerWaitInterrupted& error) {
+    fail_interrupted(error);
   }
 }
 
@@ -205,6 +207,8 @@ void Exchange::fail_lost(const PeerLost& error) const { fail(errors().lost(error
 void Exchange::fail_late(const PeerLate& error) const {
   fail(errors().late(error.peer(), GlooTransport::Clock::now() - started_, transport_.timeout()));
 }
+
+void Exchange::fail_interrupted(const PeerWaitInterrupted& error) const { fail(errors().interrupted(error.peer())); }
 
 void Exchange::fail(const Failure& failure) const {
   context_->family->fail(transport_, failure.reason);

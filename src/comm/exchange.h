@@ -83,6 +83,7 @@ class Exchange {
   void merge_long_flags();
   [[noreturn]] void fail_lost(const PeerLost& error) const;
   [[noreturn]] void fail_late(const PeerLate& error) const;
+  [[noreturn]] void fail_interrupted(const PeerWaitInterrupted& error) const;
   [[noreturn]] void fail(const Failure& failure) const;
   int tag_of(const at::Tensor& payload, int step) const {
     return payload_tag(sequence_, identity_hash_, step, payload.nbytes());

@@ -9,6 +9,7 @@ Failure::Kind kind_of(const std::exception& error) {
   if (dynamic_cast<const RankLost*>(&error)) return Failure::Kind::kRankLost;
   if (dynamic_cast<const RankLate*>(&error)) return Failure::Kind::kRankLate;
   if (dynamic_cast<const RanksDiffer*>(&error)) return Failure::Kind::kRanksDiffer;
+  if (dynamic_cast<const WaitInterrupted*>(&error)) return Failure::Kind::kInterrupted;
   return Failure::Kind::kOther;
 }
 
@@ -25,6 +26,8 @@ void Failure::raise() const {
       throw RankLate(here, reason);
     case Kind::kRanksDiffer:
       throw RanksDiffer(here, reason);
+    case Kind::kInterrupted:
+      throw WaitInterrupted(here, reason);
     case Kind::kOther:
       break;
   }

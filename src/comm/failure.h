@@ -9,7 +9,7 @@
 namespace fsdp::comm {
 
 struct Failure {
-  enum class Kind { kOther, kRankLost, kRankLate, kRanksDiffer };
+  enum class Kind { kOther, kRankLost, kRankLate, kRanksDiffer, kInterrupted };
 
   Kind kind = Kind::kOther;
   std::string reason;

@@ -28,9 +28,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/interruption.h"
 #include "comm/error_text.h"
 #include "comm/failure.h"
 #include "comm/family_failure.h"
+#include "comm/meeting/group_store.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "fsdp/backends.h"
 #include "torch_seams/gloo_thread.h"
@@ -38,7 +40,7 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr auto kWatchPeriod = std::chrono::milliseconds(50);
+constexpr auto kWatchPeriod = base::Interruption::kPeriod;
 constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kFarewellLimit = std::chrono::seconds(1);
 constexpr int kNoticeTag = GlooTransport::kTagLimit + 1;
@@ -83,6 +85,16 @@ void ignore_sigpipe() {
   });
 }
 
+// Tells the other ranks why this one does not connect, as far as the store can still be reached.
+void leave(GroupStore& store, int rank, int size, const std::exception& error) {
+  try {
+    store.give_up(first_line(error));
+    if (rank == 0) let_others_read(size);
+  } catch (const std::exception&) {
+    // The others run into their timeout.
+  }
+}
+
 // `store`: the store of this group alone.
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
                                                    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -91,10 +103,15 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const MeetingPoint& point,
   const std::string host = options.host.empty() ? point.local_address() : options.host;
   auto settings = c10d::ProcessGroupGloo::Options::create(options.timeout);
   settings->threads = 1;
+  const auto shared = c10::make_intrusive<GroupStore>(store, rank, size, point.name());
   try {
     settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(shared, rank, size, settings);
+  } catch (const CommunicationError& error) {
+    leave(*shared, rank, size, error);
+    throw;
   } catch (const std::exception& error) {
+    leave(*shared, rank, size, error);
     TORCH_CHECK_WITH(DistNetworkError, false, "rank ", rank, " of ", size, " cannot connect to the other ranks from ",
                      host, " (rendezvous at ", point.name(), "): ", first_line(error));
   }
@@ -126,6 +143,13 @@ at::Tensor make_notice(const std::string& reason) {
 
 class GlooTransport::Impl {
  public:
+  // How long a thread waits for a message.
+  struct Patience {
+    Clock::time_point deadline;
+    size_t known_losses;
+    bool interruptible = true;  // by base::Interruption
+  };
+
   Impl(MeetingPoint& point, int rank, int size, const GlooOptions& options, std::shared_ptr<FamilyFailure> family)
       : rank_(rank), size_(size), timeout_(options.timeout), family_(std::move(family)) {
     const auto store = point.join(rank, size, options.timeout);
@@ -171,16 +195,17 @@ class GlooTransport::Impl {
     return message;
   }
 
-  bool wait(GlooMessage& message, Clock::time_point deadline, size_t known_losses) {
+  bool wait(GlooMessage& message, const Patience& patience) {
     for (bool interrupted = false;; interrupted = true) {
       if (message.done()) return true;
       std::unique_lock<std::mutex> lock(mutex_);
-      if (losses_.size() > known_losses) return false;
+      if (losses_.size() > patience.known_losses) return false;
       // The message may be done although its peer is lost or late, so errors count only after an interrupted wait.
       if (interrupted && lost_[message.peer()]) throw PeerLost(message.peer(), *lost_[message.peer()]);
-      if (interrupted && Clock::now() >= deadline) throw PeerLate(message.peer());
+      if (interrupted && Clock::now() >= patience.deadline) throw PeerLate(message.peer());
+      if (interrupted && is_interrupted(patience)) throw PeerWaitInterrupted(message.peer());
       if (interrupted && !failure_) throw_what_was_heard();
-      const auto waiting = waiting_.insert(waiting_.end(), Waiting{&message, deadline, known_losses});
+      const auto waiting = waiting_.insert(waiting_.end(), Waiting{&message, patience});
       lock.unlock();
       block_on(message, waiting);
     }
@@ -276,8 +301,7 @@ class GlooTransport::Impl {
 
   struct Waiting {
     GlooMessage* message;
-    Clock::time_point deadline;
-    size_t known_losses;
+    Patience patience;
   };
 
   Watch watch(int peer) {
@@ -320,8 +344,12 @@ class GlooTransport::Impl {
   }
 
   bool must_interrupt(const Waiting& waiting) const {
-    return losses_.size() > waiting.known_losses || lost_[waiting.message->peer()] ||
-           Clock::now() >= waiting.deadline || heard_;
+    return losses_.size() > waiting.patience.known_losses || lost_[waiting.message->peer()] ||
+           Clock::now() >= waiting.patience.deadline || heard_ || is_interrupted(waiting.patience);
+  }
+
+  static bool is_interrupted(const Patience& patience) {
+    return patience.interruptible && base::Interruption::is_requested();
   }
 
   void throw_what_was_heard() const {
@@ -362,7 +390,7 @@ class GlooTransport::Impl {
     const auto deadline = Clock::now() + kFarewellLimit;
     for (auto& farewell : farewells_) {
       try {
-        wait(*farewell, deadline, static_cast<size_t>(size_));
+        wait(*farewell, {deadline, static_cast<size_t>(size_), /*interruptible=*/false});
       } catch (const std::exception&) {
         // The peer does not receive.
       }
@@ -426,7 +454,7 @@ std::unique_ptr<Message> GlooTransport::receive(int peer, int tag, const at::Ten
 }
 
 bool GlooTransport::wait(Message& message, Clock::time_point deadline, size_t known_losses) {
-  return impl_->wait(static_cast<GlooMessage&>(message), deadline, known_losses);
+  return impl_->wait(static_cast<GlooMessage&>(message), {deadline, known_losses});
 }
 
 std::vector<int> GlooTransport::losses() const { return impl_->losses(); }

@@ -55,6 +55,16 @@ class PeerLate : public std::runtime_error {
   int peer_;
 };
 
+// Signals that Interruption was requested while this rank waited for a rank; becomes WaitInterrupted.
+class PeerWaitInterrupted : public std::runtime_error {
+ public:
+  explicit PeerWaitInterrupted(int peer) : std::runtime_error("interrupted"), peer_(peer) {}
+  int peer() const { return peer_; }
+
+ private:
+  int peer_;
+};
+
 class GlooTransport {
  public:
   using Clock = std::chrono::steady_clock;
@@ -82,8 +92,8 @@ class GlooTransport {
   std::unique_ptr<Message> receive(int peer, int tag, const at::Tensor& tensor);
 
   // Blocks until `message` is done, then returns true. Returns false if more than `known_losses` ranks are lost; the
-  // caller then finds out whether these losses concern it. Throws PeerLost or PeerLate, or the reason if another rank
-  // has failed in a group of the family.
+  // caller then finds out whether these losses concern it. Throws PeerLost, PeerLate or PeerWaitInterrupted, or the
+  // reason if another rank has failed in a group of the family.
   bool wait(Message& message, Clock::time_point deadline, size_t known_losses);
 
   // The ranks lost so far, in the order in which this rank noticed.

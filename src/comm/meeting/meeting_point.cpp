@@ -17,9 +17,13 @@
 #include <vector>
 
 #include "base/env.h"
+#include "base/interruption.h"
 #include "comm/error_text.h"
+#include "comm/failure.h"
+#include "comm/meeting/group_store.h"
 #include "comm/meeting/meeting_point_impl.h"
 #include "comm/meeting/network.h"
+#include "comm/meeting/polling.h"
 #include "comm/meeting/store_barrier.h"
 #include "fsdp/rank_environment.h"
 
@@ -28,11 +32,6 @@ namespace fsdp::comm {
 using namespace std::chrono_literals;
 
 namespace {
-
-// Ranks that are threads arrive at once. Ranks that wait longer poll less often, so as not to load the store, which
-// serves all of them: together they poll at most 10,000 times a second.
-constexpr auto kFirstPoll = 1ms;
-std::chrono::milliseconds last_poll(int size) { return std::chrono::milliseconds(std::max(20, size / 10)); }
 
 // The process of rank 0 usually hosts the store: it gives up last, so that the others can still ask which ranks are
 // missing.
@@ -54,6 +53,22 @@ const std::string& process_name() {
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
+// Whether the store gets reachable within the timeout.
+bool is_reached(const RankEnvironment& environment, const std::string& name, std::chrono::milliseconds timeout) {
+  switch (await_listener(environment.master_address, environment.master_port, timeout)) {
+    case Awaited::kInterrupted:
+      Failure{Failure::Kind::kInterrupted,
+              c10::str("rank ", environment.rank, " of ", environment.world_size,
+                       " was interrupted while it waited for the store of rank 0 at ", name)}
+          .raise();
+    case Awaited::kListening:
+      return true;
+    case Awaited::kTimedOut:
+      break;
+  }
+  return false;
+}
+
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environment, const std::string& name,
                                                std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -62,11 +77,9 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const RankEnvironment& environmen
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = timeout;
-  TORCH_CHECK_WITH(
-      DistStoreError,
-      options.isServer || wait_until_listening(environment.master_address, environment.master_port, timeout), "rank ",
-      environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
-      " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 is running");
+  TORCH_CHECK_WITH(DistStoreError, options.isServer || is_reached(environment, name, timeout), "rank ",
+                   environment.rank, " cannot reach the store of rank 0 at ", name, " within ", seconds(timeout),
+                   " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 is running");
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
   } catch (const std::exception& error) {
@@ -105,22 +118,39 @@ void MeetingPoint::agree_on_size(int rank, int size) {
 void MeetingPoint::wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
   StoreBarrier barrier(store, size);
   std::vector<int> missing;
+  std::optional<std::string> abandoned;
   const auto deadline = std::chrono::steady_clock::now() + timeout + (rank == 0 ? kGrace : 0ms);
   try {
     barrier.arrive(rank);
-    for (auto pause = kFirstPoll; !barrier.is_complete(); pause = std::min(2 * pause, last_poll(size))) {
+    for (auto pause = kFirstPoll; !barrier.is_complete(); pause = std::min(2 * pause, longest_poll(size))) {
       if (std::chrono::steady_clock::now() >= deadline) {
         missing = barrier.missing();
         break;
       }
-      std::this_thread::sleep_for(pause);
+      if (!base::Interruption::sleep_for(pause)) abandon(barrier, rank, size);
     }
+    if (missing.empty()) abandoned = barrier.why_abandoned();
+  } catch (const WaitInterrupted&) {
+    throw;
   } catch (const std::exception& error) {
     TORCH_CHECK_WITH(DistStoreError, false, "rank ", rank, " waited at ", name_, " for the other ranks of ", size,
                      " when the store was lost; did rank 0 end? (", first_line(error), ")");
   }
   TORCH_CHECK_WITH(DistStoreError, missing.empty(), "rank ", rank, " waited up to ", seconds(timeout), " s at ", name_,
                    " for rank(s) ", c10::Join(", ", missing), " of ", size, " ranks, which did not arrive");
+  if (!abandoned) return;
+  Failure{Failure::Kind::kRankLost,
+          c10::str("rank ", rank, " of ", size, " cannot meet the others at ", name_, ": ", *abandoned)}
+      .raise();
+}
+
+void MeetingPoint::abandon(StoreBarrier& barrier, int rank, int size) {
+  const Failure failure{
+      Failure::Kind::kInterrupted,
+      c10::str("rank ", rank, " of ", size, " was interrupted while it waited at ", name_, " for the other ranks")};
+  barrier.abandon(failure.reason);
+  if (rank == 0) let_others_read(size);
+  failure.raise();
 }
 
 std::shared_ptr<MeetingPoint> make_in_memory_meeting_point() {

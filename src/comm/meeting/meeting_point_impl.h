@@ -12,6 +12,8 @@
 
 namespace fsdp::comm {
 
+class StoreBarrier;
+
 class MeetingPoint {
  public:
   // `local_address`: the address of this host on the route to the store.
@@ -30,6 +32,8 @@ class MeetingPoint {
   void claim_rank(int rank, int size);
   void agree_on_size(int rank, int size);
   void wait_for_others(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout);
+  // Tells the other ranks that this one was interrupted, and throws.
+  [[noreturn]] void abandon(StoreBarrier& barrier, int rank, int size);
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;

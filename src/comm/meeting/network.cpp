@@ -2,17 +2,20 @@
 
 #include <c10/util/Exception.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <memory>
-#include <thread>
+
+#include "base/interruption.h"
 
 namespace fsdp::comm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr auto kRetryPeriod = std::chrono::milliseconds(100);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -29,15 +32,19 @@ AddressList resolve(const std::string& host, int port, int socket_type) {
 
 class Socket {
  public:
-  explicit Socket(const addrinfo& target) : fd_(socket(target.ai_family, target.ai_socktype | SOCK_CLOEXEC, 0)) {}
+  explicit Socket(const addrinfo& target)
+      : fd_(socket(target.ai_family, target.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Socket() {
     if (fd_ >= 0) close(fd_);
   }
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
-  bool connect_to(const addrinfo& target) const {
-    return fd_ >= 0 && connect(fd_, target.ai_addr, target.ai_addrlen) == 0;
+  // Waits until the deadline, or until waits are interrupted.
+  bool connect_to(const addrinfo& target, Clock::time_point deadline) const {
+    if (fd_ < 0) return false;
+    if (connect(fd_, target.ai_addr, target.ai_addrlen) == 0) return true;
+    return errno == EINPROGRESS && await_connection(deadline);
   }
   // Returns an empty string if the address is unknown.
   std::string local_address() const {
@@ -51,12 +58,27 @@ class Socket {
   }
 
  private:
+  bool await_connection(Clock::time_point deadline) const {
+    pollfd ready{fd_, POLLOUT, 0};
+    do {
+      const int events = poll(&ready, 1, static_cast<int>(base::Interruption::kPeriod.count()));
+      if (events < 0 && errno != EINTR) return false;
+      if (events > 0) return error() == 0;
+    } while (!base::Interruption::is_requested() && Clock::now() < deadline);
+    return false;
+  }
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof(error);
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+  }
+
   int fd_;
 };
 
-bool is_listening(const addrinfo* targets) {
+bool is_listening(const addrinfo* targets, Clock::time_point deadline) {
   for (const addrinfo* target = targets; target != nullptr; target = target->ai_next) {
-    if (Socket(*target).connect_to(*target)) return true;
+    if (Socket(*target).connect_to(*target, deadline)) return true;
   }
   return false;
 }
@@ -77,7 +99,7 @@ std::string local_address_towards(const std::string& host) {
     for (const addrinfo* target = targets.get(); target != nullptr; target = target->ai_next) {
       if (target->ai_family != family) continue;
       const Socket socket(*target);
-      if (!socket.connect_to(*target)) continue;
+      if (!socket.connect_to(*target, Clock::now())) continue;
       const auto address = socket.local_address();
       if (!address.empty()) return address;
     }
@@ -86,14 +108,14 @@ std::string local_address_towards(const std::string& host) {
                    "'; check MASTER_ADDR");
 }
 
-bool wait_until_listening(const std::string& host, int port, std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+Awaited await_listener(const std::string& host, int port, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
   const auto targets = resolve(host, port, SOCK_STREAM);
-  while (!is_listening(targets.get())) {
-    if (std::chrono::steady_clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(kRetryPeriod);
+  while (!is_listening(targets.get(), deadline)) {
+    if (Clock::now() >= deadline) return Awaited::kTimedOut;
+    if (!base::Interruption::sleep_for(kRetryPeriod)) return Awaited::kInterrupted;
   }
-  return true;
+  return Awaited::kListening;
 }
 
 }  // namespace fsdp::comm

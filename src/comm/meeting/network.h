@@ -13,8 +13,9 @@ std::string host_name();
 // there is a choice. Sends nothing. Throws, naming `host`, if the name is unknown or there is no route.
 std::string local_address_towards(const std::string& host);
 
-// Blocks until something listens at host:port; returns false after `timeout`. Throws, naming `host`, if the name is
-// unknown.
-bool wait_until_listening(const std::string& host, int port, std::chrono::milliseconds timeout);
+// Blocks until something listens at host:port, at most for `timeout`, or until waits are interrupted
+// (base/interruption.h). Throws, naming `host`, if the name is unknown.
+enum class Awaited { kListening, kTimedOut, kInterrupted };
+Awaited await_listener(const std::string& host, int port, std::chrono::milliseconds timeout);
 
 }  // namespace fsdp::comm

@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kBlock = 64;
 
+// The key that ends the barrier. Its value is kAllArrived, or the reason why a rank has abandoned it.
 const char* const kComplete = "complete";
+const char* const kAllArrived = "y";
 std::string presence_of(int rank) { return c10::str("present/", rank); }
 std::string counter_of(int level, int block) { return c10::str("arrived/", level, "/", block); }
 
@@ -30,7 +32,15 @@ void StoreBarrier::arrive(int rank) {
     count = blocks_of(count);
     if (count == 1) break;
   }
-  store_.set(kComplete, std::vector<uint8_t>{'y'});
+  store_.compareSet(kComplete, "", kAllArrived);
+}
+
+void StoreBarrier::abandon(const std::string& why) { store_.compareSet(kComplete, "", why); }
+
+std::optional<std::string> StoreBarrier::why_abandoned() {
+  std::string value = store_.get_to_str(kComplete);
+  if (value == kAllArrived) return std::nullopt;
+  return value;
 }
 
 bool StoreBarrier::is_complete() { return store_.check({kComplete}); }

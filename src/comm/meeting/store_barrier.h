@@ -3,13 +3,14 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace fsdp::comm {
 
 // Ranks count themselves in blocks of 64. The rank that completes a block counts that block in a block of 64 blocks,
-// and so on; the rank that completes the last block announces that all have arrived. So a rank needs three operations
+// and so on; the rank that completes the last block announces that all have arrived. So a rank needs four operations
 // or a few more, and one for each check whether all have arrived. c10d's own barrier (store_based_barrier) has one
 // counter for all ranks, which cannot tell which ranks are missing. Used by one thread.
 class StoreBarrier {
@@ -20,6 +21,11 @@ class StoreBarrier {
   // Must be called once for each rank.
   void arrive(int rank);
   bool is_complete();
+  // Ends the barrier for all ranks that have not seen it complete yet, those that come later among them: it is complete
+  // for them, but why_abandoned() is `why`, which must not be empty.
+  void abandon(const std::string& why);
+  // Returns the reason if a rank has abandoned the barrier. Valid after is_complete() has returned true.
+  std::optional<std::string> why_abandoned();
   // Returns the ranks that have not arrived, in order. Reads each block, and the ranks of the incomplete blocks.
   std::vector<int> missing();
 

@@ -2,11 +2,15 @@
 // The library is a fake one.
 #include "comm/nccl/nccl_communicator.h"
 
+#include <atomic>
 #include <thread>
 
 #include "base/device_stream.h"
+#include "base/finally.h"
 #include "comm/testing/collectives.h"
 #include "fsdp/backends.h"
+#include "fsdp/errors.h"
+#include "fsdp/interruption.h"
 #include "support/devices/simulated_device.h"
 #include "support/faults/error_of.h"
 #include "support/ranks/nccl_ranks.h"
@@ -147,6 +151,54 @@ TEST_F(NcclFailures, CallsThatNeverEnd) {
                     without_blocking(std::chrono::milliseconds(100)));
               }),
               HasSubstr("it was not done within 100 ms"));
+}
+
+// fsdp::interrupt_waits() acts on the whole process, in which all ranks are threads here.
+TEST_F(NcclFailures, CallsThatAreInterrupted) {
+  const base::Finally allowed(&allow_waits);
+  fake.set_in_progress(1 << 30);
+  std::thread user([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    interrupt_waits();
+  });
+  EXPECT_THAT(
+      error_of([&] {
+        run_nccl_ranks(1, c10::kCPU, [](std::shared_ptr<Communicator>) {}, without_blocking(std::chrono::hours(1)));
+      }),
+      AllOf(HasSubstr("rank 0 of 1 cannot finish its set-up"), HasSubstr("it was interrupted while it waited")));
+  user.join();
+}
+
+// A rank waits for the flags of another one, which is late.
+TEST_F(NcclFailures, FlagsThatAreInterrupted) {
+  const base::Finally allowed(&allow_waits);
+  std::atomic<bool> ended{false};
+  NcclOptions options;
+  options.timeout = std::chrono::hours(1);
+  const auto reduce = [](Communicator& comm) {
+    auto tensor = torch::empty({4}, simulated_device()).fill_(1);
+    std::vector<uint64_t> flags(1);
+    comm.all_reduce(tensor, tensor, {}, id("a"), &flags)->wait();
+  };
+  run_nccl_ranks(
+      2, simulated_device(),
+      [&](std::shared_ptr<Communicator> comm) {
+        if (comm->rank() == 1) {
+          while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          EXPECT_THAT(error_of([&] { reduce(*comm); }),
+                      AllOf(HasSubstr("rank 0 cannot finish"), HasSubstr("it was interrupted while it waited")));
+          return;
+        }
+        std::thread user([] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          interrupt_waits();
+        });
+        EXPECT_THROW(reduce(*comm), WaitInterrupted);
+        user.join();
+        allow_waits();
+        ended = true;
+      },
+      options);
 }
 
 // Mixed-up gathers of equal size: NCCL cannot detect them, but the next exchange of flags does.

@@ -6,6 +6,7 @@
 #include <exception>
 #include <thread>
 
+#include "base/interruption.h"
 #include "comm/failable.h"
 
 namespace fsdp::comm {
@@ -88,7 +89,7 @@ NcclGroup::~NcclGroup() {
 void NcclGroup::drain() noexcept {
   try {
     const auto deadline = Clock::now() + setup_.options.timeout;
-    while (!latest_.reached() && Clock::now() < deadline) {
+    while (!latest_.reached() && Clock::now() < deadline && !base::Interruption::is_requested()) {
       check({"end", kSetup});
       std::this_thread::sleep_for(kPollingInterval);
     }
@@ -131,6 +132,7 @@ void NcclGroup::settle(const NcclSubject& subject, ncclResult_t result) {
   const auto deadline = Clock::now() + setup_.options.timeout;
   while (result == ncclInProgress) {
     if (Clock::now() > deadline) fail_late(subject);
+    if (base::Interruption::is_requested()) fail_interrupted(subject);
     std::this_thread::sleep_for(kPollingInterval);
     check_complete(subject);
     const ncclResult_t asked = setup_.library->comm_get_async_error(comm_, &result);
@@ -154,7 +156,7 @@ void NcclGroup::fail(const NcclSubject& subject, ncclResult_t result) {
 // NCCL notices the loss of another rank before that rank's own error has come through the hosts.
 void NcclGroup::await_reasons(const NcclSubject& subject) {
   const auto deadline = Clock::now() + kTimeForReasons;
-  while (host_->size() > 1 && Clock::now() < deadline) {
+  while (host_->size() > 1 && Clock::now() < deadline && !base::Interruption::is_requested()) {
     check_complete(subject);
     std::this_thread::sleep_for(kPollingInterval);
   }
@@ -172,6 +174,10 @@ std::optional<Failure> NcclGroup::loss_of_others() const {
 void NcclGroup::fail_late(const NcclSubject& subject) {
   fail_with({Failure::Kind::kRankLate, c10::str(who(subject), "it was not done within ", setup_.options.timeout.count(),
                                                 " ms. Is another rank stuck, or does it skip this collective?")});
+}
+
+void NcclGroup::fail_interrupted(const NcclSubject& subject) {
+  fail_with({Failure::Kind::kInterrupted, c10::str(who(subject), "it was interrupted while it waited for the others")});
 }
 
 void NcclGroup::fail_with(const Failure& failure) {

@@ -38,7 +38,8 @@ class NcclGroup {
   // Connects to the other ranks. Collective. `host` is a host group of the same ranks; it carries failures to and from
   // the other ranks. `unique_id`: the bytes of an ncclUniqueId.
   NcclGroup(NcclSetup setup, std::shared_ptr<Communicator> host, const std::string& unique_id);
-  // Waits, at most for the timeout, until the device has done what was issued, unless the group has failed.
+  // Waits, at most for the timeout, until the device has done what was issued, unless the group has failed or waits are
+  // interrupted.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -74,6 +75,7 @@ class NcclGroup {
   void settle(const NcclSubject& subject, ncclResult_t result);
   [[noreturn]] void fail(const NcclSubject& subject, ncclResult_t result);
   [[noreturn]] void fail_late(const NcclSubject& subject);
+  [[noreturn]] void fail_interrupted(const NcclSubject& subject);
   [[noreturn]] void fail_with(const Failure& failure);
   void await_reasons(const NcclSubject& subject);
   std::optional<Failure> loss_of_others() const;

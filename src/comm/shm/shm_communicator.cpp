@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/interruption.h"
 #include "comm/collective_shapes.h"
 #include "comm/cpu_communicator.h"
 #include "comm/failable.h"
@@ -238,6 +239,10 @@ void ShmCommunicator::check_reader(int peer, ShmContext::Clock::duration waited,
   if (const std::vector<Loss> lost = losses(); !lost.empty()) {
     fail({Failure::Kind::kRankLost,
           c10::str(waits(), ": rank ", world_rank(lost.front().rank), " is lost: ", lost.front().why)});
+  }
+  if (base::Interruption::is_requested()) {
+    fail({Failure::Kind::kInterrupted,
+          c10::str(waits(), ": it was interrupted while rank ", world_rank(peer), " reads it")});
   }
   if (waited < timeout()) return;
   fail({Failure::Kind::kRankLate, c10::str(waits(), ", which rank ", world_rank(peer), " still reads; waited ",

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/interruption.h"
 #include "comm/failable.h"
 #include "comm/shm/race_notes.h"
 
@@ -97,6 +98,7 @@ void ShmExchange::check_health(int peer) {
   for (const Loss& loss : losses_of(*context_->host)) {
     if (!has_posted_all(loss.rank)) fail(errors().lost(loss.rank, loss.why));
   }
+  if (base::Interruption::is_requested()) fail(errors().interrupted(peer));
   const auto waited = Clock::now() - started_;
   stopped_.look(waited, context_->heaps, context_->names, [this] {
     return c10::str("rank ", context_->names[static_cast<size_t>(rank())], " waits in its ", identity_.describe());
