@@ -101,7 +101,8 @@ function(fsdp_add_library)
   endforeach()
   add_library(fsdp SHARED ${objects})
   add_library(fsdp::fsdp ALIAS fsdp)
-  set_target_properties(fsdp PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION 0)
+  # One file, libfsdp.so.0, and a link to it: a Python wheel would hold each link as a copy.
+  set_target_properties(fsdp PROPERTIES LINKER_LANGUAGE CXX SOVERSION 0)
   target_include_directories(fsdp PUBLIC
     $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
   target_link_libraries(fsdp PUBLIC LibTorch::LibTorch PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
