@@ -7,6 +7,7 @@
 #include "config/cli.h"
 #include "config/errors.h"
 #include "report/process_memory.h"
+#include "setup/rank_place.h"
 
 int main(int argc, char** argv) {
   using namespace fsdp::trainer;
@@ -18,5 +19,6 @@ int main(int argc, char** argv) {
   if (const auto* inspect = std::get_if<InspectCommand>(&command)) return run_inspect_command(*inspect);
   if (const auto* report = std::get_if<ReportCommand>(&command)) return run_report_command(*report);
   keep_freed_memory();
+  open_cuda_library();
   return run_train_command(std::get<TrainCommand>(command));
 }

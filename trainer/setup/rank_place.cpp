@@ -1,6 +1,9 @@
 #include "setup/rank_place.h"
 
 #include <c10/util/StringUtil.h>
+#include <dlfcn.h>
+
+#include <cstdio>
 
 #include "base/device_stream.h"
 #include "comm/backends.h"
@@ -72,6 +75,18 @@ std::string words_for(const std::string& backend) {
 
 PlacesAvailable places_available() {
   return {.gpus = base::device_count(c10::kCUDA), .nccl = comm::nccl_is_built_in()};
+}
+
+void open_cuda_library() {
+  constexpr const char* kName = "libtorch_cuda.so";
+  // Kept open until the process ends.
+  if (dlopen(kName, RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+  const std::string reason = dlerror();
+  const bool absent = reason.rfind(c10::str(kName, ": cannot open shared object file: No such file"), 0) == 0;
+  if (!absent) {
+    std::fprintf(stderr, "fsdp: warning: no GPU can be used, as LibTorch's CUDA library cannot be opened: %s\n",
+                 reason.c_str());
+  }
 }
 
 PlaceChoice choose_place(const CommunicationConfig& config, const RankEnvironment& environment,

@@ -33,6 +33,11 @@ struct PlacesAvailable {
 };
 PlacesAvailable places_available();
 
+// Opens LibTorch's CUDA library, where there is one and this program was linked without it, as that of a Python wheel
+// is: one program serves LibTorch's CPU and CUDA builds. Must come before the first use of devices. Prints a warning if
+// the library is there and cannot be opened.
+void open_cuda_library();
+
 // Chooses for the rank of `environment`. Throws a ConfigError if the config asks for something that is not available.
 // Does not communicate.
 PlaceChoice choose_place(const CommunicationConfig& config, const RankEnvironment& environment,
