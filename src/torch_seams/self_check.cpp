@@ -1,6 +1,7 @@
 #include "torch_seams/self_check.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/version.h>
 
