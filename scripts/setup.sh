@@ -3,6 +3,7 @@
 #   PART   packages  of the system (scripts/packages.txt)
 #          python    the environment VENV: LibTorch, and packages for Python
 #          tables    the package for Python that examples/adult.json needs besides
+#          wheel     packages for Python by which wheels are made
 #   STAGE  build     compiling; no LibTorch where TORCH_DIR names one
 #          train     make train: also what makes the model and the data ready
 #          test      make test: also what tests and benchmarks need, and the headers of NCCL
@@ -190,6 +191,7 @@ install_python() {
   if [[ $1 == test ]]; then
     install_requirements tables "0.2 GB"
     install_requirements test "0.3 GB"
+    install_requirements wheel "0.02 GB"
   fi
   if [[ $1 == test ]] || has_gpu; then
     "$ROOT/scripts/nccl_headers.sh" || echo "      continuing without NCCL: it is left out, and its tests are skipped"
@@ -201,5 +203,6 @@ case $part/$stage in
   packages/build | packages/train | packages/test) install_packages "$stage" ;;
   python/build | python/train | python/test) install_python "$stage" ;;
   tables/) make_environment && install_requirements tables "0.2 GB" ;;
-  *) die "setup.sh: unknown part or stage '$*'" "Accepted: packages or python with build, train or test; and tables" ;;
+  wheel/) make_environment && install_requirements wheel "0.02 GB" ;;
+  *) die "setup.sh: unknown part or stage '$*'" "Accepted: packages or python with build, train or test; tables; and wheel" ;;
 esac

@@ -13,7 +13,8 @@ The names are those of ``torch.distributed.fsdp``.
 
 from fsdp_cpp import _library
 
-_library.load()
+_compiled = _library.load()
+__version__ = _compiled.version
 
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy  # noqa: E402
 

@@ -13,6 +13,11 @@ import pytest
 SOURCE_DIR = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE_DIR / "tests/python/support"))  # what tests import by its name
 os.environ.setdefault("FSDP_BUILD_DIR", str(SOURCE_DIR / "build"))
+# The Python package: its sources, with the library of the build, here and in processes that tests start.
+PACKAGE = str(SOURCE_DIR / "python")
+sys.path.insert(0, PACKAGE)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("FSDP_CPP_LIBRARY", os.path.join(os.environ["FSDP_BUILD_DIR"], "libfsdp_cpp.so"))
 
 
 @pytest.fixture(scope="session")

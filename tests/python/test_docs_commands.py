@@ -35,6 +35,8 @@ ELSEWHERE = {
     r"MASTER_ADDR=\S+ MASTER_PORT=\S+ mpirun": "test_several_hosts.py",
     r"torchrun .*--nnodes 2": "test_several_hosts.py",
     r"cmake ": "test_setup_consumer.py",
+    r"pip install ": "test_python_build.py",
+    r"fsdp --help": "test_python_wheel.py",
     r"fsdp train --config-path config.json": "test_gpt2.py",
     r"fsdp train --config-path examples/mnist.json": "test_image_models.py",
     r"fsdp train --config-path examples/adult.json": "test_tabular.py",

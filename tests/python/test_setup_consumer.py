@@ -60,6 +60,7 @@ def test_installed_files_name_no_folder_of_this_machine(prefix, source_dir, buil
     assert len(texts) > 10
     for path in texts:
         assert not [folder for folder in folders if folder in path.read_text()], path
+    assert not list(prefix.rglob("fsdp_cpp")), "the Python package is no part of it"
     binaries = installed_binaries(prefix)
     assert len(binaries) == 2
     for path in binaries:
