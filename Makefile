@@ -1,5 +1,5 @@
 # make help lists what there is. Variables: TORCH_DIR, BUILD_TYPE, BUILD_DIR, FUZZ_DIR, FUZZ_SECONDS, FUZZ_RUNS,
-# FUZZ_ONLY, JOBS, SANITIZER, TORCH_INDEX, VENV (all may stay unset).
+# FUZZ_ONLY, JOBS, SANITIZER, TORCH_INDEX, VENV, WHEEL_TORCH (all may stay unset).
 SHELL := /bin/bash
 BUILD_DIR ?= $(CURDIR)/build
 FUZZ_DIR ?= $(CURDIR)/build-fuzz
@@ -7,7 +7,7 @@ VENV ?= $(CURDIR)/.venv
 export BUILD_DIR FUZZ_DIR FUZZ_SECONDS FUZZ_RUNS FUZZ_ONLY VENV TORCH_DIR TORCH_INDEX BUILD_TYPE JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-all test test-fast train bench growth compare chaos gpu-check format format-check tidy sanitize fuzz fuzz-training clean
+.PHONY: help setup build build-all test test-fast train bench growth compare chaos gpu-check python wheel format format-check tidy sanitize fuzz fuzz-training clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -53,6 +53,18 @@ chaos: build-all  ## Kill a training run at every system call of its saves, and 
 
 gpu-check:  ## Build, test and measure on a machine with an NVIDIA GPU (options: scripts/gpu_check --help)
 	@scripts/gpu_check
+
+python:  ## Build the Python package fsdp-cpp, install it into .venv, and import it
+	@scripts/setup.sh packages build
+	@scripts/setup.sh python build
+	@scripts/setup.sh wheel
+	@scripts/python.sh
+
+wheel:  ## Make a wheel of the Python package for other machines, in dist/ (WHEEL_TORCH="2.13.0 2.14.1": for these versions of torch, or folders)
+	@scripts/setup.sh packages build
+	@scripts/setup.sh python build
+	@scripts/setup.sh wheel
+	@scripts/wheel.sh $(WHEEL_TORCH)
 
 format:  ## Format all C++ and Python files
 	@scripts/format.sh
