@@ -2,17 +2,16 @@
 # python.sh: compiles the Python package in BUILD_DIR, installs it into the environment VENV, and imports it there.
 source "$(dirname "$0")/common.sh"
 cd "$ROOT"
+packed=$(mktemp -d)
+trap 'rm -rf "$packed"' EXIT
 
 compile() {
   BUILD_TESTS=OFF BUILD_TARGETS="fsdp_python fsdp_program" scripts/build.sh -DFSDP_BUILD_PYTHON=ON
 }
 
 install() {
-  local folder
-  folder=$(mktemp -d)
-  trap 'rm -rf "$folder"' RETURN
-  "$PYTHON" scripts/make_wheel.py --build-dir "$BUILD_DIR" --output "$folder" >/dev/null
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-index --force-reinstall "$folder"/*.whl
+  "$PYTHON" scripts/make_wheel.py --build-dir "$BUILD_DIR" --output "$packed" >/dev/null
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-index --force-reinstall "$packed"/*.whl
 }
 
 # From another folder, so that the installed package is found and not the sources.

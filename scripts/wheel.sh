@@ -6,14 +6,14 @@
 source "$(dirname "$0")/common.sh"
 cd "$ROOT"
 PLACE=$ROOT/build-wheel
+packages=$(mktemp -d)
+trap 'rm -rf "$packages"' EXIT
 
 # fetch_torch VERSION: what is compiled against, in PLACE/fetched-VERSION/torch.
 fetch_torch() {
-  local folder=$PLACE/fetched-$1 packages
+  local folder=$PLACE/fetched-$1
   [[ ! -e $folder/torch/version.py ]] || return 0
   say "Fetching torch $1"
-  packages=$(mktemp -d)
-  trap 'rm -rf "$packages"' RETURN
   "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
     --dest "$packages" "torch==$1" || die "pip could not fetch torch $1 (its output is above)"
   "$PYTHON" - "$packages" "$folder" <<'END'
@@ -24,6 +24,7 @@ packages, folder = map(pathlib.Path, sys.argv[1:])
 with zipfile.ZipFile(package) as archive:
     names = [name for name in archive.namelist() if re.match(r"torch/(include/|lib/lib(torch_cpu|torch|c10)\.so)", name)]
     archive.extractall(folder, [*names, "torch/version.py"])
+package.unlink()
 END
 }
 
