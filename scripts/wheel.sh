@@ -49,4 +49,4 @@ for torch; do
     scripts/build.sh -DFSDP_WHEEL=ON -DFSDP_BUILD_PYTHON=ON
   options+=(--build-dir "$PLACE/torch$series")
 done
-PATH=$VENV/bin:$PATH "$PYTHON" scripts/make_wheel.py --repair "${options[@]}"
+"$PYTHON" scripts/make_wheel.py --repair "${options[@]}"

@@ -133,3 +133,5 @@ def test_a_source_distribution_has_what_the_build_reads(tmp_path):
     rules = (tmp_path / "build/build.ninja").read_text()
     for name in ("gloo", "nlohmann-json", "xxhash", "cli11", "dygraphs"):
         assert f"{source}/third_party/{name}" in rules, name
+    # As many compilers as memory has room for, which pip does not ask about.
+    assert "pool = fsdp_compilers" in rules

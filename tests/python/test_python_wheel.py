@@ -65,6 +65,15 @@ def test_the_wheel_holds_one_library_for_each_torch_and_no_links(wheel):
         assert any(licence.endswith(name) for licence in licences), name
 
 
+def test_auditwheel_finds_nothing_that_other_systems_lack(source_dir, build_dir, tmp_path):
+    wheel = make_wheel(source_dir, build_dir, tmp_path, "--repair")
+    assert re.fullmatch(rf"fsdp_cpp-{VERSION}-py3-none-manylinux_\d+_\d+_x86_64(\..*)?\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        compiled = {name for name in archive.namelist() if re.search(r"\.so(\.|$)|/fsdp$", name)}
+        assert compiled == {f"{LIBRARIES}/{name}" for name in COMPILED}, "nothing was grafted"
+        assert archive.getinfo(f"{LIBRARIES}/fsdp").external_attr >> 16 & 0o111 == 0o111
+
+
 def test_installed_files_name_no_folder_of_the_build(with_torch_elsewhere, source_dir, build_dir):
     for name in COMPILED:
         file = with_torch_elsewhere.site_packages / LIBRARIES / name

@@ -18,8 +18,8 @@ def call(*command, **options):
     return result.stdout
 
 
-def make_wheel(source_dir, build_dir, folder):
-    call(sys.executable, source_dir / "scripts/make_wheel.py", "--build-dir", build_dir, "--output", folder)
+def make_wheel(source_dir, build_dir, folder, *options):
+    call(sys.executable, source_dir / "scripts/make_wheel.py", "--build-dir", build_dir, "--output", folder, *options)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
