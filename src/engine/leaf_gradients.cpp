@@ -109,10 +109,14 @@ at::Tensor LeafGradients::on_device_of_shards(const at::Tensor& reduced) {
 // optimizer would not visit its leaves, which are empty and have no gradient. The version of its shard would then stay
 // the same while other ranks' versions change, and the ranks would disagree on whether a unit that is still gathered
 // must be gathered again. Therefore the first captured leaf on such a rank gets a defined gradient, without elements.
+//
+// With the cut by rows, every captured leaf gets one: a DTensor's gradient exists on all ranks or on none, because
+// functions of it communicate.
 void LeafGradients::add_to_original_leaves(const at::Tensor& reduced, const ParameterMask& captured) {
   const flat::FlatLayout& layout = flat_.layout();
+  const bool rows = layout.cut() == ShardCut::kRows;
   const auto is_visited = [&](int64_t i) {  // a parameter without elements has a gradient without elements
-    return captured.test(i) && (flat_.original_leaves()[i].numel() > 0 || layout.numel(i) == 0);
+    return captured.test(i) && (rows || flat_.original_leaves()[i].numel() > 0 || layout.numel(i) == 0);
   };
   bool visit_empty = true;
   for (int64_t i = 0; i < layout.num_parameters(); ++i) visit_empty &= !is_visited(i);
