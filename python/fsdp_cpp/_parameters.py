@@ -26,6 +26,9 @@ class Parameters(dict):
 
     def __init__(self, module: nn.Module) -> None:
         self._attributes = module.__dict__
+        # Sharded parameters that other values have replaced. They may come back as whole ones, for example after
+        # torch.func.functional_call, and nothing else need hold them until then.
+        self._replaced: dict[int, ShardedParameter] = {}
         super().__init__(module._parameters)
 
     def raw(self, name: str) -> Any:
@@ -44,6 +47,7 @@ class Parameters(dict):
 
     def __setitem__(self, name: str, value: Any) -> None:
         value = self._listed(name, value)
+        self._keep(name)
         dict.__setitem__(self, name, value)
         if type(value) is ShardedParameter:
             self._attributes[name] = value.whole
@@ -51,6 +55,7 @@ class Parameters(dict):
             self._attributes.pop(name, None)
 
     def __delitem__(self, name: str) -> None:
+        self._keep(name)
         dict.__delitem__(self, name)
         self._attributes.pop(name, None)
 
@@ -81,6 +86,11 @@ class Parameters(dict):
     def clear(self) -> None:
         for name in list(self):
             del self[name]
+
+    def _keep(self, name: str) -> None:
+        old = dict.get(self, name)
+        if type(old) is ShardedParameter:
+            self._replaced[id(old)] = old
 
     def _listed(self, name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or type(value) is ShardedParameter:
