@@ -20,7 +20,7 @@ from fsdp_cpp._mirror import annotate, build_mirror
 from fsdp_cpp._module import FSDPModule, ModuleState, annotate_class, state_of
 from fsdp_cpp._options import EngineOptions
 from fsdp_cpp._parameters import Parameters, list_as_sharded, whole_parameters
-from fsdp_cpp._sharded_parameter import make_sharded_parameter, sharded_parameter_of
+from fsdp_cpp._sharded_parameter import ShardedParameter, make_sharded_parameter, sharded_parameter_of
 
 _classes = torch.classes.fsdp_cpp
 
@@ -83,7 +83,10 @@ def fully_shard(
     check_not_supported(dp_mesh_dims, offload_policy)
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
-    options = _options(mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options)
+    makes_unit = _makes_unit(modules, ignored_params)
+    options = _options(
+        mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options, makes_unit
+    )
     on_meta = parameters_on_meta(modules)
     sharded = _shard(modules, options) if any(True for one in modules for _ in one.parameters()) else None
     _show_sharded_parameters(modules, mesh)
@@ -122,19 +125,23 @@ def _options(
     offload_policy: OffloadPolicy,
     ignored: set[nn.Parameter] | None,
     engine: EngineOptions,
+    makes_unit: bool,
 ) -> torch.ScriptObject:
     options = _classes.Options()
     if mesh.ndim == 1:
         options.set_group(group_of(mesh, 0, engine.backend))
-        options.set_strategy("FULL_SHARD")
     else:
         options.set_mesh(None, group_of(mesh, 1, engine.backend), group_of(mesh, 0, engine.backend))
-        options.set_strategy("HYBRID_SHARD")
     options.set_device(device_of(mesh))
-    if reshard_after_forward is not None:
-        options.set_reshard_after_forward(_reshard_size(reshard_after_forward, mesh.size(mesh.ndim - 1)))
-    # Inputs are cast where PyTorch casts them, at the module's boundary, and not again at each operator.
-    options.set_mixed_precision(mp_policy.param_dtype, mp_policy.reduce_dtype, None, False, False)
+    reshard = None if reshard_after_forward is None else _reshard_size(reshard_after_forward, mesh.size(mesh.ndim - 1))
+    # Where inner calls have sharded everything, options of a unit would apply to nothing, which the library refuses;
+    # but models are commonly sharded last with the options of their blocks.
+    if makes_unit:
+        options.set_strategy("FULL_SHARD" if mesh.ndim == 1 else "HYBRID_SHARD")
+        if reshard is not None:
+            options.set_reshard_after_forward(reshard)
+        # Inputs are cast where PyTorch casts them, at the module's boundary, and not again at each operator.
+        options.set_mixed_precision(mp_policy.param_dtype, mp_policy.reduce_dtype, None, False, False)
     options.set_offload(isinstance(offload_policy, CPUOffloadPolicy), None)
     options.set_layout(True, True)
     options.ignore(list(ignored or ()))
@@ -148,6 +155,12 @@ def _options(
     options.set_keep_memory(engine.keep_memory)
     options.set_debug(engine.collective_check, engine.dump_folder, engine.read_only_parameters)
     return options
+
+
+def _makes_unit(modules: list[nn.Module], ignored: set[nn.Parameter] | None) -> bool:
+    """Whether inner calls have left parameters to shard."""
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    return any(type(one) is not ShardedParameter and one not in (ignored or ()) for one in parameters)
 
 
 def _reshard_size(reshard_after_forward: bool | int, ranks: int) -> int:

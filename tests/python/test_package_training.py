@@ -104,3 +104,20 @@ def placements(rank, size):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_parameters_are_the_rows_that_distribute_tensor_gives(ranks):
     run_ranks(ranks, placements)
+
+
+def blocks_with_all_parameters(rank, size):
+    from fsdp_cpp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    net = nn.Sequential(nn.Linear(15, 7), nn.Linear(7, 5))
+    for layer in net:
+        fully_shard(layer, reshard_after_forward=True, mp_policy=policy)
+    fully_shard(net, mp_policy=policy)  # as accelerate calls it
+    assert net(batch(0)).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="should be a factor of 2"):
+        fully_shard(nn.Sequential(fully_shard(nn.Linear(3, 3))), reshard_after_forward=3)
+
+
+def test_a_model_whose_blocks_have_all_parameters_takes_their_options():
+    run_ranks(2, blocks_with_all_parameters)
