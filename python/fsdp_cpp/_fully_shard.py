@@ -18,7 +18,7 @@ from fsdp_cpp._groups import default_mesh, device_of, group_of
 from fsdp_cpp._meta import mark_without_values, parameters_on_meta
 from fsdp_cpp._mirror import annotate, build_mirror
 from fsdp_cpp._module import FSDPModule, ModuleState, annotate_class, state_of
-from fsdp_cpp._options import EngineOptions
+from fsdp_cpp._options import EngineOptions, default_engine_options
 from fsdp_cpp._parameters import Parameters, list_as_sharded, whole_parameters
 from fsdp_cpp._sharded_parameter import ShardedParameter, make_sharded_parameter, sharded_parameter_of
 
@@ -26,7 +26,6 @@ _classes = torch.classes.fsdp_cpp
 
 _NO_POLICY = MixedPrecisionPolicy()
 _NO_OFFLOAD = OffloadPolicy()
-_DEFAULTS = EngineOptions()
 
 
 def fully_shard(
@@ -39,7 +38,7 @@ def fully_shard(
     offload_policy: OffloadPolicy = _NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: Any = None,
-    engine_options: EngineOptions = _DEFAULTS,
+    engine_options: EngineOptions | None = None,
 ) -> Any:
     """Shards the parameters of a module over the ranks of a mesh, in place.
 
@@ -65,7 +64,7 @@ def fully_shard(
         offload_policy: ``CPUOffloadPolicy()`` keeps shards, gradients and optimizer state in host memory.
         ignored_params: parameters that are left as they are.
         dp_mesh_dims: not supported; refused unless None.
-        engine_options: options that PyTorch's FSDP does not have.
+        engine_options: options that PyTorch's FSDP does not have. None: those of :func:`install`, or the defaults.
 
     Returns:
         ``module``.
@@ -83,6 +82,7 @@ def fully_shard(
     check_not_supported(dp_mesh_dims, offload_policy)
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
+    engine_options = engine_options if engine_options is not None else default_engine_options()
     makes_unit = _makes_unit(modules, ignored_params)
     options = _options(
         mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options, makes_unit

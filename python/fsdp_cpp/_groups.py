@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from fsdp_cpp._options import default_device_type
+
 _group_class = torch.classes.fsdp_cpp.Group
 
 
@@ -16,7 +18,8 @@ def default_mesh() -> DeviceMesh:
     """A mesh of one dimension over all ranks, which starts torch.distributed if nobody has."""
     if not dist.is_initialized():
         dist.init_process_group()
-    return init_device_mesh(torch._C._get_accelerator().type, (dist.get_world_size(),))
+    device_type = default_device_type() or torch._C._get_accelerator().type
+    return init_device_mesh(device_type, (dist.get_world_size(),))
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:

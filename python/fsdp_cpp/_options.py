@@ -38,3 +38,28 @@ class EngineOptions:
     collective_check: str = "sampled"
     dump_folder: str = ""
     read_only_parameters: bool | None = None
+
+
+@dataclass
+class _Defaults:
+    engine_options: EngineOptions
+    device_type: str | None  # None: the accelerator, or CPUs where torch finds none
+
+
+_defaults = _Defaults(EngineOptions(), None)
+
+
+def default_engine_options() -> EngineOptions:
+    """The options of models that are sharded without any."""
+    return _defaults.engine_options
+
+
+def default_device_type() -> str | None:
+    """The device type of the mesh of models that are sharded without one; None: torch's accelerator."""
+    return _defaults.device_type
+
+
+def set_defaults(engine_options: EngineOptions, device_type: str | None) -> None:
+    """Sets the options and the device type of models that are sharded from now on without them."""
+    _defaults.engine_options = engine_options
+    _defaults.device_type = device_type
