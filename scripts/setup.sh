@@ -190,7 +190,7 @@ install_python() {
   install_requirements files "0.1 GB" --no-deps
   if [[ $1 == test ]]; then
     install_requirements tables "0.2 GB"
-    install_requirements test "0.3 GB"
+    install_requirements test "0.4 GB"
     install_requirements wheel "0.02 GB"
   fi
   if [[ $1 == test ]] || has_gpu; then
