@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_cpp._sharded_parameter import ShardedParameter
-from fsdp_cpp._tree import is_annotated
+from fsdp_cpp._tree import is_annotated, sharded_of, state_of
 
 PlacementFunction = Callable[[nn.Parameter], Any]
 
@@ -93,3 +93,18 @@ def check_mesh(mesh: DeviceMesh) -> None:
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+
+
+def check_same_arguments(modules: list[nn.Module], arguments: Any) -> None:
+    """Refuses arguments other than those of the modules below that are sharded already: one engine has one of each."""
+    for module in modules:
+        for name, inner in module.named_modules():
+            if not is_annotated(inner) or sharded_of(inner) is None:
+                continue
+            for field, value in vars(arguments).items():
+                known = getattr(state_of(inner).arguments, field)
+                if known != value:
+                    raise NotImplementedError(
+                        f"fsdp_cpp: fully_shard: module '{name}' was sharded with {field}={known}; another {field} for "
+                        f"a module above it ({value}) is not supported"
+                    )

@@ -13,11 +13,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import Shard
 
 from fsdp_cpp._casts import cast_inputs_of, cast_outputs_of, with_casts
-from fsdp_cpp._checks import check_mesh, check_modules, check_not_supported, check_parameters
-from fsdp_cpp._groups import default_mesh, device_of, group_of
+from fsdp_cpp._checks import check_mesh, check_modules, check_not_supported, check_parameters, check_same_arguments
+from fsdp_cpp._groups import default_mesh, device_of, group_names, group_of
 from fsdp_cpp._meta import mark_without_values, parameters_on_meta
 from fsdp_cpp._mirror import annotate, build_mirror
-from fsdp_cpp._module import FSDPModule, ModuleState, annotate_class, state_of
+from fsdp_cpp._module import FSDPModule, ModuleState, TreeArguments, annotate_class, state_of
 from fsdp_cpp._options import EngineOptions, default_engine_options
 from fsdp_cpp._parameters import Parameters, list_as_sharded, whole_parameters
 from fsdp_cpp._sharded_parameter import ShardedParameter, make_sharded_parameter, sharded_parameter_of
@@ -83,6 +83,8 @@ def fully_shard(
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
     engine_options = engine_options if engine_options is not None else default_engine_options()
+    arguments = TreeArguments(group_names(mesh), offload_policy, engine_options)
+    check_same_arguments(modules, arguments)
     makes_unit = _makes_unit(modules, ignored_params)
     options = _options(
         mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, engine_options, makes_unit
@@ -92,7 +94,7 @@ def fully_shard(
     _show_sharded_parameters(modules, mesh)
     mark_without_values(modules, on_meta)
     for one in modules:
-        _annotate(one, sharded, mp_policy, engine_options)
+        _annotate(one, sharded, arguments, mp_policy)
     return module
 
 
@@ -216,10 +218,10 @@ def _show_sharded_parameters(modules: list[nn.Module], mesh: DeviceMesh) -> None
 
 
 def _annotate(
-    module: nn.Module, sharded: torch.ScriptObject | None, policy: MixedPrecisionPolicy, engine: EngineOptions
+    module: nn.Module, sharded: torch.ScriptObject | None, arguments: TreeArguments, policy: MixedPrecisionPolicy
 ) -> None:
     inputs = policy.param_dtype if policy.cast_forward_inputs else None
-    annotate_class(module, ModuleState(sharded, engine.one_communicator, policy.output_dtype, inputs))
+    annotate_class(module, ModuleState(sharded, arguments, policy.output_dtype, inputs))
     if inputs is not None:
         cast_inputs_of(module, inputs)
     if policy.output_dtype is not None:

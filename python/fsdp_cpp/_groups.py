@@ -29,6 +29,11 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.accelerator.current_device_index())
 
 
+def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The names of the process groups of a mesh's dimensions, this rank's ones."""
+    return tuple(mesh.get_group(dimension).group_name for dimension in range(mesh.ndim))
+
+
 def group_of(mesh: DeviceMesh, dimension: int, backend: str) -> torch.ScriptObject:
     """The communicator over the ranks of one dimension of a mesh. Collective when it is made."""
     process_group = mesh.get_group(dimension)

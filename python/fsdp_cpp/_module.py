@@ -8,13 +8,24 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import OffloadPolicy
 from typing_extensions import deprecated
 
 from fsdp_cpp._conversion import apply_to_sharded, without_sharded_parameters
 from fsdp_cpp._mirror import mirror_of
+from fsdp_cpp._options import EngineOptions
 from fsdp_cpp._tree import annotated_at, covers_tree, is_annotated, is_root, set_state, sharded_of, state_of
 
-__all__ = ["FSDPModule", "ModuleState", "UnshardHandle", "annotate_class", "is_annotated", "state_of"]
+__all__ = ["FSDPModule", "ModuleState", "TreeArguments", "UnshardHandle", "annotate_class", "is_annotated", "state_of"]
+
+
+@dataclass(frozen=True)
+class TreeArguments:
+    """Arguments of fully_shard that must be the same for all units of a model."""
+
+    mesh: tuple[str, ...]  # the names of its process groups
+    offload_policy: OffloadPolicy
+    engine_options: EngineOptions
 
 
 @dataclass
@@ -22,7 +33,7 @@ class ModuleState:
     """What a module that fully_shard was called on knows about its sharding."""
 
     sharded: torch.ScriptObject | None  # the handle of its tree; None if nothing below it has parameters
-    one_communicator: bool
+    arguments: TreeArguments
     output_dtype: torch.dtype | None
     input_dtype: torch.dtype | None  # to which forward inputs are cast
 
@@ -171,7 +182,7 @@ class FSDPModule:
             NotImplementedError: it is not as asked for; communicators are made when the model is sharded.
         """
         for module in annotated_at(self, recurse):
-            if state_of(module).one_communicator == bool(enable):
+            if state_of(module).arguments.engine_options.one_communicator == bool(enable):
                 _refuse(
                     f"set_separate_reduce_scatter_group({bool(enable)}) after sharding",
                     f"pass engine_options=EngineOptions(one_communicator={not enable}) to fully_shard",
