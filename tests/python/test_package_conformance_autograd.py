@@ -1,5 +1,5 @@
-"""Uses of autograd with fsdp_cpp, beside FSDP2 or one process: frozen and unused parameters, several passes, passes that
-fail."""
+"""Uses of autograd with fsdp_cpp, beside FSDP2 or one process: frozen and unused parameters, several passes, passes
+that fail."""
 
 import pytest
 import torch
