@@ -58,12 +58,11 @@ class FSDPModule:
     order.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Indexing into a container makes a new container of the module's own class.
-        own = cls.__mro__[2]
-        module = own.__new__(own, *args, **kwargs)
-        own.__init__(module, *args, **kwargs)
-        return module
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Indexing into a container calls the container's class: the new container is of the module's own class.
+        own = type(self).__mro__[2]
+        self.__class__ = own
+        own.__init__(self, *args, **kwargs)
 
     # -- gathering --
 
