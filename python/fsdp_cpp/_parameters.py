@@ -39,6 +39,14 @@ class Parameters(dict):
         value = dict.__getitem__(self, name)
         return value.whole if type(value) is ShardedParameter else value
 
+    def items(self) -> Any:
+        _refuse_export()
+        return super().items()
+
+    def values(self) -> Any:
+        _refuse_export()
+        return super().values()
+
     def get(self, name: str, default: Any = None) -> Any:
         try:
             return self[name]
@@ -104,6 +112,14 @@ class Parameters(dict):
                 old.copy_(value)
             return old
         return value
+
+
+def _refuse_export() -> None:
+    if torch.compiler.is_exporting():
+        raise NotImplementedError(
+            "fsdp_cpp: torch.export of a sharded module: the program would compute with whole parameters and hold "
+            "sharded ones. Export a module that is not sharded, with the values of this one's full state dict"
+        )
 
 
 def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
