@@ -5,11 +5,13 @@ standard library alone and imports nothing of the package, so that the command `
 """
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import sys
+import urllib.parse
 from pathlib import Path
 
 LIBRARY = "libfsdp_cpp.so"
@@ -78,11 +80,7 @@ def choose(torch, package_folders):
         return check(
             read_record(named_library(override)), torch, f"name one for torch {torch.series} in {OVERRIDE}, or unset it"
         )
-    folders = {
-        folder.name.removeprefix("torch"): folder
-        for package in package_folders
-        for folder in sorted((Path(package) / "lib").glob("torch*"))
-    }
+    folders = library_folders([*package_folders, *folders_of_editable_installation(package_folders)])
     if not folders:
         raise ImportError(
             f"fsdp_cpp in {package_folders[0]} has no compiled library: these are its sources. Run make python, or "
@@ -98,6 +96,29 @@ def choose(torch, package_folders):
     return check(
         library, torch, f"its folder says torch {torch.series}, so the installation is damaged: install fsdp-cpp anew"
     )
+
+
+def library_folders(package_folders):
+    """{"2.13": folder} for the libraries in lib/ of these folders; the first one of a version counts."""
+    found = {}
+    for package in package_folders:
+        for folder in sorted((Path(package) / "lib").glob("torch*")):
+            found.setdefault(folder.name.removeprefix("torch"), folder)
+    return found
+
+
+def folders_of_editable_installation(package_folders):
+    """Where `pip install -e` of the sources in one of these folders has put what it compiled; not where any other
+    installation lies, whose library may be older than the sources."""
+    try:
+        installed = importlib.metadata.distribution("fsdp-cpp")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        sources = Path(urllib.parse.unquote(urllib.parse.urlparse(origin["url"]).path)) / "python/fsdp_cpp"
+        if sources.resolve() in (Path(folder).resolve() for folder in package_folders):
+            yield Path(installed.locate_file("fsdp_cpp"))
 
 
 def number_of(series):

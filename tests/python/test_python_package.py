@@ -70,8 +70,22 @@ def test_versions_are_named_in_their_order(choice, tmp_path):
         choice.choose(choice.InstalledTorch(tmp_path, "2.15.0"), [tmp_path])
 
 
-def test_a_package_in_two_folders_finds_its_library_in_either(choice, tmp_path):
-    """As an editable installation has its Python files in one folder and what was compiled in another."""
-    library = add_library(choice, tmp_path / "installed", "2.13")
-    folders = [tmp_path / "sources", tmp_path / "installed"]
-    assert choice.choose(choice.InstalledTorch(tmp_path, "2.13.0"), folders).path == library
+@pytest.mark.parametrize("editable", [True, False])
+def test_an_editable_installation_finds_its_library(choice, tmp_path, monkeypatch, editable):
+    """Its Python files are the sources, and what was compiled is in site-packages. The library of another installation
+    is not taken for that of the sources."""
+    sources = tmp_path / "a clone/python/fsdp_cpp"
+    sources.mkdir(parents=True)
+    library = add_library(choice, tmp_path / "site-packages/fsdp_cpp", "2.13")
+    installed = tmp_path / "site-packages/fsdp_cpp-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: fsdp-cpp\nVersion: 0.1.0\n")
+    origin = {"url": (tmp_path / "a clone").as_uri(), "dir_info": {"editable": True} if editable else {}}
+    (installed / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(str(installed.parent))
+    torch_2_13 = choice.InstalledTorch(tmp_path, "2.13.0")
+    if editable:
+        assert choice.choose(torch_2_13, [sources]).path == library
+    else:
+        with pytest.raises(ImportError, match="these are its sources"):
+            choice.choose(torch_2_13, [sources])
