@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "binding/gradients.h"
 #include "binding/module_mirror.h"
 #include "binding/options.h"
 #include "binding/process_group.h"
@@ -28,6 +29,7 @@ struct Build : torch::CustomClassHolder {
 
 TORCH_LIBRARY(fsdp_cpp, m) {
   m.class_<Build>("Build").def_static("torch_version", &Build::torch_version).def_static("check", &Build::check);
+  register_gradients(m);
   register_group(m);
   register_module_mirror(m);
   register_options(m);

@@ -50,6 +50,10 @@ void Whole::prepare_write(const at::Tensor& leaf) {
   if (unit) unit->engine().gatherer().prepare_write_to_shards(*unit);
 }
 
+void Whole::prepare_writes(const std::vector<at::Tensor>& leaves) {
+  for (const at::Tensor& leaf : leaves) prepare_write(leaf);
+}
+
 void register_whole(torch::Library& library) {
   library.class_<Whole>("Whole")
       .def_static("is_whole", &Whole::is_whole)
@@ -59,7 +63,8 @@ void register_whole(torch::Library& library) {
       .def_static("unit_name", &Whole::unit_name)
       .def_static("check_membership", &Whole::check_membership)
       .def_static("share_version", &Whole::share_version)
-      .def_static("prepare_write", &Whole::prepare_write);
+      .def_static("prepare_write", &Whole::prepare_write)
+      .def_static("prepare_writes", &Whole::prepare_writes);
 }
 
 }  // namespace fsdp::python

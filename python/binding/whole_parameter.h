@@ -3,6 +3,8 @@
 
 #include <torch/custom_class.h>
 
+#include <vector>
+
 #include "engine/unit.h"
 #include "torch_seams/keyed_storage.h"
 
@@ -31,6 +33,7 @@ class Whole : public torch::CustomClassHolder {
   static void share_version(const at::Tensor& tensor, const at::Tensor& leaf);
   // Must be called before `leaf` is written by code that the dispatcher does not show to the engine.
   static void prepare_write(const at::Tensor& leaf);
+  static void prepare_writes(const std::vector<at::Tensor>& leaves);
 };
 
 void register_whole(torch::Library& library);

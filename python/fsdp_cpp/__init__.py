@@ -18,7 +18,7 @@ __version__ = _compiled.version
 
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy  # noqa: E402
 
-from fsdp_cpp import _compile  # noqa: E402
+from fsdp_cpp import _clipping, _compile, _optimizer  # noqa: E402
 from fsdp_cpp._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx  # noqa: E402
 from fsdp_cpp._install import install, uninstall  # noqa: E402
 from fsdp_cpp._module import FSDPModule, UnshardHandle  # noqa: E402
@@ -26,6 +26,8 @@ from fsdp_cpp._options import EngineOptions  # noqa: E402
 from fsdp_cpp._sharded_parameter import ShardedParameter  # noqa: E402
 
 _compile.install()
+_optimizer.install()
+_clipping.install()
 
 __all__ = [
     "CPUOffloadPolicy",

@@ -78,6 +78,7 @@ class ShardedParameter(DTensor):
                 self._spec,
                 requires_grad=False,
             )
+            wrapped._gradient_of = weakref.ref(self)
             known = self.__dict__["_wrapped_grad"] = (gradient, wrapped)
         return known[1]
 
@@ -101,6 +102,11 @@ class ShardedParameter(DTensor):
         own = self._flat(self._local_part_of(native))
         gradient = self.leaf.grad
         self.leaf.grad = own.clone() if gradient is None else gradient + own
+
+    def local_gradient(self) -> torch.Tensor | None:
+        """The gradient of this rank's part as the engine keeps it: 1-D, or None."""
+        self._take_over_native_gradient()
+        return self.leaf.grad
 
     # -- writes --
 
@@ -220,6 +226,20 @@ def sharded_parameter_of(whole: torch.Tensor) -> ShardedParameter | None:
     return reference() if reference is not None else None
 
 
+def parameter_of_gradient(tensor: torch.Tensor) -> ShardedParameter | None:
+    """The sharded parameter whose ``grad`` has returned the tensor; None for other tensors."""
+    reference = tensor.__dict__.get("_gradient_of") if type(tensor) is DTensor else None
+    return reference() if reference is not None else None
+
+
+_made = 0
+
+
+def number_of_sharded_parameters() -> int:
+    """The number of sharded parameters that this process has made so far. It never decreases."""
+    return _made
+
+
 def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedParameter:
     """Makes the sharded parameter of a whole one that the engine has just sharded over ``mesh``."""
     leaf = _whole_class.leaf(whole)
@@ -232,4 +252,6 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     parameter.__dict__.update(_leaf=leaf, _whole=whole)
     _whole_class.share_version(parameter, leaf)
     _by_whole[whole] = weakref.ref(parameter)
+    global _made
+    _made += 1
     return parameter
