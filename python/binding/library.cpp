@@ -5,6 +5,7 @@
 #include <string>
 
 #include "binding/gradients.h"
+#include "binding/interruption.h"
 #include "binding/module_mirror.h"
 #include "binding/options.h"
 #include "binding/process_group.h"
@@ -31,6 +32,7 @@ TORCH_LIBRARY(fsdp_cpp, m) {
   m.class_<Build>("Build").def_static("torch_version", &Build::torch_version).def_static("check", &Build::check);
   register_gradients(m);
   register_group(m);
+  register_interruption(m);
   register_module_mirror(m);
   register_options(m);
   register_whole(m);

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard
 
 from fsdp_cpp._casts import cast_inputs_of, cast_outputs_of, with_casts
 from fsdp_cpp._checks import check_mesh, check_modules, check_not_supported, check_parameters, check_same_arguments
+from fsdp_cpp._ctrl_c import end_waits_at_ctrl_c
 from fsdp_cpp._groups import default_mesh, device_of, group_names, group_of
 from fsdp_cpp._meta import mark_without_values, parameters_on_meta
 from fsdp_cpp._mirror import annotate, build_mirror
@@ -80,6 +81,7 @@ def fully_shard(
     check_modules(modules)
     check_parameters(modules, shard_placement_fn, ignored_params)
     check_not_supported(dp_mesh_dims, offload_policy)
+    end_waits_at_ctrl_c()
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
     engine_options = engine_options if engine_options is not None else default_engine_options()

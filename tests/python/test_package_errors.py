@@ -1,9 +1,11 @@
 """Errors of the package: of the types that PyTorch raises, with ranks, units and names; and clean ends of processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -92,6 +94,71 @@ def test_wrong_arguments_are_refused_by_name():
     run_ranks(2, wrong_arguments)
 
 
+def start_rank(rank, folder, program):
+    environment = {**os.environ, **library_environment(), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", PREAMBLE + textwrap.dedent(program), str(rank), str(folder / "store")],
+        env=environment,
+        cwd=SOURCE_DIR,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+PREAMBLE = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
+from fsdp_cpp import fully_shard
+net = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
+fully_shard(net[0]), fully_shard(net)
+net(torch.ones(2, 5))
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_waits_and_the_others_name_it(tmp_path):
+    late = """
+        print("ready")
+        input()
+        net(torch.ones(2, 5)).sum().backward()
+        """
+    waiting, late = (
+        start_rank(0, tmp_path, 'print("waits"); net(torch.ones(2, 5)).sum().backward()'),
+        start_rank(1, tmp_path, late),
+    )
+    assert waiting.stdout.readline() == "waits\n"
+    assert late.stdout.readline() == "ready\n"
+    time.sleep(1)  # so that the rank is likely to wait; if not yet, it ends all the same
+    waiting.send_signal(signal.SIGINT)
+    _, errors = waiting.communicate(timeout=60)  # the late rank never comes, and the group waits for 30 minutes
+    assert waiting.returncode != 0
+    assert "KeyboardInterrupt" in errors or "interrupted" in errors, errors
+    _, errors = late.communicate(input="\n", timeout=60)
+    assert late.returncode == 1
+    assert "rank 0" in errors, errors
+
+
+def test_a_handled_ctrl_c_leaves_later_waits_alone(tmp_path):
+    program = """
+        import os, signal
+        try:
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+                raise SystemExit("no exception")
+        except KeyboardInterrupt:
+            pass
+        assert signal.getsignal(signal.SIGINT).__module__ == "fsdp_cpp._ctrl_c"
+        net(torch.ones(2, 5)).sum().backward()
+        """
+    ranks = [start_rank(rank, tmp_path, program) for rank in range(2)]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
+
+
 ENDS = {
     "process group destroyed first": "dist.destroy_process_group(); del net, optimizer",
     "model deleted first": "del net, optimizer, loss; import gc; gc.collect(); dist.destroy_process_group()",
@@ -102,31 +169,13 @@ ENDS = {
 
 @pytest.mark.parametrize("order", ENDS)
 def test_processes_end_without_a_crash_in_any_order(order, tmp_path):
-    program = textwrap.dedent(f"""
-        import sys, torch, torch.distributed as dist
-        from torch import nn
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", store=dist.FileStore({str(tmp_path / "store")!r}, 2), rank=rank, world_size=2)
-        from fsdp_cpp import fully_shard
-        net = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
-        fully_shard(net[0]), fully_shard(net)
+    program = """
         optimizer = torch.optim.Adam(net.parameters())
         loss = net(torch.ones(2, 5)).sum()
         loss.backward()
         optimizer.step()
-        {ENDS[order]}
-        """)
-    environment = {**os.environ, **library_environment(), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(rank)],
-            env=environment,
-            cwd=SOURCE_DIR,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+        """
+    ranks = [start_rank(rank, tmp_path, program + ENDS[order]) for rank in range(2)]
     for rank in ranks:
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == (3 if "SystemExit" in ENDS[order] else 0), errors
