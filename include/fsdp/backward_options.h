@@ -4,7 +4,8 @@
 namespace fsdp {
 
 // What backward passes do with gradients. A backward reads these options when it begins: when its first operator or
-// gradient reaches a sharded parameter. Must be the same on all ranks.
+// gradient reaches a sharded parameter. Must be the same on all ranks. The first two can be set for single units as
+// well: ShardedModule::set_requires_gradient_sync, set_requires_all_reduce.
 struct BackwardOptions {
   // false: each rank accumulates gradients unsharded, in reduce_dtype, and communicates nothing (no_sync). Units of
   // SHARD_GRAD_OP and _HYBRID_SHARD_ZERO2 stay gathered after such a backward. The next backward with true reduces the

@@ -29,6 +29,8 @@ class Unit;
 
 namespace fsdp {
 
+class ReshardAfterForward;
+
 // Gathers in flight. Destroying the handle does not cancel them.
 class UnshardHandle {
  public:
@@ -122,20 +124,34 @@ class ShardedModule {
     bool before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
-  // Sets one of the BackwardOptions until it is set again, under its name in FSDP2.
+  // Sets one of the BackwardOptions for all units until it is set again, under its name in FSDP2. The first two end
+  // what was set for single modules; that of gradient synchronization also ends what was set for their all-reduces.
   void set_requires_gradient_sync(bool on);
   void set_requires_all_reduce(bool on);
   void set_is_last_backward(bool on);
+  // Sets one for the units made for `module` itself and, with `recurse`, for modules below it. A unit without
+  // synchronization adds up its gradients unsharded, while others are reduced in the same backward; once it is set
+  // again, the next backward reduces the sum. The first function sets the second as well. no_sync(), and false in the
+  // options of backward(), hold for all units all the same. With Options::auto_units, units belong to the module that
+  // fully_shard was called on. An error in these two functions and in those below that take a module: if there are no
+  // such units, if auto_units has yet to make them, and while backward runs. All ranks must make the same call; a
+  // difference is found when the units are reduced or gathered next.
+  void set_requires_gradient_sync(const torch::nn::Module& module, bool on, bool recurse = true);
+  void set_requires_all_reduce(const torch::nn::Module& module, bool on, bool recurse = true);
   BackwardOptions backward_options() const;
-  // Runs loss.backward() with these options for this call only.
+  // Runs loss.backward() with these options for this call only. Where they say true, a unit follows what was set for
+  // its module, if anything was.
   void backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph = false);
   // Waits for reductions that a backward with is_last_backward = false left in flight.
   void wait_for_gradients();
 
   // -- Reductions --
 
-  // Divides gradients by `factor` instead of the number of ranks that contribute. Unset: by that number (the mean).
+  // Divides gradients by `factor` instead of the number of ranks that contribute. Unset: by that number (the mean). The
+  // second form is for the units made for `module` itself; unset: as the first one says. The first one ends all of the
+  // second.
   void set_gradient_divide_factor(std::optional<double> factor);
+  void set_gradient_divide_factor(const torch::nn::Module& module, std::optional<double> factor);
   // Whether reductions compute the norm of the gradients that they write, for reduced_grad_norm(). Takes effect with
   // the next backward. Off by default. Must be the same on all ranks.
   void set_reductions_see_norm(bool on);
@@ -153,6 +169,23 @@ class ShardedModule {
   // Releases every unit, or the units made for `module` itself. Never fails: units in use stay gathered.
   void reshard();
   void reshard(const torch::nn::Module& module);
+
+  // Changes Options::reshard_after_forward of all units, or of those made for `module` itself and, with `recurse`, for
+  // modules below it, from the next forward on. true and N are errors for units of strategies that keep parameters
+  // gathered, and N where fully_shard would refuse it. Ranks compare the option when a unit is used next.
+  void set_reshard_after_forward(const ReshardAfterForward& reshard);
+  void set_reshard_after_forward(const torch::nn::Module& module, const ReshardAfterForward& reshard,
+                                 bool recurse = true);
+  // false: these units stay gathered when backward has used them, and need no gather in the next forward. A write to
+  // the shards, such as an optimizer's step, makes what is gathered stale: the next forward then releases and gathers
+  // again. reshard() releases, too. Over shared memory with the flat cut, an optimizer's first write releases. Each
+  // such unit has memory of its own. Default: true. Ranks compare the switch when a unit is used next.
+  void set_reshard_after_backward(bool on);
+  void set_reshard_after_backward(const torch::nn::Module& module, bool on, bool recurse = true);
+  // false: backward does not gather the units made for `module` itself ahead of their use, for example those of an
+  // embedding, whose gradient does not depend on its weight. An operator that needs one of their parameters in backward
+  // still gathers its unit. Default: true. Ranks compare the switch when a unit is used next.
+  void set_unshard_in_backward(const torch::nn::Module& module, bool on);
 
   // When the units made for `module` itself are used in forward (in backward), gathers the units made for each of
   // `modules`, in this order, instead of the units that the execution order predicts; if need be beyond

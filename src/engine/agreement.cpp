@@ -80,7 +80,9 @@ std::string describe_sharding(const Engine& engine) {
   for (const auto& unit : engine.units()) {
     const UnitOptions& options = unit->options();
     out << "unit '" << unit->name() << "': " << to_string(options.strategy) << ", reshard_after_forward "
-        << reshard_text(options.reshard_after_forward) << "\n";
+        << reshard_text(options.reshard_after_forward) << ", reshard_after_backward "
+        << (unit->stays_after_backward() ? "false" : "true") << ", unshard_in_backward "
+        << (unit->switches().unshard_in_backward ? "true" : "false") << "\n";
     if (const PendingCut* pending = unit->pending_cut()) {
       const AutoUnits& cut = pending->record->options();
       out << "  auto_units target_bytes " << bytes_text(cut.target_bytes) << ", memory_bound "

@@ -188,7 +188,7 @@ void Engine::finish_backward() {
   gatherer_.end_pass(Pass::kBackward);
   memory_.reserve(std::max(gatherer_.largest_window(Pass::kForward), gatherer_.largest_window(Pass::kBackward)),
                   gradients_.reducer().largest_window());
-  if (gradients_.reducer().current().requires_gradient_sync) {
+  if (gradients_.syncs_any()) {
     for (const auto& monitor : monitors_) monitor->next_step();
   }
 }
@@ -271,6 +271,28 @@ void Engine::set_full_precision(bool on) {
     cast.buffer.set_data(cast.buffer.to(on ? cast.original : cast.low));
   }
   context_.full_precision = on;
+}
+
+// Ranks compare these switches, and make groups for them, when a unit is used next.
+void Engine::set_reshard_after_forward(const std::vector<Unit*>& units, const ReshardAfterForward& reshard) {
+  for (Unit* unit : units) {
+    unit->set_reshard_after_forward(reshard);
+    gatherer_.note_changed(*unit);
+  }
+  prepared_ = false;
+}
+
+void Engine::set_reshard_after_backward(const std::vector<Unit*>& units, bool on) {
+  for (Unit* unit : units) {
+    unit->set_stays_after_backward(!on);
+    gatherer_.note_changed(*unit);
+  }
+  prepared_ = false;
+}
+
+void Engine::set_unshard_in_backward(const std::vector<Unit*>& units, bool on) {
+  for (Unit* unit : units) unit->switches().unshard_in_backward = on;
+  prepared_ = false;
 }
 
 void Engine::settle_gradients() {

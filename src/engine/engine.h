@@ -90,6 +90,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Runs `body` while these units are gathered.
   void pin(const std::vector<Unit*>& units, const std::function<void()>& body);
   // See ShardedModule.
+  void set_reshard_after_forward(const std::vector<Unit*>& units, const ReshardAfterForward& reshard);
+  void set_reshard_after_backward(const std::vector<Unit*>& units, bool on);
+  void set_unshard_in_backward(const std::vector<Unit*>& units, bool on);
   void set_full_precision(bool on);
   bool full_precision() const { return context_.full_precision; }
   // Must be called before the leaves' gradients are read: cleans up after a failed backward, notices gradients that

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
+#include <utility>
+
 #include "schedule/block_places.h"
 #include "schedule/memory_bounds.h"
 #include "torch_seams/gradient_hooks.h"
@@ -40,6 +42,7 @@ bool Gatherer::last_visited_is_pinned() const {
 
 bool Gatherer::begin_visit(Unit& unit) {
   const Pass pass = pass_now();
+  if (!left_by_backward_.empty()) release_what_is_stale();
   const bool counts = residency_.begin_visit({&unit, pass, trace_.now()});
   if (counts) make_room_for(unit, pass);
   return counts;
@@ -57,6 +60,14 @@ void Gatherer::gather_for_visit(Unit& unit) {
     });
   }
   if (!in_backward() || context_.options.overlap.backward_prefetch == BackwardPrefetch::kPre) prefetch();
+}
+
+// Parameters that backward has left gathered are gathered ahead again if an optimizer has written to the shards since.
+void Gatherer::release_what_is_stale() {
+  for (Unit* unit : std::exchange(left_by_backward_, {})) {
+    base::MutexLock lock(unit->mutex);
+    if (unit->buffers.gathered() && unit->versions.written() && !unit->use.pinned()) release_stale(*unit);
+  }
 }
 
 void Gatherer::end_visit() {
@@ -94,7 +105,8 @@ void Gatherer::prefetch() {
 bool Gatherer::begin_prefetch(Unit& unit) {
   base::MutexLock lock(unit.mutex);
   const bool stale = unit.versions.written();
-  if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden() || (stale && in_backward())) return false;
+  if (!unit.buffers.sharded() || !unit.groups().shard || unit.use.forbidden()) return false;
+  if (in_backward() && (stale || !unit.switches().unshard_in_backward)) return false;
   if (stale) release_stale(unit);
   issue_gather(unit);
   unit.note_prefetched();
@@ -283,7 +295,19 @@ void Gatherer::release_after_backward(const std::function<bool(const Unit&)>& st
     base::MutexLock lock(unit->mutex);
     unit->buffers.unpark(memory_.parameters());
     if (unit->buffers.sharded()) unit->await_readers();
+    if (unit->stays_after_backward() && unit->buffers.gathered()) {
+      unit->note_requested();
+      left_by_backward_.push_back(unit.get());
+    }
   }
+}
+
+void Gatherer::note_changed(Unit& unit) {
+  base::MutexLock lock(unit.mutex);
+  unit.buffers.unpark(memory_.parameters());
+  unit.buffers.set_park_group(nullptr);
+  unit.buffers.release_kept(memory_.parameters());
+  residency_.refile(unit);
 }
 
 void Gatherer::unshard(const std::vector<Unit*>& units) {

@@ -56,7 +56,10 @@ class Gatherer {
   // Releases a unit that this backward does not use again; if it is pinned, once it is not.
   void release_after_last_use(Unit& unit) FSDP_EXCLUDES(unit.mutex);
   // At the end of a backward: releases all units but those that `stays` selects, and lets other ranks finish reading.
+  // Units that stay after backward stay until their next use.
   void release_after_backward(const std::function<bool(const Unit&)>& stays);
+  // Must be called when the options change that say after which passes a unit stays gathered.
+  void note_changed(Unit& unit) FSDP_EXCLUDES(unit.mutex);
   // Prepares a write to the unit's shards: releases gathered parameters that are read in place from the shards, and
   // waits until no other rank reads the shards. Every write to a shard must go through this function, by the shard's
   // dispatch key or by an explicit call.
@@ -79,6 +82,7 @@ class Gatherer {
   void count(EngineStats& stats) const;
 
  private:
+  void release_what_is_stale();
   void make_room_for(Unit& unit, std::optional<Pass> pass);
   bool begin_prefetch(Unit& unit) FSDP_EXCLUDES(unit.mutex);
   void note_held_back(Unit& unit) FSDP_EXCLUDES(unit.mutex);
@@ -108,6 +112,7 @@ class Gatherer {
   schedule::Residency residency_;
   std::atomic<bool> may_alias_{true};
   bool strict_ = false;
+  std::vector<Unit*> left_by_backward_;  // gathered, and not used since
   std::atomic<int64_t> all_gathers_{0};
   std::atomic<int64_t> prefetches_{0};
   std::atomic<int64_t> prefetches_wasted_{0};

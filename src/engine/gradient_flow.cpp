@@ -68,8 +68,13 @@ void GradientFlow::reduce_before(Unit& unit) {
 }
 
 bool GradientFlow::syncs(const Unit& unit) const {
-  const BackwardOptions& options = reducer_.current();
+  const BackwardOptions options = reducer_.current(unit);
   return options.requires_gradient_sync && (options.requires_all_reduce || unit.groups().shard);
+}
+
+bool GradientFlow::syncs_any() const {
+  return std::any_of(tree_.units().begin(), tree_.units().end(),
+                     [this](const auto& unit) { return reducer_.current(*unit).requires_gradient_sync; });
 }
 
 // Reduces all of the unit's gradients, as other ranks do.
@@ -100,8 +105,8 @@ void GradientFlow::begin_backward() {
 
 void GradientFlow::finish_backward() {
   suspend_what_stays();
-  if (reducer_.current().requires_gradient_sync) reduce_the_rest();
-  if (reducer_.current().is_last_backward) reducer_.finish_all();
+  if (syncs_any()) reduce_the_rest();
+  if (reducer_.is_last_backward()) reducer_.finish_all();
 }
 
 void GradientFlow::suspend_what_stays() {
@@ -121,8 +126,8 @@ constexpr char kLeft = 2;      // some are not being reduced yet
 // If a backward has captured nothing on this rank, it is a backward of autograd::grad, on all ranks.
 void GradientFlow::reduce_the_rest() {
   bool any_here = false;
-  tree_.for_each_gradient([&](const Unit&, FlatGradient& gradient) {
-    any_here |= gradient.has_captured() || gradient.capturing() || gradient.accumulating();
+  tree_.for_each_gradient([&](const Unit& unit, FlatGradient& gradient) {
+    any_here |= gradient.has_captured() || gradient.capturing() || (gradient.accumulating() && syncs(unit));
   });
   if (any_here) {
     for (ScheduledUnit* unit : order_.rest()) reduce(as_unit(*unit));
@@ -150,8 +155,9 @@ void GradientFlow::reduce_the_rest() {
 // tell each other which gradients are left. Before the end of backward, the next reduction reveals the difference.
 std::string GradientFlow::agree_on_gradients() {
   std::string found;
-  tree_.for_each_gradient([&](const Unit&, FlatGradient& gradient) {
-    const bool left = gradient.capturing() || (gradient.accumulating() && reducer_.current().requires_all_reduce);
+  tree_.for_each_gradient([&](const Unit& unit, FlatGradient& gradient) {
+    const bool waits = gradient.accumulating() && reducer_.current(unit).requires_all_reduce;
+    const bool left = syncs(unit) && (gradient.capturing() || waits);
     found += static_cast<char>((gradient.take_captured() ? kCaptured : 0) | (left ? kLeft : 0));
   });
   for (Communicator* group : groups_) {
@@ -165,7 +171,8 @@ std::string GradientFlow::agree_on_gradients() {
 }
 
 bool GradientFlow::stays_gathered_after_backward(const Unit& unit) const {
-  return !reducer_.current().requires_gradient_sync && !reshards_after_forward(unit.options().strategy);
+  return unit.stays_after_backward() ||
+         (!reducer_.current(unit).requires_gradient_sync && !reshards_after_forward(unit.options().strategy));
 }
 
 void GradientFlow::discard_captures() {

@@ -45,7 +45,10 @@ class GradientFlow {
   // Discards what a backward that threw has captured. Reductions in flight are discarded as well, because the user may
   // have cleared the gradients since.
   void discard_captures();
-  // Whether the unit stays gathered between backward passes that do not communicate.
+  // Whether the current backward reduces any unit's gradients.
+  bool syncs_any() const;
+  // Whether the unit stays gathered after the current backward: if its options say so, and between backward passes that
+  // do not communicate.
   bool stays_gathered_after_backward(const Unit& unit) const;
 
   // -- the user's gradients --

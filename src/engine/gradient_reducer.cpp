@@ -10,12 +10,20 @@ namespace fsdp::engine {
 
 void GradientReducer::begin_backward() {
   base::MutexLock lock(mutex_);
-  current_ = settings_.backward;
+  current_ = {settings_.backward, settings_.no_sync, settings_.no_all_reduce};
   ++backward_;
   issued_in_backward_ = 0;
   last_issued_ = nullptr;
   transient_.clear();
   if (in_flight_.empty()) reported_.clear();
+}
+
+BackwardOptions GradientReducer::current(const Unit& unit) const {
+  const auto& [tree, no_sync, no_all_reduce] = current_;
+  const UnitSwitches& own = unit.switches();
+  return {.requires_gradient_sync = !no_sync && own.requires_gradient_sync.value_or(tree.requires_gradient_sync),
+          .requires_all_reduce = !no_all_reduce && own.requires_all_reduce.value_or(tree.requires_all_reduce),
+          .is_last_backward = tree.is_last_backward};
 }
 
 // ---------------------------------------------------------------- issuing
@@ -32,10 +40,12 @@ std::optional<GradientReducer::InFlight> GradientReducer::take_for_room() {
 
 ReduceCall GradientReducer::call_for(Unit& unit) const {
   const ShardGroups& groups = unit.groups();
+  const std::optional<double>& own = unit.switches().divide_factor;
+  const std::optional<double>& divide_factor = own ? own : settings_.divide_factor;
   return {groups,
           context_.streams,
-          settings_.divide_factor.value_or(static_cast<double>(groups.ranks())),
-          current_.requires_all_reduce,
+          divide_factor.value_or(static_cast<double>(groups.ranks())),
+          current(unit).requires_all_reduce,
           unit.next_id(Pass::kReduce),
           settings_.communication_hook,
           settings_.sees_norm};

@@ -21,7 +21,10 @@ namespace fsdp::engine {
 
 // The user's settings of reductions: see ShardedModule. They change only while no backward runs.
 struct ReductionSettings {
-  BackwardOptions backward{};
+  BackwardOptions backward{};  // of the tree; units may be switched otherwise
+  // Scopes in which no unit is reduced, or none over the replicas, however it is switched.
+  bool no_sync = false;
+  bool no_all_reduce = false;
   std::optional<double> divide_factor{};  // instead of the number of ranks that contribute to a gradient
   bool sees_norm = false;                 // set_reductions_see_norm
   GradientHook gradient_hook{};
@@ -45,8 +48,9 @@ class GradientReducer {
 
   ReductionSettings& settings() { return settings_; }
 
-  // The options of the backward that began last.
-  const BackwardOptions& current() const { return current_; }
+  // The options of the backward that began last, as they apply to a unit.
+  BackwardOptions current(const Unit& unit) const;
+  bool is_last_backward() const { return current_.backward.is_last_backward; }
   void begin_backward() FSDP_EXCLUDES(mutex_);
 
   // Finishes the reductions that the next one leaves no room for, and continues the others. Call before issue(),
@@ -96,7 +100,11 @@ class GradientReducer {
   BufferPool& pool_;
   base::TraceRecorder& trace_;
   ReductionSettings settings_;
-  BackwardOptions current_;  // changes only when a backward begins
+  struct {
+    BackwardOptions backward{};
+    bool no_sync = false;
+    bool no_all_reduce = false;
+  } current_;  // changes only when a backward begins
 
   mutable base::Mutex mutex_;
   std::deque<InFlight> in_flight_ FSDP_GUARDED_BY(mutex_);

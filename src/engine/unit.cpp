@@ -132,6 +132,11 @@ void Unit::set_root(bool on) {
   set_stays_gathered(reshard ? !reshard->on() : is_root_ || !reshards_after_forward(options_.strategy));
 }
 
+void Unit::set_reshard_after_forward(const ReshardAfterForward& reshard) {
+  options_.reshard_after_forward = reshard;
+  set_root(is_root_);
+}
+
 // A unit of parameters grouped by their order has no module to be named after. It gets the names of its first and last
 // parameter.
 void Unit::name_it() {

@@ -16,6 +16,7 @@
 #include "engine/shard_groups.h"
 #include "engine/shard_versions.h"
 #include "engine/unit_context.h"
+#include "engine/unit_switches.h"
 #include "engine/unit_use.h"
 #include "engine/unsharded_buffers.h"
 #include "flat/flat_parameter.h"
@@ -66,6 +67,11 @@ class Unit : public schedule::ScheduledUnit {
   // -- origin and names --
   const std::vector<AnnotatedModule>& modules() const { return origin_.modules; }
   const UnitOptions& options() const { return options_; }
+  // Changes the option of a unit that exists.
+  void set_reshard_after_forward(const ReshardAfterForward& reshard);
+  using ScheduledUnit::set_stays_after_backward;
+  UnitSwitches& switches() { return switches_; }
+  const UnitSwitches& switches() const { return switches_; }
   const ShardGroups& groups() const { return groups_; }
   void set_reduce_group(std::shared_ptr<Communicator> group) { groups_.reduce = std::move(group); }
   // Whether it was made for the module that fully_shard was called on last or, with auto_units, of the parameters that
@@ -158,6 +164,7 @@ class Unit : public schedule::ScheduledUnit {
   UnitContext* context_;  // never null
   UnitOrigin origin_;
   UnitOptions options_;
+  UnitSwitches switches_;
   std::string name_;
   ShardGroups groups_;
   bool is_root_ = false;

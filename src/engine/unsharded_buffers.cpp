@@ -49,11 +49,15 @@ void UnshardedBuffers::add_flat() {
 
 void UnshardedBuffers::clear(BufferPool& pool) {
   TORCH_CHECK(sharded(), "fsdp: ", unit_.where(), ": a unit in use cannot be cut anew");
-  pool.release_kept(this);
-  for (at::Tensor& parked : parked_) pool.release_kept(&parked);
+  release_kept(pool);
   unsharded_.clear();
   in_rank_order_.clear();
   parked_.clear();
+}
+
+void UnshardedBuffers::release_kept(BufferPool& pool) {
+  pool.release_kept(this);
+  for (at::Tensor& parked : parked_) pool.release_kept(&parked);
 }
 
 // ---------------------------------------------------------------- memory
@@ -79,7 +83,7 @@ void UnshardedBuffers::acquire(BufferPool& pool, bool may_alias) {
     }
   }
   if (nbytes == 0) return;
-  const Residence residence = unit_.stays_gathered() ? Residence::kStaying : Residence::kTransient;
+  const Residence residence = unit_.has_own_memory() ? Residence::kStaying : Residence::kTransient;
   block_ = pool.acquire_bytes(nbytes, residence, this, nbytes - used_nbytes_);
   int64_t offset = 0;
   for (size_t i = 0; i < flats.size(); ++i) {

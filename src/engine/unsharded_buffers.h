@@ -52,6 +52,8 @@ class UnshardedBuffers {
   void park(BufferPool& pool);
   // Ends parking: releases what is parked.
   void unpark(BufferPool& pool);
+  // Gives back memory that is kept for the sharded unit alone, because its options have changed.
+  void release_kept(BufferPool& pool);
   const std::shared_ptr<Communicator>& park_group() const { return park_group_; }
   void set_park_group(std::shared_ptr<Communicator> group) { park_group_ = std::move(group); }
 

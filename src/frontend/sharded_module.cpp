@@ -3,7 +3,6 @@
 
 #include <torch/optim/lbfgs.h>
 
-#include "base/finally.h"
 #include "engine/engine.h"
 #include "engine/full_parameters.h"
 #include "fsdp/sharded_module.h"
@@ -62,37 +61,8 @@ void ShardedModule::zero_grad(bool set_to_none) {
   engine().gradients().trim();
 }
 
-ShardedModule::NoSync::NoSync(ShardedModule& sharded)
-    : engine_(sharded.engine().shared_from_this()),
-      before_(engine_->gradients().settings().backward.requires_gradient_sync) {
-  engine_->gradients().settings().backward.requires_gradient_sync = false;
-}
-
-ShardedModule::NoSync::~NoSync() { engine_->gradients().settings().backward.requires_gradient_sync = before_; }
-
-void ShardedModule::set_requires_gradient_sync(bool on) {
-  engine().gradients().settings().backward.requires_gradient_sync = on;
-}
-void ShardedModule::set_requires_all_reduce(bool on) {
-  engine().gradients().settings().backward.requires_all_reduce = on;
-}
-void ShardedModule::set_is_last_backward(bool on) { engine().gradients().settings().backward.is_last_backward = on; }
-BackwardOptions ShardedModule::backward_options() const { return engine().gradients().settings().backward; }
-
-void ShardedModule::backward(const at::Tensor& loss, const BackwardOptions& options, bool retain_graph) {
-  std::shared_ptr<engine::Engine> engine = this->engine().shared_from_this();
-  BackwardOptions& current = engine->gradients().settings().backward;
-  base::Finally restore([&current, before = current] { current = before; });
-  current = options;
-  loss.backward({}, retain_graph);
-}
-
 void ShardedModule::wait_for_gradients() { engine().gradients().reducer().finish_all(); }
 
-void ShardedModule::set_gradient_divide_factor(std::optional<double> factor) {
-  TORCH_CHECK(!factor || *factor > 0, "fsdp: set_gradient_divide_factor: ", *factor, " must be positive");
-  engine().gradients().settings().divide_factor = factor;
-}
 void ShardedModule::set_reductions_see_norm(bool on) { engine().gradients().settings().sees_norm = on; }
 void ShardedModule::for_each_full_parameter(
     const std::function<void(const std::string& fqn, const at::Tensor& full)>& visit,

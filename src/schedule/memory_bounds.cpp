@@ -37,7 +37,7 @@ int64_t largest_window(const std::vector<ScheduledUnit*>& order, size_t at_a_tim
                        const std::function<int64_t(const ScheduledUnit&)>& nbytes) {
   std::vector<ScheduledUnit*> visits;
   std::copy_if(order.begin(), order.end(), std::back_inserter(visits),
-               [](const ScheduledUnit* unit) { return !unit->stays_gathered(); });
+               [](const ScheduledUnit* unit) { return !unit->has_own_memory(); });
   Window window(nbytes);
   int64_t most = 0;
   size_t end = 0;

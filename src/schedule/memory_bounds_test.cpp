@@ -36,6 +36,15 @@ TEST(LargestWindow, CountsEachUnitOnce) {
   EXPECT_EQ(window("ddd", 3), 4);
 }
 
+TEST(LargestWindow, PassesOverUnitsThatStayAfterBackward) {
+  testing::MadeUpUnits units;
+  const std::vector<ScheduledUnit*> order = {&units['a'], &units['b'], &units['c']};
+  const auto one = [](const ScheduledUnit&) { return int64_t{1}; };
+  EXPECT_EQ(largest_window(order, 3, one), 3);
+  units['b'].set_stays_after_backward(true);
+  EXPECT_EQ(largest_window(order, 3, one), 2);
+}
+
 TEST(LargestWindow, PassesOverUnitsThatStay) {
   EXPECT_EQ(window("azbzc", 2, "z"), 5);
   EXPECT_EQ(window("zzz", 2, "z"), 0);

@@ -14,6 +14,11 @@ bool contains(const std::vector<ScheduledUnit*>& units, const ScheduledUnit* uni
 
 bool stays_on_purpose(const ScheduledUnit* unit) { return unit->stays_gathered(); }
 
+// Whether the unit is not released in this pass, whatever comes next.
+bool lasts(const ScheduledUnit& unit, std::optional<Pass> pass) {
+  return unit.stays_gathered() || (pass == Pass::kBackward && unit.stays_after_backward());
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- visits
@@ -71,20 +76,35 @@ void Residency::replace(const std::function<ScheduledUnit*(ScheduledUnit*)>& suc
 
 void Residency::add(ScheduledUnit& unit) {
   std::lock_guard lock(mutex_);
-  unit.list_ = unit.stays_gathered() ? &staying_ : &resident_;
-  unit.place_ = unit.list_->insert(unit.list_->end(), &unit);
-  if (unit.list_ == &resident_) make_candidate(unit);
+  file(unit);
   peak_count_ = std::max(peak_count_, static_cast<int64_t>(resident_.size() + staying_.size()));
 }
 
 void Residency::remove(ScheduledUnit& unit) {
   std::lock_guard lock(mutex_);
   if (!unit.list_) return;
-  std::exchange(unit.list_, nullptr)->erase(unit.place_);
-  if (const auto candidate = std::exchange(unit.candidate_, std::nullopt)) candidates_.erase(*candidate);
+  take_out(unit);
   for (VisitHistory* history : {&forward_, &backward_}) {
     if (max_gathered_units_ == kNoLimit && history->expects(&unit)) history->look_again();
   }
+}
+
+void Residency::refile(ScheduledUnit& unit) {
+  std::lock_guard lock(mutex_);
+  if (!unit.list_) return;
+  take_out(unit);
+  file(unit);
+}
+
+void Residency::file(ScheduledUnit& unit) {
+  unit.list_ = unit.stays_gathered() ? &staying_ : &resident_;
+  unit.place_ = unit.list_->insert(unit.list_->end(), &unit);
+  if (unit.list_ == &resident_) make_candidate(unit);
+}
+
+void Residency::take_out(ScheduledUnit& unit) {
+  std::exchange(unit.list_, nullptr)->erase(unit.place_);
+  if (const auto candidate = std::exchange(unit.candidate_, std::nullopt)) candidates_.erase(*candidate);
 }
 
 void Residency::make_candidate(ScheduledUnit& unit) {
@@ -121,12 +141,13 @@ int64_t Residency::peak_count() const {
 // that the history expects next in this pass stay, as many as the limit has room for. If the history knows nothing, the
 // descendant that was used last stays. The last unit of a forward stays, because backward begins with it. The units
 // before it do not stay, because memory is at its peak there. So by default no more than two units are gathered at a
-// time, in addition to ancestors and units that stay gathered on purpose. A unit released too early is gathered again
-// at its next use, which costs time but never correctness.
+// time, in addition to ancestors and units that stay gathered on purpose. Units that stay after backward are among
+// these while backward runs; from its end to their next use, they are gathered as if the user had asked for it. A unit
+// released too early is gathered again at its next use, which costs time but never correctness.
 std::vector<ScheduledUnit*> Residency::to_release_for(ScheduledUnit& unit, std::optional<Pass> pass) {
   std::lock_guard lock(mutex_);
   const bool known = pass && history(*pass).known();
-  std::vector<ScheduledUnit*> victims = known ? unexpected(unit, *pass) : unrelated(unit);
+  std::vector<ScheduledUnit*> victims = known ? unexpected(unit, *pass) : unrelated(unit, pass);
   if (unit.list_ == &resident_) {
     resident_.splice(resident_.end(), resident_, unit.place_);
     make_candidate(unit);
@@ -134,9 +155,16 @@ std::vector<ScheduledUnit*> Residency::to_release_for(ScheduledUnit& unit, std::
   return victims;
 }
 
+Residency::IsSettled* Residency::needing_no_room(Pass pass) {
+  if (pass == Pass::kBackward) {
+    return [](const ScheduledUnit* unit) { return lasts(*unit, Pass::kBackward) && unit->list_; };
+  }
+  return [](const ScheduledUnit* unit) { return lasts(*unit, Pass::kForward) && unit->list_; };
+}
+
 // Returns how many units that need room may be gathered in addition to the unit in use.
-size_t Residency::room_beside(const ScheduledUnit& unit) const {
-  return max_gathered_units_ - (unit.stays_gathered() ? 0 : 1);
+size_t Residency::room_beside(const ScheduledUnit& unit, Pass pass) const {
+  return max_gathered_units_ - (lasts(unit, pass) ? 0 : 1);
 }
 
 // Returns the unit that stays although the history does not expect it in this pass, or null: if forward ends with units
@@ -144,58 +172,59 @@ size_t Residency::room_beside(const ScheduledUnit& unit) const {
 const ScheduledUnit* Residency::last_of_forward(const ScheduledUnit& unit, Pass pass) const {
   const VisitHistory& visits = history(pass);
   const bool ends = pass == Pass::kForward && unit.stays_gathered() && visits.ends_within(0, stays_on_purpose) &&
-                    visits.next(1, needs_no_room).empty();
+                    visits.next(1, needing_no_room(pass)).empty();
   const auto latest =
       std::find_if(resident_.rbegin(), resident_.rend(), [&](const ScheduledUnit* other) { return other != &unit; });
   return ends && latest != resident_.rend() ? *latest : nullptr;
 }
 
-bool Residency::stays(const ScheduledUnit& unit) const { return unit.awaits_use() || visited_ == &unit; }
+bool Residency::stays(const ScheduledUnit& unit, std::optional<Pass> pass) const {
+  return unit.awaits_use() || visited_ == &unit || lasts(unit, pass);
+}
 
 // While visits go on as expected, a unit that was expected stays expected until it is visited.
 std::vector<ScheduledUnit*> Residency::unexpected(const ScheduledUnit& unit, Pass pass) {
   const VisitHistory& visits = history(pass);
   if (!visits.goes_on()) make_all_candidates();
   const bool unlimited = max_gathered_units_ == kNoLimit;
-  const auto next = unlimited ? std::vector<ScheduledUnit*>() : visits.next(room_beside(unit), needs_no_room);
+  const auto next =
+      unlimited ? std::vector<ScheduledUnit*>() : visits.next(room_beside(unit, pass), needing_no_room(pass));
   const ScheduledUnit* last = last_of_forward(unit, pass);
   std::vector<ScheduledUnit*> victims;
   for (auto it = candidates_.begin(); it != candidates_.end();) {
     ScheduledUnit* other = *it++;
     if (unlimited ? visits.expects(other) : contains(next, other)) {
       candidates_.erase(*std::exchange(other->candidate_, std::nullopt));
-    } else if (other != last && !stays(*other) && !other->is_ancestor_of(unit)) {
+    } else if (other != last && !stays(*other, pass) && !other->is_ancestor_of(unit)) {
       victims.push_back(other);
     }
   }
   return victims;
 }
 
-std::vector<ScheduledUnit*> Residency::unrelated(const ScheduledUnit& unit) const {
+std::vector<ScheduledUnit*> Residency::unrelated(const ScheduledUnit& unit, std::optional<Pass> pass) const {
   std::vector<ScheduledUnit*> victims;
   bool descendant_seen = max_gathered_units_ == 1;
   for (auto it = resident_.rbegin(); it != resident_.rend(); ++it) {
     ScheduledUnit* other = *it;
-    if (other == &unit || stays(*other) || other->is_ancestor_of(unit)) continue;
+    if (other == &unit || stays(*other, pass) || other->is_ancestor_of(unit)) continue;
     const bool kept = unit.is_ancestor_of(*other) && !std::exchange(descendant_seen, true);
     if (!kept) victims.push_back(other);
   }
   return victims;
 }
 
-bool Residency::needs_no_room(const ScheduledUnit* unit) { return unit->stays_gathered() && unit->list_; }
-
 // Whether a unit that is gathered, or will be, takes room.
-bool Residency::takes_room(const ScheduledUnit& unit) const {
+bool Residency::takes_room(const ScheduledUnit& unit, Pass pass) const {
   const ScheduledUnit* visited = visited_;
-  return !unit.stays_gathered() && !unit.awaits_use() && !(visited && unit.is_ancestor_of(*visited));
+  return !lasts(unit, pass) && !unit.awaits_use() && !(visited && unit.is_ancestor_of(*visited));
 }
 
 // Returns how many more units there is room for.
-size_t Residency::room() const {
+size_t Residency::room(Pass pass) const {
   if (max_gathered_units_ == kNoLimit) return kNoLimit;
   const auto taken = static_cast<size_t>(
-      std::count_if(resident_.begin(), resident_.end(), [this](const auto* unit) { return takes_room(*unit); }));
+      std::count_if(resident_.begin(), resident_.end(), [&](const auto* unit) { return takes_room(*unit, pass); }));
   return max_gathered_units_ - std::min(taken, max_gathered_units_);
 }
 
@@ -205,8 +234,8 @@ Residency::Ahead Residency::to_gather_ahead(Pass pass, size_t count) {
   count = std::min(count, max_gathered_units_);
   if (count == kNoLimit) return {visits.all_next()};
   Ahead ahead;
-  size_t left = room();
-  const std::vector<ScheduledUnit*> next = visits.next(count + 1, needs_no_room);
+  size_t left = room(pass);
+  const std::vector<ScheduledUnit*> next = visits.next(count + 1, needing_no_room(pass));
   for (size_t i = 0; i < next.size(); ++i) {
     ScheduledUnit* unit = next[i];
     if (unit->list_) continue;
@@ -215,7 +244,7 @@ Residency::Ahead Residency::to_gather_ahead(Pass pass, size_t count) {
       break;
     }
     ahead.to_gather.push_back(unit);
-    left -= takes_room(*unit) ? 1 : 0;
+    left -= takes_room(*unit, pass) ? 1 : 0;
   }
   return ahead;
 }

@@ -49,6 +49,8 @@ class Residency {
   // -- gathered units; gathers under way are included --
   void add(ScheduledUnit& unit);
   void remove(ScheduledUnit& unit);
+  // Must be called after a unit's stays_gathered() has changed.
+  void refile(ScheduledUnit& unit);
   std::vector<ScheduledUnit*> gathered() const;
   int64_t count() const;
   int64_t peak_count() const;
@@ -69,16 +71,20 @@ class Residency {
   VisitHistory& history(Pass pass) { return pass == Pass::kForward ? forward_ : backward_; }
   const VisitHistory& history(Pass pass) const { return pass == Pass::kForward ? forward_ : backward_; }
   bool counts(const ScheduledUnit& unit) const;
-  bool stays(const ScheduledUnit& unit) const;
-  static bool needs_no_room(const ScheduledUnit* unit);
-  bool takes_room(const ScheduledUnit& unit) const;
-  size_t room() const;
-  size_t room_beside(const ScheduledUnit& unit) const;
+  bool stays(const ScheduledUnit& unit, std::optional<Pass> pass) const;
+  // Returns whether a unit is gathered and needs no room in this pass.
+  using IsSettled = bool(const ScheduledUnit*);
+  static IsSettled* needing_no_room(Pass pass);
+  bool takes_room(const ScheduledUnit& unit, Pass pass) const;
+  size_t room(Pass pass) const;
+  size_t room_beside(const ScheduledUnit& unit, Pass pass) const;
   // Both return gathered units that `unit` does not need: unexpected() by the history, unrelated() because their
   // modules have ended.
   std::vector<ScheduledUnit*> unexpected(const ScheduledUnit& unit, Pass pass);
-  std::vector<ScheduledUnit*> unrelated(const ScheduledUnit& unit) const;
+  std::vector<ScheduledUnit*> unrelated(const ScheduledUnit& unit, std::optional<Pass> pass) const;
   const ScheduledUnit* last_of_forward(const ScheduledUnit& unit, Pass pass) const;
+  void file(ScheduledUnit& unit);
+  void take_out(ScheduledUnit& unit);
   void make_candidate(ScheduledUnit& unit);
   void make_all_candidates();
 

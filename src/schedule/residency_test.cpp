@@ -92,6 +92,32 @@ TEST(Residency, GathersTheNextOneAheadOnceTheOrderIsKnown) {
   EXPECT_EQ(actor.use('d'), "-c");
 }
 
+// While backward runs, such a unit is not released and needs no room. In forward it is like any other.
+TEST(Residency, KeepsUnitsThatStayAfterBackward) {
+  for (bool known : {false, true}) {
+    Actor actor(2);
+    actor.units['c'].set_stays_after_backward(true);
+    for (int i = 0; i < (known ? 2 : 1); ++i) {
+      actor.pass("abcd");
+      EXPECT_EQ(actor.gathered().find('c') == std::string::npos, true) << "forward has released it";
+      actor.pass("dcba", Pass::kBackward);
+      EXPECT_NE(actor.gathered().find('c'), std::string::npos);
+      for (char letter : actor.gathered()) actor.release(letter);
+    }
+  }
+}
+
+TEST(Residency, RefilesAUnitWhoseOptionChanges) {
+  Actor actor(1);
+  actor.use('a');
+  actor.units['a'].set_stays_gathered(true);
+  actor.residency.refile(actor.units['a']);
+  EXPECT_EQ(actor.use('b'), "+b");
+  actor.units['a'].set_stays_gathered(false);
+  actor.residency.refile(actor.units['a']);
+  EXPECT_EQ(actor.use('c'), "-a-b+c");
+}
+
 TEST(Residency, OneAtATime) {
   Actor actor(1);
   actor.pass("abc");

@@ -25,6 +25,10 @@ class ScheduledUnit {
   bool automatic() const { return automatic_; }
   // Whether it stays gathered after forward on purpose: the root, and units whose options say so.
   bool stays_gathered() const { return stays_gathered_; }
+  // Whether it stays gathered after backward on purpose, until its next use.
+  bool stays_after_backward() const { return stays_after_backward_; }
+  // Whether its memory is apart from that which other units take in turn.
+  bool has_own_memory() const { return stays_gathered_ || stays_after_backward_; }
   // Whether the modules of `other` run inside a module of this unit.
   bool is_ancestor_of(const ScheduledUnit& other) const;
   bool is_related_to(const ScheduledUnit& other) const { return is_ancestor_of(other) || other.is_ancestor_of(*this); }
@@ -50,6 +54,7 @@ class ScheduledUnit {
   ~ScheduledUnit() = default;
   void set_module_fqns(std::vector<std::string> fqns) { modules_ = std::move(fqns); }
   void set_stays_gathered(bool on) { stays_gathered_ = on; }
+  void set_stays_after_backward(bool on) { stays_after_backward_ = on; }
 
  private:
   friend class Residency;
@@ -58,6 +63,7 @@ class ScheduledUnit {
   std::vector<std::string> modules_;
   bool automatic_;
   bool stays_gathered_ = false;
+  bool stays_after_backward_ = false;
   std::atomic<bool> awaits_use_{false};
   std::atomic<bool> prefetched_{false};
   // The list of Residency that contains the unit while it is gathered (otherwise null), its place there, and its place

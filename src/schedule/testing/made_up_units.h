@@ -14,6 +14,7 @@ namespace fsdp::schedule::testing {
 class MadeUpUnit : public ScheduledUnit {
  public:
   MadeUpUnit(char letter, std::string module) : ScheduledUnit({std::move(module)}, false), letter(letter) {}
+  using ScheduledUnit::set_stays_after_backward;
   using ScheduledUnit::set_stays_gathered;
   const char letter;
 };
