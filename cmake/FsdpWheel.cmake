@@ -26,6 +26,10 @@ endif()
 set_property(GLOBAL PROPERTY JOB_POOLS fsdp_compilers=${compilers})
 set(CMAKE_JOB_POOL_COMPILE fsdp_compilers)
 
+# Looked for anew by each configuration, as a build folder may be used again after torch has changed.
+foreach(part INCLUDE_DIR torch_LIBRARY torch_cpu_LIBRARY c10_LIBRARY torch_cuda_LIBRARY c10_cuda_LIBRARY)
+  unset(LibTorch_${part} CACHE)
+endforeach()
 if(NOT TORCH_DIR)
   if(NOT Python_EXECUTABLE)
     find_program(Python_EXECUTABLE python3 REQUIRED)

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from wheel_support import TORCH, Environment, call
+from wheel_support import TORCH, Environment, call, make_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDER = ROOT / "python/build_support/target_torch.py"
@@ -117,6 +118,35 @@ def test_metadata_without_torch_are_an_error_before_anything_is_compiled(tmp_pat
     result = backend("prepare_metadata_for_build_wheel", tmp_path, TORCH_DIR=str(tmp_path))
     assert result.returncode == 1
     assert result.stderr.startswith("error: fsdp-cpp: no torch was found"), result.stderr
+
+
+def compiled_for(folder, minor):
+    """A build folder that installs one file for torch 2.MINOR."""
+    torch_dir = headers(folder / "torch", minor)
+    (folder / "CMakeCache.txt").write_text(f"TORCH_DIR:PATH={torch_dir}\n")
+    (folder / "library").write_text(f"for 2.{minor}")
+    destination = f"${{CMAKE_INSTALL_PREFIX}}/fsdp_cpp/lib/torch2.{minor}"
+    (folder / "cmake_install.cmake").write_text(
+        f'if(CMAKE_INSTALL_COMPONENT STREQUAL "python")\n'
+        f'file(INSTALL DESTINATION "{destination}" TYPE FILE FILES "{folder}/library")\nendif()\n'
+    )
+    return folder
+
+
+def test_one_wheel_holds_the_libraries_for_several_versions(source_dir, tmp_path):
+    first, second = (compiled_for(tmp_path / f"build2.{minor}", minor) for minor in (14, 13))
+    wheel = make_wheel(source_dir, first, tmp_path / "wheel", "--build-dir", second)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        for minor in (13, 14):
+            assert archive.read(f"fsdp_cpp/lib/torch2.{minor}/library").decode() == f"for 2.{minor}"
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith("METADATA"))
+        (record,) = (archive.read(name).decode() for name in names if name.endswith("RECORD"))
+    assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist: torch")] == [
+        "Requires-Dist: torch>=2.13,<2.15"
+    ]
+    assert [line.split(",")[0] for line in record.splitlines()] == names
+    assert "fsdp_cpp/py.typed" in names and "fsdp_cpp_command/__init__.py" in names
 
 
 def test_a_source_distribution_has_what_the_build_reads(tmp_path):
