@@ -46,7 +46,7 @@ def test_torch_beside_the_interpreter_is_found_in_an_isolated_build(environment)
     """pip hides site-packages from the build, but the interpreter is the environment's."""
     environment.link_torch()
     result = environment.run(environment.python, "-c", ISOLATED)
-    (environment.site_packages / "torch").unlink()
+    environment.unlink_torch()
     assert Path(result.stdout.strip()) == environment.site_packages / "torch"
 
 
@@ -62,7 +62,7 @@ def test_a_torch_that_is_named_is_the_only_one(environment, tmp_path):
     environment.link_torch()
     assert environment.run(environment.python, FINDER, TORCH_DIR=str(other)).stdout.strip() == str(other)
     missing = environment.run(environment.python, FINDER, TORCH_DIR=str(tmp_path / "absent"))
-    (environment.site_packages / "torch").unlink()
+    environment.unlink_torch()
     assert missing.returncode == 1
     assert f"no torch was found (looked for: {tmp_path / 'absent'})" in missing.stderr
 

@@ -35,7 +35,7 @@ def includes_of_the_project():
 
 
 def test_every_header_of_the_libraries_is_there(tmp_path):
-    """Not one that the project's files read is the system's."""
+    """None is read from the system's folders."""
     includes = includes_of_the_project()
     assert {"xxhash.h", "nlohmann/json.hpp", "CLI/CLI.hpp", "gloo/transport/tcp/device.h"} <= set(includes)
     (tmp_path / "all.cpp").write_text("".join(f"#include <{name}>\n" for name in includes))

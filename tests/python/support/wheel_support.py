@@ -49,8 +49,14 @@ class Environment:
         (self.site_packages / "shared.pth").write_text(f"{TORCH.parent}\n")
 
     def link_torch(self):
-        """Puts torch beside the package, as pip does."""
-        (self.site_packages / "torch").symlink_to(TORCH)
+        """Puts torch beside the package, as pip does, and the libraries that a CUDA build of it needs."""
+        for name in ("torch", "nvidia"):
+            if (TORCH.parent / name).exists():
+                (self.site_packages / name).symlink_to(TORCH.parent / name)
+
+    def unlink_torch(self):
+        for name in ("torch", "nvidia"):
+            (self.site_packages / name).unlink(missing_ok=True)
 
     def run(self, *command, **variables):
         return subprocess.run(
