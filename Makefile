@@ -90,4 +90,4 @@ fuzz-training:  ## Train random models in random ways for FUZZ_SECONDS (600), an
 	@$(BUILD_DIR)/fuzz_training $(or $(ARGS),--seconds $(or $(FUZZ_SECONDS),600))
 
 clean:  ## Remove what was built (not the environment, the model or the data)
-	rm -rf $(BUILD_DIR) $(FUZZ_DIR) build-sanitize build-tsan build-debug build-gpu
+	rm -rf $(BUILD_DIR) $(FUZZ_DIR) build-sanitize build-tsan build-debug build-gpu build-wheel dist
