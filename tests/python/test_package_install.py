@@ -134,15 +134,16 @@ def launched(rank, size):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
 
 
-def chosen(**arguments):
-    """What accelerate chooses in a new state."""
+def chosen(environment=False, **arguments):
+    """What accelerate chooses in a new state; with `environment`, one that asks for FSDP."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    os.environ.pop("ACCELERATE_USE_FSDP", None)
+    os.environ["ACCELERATE_USE_FSDP"] = str(environment).lower()
     accelerator = Accelerator(**arguments)
     again = Accelerator()  # shares the state
+    assert accelerator.is_fsdp2 == (accelerator.distributed_type.value == "FSDP")
     assert again.distributed_type == accelerator.distributed_type and again.is_fsdp2 == accelerator.is_fsdp2
     return accelerator.distributed_type.value, accelerator.device.type, accelerator.num_processes
 
@@ -163,6 +164,8 @@ def choices_of_accelerate(rank, size):
     with_bf16 = plugin()
     assert chosen(fsdp_plugin=with_bf16, mixed_precision="bf16")[0] == "FSDP"
     assert with_bf16.mixed_precision_policy.param_dtype == torch.bfloat16
+    with mock.patch.dict(os.environ, FSDP_VERSION="2", FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT"):
+        assert chosen(environment=True) == ("FSDP", "cpu", size)  # as a launcher asks
     fsdp_cpp.install(cpu=False)
     assert chosen(cpu=True, fsdp_plugin=plugin()) == ("MULTI_CPU", "cpu", size)
     fsdp_cpp.install(cpu=True)
