@@ -56,6 +56,37 @@ c10::Dict<std::string, at::Tensor> Sharded::leaves() const {
   return result;
 }
 
+template <typename Change>
+void Sharded::for_each_unit_of(const std::vector<Mirror>& modules, const Change& change) {
+  for (const Mirror& mirror : modules) {
+    if (has_units(*module_, *mirror->module())) change(*mirror->module());
+  }
+}
+
+void Sharded::set_requires_gradient_sync(const std::vector<Mirror>& modules, bool on) {
+  for_each_unit_of(modules, [&](const auto& module) { module_->set_requires_gradient_sync(module, on, false); });
+}
+
+void Sharded::set_requires_all_reduce(const std::vector<Mirror>& modules, bool on) {
+  for_each_unit_of(modules, [&](const auto& module) { module_->set_requires_all_reduce(module, on, false); });
+}
+
+void Sharded::set_gradient_divide_factor(const std::vector<Mirror>& modules, std::optional<double> factor) {
+  for_each_unit_of(modules, [&](const auto& module) { module_->set_gradient_divide_factor(module, factor); });
+}
+
+void Sharded::set_reshard_after_forward(const std::vector<Mirror>& modules, bool on) {
+  for_each_unit_of(modules, [&](const auto& module) { module_->set_reshard_after_forward(module, on, false); });
+}
+
+void Sharded::set_reshard_after_backward(const std::vector<Mirror>& modules, bool on) {
+  for_each_unit_of(modules, [&](const auto& module) { module_->set_reshard_after_backward(module, on, false); });
+}
+
+void Sharded::set_unshard_in_backward(const std::vector<Mirror>& modules, bool on) {
+  for_each_unit_of(modules, [&](const auto& module) { module_->set_unshard_in_backward(module, on); });
+}
+
 void Sharded::set_unit_reduced_hook(int64_t address) {
   if (address == 0) {
     module_->hooks().set_unit_reduced_hook({});
@@ -172,6 +203,9 @@ void register_sharded(torch::Library& library) {
       .def("set_is_last_backward", &Sharded::set_is_last_backward)
       .def("wait_for_gradients", &Sharded::wait_for_gradients)
       .def("set_gradient_divide_factor", &Sharded::set_gradient_divide_factor)
+      .def("set_reshard_after_forward", &Sharded::set_reshard_after_forward)
+      .def("set_reshard_after_backward", &Sharded::set_reshard_after_backward)
+      .def("set_unshard_in_backward", &Sharded::set_unshard_in_backward)
       .def("set_unit_reduced_hook", &Sharded::set_unit_reduced_hook)
       .def("reduced_leaves", &Sharded::reduced_leaves)
       .def("reset", &Sharded::reset)

@@ -48,11 +48,15 @@ class Sharded : public torch::CustomClassHolder {
   at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
     return module_->clip_grad_norm_(max_norm, norm_type, error_if_nonfinite);
   }
-  void set_requires_gradient_sync(bool on) { module_->set_requires_gradient_sync(on); }
-  void set_requires_all_reduce(bool on) { module_->set_requires_all_reduce(on); }
   void set_is_last_backward(bool on) { module_->set_is_last_backward(on); }
   void wait_for_gradients() { module_->wait_for_gradients(); }
-  void set_gradient_divide_factor(std::optional<double> factor) { module_->set_gradient_divide_factor(factor); }
+  // Switches of the units made for the modules themselves; modules without units are left out.
+  void set_requires_gradient_sync(const std::vector<Mirror>& modules, bool on);
+  void set_requires_all_reduce(const std::vector<Mirror>& modules, bool on);
+  void set_gradient_divide_factor(const std::vector<Mirror>& modules, std::optional<double> factor);
+  void set_reshard_after_forward(const std::vector<Mirror>& modules, bool on);
+  void set_reshard_after_backward(const std::vector<Mirror>& modules, bool on);
+  void set_unshard_in_backward(const std::vector<Mirror>& modules, bool on);
   // Calls the C function at `address`, if not 0, whenever a FlatParameter's gradients are complete. It returns 0, or
   // another number to make backward throw. During the call, reduced_leaves() returns the leaves.
   void set_unit_reduced_hook(int64_t address);
@@ -88,6 +92,10 @@ class Sharded : public torch::CustomClassHolder {
   const std::shared_ptr<ShardedModule>& module() const { return module_; }
 
  private:
+  // Calls `change` with each of the modules that units were made for.
+  template <typename Change>
+  void for_each_unit_of(const std::vector<Mirror>& modules, const Change& change);
+
   std::shared_ptr<ShardedModule> module_;
   std::vector<std::unique_ptr<ScopeThread>> scopes_;
   // Shared with the hook, which may outlive this handle.

@@ -14,7 +14,7 @@ from typing_extensions import deprecated
 from fsdp_cpp._conversion import apply_to_sharded, without_sharded_parameters
 from fsdp_cpp._mirror import mirror_of
 from fsdp_cpp._options import EngineOptions
-from fsdp_cpp._tree import annotated_at, covers_tree, is_annotated, is_root, set_state, sharded_of, state_of
+from fsdp_cpp._tree import annotated_at, is_annotated, is_root, set_state, sharded_of, state_of
 
 __all__ = ["FSDPModule", "ModuleState", "TreeArguments", "UnshardHandle", "annotate_class", "is_annotated", "state_of"]
 
@@ -97,9 +97,25 @@ class FSDPModule:
         if (sharded := sharded_of(self)) is not None:
             sharded.set_modules_to_backward_prefetch(mirror_of(self), _mirrors_of_units(modules))
 
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether parameters are released after forward, from the next forward on, in the place of fully_shard's
+        argument: of this module's unit and, with ``recurse``, of all units below it."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
+        for sharded, modules in _units_at(self, recurse):
+            sharded.set_reshard_after_forward(modules, reshard_after_forward)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Whether parameters are released after backward. If not, the next forward gathers them again only if the
+        shards were written since, as by a step of an optimizer."""
+        for sharded, modules in _units_at(self, recurse):
+            sharded.set_reshard_after_backward(modules, bool(reshard_after_backward))
+
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Does nothing: a unit is gathered in backward only if an operator of backward needs one of its parameters,
-        which is never wrong, and for an embedding never happens."""
+        """Whether backward gathers this module's unit ahead of its use. An operator of backward that needs one of its
+        parameters gathers it in any case."""
+        for sharded, modules in _units_at(self, recurse=False):
+            sharded.set_unshard_in_backward(modules, bool(unshard_in_backward))
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Does nothing: gathers are always issued without waiting for them."""
@@ -114,24 +130,15 @@ class FSDPModule:
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Whether backward reduces gradients. If not, each rank adds up its own, unsharded and without communication,
-        until a backward that does. Of this module's unit and, with ``recurse``, of all units below it.
-
-        Raises:
-            NotImplementedError: the call does not concern all units of the model.
-        """
-        if (sharded := _whole_tree(self, recurse, "set_requires_gradient_sync")) is not None:
-            sharded.set_requires_gradient_sync(bool(requires_gradient_sync))
-            sharded.set_requires_all_reduce(bool(requires_gradient_sync))
+        until a backward that does. Of this module's unit and, with ``recurse``, of all units below it."""
+        for sharded, modules in _units_at(self, recurse):
+            sharded.set_requires_gradient_sync(modules, bool(requires_gradient_sync))
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """On a mesh of two dimensions: whether backward also sums the reduced gradients over the replicas. If not, they
-        are added up in the shard group until a backward that does.
-
-        Raises:
-            NotImplementedError: the call does not concern all units of the model.
-        """
-        if (sharded := _whole_tree(self, recurse, "set_requires_all_reduce")) is not None:
-            sharded.set_requires_all_reduce(bool(requires_all_reduce))
+        are added up in the shard group until a backward that does."""
+        for sharded, modules in _units_at(self, recurse):
+            sharded.set_requires_all_reduce(modules, bool(requires_all_reduce))
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether the end of the next backward waits for the reductions in flight, for the whole model. If not, a later
@@ -140,13 +147,10 @@ class FSDPModule:
             sharded.set_is_last_backward(bool(is_last_backward))
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divides the sum of gradients over the ranks by ``factor`` instead of the number of ranks.
-
-        Raises:
-            NotImplementedError: the model has other units than this module's.
-        """
-        if (sharded := _whole_tree(self, False, "set_gradient_divide_factor")) is not None:
-            sharded.set_gradient_divide_factor(float(factor))
+        """Divides the sum over the ranks of the gradients of this module's own unit by ``factor`` instead of the number
+        of ranks."""
+        for sharded, modules in _units_at(self, recurse=False):
+            sharded.set_gradient_divide_factor(modules, float(factor))
 
     @deprecated("Use `set_gradient_divide_factor` instead", category=FutureWarning)
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
@@ -201,17 +205,6 @@ class FSDPModule:
 
     # -- methods of PyTorch's class that this engine does not have --
 
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Not supported: pass ``reshard_after_forward`` to fully_shard."""
-        if not isinstance(reshard_after_forward, bool):
-            raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
-        _refuse("set_reshard_after_forward", "pass reshard_after_forward to fully_shard")
-
-    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Not supported, except with True, the default."""
-        if not reshard_after_backward:
-            _refuse("set_reshard_after_backward(False)", "units are always released after backward")
-
     def set_custom_all_gather(self, comm: Any) -> None:
         """Not supported."""
         _refuse("set_custom_all_gather", _OWN_COLLECTIVES)
@@ -253,14 +246,14 @@ def _refuse(what: str, why: str) -> NoReturn:
     raise NotImplementedError(f"fsdp_cpp: {what} is not supported: {why}")
 
 
-def _whole_tree(module: Any, recurse: bool, method: str) -> torch.ScriptObject | None:
-    """The handle of the module's tree, for a switch of the whole tree; None if no unit is concerned."""
-    concerned = annotated_at(module, recurse)
-    if not concerned:
-        return None
-    if not covers_tree(concerned):
-        _refuse(f"{method} on a part of a model", "call it on the root, for all units")
-    return sharded_of(concerned[0])
+def _units_at(module: Any, recurse: bool) -> list[tuple[torch.ScriptObject, list[torch.ScriptObject]]]:
+    """The mirrors of annotated modules with parameters, the module and with ``recurse`` those below it, by tree: each
+    tree's handle and its modules."""
+    trees: dict[int, tuple[torch.ScriptObject, list[torch.ScriptObject]]] = {}
+    for one in annotated_at(module, recurse):
+        sharded = sharded_of(one)
+        trees.setdefault(sharded.identity(), (sharded, []))[1].append(mirror_of(one))
+    return list(trees.values())
 
 
 def _mirrors_of_units(modules: Iterable[Any]) -> list[torch.ScriptObject]:

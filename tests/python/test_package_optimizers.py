@@ -69,7 +69,8 @@ def shard(net, **options):
 
     fully_shard(net[0], **options)
     fully_shard(net, **options)
-    net.set_gradient_divide_factor(1.0)
+    for module in (net[0], net):
+        module.set_gradient_divide_factor(1.0)
     return net
 
 
