@@ -113,10 +113,9 @@ int64_t allocations_of_all(Communicator& communicator, const std::function<void(
   return allocations;
 }
 
-// With keep_memory, a step of the sharded model allocates no more often than a step of the plain one: the engine itself
-// does not allocate. The memory that the communicator keeps for sums of all-reduces settles one step later.
-TEST_P(EngineMemory, IsAllocatedInTheFirstStepOnlyIfKept) {
-  Uneven plain = make_uneven(GetParam().frozen);
+// Returns how often a step of the plain model allocates.
+int64_t allocations_of_plain_step(bool frozen) {
+  Uneven plain = make_uneven(frozen);
   auto plain_step = [&] {
     plain->zero_grad();
     plain->forward(input(0), plain->in_order).backward();
@@ -125,7 +124,13 @@ TEST_P(EngineMemory, IsAllocatedInTheFirstStepOnlyIfKept) {
   CountedMemory memory;
   int64_t before = memory.allocations();
   plain_step();
-  int64_t expected = memory.allocations() - before;
+  return memory.allocations() - before;
+}
+
+// With keep_memory, a step of the sharded model allocates no more often than a step of the plain one: the engine itself
+// does not allocate. The memory that the communicator keeps for sums of all-reduces settles one step later.
+TEST_P(EngineMemory, IsAllocatedInTheFirstStepOnlyIfKept) {
+  const int64_t expected = allocations_of_plain_step(GetParam().frozen);
   bool all_reduces = GetParam().strategy == kNoShard || is_hybrid(GetParam().strategy);
   run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
     Uneven net = make_uneven(GetParam().frozen);
@@ -139,6 +144,32 @@ TEST_P(EngineMemory, IsAllocatedInTheFirstStepOnlyIfKept) {
       });
       if (i > (all_reduces ? 1 : 0) && communicator->rank() == 0) {
         EXPECT_LE(allocations, expected * GetParam().ranks) << "step " << i;
+      }
+    }
+  });
+}
+
+// Units that stay gathered after backward have memory of their own: neither they nor the others allocate, whether or
+// not an optimizer has made them stale.
+TEST_P(EngineMemory, IsAllocatedOnceForUnitsThatStayAfterBackward) {
+  const int64_t expected = allocations_of_plain_step(GetParam().frozen);
+  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+    Uneven net = make_uneven(GetParam().frozen);
+    Options with = options(communicator);
+    with.keep_memory = true;
+    auto sharded = fully_shard(net, with);
+    for (size_t i : {1, 2, 4, 6}) sharded->set_reshard_after_backward(*net->layers[i], false);
+    for (int step = 0; step < 7; ++step) {
+      int64_t allocations = allocations_of_all(*communicator, [&] {
+        sharded->zero_grad();
+        net->forward(input(communicator->rank()), net->in_order).backward();
+        torch::NoGradGuard no_grad;
+        for (at::Tensor& leaf : sharded->parameters()) {
+          if (step % 2 == 1) leaf.neg_();
+        }
+      });
+      if (step > 2 && communicator->rank() == 0) {
+        EXPECT_LE(allocations, expected * GetParam().ranks) << step;
       }
     }
   });

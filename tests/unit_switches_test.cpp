@@ -350,27 +350,6 @@ TEST(ReshardAfterBackwardSwitch, KeepsUnitsUntilTheirShardsAreWritten) {
   }
 }
 
-// With keep_memory, no step after the first ones asks the allocator for memory of parameters.
-TEST(ReshardAfterBackwardSwitch, GivesUnitsMemoryOfTheirOwn) {
-  run_ranks(2, [](Ranks world) {
-    auto net = make_tiny_lm({}, at::kDouble);
-    Options options = block_options(world);
-    options.keep_memory = true;
-    options.param_dtype = at::kFloat;  // over shared memory as well, parameters take memory of the rank
-    auto sharded = fully_shard(*net, options);
-    const auto step = [&] {
-      sharded->zero_grad();
-      net->loss(batch_of(world->rank(), 0)).backward();
-      testing::descend(sharded->parameters());
-    };
-    sharded->set_reshard_after_backward(false);
-    for (int i = 0; i < 3; ++i) step();
-    const EngineStats before = sharded->diagnostics().stats();
-    for (int i = 0; i < 3; ++i) step();
-    EXPECT_EQ(sharded->diagnostics().stats().peak_gathered_bytes, before.peak_gathered_bytes);
-  });
-}
-
 TEST(UnshardInBackwardSwitch, EndsGathersAheadAndNotThoseOfUses) {
   run_ranks(2, [](Ranks world) {
     Model model(world, kPlain);

@@ -3,6 +3,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "engine/engine.h"
 #include "fsdp/state_dict.h"
 #include "fuzz_training/one_process_run.h"
 #include "fuzz_training/program.h"
@@ -40,6 +41,29 @@ void evaluate_in_one_process(OneProcessRun& run) {
 void unshard(ShardedRun& run) { run.sharded().unshard(); }
 void unshard_async(ShardedRun& run) { run.sharded().unshard(/*async_op=*/true); }
 void reshard(ShardedRun& run) { run.sharded().reshard(); }
+
+// Every other unit, so that units of both kinds follow one another. None while units have yet to be made.
+std::vector<engine::Unit*> every_other_unit(ShardedRun& run) {
+  std::vector<engine::Unit*> units;
+  const auto& all = run.sharded().engine().units();
+  for (size_t i = 0; i < all.size(); i += 2) {
+    if (!all[i]->pending_cut()) units.push_back(all[i].get());
+  }
+  return units;
+}
+
+void switch_after_backward(ShardedRun& run) {
+  for (engine::Unit* unit : every_other_unit(run)) {
+    run.sharded().engine().set_reshard_after_backward({unit}, unit->stays_after_backward());
+  }
+}
+
+void switch_after_forward(ShardedRun& run) {
+  for (engine::Unit* unit : every_other_unit(run)) {
+    if (!reshards_after_forward(unit->options().strategy)) continue;
+    run.sharded().engine().set_reshard_after_forward({unit}, unit->stays_gathered());
+  }
+}
 
 // Records the parameters in the dtype in which they are used.
 void note_parameters(ShardedRun& run) {
@@ -173,6 +197,10 @@ const std::vector<Action>& all_actions() {
       {"unshard", "sharded->unshard();", true, false, unshard, nothing},
       {"unshard_async", "sharded->unshard(true);", true, false, unshard_async, nothing},
       {"reshard", "sharded->reshard();", true, false, reshard, nothing},
+      {"switch_after_backward", "for (m : every other unit's) sharded->set_reshard_after_backward(*m, !on);", true,
+       false, switch_after_backward, nothing},
+      {"switch_after_forward", "for (m : every other unit's) sharded->set_reshard_after_forward(*m, !on);", true, false,
+       switch_after_forward, nothing},
       {"read", "{ NoGradGuard no_grad; for (p : net->parameters()) p.sum(); }", true, false, read_sharded,
        read_in_one_process},
       {"read_first", "{ NoGradGuard no_grad; net->parameters()[0].sum(); }", true, false, read_first_sharded,
