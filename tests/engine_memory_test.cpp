@@ -149,32 +149,6 @@ TEST_P(EngineMemory, IsAllocatedInTheFirstStepOnlyIfKept) {
   });
 }
 
-// Units that stay gathered after backward have memory of their own: neither they nor the others allocate, whether or
-// not an optimizer has made them stale.
-TEST_P(EngineMemory, IsAllocatedOnceForUnitsThatStayAfterBackward) {
-  const int64_t expected = allocations_of_plain_step(GetParam().frozen);
-  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
-    Uneven net = make_uneven(GetParam().frozen);
-    Options with = options(communicator);
-    with.keep_memory = true;
-    auto sharded = fully_shard(net, with);
-    for (size_t i : {1, 2, 4, 6}) sharded->set_reshard_after_backward(*net->layers[i], false);
-    for (int step = 0; step < 7; ++step) {
-      int64_t allocations = allocations_of_all(*communicator, [&] {
-        sharded->zero_grad();
-        net->forward(input(communicator->rank()), net->in_order).backward();
-        torch::NoGradGuard no_grad;
-        for (at::Tensor& leaf : sharded->parameters()) {
-          if (step % 2 == 1) leaf.neg_();
-        }
-      });
-      if (step > 2 && communicator->rank() == 0) {
-        EXPECT_LE(allocations, expected * GetParam().ranks) << step;
-      }
-    }
-  });
-}
-
 struct Largest {
   int64_t root = 0, first = 0, second = 0;  // of the root and of the two largest other units
 };
@@ -240,6 +214,49 @@ TEST_P(EngineMemory, HoldsTheRootAndTheTwoLargestUnits) {
       }
     });
   }
+}
+
+// Units that stay gathered after backward have memory of their own, whether or not an optimizer has made them stale;
+// the others need memory for two.
+TEST_P(EngineMemory, HoldsEachUnitThatStaysAfterBackward) {
+  if (!reshards_after_forward(GetParam().strategy)) {
+    return;  // all units stay gathered
+  }
+  const int64_t expected = allocations_of_plain_step(GetParam().frozen);
+  run_ranks(GetParam().ranks, [&](std::shared_ptr<Communicator> communicator) {
+    Uneven net = make_uneven(GetParam().frozen);
+    Options with = options(communicator);
+    with.keep_memory = true;
+    auto sharded = fully_shard(net, with);
+    for (size_t i : {1, 2, 4, 6}) sharded->set_reshard_after_backward(*net->layers[i], false);
+    for (int step = 0; step < 7; ++step) {
+      int64_t allocations = allocations_of_all(*communicator, [&] {
+        sharded->zero_grad();
+        net->forward(input(communicator->rank()), net->in_order).backward();
+        torch::NoGradGuard no_grad;
+        for (at::Tensor& leaf : sharded->parameters()) {
+          if (step % 2 == 1) leaf.neg_();
+        }
+      });
+      if (step > 2 && communicator->rank() == 0) {
+        EXPECT_LE(allocations, expected * GetParam().ranks) << step;
+      }
+    }
+    int64_t staying = 0;
+    std::vector<int64_t> others = {0, 0};
+    for (engine::Unit* unit : sharded->engine().tree().all()) {
+      base::MutexLock lock(unit->mutex);
+      const int64_t nbytes = schedule::BlockPlaces::rounded(unit->buffers.block_nbytes());
+      if (unit->has_own_memory()) {
+        staying += nbytes;
+      } else {
+        others.push_back(nbytes);
+      }
+    }
+    std::sort(others.rbegin(), others.rend());
+    EXPECT_LE(category(*sharded, "unsharded parameters").reserved,
+              std::max(staying + others[0] + others[1], schedule::BlockPlaces::kGranularity));
+  });
 }
 
 // A layer without bias is a unit. Its gradient is large, and becomes the buffer that is reduced if it needs no padding.
