@@ -63,6 +63,14 @@ class ShardedModule {
   // communicate.
   std::vector<ShardSlice> shard_slices() const;
 
+  // Freezes or unfreezes one of the module's parameters, as parameter.set_requires_grad(on) does. The change takes
+  // effect at once here, and at the next forward or call of parameters() where requires_grad was set on the module's
+  // parameter, or on a leaf, directly. The leaf follows. A frozen parameter keeps its value and, like a plain one, the
+  // gradient that it has until that is cleared. Memory for gradients is allocated for a FlatParameter of which any
+  // parameter requires one. All ranks must make the same change between steps: they compare at the next use. Errors:
+  // gradients accumulated without communication; some but not all parameters of a flat leaf.
+  void set_requires_grad(const at::Tensor& parameter, bool on);
+
   // Clears the gradients of the shards.
   void zero_grad(bool set_to_none = true);
 

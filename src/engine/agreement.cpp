@@ -41,11 +41,11 @@ void describe_overlap(std::ostream& out, const OverlapOptions& options) {
 void describe_flat(std::ostream& out, const flat::FlatParameter& flat) {
   const flat::FlatDtypes& dtypes = flat.dtypes();
   out << "  flat parameter: dtype " << dtypes.shard << ", compute " << dtypes.compute << ", reduce " << dtypes.reduce
-      << ", gradient " << dtypes.gradient << ", requires_grad " << (flat.requires_grad() ? "true" : "false")
-      << ", sharding factor " << flat.position().factor << "\n";
+      << ", gradient " << dtypes.gradient << ", sharding factor " << flat.position().factor << "\n";
   for (const flat::ShardedParameter& parameter : flat.parameters()) {
     out << "    parameter '" << parameter.fqn << "' of shape " << at::IntArrayRef(parameter.sizes) << ", strides "
-        << at::IntArrayRef(parameter.strides) << "\n";
+        << at::IntArrayRef(parameter.strides) << ", requires_grad " << (parameter.requires_grad ? "true" : "false")
+        << "\n";
   }
 }
 

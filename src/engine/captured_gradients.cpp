@@ -24,7 +24,7 @@ int64_t CapturedGradients::buffer_nbytes() const {
              : schedule::BlockPlaces::rounded(numel * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)));
 }
 
-bool CapturedGradients::complete() const { return seen_.count() == flat_.layout().num_parameters(); }
+bool CapturedGradients::complete() const { return seen_.count() >= flat_.num_trained(); }
 
 void CapturedGradients::begin(const Memory& memory) {
   if (memory.in_leaves || memory.pool.keeps_memory()) take_buffer(memory);

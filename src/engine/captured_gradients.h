@@ -53,7 +53,7 @@ class CapturedGradients {
   void clear(int64_t parameter);
   void zero(int64_t parameter);
 
-  // Whether this backward has captured every parameter.
+  // Whether this backward has captured every parameter that requires a gradient.
   bool complete() const;
   bool carries() const { return carries_; }
   bool has_buffer() const { return buffer_.defined(); }

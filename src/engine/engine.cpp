@@ -96,6 +96,18 @@ void Engine::prepare() {
   }
 }
 
+void Engine::follow_requires_grad() {
+  if (seams::in_backward()) return;
+  const auto changed = [](const auto& unit) { return unit->requires_grad_changed(); };
+  if (std::none_of(units().begin(), units().end(), changed)) return;
+  gradients_.reducer().finish_all();
+  prepared_ = false;
+  for (const auto& unit : units()) {
+    base::MutexLock lock(unit->mutex);
+    unit->follow_requires_grad();
+  }
+}
+
 void Engine::compare_again() {
   prepared_ = false;
   prepare();
@@ -125,6 +137,7 @@ void Engine::observe_backward() {
 }
 
 void Engine::enter(Unit& unit, int64_t parameter) {
+  if (!gatherer_.visits(unit) && !seams::in_backward() && unit.requires_grad_changed()) follow_requires_grad();
   if (!prepared_) prepare();
   observe_backward();
   try {
@@ -150,6 +163,8 @@ void Engine::begin_visit(Unit& unit) {
 
 void Engine::capture(Unit& unit, int64_t index, const at::Tensor& gradient) {
   observe_backward();
+  if (!unit.parameter(index).tensor.requires_grad())
+    return;  // frozen since forward: autograd accumulates nothing either
   TORCH_CHECK(!at::GradMode::is_enabled(), "fsdp: ", unit.where(), ": parameter '", unit.parameter(index).fqn,
               "': backward with create_graph=true cannot accumulate into .grad of sharded parameters; use "
               "torch::autograd::grad, which returns local gradients");

@@ -67,6 +67,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Makes all that the first use needs: compares the ranks' units and options, and makes groups. Collective when units
   // have changed since, otherwise without effect.
   void prepare();
+  // Takes over changes of requires_grad that were made on the module's parameters or on leaves. Does nothing during
+  // backward. If there are any, the next prepare() compares the ranks.
+  void follow_requires_grad();
   // Compares the ranks' units and options again. Collective.
   void compare_again();
 

@@ -43,8 +43,8 @@ class Owners {
 // [Note: updates by owners]
 // Each parameter is updated on one rank of the shard group, its owner. The other ranks need parts of the result. It
 // travels as a reduce-scatter to which all ranks but the owner contribute zeros: sums of one value and zeros are exact,
-// and each rank receives its shard and nothing else. Owners depend only on sizes, so they stay the same from step to
-// step, as optimizer state requires.
+// and each rank receives its shard and nothing else. Owners depend only on the sizes of all parameters, frozen ones
+// included, so they stay the same from step to step, as optimizer state requires.
 
 // Returns a whole buffer in rank order, with padding of zeros. If that is its own order, it is the same tensor.
 at::Tensor in_rank_order(const flat::FlatParameter& flat, const at::Tensor& whole) {
@@ -74,6 +74,10 @@ void share_values(Unit& unit, flat::FlatParameter& flat, const at::Tensor& value
 
 void update_flat(Unit& unit, size_t index, Owners& owners, const std::function<void(const WholeParameter&)>& update) {
   flat::FlatParameter& flat = *unit.flat_parameters()[index];
+  if (!flat.requires_grad()) {
+    for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) owners.next(flat.layout().numel(i));
+    return;
+  }
   WholeGradient gradient = gather_gradient(unit, index);
   at::Tensor values = gather_values(unit, flat);
   for (int64_t i = 0; i < flat.layout().num_parameters(); ++i) {
@@ -222,10 +226,8 @@ void update_whole_parameters(Engine& engine, const std::function<void(const Whol
   for (const auto& unit : engine.units()) {
     unit->check_membership();
     for (size_t f = 0; f < unit->flat_parameters().size(); ++f) {
-      if (unit->flat_parameters()[f]->requires_grad()) {
-        int64_t factor = unit->flat_parameters()[f]->position().factor;
-        update_flat(*unit, f, owners.try_emplace(factor, factor).first->second, update);
-      }
+      const int64_t factor = unit->flat_parameters()[f]->position().factor;
+      update_flat(*unit, f, owners.try_emplace(factor, factor).first->second, update);
     }
   }
 }

@@ -201,7 +201,7 @@ void GradientFlow::discard_accumulated() {
 }
 
 void GradientFlow::trim() const {
-  if (!keeps_memory_) tree_.for_each_gradient([](const Unit&, FlatGradient& gradient) { gradient.trim(); });
+  if (!keeps_memory_) tree_.for_each_kept_gradient([](const Unit&, FlatGradient& gradient) { gradient.trim(); });
 }
 
 }  // namespace fsdp::engine

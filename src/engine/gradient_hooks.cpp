@@ -22,9 +22,14 @@ void hook_capture(flat::ShardedParameter& parameter) {
 }
 
 void hook_gradients(flat::ShardedParameter& parameter) {
-  hook_capture(parameter);
+  if (parameter.requires_grad) hook_capture(parameter);
   seams::add_gradient_tripwire(parameter.tensor, [owner = parameter.owner] {
-    if (Unit* unit = unit_of(*owner)) unit->check_membership(unit->parameter(owner->index));
+    Unit* unit = unit_of(*owner);
+    if (!unit) return;
+    const flat::ShardedParameter& arrived = unit->parameter(owner->index);
+    unit->check_membership(arrived);
+    TORCH_CHECK(arrived.requires_grad, "fsdp: ", unit->where(), ": requires_grad of parameter '", arrived.fqn,
+                "' was set while its unit was in use, too late for this forward and backward. Set it between steps");
   });
 }
 

@@ -13,7 +13,8 @@ class Unit;
 // accumulator is dropped (FlatParameter::set_dtypes); then it must be called again.
 void hook_capture(flat::ShardedParameter& parameter);
 
-// Adds hook_capture, and a check that stays on a parameter whose data was replaced: it throws when a gradient arrives.
+// Adds hook_capture if the parameter requires a gradient, and a check that throws when a gradient arrives at a
+// parameter whose data was replaced, or for which the engine expects none.
 void hook_gradients(flat::ShardedParameter& parameter);
 
 }  // namespace fsdp::engine

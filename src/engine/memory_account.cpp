@@ -87,7 +87,7 @@ int64_t MemoryAccount::gradient_shards_nbytes() {
   int64_t nbytes = 0;
   for (const auto& unit : tree_.units()) {
     for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
-      const FlatGradient* gradient = unit->gradient(i);
+      const FlatGradient* gradient = unit->kept_gradient(i);
       nbytes += gradient ? gradient->leaves().memory_nbytes() : 0;
     }
   }

@@ -56,9 +56,7 @@ void Unit::add(std::vector<flat::ShardedParameter> parameters) {
   at::ScalarType original = parameters.front().tensor.scalar_type();
   bool full_precision = parameters.front().full_precision;
   flat::FlatParameter& flat = add_flat(std::move(parameters), original, full_precision);
-  for (flat::ShardedParameter& parameter : flat.parameters()) {
-    if (flat.requires_grad()) hook_gradients(parameter);
-  }
+  for (flat::ShardedParameter& parameter : flat.parameters()) hook_gradients(parameter);
 }
 
 void Unit::add(flat::FlatParameter::Moved parameters) {
@@ -75,13 +73,15 @@ flat::FlatParameter& Unit::add_flat(Parameters parameters, at::ScalarType origin
   flat_parameters_.push_back(std::make_unique<flat::FlatParameter>(std::move(parameters), dtypes, position_for_shards(),
                                                                    context_->options.memory, this, num_parameters()));
   flat::FlatParameter& flat = *flat_parameters_.back();
-  gradients_.push_back(!flat.requires_grad() ? nullptr
-                                             : std::make_unique<FlatGradient>(flat, context_->options.use_orig_params,
-                                                                              source_of_leaf_gradients(flat),
-                                                                              [this] { return where(); }));
+  gradients_.push_back(flat.requires_grad() ? make_gradient(flat) : nullptr);
   base::MutexLock lock(mutex);
   buffers.add_flat();
   return flat;
+}
+
+std::unique_ptr<FlatGradient> Unit::make_gradient(flat::FlatParameter& flat) {
+  return std::make_unique<FlatGradient>(flat, context_->options.use_orig_params, source_of_leaf_gradients(flat),
+                                        [this] { return where(); });
 }
 
 flat::ShardPosition Unit::position_for_shards() {
@@ -223,7 +223,44 @@ void Unit::set_full_precision(bool on) {
     flat.set_dtypes(on ? flat.dtypes().shard : compute, on ? flat.dtypes().shard : reduce);
     if (gradients_[i]) {
       sentinels.install_missing(flat, shown);  // in the other dtype
-      for (flat::ShardedParameter& parameter : flat.parameters()) hook_capture(parameter);
+      for (flat::ShardedParameter& parameter : flat.parameters()) {
+        if (parameter.requires_grad && !parameter.capture_hook) hook_capture(parameter);
+      }
+    }
+  }
+}
+
+bool Unit::requires_grad_changed() const {
+  return std::any_of(flat_parameters_.begin(), flat_parameters_.end(),
+                     [](const auto& flat) { return flat->requires_grad_changed(); });
+}
+
+void Unit::check_may_follow(size_t index) const {
+  const flat::FlatParameter& flat = *flat_parameters_[index];
+  const std::string& first = flat.parameters().front().fqn;
+  TORCH_CHECK(!gradients_[index] || !gradients_[index]->accumulating(), "fsdp: ", where(),
+              ": requires_grad cannot be changed while gradients are accumulated without communication (parameter '",
+              first, "' or another of its FlatParameter). Change it after the backward that reduces them");
+  for (int64_t i = 1; i < flat.layout().num_parameters() && !context_->options.use_orig_params; ++i) {
+    TORCH_CHECK(flat.wanted_requires_grad(i) == flat.wanted_requires_grad(0), "fsdp: ", where(),
+                ": requires_grad of parameter '", flat.parameters()[static_cast<size_t>(i)].fqn,
+                "' was changed and differs from that of '", first,
+                "', with which it shares a leaf. Change all parameters of '", flat_name(index),
+                "', or set Options::use_orig_params");
+  }
+}
+
+void Unit::follow_requires_grad() {
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    if (flat_parameters_[i]->requires_grad_changed()) check_may_follow(i);
+  }
+  for (size_t i = 0; i < flat_parameters_.size(); ++i) {
+    flat::FlatParameter& flat = *flat_parameters_[i];
+    if (!flat.requires_grad_changed()) continue;
+    flat.follow_requires_grad();
+    if (flat.requires_grad() && !gradients_[i]) gradients_[i] = make_gradient(flat);
+    for (flat::ShardedParameter& parameter : flat.parameters()) {
+      if (parameter.requires_grad && !parameter.capture_hook) hook_capture(parameter);
     }
   }
 }
@@ -242,15 +279,13 @@ void Unit::check_membership(const flat::ShardedParameter& p) const {
       "' has left the engine: its data was replaced after fully_shard (assignment to .data, a conversion of "
       "the module with to(), double() or half(), or a state dict loaded by assignment). Convert and load before "
       "fully_shard, or write inside ShardedModule::with_full_params");
-  TORCH_CHECK(tensor.requires_grad() == p.requires_grad, "fsdp: ", where(), ": parameter '", p.fqn,
-              "': requires_grad was changed to ", tensor.requires_grad() ? "true" : "false",
-              " after fully_shard. Freeze or unfreeze before fully_shard");
 }
 
 // ---------------------------------------------------------------- gradients
 
 bool Unit::trains() const {
-  return std::any_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) { return gradient != nullptr; });
+  return std::any_of(flat_parameters_.begin(), flat_parameters_.end(),
+                     [](const auto& flat) { return flat->requires_grad(); });
 }
 
 bool Unit::captures() const {
@@ -259,12 +294,14 @@ bool Unit::captures() const {
 }
 
 bool Unit::has_all_gradients() const {
-  return std::all_of(gradients_.begin(), gradients_.end(),
-                     [](const auto& gradient) { return !gradient || gradient->complete(); });
+  return std::all_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) {
+    return !gradient || !gradient->flat().requires_grad() || gradient->complete();
+  });
 }
 
 bool Unit::has_frozen() const {
-  return std::any_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) { return !gradient; });
+  return std::any_of(flat_parameters_.begin(), flat_parameters_.end(),
+                     [](const auto& flat) { return flat->num_trained() < flat->layout().num_parameters(); });
 }
 
 // Throws if a leaf was replaced, because an optimizer would train copies that are never gathered.

@@ -103,8 +103,8 @@ class Unit : public schedule::ScheduledUnit {
   int64_t num_parameters() const;
   struct Place {
     flat::FlatParameter& flat;
-    FlatGradient* gradient;
-    int64_t parameter;  // within flat
+    FlatGradient* gradient;  // null if no parameter of `flat` ever got gradients
+    int64_t parameter;       // within flat
   };
   // Returns the place of the parameter with this index in the unit.
   Place place(int64_t index);
@@ -116,12 +116,21 @@ class Unit : public schedule::ScheduledUnit {
   // If `on`, uses and reduces parameters in the dtype of the shards, otherwise again as the options say. The unit must
   // be sharded and have no gradients in flight.
   void set_full_precision(bool on);
+  // Whether requires_grad of a parameter or of a leaf was changed since the engine last looked; takes the changes over.
+  // Throws if gradients in progress or a flat leaf cannot follow. Must be called between steps.
+  bool requires_grad_changed() const;
+  void follow_requires_grad();
   // Throws if a parameter has left the engine (rule R6).
   void check_membership() const;
   void check_membership(const flat::ShardedParameter& parameter) const;
 
   // -- gradients --
-  FlatGradient* gradient(size_t flat) { return gradients_.at(flat).get(); }  // null for a frozen one
+  // Returns null for a FlatParameter that is frozen as a whole.
+  FlatGradient* gradient(size_t flat) {
+    return flat_parameters_[flat]->requires_grad() ? kept_gradient(flat) : nullptr;
+  }
+  // Does the same, but not null if it was frozen after it had gradients, which may still be there.
+  FlatGradient* kept_gradient(size_t flat) { return gradients_.at(flat).get(); }
   // Whether any of its parameters gets gradients, and whether any does not.
   bool trains() const;
   bool has_frozen() const;
@@ -158,6 +167,8 @@ class Unit : public schedule::ScheduledUnit {
   flat::ShardPosition position_for_shards();
   BufferPool::Source source_of_leaf_gradients(const flat::FlatParameter& flat) const;
   void name_storages();
+  std::unique_ptr<FlatGradient> make_gradient(flat::FlatParameter& flat);
+  void check_may_follow(size_t flat) const;
   void check_leaves(const flat::FlatParameter& flat) const;
   uint64_t shard_version() const;
 

@@ -86,6 +86,15 @@ void UnitTree::for_each_gradient(const std::function<void(const Unit&, FlatGradi
   }
 }
 
+void UnitTree::for_each_kept_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit) const {
+  for (const auto& unit : units_) {
+    base::MutexLock lock(unit->mutex);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) {
+      if (FlatGradient* gradient = unit->kept_gradient(i)) visit(*unit, *gradient);
+    }
+  }
+}
+
 void UnitTree::check_membership() const {
   for (const auto& unit : units_) unit->check_membership();
 }

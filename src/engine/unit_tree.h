@@ -48,6 +48,8 @@ class UnitTree {
 
   // Calls `visit` for each FlatParameter that gets gradients, under its unit's lock.
   void for_each_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit) const;
+  // Does the same, and also for those that were frozen later.
+  void for_each_kept_gradient(const std::function<void(const Unit&, FlatGradient&)>& visit) const;
   void check_membership() const;
   // Orders all gathers that are issued from now on after the writes to shards so far.
   void order_gathers_after_writes() const;

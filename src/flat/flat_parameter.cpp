@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/strides.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "torch_seams/dispatch_key.h"
@@ -57,7 +58,6 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
       dtypes_(dtypes),
       position_(std::move(position)),
       memory_(memory),
-      requires_grad_(parameters_.front().tensor.requires_grad()),
       layout_(extents_of(parameters_), position_.factor, position_.cut) {}
 
 FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const FlatDtypes& dtypes, ShardPosition position,
@@ -73,9 +73,10 @@ FlatParameter::FlatParameter(std::vector<ShardedParameter> parameters, const Fla
     parameter.strides = flat_strides(parameter.tensor, layout_.cut());
     copy_into_shard(i);
     replace_by_keyed_view(i, unit, first_index + i);
-    original_leaves_.push_back(make_leaf(slice_of(shard_, i)));
+    original_leaves_.push_back(make_leaf(slice_of(shard_, i), parameter.requires_grad));
   }
-  flat_leaf_ = make_leaf(shard_);
+  count_trained();
+  flat_leaf_ = make_leaf(shard_, requires_grad());
 }
 
 FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPosition position, const ShardMemory& memory,
@@ -90,7 +91,8 @@ FlatParameter::FlatParameter(Moved moved, const FlatDtypes& dtypes, ShardPositio
     take_over(i, unit, first_index + i);
     seams::move_versioned_leaf(original_leaves_[i], slice_of(shard_, i));
   }
-  flat_leaf_ = make_leaf(shard_);
+  count_trained();
+  flat_leaf_ = make_leaf(shard_, requires_grad());
 }
 
 // Clears the unit of the owner, because leaves may outlive this object.
@@ -172,7 +174,7 @@ void FlatParameter::copy_into_shard(int64_t parameter) {
 
 void FlatParameter::replace_by_keyed_view(int64_t parameter, void* unit, int64_t index) {
   ShardedParameter& p = parameters_[parameter];
-  p.requires_grad = requires_grad_;
+  p.requires_grad = p.tensor.requires_grad();
   p.owner = c10::make_intrusive<seams::StorageOwner>(seams::StorageOwner::Kind::kParameter, unit, index);
   point_at_new_storage(p, parameter);
 }
@@ -195,6 +197,7 @@ void FlatParameter::set_dtypes(at::ScalarType compute, at::ScalarType reduce) {
     ShardedParameter& parameter = parameters_[i];
     parameter.sentinel_installed = false;     // removing the sentinel must not clear the gradient
     parameter.tensor.mutable_grad().reset();  // it has the old dtype
+    parameter.capture_hook.reset();
     point_at_new_storage(parameter, i);
   }
   name_storages(unit_name_);
@@ -217,9 +220,44 @@ at::Tensor FlatParameter::make_gradient_sentinel(int64_t parameter, std::functio
   return make_keyed_view(parameter, owner, sentinel_message(p, unit_name_));
 }
 
-at::Tensor FlatParameter::make_leaf(const at::Tensor& part) const {
-  return seams::make_versioned_leaf(part).set_requires_grad(requires_grad_);
+at::Tensor FlatParameter::make_leaf(const at::Tensor& part, bool requires_grad) const {
+  return seams::make_versioned_leaf(part).set_requires_grad(requires_grad);
 }
+
+// ---------------------------------------------------------------- requires_grad
+
+void FlatParameter::count_trained() {
+  num_trained_ = std::count_if(parameters_.begin(), parameters_.end(),
+                               [](const ShardedParameter& parameter) { return parameter.requires_grad; });
+}
+
+bool FlatParameter::wanted_requires_grad(int64_t parameter) const {
+  const bool known = parameters_[parameter].requires_grad;
+  if (parameters_[parameter].tensor.requires_grad() != known) return !known;
+  if (original_leaves_[parameter].requires_grad() != known) return !known;
+  return flat_leaf_.requires_grad() != requires_grad() ? flat_leaf_.requires_grad() : known;
+}
+
+bool FlatParameter::requires_grad_changed() const {
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    if (wanted_requires_grad(i) != parameters_[i].requires_grad) return true;
+  }
+  return false;
+}
+
+void FlatParameter::follow_requires_grad() {
+  std::vector<bool> wanted;
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) wanted.push_back(wanted_requires_grad(i));
+  for (int64_t i = 0; i < layout_.num_parameters(); ++i) {
+    parameters_[i].requires_grad = wanted[i];
+    parameters_[i].tensor.set_requires_grad(wanted[i]);
+    original_leaves_[i].set_requires_grad(wanted[i]);
+  }
+  count_trained();
+  flat_leaf_.set_requires_grad(requires_grad());
+}
+
+// ---------------------------------------------------------------- views
 
 at::Tensor FlatParameter::slice_of(const at::Tensor& like_shard, int64_t parameter) const {
   ParameterSlice part = slice(parameter);

@@ -1,4 +1,5 @@
-// FlatParameter: the parameters of a unit that share a dtype and requires_grad, flattened, padded and sharded.
+// FlatParameter: the parameters of a unit that share a dtype and had the same requires_grad, flattened, padded and
+// sharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +31,7 @@ struct ShardedParameter {
   // destroyed, the gradient was cleared on the module.
   c10::weak_intrusive_ptr<seams::StorageOwner> sentinel_owner{seams::StorageOwnerPtr()};
   bool sentinel_installed = false;
-  std::shared_ptr<void> capture_hook;  // keeps the gradient accumulator alive
+  std::shared_ptr<void> capture_hook;  // keeps the gradient accumulator alive; null before requires_grad is first set
 
   // The engine's own storage, which is also the tensor's unless the parameter has left the engine.
   c10::Storage keyed_storage;
@@ -82,7 +83,15 @@ class FlatParameter {
   const ShardPosition& position() const { return position_; }
   const ShardMemory& memory() const { return memory_; }
   c10::Device compute_device() const { return memory_.compute_device(); }
-  bool requires_grad() const { return requires_grad_; }
+  // Whether any of its parameters requires a gradient, and how many do.
+  bool requires_grad() const { return num_trained_ > 0; }
+  int64_t num_trained() const { return num_trained_; }
+  // Whether requires_grad of a parameter of the module, or of a leaf, was changed since.
+  bool requires_grad_changed() const;
+  // Returns the value that was set.
+  bool wanted_requires_grad(int64_t parameter) const;
+  // Takes the changes over, to the module's parameters and to the leaves of either kind.
+  void follow_requires_grad();
   std::vector<ShardedParameter>& parameters() { return parameters_; }
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
 
@@ -146,13 +155,14 @@ class FlatParameter {
   void point_at_new_storage(ShardedParameter& parameter, int64_t position);
   at::Tensor make_keyed_view(int64_t parameter, const seams::StorageOwnerPtr& owner, const std::string& message) const;
   void take_over(int64_t parameter, void* unit, int64_t index);
-  at::Tensor make_leaf(const at::Tensor& part) const;
+  at::Tensor make_leaf(const at::Tensor& part, bool requires_grad) const;
+  void count_trained();
 
   std::vector<ShardedParameter> parameters_;
   FlatDtypes dtypes_;
   ShardPosition position_;
   ShardMemory memory_;
-  bool requires_grad_;
+  int64_t num_trained_ = 0;
   FlatLayout layout_;
   at::Tensor shard_;
   at::Tensor shared_;

@@ -41,6 +41,7 @@ void describe_flat(std::ostream& out, const flat::FlatParameter& flat) {
     const flat::ShardedParameter& parameter = flat.parameters()[i];
     out << "    " << parameter.fqn;
     for (const std::string& other : parameter.other_fqns) out << " = " << other;
+    out << (flat.requires_grad() && !parameter.requires_grad ? " (frozen)" : "");
     out << " " << shape_text(parameter.sizes) << " at " << layout.offset(i) << ": " << owners_text(layout, i) << "\n";
   }
 }

@@ -11,6 +11,7 @@
 namespace fsdp {
 
 std::vector<std::pair<std::string, at::Tensor>> ShardedModule::named_parameters() const {
+  engine().follow_requires_grad();
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto& unit : engine().units()) {
     for (size_t number = 0; number < unit->flat_parameters().size(); ++number) {
@@ -46,6 +47,16 @@ std::vector<ShardSlice> ShardedModule::shard_slices() const {
     }
   }
   return result;
+}
+
+void ShardedModule::set_requires_grad(const at::Tensor& parameter, bool on) {
+  const seams::StorageOwner* owner = parameter.defined() ? seams::storage_owner(parameter) : nullptr;
+  fsdp::engine::Unit* unit =
+      owner && owner->kind == seams::StorageOwner::Kind::kParameter ? fsdp::engine::unit_of(*owner) : nullptr;
+  TORCH_CHECK(unit && &unit->engine() == &engine() && unit->parameter(owner->index).tensor.is_same(parameter),
+              "fsdp: set_requires_grad: a tensor is not a parameter of this module");
+  parameter.set_requires_grad(on);
+  engine().follow_requires_grad();
 }
 
 void ShardedModule::zero_grad(bool set_to_none) {

@@ -42,7 +42,7 @@ at::Tensor norm_over_ranks(engine::Engine& engine, double norm_type, const AddGr
     Communicator* group = unit->groups().shard.get();
     auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& known) { return known.first == group; });
     if (part == parts.end()) part = parts.insert(parts.end(), {group, optim::NormSum(norm_type)});
-    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) add(unit->gradient(i), part->second);
+    for (size_t i = 0; i < unit->flat_parameters().size(); ++i) add(unit->kept_gradient(i), part->second);
   }
   optim::NormSum total(norm_type);
   for (auto& [group, part] : parts) {

@@ -55,7 +55,8 @@ std::shared_ptr<void> add_gradient_capture(const at::Tensor& tensor, std::functi
 }
 
 void add_gradient_tripwire(const at::Tensor& tensor, std::function<void()> visit) {
-  // Does not use add_hook, because the tripwire must be the first hook.
+  // Does not use add_hook, because the tripwire must be the first hook. A frozen tensor may have nowhere to put it yet.
+  torch::autograd::impl::materialize_autograd_meta(tensor);
   auto& hooks = torch::autograd::impl::hooks(tensor);
   hooks.insert(hooks.begin(), std::make_unique<TripwireHook>(std::move(visit)));
 }

@@ -47,14 +47,6 @@ def set_memory(module):
         module.weight.set_(torch.ones(8, 8))
 
 
-def unfreeze(module):
-    module.weight.requires_grad_(True)
-
-
-def freeze(module):
-    module.bias.requires_grad_(False)
-
-
 def to_empty(module):
     module.to_empty(device="cpu")
 
@@ -69,8 +61,6 @@ DEPARTURES = [
     nn.Module.bfloat16,
     nn.Module.half,
     to_empty,
-    freeze,
-    unfreeze,
 ]
 
 
@@ -80,12 +70,29 @@ DEPARTURES = [
 def test_parameter_that_leaves_is_noticed_before_a_wrong_step(leave, strict):
     """At the operation itself, at the next gather or at the latest when its gradient arrives; and it is named."""
     module = linear()
-    module.weight.requires_grad_(leave is not unfreeze)
     Sharded(module, strict=strict)
     squares(module)
     with refuses("parameter '"):
         leave(module)
         module(X.to(module.weight)).pow(2).sum().backward()
+
+
+@STRICT
+@own_process
+def test_requires_grad_changes(strict):
+    module = two_linears()
+    plain = two_linears()
+    for model in (plain, module):
+        model[0].weight.requires_grad = False
+    sharded = Sharded(module, strict=strict)
+    for model in (plain, module):
+        squares(model).backward()
+        model.zero_grad()
+        model[0].requires_grad_(True)
+        model[2].bias.requires_grad = False
+        squares(model).backward()
+    assert_all_bit_equal(sharded.gradients(), local_gradients(plain))
+    assert module[2].bias.grad is None
 
 
 @STRICT
