@@ -30,6 +30,16 @@ std::vector<std::shared_ptr<comm::CollectiveMonitor>> monitors_of(const ProcessM
   return monitors;
 }
 
+// At the first use, and not in fully_shard, because outer modules may be annotated after inner ones.
+void warn_if_one_unit(const Engine& engine) {
+  if (engine.options().could_have_units_below && engine.units().size() == 1 && engine.mesh().size() > 1 &&
+      reshards_after_forward(engine.units().front()->options().strategy)) {
+    TORCH_WARN(
+        "fsdp: one unit holds the whole model, so all of its parameters are gathered at once and sharding saves "
+        "only optimizer and gradient memory. Set Options::auto_wrap_policy or annotate inner modules first");
+  }
+}
+
 }  // namespace
 
 Engine::Engine(const EngineOptions& options)
@@ -88,6 +98,7 @@ Engine& Engine::current() {
 void Engine::prepare() {
   base::MutexLock lock(preparing_);
   if (!prepared_) {
+    warn_if_one_unit(*this);
     compare_sharding(*this);
     memory_.share_shards();
     make_park_groups();

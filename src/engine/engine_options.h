@@ -34,6 +34,8 @@ struct EngineOptions {
   OverlapOptions overlap{};
   CollectiveCheck collective_check{};
   bool read_only_parameters = false;  // DebugOptions
+  // Whether other modules lie below the one that fully_shard was called on, so that there could be more units than one.
+  bool could_have_units_below = false;
   // Distinguishes several models over one communicator.
   int64_t model = 1;
 };

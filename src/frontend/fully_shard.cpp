@@ -96,16 +96,6 @@ std::vector<std::vector<flat::ShardedParameter>> group_parameters(
   return groups;
 }
 
-void warn_if_one_unit(const engine::Engine& engine, const torch::nn::Module* module) {
-  bool has_children = module && !module->children().empty();
-  if (engine.units().size() == 1 && has_children && engine.mesh().size() > 1 &&
-      reshards_after_forward(engine.units().front()->options().strategy)) {
-    TORCH_WARN(
-        "fsdp: one unit holds the whole model, so all of its parameters are gathered at once and sharding saves "
-        "only optimizer and gradient memory. Set Options::auto_wrap_policy or annotate inner modules first");
-  }
-}
-
 std::string join_fqns(const frontend::UnitSpec& spec) {
   const std::string& fqn = spec.origin.modules.front().fqn;
   return fqn.empty() ? "root" : fqn;
@@ -145,6 +135,8 @@ std::shared_ptr<ShardedModule> build(torch::nn::Module& root, const std::vector<
     shared.mesh = frontend::merge_meshes(shared.mesh, inner->mesh(), inner->units().front()->name());
   }
   const auto& ranks = shared.mesh.world ? shared.mesh.world : shared.mesh.shard;
+  const bool is_list = !specs.empty() && specs.front().origin.modules.size() > 1;
+  shared.could_have_units_below = !is_list && !root.children().empty();
   shared.model = surveyed.inner.empty() ? frontend::number_of_model(frontend::unwatched(ranks))
                                         : surveyed.inner.front()->options().model;
   auto engine = std::make_shared<engine::Engine>(shared);
@@ -199,7 +191,6 @@ std::shared_ptr<ShardedModule> fully_shard(torch::nn::Module& module, const Opti
                                                            frontend::annotated_modules(surveyed));
   auto sharded = build(module, specs, surveyed, options);
   sharded->engine().tree().add_root(&module);
-  warn_if_one_unit(sharded->engine(), &module);
   return sharded;
 }
 

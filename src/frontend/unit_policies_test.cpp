@@ -113,7 +113,7 @@ TEST(DescribeUnits, FlatParametersHaveNamesOfTheirOwn) {
   }
 }
 
-TEST(DescribeUnits, OneUnitForAllDrawsAWarning) {
+TEST(DescribeUnits, OneUnitForAllDrawsAWarningAtItsFirstUse) {
   struct Warnings : c10::WarningHandler {
     void process(const c10::Warning& warning) override { text += warning.msg(); }
     std::string text;
@@ -125,7 +125,9 @@ TEST(DescribeUnits, OneUnitForAllDrawsAWarning) {
     Options options;
     options.communicator = communicator;
     options.auto_wrap_policy = policy;
-    fully_shard(*net, options);
+    auto sharded = fully_shard(*net, options);
+    EXPECT_EQ(warnings.text, "");
+    sharded->unshard();
     return warnings.text;
   };
   EXPECT_THAT(warning_of({}, make_fake_communicator(0, 4)), HasSubstr("one unit holds the whole model"));
