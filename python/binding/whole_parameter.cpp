@@ -2,6 +2,7 @@
 
 #include "engine/engine.h"
 #include "torch_seams/dispatch_key.h"
+#include "torch_seams/shard_version.h"
 
 namespace fsdp::python {
 
@@ -27,6 +28,18 @@ at::Tensor Whole::leaf(const at::Tensor& whole) {
   engine::Unit& unit = unit_of_whole(whole, "leaf");
   engine::Unit::Place place = unit.place(owner_of_whole(whole)->index);
   return place.flat.original_leaves()[place.parameter];
+}
+
+at::Tensor Whole::local(const at::Tensor& leaf, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                        int64_t offset) {
+  at::Tensor local = seams::make_versioned_leaf(leaf.detach().as_strided(sizes, strides, offset));
+  share_version(local, leaf);
+  return local;
+}
+
+bool Whole::is_gradient_stand_in(const at::Tensor& tensor) {
+  const StorageOwner* owner = seams::has_sharded_key(tensor) ? seams::storage_owner(tensor) : nullptr;
+  return owner && owner->kind == StorageOwner::Kind::kGradientSentinel;
 }
 
 std::string Whole::fqn(const at::Tensor& whole) {
@@ -59,6 +72,8 @@ void register_whole(torch::Library& library) {
       .def_static("is_whole", &Whole::is_whole)
       .def_static("is_gathered", &Whole::is_gathered)
       .def_static("leaf", &Whole::leaf)
+      .def_static("local", &Whole::local)
+      .def_static("is_gradient_stand_in", &Whole::is_gradient_stand_in)
       .def_static("fqn", &Whole::fqn)
       .def_static("unit_name", &Whole::unit_name)
       .def_static("check_membership", &Whole::check_membership)

@@ -3,6 +3,7 @@
 
 #include <torch/custom_class.h>
 
+#include <string>
 #include <vector>
 
 #include "engine/unit.h"
@@ -25,6 +26,12 @@ class Whole : public torch::CustomClassHolder {
   static bool is_gathered(const at::Tensor& tensor);
   // Returns this rank's part, the optimizer's leaf: 1-D, the same tensor whenever asked for.
   static at::Tensor leaf(const at::Tensor& whole);
+  // Returns the memory of a leaf as a tensor with these sizes, strides and offset in the storage. Like the leaf's, its
+  // detached tensors, .data included, and its views count their writes together with the leaf.
+  static at::Tensor local(const at::Tensor& leaf, const std::vector<int64_t>& sizes,
+                          const std::vector<int64_t>& strides, int64_t offset);
+  // Whether the tensor stands for a gradient that lives in the shards, as the gradient of a whole parameter does.
+  static bool is_gradient_stand_in(const at::Tensor& tensor);
   static std::string fqn(const at::Tensor& whole);
   static std::string unit_name(const at::Tensor& whole);
   // Throws if a parameter of its tree has left the engine: its data or the parameter itself was replaced.

@@ -16,6 +16,10 @@ from fsdp_cpp import _library
 _compiled = _library.load()
 __version__ = _compiled.version
 
+from fsdp_cpp import _registration  # noqa: E402
+
+_registration.install()
+
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy  # noqa: E402
 
 from fsdp_cpp import _clipping, _compile, _optimizer  # noqa: E402

@@ -15,12 +15,13 @@ from torch.distributed.tensor import Shard
 from fsdp_cpp._casts import cast_inputs_of, cast_outputs_of, with_casts
 from fsdp_cpp._checks import check_mesh, check_modules, check_not_supported, check_parameters, check_same_arguments
 from fsdp_cpp._ctrl_c import end_waits_at_ctrl_c
+from fsdp_cpp._gradient_hooks import keep_calling_hooks
 from fsdp_cpp._groups import default_mesh, device_of, group_names, group_of
 from fsdp_cpp._meta import mark_without_values, parameters_on_meta
 from fsdp_cpp._mirror import annotate, build_mirror
 from fsdp_cpp._module import FSDPModule, ModuleState, TreeArguments, annotate_class, state_of
 from fsdp_cpp._options import EngineOptions, default_engine_options
-from fsdp_cpp._parameters import Parameters, list_as_sharded, whole_parameters
+from fsdp_cpp._parameters import list_as_sharded, may_hold_sharded, whole_parameters
 from fsdp_cpp._sharded_parameter import ShardedParameter, make_sharded_parameter, sharded_parameter_of
 
 _classes = torch.classes.fsdp_cpp
@@ -210,13 +211,14 @@ def _show_sharded_parameters(modules: list[nn.Module], mesh: DeviceMesh) -> None
     """Lists the parameters that the engine has taken over as sharded ones, wherever they are registered."""
     for module in modules:
         for holder in module.modules():
+            may_hold_sharded(holder)
             for name, whole in whole_parameters(holder).items():
                 if not _classes.Whole.is_whole(whole):
                     continue
                 known = sharded_parameter_of(whole)
-                listed = type(holder._parameters) is Parameters and holder._parameters.raw(name) is known
-                if known is None or not listed:
+                if known is None or holder._parameters.raw(name) is not known:
                     list_as_sharded(holder, name, known if known is not None else make_sharded_parameter(whole, mesh))
+        keep_calling_hooks(module.parameters())
 
 
 def _annotate(

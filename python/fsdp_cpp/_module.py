@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.fsdp import OffloadPolicy
 from typing_extensions import deprecated
 
-from fsdp_cpp._conversion import apply_to_sharded, without_sharded_parameters
 from fsdp_cpp._mirror import mirror_of
 from fsdp_cpp._options import EngineOptions
 from fsdp_cpp._tree import annotated_at, is_annotated, is_root, set_state, sharded_of, state_of
@@ -228,14 +227,6 @@ class FSDPModule:
 
     def _get_fsdp_state(self) -> NoReturn:
         _refuse("FSDPModule._get_fsdp_state", "the state of a unit is the engine's, not in Python")
-
-    # -- conversions --
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        with without_sharded_parameters(self, recurse):
-            super()._apply(fn, recurse)  # type: ignore[misc]
-        apply_to_sharded(self, fn, recurse)
-        return self
 
 
 # Why FSDPModule refuses to change how ranks exchange data.

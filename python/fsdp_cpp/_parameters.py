@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import sys
+import weakref
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fsdp_cpp._conversion import apply_to_module, convert
 from fsdp_cpp._sharded_parameter import ShardedParameter, sharded_parameter_of
+
+# The module of torch through which torch.func.functional_call puts values in the place of parameters for one call.
+_FUNCTIONAL_CALL = "torch.nn.utils._named_member_accessor"
 
 
 class Parameters(dict):
@@ -21,14 +28,13 @@ class Parameters(dict):
     - a whole parameter of a sharded module (tied weights, or torch.func.functional_call that puts it back) is listed as
       its sharded one;
     - a DTensor takes the place of a sharded parameter by being copied into it (``load_state_dict(assign=True)``);
-    - any other value stands for itself.
+    - torch.func.functional_call's values, and those under names that had no sharded parameter, stand for themselves;
+    - any other tensor in the place of a sharded parameter is refused: ranks would train it apart.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._attributes = module.__dict__
-        # Sharded parameters that other values have replaced. They may come back as whole ones, for example after
-        # torch.func.functional_call, and nothing else need hold them until then.
-        self._replaced: dict[int, ShardedParameter] = {}
+        self._module = weakref.ref(module)
+        self._displaced: dict[str, ShardedParameter] = {}  # by functional_call, which puts back the whole ones
         super().__init__(module._parameters)
 
     def raw(self, name: str) -> Any:
@@ -54,18 +60,25 @@ class Parameters(dict):
             return default
 
     def __setitem__(self, name: str, value: Any) -> None:
-        value = self._listed(name, value)
-        self._keep(name)
-        dict.__setitem__(self, name, value)
+        old = dict.get(self, name)
+        if isinstance(value, torch.Tensor) and type(value) is not ShardedParameter:
+            known = sharded_parameter_of(value)
+            if known is not None:
+                value = known
+            elif type(old) is ShardedParameter:
+                if sys._getframe(1).f_globals.get("__name__") == _FUNCTIONAL_CALL:
+                    self._displaced[name] = old
+                    value = _for_one_call(value)
+                else:
+                    value = _taken_into(old, value)
         if type(value) is ShardedParameter:
-            self._attributes[name] = value.whole
-        else:
-            self._attributes.pop(name, None)
+            self._displaced.pop(name, None)
+        dict.__setitem__(self, name, value)
+        self._set_attribute(name, value)
 
     def __delitem__(self, name: str) -> None:
-        self._keep(name)
         dict.__delitem__(self, name)
-        self._attributes.pop(name, None)
+        self._set_attribute(name, None)
 
     def pop(self, name: str, *default: Any) -> Any:
         if name not in self and default:
@@ -95,23 +108,59 @@ class Parameters(dict):
         for name in list(self):
             del self[name]
 
-    def _keep(self, name: str) -> None:
-        old = dict.get(self, name)
-        if type(old) is ShardedParameter:
-            self._replaced[id(old)] = old
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise AssertionError(
+            f"FSDP does not support deepcopy: {self._describe()} has sharded parameters, and a copy would share their "
+            "memory with the original. Build a second module, shard it, and load the first one's state dict"
+        )
 
-    def _listed(self, name: str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or type(value) is ShardedParameter:
-            return value
-        sharded = sharded_parameter_of(value)
-        if sharded is not None:
-            return sharded
-        old = dict.get(self, name)
-        if isinstance(value, DTensor) and type(old) is ShardedParameter:
-            with torch.no_grad():
-                old.copy_(value)
-            return old
-        return value
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"fsdp_cpp: {self._describe()} has sharded parameters and cannot be pickled. Save its state_dict(), or use "
+            "torch.distributed.checkpoint"
+        )
+
+    def _set_attribute(self, name: str, value: Any) -> None:
+        module = self._module()
+        if module is None:
+            return
+        if type(value) is ShardedParameter:
+            module.__dict__[name] = value.whole
+        else:
+            module.__dict__.pop(name, None)
+
+    def _describe(self) -> str:
+        module = self._module()
+        names = [f"'{value.fqn}'" for value in self.values() if type(value) is ShardedParameter]
+        return f"{type(module).__name__} (parameters {', '.join(names)})"
+
+
+def _for_one_call(value: torch.Tensor) -> torch.Tensor:
+    """A value of torch.func.functional_call, as modules compute with it. Gradients flow to ``value``."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _taken_into(old: ShardedParameter, value: torch.Tensor) -> ShardedParameter:
+    """Copies a DTensor into the sharded parameter whose place it takes."""
+    if not isinstance(value, DTensor):
+        raise NotImplementedError(
+            f"fsdp_cpp: parameter '{old.fqn}' cannot be replaced by another tensor after fully_shard: ranks would "
+            "train it apart. Replace it before fully_shard, copy values into it (parameter.copy_(value), or "
+            "load_state_dict without assign=True), or assign a DTensor, which is copied"
+        )
+    if value.shape != old.shape:
+        raise ValueError(
+            f"fsdp_cpp: a DTensor of shape {tuple(value.shape)} was assigned to parameter '{old.fqn}' of shape "
+            f"{tuple(old.shape)}"
+        )
+    if value.dtype != old.dtype or value.device != old.leaf.device:
+        convert(old, value.dtype, value.device)
+    with torch.no_grad():
+        if not value._local_tensor.is_set_to(old._local_tensor):
+            old.copy_(value)
+    if value.requires_grad != old.requires_grad:
+        old.requires_grad_(value.requires_grad)
+    return old
 
 
 def _refuse_export() -> None:
@@ -128,7 +177,13 @@ def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def list_as_sharded(module: nn.Module, name: str, parameter: ShardedParameter) -> None:
-    """Puts a sharded parameter in the place of its whole one."""
+    """Puts a sharded parameter in the place of its whole one, in a module that :func:`may_hold_sharded`."""
+    module._parameters[name] = parameter
+
+
+def may_hold_sharded(module: nn.Module) -> None:
+    """Prepares a module for sharded parameters of its own. Does nothing the second time."""
     if type(module._parameters) is not Parameters:
         module.__dict__["_parameters"] = Parameters(module)
-    module._parameters[name] = parameter
+        # Before the class's method, which would replace the memory of sharded parameters.
+        module.__dict__["_apply"] = functools.partial(apply_to_module, weakref.ref(module))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,18 +12,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-_aten = torch.ops.aten
+from fsdp_cpp._gradient_hooks import call_hooks_when_reduced
+from fsdp_cpp._sharded_view import ShardedView
+
 _whole_class = torch.classes.fsdp_cpp.Whole
-
-# Operators that return their argument as another tensor: what they return is written through as well.
-_ALIASES = {_aten.detach.default, _aten.alias.default}
+_is_gradient_stand_in = _whole_class.is_gradient_stand_in  # looked up once: that takes longer than a call
 
 
-class ShardedParameter(DTensor):
+class ShardedParameter(ShardedView):
     """This rank's part of a parameter, as ``module.parameters()``, state dicts and optimizers see it.
 
     A DTensor with the placements ``(Shard(0),)``, or ``(Replicate(), Shard(0))`` on a mesh of two dimensions. Its local
@@ -29,6 +29,7 @@ class ShardedParameter(DTensor):
     module itself uses the whole parameter, which the engine gathers when an operator needs it.
 
     Writes to it, through whichever view or list, are counted with the leaf's, so that no gathered copy goes stale.
+    Its data cannot be replaced, only written.
     """
 
     __slots__ = ()
@@ -41,9 +42,41 @@ class ShardedParameter(DTensor):
         return self.__dict__["_whole"]
 
     @property
-    def leaf(self) -> torch.Tensor:
-        """This rank's part as the engine keeps it: 1-D."""
-        return self.__dict__["_leaf"]
+    def data(self) -> ShardedView:  # type: ignore[override]
+        """This parameter without its history. Assignment is refused unless it changes nothing."""
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if isinstance(value, ShardedView) and value._local_tensor.is_set_to(self._local_tensor):
+            return
+        raise NotImplementedError(
+            f"fsdp_cpp: parameter '{self.fqn}': .data cannot be replaced, because the engine owns the memory of the "
+            "shards. Copy values with parameter.data.copy_(value); convert the model to other dtypes and devices "
+            "before fully_shard"
+        )
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether the parameter is trained, in both views."""
+        flag = self.whole.requires_grad
+        if torch.Tensor.requires_grad.__get__(self) != flag:
+            torch.Tensor.requires_grad.__set__(self, flag)
+        return flag
+
+    @requires_grad.setter
+    def requires_grad(self, flag: bool) -> None:
+        self.whole.requires_grad = flag
+        torch.Tensor.requires_grad.__set__(self, flag)
+
+    def requires_grad_(self, requires_grad: bool = True) -> ShardedParameter:
+        """Sets :attr:`requires_grad` and returns the parameter."""
+        self.requires_grad = requires_grad
+        return self
+
+    def detach_(self) -> ShardedParameter:  # type: ignore[override]
+        """Freezes the parameter, as ``detach_`` does to a tensor without a history."""
+        return self.requires_grad_(False)
 
     # -- parameters that were sharded on meta --
 
@@ -65,8 +98,11 @@ class ShardedParameter(DTensor):
 
     @property
     def grad(self) -> DTensor | None:  # type: ignore[override]
-        """The gradient of this rank's part: a view of the leaf's, or None."""
-        self._take_over_native_gradient()
+        """The gradient of this rank's part: a view of the leaf's, or None.
+
+        Assignment takes a DTensor or a whole tensor, of which each rank keeps its rows.
+        """
+        self._take_over_gradients()
         gradient = self.leaf.grad
         if gradient is None:
             self.__dict__.pop("_wrapped_grad", None)
@@ -84,17 +120,45 @@ class ShardedParameter(DTensor):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None:
+            self._check_gradient(value)
         torch.Tensor.grad.__set__(self, None)
-        self.__dict__.pop("_wrapped_grad", None)
-        self.leaf.grad = None if value is None else self._flat(self._local_part_of(value))
+        known = self.__dict__.pop("_wrapped_grad", None)
+        if value is None:
+            # The stand-in on the whole parameter says that there is a gradient.
+            self.whole.grad = None
+            self.leaf.grad = None
+        elif known is not None and known[1] is value:
+            self.leaf.grad, self.__dict__["_wrapped_grad"] = known[0], known
+        else:
+            self.leaf.grad = self._flat(self._local_part_of(value.detach()))
 
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
 
-    def _take_over_native_gradient(self) -> None:
+    @property
+    def grad_dtype(self) -> torch.dtype | None:
+        """The dtype of gradients. Assignment is refused unless it changes nothing."""
+        return torch.Tensor.grad_dtype.__get__(self)
+
+    @grad_dtype.setter
+    def grad_dtype(self, value: torch.dtype | None) -> None:
+        if value != self.grad_dtype:
+            raise NotImplementedError(
+                f"fsdp_cpp: parameter '{self.fqn}': its gradient has the parameter's dtype, {self.dtype}; grad_dtype "
+                "cannot be set. MixedPrecisionPolicy(reduce_dtype=…) sets the dtype in which gradients are reduced"
+            )
+
+    def _take_over_gradients(self) -> None:
         """Adds to the leaf's gradient whatever autograd has accumulated on this tensor itself, such as the gradient of
-        a penalty on ``module.parameters()``."""
+        a penalty on ``module.parameters()``; takes over a gradient that was assigned to the whole parameter."""
+        assigned = self.whole.grad
+        if assigned is not None and not _is_gradient_stand_in(assigned):
+            self.whole.grad = None
+            self.leaf.grad = self._flat(self._distribute(assigned)._local_tensor)
+        elif assigned is not None and self.leaf.grad is None and not self.leaf.numel():
+            self.leaf.grad = torch.empty_like(self.leaf)  # a rank without rows has a gradient when others have
         native = torch.Tensor.grad.__get__(self)
         if native is None:
             return
@@ -105,36 +169,22 @@ class ShardedParameter(DTensor):
 
     def local_gradient(self) -> torch.Tensor | None:
         """The gradient of this rank's part as the engine keeps it: 1-D, or None."""
-        self._take_over_native_gradient()
+        self._take_over_gradients()
         return self.leaf.grad
 
-    # -- writes --
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
-        if func in _ALIASES:
-            return args[0]._alias()
-        if func is _aten.copy_.default and not isinstance(args[1], DTensor):
-            args = (args[0], args[0]._distribute(args[1]), *args[2:])
-        written = _written(func, args, kwargs)
-        for parameter in written:
-            _whole_class.prepare_write(parameter.leaf)
-        result = _run_on_dtensors(func, args, kwargs or {})
-        for parameter in written:
-            torch.autograd.graph.increment_version(parameter.leaf)
-        return result
-
-    def _alias(self) -> ShardedParameter:
-        alias = ShardedParameter(self._local_tensor, self._spec, requires_grad=False)
-        alias.__dict__.update(_leaf=self.leaf, _whole=self.whole)
-        return alias
-
-    def _as_dtensor(self) -> DTensor:
-        """A DTensor over the same local tensor, which torch dispatches by itself."""
-        known = self.__dict__.get("_dtensor")
-        if known is None:
-            known = self.__dict__["_dtensor"] = DTensor(self._local_tensor, self._spec, requires_grad=False)
-        return known
+    def _check_gradient(self, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {type(value)}")
+        for what, own, given in (
+            ("shape", tuple(self.shape), tuple(value.shape)),
+            ("dtype", self.dtype, value.dtype),
+            ("device", self.leaf.device, value.device),
+        ):
+            if own != given:
+                raise RuntimeError(
+                    f"fsdp_cpp: parameter '{self.fqn}': a gradient of {what} {given} was assigned to a parameter of "
+                    f"{what} {own}"
+                )
 
     def _flat(self, local: torch.Tensor) -> torch.Tensor:
         """A tensor of the local tensor's shape in the memory order of the leaf."""
@@ -151,79 +201,50 @@ class ShardedParameter(DTensor):
             value = value.redistribute(self._spec.mesh, self._spec.placements)
         return value._local_tensor
 
-    def _distribute(self, full: torch.Tensor) -> DTensor:
-        """The DTensor of which every rank has all of ``full``; communicates nothing."""
-        if full.dim() and full.shape != self.shape:
-            full = full.expand(self.shape)
-        elif not full.dim():
-            return DTensor(full.expand(self._local_tensor.shape), self._spec, requires_grad=False)
-        shape, offset = compute_local_shape_and_global_offset(self.shape, self._spec.mesh, self._spec.placements)
-        local = full.narrow(0, offset[0], shape[0]) if shape[0] else full.narrow(0, 0, 0)
-        return DTensor(local, self._spec, requires_grad=False)
+    # -- hooks --
 
-    # -- copies --
+    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> Any:
+        """Calls ``hook(parameter)`` whenever this parameter's unit has reduced its gradients, with the gradient in
+        ``parameter.grad``, which the hook may clear: an optimizer's step inside backward.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
-        copy = DTensor(self._local_tensor.clone(), self._spec, requires_grad=self.requires_grad)
-        memo[id(self)] = copy
-        return copy
+        An exception of a hook is raised at the end of backward, so that ranks stay in step; hooks that would follow
+        are not called.
+        """
+        handle = super().register_post_accumulate_grad_hook(hook)
+        call_hooks_when_reduced(self)
+        return handle
 
-    def __reduce_ex__(self, protocol):
-        # A clone, because the local tensor is a view of the shards of a whole unit, all of which would be saved.
-        return DTensor(self._local_tensor.detach().clone(), self._spec, requires_grad=self.requires_grad).__reduce_ex__(
-            protocol
+    def register_hook(self, hook: Callable[[torch.Tensor], Any]) -> Any:
+        """Refused: the gradient that reaches a parameter of the module is not this DTensor's."""
+        raise NotImplementedError(
+            f"fsdp_cpp: parameter '{self.fqn}': register_hook would see no gradient of the module. "
+            "register_post_accumulate_grad_hook is called with the reduced gradient; a hook on the module's attribute "
+            "(module.weight.register_hook) sees this rank's gradient before it is reduced"
+        )
+
+    def module_load(self, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
+        """Refused: only ``torch.__future__.set_swap_module_params_on_conversion`` calls it."""
+        raise NotImplementedError(
+            f"fsdp_cpp: parameter '{self.fqn}' cannot be swapped with another tensor. Load with "
+            "torch.__future__.set_swap_module_params_on_conversion(False)"
         )
 
 
-def _written(func, args, kwargs) -> list[ShardedParameter]:
-    """The sharded parameters among the arguments that an operator writes to."""
-    found = []
-    for position, name in _written_arguments(func):
-        value = args[position] if position < len(args) else (kwargs or {}).get(name)
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, ShardedParameter):
-                found.append(tensor)
-    return found
-
-
-_written_by_operator: dict[Any, list[tuple[int, str]]] = {}
-
-
-def _written_arguments(func) -> list[tuple[int, str]]:
-    known = _written_by_operator.get(func)
-    if known is None:
-        known = _written_by_operator[func] = [
-            (position, argument.name)
-            for position, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-    return known
-
-
-def _run_on_dtensors(func, args, kwargs):
-    """Runs an operator on plain DTensors in place of sharded parameters. Results that are one of them are given back as
-    the parameter that the caller knows."""
-    originals: dict[int, ShardedParameter] = {}
-
-    def plain(parameter: ShardedParameter) -> DTensor:
-        stand_in = parameter._as_dtensor()
-        originals[id(stand_in)] = parameter
-        return stand_in
-
-    args = tree_map_only(ShardedParameter, plain, args)
-    kwargs = tree_map_only(ShardedParameter, plain, kwargs)
-    result = func(*args, **kwargs)
-    return tree_map_only(DTensor, lambda tensor: originals.get(id(tensor), tensor), result)
-
-
-# Sharded parameters by their whole ones, both held weakly: a sharded parameter holds its whole one.
+# Sharded parameters and their meshes by whole parameters. All are held weakly: a sharded one holds its whole one.
 _by_whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def sharded_parameter_of(whole: torch.Tensor) -> ShardedParameter | None:
-    """The sharded parameter of a whole one that fully_shard has sharded; None for other tensors."""
-    reference = _by_whole.get(whole)
-    return reference() if reference is not None else None
+    """The sharded parameter of a whole one that fully_shard has sharded; None for other tensors.
+
+    Makes another one if nobody has kept it while the whole one was in no module.
+    """
+    known = _by_whole.get(whole)
+    if known is None:
+        return None
+    reference, mesh = known
+    sharded = reference()
+    return make_sharded_parameter(whole, mesh) if sharded is None and _whole_class.is_whole(whole) else sharded
 
 
 def parameter_of_gradient(tensor: torch.Tensor) -> ShardedParameter | None:
@@ -244,14 +265,23 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     """Makes the sharded parameter of a whole one that the engine has just sharded over ``mesh``."""
     leaf = _whole_class.leaf(whole)
     rows = leaf.numel() // max(whole.shape[1:].numel(), 1)
-    local = leaf.detach().as_strided((rows, *whole.shape[1:]), whole.stride())
+    local = _whole_class.local(leaf, (rows, *whole.shape[1:]), whole.stride(), leaf.storage_offset())
     placements: tuple[Placement, ...] = (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
     spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(whole.shape, whole.stride(), leaf.dtype))
     parameter = ShardedParameter(local, spec, requires_grad=whole.requires_grad)
     parameter._is_param = True  # an nn.Parameter for isinstance
     parameter.__dict__.update(_leaf=leaf, _whole=whole)
     _whole_class.share_version(parameter, leaf)
-    _by_whole[whole] = weakref.ref(parameter)
+    _by_whole[whole] = (weakref.ref(parameter), mesh)
+    # The engine has taken the whole parameter's gradient by the time that torch would call its hooks.
+    whole.register_post_accumulate_grad_hook = functools.partial(_register_on_whole, weakref.ref(parameter))
     global _made
     _made += 1
     return parameter
+
+
+def _register_on_whole(reference: weakref.ref[ShardedParameter], hook: Callable[[torch.Tensor], None]) -> Any:
+    parameter = reference()
+    if parameter is None:
+        raise RuntimeError("fsdp_cpp: the sharded parameter of this whole one no longer exists")
+    return parameter.register_post_accumulate_grad_hook(hook)
