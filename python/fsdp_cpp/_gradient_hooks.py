@@ -34,12 +34,13 @@ def call_hooks_when_reduced(parameter: ShardedParameter) -> None:
         parameter.whole.register_hook(functools.partial(_note_gradient, weakref.ref(parameter)))
 
 
-def keep_calling_hooks(parameters: Iterable[ShardedParameter]) -> None:
+def keep_calling_hooks(parameters: Iterable[torch.Tensor]) -> None:
     """Renews :func:`call_hooks_when_reduced` for those parameters that have hooks, after their tree of units has become
     part of another one."""
     for parameter in parameters:
-        if parameter.leaf in _hooked:
-            parameter.__dict__["_tree_hooks"].install()
+        hooks = parameter.__dict__.get("_tree_hooks")
+        if hooks is not None:
+            hooks.install()
 
 
 class _TreeHooks:

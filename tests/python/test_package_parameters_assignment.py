@@ -178,7 +178,7 @@ def functional_calls(rank, size):
 
 
 def parametrizations(rank, size):
-    """Before sharding they work; after it, they are refused."""
+    """Before sharding and after it."""
     from torch.nn.utils import parametrizations, parametrize
 
     class Doubled(nn.Module):
@@ -199,9 +199,13 @@ def parametrizations(rank, size):
         model(batch()).sum().backward()
     for (name, own), expected in zip(net.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad.full_tensor(), expected.grad, msg=name)
-    net = shard(make_net())
-    with raises(RuntimeError, "'2.weight'", "set_"):
-        parametrize.register_parametrization(net[2], "weight", Doubled())
+    net, plain = shard(make_net()), make_net()
+    for model in (net, plain):
+        parametrize.register_parametrization(model[2], "weight", Doubled())
+        model(batch()).sum().backward()
+    for (name, own), (other, expected) in zip(net.named_parameters(), plain.named_parameters(), strict=True):
+        assert name == other
+        torch.testing.assert_close(own.grad.full_tensor(), expected.grad, msg=name)
     assert_in_step(net)
 
 
