@@ -19,6 +19,8 @@ from fsdp_cpp._sharded_parameter import ShardedParameter, sharded_parameter_of
 def _on_parameter(module: nn.Module, name: str, parameter: torch.Tensor) -> None:
     """Lets a sharded parameter be listed as such in whichever module it is registered (tied weights, parametrizations);
     warns of others in a sharded module."""
+    if isinstance(module, torch.fx.GraphModule) or torch._guards.TracingContext.try_get() is not None:
+        return  # a graph that is being compiled computes with whole parameters
     if type(parameter) is ShardedParameter or sharded_parameter_of(parameter) is not None:
         may_hold_sharded(module)
     elif type(module._parameters) is Parameters and type(dict.get(module._parameters, name)) is not ShardedParameter:
