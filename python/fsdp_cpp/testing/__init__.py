@@ -1,0 +1,1 @@
+"""Support for tests of this package; training needs none of it."""
