@@ -242,10 +242,11 @@ def reset_after_meta(fsdp, rank, size):
     fsdp.fully_shard(net[1])
     fsdp.fully_shard(net)
     net.to_empty(device="cpu")
-    for parameter in net.parameters():
-        nn.init.constant_(parameter, 0.25)
+    net[0].reset_parameters()  # by attributes, which are whole parameters here
+    nn.init.constant_(net[1].weight, 0.25)
+    nn.init.constant_(dict(net.named_parameters())["1.bias"], 0.5)
     with torch.no_grad():
-        dict(net.named_parameters())["1.bias"].fill_(2)
+        net[1].bias.add_(2)
         dict(net.named_parameters())["0.weight"].mul_(3)
     return parameters_of(net), full(net(torch.ones(2, 7)))
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from package_beside import (
+    assert_same,
     assert_same_as_fsdp2,
     gradients_of,
     loss_of,
@@ -186,3 +187,21 @@ def autocast(fsdp, rank, size):
 
 def test_autocast():
     assert_same_as_fsdp2(2, autocast)
+
+
+def two_dtypes(rank, size):
+    import fsdp_cpp
+
+    torch.manual_seed(0)
+    net = fsdp_cpp.fully_shard(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3).double()))
+    net[1](net[0](torch.ones(2, 3)).double()).sum().backward()
+    return gradients_of(net)
+
+
+def test_parameters_of_two_dtypes_in_one_unit():
+    """FSDP2 wants one dtype for each unit."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3).double())
+    plain[1](plain[0](torch.ones(2, 3)).double()).sum().backward()
+    for ours in run_ranks(2, two_dtypes):
+        assert_same(ours, gradients_of(plain))

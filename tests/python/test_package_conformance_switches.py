@@ -1,6 +1,7 @@
 """Switches of single modules, beside FSDP2: synchronization, all-reduce, releases, divisor."""
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from package_beside import (
@@ -153,3 +154,29 @@ def gathers(rank, size):
 def test_switches_change_the_number_of_gathers():
     for released, kept, unwritten in run_ranks(2, gathers):
         assert released > kept > unwritten == 0, (released, kept, unwritten)
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5)
+        self.head = nn.Linear(5, 7)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+def embedding_in_backward(fsdp, rank, size):
+    torch.manual_seed(0)
+    model = Embedded()
+    fsdp.fully_shard(model.embedding)
+    fsdp.fully_shard(model)
+    model.embedding.set_unshard_in_backward(False)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.arange(4) + rank).sum().backward()
+    return gradients_of(model)
+
+
+def test_an_embedding_that_backward_does_not_gather():
+    assert_same_as_fsdp2(2, embedding_in_backward)
