@@ -11,7 +11,7 @@ DOCUMENTS = sorted(
     for path in (
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("examples/**/*.md"),
         *ROOT.glob(".github/**/*.md"),
     )
 )

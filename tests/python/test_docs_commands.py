@@ -15,7 +15,7 @@ from resume_support import write_model
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
     path
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md"))
     if path.name != "CHANGELOG.md"
 )
 
@@ -34,6 +34,8 @@ ELSEWHERE = {
     r"srun ": "test_slurm.py",
     r"MASTER_ADDR=\S+ MASTER_PORT=\S+ mpirun": "test_several_hosts.py",
     r"torchrun .*--nnodes 2": "test_several_hosts.py",
+    r"accelerate launch ": "test_package_accelerate.py",
+    r"torchrun --nproc-per-node 2 examples/python/": "test_package_examples.py",
     r"cmake ": "test_setup_consumer.py",
     r"pip install ": "test_python_build.py",
     r"fsdp --help": "test_python_wheel.py",

@@ -192,6 +192,11 @@ def lora_on_ranks(rank, size, tolerance):
     assert adapter.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(adapter[name].full_tensor(), value, rtol=tolerance, atol=tolerance, msg=name)
+    for one in (model, plain):
+        one.merge_adapter()  # writes to whole parameters
+    with torch.no_grad():
+        merged, wanted = (one(input_ids=torch.arange(8)[None]).logits for one in (model, plain))
+    torch.testing.assert_close(merged, wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("ranks, tolerance", [(2, 0), (3, 1e-5)])  # a third of a sum of three is rounded
