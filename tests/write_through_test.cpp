@@ -112,21 +112,36 @@ TEST_P(WriteThrough, DoesWhatItDoesInAPlainModule) {
   });
 }
 
-// Writes before forward, between forward and backward, in backward and after it, as some training loops make them.
-TEST_P(WriteThrough, InTraining) {
-  expect_as_in_one_process(GetParam(), testing::make_branched_net, [](BranchedNetImpl& net, RankStep rank) {
-    const bool writes = rank.sharded || rank.first_in_one_process();
-    if (writes) net.a->weight.data().clamp_(-0.4, 0.4);
-    torch::Tensor h = net.encode(rank.x());
-    const torch::Tensor loss = net.decode(h).pow(2).mean();
-    if (writes) {
-      torch::NoGradGuard no_grad;  // backward does not need the bias of a linear layer
-      net.b->bias.add_(0);
-      net.spare->weight.mul_(0.5);
+// Writes before forward, between forward and backward, and after it, as some training loops make them.
+void step_with_writes(BranchedNetImpl& net, RankStep rank) {
+  const bool writes = rank.sharded || rank.first_in_one_process();
+  if (writes) net.a->weight.data().clamp_(-0.4, 0.4);
+  const torch::Tensor loss = net.decode(net.encode(rank.x())).pow(2).mean();
+  if (writes) {
+    torch::NoGradGuard no_grad;  // backward does not need the bias of a linear layer
+    net.b->bias.add_(0);
+    net.spare->weight.mul_(0.5);
+  }
+  rank.backward(loss);
+  if (writes) net.spare->bias.data().add_(1);
+}
+
+TEST_P(WriteThrough, InTraining) { expect_as_in_one_process(GetParam(), testing::make_branched_net, step_with_writes); }
+
+TEST(WriteThroughOnADevice, WithShardsOnTheHost) {
+  const testing::DeviceKindGuard simulated(testing::DeviceKind::kSimulated);
+  for (const ShardCut cut : {ShardCut::kFlat, ShardCut::kRows}) {
+    for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
+      const ShardingCase sharding{.world_size = 2,
+                                  .strategy = strategy,
+                                  .use_orig_params = true,
+                                  .strict = false,
+                                  .automatic = false,
+                                  .cut = cut};
+      expect_as_in_one_process(sharding, testing::make_branched_net, step_with_writes,
+                               [](Options& options) { options.cpu_offload = true; });
     }
-    rank.backward(loss);
-    if (writes) net.spare->bias.data().add_(1);
-  });
+  }
 }
 
 // ---------------------------------------------------------------- versions
