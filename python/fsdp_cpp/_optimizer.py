@@ -68,7 +68,7 @@ def _on_local_tensors(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def step(params: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or kwargs.get("differentiable") or not _holds_sharded(params):
+        if kwargs.get("differentiable") or not _holds_sharded(params):
             return function(params, *args, **kwargs)
         given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list) and len(arg) == len(params)]
         local = _local_lists(params, given)
@@ -225,6 +225,23 @@ _looked_at: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]] = WeakKeyD
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not number_of_sharded_parameters():
         return
+    if torch.compiler.is_compiling():
+        _refuse_compilation(optimizer)
+    else:
+        _settle_and_check(optimizer)
+
+
+@torch._dynamo.disable
+def _refuse_compilation(optimizer: torch.optim.Optimizer) -> None:
+    if any(_holds_sharded(group["params"]) for group in optimizer.param_groups):
+        raise NotImplementedError(
+            f"fsdp_cpp: torch.compile of {type(optimizer).__name__}.step over sharded parameters is not supported, "
+            "because their gradients are the engine's; call optimizer.step itself"
+        )
+
+
+@torch._dynamo.disable
+def _settle_and_check(optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     _settle([parameter.whole for parameter in parameters if type(parameter) is ShardedParameter])
     now = (number_of_sharded_parameters(), *(len(group["params"]) for group in optimizer.param_groups))

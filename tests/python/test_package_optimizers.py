@@ -386,3 +386,26 @@ def test_grad_scaler_agrees_on_an_overflow_of_one_rank():
             scales, parameters = scaled(net, make(net.parameters()), 0, overflow_on=0)
             assert results[name][0] == scales and scales[1] == 512.0
             assert_same(results[name][1], parameters, f"scaled {name}")
+
+
+# -- torch.compile --
+
+
+def compiled_steps(rank, size):
+    net = shard(make_net())
+    loss_of(net, batch(0), rank).backward()
+    for make in (VARIANTS["AdamW"], VARIANTS["SGD momentum"]):
+        optimizer = make(net.parameters())
+        with pytest.raises(NotImplementedError, match="torch.compile of .*.step over sharded parameters"):
+            torch.compile(optimizer.step, backend="eager")()
+    plain = make_net()  # other optimizers of the process compile
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    loss_of(plain, batch(0)).backward()
+    torch.compile(optimizer.step, backend="eager")()
+    return whole(plain)
+
+
+def test_a_compiled_step_is_refused():
+    expected, _ = in_one_process(VARIANTS["SGD"], steps=1)
+    for result in run_ranks(1, compiled_steps):
+        assert_same(result, expected, "compiled")
