@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._foreach_utils import _device_has_foreach_support
 
-from fsdp_cpp._sharded_parameter import ShardedParameter, parameter_of_gradient
+from fsdp_cpp._sharded_parameter import ShardedParameter, parameter_cut_like
 
 _gradients = torch.classes.fsdp_cpp.Gradients
 _settle, _norms_over_ranks = _gradients.settle, _gradients.norms
@@ -54,7 +54,7 @@ def _total_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         foreach: bool | None = None,
     ) -> torch.Tensor:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        parameters = [parameter_of_gradient(tensor) for tensor in tensors]
+        parameters = [parameter_cut_like(tensor) for tensor in tensors]
         if torch.compiler.is_compiling() or not any(parameter is not None for parameter in parameters):
             return original(tensors, norm_type, error_if_nonfinite, foreach)
         gradients = Gradients()
@@ -143,11 +143,11 @@ class Gradients:
         _settle([parameter.whole for parameter in parameters if type(parameter) is ShardedParameter])
         for parameter in parameters:
             if type(parameter) is not ShardedParameter:
-                gradient, owner = parameter.grad, None
-            else:
-                gradient, owner = parameter.local_gradient(), parameter
-            if gradient is not None:
-                gradients.add(gradient, owner)
+                if parameter.grad is not None:
+                    gradients.add(parameter.grad, None)
+            elif (gradient := parameter.local_gradient()) is not None:
+                gradients.parts.append(gradient)
+                gradients.parameters.append(parameter)
         return gradients
 
     def add(self, part: torch.Tensor, parameter: ShardedParameter | None) -> None:
@@ -182,9 +182,10 @@ class Gradients:
 
     def as_dtensor(self, norm: torch.Tensor) -> torch.Tensor:
         """The norm as DTensors' way gives it, if all gradients are sharded over one mesh; otherwise ``norm`` itself."""
-        meshes = {None if parameter is None else parameter._spec.mesh for parameter in self.parameters}
-        mesh = meshes.pop()
-        if meshes or mesh is None:
+        if any(parameter is None for parameter in self.parameters):
+            return norm
+        mesh = self.parameters[0]._spec.mesh
+        if not all(parameter._spec.mesh is mesh or parameter._spec.mesh == mesh for parameter in self.parameters):
             return norm
         meta = TensorMeta(norm.shape, norm.stride(), norm.dtype)
         return DTensor(norm, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta), requires_grad=False)

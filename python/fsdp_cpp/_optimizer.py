@@ -25,7 +25,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.optim._functional  # before the wrappers: torch.distributed.optim compiles the functions in it
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fsdp_cpp._sharded_parameter import ShardedParameter, number_of_sharded_parameters, sharded_parameter_of
@@ -99,14 +98,13 @@ def _local_lists(params: list[torch.Tensor], given: list[list[Any]]) -> list[lis
     """Copies of lists, with local tensors at the positions of sharded parameters. None if a tensor does not lie as its
     parameter does: DTensor then knows what to do, or says that it does not."""
     local = [list(values) for values in given]
-    for position, parameter in enumerate(params):
-        if type(parameter) is not ShardedParameter:
-            continue
-        shape, spec = parameter._local_tensor.shape, parameter._spec
-        for values in local:
-            value = values[position]
+    specs = [parameter._spec if type(parameter) is ShardedParameter else None for parameter in params]
+    for values in local:
+        for position, (value, spec) in enumerate(zip(values, specs, strict=True)):
+            if spec is None:
+                continue
             if isinstance(value, DTensor):
-                if value._local_tensor.shape != shape or not _lies_like(value._spec, spec):
+                if value._spec is not spec and not _lies_like(value, params[position]):
                     return None
                 values[position] = value._local_tensor
             elif isinstance(value, torch.Tensor) and value.numel() != 1:
@@ -114,10 +112,14 @@ def _local_lists(params: list[torch.Tensor], given: list[list[Any]]) -> list[lis
     return local
 
 
-def _lies_like(spec: DTensorSpec, other: DTensorSpec) -> bool:
-    if spec is other:
-        return True
-    return spec.placements == other.placements and (spec.mesh is other.mesh or spec.mesh == other.mesh)
+def _lies_like(value: DTensor, parameter: ShardedParameter) -> bool:
+    """Whether a tensor is cut as a parameter is."""
+    spec, own = parameter._spec, value._spec
+    return (
+        (own.mesh is spec.mesh or own.mesh == spec.mesh)
+        and own.placements == spec.placements
+        and value._local_tensor.shape == parameter._local_tensor.shape
+    )
 
 
 def _give_back(params: list[torch.Tensor], given: list[Any], local: list[Any], before: list[Any]) -> None:

@@ -21,6 +21,9 @@ _whole_class = torch.classes.fsdp_cpp.Whole
 _is_gradient_stand_in = _whole_class.is_gradient_stand_in  # looked up once: that takes longer than a call
 
 
+_native_grad = torch.Tensor.grad.__get__
+
+
 class ShardedParameter(ShardedView):
     """This rank's part of a parameter, as ``module.parameters()``, state dicts and optimizers see it.
 
@@ -103,19 +106,18 @@ class ShardedParameter(ShardedView):
         Assignment takes a DTensor or a whole tensor, of which each rank keeps its rows.
         """
         self._take_over_gradients()
-        gradient = self.leaf.grad
+        attributes = self.__dict__
+        gradient = attributes["_leaf"].grad
         if gradient is None:
-            self.__dict__.pop("_wrapped_grad", None)
+            attributes.pop("_wrapped_grad", None)
             return None
-        known = self.__dict__.get("_wrapped_grad")
+        known = attributes.get("_wrapped_grad")
         if known is None or known[0] is not gradient:
-            wrapped = DTensor(
-                gradient.as_strided(self._local_tensor.shape, self._local_tensor.stride()),
-                self._spec,
-                requires_grad=False,
-            )
-            wrapped._gradient_of = weakref.ref(self)
-            known = self.__dict__["_wrapped_grad"] = (gradient, wrapped)
+            own = self._local_tensor
+            local = gradient.as_strided(own.shape, own.stride())
+            # DTensor's __init__ does nothing, at the price of the rest.
+            wrapped = DTensor.__new__(DTensor, local, self._spec, requires_grad=False)
+            known = attributes["_wrapped_grad"] = (gradient, wrapped)
         return known[1]
 
     @grad.setter
@@ -159,7 +161,7 @@ class ShardedParameter(ShardedView):
             self.leaf.grad = self._flat(self._distribute(assigned)._local_tensor)
         elif assigned is not None and self.leaf.grad is None and not self.leaf.numel():
             self.leaf.grad = torch.empty_like(self.leaf)  # a rank without rows has a gradient when others have
-        native = torch.Tensor.grad.__get__(self)
+        native = _native_grad(self)
         if native is None:
             return
         torch.Tensor.grad.__set__(self, None)
@@ -247,10 +249,14 @@ def sharded_parameter_of(whole: torch.Tensor) -> ShardedParameter | None:
     return make_sharded_parameter(whole, mesh) if sharded is None and _whole_class.is_whole(whole) else sharded
 
 
-def parameter_of_gradient(tensor: torch.Tensor) -> ShardedParameter | None:
-    """The sharded parameter whose ``grad`` has returned the tensor; None for other tensors."""
-    reference = tensor.__dict__.get("_gradient_of") if type(tensor) is DTensor else None
-    return reference() if reference is not None else None
+# Sharded parameters by the identity of their specs, which their gradients share with them.
+_by_spec: weakref.WeakValueDictionary[int, ShardedParameter] = weakref.WeakValueDictionary()
+
+
+def parameter_cut_like(tensor: torch.Tensor) -> ShardedParameter | None:
+    """The sharded parameter with which a DTensor shares its spec, as a parameter's gradient does; None for others."""
+    parameter = _by_spec.get(id(tensor._spec)) if type(tensor) is DTensor else None
+    return parameter if parameter is not None and parameter._spec is tensor._spec else None
 
 
 _made = 0
@@ -275,6 +281,7 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     _by_whole[whole] = (weakref.ref(parameter), mesh)
     # The engine has taken the whole parameter's gradient by the time that torch would call its hooks.
     whole.register_post_accumulate_grad_hook = functools.partial(_register_on_whole, weakref.ref(parameter))
+    _by_spec[id(spec)] = parameter
     global _made
     _made += 1
     return parameter

@@ -1,5 +1,7 @@
 """torch.nn.utils.clip_grad_norm_ and its like on sharded parameters, beside FSDP2 and one process."""
 
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -132,6 +134,7 @@ def beside_one_process(rank, size):
         first = next(iter(one.parameters()))
         first.grad = first.grad * 2
     old = [parameter.grad for parameter in net.parameters()]
+    assert torch.equal(through_a_file(old[0]).full_tensor(), old[0].full_tensor())
     expected = torch.nn.utils.get_total_norm([parameter.grad for parameter in plain.parameters()])
     net.zero_grad()
     torch.testing.assert_close(torch.nn.utils.get_total_norm(old).full_tensor(), expected)
@@ -142,6 +145,13 @@ def beside_one_process(rank, size):
     backward(net)
     with pytest.raises(NotImplementedError, match="together with gradients that are other DTensors"):
         torch.nn.utils.clip_grad_norm_([*net.parameters(), other], 1.0)
+
+
+def through_a_file(tensor):
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
 
 
 class Double(nn.Module):
