@@ -10,7 +10,8 @@ for Adam and AdamW, ``sgd`` for SGD). For lists that hold sharded parameters, th
   of which each rank keeps its rows. The result is that of one process.
 
 LBFGS has no such function; its two methods that read and write parameters are wrapped instead. Lists without sharded
-parameters, ``differentiable=True`` and torch.compile take the way that they take without this module.
+parameters and ``differentiable=True`` take the way that they take without this module. torch.compile of a step over
+sharded parameters is refused, and so is a step of an optimizer that was made before fully_shard.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         _settle_and_check(optimizer)
 
 
-@torch._dynamo.disable
+@torch._disable_dynamo
 def _refuse_compilation(optimizer: torch.optim.Optimizer) -> None:
     if any(_holds_sharded(group["params"]) for group in optimizer.param_groups):
         raise NotImplementedError(
@@ -242,7 +243,7 @@ def _refuse_compilation(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-@torch._dynamo.disable
+@torch._disable_dynamo
 def _settle_and_check(optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     _settle([parameter.whole for parameter in parameters if type(parameter) is ShardedParameter])
