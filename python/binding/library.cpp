@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "binding/flat_place.h"
 #include "binding/gradients.h"
 #include "binding/interruption.h"
 #include "binding/module_mirror.h"
@@ -34,6 +35,7 @@ TORCH_LIBRARY(fsdp_cpp, m) {
   register_group(m);
   register_interruption(m);
   register_module_mirror(m);
+  register_flat_place(m);
   register_options(m);
   register_whole(m);
   register_sharded(m);

@@ -21,8 +21,10 @@ from fsdp_cpp import _registration  # noqa: E402
 _registration.install()
 
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy  # noqa: E402
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # noqa: E402
 
 from fsdp_cpp import _clipping, _compile, _optimizer  # noqa: E402
+from fsdp_cpp._fsdp1 import FullyShardedDataParallel  # noqa: E402
 from fsdp_cpp._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx  # noqa: E402
 from fsdp_cpp._install import install, uninstall  # noqa: E402
 from fsdp_cpp._module import FSDPModule, UnshardHandle  # noqa: E402
@@ -37,8 +39,10 @@ __all__ = [
     "CPUOffloadPolicy",
     "EngineOptions",
     "FSDPModule",
+    "FullyShardedDataParallel",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "ShardedGradScaler",
     "ShardedParameter",
     "UnshardHandle",
     "fully_shard",

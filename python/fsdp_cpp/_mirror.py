@@ -41,7 +41,7 @@ def _build(module: nn.Module, built: dict[nn.Module, torch.ScriptObject]) -> tor
     if mirror is None:
         mirror = torch.classes.fsdp_cpp.Module(type(module).__name__)
     built[module] = mirror
-    children = {name: _build(child, built) for name, child in module._modules.items() if child is not None}
+    children = {name: _build(_unwrapped(child), built) for name, child in module._modules.items() if child is not None}
     parameters = whole_parameters(module)
     buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
     mirror.set(
@@ -53,3 +53,8 @@ def _build(module: nn.Module, built: dict[nn.Module, torch.ScriptObject]) -> tor
         list(children.values()),
     )
     return mirror
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside FullyShardedDataParallel: names of units and parameters do not mention the wrapper."""
+    return module._modules["_fsdp_wrapped_module"] if getattr(type(module), "is_fsdp_cpp_wrapper", False) else module

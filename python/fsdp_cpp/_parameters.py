@@ -173,7 +173,14 @@ def _refuse_export() -> None:
 
 def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
     """The module's own parameters by name, sharded ones as whole ones; without those that are None."""
-    return {name: module._parameters[name] for name in module._parameters if module._parameters[name] is not None}
+    names = [*module._parameters, *getattr(module._parameters, "wholes", ())]  # LocalParameters hides some
+    found = {name: module._parameters[name] for name in names}
+    return {name: value for name, value in found.items() if value is not None and not is_flat_parameter(value)}
+
+
+def is_flat_parameter(value: torch.Tensor) -> bool:
+    """Whether a tensor is one that FullyShardedDataParallel registers in the place of a unit's parameters."""
+    return getattr(value, "_is_flat_param", False)
 
 
 def list_as_sharded(module: nn.Module, name: str, parameter: ShardedParameter) -> None:

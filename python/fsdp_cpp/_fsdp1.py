@@ -1,0 +1,478 @@
+"""FullyShardedDataParallel: the class of torch.distributed.fsdp, on this engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    MixedPrecision,
+    OptimStateDictConfig,
+    ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from torch.distributed.fsdp._wrap_utils import _auto_wrap
+from torch.distributed.utils import _apply_to_tensors
+
+from fsdp_cpp import _fsdp1_optimizer, _fsdp1_state_dict
+from fsdp_cpp._casts import _cast
+from fsdp_cpp._fsdp1_options import HYBRID, device_for, give_memory, groups_of, ignored_by, options_of
+from fsdp_cpp._fsdp1_parameters import LocalParameters, show_local_parameters
+from fsdp_cpp._fsdp1_state_dict import PREFIX
+from fsdp_cpp._mirror import annotate, build_mirror
+
+_sharded_class = torch.classes.fsdp_cpp.Sharded
+
+# Trees whose parameters are shown whole at present.
+_summoned: set[int] = set()
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Wraps a module and shards its parameters: ``torch.distributed.fsdp.FullyShardedDataParallel`` on this engine.
+
+    All parameters below ``module`` that no inner FullyShardedDataParallel manages form one unit, which is flattened,
+    padded and cut into equal parts. ``parameters()`` lists this rank's part of each parameter, 1-D and possibly empty
+    (``use_orig_params=True``), or one FlatParameter for the unit. ``module.weight`` is whole and gathered on use, in
+    forward or anywhere else.
+
+    Args:
+        module: the module to wrap.
+        process_group: the ranks; for hybrid strategies ``(shard, replicate)``. None: all ranks of the job.
+        sharding_strategy: what is sharded, and whether units are released after forward. Default: FULL_SHARD.
+        cpu_offload: whether shards and their gradients live in host memory.
+        auto_wrap_policy: chooses modules below that become units of their own: as torch.distributed.fsdp.wrap.
+        backward_prefetch: when backward gathers the next unit; None: when it is used.
+        mixed_precision: dtypes of computation, reduction and buffers.
+        ignored_modules: modules whose parameters are left as they are.
+        param_init_fn: gives memory and values to a module that holds meta tensors. None: ``reset_parameters()`` does.
+        device_id: the device of computation. None: the device of the parameters.
+        sync_module_states: whether all ranks take the values of rank 0.
+        forward_prefetch: whether forward gathers the next unit ahead.
+        limit_all_gathers: whether the number of units gathered ahead is limited.
+        use_orig_params: see above.
+        ignored_states: parameters, or modules, that are left as they are.
+        device_mesh: the ranks as a mesh of one dimension, or of two for hybrid strategies.
+
+    Raises:
+        ValueError: arguments contradict one another.
+        NotImplementedError: an argument asks for something that this engine does not do; the message names it.
+    """
+
+    is_fsdp_cpp_wrapper = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: Any = None,
+        sharding_strategy: ShardingStrategy | None = None,
+        cpu_offload: CPUOffload | None = None,
+        auto_wrap_policy: Any = None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        device_id: int | torch.device | None = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = False,
+        ignored_states: Any = None,
+        device_mesh: DeviceMesh | None = None,
+    ) -> None:
+        super().__init__()
+        strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+        modules, parameters = ignored_by(module, ignored_modules, ignored_states)
+        groups = groups_of(process_group, device_mesh, strategy, auto_wrap_policy is not None)
+        if auto_wrap_policy is not None:
+            _check_nested(module)
+            inner_group = groups if strategy in HYBRID and device_mesh is None else process_group
+            arguments = dict(
+                process_group=inner_group,
+                sharding_strategy=sharding_strategy,
+                cpu_offload=cpu_offload,
+                backward_prefetch=backward_prefetch,
+                mixed_precision=mixed_precision,
+                param_init_fn=param_init_fn,
+                device_id=device_id,
+                sync_module_states=sync_module_states,
+                forward_prefetch=forward_prefetch,
+                limit_all_gathers=limit_all_gathers,
+                use_orig_params=use_orig_params,
+                ignored_states=parameters,
+                device_mesh=device_mesh,
+            )
+            _auto_wrap(module, auto_wrap_policy, modules, parameters, arguments, FullyShardedDataParallel)
+        device = device_for(device_id, module)
+        give_memory(module, modules, device, param_init_fn)
+        self.process_group, self._replicate_group = groups
+        self.rank, self.world_size = self.process_group.rank(), self.process_group.size()
+        self.compute_device = device
+        self.sharding_strategy = strategy
+        self.mixed_precision = mixed_precision or MixedPrecision()
+        self.cpu_offload = cpu_offload or CPUOffload()
+        self._device_mesh = device_mesh
+        self._use_orig_params = use_orig_params
+        self._has_parent = False
+        self._ignored_params = parameters
+        options = options_of(
+            groups,
+            device,
+            strategy,
+            self.cpu_offload,
+            backward_prefetch,
+            self.mixed_precision,
+            forward_prefetch,
+            limit_all_gathers,
+            use_orig_params,
+            sync_module_states,
+            parameters,
+        )
+        self._shard(module, options)
+        self._fsdp_wrapped_module = module
+        _fsdp1_state_dict.initialize(self)
+
+    def _shard(self, module: nn.Module, options: torch.ScriptObject) -> None:
+        inner = FullyShardedDataParallel.fsdp_modules(module)
+        self._sharded: torch.ScriptObject | None = None
+        mirror = build_mirror(module)
+        if inner or any(parameter not in self._ignored_params for parameter in module.parameters()):
+            self._sharded = _sharded_class.fully_shard([mirror], options)
+            annotate(module, mirror)
+        self._mirror = mirror
+        self._managed = show_local_parameters(module, self._use_orig_params)
+        for one in inner:
+            one._has_parent = True
+
+    # -- the wrapped module --
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module, without a wrapper for activation checkpoints."""
+        return getattr(self._fsdp_wrapped_module, "_checkpoint_wrapped_module", self._fsdp_wrapped_module)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_fsdp_wrapped_module":
+                raise
+            return getattr(self._fsdp_wrapped_module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._fsdp_wrapped_module[key]  # type: ignore[index]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the wrapped module, with floating-point arguments cast as mixed_precision says."""
+        policy = self.mixed_precision
+        casts = policy.cast_forward_inputs if self._has_parent else policy.cast_root_forward_inputs
+        if casts and policy.param_dtype is not None and not self._in_full_precision():
+            cast = functools.partial(_cast, policy.param_dtype)
+            args, kwargs = _apply_to_tensors(cast, args), _apply_to_tensors(cast, kwargs)
+        return self._fsdp_wrapped_module(*args, **kwargs)
+
+    def _in_full_precision(self) -> bool:
+        return False
+
+    def check_is_root(self) -> bool:
+        """Whether no other FullyShardedDataParallel contains this one."""
+        return not self._has_parent
+
+    @staticmethod
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
+        """All FullyShardedDataParallel modules in a tree, ``module`` included, or only those that are roots."""
+        found = [one for one in module.modules() if isinstance(one, FullyShardedDataParallel)]
+        return [one for one in found if one.check_is_root()] if root_only else found
+
+    # -- whole parameters --
+
+    @staticmethod
+    @contextmanager
+    def summon_full_params(
+        module: nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Generator[None, None, None]:
+        """Lists whole parameters, in the dtype of the shards, under the names that they have without wrappers.
+
+        Collective, and not allowed in forward or backward.
+
+        Args:
+            recurse: whether modules below take part.
+            writeback: whether what was written is kept; each rank keeps its part.
+            rank0_only: whether other ranks list their parts only. Excludes writeback.
+            offload_to_cpu: only on CPUs, where it changes nothing; refused elsewhere.
+            with_grads: whether ``grad`` is whole, too. Needs ``use_orig_params=True``.
+        """
+        states = FullyShardedDataParallel.fsdp_modules(module)
+        if not recurse:
+            states = [module] if isinstance(module, FullyShardedDataParallel) else []
+        for state in states:
+            _check_summon(state, writeback, rank0_only, offload_to_cpu, with_grads)
+        with ExitStack() as stack:
+            for state in states:
+                stack.enter_context(_scope(state, writeback, rank0_only, offload_to_cpu, with_grads))
+            shown = [holder for state in states if not rank0_only or state.rank == 0 for holder in state._holders()]
+            stack.enter_context(_showing_whole(shown))
+            yield
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
+        """Applies ``fn`` to all modules below and to this one, with whole parameters that it may write."""
+        with FullyShardedDataParallel.summon_full_params(self, recurse=False):
+            return super().apply(fn)
+
+    def _holders(self) -> list[LocalParameters]:
+        """The dictionaries of parameters of the modules whose parameters this one manages."""
+        own = [self.module._parameters] if not self._use_orig_params else []
+        holders = {id(holder): holder for holder in [*own, *(one.holder for one in self._managed)]}
+        return [holder for holder in holders.values() if type(holder) is LocalParameters]
+
+    def _shows_whole(self) -> bool:
+        return any(holder.shows_whole for holder in self._holders())
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name.replace(PREFIX, "") if self._shows_whole() else name, parameter
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, buffer in super().named_buffers(*args, **kwargs):
+            yield name.replace(PREFIX, "") if self._shows_whole() else name, buffer
+
+    # -- gradients --
+
+    @contextmanager
+    def no_sync(self) -> Generator[None, None, None]:
+        """Backward passes inside accumulate gradients without communication. Only for the root."""
+        self._check_root("no_sync()", "is not supported. Please call `no_sync()` on root FSDP module.")
+        if self._sharded is not None:
+            self._sharded.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            if self._sharded is not None:
+                self._sharded.set_requires_gradient_sync(True)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales all gradients so that their norm over all ranks is at most ``max_norm``. Returns the norm before.
+        Only for the root. Collective."""
+        self._check_root("clip_grad_norm_()", "should only be called on the root FSDP instance")
+        norm_type = float(norm_type)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        managed = {id(one.leaf) for state in self.fsdp_modules(self) for one in state._managed}
+        others = [p.grad for p in self.parameters() if id(p) not in managed and p.grad is not None]
+        norm = (
+            self._sharded.grad_norm(norm_type, False)
+            if self._sharded is not None
+            else torch.zeros((), dtype=torch.float64)
+        )
+        if others:
+            local = torch.nn.utils.get_total_norm(others, norm_type).double().cpu()
+            norm = torch.linalg.vector_norm(torch.stack([norm, local]), norm_type)
+        scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale.to(gradient.device, gradient.dtype))
+        dtypes = {gradient.dtype for gradient in gradients} or {torch.float32}
+        return norm.to(self.compute_device, functools.reduce(torch.promote_types, dtypes))
+
+    def _check_root(self, function: str, sentence: str) -> None:
+        if self._has_parent:
+            raise RuntimeError(f"`{function}` on inner FSDP instances {sentence}")
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Refused: the engine performs reductions itself."""
+        raise NotImplementedError(
+            "fsdp_cpp: FullyShardedDataParallel.register_comm_hook is not supported; mixed_precision=MixedPrecision("
+            "reduce_dtype=torch.bfloat16) reduces in half the bytes"
+        )
+
+    # -- conversions --
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        listed: list[tuple[nn.Module, LocalParameters]] = []
+        for below in self.modules() if recurse else [self]:
+            if type(below._parameters) is LocalParameters:
+                listed.append((below, below._parameters))
+        for leaf in {id(p): p for _, holder in listed for p in dict.values(holder) if p is not None}.values():
+            with torch.no_grad():
+                _take(leaf, fn(leaf))
+        for below, _ in listed:
+            below.__dict__["_parameters"] = {}
+        try:
+            return super()._apply(fn, recurse)
+        finally:
+            for below, holder in listed:
+                below.__dict__["_parameters"] = holder
+
+    # -- state dicts --
+
+    state_dict = _fsdp1_state_dict.state_dict
+
+    @staticmethod
+    def set_state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> StateDictSettings:
+        """Sets the form of state dicts of all FullyShardedDataParallel modules in a tree: FULL_STATE_DICT or
+        SHARDED_STATE_DICT. Returns the settings before."""
+        return _fsdp1_state_dict.set_type(
+            FullyShardedDataParallel.fsdp_modules(module), state_dict_type, state_dict_config, optim_state_dict_config
+        )
+
+    @staticmethod
+    def get_state_dict_type(module: nn.Module) -> StateDictSettings:
+        """The form of state dicts in a tree."""
+        return _fsdp1_state_dict.get_type(FullyShardedDataParallel.fsdp_modules(module))
+
+    @staticmethod
+    @contextmanager
+    def state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> Generator[None, None, None]:
+        """Like :meth:`set_state_dict_type`, until the context ends."""
+        before = FullyShardedDataParallel.set_state_dict_type(
+            module, state_dict_type, state_dict_config, optim_state_dict_config
+        )
+        try:
+            yield
+        finally:
+            FullyShardedDataParallel.set_state_dict_type(
+                module, before.state_dict_type, before.state_dict_config, before.optim_state_dict_config
+            )
+
+    @staticmethod
+    def optim_state_dict(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """The state dict of an optimizer by names of original parameters, in the form of :meth:`state_dict_type`.
+        Collective."""
+        states = FullyShardedDataParallel.fsdp_modules(model)
+        return _fsdp1_optimizer.state_dict(model, states, optim, optim_state_dict)
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any],
+        is_named_optimizer: bool = False,
+        load_directly: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """The part of a state dict, as :meth:`optim_state_dict` returns it, that ``optim.load_state_dict`` takes on
+        this rank; ``load_directly`` makes that call. Collective."""
+        if is_named_optimizer:
+            raise NotImplementedError("fsdp_cpp: optim_state_dict_to_load: is_named_optimizer=True is not supported")
+        states = FullyShardedDataParallel.fsdp_modules(model)
+        result = _fsdp1_optimizer.state_dict_to_load(model, states, optim, optim_state_dict)
+        if load_directly:
+            optim.load_state_dict(result)
+        return result
+
+
+def _refused(name: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"fsdp_cpp: FullyShardedDataParallel.{name} is deprecated in PyTorch and not supported; use "
+            "optim_state_dict and optim_state_dict_to_load"
+        )
+
+    refuse.__doc__ = "Refused: use optim_state_dict and optim_state_dict_to_load."
+    return staticmethod(refuse)
+
+
+for _name in (
+    "full_optim_state_dict",
+    "sharded_optim_state_dict",
+    "shard_full_optim_state_dict",
+    "flatten_sharded_optim_state_dict",
+    "scatter_full_optim_state_dict",
+    "rekey_optim_state_dict",
+):
+    setattr(FullyShardedDataParallel, _name, _refused(_name))
+
+
+def _check_nested(module: nn.Module) -> None:
+    for name, below in module.named_modules():
+        if isinstance(below, FullyShardedDataParallel):
+            raise ValueError(
+                f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in\n{module}"
+            )
+
+
+def _check_summon(
+    state: FullyShardedDataParallel, writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool
+) -> None:
+    if with_grads and (offload_to_cpu or not state._use_orig_params):
+        raise NotImplementedError(
+            f"with_grads={with_grads}, use_orig_params={state._use_orig_params}, offload_to_cpu={offload_to_cpu} is "
+            "not supported yet"
+        )
+    if writeback and rank0_only:
+        raise NotImplementedError("writeback=True and rank0_only=True is not supported yet")
+    if state._shows_whole():
+        raise AssertionError("Cannot manually unshard parameters when already unsharding parameters")
+
+
+@contextmanager
+def _scope(
+    state: FullyShardedDataParallel, writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool
+) -> Generator[None, None, None]:
+    """Opens the engine's scope over the tree of a module, unless it is open."""
+    sharded = state._sharded
+    if sharded is None or sharded.identity() in _summoned:
+        yield
+        return
+    _summoned.add(sharded.identity())
+    try:
+        with full_precision(state):
+            sharded.open_full_params(True, writeback, rank0_only, offload_to_cpu, with_grads)
+            try:
+                yield
+            finally:
+                sharded.close()
+    finally:
+        _summoned.discard(sharded.identity())
+
+
+full_precision = _fsdp1_state_dict.full_precision
+
+
+@contextmanager
+def _showing_whole(holders: list[LocalParameters]) -> Generator[None, None, None]:
+    for holder in holders:
+        holder.shows_whole = True
+    try:
+        yield
+    finally:
+        for holder in holders:
+            holder.shows_whole = False
+
+
+def _take(leaf: torch.Tensor, applied: torch.Tensor) -> None:
+    if applied.dtype != leaf.dtype or applied.device != leaf.device:
+        raise NotImplementedError(
+            f"fsdp_cpp: FullyShardedDataParallel: a change of parameters from {leaf.dtype} on {leaf.device} to "
+            f"{applied.dtype} on {applied.device}; convert the module before it is wrapped, or pass mixed_precision"
+        )
+    if applied is not leaf:
+        leaf.copy_(applied)
