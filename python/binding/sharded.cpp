@@ -198,6 +198,7 @@ void register_sharded(torch::Library& library) {
       .def("zero_grad", &Sharded::zero_grad)
       .def("grad_norm", &Sharded::grad_norm)
       .def("clip_grad_norm", &Sharded::clip_grad_norm)
+      .def("set_tree_requires_gradient_sync", &Sharded::set_tree_requires_gradient_sync)
       .def("set_requires_gradient_sync", &Sharded::set_requires_gradient_sync)
       .def("set_requires_all_reduce", &Sharded::set_requires_all_reduce)
       .def("set_is_last_backward", &Sharded::set_is_last_backward)

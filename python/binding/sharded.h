@@ -50,6 +50,8 @@ class Sharded : public torch::CustomClassHolder {
   }
   void set_is_last_backward(bool on) { module_->set_is_last_backward(on); }
   void wait_for_gradients() { module_->wait_for_gradients(); }
+  // For the whole tree, as no_sync() does.
+  void set_tree_requires_gradient_sync(bool on) { module_->set_requires_gradient_sync(on); }
   // Switches of the units made for the modules themselves; modules without units are left out.
   void set_requires_gradient_sync(const std::vector<Mirror>& modules, bool on);
   void set_requires_all_reduce(const std::vector<Mirror>& modules, bool on);

@@ -257,12 +257,12 @@ class FullyShardedDataParallel(nn.Module):
         """Backward passes inside accumulate gradients without communication. Only for the root."""
         self._check_root("no_sync()", "is not supported. Please call `no_sync()` on root FSDP module.")
         if self._sharded is not None:
-            self._sharded.set_requires_gradient_sync(False)
+            self._sharded.set_tree_requires_gradient_sync(False)
         try:
             yield
         finally:
             if self._sharded is not None:
-                self._sharded.set_requires_gradient_sync(True)
+                self._sharded.set_tree_requires_gradient_sync(True)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -267,6 +267,24 @@ def number_of_sharded_parameters() -> int:
     return _made
 
 
+def _new_tensor(
+    own_dtype: torch.dtype,
+    own_device: torch.device,
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """Tensor.new_tensor of a whole parameter."""
+    return torch.tensor(
+        data,
+        dtype=own_dtype if dtype is None else dtype,
+        device=own_device if device is None else device,
+        requires_grad=requires_grad,
+    )
+
+
 def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedParameter:
     """Makes the sharded parameter of a whole one that the engine has just sharded over ``mesh``."""
     leaf = _whole_class.leaf(whole)
@@ -281,6 +299,8 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     _by_whole[whole] = (weakref.ref(parameter), mesh)
     # The engine has taken the whole parameter's gradient by the time that torch would call its hooks.
     whole.register_post_accumulate_grad_hook = functools.partial(_register_on_whole, weakref.ref(parameter))
+    # torch takes the type of the new tensor from the dispatch key, which for a whole parameter names no device.
+    whole.new_tensor = functools.partial(_new_tensor, whole.dtype, whole.device)
     _by_spec[id(spec)] = parameter
     global _made
     _made += 1

