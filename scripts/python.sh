@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# python.sh: compiles the Python package in BUILD_DIR, installs it into the environment VENV, and imports it there.
+# python.sh: compiles the Python package in BUILD_DIR, installs it into the environment VENV, and trains the first example there.
 source "$(dirname "$0")/common.sh"
 cd "$ROOT"
 packed=$(mktemp -d)
@@ -20,6 +20,8 @@ use() {
 import fsdp_cpp, torch
 print("      fsdp_cpp", fsdp_cpp.__version__, "with torch", torch.__version__, "in", fsdp_cpp.__path__[0])')
   "$VENV/bin/fsdp" --help >/dev/null
+  (cd / && OMP_NUM_THREADS=1 "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 2 \
+    "$ROOT/examples/python/first.py")
 }
 
-run_steps "Building the library and the program" compile "Installing the package into $VENV" install "Importing it" use
+run_steps "Building the library and the program" compile "Installing the package into $VENV" install "Training the first example over two ranks" use
