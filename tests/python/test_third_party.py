@@ -21,7 +21,7 @@ VERSIONS = dict(
     if not line.startswith("#")
 )
 OF_LIBRARIES = re.compile(
-    r"[<\"]((?:gloo|nlohmann|CLI)/[\w/.]+|xxhash\.h|torch/csrc/distributed/c10d/ProcessGroupGloo\.hpp)[>\"]"
+    r"#include [<\"]((?:gloo|nlohmann|CLI)/[\w/.]+|xxhash\.h|torch/csrc/distributed/c10d/ProcessGroupGloo\.hpp)[>\"]"
 )
 
 
