@@ -193,7 +193,7 @@ num_processes: 2
 def test_scripts_that_accelerate_launches_with_a_config(tmp_path, source_dir):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "config.yaml").write_text(CONFIG)
-    environment = {**os.environ, **library_environment()}
+    environment = {**os.environ, **library_environment(), "TMPDIR": str(tmp_path)}  # where the launcher leaves a folder
     environment["PYTHONPATH"] += os.pathsep + str(source_dir / "tests/python/support")
     with free_port() as port:
         arguments = ["--config_file", "config.yaml", "--main_process_port", str(port), "script.py"]

@@ -52,12 +52,12 @@ def test_script(name):
     assert re.search(PRINTED[name], run_script(FOLDER / f"{name}.py"))
 
 
-def test_first_script_with_torchrun():
+def test_first_script_with_torchrun(tmp_path):
     with free_port() as port:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
         done = subprocess.run(
             [*launcher, FOLDER / "first.py"],
-            env={**os.environ, **library_environment()},
+            env={**os.environ, **library_environment(), "TMPDIR": str(tmp_path)},  # where the launcher leaves a folder
             text=True,
             capture_output=True,
             timeout=120,

@@ -13,6 +13,7 @@ pytest.importorskip("expecttest", reason="PyTorch's base classes of tests need i
 
 def test_tests_on_pytorch_base_classes_run_against_the_package(tmp_path):
     environment = {**os.environ, **library_environment(), "FSDP_CPP_TEST_RANKS": "2", "COLUMNS": "200"}
+    environment["TMPDIR"] = str(tmp_path)  # PyTorch's classes leave the files there that ranks met at
     plugin = ["-p", "fsdp_cpp.testing.pytorch_tests", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", *plugin, "fsdptest_cases.py"],
