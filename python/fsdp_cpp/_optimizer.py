@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.optim._functional  # before the wrappers: torch.distributed.optim compiles the functions in it
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -46,6 +47,8 @@ def install() -> None:
         _wrap(importlib.import_module(f"torch.optim.{name}"), name.removeprefix("_"), _on_whole_tensors)
     _wrap(torch.optim.LBFGS, "_gather_flat_grad", _gather_whole_gradients)
     _wrap(torch.optim.LBFGS, "_add_grad", _add_whole_direction)
+    for scaler in (torch.amp.GradScaler, ShardedGradScaler):
+        _wrap(scaler, "_unscale_grads_", _unscale_settled)
     register_optimizer_step_pre_hook(_before_step)
 
 
@@ -219,6 +222,28 @@ def _add(parameter: torch.Tensor, whole: torch.Tensor, factor: Any) -> None:
     parameter.add_(whole, alpha=factor)
 
 
+# -- gradient scalers --
+
+
+def _unscale_settled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a scaler's method, which reads and divides gradients before the step, wait for reductions in flight."""
+
+    @functools.wraps(method)
+    def unscale(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        _settle_gradients(parameters)
+        return method(self, optimizer, *args, **kwargs)
+
+    return unscale
+
+
+def _settle_gradients(parameters: list[torch.Tensor]) -> None:
+    """Waits for reductions in flight of sharded parameters among these."""
+    wholes = [parameter.whole for parameter in parameters if type(parameter) is ShardedParameter]
+    if wholes:
+        _settle(wholes)
+
+
 # -- before each step --
 
 # For each optimizer that was looked at: the numbers of sharded parameters and of its own parameters at that time.
@@ -246,7 +271,7 @@ def _refuse_compilation(optimizer: torch.optim.Optimizer) -> None:
 @torch._disable_dynamo
 def _settle_and_check(optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    _settle([parameter.whole for parameter in parameters if type(parameter) is ShardedParameter])
+    _settle_gradients(parameters)
     now = (number_of_sharded_parameters(), *(len(group["params"]) for group in optimizer.param_groups))
     if _looked_at.get(optimizer) != now:
         _refuse_whole_parameters(optimizer, parameters)

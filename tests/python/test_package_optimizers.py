@@ -388,6 +388,30 @@ def test_grad_scaler_agrees_on_an_overflow_of_one_rank():
             assert_same(results[name][1], parameters, f"scaled {name}")
 
 
+def unscaled_early(rank, size):
+    """unscale_ right after a backward that does not wait for its reductions."""
+    from fsdp_cpp import ShardedGradScaler
+
+    results = []
+    for make in (lambda: torch.amp.GradScaler("cpu", init_scale=1024.0), lambda: ShardedGradScaler("cpu", 1024.0)):
+        net = shard(make_net())
+        scaler, optimizer = make(), torch.optim.SGD(net.parameters(), lr=0.1)
+        net.set_is_last_backward(False)
+        scaler.scale(loss_of(net, batch(0), rank)).backward()
+        scaler.unscale_(optimizer)
+        results.append({name: p.grad.full_tensor() for name, p in net.named_parameters()})
+    return results
+
+
+def test_unscaling_waits_for_reductions():
+    net = make_net()
+    loss_of(net, batch(0)).backward()
+    expected = {name: p.grad for name, p in net.named_parameters()}
+    for results in run_ranks(2, unscaled_early):
+        for gradients in results:
+            assert_same(gradients, expected, "unscaled gradients")
+
+
 # -- torch.compile --
 
 
