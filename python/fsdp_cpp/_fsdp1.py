@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,8 +25,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._wrap_utils import _auto_wrap
 from torch.distributed.utils import _apply_to_tensors
 
-from fsdp_cpp import _fsdp1_optimizer, _fsdp1_state_dict
+from fsdp_cpp import _fsdp1_clipping, _fsdp1_optimizer, _fsdp1_state_dict
 from fsdp_cpp._casts import _cast
+from fsdp_cpp._fsdp1_checks import (
+    check_not_container,
+    check_nothing_wrapped,
+    check_optimizers_in_backward,
+    check_same_arguments,
+    strategy_for,
+)
 from fsdp_cpp._fsdp1_options import HYBRID, device_for, give_memory, groups_of, ignored_by, options_of
 from fsdp_cpp._fsdp1_parameters import LocalParameters, show_local_parameters
 from fsdp_cpp._fsdp1_state_dict import PREFIX
@@ -90,11 +98,12 @@ class FullyShardedDataParallel(nn.Module):
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
+        check_not_container(module)
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         modules, parameters = ignored_by(module, ignored_modules, ignored_states)
         groups = groups_of(process_group, device_mesh, strategy, auto_wrap_policy is not None)
         if auto_wrap_policy is not None:
-            _check_nested(module)
+            check_nothing_wrapped(module, FullyShardedDataParallel)
             inner_group = groups if strategy in HYBRID and device_mesh is None else process_group
             arguments = dict(
                 process_group=inner_group,
@@ -112,6 +121,7 @@ class FullyShardedDataParallel(nn.Module):
                 device_mesh=device_mesh,
             )
             _auto_wrap(module, auto_wrap_policy, modules, parameters, arguments, FullyShardedDataParallel)
+        strategy = strategy_for(sharding_strategy, groups[0]) if groups[1] is None else strategy
         device = device_for(device_id, module)
         give_memory(module, modules, device, param_init_fn)
         self.process_group, self._replicate_group = groups
@@ -120,6 +130,13 @@ class FullyShardedDataParallel(nn.Module):
         self.sharding_strategy = strategy
         self.mixed_precision = mixed_precision or MixedPrecision()
         self.cpu_offload = cpu_offload or CPUOffload()
+        self.backward_prefetch = backward_prefetch
+        self.forward_prefetch = forward_prefetch
+        self.limit_all_gathers = limit_all_gathers
+        self._use_full_prec_in_eval = os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") == "1"
+        self._evaluates_in_full_precision = False
+        self._began = False
+        self._synchronizes = True
         self._device_mesh = device_mesh
         self._use_orig_params = use_orig_params
         self._has_parent = False
@@ -143,13 +160,16 @@ class FullyShardedDataParallel(nn.Module):
 
     def _shard(self, module: nn.Module, options: torch.ScriptObject) -> None:
         inner = FullyShardedDataParallel.fsdp_modules(module)
+        check_same_arguments(self, inner)
         self._sharded: torch.ScriptObject | None = None
-        mirror = build_mirror(module)
-        if inner or any(parameter not in self._ignored_params for parameter in module.parameters()):
-            self._sharded = _sharded_class.fully_shard([mirror], options)
-            annotate(module, mirror)
-        self._mirror = mirror
-        self._managed = show_local_parameters(module, self._use_orig_params)
+        if isinstance(module, FullyShardedDataParallel):  # everything below is sharded, by the very module
+            self._mirror, self._sharded, self._managed = module._mirror, module._sharded, []
+        else:
+            self._mirror = build_mirror(module)
+            if inner or any(parameter not in self._ignored_params for parameter in module.parameters()):
+                self._sharded = _sharded_class.fully_shard([self._mirror], options)
+                annotate(module, self._mirror)
+            self._managed = show_local_parameters(module, self._use_orig_params)
         for one in inner:
             one._has_parent = True
 
@@ -174,14 +194,27 @@ class FullyShardedDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the wrapped module, with floating-point arguments cast as mixed_precision says."""
         policy = self.mixed_precision
-        casts = policy.cast_forward_inputs if self._has_parent else policy.cast_root_forward_inputs
+        if not self._has_parent:
+            self._begin_forward()
+        casts = policy.cast_forward_inputs or (policy.cast_root_forward_inputs and not self._has_parent)
         if casts and policy.param_dtype is not None and not self._in_full_precision():
             cast = functools.partial(_cast, policy.param_dtype)
             args, kwargs = _apply_to_tensors(cast, args), _apply_to_tensors(cast, kwargs)
         return self._fsdp_wrapped_module(*args, **kwargs)
 
+    def _begin_forward(self) -> None:
+        """Checks the tree before its first forward; follows train() and eval() where their dtypes differ."""
+        if not self._began:
+            check_optimizers_in_backward(self.fsdp_modules(self))
+            self._began = True
+        wanted = self._use_full_prec_in_eval and not self.training
+        if wanted != self._evaluates_in_full_precision and self._sharded is not None:
+            self._sharded.set_full_precision(wanted)
+            for state in self.fsdp_modules(self):
+                state._evaluates_in_full_precision = wanted
+
     def _in_full_precision(self) -> bool:
-        return False
+        return self._evaluates_in_full_precision
 
     def check_is_root(self) -> bool:
         """Whether no other FullyShardedDataParallel contains this one."""
@@ -256,36 +289,24 @@ class FullyShardedDataParallel(nn.Module):
     def no_sync(self) -> Generator[None, None, None]:
         """Backward passes inside accumulate gradients without communication. Only for the root."""
         self._check_root("no_sync()", "is not supported. Please call `no_sync()` on root FSDP module.")
-        if self._sharded is not None:
-            self._sharded.set_tree_requires_gradient_sync(False)
+        before = self._synchronizes
+        self._set_synchronization(False)
         try:
             yield
         finally:
-            if self._sharded is not None:
-                self._sharded.set_tree_requires_gradient_sync(True)
+            self._set_synchronization(before)
+
+    def _set_synchronization(self, on: bool) -> None:
+        self._synchronizes = on
+        if self._sharded is not None:
+            self._sharded.set_tree_requires_gradient_sync(on)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most ``max_norm``. Returns the norm before.
         Only for the root. Collective."""
         self._check_root("clip_grad_norm_()", "should only be called on the root FSDP instance")
-        norm_type = float(norm_type)
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        managed = {id(one.leaf) for state in self.fsdp_modules(self) for one in state._managed}
-        others = [p.grad for p in self.parameters() if id(p) not in managed and p.grad is not None]
-        norm = (
-            self._sharded.grad_norm(norm_type, False)
-            if self._sharded is not None
-            else torch.zeros((), dtype=torch.float64)
-        )
-        if others:
-            local = torch.nn.utils.get_total_norm(others, norm_type).double().cpu()
-            norm = torch.linalg.vector_norm(torch.stack([norm, local]), norm_type)
-        scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale.to(gradient.device, gradient.dtype))
-        dtypes = {gradient.dtype for gradient in gradients} or {torch.float32}
-        return norm.to(self.compute_device, functools.reduce(torch.promote_types, dtypes))
+        return _fsdp1_clipping.clip_grad_norm_(self, self.fsdp_modules(self), max_norm, norm_type)
 
     def _check_root(self, function: str, sentence: str) -> None:
         if self._has_parent:
@@ -409,14 +430,6 @@ for _name in (
     "rekey_optim_state_dict",
 ):
     setattr(FullyShardedDataParallel, _name, _refused(_name))
-
-
-def _check_nested(module: nn.Module) -> None:
-    for name, below in module.named_modules():
-        if isinstance(below, FullyShardedDataParallel):
-            raise ValueError(
-                f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in\n{module}"
-            )
 
 
 def _check_summon(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
+
+from fsdp_cpp._options import default_device_type
 
 _classes = torch.classes.fsdp_cpp
 
@@ -33,7 +36,14 @@ def groups_of(
             "Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them."
         )
     if strategy not in HYBRID:
+        if isinstance(process_group, tuple):
+            raise ValueError(f"fsdp_cpp: FullyShardedDataParallel: {strategy} takes one process group, not a tuple")
         if mesh is not None:
+            if mesh.ndim != 1:
+                raise ValueError(
+                    f"fsdp_cpp: FullyShardedDataParallel: {strategy} shards over a mesh of one dimension, not of "
+                    f"{mesh.ndim}; pass mesh['name of a dimension'], or choose HYBRID_SHARD"
+                )
             return mesh.get_group(mesh_dim=0), None
         return process_group if process_group is not None else dist.group.WORLD, None
     if mesh is not None:
@@ -45,10 +55,7 @@ def groups_of(
             raise ValueError(
                 f"Manual wrapping with {strategy} requires explicit specification of process group or device_mesh."
             )
-        raise NotImplementedError(
-            f"fsdp_cpp: FullyShardedDataParallel: {strategy} without process groups; pass process_group=(shard, "
-            "replicate) or a device_mesh of two dimensions"
-        )
+        return _groups_of_hosts()
     if not (isinstance(process_group, tuple) and len(process_group) == 2):
         raise ValueError(
             "Expected process_group to be passed in as either None or Tuple[dist.ProcessGroup, dist.ProcessGroup] but "
@@ -57,10 +64,24 @@ def groups_of(
     return process_group
 
 
+def _groups_of_hosts() -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """The ranks of this rank's host, and the ranks with its place on all hosts. Collective."""
+    accelerator = torch.accelerator.is_available() and default_device_type() != "cpu"
+    ranks = dist.get_world_size()
+    on_host = torch.accelerator.device_count() if accelerator else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    on_host = min(on_host, ranks)
+    shard, _ = dist.new_subgroups(on_host)
+    replicate, _ = dist.new_subgroups_by_enumeration([list(range(i, ranks, on_host)) for i in range(on_host)])
+    return shard, replicate
+
+
 def device_for(device_id: int | torch.device | None, module: nn.Module) -> torch.device:
-    """The device on which the module computes: device_id, or that of its parameters, or the accelerator in use."""
+    """The device on which the module computes: device_id, or that of its parameters, or the accelerator in use.
+
+    A number is an accelerator's index; after ``install(cpu=True)`` it means the CPU.
+    """
     if device_id is not None:
-        device = torch.device(device_id) if not isinstance(device_id, int) else torch.device("cuda", device_id)
+        device = torch.device(device_id) if not isinstance(device_id, int) else _device_of_index(device_id)
         if device.type != "cpu" and device.index is None:
             device = torch.device(device.type, torch.accelerator.current_device_index())
         return device
@@ -70,6 +91,18 @@ def device_for(device_id: int | torch.device | None, module: nn.Module) -> torch
     if torch.accelerator.is_available():
         return torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
     return torch.device("cpu")
+
+
+def _device_of_index(index: int) -> torch.device:
+    if default_device_type() == "cpu":
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        raise ValueError(
+            f"fsdp_cpp: FullyShardedDataParallel: device_id={index} is an accelerator's index, and there is no "
+            'accelerator; pass device_id=torch.device("cpu")'
+        )
+    return torch.device(accelerator.type, index)
 
 
 def ignored_by(
@@ -87,8 +120,14 @@ def ignored_by(
     parameters = {state for state in states if isinstance(state, nn.Parameter)}
     if len(roots) + len(parameters) < len(set(states)):
         raise TypeError("ignored_states expects nn.Parameters or nn.Modules")
+    if any(getattr(type(one), "is_fsdp_cpp_wrapper", False) for one in roots):
+        raise ValueError("`ignored_modules` should not include FSDP modules")
     if module in roots:
-        raise ValueError("Trying to ignore the top-level module passed into the FSDP constructor itself")
+        warnings.warn(
+            "Trying to ignore the top-level module passed into the FSDP constructor itself will result in all "
+            f"parameters being ignored and is not well-supported: {module}",
+            stacklevel=3,
+        )
     modules = {below for root in roots for below in root.modules()}
     return modules, parameters | {parameter for root in roots for parameter in root.parameters()}
 
@@ -151,6 +190,8 @@ def give_memory(module: nn.Module, ignored: set[nn.Module], device: torch.device
         if below in ignored or not any(tensor.is_meta for tensor in own):
             continue
         if param_init_fn is not None:
+            if not callable(param_init_fn):
+                raise ValueError(f"Expected {param_init_fn} to be callable but got {type(param_init_fn)}")
             param_init_fn(below)
             continue
         below.to_empty(device=device, recurse=False)
