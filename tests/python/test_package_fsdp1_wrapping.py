@@ -119,7 +119,7 @@ def check_casts_of_inputs(rank, size):
             seen = []
             for kind in (ours(), PyTorchs):
                 net = kind(make_net(), device_id=CPU, mixed_precision=policy)
-                net.module[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+                net.module[0].register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].dtype))
                 net(batch(rank).to(torch.bfloat16 if not (root or inner) else torch.float32))
             assert seen[0] == seen[1] == torch.bfloat16
             if not (root or inner):
