@@ -34,6 +34,7 @@ from fsdp_cpp._fsdp1_checks import (
     check_same_arguments,
     strategy_for,
 )
+from fsdp_cpp._fsdp1_optimizer_legacy import LegacyOptimizerStates
 from fsdp_cpp._fsdp1_options import HYBRID, device_for, give_memory, groups_of, ignored_by, options_of
 from fsdp_cpp._fsdp1_parameters import LocalParameters, show_local_parameters
 from fsdp_cpp._fsdp1_state_dict import PREFIX
@@ -45,7 +46,7 @@ _sharded_class = torch.classes.fsdp_cpp.Sharded
 _summoned: set[int] = set()
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(LegacyOptimizerStates, nn.Module):
     """Wraps a module and shards its parameters: ``torch.distributed.fsdp.FullyShardedDataParallel`` on this engine.
 
     All parameters below ``module`` that no inner FullyShardedDataParallel manages form one unit, which is flattened,
@@ -388,7 +389,7 @@ class FullyShardedDataParallel(nn.Module):
         """The state dict of an optimizer by names of original parameters, in the form of :meth:`state_dict_type`.
         Collective."""
         states = FullyShardedDataParallel.fsdp_modules(model)
-        return _fsdp1_optimizer.state_dict(model, states, optim, optim_state_dict)
+        return _fsdp1_optimizer.state_dict(model, states, optim, optim_state_dict, group)
 
     @staticmethod
     def optim_state_dict_to_load(
@@ -404,32 +405,10 @@ class FullyShardedDataParallel(nn.Module):
         if is_named_optimizer:
             raise NotImplementedError("fsdp_cpp: optim_state_dict_to_load: is_named_optimizer=True is not supported")
         states = FullyShardedDataParallel.fsdp_modules(model)
-        result = _fsdp1_optimizer.state_dict_to_load(model, states, optim, optim_state_dict)
+        result = _fsdp1_optimizer.state_dict_to_load(model, states, optim, optim_state_dict, group)
         if load_directly:
             optim.load_state_dict(result)
         return result
-
-
-def _refused(name: str) -> Any:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"fsdp_cpp: FullyShardedDataParallel.{name} is deprecated in PyTorch and not supported; use "
-            "optim_state_dict and optim_state_dict_to_load"
-        )
-
-    refuse.__doc__ = "Refused: use optim_state_dict and optim_state_dict_to_load."
-    return staticmethod(refuse)
-
-
-for _name in (
-    "full_optim_state_dict",
-    "sharded_optim_state_dict",
-    "shard_full_optim_state_dict",
-    "flatten_sharded_optim_state_dict",
-    "scatter_full_optim_state_dict",
-    "rekey_optim_state_dict",
-):
-    setattr(FullyShardedDataParallel, _name, _refused(_name))
 
 
 def _check_summon(

@@ -14,13 +14,18 @@ from fsdp_cpp._fsdp1_state_dict import clean, get_type, in_form_of, named_manage
 
 
 def state_dict(
-    model: nn.Module, states: list[Any], optimizer: torch.optim.Optimizer, given: dict[str, Any] | None
+    model: nn.Module,
+    states: list[Any],
+    optimizer: torch.optim.Optimizer,
+    given: dict[str, Any] | None,
+    group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """The state of an optimizer by names of original parameters. Collective."""
+    """The state of an optimizer by names of original parameters. Collective. With ``rank0_only`` only the first rank of
+    ``group`` (None: of the job) has it."""
     settings = get_type(states)
     full = settings.state_dict_type is StateDictType.FULL_STATE_DICT
     config = settings.optim_state_dict_config
-    dropped = full and getattr(config, "rank0_only", False) and dist.get_rank() != 0
+    dropped = full and getattr(config, "rank0_only", False) and dist.get_rank(group) != 0
     given = optimizer.state_dict() if given is None else given
     names, managed = _names(model, states)
     state_of = _states_by_parameter(optimizer, given)
@@ -34,19 +39,23 @@ def state_dict(
     if dropped:
         return {}
     groups = []
-    for group, values in zip(optimizer.param_groups, given["param_groups"], strict=True):
-        listed = [name for parameter in group["params"] for name in names[id(parameter)]]
+    for held, values in zip(optimizer.param_groups, given["param_groups"], strict=True):
+        listed = [name for parameter in held["params"] for name in names[id(parameter)]]
         groups.append({key: value for key, value in values.items() if key != "params"} | {"params": listed})
     return {"state": result, "param_groups": groups}
 
 
 def state_dict_to_load(
-    model: nn.Module, states: list[Any], optimizer: torch.optim.Optimizer, given: dict[str, Any]
+    model: nn.Module,
+    states: list[Any],
+    optimizer: torch.optim.Optimizer,
+    given: dict[str, Any],
+    process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """The part of a state by names that the optimizer of this rank loads. Collective."""
     settings = get_type(states)
     if getattr(settings.optim_state_dict_config, "rank0_only", False):
-        given = _from_rank_0(given)
+        given = _from_rank_0(given, process_group)
     names, managed = _names(model, states)
     parts = {name: _part(state, one, given["state"].get(name)) for name, (state, one) in managed.items()}
     result: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -58,15 +67,19 @@ def state_dict_to_load(
             known = _merged(parameter, [(managed[name][1], parts[name]) for name in own])
             if not own:
                 known = given["state"].get(names[id(parameter)][0])
-            if known is not None:
+            if known is not None and (parameter.numel() > 0 or not own):  # no gradient comes to an empty part
                 result["state"][index] = known
             indices.append(index)
             index += 1
+        if "param_groups" not in given:
+            continue
         first = names[id(group["params"][0])][0]
         saved = next((one for one in given["param_groups"] if first in one["params"]), None)
         if saved is None:
             raise ValueError(f"fsdp_cpp: the optimizer's state dict has no group with parameter '{first}'")
         result["param_groups"].append({key: saved[key] for key in saved if key != "params"} | {"params": indices})
+    if "param_groups" not in given:
+        del result["param_groups"]
     return result
 
 
@@ -160,9 +173,9 @@ def _gather(state: Any, one: Managed, piece: torch.Tensor | None, dtype: torch.d
 # -- loading --
 
 
-def _from_rank_0(given: dict[str, Any]) -> dict[str, Any]:
+def _from_rank_0(given: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
     box = [given]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, group=group, group_src=0)
     return box[0]
 
 

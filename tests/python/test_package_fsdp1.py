@@ -179,6 +179,41 @@ def check_rank_0_only(rank, size):
             assert close(values, local[index], tolerance=0), index
 
 
+def check_older_functions(rank, size):
+    """The functions for optimizer states of before optim_state_dict do what PyTorch's do."""
+    from torch.distributed.fsdp import OptimStateKeyType
+
+    nets, optimizers = check_training(rank, size, False, ShardingStrategy.FULL_SHARD)
+    whole, expected = (
+        kind.full_optim_state_dict(*pair)
+        for kind, pair in zip((ours(), PyTorchs), zip(nets, optimizers, strict=True), strict=True)
+    )
+    assert bool(whole) == (rank == 0)
+    if rank == 0:
+        assert_same_optimizer_states(whole, expected)
+    local = optimizers[0].state_dict()
+    everywhere = ours().full_optim_state_dict(nets[0], optimizers[0], rank0_only=False)
+    in_parts = ours().sharded_optim_state_dict(nets[0], optimizers[0])
+    for loaded in (
+        ours().scatter_full_optim_state_dict(whole, nets[0], optim=optimizers[0]),
+        ours().shard_full_optim_state_dict(everywhere, nets[0]),
+        ours().shard_full_optim_state_dict(everywhere, nets[0], optim_input=list(nets[0].parameters())),
+        ours().flatten_sharded_optim_state_dict(in_parts, nets[0], optimizers[0]),
+    ):
+        assert loaded["state"].keys() == local["state"].keys()
+        for index, values in local["state"].items():
+            assert close(loaded["state"][index], values, tolerance=0), index
+    plain = make_net()
+    numbered = ours().rekey_optim_state_dict(everywhere, OptimStateKeyType.PARAM_ID, plain)
+    assert numbered["param_groups"][0]["params"] == list(range(len(list(plain.parameters()))))
+    optimizer = adamw(plain)
+    optimizer.load_state_dict(numbered)
+    named = ours().rekey_optim_state_dict(optimizer.state_dict(), OptimStateKeyType.PARAM_NAME, plain, optim=optimizer)
+    assert named["state"].keys() == everywhere["state"].keys()
+    for name, values in everywhere["state"].items():
+        assert close(named["state"][name], values, tolerance=0), name
+
+
 def check_missing_and_wrong_values(rank, size, use_orig_params):
     net = wrap(ours(), use_orig_params=use_orig_params)
     saved = net.state_dict()
@@ -294,8 +329,6 @@ def check_refusals(rank, size):
         kind.set_state_dict_type(net, StateDictType.LOCAL_STATE_DICT)
     with pytest.raises(RuntimeError, match="Expected state_dict_config"):
         kind.set_state_dict_type(net, StateDictType.FULL_STATE_DICT, ShardedStateDictConfig())
-    with pytest.raises(NotImplementedError, match="full_optim_state_dict"):
-        kind.full_optim_state_dict(net, None)
     with pytest.raises(NotImplementedError, match=r"torch.float32 on cpu to torch.float64"):
         net.double()
     with pytest.raises(NotImplementedError), kind.summon_full_params(net, with_grads=True):
@@ -345,6 +378,7 @@ def every_check(rank, size):
     for check in (
         check_optimizer_states,
         check_rank_0_only,
+        check_older_functions,
         check_initialization,
         check_ignored,
         check_refusals,
