@@ -2,7 +2,7 @@
 
 Such modules are compiled from a changed syntax tree: ``"cuda"`` is read as ``"cpu"``, ``"nccl"`` as ``"gloo"``, a call
 of ``.cuda()`` as ``.cpu()``, and ``torch.cuda.current_device()`` as the CPU. CPUs are counted in the place of GPUs, and
-DDP gets no ids of devices. Their files stay as they are.
+DDP and replicate get no ids of devices. Their files stay as they are.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _OnCpu(ast.NodeTransformer):
             node.func = ast.parse("torch.cpu.device_count", mode="eval").body
         if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             node.func.attr, node.args, node.keywords = "cpu", [], []
-        if function in ("DDP", "DistributedDataParallel"):
+        if function in ("DDP", "DistributedDataParallel", "replicate"):
             node.keywords = [one for one in node.keywords if one.arg not in ("device_ids", "output_device")]
         return node
 
