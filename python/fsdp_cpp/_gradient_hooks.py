@@ -28,7 +28,7 @@ _installed: dict[int, int] = {}
 def call_hooks_when_reduced(parameter: ShardedParameter) -> None:
     """Lets the engine call the hooks of a sharded parameter, which torch keeps, after each reduction of its unit."""
     if parameter.leaf not in _hooked:
-        parameter.__dict__["_tree_hooks"] = _TreeHooks(_classes.Sharded.of(parameter.whole))
+        parameter.origin.tree_hooks = _TreeHooks(_classes.Sharded.of(parameter.whole))
         _hooked[parameter.leaf] = weakref.ref(parameter)
         # Other parameters of the unit may get gradients where this one keeps an old one.
         parameter.whole.register_hook(functools.partial(_note_gradient, weakref.ref(parameter)))
@@ -38,9 +38,9 @@ def keep_calling_hooks(parameters: Iterable[torch.Tensor]) -> None:
     """Renews :func:`call_hooks_when_reduced` for those parameters that have hooks, after their tree of units has become
     part of another one."""
     for parameter in parameters:
-        hooks = parameter.__dict__.get("_tree_hooks")
-        if hooks is not None:
-            hooks.install()
+        origin = parameter.__dict__.get("_origin")
+        if origin is not None and origin.tree_hooks is not None:
+            origin.tree_hooks.install()
 
 
 class _TreeHooks:
@@ -111,11 +111,12 @@ def _on_unit_reduced(sharded: Any, failure: _Failure) -> int:
 def _note_gradient(reference: weakref.ref[ShardedParameter], gradient: torch.Tensor) -> None:
     parameter = reference()
     if parameter is not None:
-        parameter.__dict__["_has_new_gradient"] = True
+        parameter.origin.has_new_gradient = True
 
 
 def _call_hooks(parameter: ShardedParameter) -> None:
-    has_new_gradient = parameter.__dict__.pop("_has_new_gradient", False)
+    origin = parameter.origin
+    has_new_gradient, origin.has_new_gradient = origin.has_new_gradient, False
     hooks = parameter._post_accumulate_grad_hooks
     if hooks and has_new_gradient:
         for hook in list(hooks.values()):

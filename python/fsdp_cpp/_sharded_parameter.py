@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fsdp_cpp._gradient_hooks import call_hooks_when_reduced
-from fsdp_cpp._sharded_view import ShardedView
+from fsdp_cpp._sharded_view import Origin, ShardedView
 
 _whole_class = torch.classes.fsdp_cpp.Whole
 _is_gradient_stand_in = _whole_class.is_gradient_stand_in  # looked up once: that takes longer than a call
@@ -35,14 +35,12 @@ class ShardedParameter(ShardedView):
     Its data cannot be replaced, only written.
     """
 
-    __slots__ = ()
-
     # -- the two views of one parameter --
 
     @property
     def whole(self) -> nn.Parameter:
         """The parameter as the module computes with it: full shape, gathered on use."""
-        return self.__dict__["_whole"]
+        return self.__dict__["_origin"].whole
 
     @property
     def data(self) -> ShardedView:  # type: ignore[override]
@@ -85,12 +83,12 @@ class ShardedParameter(ShardedView):
 
     def mark_without_values(self) -> None:
         """Lets this parameter, which has memory already, pass for one on the device meta until it is written to."""
-        self.__dict__["_version_without_values"] = self.leaf._version
+        self.origin.version_without_values = self.leaf._version
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
         """Whether the parameter was sharded on the device meta, and no value has been written to it since."""
-        return self.__dict__.get("_version_without_values") == self.leaf._version
+        return self.origin.version_without_values == self.leaf._version
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -106,18 +104,18 @@ class ShardedParameter(ShardedView):
         Assignment takes a DTensor or a whole tensor, of which each rank keeps its rows.
         """
         self._take_over_gradients()
-        attributes = self.__dict__
-        gradient = attributes["_leaf"].grad
+        origin = self.__dict__["_origin"]
+        gradient = origin.leaf.grad
         if gradient is None:
-            attributes.pop("_wrapped_grad", None)
+            origin.wrapped_grad = None
             return None
-        known = attributes.get("_wrapped_grad")
+        known = origin.wrapped_grad
         if known is None or known[0] is not gradient:
             own = self._local_tensor
             local = gradient.as_strided(own.shape, own.stride())
             # DTensor's __init__ does nothing, at the price of the rest.
             wrapped = DTensor.__new__(DTensor, local, self._spec, requires_grad=False)
-            known = attributes["_wrapped_grad"] = (gradient, wrapped)
+            known = origin.wrapped_grad = (gradient, wrapped)
         return known[1]
 
     @grad.setter
@@ -125,13 +123,14 @@ class ShardedParameter(ShardedView):
         if value is not None:
             self._check_gradient(value)
         torch.Tensor.grad.__set__(self, None)
-        known = self.__dict__.pop("_wrapped_grad", None)
+        origin = self.origin
+        known, origin.wrapped_grad = origin.wrapped_grad, None
         if value is None:
             # The stand-in on the whole parameter says that there is a gradient.
             self.whole.grad = None
             self.leaf.grad = None
         elif known is not None and known[1] is value:
-            self.leaf.grad, self.__dict__["_wrapped_grad"] = known[0], known
+            self.leaf.grad, origin.wrapped_grad = known[0], known
         else:
             self.leaf.grad = self._flat(self._local_part_of(value.detach()))
 
@@ -294,7 +293,7 @@ def make_sharded_parameter(whole: nn.Parameter, mesh: DeviceMesh) -> ShardedPara
     spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(whole.shape, whole.stride(), leaf.dtype))
     parameter = ShardedParameter(local, spec, requires_grad=whole.requires_grad)
     parameter._is_param = True  # an nn.Parameter for isinstance
-    parameter.__dict__.update(_leaf=leaf, _whole=whole)
+    parameter.__dict__["_origin"] = Origin(leaf, whole)
     _whole_class.share_version(parameter, leaf)
     _by_whole[whole] = (weakref.ref(parameter), mesh)
     # The engine has taken the whole parameter's gradient by the time that torch would call its hooks.

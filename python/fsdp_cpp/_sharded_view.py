@@ -27,6 +27,37 @@ _ALIASES = {_aten.detach.default, _aten.alias.default}
 _WRONG_ON_ROWS = {_aten.scatter_add_.default}
 
 
+class Origin:
+    """The parameter that a view of its shard belongs to, and what the package keeps about the view.
+
+    A copy of a view does not belong to the parameter. torch's staging for asynchronous checkpoints copies a tensor's
+    attributes one by one; of this one it gets None.
+    """
+
+    __slots__ = (
+        "dtensor",
+        "has_new_gradient",
+        "is_copy",
+        "leaf",
+        "tree_hooks",
+        "version_without_values",
+        "whole",
+        "wrapped_grad",
+    )
+
+    def __init__(self, leaf: torch.Tensor, whole: torch.Tensor, is_copy: bool = False) -> None:
+        self.leaf, self.whole, self.is_copy = leaf, whole, is_copy
+        self.dtensor: DTensor | None = None
+        # Of parameters only:
+        self.wrapped_grad: tuple[torch.Tensor, DTensor] | None = None
+        self.version_without_values: int | None = None
+        self.tree_hooks: Any = None
+        self.has_new_gradient = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+
 class ShardedView(DTensor):
     """A DTensor that refers to a sharded parameter's memory: its ``.data`` and ``.detach()``, a view of it, a value of
     a state dict.
@@ -35,17 +66,21 @@ class ShardedView(DTensor):
     copy goes stale, and wait until no other rank reads the shard.
     """
 
-    __slots__ = ()
+    # No __slots__ here: torch's staging copies the attributes that DTensor's lists.
+
+    @property
+    def origin(self) -> Origin:
+        return self.__dict__["_origin"]
 
     @property
     def leaf(self) -> torch.Tensor:
         """This rank's part of the parameter as the engine keeps it: 1-D."""
-        return self.__dict__["_leaf"]
+        return self.__dict__["_origin"].leaf
 
     @property
     def fqn(self) -> str:
         """The name of the parameter in the module that was sharded as a whole."""
-        return _fqn(self.__dict__["_whole"])
+        return _fqn(self.origin.whole)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return (
@@ -86,7 +121,7 @@ class ShardedView(DTensor):
                 f"fsdp_cpp: {func} cannot be used on parameter '{self.fqn}', whose rows are spread over the ranks. Use "
                 "it on parameter.full_tensor() and copy_() the result"
             )
-        if self.__dict__.get("_is_copy"):
+        if self.origin.is_copy:
             raise RuntimeError(
                 f"fsdp_cpp: {func} writes to a part of parameter '{self.fqn}' that was made by indexing or splitting "
                 "across ranks and is a copy, so the parameter would not change. Write to this rank's rows, "
@@ -95,20 +130,20 @@ class ShardedView(DTensor):
         _prepare_write(self.leaf)
 
     def _view(self, local: torch.Tensor, spec: DTensorSpec) -> ShardedView:
-        is_copy = self.__dict__.get("_is_copy") or not torch._C._is_alias_of(local, self.leaf)
+        is_copy = self.origin.is_copy or not torch._C._is_alias_of(local, self.leaf)
         if not is_copy and local.dtype == self.leaf.dtype:
             # Lets .data of the local tensor count its writes as well.
             local = _local_of(self.leaf, local.shape, local.stride(), local.storage_offset())
         view = ShardedView(local, spec, requires_grad=False)
-        view.__dict__.update(_leaf=self.leaf, _whole=self.__dict__["_whole"], _is_copy=is_copy)
+        view.__dict__["_origin"] = Origin(self.leaf, self.origin.whole, is_copy)
         return view
 
     def _as_dtensor(self) -> DTensor:
         """A DTensor over the same local tensor, which torch dispatches by itself."""
-        known = self.__dict__.get("_dtensor")
-        if known is None:
-            known = self.__dict__["_dtensor"] = DTensor(self._local_tensor, self._spec, requires_grad=False)
-        return known
+        origin = self.origin
+        if origin.dtensor is None:
+            origin.dtensor = DTensor(self._local_tensor, self._spec, requires_grad=False)
+        return origin.dtensor
 
     def _distribute(self, full: torch.Tensor) -> DTensor:
         """The DTensor of which every rank has all of ``full``, which may have fewer dimensions; communicates
@@ -135,9 +170,14 @@ class ShardedView(DTensor):
     def _own_local(self) -> torch.Tensor:
         """The local tensor as another object."""
         local = self._local_tensor
-        if self.__dict__.get("_is_copy") or local.dtype != self.leaf.dtype:
+        if self.origin.is_copy or local.dtype != self.leaf.dtype:
             return local.view_as(local)
         return _local_of(self.leaf, local.shape, local.stride(), local.storage_offset())
+
+    def data_ptr(self) -> int:
+        """0, as for DTensors in general: only the local tensor has memory. Without this method it would be the rows'
+        offset in the unit's shards, which passes for an address."""
+        return 0
 
     def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:  # type: ignore[override]
         """As ``DTensor.redistribute``. The result never shares memory with the parameter, not even if its placements
