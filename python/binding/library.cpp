@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "binding/checkpoint.h"
 #include "binding/flat_place.h"
 #include "binding/gradients.h"
 #include "binding/interruption.h"
@@ -39,6 +40,7 @@ TORCH_LIBRARY(fsdp_cpp, m) {
   register_options(m);
   register_whole(m);
   register_sharded(m);
+  register_checkpoint(m);
 }
 
 }  // namespace fsdp::python

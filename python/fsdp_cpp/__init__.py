@@ -24,6 +24,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # noqa: E402
 
 from fsdp_cpp import _clipping, _compile, _optimizer  # noqa: E402
+from fsdp_cpp._checkpoint import LoadedCheckpoint, load, save  # noqa: E402
 from fsdp_cpp._fsdp1 import FullyShardedDataParallel  # noqa: E402
 from fsdp_cpp._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx  # noqa: E402
 from fsdp_cpp._install import install, uninstall  # noqa: E402
@@ -40,6 +41,7 @@ __all__ = [
     "EngineOptions",
     "FSDPModule",
     "FullyShardedDataParallel",
+    "LoadedCheckpoint",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "ShardedGradScaler",
@@ -47,7 +49,9 @@ __all__ = [
     "UnshardHandle",
     "fully_shard",
     "install",
+    "load",
     "register_fsdp_forward_method",
+    "save",
     "share_comm_ctx",
     "uninstall",
 ]
