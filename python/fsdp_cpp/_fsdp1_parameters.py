@@ -155,11 +155,30 @@ def show_local_parameters(module: nn.Module, use_orig_params: bool) -> list[Mana
                 holder.__dict__["_parameters"] = LocalParameters(holder)
             leaf = _whole_class.leaf(whole) if use_orig_params else _place_class.flat_leaf(whole)
             leaf._is_param = True  # an nn.Parameter for isinstance
+            _refuse_hooks(leaf, name)
             holder._parameters.add(name, whole, leaf if use_orig_params else None)
             managed.append(Managed(holder._parameters, name, whole, leaf, place_of(whole), not use_orig_params))
     if not use_orig_params:
         _register_flat_parameters(module, managed)
     return managed
+
+
+def _refuse_hooks(leaf: torch.Tensor, name: str) -> None:
+    """Refuses hooks on a local part: the engine writes its gradient, so that autograd would never call them."""
+
+    def refusal(method: str) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(
+                f"fsdp_cpp: {method} of a parameter under FullyShardedDataParallel (here {name}) would never call its "
+                f"hook, because this rank's part of the gradient does not come from autograd. Register it on the "
+                f"module's attribute, which is the whole parameter (module.{name.rpartition('.')[2]}.register_hook), "
+                "or use fully_shard, whose parameters call register_post_accumulate_grad_hook"
+            )
+
+        return refuse
+
+    for method in ("register_hook", "register_post_accumulate_grad_hook"):
+        setattr(leaf, method, refusal(method))
 
 
 def _register_flat_parameters(module: nn.Module, managed: list[Managed]) -> None:

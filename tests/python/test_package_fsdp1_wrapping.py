@@ -149,6 +149,18 @@ def check_evaluation(rank, size):
         assert torch.equal(nets[0](batch(rank)), make_net()(batch(rank)))
 
 
+def check_hooks_of_parameters(rank, size, use_orig_params):
+    net = ours()(make_net(), device_id=CPU, use_orig_params=use_orig_params)
+    for parameter in net.parameters():
+        for method in ("register_hook", "register_post_accumulate_grad_hook"):
+            with pytest.raises(NotImplementedError, match=f"{method}.*would never call"):
+                getattr(parameter, method)(print)
+    seen = []
+    net.module[0].weight.register_hook(lambda gradient: seen.append(gradient.shape))
+    net(batch(rank)).sum().backward()
+    assert seen == [(3, 5)]
+
+
 def check_optimizers_in_backward(rank, size):
     from torch.distributed.optim import _apply_optimizer_in_backward
 
@@ -161,6 +173,8 @@ def check_optimizers_in_backward(rank, size):
 def every_check(rank, size):
     check_wrapped_twice(rank, size, True)
     check_wrapped_twice(rank, size, False)
+    check_hooks_of_parameters(rank, size, True)
+    check_hooks_of_parameters(rank, size, False)
     for check in (
         check_arguments_of_inner_modules,
         check_arguments,
