@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -99,6 +99,18 @@ def fully_shard(
     for one in modules:
         _annotate(one, sharded, arguments, mp_policy)
     return module
+
+
+def _refuse_state(module: nn.Module) -> NoReturn:
+    """In the place of ``fully_shard.state``, by which torch.distributed.pipelining reaches into FSDP2's own units."""
+    raise NotImplementedError(
+        f"fsdp_cpp: fully_shard.state({type(module).__name__}) is not supported: the state of a unit is the engine's, not "
+        "in Python. A pipeline stage asks for it after fsdp_cpp.install(); import fully_shard from fsdp_cpp without "
+        "install(), and each microbatch reduces its gradients"
+    )
+
+
+fully_shard.state = _refuse_state  # type: ignore[attr-defined]
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
