@@ -105,8 +105,8 @@ def _refuse_state(module: nn.Module) -> NoReturn:
     """In the place of ``fully_shard.state``, by which torch.distributed.pipelining reaches into FSDP2's own units."""
     raise NotImplementedError(
         f"fsdp_cpp: fully_shard.state({type(module).__name__}) is not supported: the state of a unit is the engine's, "
-        "not in Python. A pipeline stage asks for it after fsdp_cpp.install(); import fully_shard from fsdp_cpp without "
-        "install(), and each microbatch reduces its gradients"
+        "not in Python. A pipeline stage asks for it after fsdp_cpp.install(); import fully_shard from fsdp_cpp "
+        "without install(), and each microbatch reduces its gradients"
     )
 
 
