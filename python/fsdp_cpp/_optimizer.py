@@ -191,7 +191,7 @@ def _gather_whole_gradients(method: Callable[..., torch.Tensor]) -> Callable[...
         if not _holds_sharded(self._params):
             return method(self)
         gradients = [SimpleNamespace(grad=_whole_gradient(parameter)) for parameter in self._params]
-        return method(SimpleNamespace(_params=gradients))
+        return method(SimpleNamespace(_params=gradients, param_groups=self.param_groups))
 
     return gather
 
