@@ -201,6 +201,13 @@ class ShardedView(DTensor):
         """Refused."""
         self._refuse("be changed by a Python function", "map2_(…)")
 
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the memory of a DTensor is that of its local part."""
+        raise BufferError(
+            f"fsdp_cpp: parameter '{self.fqn}' is sharded and has no memory of its own to export; export a copy of "
+            "this rank's rows, parameter.to_local().clone()"
+        )
+
     def _refuse(self, what: str, call: str) -> NoReturn:
         raise NotImplementedError(
             f"fsdp_cpp: parameter '{self.fqn}' cannot {what}, because the engine would not see it. Work on a copy, "

@@ -122,6 +122,9 @@ def lost_writes(rank, size):
     ):
         with raises(NotImplementedError, "'0.weight'"):
             refused()
+    for exported in (parameter.detach(), parameter.data):
+        with raises(BufferError, "'0.weight'", "to_local()"):
+            torch.from_dlpack(exported)
     parameter.data = parameter.data
     parameter.data = parameter.data.to(torch.float32)
     assert_values(whole, parameter, values)
