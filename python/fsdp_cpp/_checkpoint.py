@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_cpp._checkpoint_optimizer import OptimizerParts
 from fsdp_cpp._groups import device_of, group_of
+from fsdp_cpp._mirror import build_state_mirror
 from fsdp_cpp._module import FSDPModule, state_of
-from fsdp_cpp._parameters import whole_parameters
 from fsdp_cpp._sharded_parameter import ShardedParameter
 from fsdp_cpp._tree import is_root
 
@@ -116,7 +116,7 @@ def _describe(model: nn.Module, optimizer: Optimizers) -> tuple[torch.ScriptObje
     _check(model)
     parts = OptimizerParts(_listed(optimizer))
     state = state_of(model)
-    checkpoint = _classes.Checkpoint(state.sharded, _mirror(model, {}), _world(model))
+    checkpoint = _classes.Checkpoint(state.sharded, build_state_mirror(model), _world(model))
     parts.hand_over(checkpoint)
     return checkpoint, parts
 
@@ -151,26 +151,6 @@ def _world(model: nn.Module) -> torch.ScriptObject:
         is_all = mesh.size() == dist.get_world_size()
         mesh = init_device_mesh(mesh.device_type, (mesh.size(),)) if is_all else mesh._flatten()
     return group_of(mesh, 0, backend)
-
-
-def _mirror(module: nn.Module, built: dict[nn.Module, torch.ScriptObject]) -> torch.ScriptObject:
-    """A tree like the module's with its present parameters and the buffers that a state dict would have."""
-    if module in built:
-        return built[module]
-    mirror = built[module] = _classes.Module(type(module).__name__)
-    children = {name: _mirror(child, built) for name, child in module._modules.items() if child is not None}
-    parameters = whole_parameters(module)
-    left_out = module._non_persistent_buffers_set
-    buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and name not in left_out}
-    mirror.set(
-        list(parameters),
-        list(parameters.values()),
-        list(buffers),
-        list(buffers.values()),
-        list(children),
-        list(children.values()),
-    )
-    return mirror
 
 
 def _note_writes(model: nn.Module) -> None:

@@ -26,7 +26,13 @@ def annotated_modules() -> list[nn.Module]:
 def build_mirror(module: nn.Module) -> torch.ScriptObject:
     """Returns the mirror of a module and of all modules below it, with their present parameters and buffers. Modules
     that are registered several times have one mirror."""
-    return _build(module, {})
+    return _build(module, {}, of_state=False)
+
+
+def build_state_mirror(module: nn.Module) -> torch.ScriptObject:
+    """Returns a new tree like that of :func:`build_mirror`, with the buffers that a state dict would have: those that
+    fully_shard was called on keep the buffers of that time in their own mirrors."""
+    return _build(module, {}, of_state=True)
 
 
 def annotate(module: nn.Module, mirror: torch.ScriptObject) -> None:
@@ -34,16 +40,18 @@ def annotate(module: nn.Module, mirror: torch.ScriptObject) -> None:
     _annotated[module] = mirror
 
 
-def _build(module: nn.Module, built: dict[nn.Module, torch.ScriptObject]) -> torch.ScriptObject:
+def _build(module: nn.Module, built: dict[nn.Module, torch.ScriptObject], of_state: bool) -> torch.ScriptObject:
     if module in built:
         return built[module]
-    mirror = _annotated.get(module)
+    mirror = None if of_state else _annotated.get(module)
     if mirror is None:
         mirror = torch.classes.fsdp_cpp.Module(type(module).__name__)
     built[module] = mirror
-    children = {name: _build(_unwrapped(child), built) for name, child in module._modules.items() if child is not None}
+    below = {name: _unwrapped(child) for name, child in module._modules.items() if child is not None}
+    children = {name: _build(child, built, of_state) for name, child in below.items()}
     parameters = whole_parameters(module)
-    buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+    left_out = module._non_persistent_buffers_set if of_state else set()
+    buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and name not in left_out}
     mirror.set(
         list(parameters),
         list(parameters.values()),
