@@ -1,20 +1,94 @@
 #include "models/attention.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
 
 namespace fsdp::models {
 namespace {
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& bias,
-                     bool is_causal, const AttentionOptions& options) {
+// The queries of a block, and the keys that they can reach.
+struct Block {
+  int64_t first_query, queries, first_key, keys;
+};
+
+// Splits the queries of a sequence. Of a window, a block computes queries - 1 keys for each query that are masked, so
+// small blocks compute less, and large ones run faster.
+std::vector<Block> blocks_of(int64_t sequence, int64_t window) {
+  constexpr int64_t kFewest = 64;
+  const int64_t size = std::max(kFewest, window == sequence ? sequence / 4 : window / 2);
+  std::vector<Block> blocks;
+  for (int64_t begin = 0; begin < sequence; begin += size) {
+    const int64_t end = std::min(begin + size, sequence), first_key = std::max<int64_t>(0, begin - window + 1);
+    blocks.push_back({begin, end - begin, first_key, end - first_key});
+  }
+  return blocks;
+}
+
+// Returns which keys each query of the block does not see: [queries, keys] bool.
+at::Tensor hidden_keys(const Block& block, int64_t window, at::Device device) {
+  const auto positions = at::TensorOptions(device).dtype(at::kLong);
+  const at::Tensor queries = at::arange(block.first_query, block.first_query + block.queries, positions).unsqueeze(1);
+  const at::Tensor keys = at::arange(block.first_key, block.first_key + block.keys, positions);
+  return keys.gt(queries).logical_or_(keys.le(queries - window));
+}
+
+at::Tensor fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                 const std::optional<at::Tensor>& mask, bool is_causal, const AttentionOptions& options) {
+  return at::scaled_dot_product_attention(query, key, value, mask, options.dropout, is_causal, options.scale,
+                                          /*enable_gqa=*/key.size(1) != query.size(1));
+}
+
+// Computes the block with the rounding steps of transformers' eager attention. The queries of the heads that share a
+// key are rows of one product.
+at::Tensor with_softcap(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const at::Tensor& hidden, const AttentionOptions& options) {
+  const int64_t heads = query.size(1), shared = key.size(1), queries = query.size(2), dim = query.size(3);
+  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(dim)));
+  const at::Tensor rows = query.reshape({query.size(0), shared, heads / shared * queries, dim});
+  at::Tensor scores = at::matmul(rows, key.transpose(2, 3)) * scale;
+  scores = at::tanh(scores / *options.softcap) * *options.softcap;
+  scores = scores.view({query.size(0), shared, heads / shared, queries, key.size(2)})
+               .masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  const c10::ScalarType dtype = query.scalar_type();
+  const at::Tensor weights = at::softmax(scores, -1, dtype == at::kDouble ? at::kDouble : at::kFloat).to(dtype);
+  const at::Tensor dropped = options.dropout > 0 ? at::dropout(weights, options.dropout, /*train=*/true) : weights;
+  return at::matmul(dropped.flatten(2, 3), value).view(query.sizes());
+}
+
+// causal_attention in blocks of queries, [batch, heads, sequence, head_dim].
+at::Tensor in_blocks(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t window,
+                     const AttentionOptions& options) {
+  std::vector<at::Tensor> parts;
+  for (const Block& block : blocks_of(query.size(2), window)) {
+    const at::Tensor queries = query.narrow(2, block.first_query, block.queries);
+    const at::Tensor keys = key.narrow(2, block.first_key, block.keys);
+    const at::Tensor values = value.narrow(2, block.first_key, block.keys);
+    const at::Tensor hidden = hidden_keys(block, window, query.device());
+    parts.push_back(options.softcap ? with_softcap(queries, keys, values, hidden, options)
+                                    : fused(queries, keys, values, hidden.logical_not(), /*is_causal=*/false, options));
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 2);
+}
+
+// Calls attend(cast), where cast(x) has the dtype to compute in, and returns its result in the shape and dtype of all
+// functions here.
+template <typename Attend>
+at::Tensor rounded_once(const at::Tensor& value, const AttentionOptions& options, const Attend& attend) {
   const at::ScalarType dtype = value.scalar_type();
-  const auto input = [&](const at::Tensor& x) { return options.in_full_precision ? x.to(at::toOpMathType(dtype)) : x; };
-  const std::optional<at::Tensor> mask = bias.defined() ? std::optional(input(bias)) : std::nullopt;
-  const at::Tensor attended = at::scaled_dot_product_attention(input(query), input(key), input(value), mask,
-                                                               options.dropout, is_causal, options.scale,
-                                                               /*enable_gqa=*/key.size(1) != query.size(1));
-  return attended.to(dtype).transpose(1, 2).flatten(2);
+  const auto cast = [&](const at::Tensor& x) { return options.in_full_precision ? x.to(at::toOpMathType(dtype)) : x; };
+  return attend(cast).to(dtype).transpose(1, 2).flatten(2);
 }
 
 }  // namespace
@@ -23,14 +97,28 @@ at::Tensor split_heads(const at::Tensor& x, int64_t head_dim) {
   return x.view({x.size(0), x.size(1), -1, head_dim}).transpose(1, 2);
 }
 
+int64_t attended_keys(int64_t sequence, std::optional<int64_t> window) {
+  return std::min(sequence, window.value_or(sequence));
+}
+
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const AttentionOptions& options) {
-  return attention(query, key, value, /*bias=*/{}, /*is_causal=*/true, options);
+  const int64_t sequence = query.size(2), window = attended_keys(sequence, options.window);
+  return rounded_once(value, options, [&](const auto& cast) {
+    if (window == sequence && !options.softcap) {
+      return fused(cast(query), cast(key), cast(value), std::nullopt, /*is_causal=*/true, options);
+    }
+    return in_blocks(cast(query), cast(key), cast(value), window, options);
+  });
 }
 
 at::Tensor biased_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const at::Tensor& bias, const AttentionOptions& options) {
-  return attention(query, key, value, bias, /*is_causal=*/false, options);
+  TORCH_CHECK(!options.window && !options.softcap, "biased_attention has neither a window nor a softcap");
+  return rounded_once(value, options, [&](const auto& cast) {
+    const auto mask = bias.defined() ? std::optional<at::Tensor>(cast(bias)) : std::nullopt;
+    return fused(cast(query), cast(key), cast(value), mask, /*is_causal=*/false, options);
+  });
 }
 
 }  // namespace fsdp::models

@@ -15,13 +15,25 @@ struct AttentionOptions {
   double dropout = 0.0;              // of the attention weights
   std::optional<double> scale = {};  // of query · key; unset: 1/sqrt(head_dim)
   bool in_full_precision = false;    // compute bf16 and fp16 in fp32 and round at the end
+  // causal_attention only. A position attends to the last `window` positions, itself included; unset: to all before it.
+  std::optional<int64_t> window = {};
+  // causal_attention only. Scaled products s become softcap * tanh(s / softcap), as in Gemma 2. No fused kernel
+  // computes this, so scores are kept for backward.
+  std::optional<double> softcap = {};
 };
 
 // Each position attends to itself and to the positions before it. query: [batch, heads, sequence, head_dim]; key and
 // value: the same shape, or fewer heads, each of which is shared by a group of query heads. Returns [batch, sequence,
 // heads * head_dim] in the dtype of `value`.
+//
+// With a window shorter than the sequence, queries are processed in blocks, each with the keys that it can reach, so
+// that time and memory grow with sequence * window. With a softcap, blocks of queries leave out the keys after them.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const AttentionOptions& options);
+
+// Returns the number of keys that each query of a sequence counts for, masked or not: the length of the sequence, or of
+// the window if that is shorter.
+int64_t attended_keys(int64_t sequence, std::optional<int64_t> window);
 
 // Each query attends to all keys, with `bias` added to the scaled products: broadcastable to [batch, heads, queries,
 // keys], or undefined. query: [batch, heads, queries, head_dim]; key and value: [batch, heads, keys, head_dim]. Returns
