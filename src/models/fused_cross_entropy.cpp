@@ -61,10 +61,12 @@ at::Tensor logits_gradient(at::Tensor log_probabilities, const at::Tensor& label
 // The state of one call. The results of each chunk are written to their positions or added.
 class ChunkedLoss {
  public:
-  ChunkedLoss(const at::Tensor& hidden_states, const at::Tensor& weight, const at::Tensor& labels, Wanted wanted)
+  ChunkedLoss(const at::Tensor& hidden_states, const at::Tensor& weight, const at::Tensor& labels,
+              const LogitScaling& scaling, Wanted wanted)
       : hidden_states_(hidden_states),
         weight_(weight),
         labels_(labels),
+        scaling_(scaling),
         wanted_(wanted),
         wide_(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat),
         losses_(at::empty(labels.sizes(), hidden_states.options().dtype(wide_))) {
@@ -74,14 +76,15 @@ class ChunkedLoss {
 
   void add(int64_t begin, int64_t rows) {
     const at::Tensor hidden_states = hidden_states_.narrow(0, begin, rows), labels = labels_.narrow(0, begin, rows);
-    at::Tensor logits = at::linear(hidden_states, weight_);
+    at::Tensor logits = scaling_.apply(at::linear(hidden_states, weight_));
     const at::ScalarType dtype = logits.scalar_type();
     at::Tensor log_probabilities = at::log_softmax(logits, -1, wide_);
-    logits.reset();
+    if (!scaling_.softcap) logits.reset();
     losses_.narrow(0, begin, rows)
         .copy_(at::nll_loss(log_probabilities, labels, /*weight=*/{}, at::Reduction::None, kIgnoredLabel));
     if (!wanted_.hidden_states && !wanted_.weight) return;
-    const at::Tensor gradient = logits_gradient(std::move(log_probabilities), labels).to(dtype);
+    const at::Tensor gradient =
+        scaling_.backward(logits_gradient(std::move(log_probabilities), labels).to(dtype), logits);
     if (wanted_.hidden_states) gradients_.hidden_states.narrow(0, begin, rows).copy_(at::mm(gradient, weight_));
     if (wanted_.weight) add_to_weight(gradient.t(), hidden_states.to(dtype));
   }
@@ -104,6 +107,7 @@ class ChunkedLoss {
   }
 
   const at::Tensor hidden_states_, weight_, labels_;
+  const LogitScaling scaling_;
   const Wanted wanted_;
   const at::ScalarType wide_;  // of losses and sums
   at::Tensor losses_;
@@ -119,13 +123,13 @@ int64_t cross_entropy_chunk(int64_t tokens, int64_t width, int64_t classes) {
 }
 
 at::Tensor fused_cross_entropy(const at::Tensor& hidden_states, const at::Tensor& weight, const at::Tensor& labels,
-                               int64_t chunk_tokens) {
+                               int64_t chunk_tokens, const LogitScaling& scaling) {
   check(hidden_states, weight, labels);
   const bool with_graph = torch::autograd::compute_requires_grad(hidden_states, weight);
   const Wanted wanted = {with_graph && hidden_states.requires_grad(), with_graph && weight.requires_grad()};
   const at::NoGradGuard no_grad;
   const at::Tensor rows = as_autocast_does(hidden_states).reshape({-1, weight.size(1)});
-  ChunkedLoss loss(rows, as_autocast_does(weight), labels.reshape(-1), wanted);
+  ChunkedLoss loss(rows, as_autocast_does(weight), labels.reshape(-1), scaling, wanted);
   {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const int64_t tokens = rows.size(0);

@@ -7,15 +7,16 @@
 
 namespace fsdp::models {
 
-LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidden_states,
-                                           const at::Tensor& labels) const {
+LanguageModelOutput LanguageModel::predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
+                                           const LogitScaling& scaling) const {
   if (labels.defined() && fused_loss_) {
     TORCH_CHECK(!head->bias.defined() && !head->lora_a.defined(), "fused loss: the head of ", name(),
                 " has a bias or a low-rank adapter, and the fused loss knows only "
                 "its weight; use the plain loss, or leave the head without an adapter");
-    return {.loss = fused_cross_entropy(hidden_states, head->weight, labels), .logits = {}};
+    return {.loss = fused_cross_entropy(hidden_states, head->weight, labels, /*chunk_tokens=*/0, scaling),
+            .logits = {}};
   }
-  const at::Tensor logits = head(hidden_states);
+  const at::Tensor logits = scaling.apply(head(hidden_states));
   return {.loss = labels.defined() ? mean_cross_entropy(logits, labels) : at::Tensor(), .logits = logits};
 }
 

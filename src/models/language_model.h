@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "models/layers.h"
+#include "models/loss.h"
 #include "models/pretrained_model.h"
 
 namespace fsdp::models {
@@ -28,8 +29,9 @@ class LanguageModel : public PretrainedModel {
 
  protected:
   // Computes the output of forward. hidden_states: [batch, sequence, width], the input of `head`; labels: [batch,
-  // sequence], label i for position i, or undefined.
-  LanguageModelOutput predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels) const;
+  // sequence], label i for position i, or undefined. `scaling` turns the head's products into logits.
+  LanguageModelOutput predict(Linear& head, const at::Tensor& hidden_states, const at::Tensor& labels,
+                              const LogitScaling& scaling = {}) const;
 
  private:
   bool fused_loss_ = false;
