@@ -1,9 +1,9 @@
 // Reads a model's config.json as the config of each architecture.
 #include "formats/common/json_text.h"
+#include "models/decoder/families.h"
 #include "models/deepvit_config.h"
 #include "models/dhen_config.h"
 #include "models/gpt2_config.h"
-#include "models/llama_config.h"
 #include "models/regnet_config.h"
 #include "models/t5_config.h"
 #include "reader_check.h"
@@ -12,11 +12,19 @@ using namespace fsdp;
 
 namespace {
 
-void check(const models::LlamaConfig& llama) {
-  fuzz::require(llama.head_dim % 2 == 0 && llama.num_attention_heads % llama.num_key_value_heads == 0,
+void check(const models::DecoderConfig& decoder) {
+  fuzz::require(decoder.head_dim % 2 == 0 && decoder.num_attention_heads % decoder.num_key_value_heads == 0,
                 "heads divide each other");
-  fuzz::require(!llama.pad_token_id || (*llama.pad_token_id >= 0 && *llama.pad_token_id < llama.vocab_size),
+  fuzz::require(!decoder.pad_token_id || (*decoder.pad_token_id >= 0 && *decoder.pad_token_id < decoder.vocab_size),
                 "the padding is a token");
+  for (const models::DecoderLayerConfig& layer : decoder.layers) {
+    fuzz::require(!layer.window || *layer.window >= 1, "a window has a position");
+    fuzz::require(!layer.rope || *layer.rope < decoder.ropes.size(), "a layer's rotary embedding exists");
+  }
+  for (const models::RopeConfig& rope : decoder.ropes) {
+    fuzz::require(rope.rotary_dim % 2 == 0 && rope.rotary_dim >= 2 && rope.rotary_dim <= decoder.head_dim,
+                  "pairs of a head are rotated");
+  }
 }
 
 void check(const models::GPT2Config& gpt2) {
@@ -57,7 +65,9 @@ void check(const models::DhenConfig& dhen) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto parse = [&] { return formats::parse_json(fuzz::text_of(data, size), "config.json"); };
-  fuzz::check_reader(size, "config.json", [&] { check(models::parse_llama_config(parse())); });
+  for (const models::DecoderFamily& family : models::decoder_families()) {
+    fuzz::check_reader(size, "config.json", [&] { check(models::parse_decoder_config(parse(), family)); });
+  }
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_gpt2_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_t5_config(parse())); });
   fuzz::check_reader(size, "config.json", [&] { check(models::parse_regnet_config(parse())); });

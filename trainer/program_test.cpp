@@ -392,7 +392,7 @@ TEST_F(Program, MistakesInConfigModelAndDataAreOneMessage) {
       {{{"max_shard_size", "5 GB"}, {"save_final", true}}, 2, {"max_shard_size", "5 GB", "5GB, 200MiB"}},
       {{{"master_dtype", "fp16"}}, 2, {"master_dtype", "fp16", "fp32 or bf16"}},
       {{{"max_seq_length", 65}}, 2, {"max_seq_length", "65", "64"}},
-      {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "LlamaDecoderLayer"}},
+      {{{"wrap_classes", {"Foo"}}}, 2, {"wrap_classes", "Foo", "DecoderLayer"}},
       {{{"activation_checkpointing", true}, {"activation_checkpointing_save_ops", {"aten::linear"}}},
        2,
        {"activation_checkpointing_save_ops", "aten::linear", "decomposes"}},

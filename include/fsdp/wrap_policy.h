@@ -21,7 +21,7 @@ struct WrapCandidate {
 // without unassigned parameters. An empty function wraps nothing. Any callable of this form is a policy.
 using WrapPolicy = std::function<bool(const WrapCandidate&)>;
 
-// Wraps modules of the given class, e.g. module_class_policy<LlamaDecoderLayerImpl>().
+// Wraps modules of the given class, e.g. module_class_policy<DecoderLayerImpl>().
 template <typename... ModuleImpl>
 WrapPolicy module_class_policy() {
   return [](const WrapCandidate& candidate) {

@@ -166,14 +166,14 @@ TEST(Architectures, AreSaidByTypeOrClass) {
   config.erase("model_type");
   EXPECT_EQ(causal_lm_error(config), kNoError);
   EXPECT_THAT(causal_lm_error(json::object()),
-              AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, gpt2")));
+              AllOf(HasSubstr("model_type is missing"), HasSubstr("one of: llama, qwen2")));
   EXPECT_THAT(causal_lm_error(json::array()), HasSubstr("expected a JSON object"));
 }
 
 TEST(Architectures, UnknownOnesAndThoseThatDisagreeAreRefused) {
   const auto error = [](const json& changes) { return causal_lm_error(changed(small_gpt2(), changes)); };
   EXPECT_THAT(error({{"model_type", "bert"}}),
-              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, gpt2"), Not(HasSubstr("t5"))));
+              AllOf(HasSubstr("model_type is \"bert\""), HasSubstr("one of: llama, qwen2"), Not(HasSubstr("t5"))));
   EXPECT_THAT(
       error({{"architectures", {"GPT2ForTokenClassification"}}}),
       AllOf(HasSubstr("architectures is [\"GPT2ForTokenClassification\"]"), HasSubstr("one of: GPT2LMHeadModel")));

@@ -15,8 +15,20 @@ using nlohmann::json;
 
 namespace {
 
-bool is_positive_integer(const json& value) {
-  return value.is_number_integer() && value >= 1 && value <= std::numeric_limits<int32_t>::max();
+bool is_integer_from(int64_t minimum, const json& value) {
+  return value.is_number_integer() && value >= minimum && value <= std::numeric_limits<int32_t>::max();
+}
+
+bool is_positive_integer(const json& value) { return is_integer_from(1, value); }
+
+bool is_in(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool is_of_every_config(const std::string& key) {
+  static const std::vector<std::string> kKeys{"model_type",  "architectures", "dtype",
+                                              "torch_dtype", "_name_or_path", "transformers_version"};
+  return is_in(kKeys, key);
 }
 
 }  // namespace
@@ -27,8 +39,11 @@ ConfigReader::ConfigReader(const json& object, std::string where) : object_(obje
 
 bool ConfigReader::has(const std::string& key) const { return !at(key).is_null(); }
 
+bool ConfigReader::is_null(const std::string& key) const { return object_.contains(key) && at(key).is_null(); }
+
 const json& ConfigReader::at(const std::string& key) const {
   static const json kNull;
+  read_.insert(key);
   const auto found = object_.find(key);
   return found == object_.end() ? kNull : *found;
 }
@@ -62,6 +77,19 @@ std::vector<int64_t> ConfigReader::positive_integers(const std::string& key) con
   return values;
 }
 
+std::optional<std::vector<int64_t>> ConfigReader::integers(const std::string& key, int64_t minimum) const {
+  if (!has(key)) return std::nullopt;
+  const std::string expected = c10::str("a list of integers from ", minimum, " to 2^31-1");
+  const json& list = at(key);
+  if (!list.is_array()) refuse(key, expected);
+  std::vector<int64_t> values;
+  for (const json& value : list) {
+    if (!is_integer_from(minimum, value)) refuse(key, expected);
+    values.push_back(value.get<int64_t>());
+  }
+  return values;
+}
+
 std::optional<int64_t> ConfigReader::integer(const std::string& key) const {
   if (!has(key)) return std::nullopt;
   const json& value = at(key);
@@ -82,6 +110,19 @@ double ConfigReader::number(const std::string& key, std::optional<double> defaul
   return value;
 }
 
+std::vector<double> ConfigReader::numbers(const std::string& key, size_t count, double minimum, double maximum) const {
+  const std::string expected = c10::str("a list of ", count, " numbers from ", minimum, " to ", maximum);
+  if (!has(key)) missing(key, expected);
+  const json& list = at(key);
+  if (!list.is_array() || list.size() != count) refuse(key, expected);
+  std::vector<double> values;
+  for (const json& value : list) {
+    if (!value.is_number() || !(value >= minimum && value <= maximum)) refuse(key, expected);
+    values.push_back(value.get<double>());
+  }
+  return values;
+}
+
 bool ConfigReader::boolean(const std::string& key, bool default_value) const {
   if (!has(key)) return default_value;
   if (!at(key).is_boolean()) refuse(key, "true or false");
@@ -96,14 +137,16 @@ void ConfigReader::refuse_other_names(const char* model,
 }
 
 void ConfigReader::refuse_all_but(const char* model, const std::vector<std::string>& own) const {
-  static const std::vector<std::string> kOfEveryConfig{"model_type",  "architectures", "dtype",
-                                                       "torch_dtype", "_name_or_path", "transformers_version"};
-  const auto is_in = [](const std::vector<std::string>& keys, const std::string& key) {
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
-  };
   for (const auto& [key, value] : object_.items()) {
-    if (value.is_null() || is_in(kOfEveryConfig, key) || is_in(own, key)) continue;
+    if (value.is_null() || is_of_every_config(key) || is_in(own, key)) continue;
     refuse(key, c10::str("absent: the keys of ", model, " are ", c10::Join(", ", own)));
+  }
+}
+
+void ConfigReader::refuse_unread(const std::string& model, const std::set<std::string>& harmless) const {
+  for (const auto& [key, value] : object_.items()) {
+    if (value.is_null() || is_of_every_config(key) || harmless.count(key) != 0 || read_.count(key) != 0) continue;
+    refuse(key, c10::str("absent: a model of type ", model, " does not do what this key asks for"));
   }
 }
 
@@ -116,10 +159,22 @@ std::string ConfigReader::choice(const std::string& key, const std::string& defa
   if (!has(key)) return default_value;
   const json& value = at(key);
   const std::string name = value.is_string() ? value.get<std::string>() : std::string();
-  if (!value.is_string() || std::find(accepted.begin(), accepted.end(), name) == accepted.end()) {
-    refuse(key, "one of: " + c10::Join(", ", accepted));
-  }
+  if (!value.is_string() || !is_in(accepted, name)) refuse(key, "one of: " + c10::Join(", ", accepted));
   return name;
+}
+
+std::optional<std::vector<std::string>> ConfigReader::choices(const std::string& key, size_t count,
+                                                              const std::vector<std::string>& accepted) const {
+  if (!has(key)) return std::nullopt;
+  const std::string expected = c10::str("a list of ", count, ", each one of: ", c10::Join(", ", accepted));
+  const json& list = at(key);
+  if (!list.is_array() || list.size() != count) refuse(key, expected);
+  std::vector<std::string> names;
+  for (const json& value : list) {
+    if (!value.is_string() || !is_in(accepted, value.get<std::string>())) refuse(key, expected);
+    names.push_back(value.get<std::string>());
+  }
+  return names;
 }
 
 }  // namespace fsdp::models

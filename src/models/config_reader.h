@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,8 @@ class ConfigReader {
   ConfigReader(const nlohmann::json& object, std::string where);
 
   bool has(const std::string& key) const;
+  // Returns whether the key is present and its value null, where that differs from an absent key.
+  bool is_null(const std::string& key) const;
   // The value, or null.
   const nlohmann::json& at(const std::string& key) const;
 
@@ -25,14 +28,21 @@ class ConfigReader {
   int64_t positive_integer(const std::string& key, std::optional<int64_t> default_value = {}) const;
   // Returns a list of at least one integer, all >= 1. The key is required.
   std::vector<int64_t> positive_integers(const std::string& key) const;
+  // Returns a list of integers in [minimum, 2^31-1], of any length, or nothing if the key is absent.
+  std::optional<std::vector<int64_t>> integers(const std::string& key, int64_t minimum) const;
   // Returns an integer, or nothing if the key is absent.
   std::optional<int64_t> integer(const std::string& key) const;
   // Returns a finite number in [minimum, maximum].
   double number(const std::string& key, std::optional<double> default_value, double minimum, double maximum) const;
+  // Returns a list of `count` finite numbers in [minimum, maximum]. The key is required.
+  std::vector<double> numbers(const std::string& key, size_t count, double minimum, double maximum) const;
   bool boolean(const std::string& key, bool default_value) const;
   // Returns one of `accepted`.
   std::string choice(const std::string& key, const std::string& default_value,
                      const std::vector<std::string>& accepted) const;
+  // Returns a list of `count` strings, each one of `accepted`, or nothing if the key is absent.
+  std::optional<std::vector<std::string>> choices(const std::string& key, size_t count,
+                                                  const std::vector<std::string>& accepted) const;
 
   // Throws if the object has a key under a name that `model`'s config.json does not use. `other_names` are pairs of
   // that name and the correct key.
@@ -40,6 +50,9 @@ class ConfigReader {
   // Throws if the object has a key that is neither in `own`, the keys of `model`, nor common to the folders of all
   // models.
   void refuse_all_but(const char* model, const std::vector<std::string>& own) const;
+  // Throws if the object has a key that nobody has asked this reader for, other than those in `harmless` and those
+  // common to the folders of all models. `model` is the name used in the error.
+  void refuse_unread(const std::string& model, const std::set<std::string>& harmless) const;
   // Throws if the config asks for quantized weights, which no model here supports.
   void refuse_quantized() const;
 
@@ -52,6 +65,7 @@ class ConfigReader {
  private:
   const nlohmann::json& object_;
   std::string where_;
+  mutable std::set<std::string> read_;  // the keys that were asked for
 };
 
 }  // namespace fsdp::models

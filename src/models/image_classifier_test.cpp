@@ -174,7 +174,7 @@ TEST_P(ImageClassifiers, AreNoLanguageModels) {
                    HasSubstr(types));
     };
     EXPECT_THAT(error_of([&] { make_causal_lm(config, torch::kFloat32, torch::kMeta); }),
-                is_refused("; expected a causal language model", "one of: llama, gpt2"));
+                is_refused("; expected a causal language model", "one of: llama, qwen2"));
     EXPECT_THAT(error_of([&] { make_seq2seq_lm(config, torch::kFloat32, torch::kMeta); }),
                 is_refused("; expected a sequence-to-sequence language model", "one of: t5"));
   }

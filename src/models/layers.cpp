@@ -56,13 +56,24 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
   return at::embedding(weight, indices, padding_idx.value_or(-1));
 }
 
-RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({dim}, options))), eps_(eps) {}
+RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& options, RMSNormKind kind)
+    : weight(register_parameter("weight", at::empty({dim}, options))),
+      initial_weight(kind == RMSNormKind::kOnePlusWeight ? 0.0 : 1.0),
+      eps_(eps),
+      kind_(kind) {}
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
   const at::Tensor wide = input.scalar_type() == at::kDouble ? input : input.to(at::kFloat);
-  const at::Tensor scale = at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
-  return weight * (wide * scale).to(input.scalar_type());
+  const at::Tensor quotient = wide * at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
+  switch (kind_) {
+    case RMSNormKind::kWideProduct:
+      return (weight * quotient).to(input.scalar_type());
+    case RMSNormKind::kOnePlusWeight:
+      return (quotient * (1.0 + weight.to(quotient.scalar_type()))).to(input.scalar_type());
+    case RMSNormKind::kRoundedQuotient:
+      break;
+  }
+  return weight * quotient.to(input.scalar_type());
 }
 
 LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const at::TensorOptions& options)

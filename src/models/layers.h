@@ -61,18 +61,27 @@ class EmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Embedding);
 
-// weight * x / rms(x) over the last dimension. The quotient is computed in fp32 (fp64 for fp64 input) and rounded to
-// the dtype of the input before the multiplication with the weight.
+// How RMSNorm rounds, where the dtype of the input is narrower than fp32, and which factor its weight stands for.
+enum class RMSNormKind : uint8_t {
+  kRoundedQuotient,  // weight * round(x / rms(x)), as in Llama
+  kWideProduct,      // round(weight * (x / rms(x))), as in OLMo 2
+  kOnePlusWeight,    // round((1 + weight) * (x / rms(x))), as in Gemma; the initial weight is 0
+};
+
+// weight * x / rms(x) over the last dimension. The quotient is computed in fp32 (fp64 for fp64 input); `kind` says when
+// it is rounded to the dtype of the input.
 class RMSNormImpl : public torch::nn::Module {
  public:
-  RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& options);
+  RMSNormImpl(int64_t dim, double eps, const at::TensorOptions& options,
+              RMSNormKind kind = RMSNormKind::kRoundedQuotient);
   at::Tensor forward(const at::Tensor& input);
 
   at::Tensor weight;
-  double initial_weight = 1.0;
+  double initial_weight;  // 1, or 0 for kOnePlusWeight
 
  private:
   double eps_;
+  RMSNormKind kind_;
 };
 TORCH_MODULE(RMSNorm);
 

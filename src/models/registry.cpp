@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,14 +12,14 @@
 
 #include "base/check.h"
 #include "models/config_reader.h"
+#include "models/decoder/decoder.h"
+#include "models/decoder/families.h"
 #include "models/deepvit.h"
 #include "models/deepvit_config.h"
 #include "models/dhen.h"
 #include "models/dhen_config.h"
 #include "models/gpt2.h"
 #include "models/gpt2_config.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
 #include "models/regnet.h"
 #include "models/regnet_config.h"
 #include "models/t5.h"
@@ -62,7 +63,7 @@ struct Architecture {
   // folder. Null if the architecture has no such class.
   const char* base_class_name;
   Kind kind;
-  std::shared_ptr<PretrainedModel> (*make)(const json& config, const at::TensorOptions& options);
+  std::function<std::shared_ptr<PretrainedModel>(const json& config, const at::TensorOptions& options)> make;
 };
 
 template <typename Model, auto parse_config>
@@ -73,15 +74,29 @@ Architecture architecture(const char* model_type, const char* class_name, const 
           }};
 }
 
-const std::vector<Architecture>& architectures() {
-  static const std::vector<Architecture> kArchitectures{
-      architecture<LlamaForCausalLMImpl, parse_llama_config>("llama", "LlamaForCausalLM", "LlamaModel"),
+Architecture decoder(const DecoderFamily& family) {
+  return {family.model_type, family.class_name, family.base_class_name, Kind::kCausalLM,
+          [&family](const json& config, const at::TensorOptions& options) -> std::shared_ptr<PretrainedModel> {
+            return std::make_shared<DecoderForCausalLMImpl>(parse_decoder_config(config, family), options);
+          }};
+}
+
+std::vector<Architecture> make_architectures() {
+  std::vector<Architecture> all;
+  for (const DecoderFamily& family : decoder_families()) all.push_back(decoder(family));
+  const std::vector<Architecture> others{
       architecture<GPT2LMHeadModelImpl, parse_gpt2_config>("gpt2", "GPT2LMHeadModel", "GPT2Model"),
       architecture<T5ForConditionalGenerationImpl, parse_t5_config>("t5", "T5ForConditionalGeneration", "T5Model"),
       architecture<RegNetForImageClassificationImpl, parse_regnet_config>("regnet", "RegNetForImageClassification"),
       architecture<DeepViTImpl, parse_deepvit_config>("deepvit", "DeepViT"),
       architecture<DhenImpl, parse_dhen_config>("dhen", "DHEN"),
   };
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
+const std::vector<Architecture>& architectures() {
+  static const std::vector<Architecture> kArchitectures = make_architectures();
   return kArchitectures;
 }
 

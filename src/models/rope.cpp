@@ -4,45 +4,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
-#include <limits>
+#include <algorithm>
+#include <cmath>
 #include <numbers>
-#include <string>
 
 namespace fsdp::models {
 namespace {
 
-constexpr double kMaxNumber = std::numeric_limits<double>::max();
-
-// Returns the object that contains the scaling, and its key in this config; null if the config has none.
-const nlohmann::json& scaling_object(const ConfigReader& config, std::string& key) {
-  key = "rope_scaling";
-  if (config.has(key) && !config.at(key).empty()) return config.at(key);
-  key = "rope_parameters";
-  return config.at(key);
-}
-
-RopeType parse_type(const ConfigReader& scaling) {
-  const std::string key = scaling.has("rope_type") ? "rope_type" : "type";
-  const std::string type = scaling.choice(key, "default", {"default", "linear", "llama3"});
-  return type == "linear" ? RopeType::kLinear : type == "llama3" ? RopeType::kLlama3 : RopeType::kDefault;
-}
-
-void parse_llama3(const ConfigReader& config, const ConfigReader& scaling, int64_t max_position_embeddings,
-                  RopeConfig& rope) {
-  rope.low_freq_factor = scaling.number("low_freq_factor", {}, 1e-6, 1e6);
-  rope.high_freq_factor = scaling.number("high_freq_factor", {}, 1e-6, 1e6);
-  if (rope.high_freq_factor <= rope.low_freq_factor) {
-    scaling.refuse("high_freq_factor", c10::str("greater than low_freq_factor, ", rope.low_freq_factor));
-  }
-  const std::string key = "original_max_position_embeddings";
-  rope.original_max_position_embeddings =
-      config.has(key) ? config.positive_integer(key) : scaling.positive_integer(key, max_position_embeddings);
-}
-
-// Returns 1 / theta^(2i/head_dim) for each pair of elements, before scaling.
-at::Tensor base_frequencies(const RopeConfig& rope, int64_t head_dim, const at::TensorOptions& options) {
-  const at::Tensor exponents = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
-  return at::pow(rope.theta, exponents).reciprocal();
+// Returns theta^(2i/rotary_dim) for each pair of elements, before scaling: the reciprocals of the frequencies.
+at::Tensor periods(const RopeConfig& rope, const at::TensorOptions& options) {
+  const at::Tensor exponents = at::arange(0, rope.rotary_dim, 2, options) / static_cast<double>(rope.rotary_dim);
+  return at::pow(rope.theta, exponents);
 }
 
 // Llama 3.1 scaling: long wavelengths are divided by `factor`, short ones are kept, and those between are interpolated.
@@ -57,52 +29,88 @@ at::Tensor llama3_frequencies(const RopeConfig& rope, const at::Tensor& frequenc
   return at::where(is_long, frequencies / rope.factor, at::where(is_short, frequencies, interpolated));
 }
 
-at::Tensor inverse_frequencies(const RopeConfig& rope, int64_t head_dim, const at::TensorOptions& options) {
-  at::Tensor frequencies = base_frequencies(rope, head_dim, options);
+// YaRN, section 3.2: pairs that turn often within the original context are kept, those that turn seldom are divided by
+// `factor`, and those between lie on a ramp over the index of the pair.
+at::Tensor yarn_frequencies(const RopeConfig& rope, const at::Tensor& all_periods) {
+  const auto dim = static_cast<double>(rope.rotary_dim);
+  const auto index_of = [&](double rotations) {
+    const auto context = static_cast<double>(rope.original_max_position_embeddings);
+    return dim * std::log(context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
+  };
+  double low = index_of(rope.beta_fast), high = index_of(rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  const at::Tensor ramp = ((at::arange(rope.rotary_dim / 2, all_periods.options()) - low) / (high - low)).clamp(0, 1);
+  const at::Tensor kept = 1 - ramp;
+  return (all_periods * rope.factor).reciprocal() * (1 - kept) + all_periods.reciprocal() * kept;
+}
+
+at::Tensor longrope_frequencies(const RopeConfig& rope, int64_t sequence, const at::Tensor& all_periods) {
+  const bool is_long = sequence > rope.original_max_position_embeddings;
+  const at::Tensor divisors = at::tensor(is_long ? rope.long_factor : rope.short_factor, at::kFloat);
+  return (divisors.to(all_periods.options()) * all_periods).reciprocal();
+}
+
+at::Tensor frequencies_of(const RopeConfig& rope, int64_t sequence, const at::TensorOptions& options) {
+  const at::Tensor all_periods = periods(rope, options);
   switch (rope.type) {
     case RopeType::kLinear:
-      return frequencies / rope.factor;
+      return all_periods.reciprocal() / rope.factor;
     case RopeType::kLlama3:
-      return llama3_frequencies(rope, frequencies);
+      return llama3_frequencies(rope, all_periods.reciprocal());
+    case RopeType::kYarn:
+      return yarn_frequencies(rope, all_periods);
+    case RopeType::kLongrope:
+      return longrope_frequencies(rope, sequence, all_periods);
     case RopeType::kDefault:
       break;
   }
-  return frequencies;
+  return all_periods.reciprocal();
+}
+
+// Returns `first` and `second`, the values of the elements of each pair, in the order of the elements.
+at::Tensor by_element(const at::Tensor& first, const at::Tensor& second, RopePairs pairs) {
+  return pairs == RopePairs::kHalves ? at::cat({first, second}, -1) : at::stack({first, second}, -1).flatten(-2);
+}
+
+// Returns for each element the other one of its pair.
+at::Tensor partners(const at::Tensor& x, RopePairs pairs) {
+  if (pairs == RopePairs::kHalves) return x.roll(x.size(-1) / 2, -1);
+  return x.unflatten(-1, {-1, 2}).flip(-1).flatten(-2);
+}
+
+at::Tensor rotate(const at::Tensor& x, const RotaryFactors& factors) {
+  const c10::ScalarType dtype = x.scalar_type();
+  const auto cast = [&](const at::Tensor& factor) { return factors.keeps_fp32 ? factor : factor.to(dtype); };
+  // addcmul is not used: it rounds once, and transformers rounds twice.
+  return (x * cast(factors.cos) + partners(x, factors.pairs) * cast(factors.sin)).to(dtype);
 }
 
 }  // namespace
 
-RopeConfig parse_rope_config(const ConfigReader& config, int64_t max_position_embeddings) {
-  RopeConfig rope;
-  rope.theta = config.number("rope_theta", rope.theta, 1e-6, kMaxNumber);
-  std::string key;
-  const nlohmann::json& object = scaling_object(config, key);
-  if (object.is_null()) return rope;
-  const ConfigReader scaling(object, config.where() + ": " + key);
-  rope.theta = scaling.number("rope_theta", rope.theta, 1e-6, kMaxNumber);
-  rope.type = parse_type(scaling);
-  if (scaling.number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
-    scaling.refuse("partial_rotary_factor", "1 or absent: partial rotation is not supported");
-  }
-  if (rope.type != RopeType::kDefault) rope.factor = scaling.number("factor", {}, 1e-6, 1e6);
-  if (rope.type == RopeType::kLlama3) parse_llama3(config, scaling, max_position_embeddings, rope);
-  return rope;
-}
-
-RotaryFactors rotary_factors(const RopeConfig& rope, int64_t head_dim, int64_t sequence,
-                             const at::TensorOptions& options) {
+RotaryFactors rotary_factors(const RopeConfig& rope, int64_t sequence, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
   const auto fp32 = at::TensorOptions(options.device()).dtype(at::kFloat);
-  const at::Tensor angles = at::outer(at::arange(sequence, fp32), inverse_frequencies(rope, head_dim, fp32));
-  const at::Tensor cos = angles.cos();
-  const at::Tensor sin = angles.sin();
-  return {at::cat({cos, cos}, -1).to(options.dtype()), at::cat({-sin, sin}, -1).to(options.dtype())};
+  const at::Tensor angles = at::outer(at::arange(sequence, fp32), frequencies_of(rope, sequence, fp32));
+  at::Tensor cos = angles.cos(), sin = angles.sin();
+  if (rope.attention_factor != 1.0) {
+    cos.mul_(rope.attention_factor);
+    sin.mul_(rope.attention_factor);
+  }
+  const auto dtype = rope.keeps_fp32 ? at::kFloat : c10::typeMetaToScalarType(options.dtype());
+  return {by_element(cos, cos, rope.pairs).to(dtype), by_element(-sin, sin, rope.pairs).to(dtype), rope.pairs,
+          rope.keeps_fp32};
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryFactors& factors) {
-  // addcmul is not used: it rounds once, and transformers rounds twice.
-  const auto dtype = x.scalar_type();
-  return x * factors.cos.to(dtype) + x.roll(x.size(-1) / 2, -1) * factors.sin.to(dtype);
+  const int64_t rotary_dim = factors.cos.size(-1), rest = x.size(-1) - rotary_dim;
+  if (rest == 0) return rotate(x, factors);
+  return at::cat({rotate(x.narrow(-1, 0, rotary_dim), factors), x.narrow(-1, rotary_dim, rest)}, -1);
 }
 
 }  // namespace fsdp::models

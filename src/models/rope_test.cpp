@@ -15,7 +15,9 @@ using ::testing::AllOf;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-RopeConfig parse(const json& config) { return parse_rope_config(ConfigReader(config, "config.json"), 2048); }
+RopeConfig parse(const json& config) {
+  return parse_rope_config(ConfigReader(config, "config.json"), /*head_dim=*/8, 2048);
+}
 
 const json kLlama3{{"rope_type", "llama3"},
                    {"factor", 8.0},
@@ -52,8 +54,9 @@ TEST(RopeConfig, Defaults) {
 
 TEST(RopeConfig, ErrorsNameKeyAndAcceptedValues) {
   const auto error = [](const json& config) { return error_of([&] { parse(config); }); };
-  EXPECT_THAT(error({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}}),
-              AllOf(HasSubstr("rope_scaling: rope_type is \"yarn\""), HasSubstr("default, linear, llama3")));
+  EXPECT_THAT(
+      error({{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}}),
+      AllOf(HasSubstr("rope_scaling: rope_type is \"dynamic\""), HasSubstr("default, linear, llama3, yarn, longrope")));
   EXPECT_THAT(error({{"rope_parameters", {{"rope_type", 3}}}}), HasSubstr("rope_parameters: rope_type is 3"));
   EXPECT_THAT(error({{"rope_scaling", {{"type", "linear"}}}}), HasSubstr("factor is missing"));
   EXPECT_THAT(error({{"rope_scaling", {{"type", "linear"}, {"factor", 0}}}}), HasSubstr("factor is 0"));
@@ -75,9 +78,10 @@ TEST(Rope, RotatesPairsByTheirAngles) {
   const int64_t head_dim = 6, sequence = 5;
   RopeConfig rope;
   rope.theta = 100.0;
+  rope.rotary_dim = head_dim;
   torch::manual_seed(0);
   const auto x = torch::randn({2, 3, sequence, head_dim}, torch::kFloat64);
-  const auto y = apply_rotary(x, rotary_factors(rope, head_dim, sequence, x.options()));
+  const auto y = apply_rotary(x, rotary_factors(rope, sequence, x.options()));
   for (int64_t position = 0; position < sequence; ++position) {
     for (int64_t i = 0; i < head_dim / 2; ++i) {
       const double angle = position / std::pow(100.0, 2.0 * i / head_dim);
@@ -90,12 +94,13 @@ TEST(Rope, RotatesPairsByTheirAngles) {
 
 // Returns the angle of pair i at position 1, computed from the factors.
 double frequency(const RopeConfig& rope, int64_t i) {
-  const auto factors = rotary_factors(rope, 8, 2, torch::kFloat64);
+  const auto factors = rotary_factors(rope, 2, torch::kFloat64);
   return std::atan2(factors.sin[1][i + 4].item<double>(), factors.cos[1][i].item<double>());
 }
 
 TEST(Rope, Llama3KeepsShortWavelengthsAndStretchesLongOnes) {
   RopeConfig plain;
+  plain.rotary_dim = 8;
   plain.theta = 10000.0;  // frequencies 1, 0.1, 0.01, 0.001: wavelengths 6, 63, 628, 6283
   RopeConfig scaled = plain;
   scaled.type = RopeType::kLlama3;

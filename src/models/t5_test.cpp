@@ -263,7 +263,7 @@ TEST(T5, FlopsAreThoseOfAStep) {
 TEST(T5, IsNoCausalLM) {
   EXPECT_THAT(causal_lm_error(small_t5()),
               AllOf(HasSubstr("model_type t5 (T5ForConditionalGeneration) is a sequence-to-sequence language model"),
-                    HasSubstr("one of: llama, gpt2")));
+                    HasSubstr("one of: llama, qwen2")));
   EXPECT_THAT(make_error(small_gpt2()), AllOf(HasSubstr("model_type gpt2 (GPT2LMHeadModel) is a causal language model"),
                                               HasSubstr("one of: t5")));
   EXPECT_THAT(make_error(with("architectures", {"T5EncoderModel"})), HasSubstr("T5ForConditionalGeneration"));

@@ -297,8 +297,8 @@ void expect_classes_train_in_full_precision(MakeModel make_model, const std::vec
 
 TEST(TrainingRun, EveryClassMayStayInFullPrecision) {
   expect_classes_train_in_full_precision(
-      make_tiny_llama, {"RMSNorm", "Embedding", "Linear", "LlamaAttention", "LlamaMLP", "LlamaDecoderLayer",
-                        "ModuleList", "LlamaModel", "LlamaForCausalLM"});
+      make_tiny_llama, {"RMSNorm", "Embedding", "Linear", "DecoderAttention", "DecoderMLP", "DecoderLayer",
+                        "ModuleList", "DecoderModel", "DecoderForCausalLM"});
   expect_classes_train_in_full_precision(
       make_tiny_gpt2, {"LayerNorm", "Embedding", "Conv1D", "Linear", "GPT2Attention", "GPT2MLP", "GPT2Block",
                        "ModuleList", "GPT2Model", "GPT2LMHeadModel"});

@@ -1,11 +1,11 @@
-#include "models/llama.h"
+#include "models/decoder/decoder.h"
 
 #include <torch/torch.h>
 
 #include "models/causal_lm.h"
 #include "models/testing/model_tests.h"
 
-namespace fsdp::models::llama_test {
+namespace fsdp::models::decoder_test {
 namespace {
 
 using namespace model_tests;
@@ -99,4 +99,4 @@ TEST(LlamaConfig, HeadsThatDoNotDivide) {
 }
 
 }  // namespace
-}  // namespace fsdp::models::llama_test
+}  // namespace fsdp::models::decoder_test

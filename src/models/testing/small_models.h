@@ -8,11 +8,61 @@
 
 namespace fsdp::models {
 
+inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& changes) {
+  if (!changes.is_null()) config.update(changes);
+  return config;
+}
+
+inline nlohmann::json small_decoder(const char* model_type, const char* class_name,
+                                    const nlohmann::json& changes = {}) {
+  return changed({{"model_type", model_type},
+                  {"architectures", {class_name}},
+                  {"vocab_size", 31},
+                  {"hidden_size", 12},
+                  {"intermediate_size", 20},
+                  {"num_hidden_layers", 2},
+                  {"num_attention_heads", 6},
+                  {"num_key_value_heads", 2},
+                  {"pad_token_id", nullptr},
+                  {"tie_word_embeddings", false}},
+                 changes);
+}
+
 inline nlohmann::json small_llama() {
-  return {{"model_type", "llama"},    {"architectures", {"LlamaForCausalLM"}},
-          {"vocab_size", 31},         {"hidden_size", 12},
-          {"intermediate_size", 20},  {"num_hidden_layers", 2},
-          {"num_attention_heads", 6}, {"num_key_value_heads", 2}};
+  nlohmann::json config = small_decoder("llama", "LlamaForCausalLM");
+  config.erase("pad_token_id");
+  config.erase("tie_word_embeddings");
+  return config;
+}
+
+// A small config of every family of decoders, with windows shorter than the sequences of the tests.
+inline std::vector<nlohmann::json> small_decoders() {
+  const nlohmann::json window{{"sliding_window", 3}};
+  return {small_llama(),
+          small_decoder("qwen2", "Qwen2ForCausalLM",
+                        {{"use_sliding_window", true}, {"sliding_window", 3}, {"max_window_layers", 1}}),
+          small_decoder("qwen3", "Qwen3ForCausalLM", {{"head_dim", 4}}),
+          small_decoder("mistral", "MistralForCausalLM", window),
+          small_decoder("ministral", "MinistralForCausalLM", {{"sliding_window", 3}, {"head_dim", 6}}),
+          small_decoder("smollm3", "SmolLM3ForCausalLM", {{"no_rope_layer_interval", 2}}),
+          small_decoder("granite", "GraniteForCausalLM",
+                        {{"embedding_multiplier", 3.0},
+                         {"attention_multiplier", 0.4},
+                         {"residual_multiplier", 0.6},
+                         {"logits_scaling", 2.0}}),
+          small_decoder("gemma", "GemmaForCausalLM", {{"head_dim", 4}}),
+          small_decoder("gemma2", "Gemma2ForCausalLM",
+                        {{"head_dim", 4},
+                         {"sliding_window", 3},
+                         {"query_pre_attn_scalar", 5},
+                         {"attn_logit_softcapping", 3.0},
+                         {"final_logit_softcapping", 2.0}}),
+          small_decoder("gemma3_text", "Gemma3ForCausalLM",
+                        {{"head_dim", 4}, {"sliding_window", 3}, {"sliding_window_pattern", 2}}),
+          small_decoder("phi3", "Phi3ForCausalLM", {{"hidden_size", 24}, {"partial_rotary_factor", 0.5}}),
+          small_decoder("olmo2", "Olmo2ForCausalLM"),
+          small_decoder("olmo3", "Olmo3ForCausalLM", {{"sliding_window", 3}, {"num_hidden_layers", 2}}),
+          small_decoder("glm4", "Glm4ForCausalLM", {{"head_dim", 4}})};
 }
 
 inline nlohmann::json small_gpt2() {
@@ -71,11 +121,6 @@ inline nlohmann::json small_dhen() {
           {"initializer_range", 0.2}};
 }
 
-inline nlohmann::json changed(nlohmann::json config, const nlohmann::json& changes) {
-  if (!changes.is_null()) config.update(changes);
-  return config;
-}
-
 // The properties of a causal language model that the common tests need.
 struct SmallModel {
   std::string name;
@@ -90,20 +135,23 @@ struct SmallModel {
 inline std::ostream& operator<<(std::ostream& out, const SmallModel& model) { return out << model.name; }
 
 inline std::vector<SmallModel> small_models() {
-  return {{"llama",
-           small_llama(),
-           "model.embed_tokens.weight",
-           "LlamaDecoderLayer",
-           "num_hidden_layers",
-           {"attention_dropout"},
-           "aten::silu"},
-          {"gpt2",
-           small_gpt2(),
-           "transformer.wte.weight",
-           "GPT2Block",
-           "n_layer",
-           {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
-           "aten::gelu"}};
+  std::vector<SmallModel> models;
+  for (const nlohmann::json& config : small_decoders()) {
+    const auto type = config.at("model_type").get<std::string>();
+    std::vector<std::string> dropouts{"attention_dropout"};
+    if (type == "phi3") dropouts.emplace_back("resid_pdrop");
+    const std::string activation = type.starts_with("gemma") ? "aten::gelu" : "aten::silu";
+    models.push_back(
+        {type, config, "model.embed_tokens.weight", "DecoderLayer", "num_hidden_layers", dropouts, activation});
+  }
+  models.push_back({"gpt2",
+                    small_gpt2(),
+                    "transformer.wte.weight",
+                    "GPT2Block",
+                    "n_layer",
+                    {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
+                    "aten::gelu"});
+  return models;
 }
 
 // The properties of an image classifier that the common tests need. All models have 3 blocks.

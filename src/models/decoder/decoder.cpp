@@ -1,0 +1,119 @@
+#include "models/decoder/decoder.h"
+
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <utility>
+
+#include "models/flops.h"
+
+namespace fsdp::models {
+
+DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, size_t index, const at::TensorOptions& options)
+    : residual_multiplier_(config.residual_multiplier),
+      dropout_(config.residual_dropout),
+      self_attn_(register_module("self_attn", DecoderAttention(config, config.layers.at(index), options))),
+      mlp_(register_module("mlp", DecoderMLP(config, options))),
+      before_attention_(make_norm(config.norms.before_attention, config, options)),
+      after_attention_(make_norm(config.norms.after_attention, config, options)),
+      before_mlp_(make_norm(config.norms.before_mlp, config, options)),
+      after_mlp_(make_norm(config.norms.after_mlp, config, options)) {}
+
+RMSNorm DecoderLayerImpl::make_norm(const std::string& name, const DecoderConfig& config,
+                                    const at::TensorOptions& options) {
+  if (name.empty()) return nullptr;
+  return register_module(name, RMSNorm(config.hidden_size, config.norm_eps, options, config.norm_kind));
+}
+
+at::Tensor DecoderLayerImpl::add(const at::Tensor& residual, at::Tensor output, RMSNorm& norm_after) const {
+  if (norm_after) output = norm_after(output);
+  if (residual_multiplier_ != 1.0) output = output * residual_multiplier_;
+  if (dropout_ > 0 && is_training()) output = at::dropout(output, dropout_, /*train=*/true);
+  return residual + output;
+}
+
+at::Tensor DecoderLayerImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
+  const auto normed = [](RMSNorm& norm, const at::Tensor& x) { return norm ? norm(x) : x; };
+  const at::Tensor attended =
+      add(hidden_states, self_attn_(normed(before_attention_, hidden_states), rotary), after_attention_);
+  return add(attended, mlp_(normed(before_mlp_, attended)), after_mlp_);
+}
+
+DecoderModelImpl::DecoderModelImpl(const DecoderConfig& config, const at::TensorOptions& options)
+    : embedding_multiplier_(config.embedding_multiplier),
+      rounds_embedding_multiplier_(config.rounds_embedding_multiplier),
+      ropes_(config.ropes),
+      embed_tokens_(register_module("embed_tokens",
+                                    Embedding(config.vocab_size, config.hidden_size, config.pad_token_id, options))),
+      layers_(register_module("layers", torch::nn::ModuleList())) {
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    layers_->push_back(DecoderLayer(config, i, options));
+    rope_of_layer_.push_back(config.layers[i].rope);
+  }
+  norm_ = register_module("norm", RMSNorm(config.hidden_size, config.norm_eps, options, config.norm_kind));
+}
+
+at::Tensor DecoderModelImpl::embed(const at::Tensor& input_ids) {
+  const at::Tensor embedded = embed_tokens_(input_ids);
+  if (embedding_multiplier_ == 1.0) return embedded;
+  if (!rounds_embedding_multiplier_) return embedded * embedding_multiplier_;
+  const at::Tensor rounded = at::scalar_tensor(embedding_multiplier_, at::kFloat).to(embedded.scalar_type());
+  return embedded * rounded.item<double>();
+}
+
+at::Tensor DecoderModelImpl::forward(const at::Tensor& input_ids) {
+  at::Tensor hidden_states = embed(input_ids);
+  std::vector<RotaryFactors> factors;
+  for (const RopeConfig& rope : ropes_) {
+    factors.push_back(rotary_factors(rope, input_ids.size(1), hidden_states.options().requires_grad(false)));
+  }
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    const RotaryFactors& rotary = rope_of_layer_[i] ? factors.at(*rope_of_layer_[i]) : RotaryFactors();
+    hidden_states =
+        checkpointing_.forward(static_cast<int64_t>(i), layers_->ptr<DecoderLayerImpl>(i), hidden_states, rotary);
+  }
+  return norm_(hidden_states);
+}
+
+DecoderForCausalLMImpl::DecoderForCausalLMImpl(const DecoderConfig& config, const at::TensorOptions& options)
+    : config_(config), model_(register_module("model", DecoderModel(config, options))) {
+  lm_head_ = config.tie_word_embeddings ? Linear(model_->embedding_weight())
+                                        : Linear(config.hidden_size, config.vocab_size, /*with_bias=*/false, options);
+  register_module("lm_head", lm_head_);
+}
+
+LanguageModelOutput DecoderForCausalLMImpl::forward(const at::Tensor& input_ids, const at::Tensor& labels) {
+  check_tokens(config_.model_type.c_str(), input_ids, labels);
+  return predict(lm_head_, model_(input_ids), next_token_labels(labels), config_.logits);
+}
+
+std::vector<Products> DecoderForCausalLMImpl::products_of_layer(const DecoderLayerConfig& layer,
+                                                                int64_t sequence_length) const {
+  const auto hidden = static_cast<double>(config_.hidden_size);
+  const auto query_size = static_cast<double>(config_.num_attention_heads * config_.head_dim);
+  const auto key_size = static_cast<double>(config_.num_key_value_heads * config_.head_dim);
+  const double mlp_size = 3 * static_cast<double>(config_.intermediate_size);
+  const auto keys = static_cast<double>(attended_keys(sequence_length, layer.window));
+  const ProductKind attention = config_.attention_softcap ? ProductKind::kBmm : ProductKind::kSdpa;
+  return {{linear_kind(config_.query_key_value_bias), linear_flops(hidden * (query_size + 2 * key_size), 1)},
+          {attention, attention_flops(query_size, 1, keys)},
+          {linear_kind(config_.output_bias), linear_flops(hidden * query_size, 1)},
+          {linear_kind(config_.mlp_bias), linear_flops(hidden * mlp_size, 1)}};
+}
+
+double DecoderForCausalLMImpl::flops_per_token(int64_t sequence_length) const {
+  double flops = linear_flops(static_cast<double>(config_.hidden_size * config_.vocab_size), 1);
+  for (const DecoderLayerConfig& layer : config_.layers) flops += sum_of(products_of_layer(layer, sequence_length));
+  return flops;
+}
+
+double DecoderForCausalLMImpl::recomputed_flops_per_token(int64_t sequence_length) const {
+  double flops = 0;
+  for (size_t i = 0; i < config_.layers.size(); ++i) {
+    flops += recomputed_flops(model_->activation_checkpointing(), static_cast<int64_t>(i),
+                              products_of_layer(config_.layers[i], sequence_length));
+  }
+  return flops;
+}
+
+}  // namespace fsdp::models

@@ -1,0 +1,66 @@
+#include "models/decoder/decoder_attention.h"
+
+namespace fsdp::models {
+
+DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, const DecoderLayerConfig& layer,
+                                           const at::TensorOptions& options)
+    : head_dim_(config.head_dim),
+      query_size_(config.num_attention_heads * config.head_dim),
+      key_size_(config.num_key_value_heads * config.head_dim),
+      query_key_norm_(config.query_key_norm),
+      attention_{.dropout = config.attention_dropout,
+                 .scale = config.attention_scale,
+                 .window = layer.window,
+                 .softcap = config.attention_softcap} {
+  const auto projection = [&](const char* name, int64_t size) {
+    return register_module(name, Linear(config.hidden_size, size, config.query_key_value_bias, options));
+  };
+  if (config.fused_query_key_value) {
+    qkv_proj_ = projection("qkv_proj", query_size_ + 2 * key_size_);
+  } else {
+    q_proj_ = projection("q_proj", query_size_);
+    k_proj_ = projection("k_proj", key_size_);
+    v_proj_ = projection("v_proj", key_size_);
+  }
+  o_proj_ = register_module("o_proj", Linear(query_size_, config.hidden_size, config.output_bias, options));
+  if (query_key_norm_ == QueryKeyNorm::kNone) return;
+  const auto norm = [&](const char* name, int64_t projected) {
+    const int64_t size = query_key_norm_ == QueryKeyNorm::kHead ? head_dim_ : projected;
+    return register_module(name, RMSNorm(size, config.norm_eps, options, config.norm_kind));
+  };
+  q_norm_ = norm("q_norm", query_size_);
+  k_norm_ = norm("k_norm", key_size_);
+}
+
+DecoderAttentionImpl::Projections DecoderAttentionImpl::project(const at::Tensor& hidden_states) {
+  if (!qkv_proj_) return {q_proj_(hidden_states), k_proj_(hidden_states), v_proj_(hidden_states)};
+  const std::vector<at::Tensor> parts =
+      qkv_proj_(hidden_states).split_with_sizes({query_size_, key_size_, key_size_}, -1);
+  return {parts[0], parts[1], parts[2]};
+}
+
+at::Tensor DecoderAttentionImpl::heads(const at::Tensor& projection, RMSNorm& norm) const {
+  switch (query_key_norm_) {
+    case QueryKeyNorm::kHead:
+      return norm(projection.unflatten(-1, {-1, head_dim_})).transpose(1, 2);
+    case QueryKeyNorm::kProjection:
+      return split_heads(norm(projection), head_dim_);
+    case QueryKeyNorm::kNone:
+      break;
+  }
+  return split_heads(projection, head_dim_);
+}
+
+at::Tensor DecoderAttentionImpl::forward(const at::Tensor& hidden_states, const RotaryFactors& rotary) {
+  const Projections projections = project(hidden_states);
+  at::Tensor query = heads(projections.query, q_norm_), key = heads(projections.key, k_norm_);
+  if (rotary.cos.defined()) {
+    query = apply_rotary(query, rotary);
+    key = apply_rotary(key, rotary);
+  }
+  AttentionOptions options = attention_;
+  if (!is_training()) options.dropout = 0.0;
+  return o_proj_(causal_attention(query, key, split_heads(projections.value, head_dim_), options));
+}
+
+}  // namespace fsdp::models

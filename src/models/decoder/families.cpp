@@ -1,0 +1,89 @@
+#include "models/decoder/families.h"
+
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "models/decoder/families/parsers.h"
+
+namespace fsdp::models {
+namespace {
+
+// Keys that folders carry and that change neither training nor the weights: of generation, of tokenizers, of other
+// programs.
+const std::set<std::string>& harmless_keys() {
+  static const std::set<std::string> kKeys{"_attn_implementation",
+                                           "_attn_implementation_autoset",
+                                           "_commit_hash",
+                                           "_experts_implementation",
+                                           "auto_map",
+                                           "begin_suppress_tokens",
+                                           "bos_token_id",
+                                           "cache_implementation",
+                                           "chunk_size_feed_forward",
+                                           "decoder_start_token_id",
+                                           "eos_token_id",
+                                           "finetuning_task",
+                                           "id2label",
+                                           "is_encoder_decoder",
+                                           "is_llama_config",
+                                           "label2id",
+                                           "max_length",
+                                           "output_attentions",
+                                           "output_hidden_states",
+                                           "prefix",
+                                           "pretraining_tp",
+                                           "problem_type",
+                                           "return_dict",
+                                           "sep_token_id",
+                                           "task_specific_params",
+                                           "temperature",
+                                           "tokenizer_class",
+                                           "torchscript",
+                                           "transformers.js_config",
+                                           "unsloth_fixed",
+                                           "unsloth_version",
+                                           "use_cache",
+                                           "_sliding_window_pattern"};
+  return kKeys;
+}
+
+}  // namespace
+
+const std::vector<DecoderFamily>& decoder_families() {
+  using namespace families;
+  static const std::vector<DecoderFamily> kFamilies{
+      {"llama", "LlamaForCausalLM", "LlamaModel", parse_llama},
+      {"qwen2", "Qwen2ForCausalLM", "Qwen2Model", parse_qwen2},
+      {"qwen3", "Qwen3ForCausalLM", "Qwen3Model", parse_qwen3},
+      {"mistral", "MistralForCausalLM", "MistralModel", parse_mistral},
+      {"ministral", "MinistralForCausalLM", "MinistralModel", parse_ministral},
+      {"smollm3", "SmolLM3ForCausalLM", "SmolLM3Model", parse_smollm3},
+      {"granite", "GraniteForCausalLM", "GraniteModel", parse_granite},
+      {"gemma", "GemmaForCausalLM", "GemmaModel", parse_gemma},
+      {"gemma2", "Gemma2ForCausalLM", "Gemma2Model", parse_gemma2},
+      {"gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", parse_gemma3_text},
+      {"phi3", "Phi3ForCausalLM", "Phi3Model", parse_phi3},
+      {"olmo2", "Olmo2ForCausalLM", "Olmo2Model", parse_olmo2},
+      {"olmo3", "Olmo3ForCausalLM", "Olmo3Model", parse_olmo3},
+      {"glm4", "Glm4ForCausalLM", "Glm4Model", parse_glm4},
+  };
+  return kFamilies;
+}
+
+DecoderConfig parse_decoder_config(const nlohmann::json& json, const DecoderFamily& family) {
+  const ConfigReader config(json, "config.json");
+  DecoderConfig decoder = family.parse(config);
+  config.refuse_unread(family.model_type, harmless_keys());
+  return decoder;
+}
+
+DecoderConfig parse_decoder_config(const nlohmann::json& json, const std::string& model_type) {
+  for (const DecoderFamily& family : decoder_families()) {
+    if (model_type == family.model_type) return parse_decoder_config(json, family);
+  }
+  TORCH_CHECK(false, "no family of decoders has the model_type \"", model_type, "\"");
+}
+
+}  // namespace fsdp::models

@@ -1,0 +1,23 @@
+// Phi-3, 3.5 and 4.
+#include "models/decoder/families/parsers.h"
+
+namespace fsdp::models::families {
+
+DecoderConfig parse_phi3(const ConfigReader& config) {
+  DecoderConfig decoder =
+      parse_common(config, "phi3", {.max_position_embeddings = 4096, .norm_eps = 1e-5, .pad_token_id = 32000});
+  decoder.activation = parse_activation(config, "hidden_act", "silu");
+  decoder.fused_query_key_value = decoder.fused_gate_up = true;
+  decoder.residual_dropout = config.number("resid_pdrop", 0.0, 0.0, 1.0);
+  if (config.number("embd_pdrop", 0.0, 0.0, 1.0) != 0.0) {
+    config.refuse("embd_pdrop", "0 or absent: transformers does not apply it");
+  }
+  decoder.ropes = {parse_rope_config(
+      config, decoder.head_dim, decoder.max_position_embeddings,
+      {.may_be_partial = true, .knows_only_longrope = true, .original_max_position_embeddings = 4096})};
+  const std::optional<int64_t> window = parse_window(config, std::nullopt);
+  for (DecoderLayerConfig& layer : decoder.layers) layer.window = window;
+  return decoder;
+}
+
+}  // namespace fsdp::models::families
