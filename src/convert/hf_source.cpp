@@ -1,6 +1,7 @@
 #include "convert/hf_source.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "convert/companions.h"
 
@@ -28,16 +29,21 @@ void note_other_files(const fs::path& folder, Notes& notes) {
 }  // namespace
 
 HfSource::HfSource(const fs::path& folder, const SourceOptions& options, Notes& notes) : folder_(folder) {
-  for (const formats::TensorInfo& info : folder_.tensors()) {
+  for (formats::ModelTensor& tensor : formats::model_tensors(folder_.config(), folder_.tensors(), folder.string())) {
+    const formats::TensorInfo& info = tensor.info;
     const bool is_buffer = matches(info.name, options.buffers);
     contents_.tensors.push_back(
         {is_buffer ? StateTensor::Role::kBuffer : StateTensor::Role::kParameter, info.name, "", info});
+    parts_.emplace(info.name, std::move(tensor.parts));
   }
   note_other_files(folder, notes);
 }
 
 void HfSource::read(const StateTensor& tensor, int64_t begin, int64_t end, const at::Tensor& out) {
-  folder_.read_range(tensor.info.name, begin, end, out);
+  const auto read_part = [&](const formats::FolderPart& part, int64_t from, int64_t to) {
+    folder_.read_range(part.info.name, from, to, out.narrow(0, part.begin + from - begin, to - from));
+  };
+  formats::for_each_part(parts_.at(tensor.info.name), begin, end, read_part);
 }
 
 }  // namespace fsdp::convert

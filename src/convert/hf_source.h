@@ -1,7 +1,13 @@
-// Reads a Hugging Face folder as a source: parameters, and buffers by name.
+// Reads a Hugging Face folder as a source: parameters, and buffers by name. Tensors of experts become those of the
+// model (formats/hugging_face/expert_tensors.h).
 #pragma once
 
+#include <string>
+#include <unordered_map>
+#include <vector>
+
 #include "convert/source.h"
+#include "formats/hugging_face/expert_tensors.h"
 #include "formats/hugging_face/hf_folder.h"
 
 namespace fsdp::convert {
@@ -13,6 +19,7 @@ class HfSource final : public Source {
 
  private:
   formats::HfFolder folder_;
+  std::unordered_map<std::string, std::vector<formats::FolderPart>> parts_;  // by name in the model
 };
 
 }  // namespace fsdp::convert

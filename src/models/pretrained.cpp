@@ -13,6 +13,7 @@
 namespace fsdp::models {
 namespace {
 
+using formats::FolderPart;
 using formats::HfFolder;
 using formats::TensorInfo;
 
@@ -72,22 +73,40 @@ PretrainedWeights::PretrainedWeights(HfFolder folder, const PretrainedModel& mod
 void PretrainedWeights::find_stored_names(const PretrainedModel& model) {
   const auto aliases = alias_names(model);
   const std::string prefix = model.folder_names().base_model + ".";
-  const auto find = [&](const std::string& fqn, const std::string& name) {
-    const bool found = folder_.find(name) != nullptr;
-    if (found && name != fqn) stored_names_.emplace(fqn, name);
-    return found;
-  };
+  std::unordered_map<std::string, TensorInfo> infos;
+  for (TensorInfo& info : checkpoint_tensors(model)) infos.emplace(info.name, std::move(info));
   for (const std::string& name : all_names(model)) {
     const auto alias = aliases.find(name);
     const std::string& fqn = alias == aliases.end() ? name : alias->second;
-    if (folder_.find(fqn) != nullptr || find(fqn, name)) continue;
-    if (name.starts_with(prefix)) find(fqn, name.substr(prefix.size()));
+    const TensorInfo& info = infos.at(fqn);
+    if (find_stored(fqn, fqn, info) || find_stored(fqn, name, info)) continue;
+    if (name.starts_with(prefix)) find_stored(fqn, name.substr(prefix.size()), info);
   }
 }
 
+bool PretrainedWeights::find_stored(const std::string& fqn, const std::string& name, const TensorInfo& info) {
+  std::vector<FolderPart> parts = formats::folder_parts(folder_.config(), {name, info.dtype, info.shape});
+  if (folder_.find(name) != nullptr) {
+    if (name != fqn) stored_names_.emplace(fqn, name);
+    if (!parts.empty()) expert_tensors_ = formats::ExpertTensors::kFused;
+    return true;
+  }
+  const auto is_found = [&](const FolderPart& part) { return folder_.find(part.info.name) != nullptr; };
+  if (std::none_of(parts.begin(), parts.end(), is_found)) return false;
+  stored_parts_.emplace(fqn, std::move(parts));
+  return true;
+}
+
 void PretrainedWeights::check_tensors(const PretrainedModel& model) const {
-  std::vector<TensorInfo> expected = checkpoint_tensors(model);
-  for (TensorInfo& info : expected) info.name = stored_name(info.name);
+  std::vector<TensorInfo> expected;
+  for (const TensorInfo& info : checkpoint_tensors(model)) {
+    const auto parts = stored_parts_.find(info.name);
+    if (parts == stored_parts_.end()) {
+      expected.push_back({stored_name(info.name), info.dtype, info.shape});
+    } else {
+      for (const FolderPart& part : parts->second) expected.push_back(part.info);
+    }
+  }
   const auto aliases = alias_names(model);
   const std::vector<std::string> ignored = model.folder_names().ignored;
   folder_.check_tensors(expected, [&](const std::string& name) {
@@ -111,7 +130,14 @@ const std::string& PretrainedWeights::stored_name(const std::string& fqn) const 
 }
 
 void PretrainedWeights::read_range(const std::string& fqn, int64_t begin, int64_t end, at::Tensor out) const {
-  folder_.read_range(stored_name(fqn), begin, end, std::move(out));
+  const auto parts = stored_parts_.find(fqn);
+  if (parts == stored_parts_.end()) {
+    folder_.read_range(stored_name(fqn), begin, end, std::move(out));
+    return;
+  }
+  formats::for_each_part(parts->second, begin, end, [&](const FolderPart& part, int64_t from, int64_t to) {
+    folder_.read_range(part.info.name, from, to, out.narrow(0, part.begin + from - begin, to - from));
+  });
 }
 
 template <typename Model>

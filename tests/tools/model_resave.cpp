@@ -1,5 +1,5 @@
 // model_resave FOLDER DTYPE TARGET MAX_SHARD_BYTES: loads the model of a Hugging Face folder in DTYPE (fp32, fp64 or
-// bf16) and saves it, with the files of the tokenizer, as the folder TARGET.
+// bf16) and saves it, with the files of the tokenizer, as the folder TARGET. Experts are stored as in FOLDER.
 #include <c10/util/Exception.h>
 
 #include <cstdio>
@@ -17,7 +17,8 @@ void resave(const std::string& source, c10::ScalarType dtype, const std::string&
   const fsdp::formats::HfFolder folder(source);
   const auto model = fsdp::models::load_pretrained<fsdp::models::PretrainedModel>(folder, dtype, at::kCPU);
   const auto tensors = fsdp::models::checkpoint_tensors(*model);
-  fsdp::formats::HfFolderWriter writer(target, folder.config(), tensors, {max_shard_size, source});
+  const auto experts = fsdp::models::PretrainedWeights(folder, *model).expert_tensors();
+  fsdp::formats::HfFolderWriter writer(target, folder.config(), tensors, {max_shard_size, source, experts});
   const auto parameters = model->named_parameters(), buffers = model->named_buffers();
   for (const auto& tensor : tensors) {
     writer.write(tensor.name, parameters.contains(tensor.name) ? parameters[tensor.name] : buffers[tensor.name]);

@@ -239,7 +239,10 @@ void RankRun::save_model() {
   const fs::path path = final_folder(config_.output);
   formats::HfFolderWriterOptions options;
   options.max_shard_size = *parse_byte_count(config_.output.max_shard_size);
-  if (inputs_.weights) options.tokenizer_source = inputs_.weights->folder().path();
+  if (inputs_.weights) {
+    options.tokenizer_source = inputs_.weights->folder().path();
+    options.experts = inputs_.weights->expert_tensors();
+  }
   save_folder(path, inputs_.model_config, *inputs_.model, *sharded_, *communicator_, options);
   report_.say("saved the model to " + path.string());
 }

@@ -74,12 +74,14 @@ HfFolderWriter::HfFolderWriter(const fs::path& target, const json& config, const
               " bytes; it must be positive");
   check_replaceable(folder_.target(), "config.json", "a model folder");
   write_file(folder_.path() / "config.json", dump(with_dtype(config, tensors)));
+  const std::vector<TensorInfo> stored =
+      options.experts == ExpertTensors::kSeparate ? divide(tensors, config) : tensors;
   if (!options.tokenizer_source.empty()) {
     for (const std::string& name : tokenizer_files(options.tokenizer_source)) {
       write_file(folder_.path() / name, MappedFile::open(options.tokenizer_source / name)->bytes());
     }
   }
-  const Shards shards = split_into_files(tensors, options.max_shard_size);
+  const Shards shards = split_into_files(stored, options.max_shard_size);
   open_files(shards);
   if (shards.size() > 1) write_index(shards);
 }
@@ -115,9 +117,47 @@ SafetensorsWriter& HfFolderWriter::file_of(const std::string& name) const {
   return *found->second;
 }
 
-void HfFolderWriter::write(const std::string& name, const at::Tensor& tensor) { file_of(name).write(name, tensor); }
+std::vector<TensorInfo> HfFolderWriter::divide(const std::vector<TensorInfo>& tensors, const json& config) {
+  std::vector<TensorInfo> stored;
+  for (const TensorInfo& info : tensors) {
+    std::vector<FolderPart> parts = folder_parts(config, info);
+    if (parts.empty()) {
+      stored.push_back(info);
+      continue;
+    }
+    for (const FolderPart& part : parts) stored.push_back(part.info);
+    divided_[info.name].parts = std::move(parts);
+  }
+  return stored;
+}
 
-void HfFolderWriter::append(const std::string& name, const at::Tensor& values) { file_of(name).append(name, values); }
+void HfFolderWriter::write(const std::string& name, const at::Tensor& tensor) {
+  const auto divided = divided_.find(name);
+  if (divided == divided_.end()) {
+    file_of(name).write(name, tensor);
+    return;
+  }
+  const at::Tensor flat = tensor.reshape(-1);
+  for (const FolderPart& part : divided->second.parts) {
+    const at::Tensor values = flat.narrow(0, part.begin, part.info.numel()).view(part.info.shape);
+    file_of(part.info.name).write(part.info.name, values);
+  }
+}
+
+void HfFolderWriter::append(const std::string& name, const at::Tensor& values) {
+  const auto divided = divided_.find(name);
+  if (divided == divided_.end()) {
+    file_of(name).append(name, values);
+    return;
+  }
+  int64_t& appended = divided->second.appended;
+  const int64_t first = appended;
+  appended += values.numel();
+  for_each_part(divided->second.parts, first, appended, [&](const FolderPart& part, int64_t begin, int64_t end) {
+    const at::Tensor of_part = values.narrow(0, part.begin + begin - first, end - begin);
+    file_of(part.info.name).append(part.info.name, of_part);
+  });
+}
 
 void HfFolderWriter::finish() {
   for (const auto& file : files_) file->finish();

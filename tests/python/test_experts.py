@@ -1,0 +1,91 @@
+"""Mixtures of experts: both forms of folders, and experts that no token chooses."""
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM
+
+import model_support
+from decoder_configs import config_of
+from model_support import (
+    assert_same_results,
+    check_tool,
+    edit_tensors,
+    our_results,
+    random_ids,
+    reference_results,
+    run_tool,
+)
+
+FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]
+SEPARATE = {"mixtral": "block_sparse_moe.experts.1.w3.weight"}  # others as published ones of Qwen
+FUSED = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def random_model(family):
+    config = config_of(family)
+    return model_support.random_model(AutoModelForCausalLM.from_config, config, 11 + len(family))
+
+
+def save(model, folder, form):
+    model.save_pretrained(folder, save_original_format=form == "separate")
+
+
+def names_in(folder):
+    return {name for path in folder.glob("*.safetensors") for name in safetensors.torch.load_file(path)}
+
+
+def is_fused(folder):
+    return FUSED in names_in(folder)
+
+
+@pytest.mark.parametrize("form", ["separate", "fused"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folders_of_both_forms_are_read_and_written(family, form, tmp_path):
+    model = random_model(family)
+    source, target = tmp_path / "source", tmp_path / "target"
+    save(model, source, form)
+    assert is_fused(source) == (form == "fused")
+    if form == "separate":
+        assert any(SEPARATE.get(family, "mlp.experts.1.up_proj.weight") in name for name in names_in(source))
+    ids = random_ids(model.config)
+    reference = reference_results(model, ids)
+    assert_same_results(our_results(source, "fp32", ids, tmp_path), reference, 1e-5)
+    check_tool("model_resave", source, "fp32", target, 20000)
+    assert len(list(target.glob("model*.safetensors"))) > 1
+    assert names_in(target) == names_in(source)
+    loaded, report = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
+    assert not any(report.values()), report
+    assert torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_missing_expert_is_named(family, tmp_path):
+    model = random_model(family)
+    save(model, tmp_path, "separate")
+    lost = next(name for name in sorted(names_in(tmp_path)) if ".experts.3." in name)
+    edit_tensors(tmp_path, lambda tensors: {name: value for name, value in tensors.items() if name != lost})
+    result = run_tool("model_forward", tmp_path, "fp32", "none", "none")
+    assert result.returncode == 1
+    assert lost in result.stderr and "missing" in result.stderr, result.stderr
+
+
+def test_experts_of_another_shape_are_named(tmp_path):
+    model = random_model("qwen3_moe")
+    save(model, tmp_path, "separate")
+    name = "model.layers.1.mlp.experts.2.down_proj.weight"
+    edit_tensors(tmp_path, lambda tensors: {**tensors, name: tensors[name][:, :-1].contiguous()})
+    result = run_tool("model_forward", tmp_path, "fp32", "none", "none")
+    assert result.returncode == 1
+    assert name in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_without_tokens_have_gradients_of_zero(family, tmp_path):
+    model = random_model(family)
+    model.save_pretrained(tmp_path)
+    ids = random_ids(model.config, 1, 2)  # two tokens reach few experts
+    ours, reference = our_results(tmp_path, "fp32", ids, tmp_path), reference_results(model, ids)
+    assert_same_results(ours, reference, 2e-5)
+    gradients = [value for name, value in ours.items() if name.endswith("experts.gate_up_proj")]
+    assert any((of_layer.flatten(1) == 0).all(1).any() for of_layer in gradients)
